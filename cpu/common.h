@@ -1,0 +1,37 @@
+// What every kernel shares: the names of an instruction set, vectors, and the row epilogue.
+// Each .cpp is compiled once per instruction set (MGGCN_ISA = baseline, avx2); all code but the exported C functions lies
+// in an anonymous namespace, so that no inlined copy of one set is linked into the other.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#define MGGCN_JOIN2(a, b) a##_##b
+#define MGGCN_JOIN(a, b) MGGCN_JOIN2(a, b)
+#define MGGCN_EXPORT(name) extern "C" __attribute__((visibility("default"))) void MGGCN_JOIN(name, MGGCN_ISA)
+
+namespace {
+
+#if defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+constexpr int kMaxTile = 12;  // accumulators per row pass: 12 of the 16 registers
+#else
+constexpr int kVectorBytes = 16;
+constexpr int kMaxTile = 8;
+#endif
+
+template <class T>
+struct Vector {
+  static constexpr int width = kVectorBytes / sizeof(T);
+  typedef T type __attribute__((vector_size(kVectorBytes)));
+  typedef T unaligned __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias));
+  static inline type load(const T* p) { return (type) * reinterpret_cast<const unaligned*>(p); }
+  static inline void store(T* p, type v) { *reinterpret_cast<unaligned*>(p) = v; }
+  static inline type fill(T x) { return x - type{}; }
+};
+
+// Fixed number of row chunks whose partial sums are added in order: sums do not depend on the number of threads.
+constexpr int kPartials = 64;
+
+inline int64_t chunk_start(int64_t rows, int64_t chunk) { return rows * chunk / kPartials; }
+
+}  // namespace

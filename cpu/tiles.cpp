@@ -1,0 +1,98 @@
+// Set-up of a shard's tiles from a sweep over the rows of a CSR: count, then fill. owner uint16 [N], local int32 [N].
+// tile_count   counts[q (V + 1) + local[v] + 1] += neighbours of v that rank q owns, for rows v that `rank` owns
+// tile_fill    writes their local ids (and values) in the order of the row, at indptr[q (V + 1) + local[v]];
+//              self_loops: a missing diagonal is counted and filled as the last entry of its row in the own tile.
+// tile_degree  degree[local[v]] = sum of values (or count) of row v, diagonal inserted alike.
+// balance      chunks[0..num_chunks]: row ranges of about equal work indptr[v] + 8 v.   Cost: one pass over the edges.
+#include <algorithm>
+
+#include "common.h"
+
+namespace {
+
+struct Sweep {
+  const int64_t* indptr;   // [num_rows + 1], the chunk's own offsets into indices, first = 0
+  const int32_t* indices;  // global columns of the chunk
+  const float* values;     // or null
+  int64_t first_row, num_rows;
+  const uint16_t* owner;
+  const int32_t* local;
+  int64_t rows;  // V, rows of this rank
+  int32_t rank, self_loops;
+};
+
+inline bool lacks_diagonal(const Sweep& s, int64_t i) {
+  if (!s.self_loops) return false;
+  const int32_t* begin = s.indices + s.indptr[i];
+  const int32_t* end = s.indices + s.indptr[i + 1];
+  return !std::binary_search(begin, end, (int32_t)(s.first_row + i));
+}
+
+}  // namespace
+
+MGGCN_EXPORT(mggcn_tile_count)(const Sweep* s, int64_t* counts, int32_t threads) {
+#pragma omp parallel for schedule(dynamic, 1024) num_threads(threads)
+  for (int64_t i = 0; i < s->num_rows; ++i) {
+    const int64_t v = s->first_row + i;
+    if (s->owner[v] != s->rank) continue;
+    int64_t* mine = counts + s->local[v] + 1;
+    for (int64_t e = s->indptr[i]; e < s->indptr[i + 1]; ++e) mine[s->owner[s->indices[e]] * (s->rows + 1)] += 1;
+    if (lacks_diagonal(*s, i)) mine[s->rank * (s->rows + 1)] += 1;
+  }
+}
+
+MGGCN_EXPORT(mggcn_tile_fill)(const Sweep* s, const int64_t* indptr, int32_t* const* indices, void* const* values,
+                              int32_t wide, int32_t num_ranks, int32_t threads) {
+#pragma omp parallel num_threads(threads)
+  {
+    int64_t* next = new int64_t[num_ranks];
+#pragma omp for schedule(dynamic, 1024)
+    for (int64_t i = 0; i < s->num_rows; ++i) {
+      const int64_t v = s->first_row + i;
+      if (s->owner[v] != s->rank) continue;
+      for (int32_t q = 0; q < num_ranks; ++q) next[q] = indptr[q * (s->rows + 1) + s->local[v]];
+      const auto put = [&](int64_t u, float w) {
+        const int32_t q = s->owner[u];
+        const int64_t at = next[q]++;
+        indices[q][at] = s->local[u];
+        if (!s->values) return;
+        if (wide)
+          static_cast<double*>(values[q])[at] = w;
+        else
+          static_cast<float*>(values[q])[at] = w;
+      };
+      for (int64_t e = s->indptr[i]; e < s->indptr[i + 1]; ++e) put(s->indices[e], s->values ? s->values[e] : 1.0f);
+      if (lacks_diagonal(*s, i)) put(v, 1.0f);
+    }
+    delete[] next;
+  }
+}
+
+MGGCN_EXPORT(mggcn_tile_degree)(const Sweep* s, double* degree, int32_t threads) {
+#pragma omp parallel for schedule(dynamic, 1024) num_threads(threads)
+  for (int64_t i = 0; i < s->num_rows; ++i) {
+    const int64_t v = s->first_row + i;
+    if (s->owner[v] != s->rank) continue;
+    double sum = lacks_diagonal(*s, i) ? 1.0 : 0.0;
+    for (int64_t e = s->indptr[i]; e < s->indptr[i + 1]; ++e) sum += s->values ? (double)s->values[e] : 1.0;
+    degree[s->local[v]] = sum;
+  }
+}
+
+MGGCN_EXPORT(mggcn_balance)(const int64_t* indptr, int64_t rows, int64_t num_chunks, int64_t* chunks) {
+  const int64_t work = indptr[rows] + 8 * rows;
+  int64_t v = 0;
+  for (int64_t c = 0; c < num_chunks; ++c) {
+    const int64_t target = (int64_t)((__int128)work * c / num_chunks);
+    int64_t low = v, high = rows;
+    while (low < high) {
+      const int64_t mid = (low + high) / 2;
+      if (indptr[mid] + 8 * mid < target)
+        low = mid + 1;
+      else
+        high = mid;
+    }
+    chunks[c] = v = low;
+  }
+  chunks[num_chunks] = rows;
+}

@@ -1,0 +1,58 @@
+"""Counts the bytes that leave a rank, whatever the transport: wraps a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from mggcn.comm.base import Communicator, Event
+
+
+class CountingCommunicator:
+    """Forwards every call and adds up what this rank sends.
+
+    A broadcast counts nbytes (P - 1) at its root, an all-reduce 2 (P - 1) / P of its buffer as in a ring, an all-to-all
+    what goes to other ranks.
+    """
+
+    def __init__(self, inner: Communicator) -> None:
+        self._inner = inner
+        self.bytes_sent = 0
+        self.messages = 0
+
+    @property
+    def rank(self) -> int:
+        return self._inner.rank
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
+        self.messages += self.size > 1
+        if root == self.rank:
+            self.bytes_sent += buf.nbytes * (self.size - 1)
+        return self._inner.broadcast(buf, root, after)
+
+    def all_reduce(self, buf: Tensor, after: Event | None = None) -> Event:
+        self.messages += self.size > 1
+        self.bytes_sent += 2 * buf.nbytes * (self.size - 1) // self.size
+        return self._inner.all_reduce(buf, after)
+
+    def all_to_all(
+        self, out: Tensor, buf: Tensor, out_rows: Sequence[int], buf_rows: Sequence[int], after: Event | None = None
+    ) -> Event:
+        self.messages += self.size > 1
+        row = buf[:1].nbytes if buf.shape[0] else 0
+        self.bytes_sent += row * (sum(buf_rows) - buf_rows[self.rank])
+        return self._inner.all_to_all(out, buf, out_rows, buf_rows, after)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def abort(self, reason: str) -> None:
+        self._inner.abort(reason)
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,168 @@
+"""What a failing rank leaves behind for its parent, and which of several failures was the first."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, final
+
+from mggcn import errors
+from mggcn.errors import CommError, MggcnError
+
+LOG_TAIL_BYTES: Final = 2000
+STOP_CODES: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of a rank that saved and stopped because of a signal."""
+
+
+@final
+class Interrupted(MggcnError):  # noqa: N818  like KeyboardInterrupt: it is no error
+    """A signal ended the run, in order: what was to be saved is saved."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+        self.signum = signum
+        self.exit_code = 128 + signum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """One exception, as the rank that raised it tells it in rank-R.error.json."""
+
+    rank: int
+    name: str
+    message: str
+    traceback: str
+    exit_code: int
+    secondary: bool
+    """A CommError: as a rule the consequence of another rank's failure."""
+    monotonic_s: float
+    """CLOCK_MONOTONIC, which all processes of a machine share."""
+    wall_s: float
+
+    @staticmethod
+    def of(rank: int, error: BaseException) -> Report:
+        """Describe `error`, raised on `rank` just now."""
+        code = error.exit_code if isinstance(error, MggcnError) else 1
+        text = str(error)
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1
+            text = f"sys.exit({error.code!r}) before the work was done"
+        return Report(
+            rank=rank,
+            name=type(error).__name__,
+            message=text,
+            traceback="".join(traceback.format_exception(error)),
+            exit_code=code,
+            secondary=isinstance(error, CommError),
+            monotonic_s=time.monotonic(),
+            wall_s=time.time(),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the report so that a reader finds all of it or nothing."""
+        path = report_path(folder, self.rank)
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(asdict(self), indent=1))
+        os.replace(draft, path)
+
+    def error(self) -> Exception:
+        """The exception again, of its own class where a message is enough to make one."""
+        found = getattr(errors, self.name, None) or getattr(builtins, self.name, None)
+        message = f"rank {self.rank}: {self.message}"
+        error: Exception = MggcnError(f"rank {self.rank}: {self.name}: {self.message}")
+        if isinstance(found, type) and issubclass(found, Exception):
+            try:
+                error = found(message)
+            except TypeError:  # for example UnicodeDecodeError, which wants five arguments
+                pass
+        error.add_note(f"On rank {self.rank}:\n{self.traceback}")
+        return error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How a rank that nobody had told to go left with an error."""
+
+    rank: int
+    code: int
+    """As subprocess tells it: the exit status, or minus the signal."""
+    seen_s: float
+    """CLOCK_MONOTONIC when the parent saw it."""
+
+
+def report_path(folder: Path, rank: int) -> Path:
+    """Where `rank` leaves its report."""
+    return folder / f"rank-{rank}.error.json"
+
+
+def log_path(folder: Path, rank: int) -> Path:
+    """Where the output of `rank` goes, unless it is 0."""
+    return folder / f"rank-{rank}.log"
+
+
+def first_error(endings: Sequence[Ending], signals: Sequence[int], folder: Path) -> Exception | None:
+    """The error to raise for `endings`, given the signals the parent got (the second one kills).
+
+    The earliest failure that is not a CommError, else an interruption, else the earliest CommError.
+    """
+    primary: list[tuple[float, Exception]] = []
+    secondary: list[tuple[float, Exception]] = []
+    stops = list(signals)
+    ours = {*signals, signal.SIGKILL} if len(signals) > 1 else {*signals}
+    for ending in endings:
+        report = _load(folder, ending.rank)
+        if report is not None:
+            (secondary if report.secondary else primary).append((report.monotonic_s, report.error()))
+        elif ending.code in STOP_CODES:
+            stops.append(ending.code - 128)
+        elif -ending.code not in ours:
+            primary.append((ending.seen_s, CommError(_describe(ending, folder))))
+    for failures in (primary, [(0.0, Interrupted(stops[0]))] if endings and stops else [], secondary):
+        if failures:
+            return min(failures, key=lambda failure: failure[0])[1]
+    return None
+
+
+def _describe(ending: Ending, folder: Path) -> str:
+    """Say how a rank ended that left no report."""
+    if ending.code >= 0:
+        how = f"rank {ending.rank} left with exit code {ending.code} and no report"
+    else:
+        how = f"rank {ending.rank} was killed by {_signal_name(-ending.code)}"
+        if -ending.code == signal.SIGKILL:
+            how += "; memory may have run out: see dmesg, and use less of it per rank"
+        if -ending.code == signal.SIGABRT:
+            how += "; ranks may have disagreed about a size"
+    if ending.rank == 0:
+        return f"{how}; its output is above"
+    return f"{how}; {log_path(folder, ending.rank)} ends:\n{log_tail(folder, ending.rank)}"
+
+
+def log_tail(folder: Path, rank: int) -> str:
+    """The last lines that `rank` wrote."""
+    try:
+        text = log_path(folder, rank).read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+    except OSError:
+        return "(no log)"
+    return text or "(empty)"
+
+
+def _signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def _load(folder: Path, rank: int) -> Report | None:
+    try:
+        return Report(**json.loads(report_path(folder, rank).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None

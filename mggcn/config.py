@@ -1,0 +1,293 @@
+"""Settings as frozen dataclasses: one definition for Python, the TOML file and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from mggcn.errors import ConfigError
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """What of the store a run reads, and how."""
+
+    row_normalize: bool = False
+    """Divide each vertex's features by the sum of their absolute values (Kipf & Welling's recipe)."""
+    splits: Literal["main", "alt"] = "main"
+    """Family of splits: the published one, or the store's second family `alt_*`."""
+    split: int = 0
+    """Which split of the family, from 0."""
+
+    def __post_init__(self) -> None:
+        _settle(self, "data")
+        _require(self.split >= 0, f"data.split must be 0 or more, got {self.split}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """Shape of the network."""
+
+    kind: Literal["gcn", "mlp"] = "gcn"
+    """gcn: graph convolutions (Kipf & Welling 2017); mlp: the same network without the graph."""
+    hidden: tuple[int, ...] = (128, 128)
+    """Width of each hidden layer, in features; the output layer has one column per class."""
+    dropout: float = 0.0
+    """Probability of dropping an activation of a hidden layer, in [0, 1)."""
+    input_dropout: float = 0.0
+    """Probability of dropping an input feature, in [0, 1)."""
+    norm: Literal["symmetric", "mean"] = "symmetric"
+    """symmetric: in-degree^-1/2 on both sides, as PyG; mean: average over in-neighbours, as MG-GCN eq. 2."""
+    self_loops: bool = True
+    """Insert the self-loops that the graph lacks."""
+    bias: bool = True
+    """Add a bias after each aggregation."""
+
+    def __post_init__(self) -> None:
+        _settle(self, "model")
+        _require(all(w > 0 for w in self.hidden), f"model.hidden must hold positive widths, got {self.hidden}")
+        for name in ("dropout", "input_dropout"):
+            value = getattr(self, name)
+            _require(0.0 <= value < 1.0, f"model.{name} must lie in [0, 1), got {value}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """How the weights are found."""
+
+    epochs: int = 200
+    """Number of steps over the whole graph."""
+    lr: float = 0.01
+    """Learning rate at epoch 0."""
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """torch.optim class."""
+    momentum: float = 0.0
+    """Momentum of sgd, in [0, 1)."""
+    weight_decay: float = 0.0
+    """Weight decay: L2 for adam and sgd, decoupled for adamw."""
+    weight_decay_on: Literal["all", "first"] = "all"
+    """Parameters that decay: all, or the first layer's weight matrix only (Kipf & Welling)."""
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    """Learning rate over the epochs: constant, half a cosine down to 0, or times schedule_gamma every schedule_step."""
+    schedule_step: int = 100
+    """Epochs between two cuts of the step schedule."""
+    schedule_gamma: float = 0.5
+    """Factor of each cut of the step schedule, in (0, 1]."""
+    warmup: int = 0
+    """Epochs over which the learning rate rises linearly from 0."""
+    patience: int = 0
+    """Stop after this many evaluations without a better validation score; 0 never stops early."""
+    eval_every: int = 1
+    """Epochs between evaluations; 0 evaluates only after the last epoch."""
+    metric: Literal["auto", "accuracy", "macro_f1", "roc_auc"] = "auto"
+    """Score of the history; auto takes the store's own, else accuracy."""
+    seed: int = 1
+    """Seed of weights, dropout and partition, in [0, 2^32)."""
+    repeat: int = 1
+    """Number of runs, with seeds seed, seed + 1, ...; mean and deviation are reported."""
+    checkpoint_every: int = 0
+    """Epochs between checkpoints; 0 saves at the end or when interrupted."""
+
+    def __post_init__(self) -> None:
+        _settle(self, "train")
+        for name in ("epochs", "repeat", "schedule_step"):
+            _require(getattr(self, name) >= 1, f"train.{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("lr", "weight_decay", "patience", "eval_every", "checkpoint_every", "warmup"):
+            _require(getattr(self, name) >= 0, f"train.{name} must be 0 or more, got {getattr(self, name)}")
+        _require(0.0 <= self.momentum < 1.0, f"train.momentum must lie in [0, 1), got {self.momentum}")
+        _require(
+            0.0 < self.schedule_gamma <= 1.0, f"train.schedule_gamma must lie in (0, 1], got {self.schedule_gamma}"
+        )
+        last = self.seed + self.repeat - 1
+        seeds = f"{self.seed} .. {last}"
+        _require(0 <= self.seed and last < 2**32, f"train.seed .. seed + repeat - 1 must lie in [0, 2^32), got {seeds}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Where and how a run executes; none of it changes the result beyond rounding."""
+
+    ranks: int = 1
+    """Number of ranks P that share the graph."""
+    threads: int = 0
+    """Threads per rank; 0 divides the machine's cores among the ranks."""
+    transport: Literal["auto", "single", "threads", "gloo", "nccl"] = "auto"
+    """How ranks talk; auto: single for one rank, gloo for more on CPUs, nccl on GPUs."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the kernels run."""
+    precision: Literal["fp32", "fp64"] = "fp32"
+    """Type of activations, weights and messages."""
+    order: Literal["random", "permute", "none"] = "random"
+    """Which vertices each rank owns: random assignment that keeps the order, full permutation, or plain ranges."""
+    strategy: Literal["broadcast"] = "broadcast"
+    """How neighbours' rows arrive: MG-GCN's staged broadcast."""
+    products: Literal["auto", "gemm-first", "aggregate-first"] = "auto"
+    """Order of the two products of an inner layer; auto puts the narrower side through the graph."""
+    features: Literal["auto", "dense", "sparse"] = "auto"
+    """How the input is kept; auto compares bytes and work."""
+    memory_limit: int = 0
+    """Bytes that one rank may use; 0 takes what the machine or cgroup has free, divided by the ranks."""
+    timeout_s: float = 600.0
+    """Seconds after which a rank that waits for another gives up."""
+
+    def __post_init__(self) -> None:
+        _settle(self, "run")
+        _require(self.ranks >= 1, f"run.ranks must be 1 or more, got {self.ranks}")
+        _require(self.threads >= 0, f"run.threads must be 0 or more, got {self.threads}")
+        _require(self.memory_limit >= 0, f"run.memory_limit must be 0 or more bytes, got {self.memory_limit}")
+        _require(self.timeout_s > 0, f"run.timeout_s must be positive, got {self.timeout_s}")
+        if self.transport == "single" and self.ranks > 1:
+            raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """All settings of a run; the run folder keeps them as config.toml."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+TABLES: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig, "run": RunConfig}
+
+
+def _settle(table: Any, name: str) -> None:
+    """Bring every field of a table to its declared type, also when Python rather than TOML filled it."""
+    for item in dataclasses.fields(table):
+        object.__setattr__(table, item.name, parse_value(name, item.name, getattr(table, item.name)))
+
+
+def parse_value(table: str, key: str, value: Any) -> Any:
+    """Convert text or a TOML value to the type of the setting `table.key`.
+
+    Raises: ConfigError if the table or key is unknown or the value does not fit its type.
+    """
+    if table not in TABLES:
+        raise ConfigError(f"unknown table [{table}]; known are {', '.join(TABLES)}")
+    hints = typing.get_type_hints(TABLES[table])
+    if key not in hints:
+        raise ConfigError(f"unknown setting {table}.{key}; known in [{table}] are {', '.join(hints)}")
+    try:
+        return _convert(hints[key], value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{table}.{key} expects {_type_name(hints[key])}, got {value!r}") from error
+
+
+def _type_name(hint: Any) -> str:
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(typing.get_args(hint))
+    if origin is tuple:
+        return "integers separated by commas, such as 64,64"
+    return {bool: "true or false", int: "an integer", float: "a finite number"}.get(hint, str(hint))
+
+
+def _convert(hint: Any, value: Any) -> Any:
+    """Convert text or a TOML value to a field's type; ValueError, TypeError or OverflowError if it does not fit."""
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return value if isinstance(value, str) and value in typing.get_args(hint) else _bad(value)
+    if origin is tuple:
+        return tuple(_convert(int, part) for part in _parts(value))
+    if hint is bool:
+        if isinstance(value, str):
+            return {"true": True, "false": False}[value.lower()] if value.lower() in ("true", "false") else _bad(value)
+        return value if isinstance(value, bool) else _bad(value)
+    if isinstance(value, bool):
+        return _bad(value)
+    if hint is int:
+        if isinstance(value, float):
+            return int(value) if value.is_integer() else _bad(value)
+        return int(value) if isinstance(value, str) else operator.index(value)
+    number = float(value)
+    return number if math.isfinite(number) else _bad(value)
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    """Split what may stand for a tuple: `64,64`, one number or a sequence. One comma may trail."""
+    if isinstance(value, str):
+        parts = value.strip().split(",")
+        return parts if parts[-1] else parts[:-1]
+    if isinstance(value, list | tuple):
+        return value
+    return [value]
+
+
+def _bad(value: Any) -> Any:
+    raise ValueError(value)
+
+
+def from_tables(tables: Mapping[str, Any], base: Config | None = None) -> Config:
+    """Return `base` (default: all defaults) with the settings of nested tables laid over it.
+
+    Raises: ConfigError for an unknown table or key (the known ones are listed) or a value that does not fit.
+    """
+    config = base or Config()
+    for table, settings in tables.items():
+        if not isinstance(settings, Mapping):
+            known = ", ".join(TABLES)
+            raise ConfigError(f"{table!r} must be a table such as [{table}], got {settings!r}; known are {known}")
+        if table not in TABLES:
+            raise ConfigError(f"unknown table [{table}]; known are {', '.join(TABLES)}")
+        values = {key: parse_value(table, key, value) for key, value in settings.items()}
+        config = dataclasses.replace(config, **{table: dataclasses.replace(getattr(config, table), **values)})
+    return config
+
+
+def from_toml(path: Path, base: Config | None = None) -> Config:
+    """Read a TOML file over `base`. Raises: ConfigError if it is missing, not TOML or holds an unknown setting."""
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    try:
+        return from_tables(tables, base)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def with_settings(config: Config, settings: Sequence[str]) -> Config:
+    """Apply `table.key=value` texts; of two for one setting the last wins, and ranges are checked once, at the end.
+
+    Raises: ConfigError if one is malformed, unknown or out of range.
+    """
+    tables: dict[str, dict[str, str]] = {}
+    for text in settings:
+        left, equals, value = text.partition("=")
+        table, dot, key = left.strip().partition(".")
+        if not (equals and dot):
+            raise ConfigError(f"--set expects table.key=value such as model.hidden=16,16, got {text!r}")
+        tables.setdefault(table, {})[key] = value.strip()
+    return from_tables(tables, config)
+
+
+def to_tables(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the settings as nested plain values, as they go into config.toml."""
+    return {
+        name: {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
+        for name, table in dataclasses.asdict(config).items()
+    }
+
+
+def to_toml(config: Config) -> str:
+    """Return the complete configuration as TOML."""
+    import tomli_w
+
+    return tomli_w.dumps(to_tables(config))

@@ -1,0 +1,164 @@
+"""The checks a whole graph must pass before it is stored or trained: structure, features, labels and splits.
+
+Shapes: N vertices, C classes, S splits.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from mggcn.errors import GraphError
+from mggcn.graph.csr import (
+    CSR,
+    WINDOW,
+    Array,
+    Graph,
+    Rows,
+    check_csr,
+    check_finite,
+    probably_symmetric,
+    probably_transposed,
+)
+
+MAX_VERTICES = 2**31 - 1
+SPLIT_NAME = re.compile(r"((?:[a-z0-9]+_)*)(train|val|test)")
+
+
+def check_graph(graph: Graph) -> None:
+    """Check all that `Graph` promises and that training relies on.
+
+    Cost: two passes over the edges (a third for a directed graph), one over features and labels, one over every split;
+    memory is bounded by a window of edges and N bytes for each split of a family.
+    Raises: GraphError at the first promise that does not hold.
+    """
+    check_structure(graph)
+    if isinstance(graph.features, CSR):
+        _expect_rows(graph.features.num_rows, graph, "features")
+        check_csr(graph.features, "features")
+    elif graph.features is not None:
+        _check_dense(graph.features, graph)
+    if graph.labels is not None:
+        _check_labels(graph.labels, graph)
+    _check_splits(graph)
+
+
+def check_structure(graph: Graph) -> None:
+    """Check both adjacencies and that they are transposes of each other; raises GraphError."""
+    if not 1 <= graph.num_vertices <= MAX_VERTICES:
+        raise GraphError(
+            f"expected 1 to {MAX_VERTICES} vertices, got {graph.num_vertices}; give num_vertices, or drop unused ids"
+        )
+    for csr, what in [(graph.adj, "adjacency")] + ([] if graph.symmetric else [(graph.adj_t, "transposed adjacency")]):
+        if (csr.num_rows, csr.num_cols) != (graph.num_vertices, graph.num_vertices):
+            raise GraphError(
+                f"{what} has {csr.num_rows} rows and {csr.num_cols} columns, expected {graph.num_vertices} of both; "
+                "one index range must cover sources and targets"
+            )
+        check_csr(csr, what)
+    if graph.symmetric and not probably_symmetric(graph.adj):
+        raise GraphError(
+            "the graph counts as symmetric (no indptr_t, indices_t) but its adjacency is not; "
+            "store the transpose as well, or symmetrize it (`mggcn prepare --symmetrize`)"
+        )
+    if not graph.symmetric and not probably_transposed(graph.adj, graph.adj_t):
+        raise GraphError("indptr_t, indices_t are not the transpose of indptr, indices; prepare the graph again")
+
+
+def read_split(rows: Rows, split: int) -> Array:
+    """Return one split of a family as a bool vector [N]."""
+    mask: Array = rows.read(split, split + 1)[0]
+    return mask
+
+
+def index_mask(indices: Array, num_vertices: int, what: str) -> Array:
+    """Turn a list of distinct vertex ids into a bool mask [N]; raises GraphError."""
+    # numpy.unique hashes and is far slower than a sort.
+    ids = np.sort(indices)
+    repeats = int(np.count_nonzero(ids[1:] == ids[:-1]))
+    if ids.size and (int(ids[0]) < 0 or int(ids[-1]) >= num_vertices):
+        raise GraphError(
+            f"{what}: expected vertex ids in [0, {num_vertices}), got {ids[0]} to {ids[-1]}; "
+            "check num_vertices and whether ids start at 0"
+        )
+    if repeats:
+        raise GraphError(f"{what}: {repeats} vertex ids repeat; list each once (a mask must be bool, not integer)")
+    mask = np.zeros(num_vertices, dtype=np.bool_)
+    mask[ids] = True
+    return mask
+
+
+def _expect_rows(came: int, graph: Graph, what: str) -> None:
+    if came != graph.num_vertices:
+        raise GraphError(
+            f"{what}: expected one row for each of {graph.num_vertices} vertices, got {came}; "
+            "check num_vertices and the order of the file"
+        )
+
+
+def _check_dense(features: Rows, graph: Graph) -> None:
+    if len(features.shape) != 2 or features.dtype != np.float32 or features.shape[1] == 0:
+        raise GraphError(
+            f"features must be float32 of shape [{graph.num_vertices}, D] with D > 0, got {features.dtype} "
+            f"of shape {features.shape}; convert them, or leave them out"
+        )
+    _expect_rows(features.shape[0], graph, "features")
+    check_finite(features, "features")
+
+
+def _check_labels(labels: Rows, graph: Graph) -> None:
+    if len(labels.shape) != 1 or labels.dtype != np.int64:
+        raise GraphError(f"labels must be an int64 vector, got {labels.dtype} of shape {labels.shape}; convert them")
+    _expect_rows(labels.shape[0], graph, "labels")
+    for start in range(0, labels.shape[0], WINDOW):
+        part = labels.read(start, start + WINDOW)
+        bad = np.flatnonzero((part < -1) | (part >= graph.num_classes))
+        if bad.size:
+            raise GraphError(
+                f"labels must lie in [0, {graph.num_classes}), or be -1 for unlabelled; vertex {start + int(bad[0])} "
+                f"has {part[bad[0]]}; renumber the classes from 0 or give num_classes"
+            )
+
+
+def _check_splits(graph: Graph) -> None:
+    families: dict[str, dict[str, Rows]] = {}
+    for name, rows in graph.splits.items():
+        match = SPLIT_NAME.fullmatch(name)
+        if match is None:
+            raise GraphError(f"split {name!r}: expected train, val or test with an optional prefix such as alt_train")
+        if len(rows.shape) != 2 or rows.dtype != np.bool_ or rows.shape[1] != graph.num_vertices or not rows.shape[0]:
+            raise GraphError(
+                f"split {name!r} must be bool of shape [S, {graph.num_vertices}], got {rows.dtype} "
+                f"of shape {rows.shape}; give one mask entry per vertex, one row per split"
+            )
+        families.setdefault(match[1], {})[match[2]] = rows
+    for prefix, family in families.items():
+        counts = {rows.shape[0] for rows in family.values()}
+        if len(counts) > 1:
+            raise GraphError(f"splits {prefix}*: expected equally many of each, got {sorted(counts)}; drop the surplus")
+        for split in range(counts.pop()):
+            _check_family({part: read_split(rows, split) for part, rows in family.items()}, f"{prefix}*", split, graph)
+
+
+def _check_family(masks: dict[str, Array], what: str, split: int, graph: Graph) -> None:
+    """Check one split: a train part that can be trained on and that shares no vertex with val and test."""
+    train = masks.pop("train", None)
+    if train is None:
+        return
+    if graph.labels is not None:
+        if not train.any():
+            raise GraphError(f"splits {what}, number {split}: expected train vertices, got none; drop this split")
+        unlabelled = np.flatnonzero(train & (graph.labels.read(0, graph.num_vertices) < 0))
+        if unlabelled.size:
+            raise GraphError(
+                f"splits {what}, number {split}: {unlabelled.size} train vertices have no label (-1), "
+                f"the first is {unlabelled[0]}; take them out of the train split"
+            )
+    for part, mask in masks.items():
+        shared = np.flatnonzero(train & mask)
+        if shared.size:
+            raise GraphError(
+                f"splits {what}, number {split}: {shared.size} vertices are both in train and in {part}, "
+                f"the first is {shared[0]}; a score on them would mean nothing: make the splits disjoint"
+            )

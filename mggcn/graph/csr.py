@@ -1,0 +1,264 @@
+"""Compressed sparse rows, the checks every one must pass, and the in-memory graph that all sources give.
+
+Shapes: N vertices, D features, C classes, S splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.errors import GraphError
+
+Array = npt.NDArray[Any]
+
+WINDOW = 1 << 20
+"""Elements that a pass over a matrix holds at once: about 50 MB with all temporaries."""
+
+
+class Rows(Protocol):
+    """An array that is read by row ranges, so that a file larger than memory never becomes resident.
+
+    Two final classes: `ArrayRows` (below) over a NumPy array and `FileRows` (graph/file_rows.py) over an `.npy` file.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop) as a fresh, contiguous array that the caller may change."""
+        ...
+
+    def array(self) -> Array:
+        """Return the whole as one read-only array or memmap; nothing is copied."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRows:
+    """Rows of an array in memory."""
+
+    data: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.data.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def read(self, start: int, stop: int) -> Array:
+        return np.array(self.data[start:stop], order="C")
+
+    def array(self) -> Array:
+        return self.data
+
+
+@dataclass(frozen=True, slots=True)
+class CSR:
+    """A sparse matrix by rows: row v holds columns indices[indptr[v]:indptr[v + 1]], ascending and unique.
+
+    indptr int64 [rows + 1], indices int32 [nnz], values float32 [nnz] or None (all ones).
+    """
+
+    indptr: Rows
+    indices: Rows
+    values: Rows | None
+    num_cols: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.indptr.shape[0] - 1
+
+    @property
+    def nnz(self) -> int:
+        return self.indices.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph as every source gives it and as a store opens: global ids, host memory or files.
+
+    adj: row u lists the out-neighbours v of u (edge u -> v); adj_t: row v lists the in-neighbours of v; the same object
+    if the graph is symmetric. Self-loops may be stored; the model's `self_loops` only inserts missing ones.
+    features: Rows float32 [N, D], a CSR [N, D], or None. labels: Rows int64 [N] with -1 for unlabelled, or None.
+    splits: name ("train", "val", "test", "alt_train", ...) -> Rows bool [S, N] (always two-dimensional here).
+    meta: the content of meta.json (licence, provenance, published results, `sha256` of every file, ...).
+    """
+
+    name: str
+    adj: CSR
+    adj_t: CSR
+    features: Rows | CSR | None
+    labels: Rows | None
+    splits: Mapping[str, Rows]
+    num_classes: int
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_vertices(self) -> int:
+        return self.adj.num_rows
+
+    @property
+    def num_edges(self) -> int:
+        """Number of stored directed edges."""
+        return self.adj.nnz
+
+    @property
+    def symmetric(self) -> bool:
+        return self.adj_t is self.adj
+
+
+def windows(csr: CSR, size: int = WINDOW) -> Iterator[tuple[Array, Array, int, int]]:
+    """Walk over all edges in order: (rows, cols, first, stop), where rows and cols belong to the edges [first, stop).
+
+    Shapes: rows int64 and cols int64, both (stop - first,), stop - first <= size. Windows without edges are left out.
+    Cost: one read of indptr and of indices; memory in proportion to `size`, whatever the matrix. indptr is trusted.
+    """
+    for row in range(0, csr.num_rows, size):
+        indptr = csr.indptr.read(row, min(row + size, csr.num_rows) + 1)
+        for first in range(int(indptr[0]), int(indptr[-1]), size):
+            stop = min(first + size, int(indptr[-1]))
+            low = int(np.searchsorted(indptr, first, side="right")) - 1
+            high = int(np.searchsorted(indptr, stop, side="left"))
+            counts = np.diff(np.clip(indptr[low : high + 1], first, stop))
+            rows = np.repeat(np.arange(row + low, row + high, dtype=np.int64), counts)
+            yield rows, csr.indices.read(first, stop).astype(np.int64), first, stop
+
+
+def check_csr(csr: CSR, what: str) -> None:
+    """Check every property that `CSR` promises; `what` names the matrix in the message.
+
+    Cost: one pass over indptr, indices and values in windows of bounded size.
+    Raises: GraphError at the first row pointer, column or value that breaks the promise.
+    """
+    _check_layout(csr, what)
+    _check_indptr(csr, what)
+    _check_indices(csr, what)
+    if csr.values is not None:
+        check_finite(csr.values, f"{what} values")
+
+
+def check_finite(rows: Rows, what: str) -> None:
+    """Refuse NaN and infinity in an array that is read by bounded ranges of rows; raises GraphError."""
+    step = max(1, WINDOW // max(1, int(np.prod(rows.shape[1:]))))
+    for start in range(0, rows.shape[0], step):
+        bad = np.argwhere(~np.isfinite(rows.read(start, start + step)))
+        if bad.size:
+            where = (start + int(bad[0][0]), *(int(i) for i in bad[0][1:]))
+            raise GraphError(f"{what}: expected finite numbers, entry {where} is NaN or infinite; replace or drop it")
+
+
+def probably_symmetric(csr: CSR) -> bool:
+    """Tell whether the matrix equals its transpose, values included; wrong with a chance of about 2^-60.
+
+    Cost: one pass over the edges in windows of bounded size; nothing of the size of the graph is held.
+    Source: Schwartz-Zippel: f^T (A - A^T) g = 0 mod 2^64 for random vectors f and g. The seed is fixed, so the answer
+    repeats; it is a check against accidents, not against an adversary.
+    """
+    forward, backward = _edge_hashes(csr)
+    return csr.num_rows == csr.num_cols and forward == backward
+
+
+def probably_transposed(csr: CSR, csr_t: CSR) -> bool:
+    """Tell whether csr_t is the transpose of csr, values included; cost and certainty as `probably_symmetric`."""
+    same_shape = (csr.num_rows, csr.num_cols) == (csr_t.num_cols, csr_t.num_rows)
+    return same_shape and csr.nnz == csr_t.nnz and _edge_hashes(csr)[0] == _edge_hashes(csr_t)[1]
+
+
+def _check_layout(csr: CSR, what: str) -> None:
+    expected: list[tuple[str, Rows, type[np.generic]]] = [
+        ("indptr", csr.indptr, np.int64),
+        ("indices", csr.indices, np.int32),
+    ]
+    if csr.values is not None:
+        expected.append(("values", csr.values, np.float32))
+    for name, rows, dtype in expected:
+        if len(rows.shape) != 1 or rows.dtype != dtype:
+            raise GraphError(
+                f"{what}: {name} must be a one-dimensional {np.dtype(dtype)} array, "
+                f"got {rows.dtype} of shape {rows.shape}; convert it before it is stored"
+            )
+    if csr.indptr.shape[0] == 0:
+        raise GraphError(f"{what}: indptr must hold rows + 1 offsets, got none; an empty matrix has indptr = [0]")
+    if csr.values is not None and csr.values.shape != csr.indices.shape:
+        raise GraphError(
+            f"{what}: expected one value per index ({csr.nnz}), got {csr.values.shape[0]}; the files belong to "
+            "different graphs or one is cut short"
+        )
+
+
+def _check_indptr(csr: CSR, what: str) -> None:
+    previous = 0
+    for start in range(0, csr.num_rows + 1, WINDOW):
+        indptr = csr.indptr.read(start, start + WINDOW)
+        if start == 0 and indptr[0] != 0:
+            raise GraphError(f"{what}: indptr must start at 0, got {indptr[0]}; the row pointers are damaged")
+        falls = np.flatnonzero(np.diff(indptr, prepend=previous) < 0)
+        if falls.size:
+            raise GraphError(
+                f"{what}: indptr must not decrease, it does at row {start + int(falls[0]) - 1}; "
+                "the row pointers are damaged, prepare the graph again"
+            )
+        previous = int(indptr[-1])
+    if previous != csr.nnz:
+        raise GraphError(
+            f"{what}: indptr ends at {previous} but there are {csr.nnz} indices; the files belong to different "
+            "graphs or one is cut short"
+        )
+
+
+def _check_indices(csr: CSR, what: str) -> None:
+    last_row, last_col = -1, -1
+    for rows, cols, _, _ in windows(csr):
+        outside = np.flatnonzero((cols < 0) | (cols >= csr.num_cols))
+        if outside.size:
+            edge = int(outside[0])
+            raise GraphError(
+                f"{what}: row {rows[edge]} holds column {cols[edge]}, expected 0 <= column < {csr.num_cols}; "
+                "check the number of vertices and whether ids start at 0"
+            )
+        same_row = np.diff(rows, prepend=last_row) == 0
+        falls = np.flatnonzero(same_row & (np.diff(cols, prepend=last_col) <= 0))
+        if falls.size:
+            raise GraphError(
+                f"{what}: columns of row {rows[int(falls[0])]} are not strictly ascending; sort them and merge "
+                "duplicates (`mggcn prepare` does both)"
+            )
+        last_row, last_col = int(rows[-1]), int(cols[-1])
+
+
+def _edge_hashes(csr: CSR) -> tuple[int, int]:
+    """Sum over edges (u, v, w) of f(u) g(v) h(w) and of g(u) f(v) h(w), modulo 2^64."""
+    forward = backward = 0
+    for rows, cols, first, stop in windows(csr):
+        weight: npt.NDArray[np.uint64] | np.uint64 = np.uint64(1)
+        if csr.values is not None:
+            # Adding 0.0 turns -0.0 into 0.0, which compares equal but has other bits.
+            weight = _mix((csr.values.read(first, stop) + np.float32(0.0)).view(np.uint32), 3)
+        forward += int(np.sum(_mix(rows, 1) * _mix(cols, 2) * weight))
+        backward += int(np.sum(_mix(rows, 2) * _mix(cols, 1) * weight))
+    return forward % 2**64, backward % 2**64
+
+
+def _mix(keys: Array, stream: int) -> npt.NDArray[np.uint64]:
+    """SplitMix64 of integer keys: 64 random-looking bits for each."""
+    x = keys.astype(np.uint64) + np.uint64(stream * 0x9E3779B97F4A7C15 % 2**64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

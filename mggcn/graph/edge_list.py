@@ -1,0 +1,122 @@
+"""Edge lists as text: one edge `u v [weight]` a line, separated by blanks or commas, comments after # or %."""
+
+from __future__ import annotations
+
+import gzip
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from mggcn.errors import GraphError
+from mggcn.graph.csr import Array
+
+BLOCK_BYTES = 1 << 24
+LONGEST_LINE = 1 << 16
+
+
+def read_edge_list(path: Path) -> tuple[Array, Array | None]:
+    """Read edges int64 [2, E] and weights float64 [E], None without a third column; `.gz` is unpacked on the way.
+
+    The first line may be a header (no number in it). Ids are whole numbers; `build_adjacency` checks their range.
+    Cost: about 2 million lines a second; memory for the edges and one block of 16 MiB.
+    Raises: GraphError that names the first line which is not an edge, or says why the file cannot be read.
+    """
+    edges: list[Array] = []
+    weights: list[Array] = []
+    parser: _Parser | None = None
+    try:
+        for text, first_line in _blocks(path):
+            if parser is None:
+                parser, text = _begin(text)
+            if parser is not None:
+                block = parser.parse(text, path, first_line)
+                edges.append(np.stack([block["u"], block["v"]]))
+                weights.extend([block["w"]] if parser.weighted else [])
+    except (OSError, EOFError) as error:
+        raise GraphError(f"cannot read the edge list {path}: {error}; is it cut short or no text?") from error
+    if not edges:
+        return np.empty((2, 0), dtype=np.int64), None
+    return np.concatenate(edges, axis=1), np.concatenate(weights) if weights else None
+
+
+class _Parser:
+    """Parses blocks of lines that all look like the first one."""
+
+    def __init__(self, first_edge: str) -> None:
+        self.delimiter = "," if "," in first_edge else None
+        self.weighted = len(first_edge.split(self.delimiter)) > 2
+        self.columns = [("u", np.int64), ("v", np.int64)] + ([("w", np.float64)] if self.weighted else [])
+
+    def parse(self, text: str, path: Path, first_line: int) -> Array:
+        lines = text.replace("%", "#").split("\n")
+        with warnings.catch_warnings():
+            # NumPy only warns about 1.5 as an integer; an empty block is fine.
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", message=".*input contained no data")
+            try:
+                return np.loadtxt(lines, np.dtype(self.columns), comments="#", delimiter=self.delimiter, ndmin=1)
+            except (ValueError, DeprecationWarning) as error:
+                raise self._locate(lines, path, first_line) from error
+
+    def _locate(self, lines: list[str], path: Path, first_line: int) -> GraphError:
+        """Find the line that NumPy refused; its own message counts without comments and from the block's start."""
+        for number, line in enumerate(lines, first_line):
+            fields = _content(line).split(self.delimiter)
+            try:
+                if any(fields):
+                    [int(field) for field in fields[:2]]
+                    [float(field) for field in fields[2:]]
+                proper = len(fields) == len(self.columns) or not any(fields)
+            except ValueError:
+                proper = False
+            if not proper:
+                wanted = "two vertex ids and a weight" if self.weighted else "two vertex ids"
+                return GraphError(
+                    f"{path}, line {number}: expected {wanted} as in the first edge, got {line[:80]!r}; mend that line"
+                )
+        return GraphError(f"{path}: a number after line {first_line} cannot be stored; ids must lie below 2^31")
+
+
+def _blocks(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield blocks of whole lines and the number of the first line of each."""
+    number = 1
+    with _open(path) as file:
+        while block := file.read(BLOCK_BYTES):
+            block += file.readline(LONGEST_LINE)
+            text = block.decode("latin-1").removeprefix("\u00ef\u00bb\u00bf")
+            yield text, number
+            number += text.count("\n")
+
+
+def _open(path: Path) -> BinaryIO:
+    packed: BinaryIO = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[assignment]
+    return packed
+
+
+def _begin(text: str) -> tuple[_Parser | None, str]:
+    """Look at the first line that is no comment; a header becomes a comment, so that line numbers stay right."""
+    lines = text.split("\n")
+    first = _next_content(lines, 0)
+    if first < len(lines) and not any(_is_number(field) for field in _content(lines[first]).replace(",", " ").split()):
+        lines[first] = "#" + lines[first]
+        first = _next_content(lines, first + 1)
+    return (_Parser(_content(lines[first])) if first < len(lines) else None), "\n".join(lines)
+
+
+def _next_content(lines: list[str], start: int) -> int:
+    return next((i for i in range(start, len(lines)) if _content(lines[i])), len(lines))
+
+
+def _content(line: str) -> str:
+    return line.replace("%", "#").split("#")[0].strip()
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True

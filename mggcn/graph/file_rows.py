@@ -1,0 +1,99 @@
+"""One `.npy` file read by row ranges with ordinary reads: pages of a memmap would count as resident memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mggcn.errors import StoreError
+from mggcn.graph.csr import Array
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """Rows of an `.npy` file: the header is parsed once, data are read when asked for. Nothing is ever unpickled."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+    """Byte at which the data start."""
+
+    @classmethod
+    def open(cls, path: Path, *, one_row: bool = False) -> FileRows:
+        """Parse the header and compare it with the size of the file; `one_row` presents a vector [n] as [1, n].
+
+        Cost: one read of some hundred bytes.
+        Raises: StoreError if the file is missing, no plain C-ordered `.npy`, pickled, cut short or too long.
+        """
+        try:
+            with path.open("rb") as file:
+                shape, dtype = _read_header(file, path)
+                offset = file.tell()
+            size = path.stat().st_size
+        except OSError as error:
+            raise StoreError(
+                f"expected a readable .npy file {path}: {error.strerror}; prepare the graph again"
+            ) from error
+        expected = offset + math.prod(shape) * dtype.itemsize
+        if size != expected:
+            raise StoreError(
+                f"{path} has {size} bytes, its header announces {expected} ({dtype} {shape}); "
+                "the file is damaged or was not written to the end: copy or prepare it again"
+            )
+        return cls(path, (1, *shape) if one_row and len(shape) == 1 else shape, dtype, offset)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read(self, start: int, stop: int) -> Array:
+        first, last, _ = slice(start, stop).indices(self.shape[0])
+        out = np.empty((max(0, last - first), *self.shape[1:]), self.dtype)
+        if out.nbytes == 0:
+            return out
+        # Unbuffered: large reads go straight into the array. One read may return less than was asked for.
+        view, filled = out.reshape(-1).view(np.uint8).data, 0
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset + first * (self.nbytes // self.shape[0]))
+            while filled < out.nbytes:
+                count = file.readinto(view[filled:])
+                if not count:
+                    raise StoreError(
+                        f"{self.path} became shorter while it was read; leave the store alone during a run"
+                    )
+                filled += count
+        return out
+
+    def array(self) -> Array:
+        mapped: Array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        return mapped.reshape(self.shape)
+
+
+def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    try:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, fortran_order, dtype = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"format version {version}")
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise StoreError(
+            f"expected a plain .npy file, {path} is not one ({error}); write it with numpy.save"
+        ) from error
+    if dtype.hasobject or dtype.fields is not None:
+        raise StoreError(
+            f"{path} holds pickled or structured data ({dtype}), which mggcn never loads because it can execute code; "
+            "save a plain numeric array"
+        )
+    if min(shape, default=0) < 0 or not shape:
+        raise StoreError(f"{path}: expected an array of one or two dimensions, got shape {shape}; save it again")
+    if fortran_order and sum(extent > 1 for extent in shape) > 1:
+        raise StoreError(f"{path} is stored by columns; save numpy.ascontiguousarray(array) instead")
+    return shape, dtype

@@ -1,0 +1,86 @@
+"""What a graph looks like as files: their names, their exact bytes, and the digest over all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mggcn.graph.csr import CSR, Graph, Rows
+from mggcn.graph.file_rows import FileRows
+
+FORMAT_VERSION = 1
+CHUNK_BYTES = 1 << 24
+
+
+def is_own(meta: Mapping[str, Any]) -> bool:
+    """Tell whether mggcn wrote the folder of this meta.json: then it was checked and has checksums."""
+    return "format_version" in meta
+
+
+def graph_arrays(graph: Graph) -> dict[str, Rows]:
+    """Name every array of a graph as its file is named (without `.npy`)."""
+    arrays = _csr_arrays(graph.adj, "indptr", "indices", "values")
+    if not graph.symmetric:
+        arrays |= _csr_arrays(graph.adj_t, "indptr_t", "indices_t", "values_t")
+    if isinstance(graph.features, CSR):
+        arrays |= _csr_arrays(graph.features, "features_indptr", "features_indices", "features_data")
+    elif graph.features is not None:
+        arrays["features"] = graph.features
+    if graph.labels is not None:
+        arrays["labels"] = graph.labels
+    return arrays | dict(graph.splits)
+
+
+def npy_nbytes(rows: Rows) -> int:
+    """Return the size in bytes of the array as an `.npy` file."""
+    return len(_npy_header(rows)) + rows.nbytes
+
+
+def npy_chunks(rows: Rows) -> Iterator[bytes]:
+    """Yield the array as an `.npy` file, in pieces of about 16 MiB (one row at least)."""
+    yield _npy_header(rows)
+    if rows.nbytes:
+        step = max(1, CHUNK_BYTES // (rows.nbytes // rows.shape[0]))
+        for start in range(0, rows.shape[0], step):
+            yield rows.read(start, start + step).tobytes()
+
+
+def graph_sha256(graph: Graph) -> str:
+    """Return one digest of all that training can see: structure, features, labels, splits and extents.
+
+    It does not depend on where the graph came from: a stored graph and the same graph in memory agree.
+    Cost: none for a store (its per-file digests are trusted), else one pass over all arrays in bounded memory.
+    """
+    stored = graph.meta.get("sha256", {}) if is_own(graph.meta) else {}
+    digests = {}
+    for name, rows in graph_arrays(graph).items():
+        # An array that replaced a stored one must not inherit its digest.
+        from_store = isinstance(rows, FileRows) and rows.path.name == f"{name}.npy"
+        digests[name] = (stored.get(f"{name}.npy") if from_store else None) or _npy_sha256(rows)
+    num_features = graph.features.num_cols if isinstance(graph.features, CSR) else None
+    content = {"num_features": num_features, "num_classes": graph.num_classes, "files": digests}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _csr_arrays(csr: CSR, indptr: str, indices: str, values: str) -> dict[str, Rows]:
+    arrays = {indptr: csr.indptr, indices: csr.indices}
+    return arrays if csr.values is None else arrays | {values: csr.values}
+
+
+def _npy_header(rows: Rows) -> bytes:
+    header = io.BytesIO()
+    descr = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": rows.shape}
+    np.lib.format.write_array_header_1_0(header, descr)
+    return header.getvalue()
+
+
+def _npy_sha256(rows: Rows) -> str:
+    digest = hashlib.sha256()
+    for piece in npy_chunks(rows):
+        digest.update(piece)
+    return digest.hexdigest()

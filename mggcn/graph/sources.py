@@ -1,0 +1,207 @@
+"""Graphs from files: stores, `.npz` archives, MatrixMarket and edge lists. Nothing is ever unpickled.
+
+Shapes: N vertices, E edges, D features, S splits.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.io
+import scipy.sparse as sp
+
+from mggcn.errors import GraphError
+from mggcn.graph.check import SPLIT_NAME
+from mggcn.graph.convert import from_arrays, with_options
+from mggcn.graph.csr import Array, Graph
+from mggcn.graph.edge_list import read_edge_list
+from mggcn.graph.store import EXPECTED, open_store
+from mggcn.graph.structure import DEFAULT_OPTIONS, GraphOptions
+from mggcn.graph.vertex_data import is_sparse
+
+EDGE_LISTS = (".txt", ".tsv", ".csv", ".edges", ".el", ".edgelist")
+KNOWN = f"a store folder, .npz, .mtx or an edge list ({' '.join(EDGE_LISTS)}), the last two also with .gz"
+
+
+def load_source(
+    source: str | Path,
+    *,
+    root: str | Path | None = None,
+    options: GraphOptions = DEFAULT_OPTIONS,
+    verify: bool = False,
+    name: str | None = None,
+    **arrays: Any,
+) -> Graph:
+    """Load a graph from a path, or from a name under `root`: a store folder, or a file by its content and suffix.
+
+    `arrays` complete a file and override what it holds: num_vertices, num_classes, and as arrays or paths of `.npy` (or
+    SciPy `.npz`) files features [N, D], labels [N] and splits, a mapping from train, val, test to masks or id lists.
+    Cost: a store opens lazily; a file is read into memory.
+    Raises: StoreError or GraphError, which say what was expected.
+    """
+    path = _find(source, root)
+    if path.is_dir():
+        if arrays:
+            raise GraphError(
+                f"{path} is a store and complete, {', '.join(sorted(arrays))} cannot be added; leave it out"
+            )
+        return with_options(open_store(path, verify), options)
+    found = _read_file(path) | {key: _load_companion(value) for key, value in arrays.items() if value is not None}
+    meta = {"source": str(path.resolve())}
+    return from_arrays(**found, options=options, name=name or path.name.split(".")[0], meta=meta)
+
+
+def _find(source: str | Path, root: str | Path | None) -> Path:
+    candidates = [Path(source)] if root is None else [Path(source), Path(root) / source]
+    for path in candidates:
+        if path.exists():
+            return path
+    names = ", ".join(str(path) for path in candidates)
+    raise GraphError(f"there is no {names}; expected {KNOWN}. {EXPECTED}")
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """Read the arguments of `from_arrays` that a file holds."""
+    with path.open("rb") as file:
+        start = file.read(16)
+    suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
+    kind = suffixes[0].lower() if suffixes else ""
+    if start.startswith(b"PK") or kind == ".npz":
+        return _read_npz(path)
+    if start.startswith(b"%%MatrixMarket") or kind == ".mtx":
+        return _read_matrix_market(path)
+    if kind in EDGE_LISTS:
+        edges, weights = read_edge_list(path)
+        return {"edges": edges, "weights": weights}
+    raise GraphError(f"cannot tell what {path} is; expected {KNOWN}: rename or convert it")
+
+
+def _read_matrix_market(path: Path) -> dict[str, Any]:
+    try:
+        matrix: Any = scipy.io.mmread(path, spmatrix=False)
+    except (ValueError, OverflowError, OSError, EOFError, StopIteration, zlib.error) as error:
+        raise GraphError(f"{path} is no proper MatrixMarket file: {error}; mend or convert it again") from error
+    if not is_sparse(matrix):
+        raise GraphError(f"{path} holds a dense matrix, expected `coordinate`: an entry for each edge; convert it")
+    return {"adj": matrix}
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    """Read one of four layouts, told apart by their keys."""
+    try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is no zip file, or cut short")
+        with np.load(path, allow_pickle=False) as archive:
+            members = _Members(path, archive)
+            if {"format", "data", "shape"} <= members.keys:
+                return {"adj": sp.load_npz(path)}
+            if "adj_indptr" in members.keys:
+                return _graph_data(members)
+            if "indptr" in members.keys:
+                return _own_layout(members)
+            if {"edges", "edge_index"} & members.keys:
+                return _edge_layout(members)
+            keys = ", ".join(sorted(members.keys))
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise GraphError(f"{path} is no proper .npz archive: {error}; mend or convert it again") from error
+    raise GraphError(
+        f"{path} holds {keys}; expected scipy.sparse.save_npz, or the keys indptr, indices (values, features, labels, "
+        "train, val, test), or adj_indptr, adj_indices, adj_data, adj_shape, or edge_index"
+    )
+
+
+class _Members:
+    """The arrays of an archive, loaded one by one: those that nobody asks for may be pickled."""
+
+    def __init__(self, path: Path, archive: Any) -> None:
+        self.path = path
+        self.archive = archive
+        self.keys: set[str] = set(archive.files)
+
+    def get(self, *names: str) -> Any:
+        """Load the first of these that exists, else None."""
+        for name in names:
+            if name in self.keys:
+                return self._load(name)
+        return None
+
+    def need(self, name: str) -> Array:
+        """Load an array that must be there."""
+        if name not in self.keys:
+            raise GraphError(f"{self.path}: expected the key {name}, got {', '.join(sorted(self.keys))}; add it")
+        return self._load(name)
+
+    def matrix(self, prefix: str) -> Any:
+        """Load a CSR matrix stored as prefix + indptr, indices, data, shape; a missing shape is inferred."""
+        data, indices, indptr = (self.need(f"{prefix}{part}") for part in ("data", "indices", "indptr"))
+        shape: Any = self.get(f"{prefix}shape")
+        if shape is None:
+            shape = (indptr.size - 1, int(indices.max(initial=-1)) + 1)
+        matrix: Any = sp.csr_array((data, indices, indptr), shape=shape)
+        matrix.check_format(full_check=True)
+        return matrix
+
+    def _load(self, name: str) -> Array:
+        try:
+            array: Array = self.archive[name]
+        except ValueError as error:
+            if "allow_pickle" not in str(error):
+                raise
+            raise GraphError(
+                f"{self.path}: {name} is pickled, and mggcn never unpickles because that can execute code; "
+                "load the file where you trust it and save plain arrays (scipy.sparse.save_npz for matrices)"
+            ) from error
+        return array
+
+
+def _own_layout(members: _Members) -> dict[str, Any]:
+    values = members.get("values")
+    return {
+        "adj": (members.need("indptr"), members.need("indices"), *([] if values is None else [values])),
+        "features": members.matrix("features_") if "features_indptr" in members.keys else members.get("features"),
+        "labels": members.get("labels"),
+        "splits": {key: members.get(key) for key in sorted(members.keys) if SPLIT_NAME.fullmatch(key)},
+    }
+
+
+def _graph_data(members: _Members) -> dict[str, Any]:
+    """Layout of Shchur's gnn-benchmark and of GraphData."""
+    sparse = "attr_indptr" in members.keys
+    return {
+        "adj": members.matrix("adj_"),
+        "features": members.matrix("attr_") if sparse else members.get("attr_matrix", "attr"),
+        "labels": members.get("labels"),
+    }
+
+
+def _edge_layout(members: _Members) -> dict[str, Any]:
+    """edge_index [2, E] as in PyG and OGB, or edges [E, 2] as in the heterophilous graphs of Platonov et al."""
+    edges = members.get("edge_index") if "edge_index" in members.keys else members.need("edges").T
+    masks = {part: members.get(f"{part}_masks", f"{part}_mask", part) for part in ("train", "val", "test")}
+    return {
+        "edges": edges,
+        "weights": members.get("edge_weight"),
+        "features": members.get("node_features", "node_feat", "x", "features"),
+        "labels": members.get("node_labels", "y", "labels"),
+        "splits": {part: mask for part, mask in masks.items() if mask is not None},
+    }
+
+
+def _load_companion(value: Any) -> Any:
+    """Load the array behind a path, each of a mapping; anything else is taken as it is."""
+    if isinstance(value, Mapping):
+        return {key: _load_companion(item) for key, item in value.items()}
+    if not isinstance(value, str | Path):
+        return value
+    path = Path(value)
+    try:
+        return sp.load_npz(path) if path.suffix == ".npz" else np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise GraphError(
+            f"cannot load {path}: {error}; expected a plain .npy file, or a .npz file of scipy.sparse.save_npz"
+        ) from error

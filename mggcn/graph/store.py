@@ -1,0 +1,168 @@
+"""Graph stores: folders of `meta.json` and `.npy` files that open lazily and know their own checksums.
+
+Files: indptr indices [values], the same with _t unless symmetric, features or features_{indptr,indices,data}, labels,
+one bool mask file per split. A folder without `format_version` in its meta.json is somebody else's: it is checked in
+full when it opens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mggcn.errors import StoreError
+from mggcn.graph.check import SPLIT_NAME, check_graph, index_mask
+from mggcn.graph.csr import CSR, WINDOW, ArrayRows, Graph, Rows
+from mggcn.graph.file_rows import FileRows
+from mggcn.graph.layout import FORMAT_VERSION, graph_arrays, graph_sha256, is_own
+from mggcn.graph.store_write import write_store
+
+__all__ = ["EXPECTED", "FileRows", "graph_sha256", "is_store", "open_store", "write_store"]
+
+EXPECTED = (
+    "a graph store is a folder with meta.json, indptr.npy, indices.npy and, where there are any, features.npy, "
+    "labels.npy, train.npy, val.npy, test.npy; make one with `mggcn prepare SOURCE STORE` or `mggcn generate`"
+)
+
+
+def is_store(path: str | Path) -> bool:
+    """Tell whether a path looks like a graph store."""
+    return (Path(path) / "meta.json").is_file() and (Path(path) / "indptr.npy").is_file()
+
+
+def open_store(path: str | Path, verify: bool = False) -> Graph:
+    """Open a folder as a graph without holding its arrays.
+
+    Cost: a few reads for each file. With `verify`, or for a folder that mggcn did not write, every file is read and
+    checked in bounded memory; `verify` also compares the SHA-256 of every file with the one in meta.json.
+    Raises: StoreError if the folder is no store or is damaged, GraphError if what it holds is no proper graph.
+    """
+    folder = Path(path)
+    meta = _read_meta(folder)
+    names = _file_names(folder, meta)
+    if verify:
+        _compare_checksums(folder, meta)
+    adj = _csr(folder, names, ("indptr", "indices", "values"), None)
+    symmetric = "indptr_t" not in names
+    labels = FileRows.open(folder / "labels.npy") if "labels" in names else None
+    graph = Graph(
+        name=str(meta.get("name", folder.name)),
+        adj=adj,
+        adj_t=adj if symmetric else _csr(folder, names, ("indptr_t", "indices_t", "values_t"), None),
+        features=_features(folder, names, meta),
+        labels=labels,
+        splits={name: _split(folder, name, adj.num_rows) for name in names if SPLIT_NAME.fullmatch(name)},
+        num_classes=_num_classes(meta, labels),
+        meta=meta,
+    )
+    _compare_extents(graph, folder)
+    if verify or not is_own(meta):
+        check_graph(graph)
+    return graph
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        came = "is a folder without a readable meta.json" if folder.is_dir() else "is not a folder"
+        raise StoreError(f"{folder} {came}; {EXPECTED}") from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{folder / 'meta.json'} is not valid JSON ({error}); prepare the graph again") from error
+    if not isinstance(meta, dict):
+        raise StoreError(f"{folder / 'meta.json'} must hold a JSON object, got {type(meta).__name__}; {EXPECTED}")
+    version = meta.get("format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION:
+        raise StoreError(
+            f"{folder} has store format {version!r}, this mggcn reads {FORMAT_VERSION}; "
+            "upgrade mggcn or prepare the graph again"
+        )
+    return meta
+
+
+def _file_names(folder: Path, meta: Mapping[str, Any]) -> list[str]:
+    """List the arrays of a store: those that meta.json records, or every .npy file of a foreign folder."""
+    if not is_own(meta):
+        return sorted(file.stem for file in folder.glob("*.npy"))
+    recorded = meta.get("sha256")
+    names = sorted(str(name).removesuffix(".npy") for name in recorded) if isinstance(recorded, dict) else []
+    odd = [name for name in names if not name.replace("_", "").isalnum()]
+    if odd or "indptr" not in names or meta.get("symmetric") != ("indptr_t" not in names):
+        raise StoreError(f"{folder / 'meta.json'}: `sha256` and `symmetric` contradict each other; prepare it again")
+    return names
+
+
+def _compare_checksums(folder: Path, meta: Mapping[str, Any]) -> None:
+    for name, expected in meta.get("sha256", {}).items() if is_own(meta) else ():
+        try:
+            with (folder / name).open("rb") as file:
+                came = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise StoreError(f"{folder / name} cannot be read: {error.strerror}; copy or prepare it again") from error
+        if came != expected:
+            raise StoreError(
+                f"{folder / name} has SHA-256 {came}, meta.json expects {expected}; "
+                "the file is damaged or was edited: copy or prepare it again"
+            )
+
+
+def _csr(folder: Path, names: list[str], files: tuple[str, str, str], num_cols: int | None) -> CSR:
+    """Open a matrix; without `num_cols` it is square."""
+    indptr, indices = (FileRows.open(folder / f"{file}.npy") for file in files[:2])
+    values = FileRows.open(folder / f"{files[2]}.npy") if files[2] in names else None
+    return CSR(indptr, indices, values, indptr.shape[0] - 1 if num_cols is None else num_cols)
+
+
+def _features(folder: Path, names: list[str], meta: Mapping[str, Any]) -> Rows | CSR | None:
+    if "features" in names:
+        return FileRows.open(folder / "features.npy")
+    if "features_indptr" not in names:
+        return None
+    num_cols = meta.get("num_features")
+    if num_cols is None:
+        num_cols = _highest(FileRows.open(folder / "features_indices.npy")) + 1
+    return _csr(folder, names, ("features_indptr", "features_indices", "features_data"), int(num_cols))
+
+
+def _split(folder: Path, name: str, num_vertices: int) -> Rows:
+    rows = FileRows.open(folder / f"{name}.npy", one_row=True)
+    if rows.dtype.kind not in "iu":
+        return rows
+    return ArrayRows(index_mask(rows.read(0, 1)[0], num_vertices, f"{folder / name}.npy")[np.newaxis])
+
+
+def _num_classes(meta: Mapping[str, Any], labels: Rows | None) -> int:
+    if "num_classes" in meta or labels is None:
+        return int(meta.get("num_classes", 0))
+    return _highest(labels) + 1
+
+
+def _highest(rows: Rows) -> int:
+    """Largest entry of an integer vector, -1 if there is none."""
+    return max((int(rows.read(i, i + WINDOW).max()) for i in range(0, rows.shape[0], WINDOW)), default=-1)
+
+
+def _compare_extents(graph: Graph, folder: Path) -> None:
+    """Compare what headers alone can tell: exchanged or outdated files show here at no cost."""
+    num_vertices, last = graph.num_vertices, graph.num_vertices
+    nnz = int(graph.adj.indptr.read(last, last + 1)[0])
+    expected = {"indices": nnz, "values": nnz, "indptr_t": num_vertices + 1, "indices_t": nnz, "values_t": nnz}
+    expected |= {"features": num_vertices, "features_indptr": num_vertices + 1, "labels": num_vertices}
+    for name, rows in graph_arrays(graph).items():
+        came = rows.shape[1] if name in graph.splits else rows.shape[0]
+        if came != expected.get(name, num_vertices if name in graph.splits else came):
+            raise StoreError(
+                f"{folder / name}.npy has {came} entries where a graph of {num_vertices} vertices and {nnz} edges "
+                f"needs {expected.get(name, num_vertices)}; the files belong to different graphs"
+            )
+    counts = [("n", num_vertices), ("num_vertices", num_vertices), ("nnz_directed", nnz), ("num_edges", nnz)]
+    for key, came in counts:
+        if graph.meta.get(key, came) != came:
+            raise StoreError(
+                f"{folder}: meta.json says {key} = {graph.meta[key]}, the files hold {came}; prepare it again"
+            )

@@ -1,0 +1,120 @@
+"""Features, labels and splits from outside: any array-like in, the types that `Graph` promises out.
+
+Shapes: N vertices, D features, S splits. Content is checked afterwards, by `check_graph`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from mggcn.errors import GraphError
+from mggcn.graph.check import index_mask
+from mggcn.graph.csr import CSR, Array, ArrayRows, Rows
+
+ROWS_AT_ONCE = 1 << 14
+
+
+def is_sparse(array: Any) -> bool:
+    """Tell whether it is a SciPy sparse matrix or array."""
+    return bool(sp.issparse(array))
+
+
+def as_features(features: Any, num_vertices: int, row_normalize: bool) -> Rows | CSR | None:
+    """Convert a dense array or SciPy matrix [N, D] to float32 rows or a CSR; a float32 array is shared, not copied.
+
+    Raises: GraphError on a wrong shape or type, NaN, or numbers that float32 cannot hold.
+    """
+    if features is None:
+        return None
+    if not is_sparse(features):
+        features = np.asarray(features)
+    if features.dtype.kind not in "iufb" or features.ndim != 2 or features.shape[0] != num_vertices:
+        raise GraphError(
+            f"features must be real numbers of shape [{num_vertices}, D], got {features.dtype} of shape "
+            f"{features.shape}; give one row per vertex, and None if there are none"
+        )
+    rows: Rows | CSR
+    if is_sparse(features):
+        rows = csr_from_scipy(features)
+    else:
+        with np.errstate(over="ignore"):
+            rows = ArrayRows(np.ascontiguousarray(features, dtype=np.float32))
+    return normalized_rows(rows) if row_normalize else rows
+
+
+def csr_from_scipy(matrix: Any) -> CSR:
+    """Convert a SciPy matrix to a CSR: duplicates summed, zeros dropped, columns sorted."""
+    csr = sp.csr_array(matrix, copy=True)
+    csr.sum_duplicates()
+    csr.eliminate_zeros()
+    indptr, indices = csr.indptr.astype(np.int64), csr.indices.astype(np.int32)
+    with np.errstate(over="ignore"):
+        values = csr.data.astype(np.float32)
+    return CSR(ArrayRows(indptr), ArrayRows(indices), ArrayRows(values), int(csr.shape[1]))
+
+
+def normalized_rows(features: Rows | CSR) -> Rows | CSR:
+    """Divide every row by the sum of its absolute values; rows of zeros stay. The result is in memory."""
+    if not isinstance(features, CSR):
+        dense = features.read(0, features.shape[0])
+        for start in range(0, dense.shape[0], ROWS_AT_ONCE):
+            part = dense[start : start + ROWS_AT_ONCE]
+            sums = np.abs(part).sum(axis=1, dtype=np.float64, keepdims=True)
+            part /= np.where(sums > 0, sums, 1.0).astype(np.float32)
+        return ArrayRows(dense)
+    indptr = features.indptr.array()
+    values = np.ones(features.nnz, np.float32) if features.values is None else features.values.read(0, features.nnz)
+    row_of = np.repeat(np.arange(features.num_rows), np.diff(indptr))
+    sums = np.bincount(row_of, weights=np.abs(values), minlength=features.num_rows)
+    values = (values / np.where(sums > 0, sums, 1.0)[row_of]).astype(np.float32)
+    return CSR(features.indptr, features.indices, ArrayRows(values), features.num_cols)
+
+
+def as_labels(labels: Any, num_vertices: int, num_classes: int | None) -> tuple[Rows | None, int]:
+    """Convert labels [N] or [N, 1] to int64; NaN means unlabelled (-1). Return them and the number of classes.
+
+    Raises: GraphError if they are no whole numbers, of another length, or far too large for class numbers.
+    """
+    if labels is None:
+        return None, num_classes or 0
+    array = np.asarray(labels)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.shape != (num_vertices,) or array.dtype.kind not in "iuf":
+        raise GraphError(
+            f"labels must be one whole number for each of {num_vertices} vertices, got {array.dtype} of shape "
+            f"{np.shape(labels)}; several labels per vertex are not supported"
+        )
+    if array.dtype.kind == "f":
+        array = np.where(np.isnan(array), -1, array)
+        if not np.array_equal(array, np.rint(array)) or not np.isfinite(array).all():
+            raise GraphError("labels must be whole numbers, or NaN for unlabelled; regression is not supported")
+    highest = int(array.max(initial=-1))
+    if num_classes is None and highest >= max(num_vertices, 2):
+        raise GraphError(
+            f"the largest label is {highest} for {num_vertices} vertices; number classes from 0, or give num_classes"
+        )
+    return ArrayRows(array.astype(np.int64)), highest + 1 if num_classes is None else num_classes
+
+
+def as_splits(splits: Mapping[str, Any] | None, num_vertices: int) -> dict[str, Rows]:
+    """Convert each split, a bool mask [N] or [S, N] or a list of vertex ids, to a bool array [S, N].
+
+    Raises: GraphError on other shapes or types and on ids that repeat or lie outside [0, N).
+    """
+    return {name: ArrayRows(_masks(np.asarray(split), num_vertices, name)) for name, split in (splits or {}).items()}
+
+
+def _masks(split: Array, num_vertices: int, name: str) -> Array:
+    if split.dtype == np.bool_ and split.ndim in (1, 2) and split.shape[-1] == num_vertices:
+        return np.ascontiguousarray(np.atleast_2d(split))
+    if split.ndim == 1 and (split.dtype.kind in "iu" or split.size == 0):
+        return index_mask(split.astype(np.int64), num_vertices, f"split {name!r}")[np.newaxis]
+    raise GraphError(
+        f"split {name!r} must be bool of shape [{num_vertices}] or [S, {num_vertices}], or a list of vertex ids, "
+        f"got {split.dtype} of shape {split.shape}; transpose or convert it"
+    )

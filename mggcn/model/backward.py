@@ -1,0 +1,221 @@
+"""The ops of the backward pass: gradients overwrite the activations they belong to.
+
+Shapes and buffer names as in ops.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mggcn.model.ops import Activated, Finish, Runtime, dropped_block, given, start_partials
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """z (V, C) becomes the gradient of the masked cross-entropy, times S_r if `scaled`; sums loss and bias gradient."""
+
+    layer: int
+    z: str
+    partials: str
+    scaled: bool
+
+    @property
+    def label(self) -> str:
+        return "loss"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.z,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.z, self.partials) if self.partials else (self.z,)
+
+    def run(self, rt: Runtime) -> None:
+        partials = start_partials(rt, self.partials)
+        inputs = rt.inputs
+        scale = inputs.row_scale if self.scaled else None
+        rt.backend.softmax_xent(
+            rt.buffer(self.z), inputs.labels, inputs.mask, inputs.inv_count, scale, rt.loss, partials
+        )
+        if partials is not None:
+            rt.backend.sum_partials(partials, rt.bias_grad(self.layer))
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGrad:
+    """dW (D, E) = h^T g; h "" is the constant dense input."""
+
+    layer: int
+    h: str
+    g: str
+
+    @property
+    def label(self) -> str:
+        return f"weight-grad {self.layer}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.h, self.g) if self.h else (self.g,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return ()
+
+    def run(self, rt: Runtime) -> None:
+        h = rt.buffer(self.h) if self.h else given(rt.inputs.dense)
+        rt.backend.matmul(h.t(), rt.buffer(self.g), rt.weight_grad(self.layer))
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedWeightGrad:
+    """dW = (S_c drop(X))^T g, the masks computed again by blocks of rows, in order."""
+
+    layer: int
+    block: str
+    g: str
+    dropped: Finish
+    block_rows: int
+
+    @property
+    def label(self) -> str:
+        return f"weight-grad {self.layer}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.g,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.block,)
+
+    def run(self, rt: Runtime) -> None:
+        g, grad = rt.buffer(self.g), rt.weight_grad(self.layer)
+        grad.zero_()
+        for first in range(0, g.shape[0], self.block_rows):
+            rows = g[first : first + self.block_rows]
+            block = dropped_block(rt, self.block, self.dropped, first, rows.shape[0])
+            rt.backend.matmul(block.t(), rows, grad, accumulate=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseWeightGrad:
+    """dW (D, E) = M^T g with M the constant sparse input."""
+
+    layer: int
+    g: str
+    dropped: bool
+
+    @property
+    def label(self) -> str:
+        return f"sparse-weight-grad {self.layer}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.g,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return ()
+
+    def run(self, rt: Runtime) -> None:
+        matrix = given(rt.inputs.dropped_t if self.dropped else rt.inputs.sparse_t)
+        rt.backend.spmm(matrix, rt.buffer(self.g), rt.weight_grad(self.layer), accumulate=False, epilogue=None)
+
+
+@dataclass(frozen=True, slots=True)
+class InputGrad:
+    """h (V, D) becomes the gradient before its activation, from g (V, E) @ W^T, by blocks of rows: no (V, D) buffer."""
+
+    layer: int
+    g: str
+    h: str
+    block: str
+    partials: str
+    activated: Activated
+    block_rows: int
+
+    @property
+    def label(self) -> str:
+        return f"input-grad {self.layer}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.g, self.h)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.h, self.block, self.partials) if self.partials else (self.h, self.block)
+
+    def run(self, rt: Runtime) -> None:
+        g, h, block = rt.buffer(self.g), rt.buffer(self.h), rt.buffer(self.block)
+        weight_t = rt.weight(self.layer).t()
+        partials = start_partials(rt, self.partials)
+        for first in range(0, h.shape[0], self.block_rows):
+            rows = h[first : first + self.block_rows]
+            part = block[: rows.shape[0]]
+            rt.backend.matmul(g[first : first + self.block_rows], weight_t, part)
+            self.activated.run(rt, part, rows, partials, first)
+        if partials is not None:
+            rt.backend.sum_partials(partials, rt.bias_grad(self.layer - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ProductGrad:
+    """dst (V, D) = finish(g (V, E) @ W^T): the gradient of an aggregate, before it goes back through the graph."""
+
+    layer: int
+    g: str
+    dst: str
+    finish: Finish
+    block_rows: int
+
+    @property
+    def label(self) -> str:
+        return f"product-grad {self.layer}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.g,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.dst,)
+
+    def run(self, rt: Runtime) -> None:
+        g, dst, epilogue = rt.buffer(self.g), rt.buffer(self.dst), self.finish.epilogue(rt)
+        weight_t = rt.weight(self.layer).t()
+        for first in range(0, dst.shape[0], self.block_rows):
+            out = dst[first : first + self.block_rows]
+            rt.backend.matmul(g[first : first + self.block_rows], weight_t, out)
+            if epilogue is not None:
+                rt.backend.finish(out, out, epilogue, first)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationGrad:
+    """h (V, D) becomes the gradient before its activation, from the gradient g (V, D) after it."""
+
+    layer: int
+    g: str
+    h: str
+    partials: str
+    activated: Activated
+
+    @property
+    def label(self) -> str:
+        return f"activation-grad {self.layer - 1}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.g, self.h)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.h, self.partials) if self.partials else (self.h,)
+
+    def run(self, rt: Runtime) -> None:
+        partials = start_partials(rt, self.partials)
+        self.activated.run(rt, rt.buffer(self.g), rt.buffer(self.h), partials)
+        if partials is not None:
+            rt.backend.sum_partials(partials, rt.bias_grad(self.layer - 1))

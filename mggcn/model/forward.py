@@ -1,0 +1,236 @@
+"""The ops of the forward pass: each names the buffers it reads and writes, and runs on a Runtime.
+
+Shapes and buffer names as in ops.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mggcn.backend.base import Dropout, Epilogue
+from mggcn.model.ops import Finish, Runtime, dropped_block, given
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """dst (V, E) = finish(src (V, D) @ W); src "" is the constant dense input. By blocks of rows if finish has work."""
+
+    layer: int
+    src: str
+    dst: str
+    finish: Finish
+    block_rows: int
+
+    @property
+    def label(self) -> str:
+        return f"linear {self.layer}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.src,) if self.src else ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.dst,)
+
+    def run(self, rt: Runtime) -> None:
+        src = rt.buffer(self.src) if self.src else given(rt.inputs.dense)
+        dst, epilogue = rt.buffer(self.dst), self.finish.epilogue(rt)
+        # A block of the product is finished while it lies in the cache.
+        step = dst.shape[0] if epilogue is None else self.block_rows
+        for first in range(0, dst.shape[0], max(step, 1)):
+            out = dst[first : first + step]
+            rt.backend.matmul(src[first : first + step], rt.weight(self.layer), out)
+            if epilogue is not None:
+                rt.backend.finish(out, out, epilogue, first)
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedLinear:
+    """dst (V, E) = finish((S_c drop(X)) @ W) with X the constant dense input, by blocks of rows."""
+
+    layer: int
+    block: str
+    dst: str
+    finish: Finish
+    dropped: Finish
+    block_rows: int
+
+    @property
+    def label(self) -> str:
+        return f"linear {self.layer}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.block, self.dst)
+
+    def run(self, rt: Runtime) -> None:
+        dst, epilogue = rt.buffer(self.dst), self.finish.epilogue(rt)
+        for first in range(0, dst.shape[0], self.block_rows):
+            out = dst[first : first + self.block_rows]
+            block = dropped_block(rt, self.block, self.dropped, first, out.shape[0])
+            rt.backend.matmul(block, rt.weight(self.layer), out)
+            if epilogue is not None:
+                rt.backend.finish(out, out, epilogue, first)
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedInput:
+    """dst (V, D) = S_c drop(X): the whole input at once, for an aggregation."""
+
+    layer: int
+    dst: str
+    dropped: Finish
+
+    @property
+    def label(self) -> str:
+        return f"input {self.layer}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.dst,)
+
+    def run(self, rt: Runtime) -> None:
+        dropped_block(rt, self.dst, self.dropped, 0, rt.buffer(self.dst).shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedValues:
+    """The values of the sparse input under this epoch's mask, in both orders."""
+
+    layer: int
+    probability: float
+
+    @property
+    def label(self) -> str:
+        return f"input {self.layer}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return ()
+
+    def run(self, rt: Runtime) -> None:
+        inputs = rt.inputs
+        values, values_t = given(given(inputs.dropped).values), given(given(inputs.dropped_t).values)
+        dropout = Dropout(self.probability, rt.seed, rt.epoch, self.layer - 1)
+        rt.backend.dropout_values(given(inputs.sparse), values, inputs.row_ids, dropout)
+        rt.backend.gather_rows(values.view(-1, 1), given(inputs.position), values_t.view(-1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class SparseLinear:
+    """dst (V, E) = finish(M @ W) with M the constant sparse input (V, D)."""
+
+    layer: int
+    dst: str
+    finish: Finish
+    dropped: bool
+
+    @property
+    def label(self) -> str:
+        return f"sparse-linear {self.layer}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.dst,)
+
+    def run(self, rt: Runtime) -> None:
+        matrix = given(rt.inputs.dropped if self.dropped else rt.inputs.sparse)
+        epilogue = self.finish.epilogue(rt)
+        rt.backend.spmm(matrix, rt.weight(self.layer), rt.buffer(self.dst), accumulate=False, epilogue=epilogue)
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """dst (V, E) = finish(A^T src); backward = True: finish(A src). `slots` are the strategy's own buffers."""
+
+    layer: int
+    src: str
+    dst: str
+    slots: tuple[str, ...]
+    finish: Finish
+    backward: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"aggregate-grad {self.layer}" if self.backward else f"aggregate {self.layer}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.src,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.dst, *self.slots)
+
+    def run(self, rt: Runtime) -> None:
+        move = rt.aggregation.backward if self.backward else rt.aggregation.forward
+        slots = [rt.buffer(name) for name in self.slots]
+        move(rt.buffer(self.src), rt.buffer(self.dst), slots, self.layer, self.finish.epilogue(rt))
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Columns [first, first + width) of the dense input X become those of A_hat X, in place, through the buffer `panel`."""
+
+    panel: str
+    slots: tuple[str, ...]
+    first: int
+    width: int
+
+    @property
+    def label(self) -> str:
+        return f"panel {self.first}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.panel, *self.slots)
+
+    def run(self, rt: Runtime) -> None:
+        columns = given(rt.inputs.dense)[:, self.first : self.first + self.width]
+        panel = rt.buffer(self.panel)[:, : self.width]
+        slots = [rt.buffer(name)[:, : self.width] for name in self.slots]
+        rt.backend.finish(columns, panel, Epilogue(out_scale=rt.inputs.col_scale))
+        rt.aggregation.forward(panel, columns, slots, 1, Epilogue(row_scale=rt.inputs.row_scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Adds the confusion counts of the three splits to rt.counts; the logits z stay readable after the program."""
+
+    z: str
+
+    @property
+    def label(self) -> str:
+        return "score"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.z,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return ()
+
+    def run(self, rt: Runtime) -> None:
+        rt.backend.confusion(rt.buffer(self.z), rt.inputs.labels, rt.inputs.mask, rt.counts)

@@ -1,0 +1,249 @@
+"""From a model and the sizes of a shard to a flat list of ops, forward then backward, and the buffers they use.
+
+V rows of this rank, L layers; layer l maps width d(l - 1) to d(l).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mggcn.aggregate.base import AggregationPlan
+from mggcn.backend.base import PARTIALS
+from mggcn.config import ModelConfig
+from mggcn.model import backward as bwd
+from mggcn.model import forward as fwd
+from mggcn.model.choices import InputChoice, LayerChoice
+from mggcn.model.ops import Activated, Finish, Op
+from mggcn.plan.memory import ArenaPlan, BufferSpec, place
+
+BLOCK_ROWS = 2048
+"""Rows of a block: 2 MiB at width 256, so that a block of a product is still in the cache for what follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A flat list of ops and the arena that its buffers need."""
+
+    name: str
+    ops: tuple[Op, ...]
+    arena: ArenaPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What the lowering reads: configuration, choices, rows of this rank, type of activations."""
+
+    config: ModelConfig
+    input: InputChoice
+    layers: tuple[LayerChoice, ...]
+    rows: int
+    dtype: str
+    scaled_cols: bool
+    """Whether S_c is not one (symmetric normalisation)."""
+
+    @property
+    def block_rows(self) -> int:
+        return max(1, min(self.rows, BLOCK_ROWS))
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Ops and buffers of one program as they are emitted."""
+
+    model: Model
+    aggregation: AggregationPlan
+    training: bool
+    ops: list[Op] = field(default_factory=list)
+    buffers: dict[str, BufferSpec] = field(default_factory=dict)
+
+    def buffer(self, name: str, cols: int, lifetime: str = "scratch", rows: int = -1, dtype: str = "") -> str:
+        spec = BufferSpec(name, self.model.rows if rows < 0 else rows, cols, dtype or self.model.dtype, lifetime)
+        self.buffers[name] = spec
+        return name
+
+    def block(self, op: str, cols: int) -> str:
+        return self.buffer(f"{op}.block", cols, rows=self.model.block_rows)
+
+    def partials(self, op: str, cols: int) -> str:
+        return self.buffer(f"{op}.partials", cols, rows=PARTIALS, dtype="fp64") if self.model.config.bias else ""
+
+    def slots(self, op: str, cols: int) -> tuple[str, ...]:
+        specs = self.aggregation.buffers(op, cols, self.model.dtype)
+        self.buffers.update({s.name: s for s in specs})
+        return tuple(s.name for s in specs)
+
+    def aggregate(self, layer: int, src: str, dst: str, finish: Finish, backward: bool = False) -> None:
+        op = f"{'aggregate-grad' if backward else 'aggregate'}{layer}"
+        slots = self.slots(op, self.buffers[dst].cols)
+        self.ops.append(fwd.Aggregate(layer, src, dst, slots, finish, backward))
+
+    def finish(self, choice: LayerChoice, row_scale: bool) -> Finish:
+        """The epilogue that turns the product of a layer into its stored output."""
+        config, last = self.model.config, choice.layer == len(self.model.layers)
+        if last:
+            return Finish(choice.layer, row_scale=row_scale, bias=config.bias)
+        dropout = config.dropout if self.training else 0.0
+        return Finish(choice.layer, row_scale, config.bias, True, dropout, self.model.scaled_cols)
+
+    def dropped(self) -> Finish:
+        """The epilogue that turns rows of the dense X into those of S_c drop(X)."""
+        probability = self.model.config.input_dropout if self.training else 0.0
+        return Finish(0, dropout=probability, out_scale=self.model.scaled_cols)
+
+    def program(self, name: str) -> Program:
+        """Place the buffers."""
+        return Program(name, tuple(self.ops), place(self.buffers.values(), self.ops))
+
+
+def _forward(b: _Builder) -> None:
+    first = b.model.layers[0]
+    _input_layer(b, first)
+    for choice in b.model.layers[1:]:
+        layer, h = choice.layer, f"h{choice.layer - 1}"
+        if choice.products == "aggregate-first":
+            u = b.buffer(f"u{layer}", choice.d_in, "kept")
+            b.aggregate(layer, h, u, Finish(layer, row_scale=True))
+            out = b.buffer(f"h{layer}", choice.d_out, "kept")
+            b.ops.append(fwd.Linear(layer, u, out, b.finish(choice, False), b.model.block_rows))
+        elif choice.products == "gemm-first":
+            t = b.buffer(f"t{layer}", choice.d_out)
+            b.ops.append(fwd.Linear(layer, h, t, Finish(layer), b.model.block_rows))
+            b.aggregate(layer, t, b.buffer(f"h{layer}", choice.d_out, "kept"), b.finish(choice, True))
+        else:
+            out = b.buffer(f"h{layer}", choice.d_out, "kept")
+            b.ops.append(fwd.Linear(layer, h, out, b.finish(choice, False), b.model.block_rows))
+
+
+def _input_layer(b: _Builder, choice: LayerChoice) -> None:
+    """Layer 1, whose input is constant: dense or sparse, X or A_hat X, with dropout or without."""
+    model, rows = b.model, b.model.block_rows
+    direct = choice.products in ("precomputed", "dense")
+    dropped = b.training and model.config.input_dropout > 0
+    if model.input.sparse:
+        if dropped:
+            b.ops.append(fwd.DroppedValues(1, model.config.input_dropout))
+        out = b.buffer("h1" if direct else "t1", choice.d_out, "kept" if direct else "scratch")
+        b.ops.append(fwd.SparseLinear(1, out, b.finish(choice, False) if direct else Finish(1), dropped))
+    elif choice.products == "aggregate-first":
+        x = b.buffer("x1", choice.d_in)
+        b.ops.append(fwd.DroppedInput(1, x, b.dropped()))
+        u = b.buffer("u1", choice.d_in, "kept")
+        b.aggregate(1, x, u, Finish(1, row_scale=True))
+        b.ops.append(fwd.Linear(1, u, b.buffer("h1", choice.d_out, "kept"), b.finish(choice, False), rows))
+        return
+    elif b.model.input.aggregated or (choice.products == "dense" and not dropped):
+        b.ops.append(fwd.Linear(1, "", b.buffer("h1", choice.d_out, "kept"), b.finish(choice, False), rows))
+    else:
+        out = b.buffer("h1" if direct else "t1", choice.d_out, "kept" if direct else "scratch")
+        finish = b.finish(choice, False) if direct else Finish(1)
+        b.ops.append(fwd.DroppedLinear(1, b.block("linear1", choice.d_in), out, finish, b.dropped(), rows))
+    if not direct:
+        b.aggregate(1, "t1", b.buffer("h1", choice.d_out, "kept"), b.finish(choice, True))
+
+
+def _backward(b: _Builder) -> None:
+    layers = b.model.layers
+    last = layers[-1]
+    partials = b.partials("loss", last.d_out)
+    b.ops.append(bwd.Loss(last.layer, f"h{last.layer}", partials, last.products == "gemm-first"))
+    for choice in reversed(layers[1:]):
+        layer, z, h = choice.layer, f"h{choice.layer}", f"h{choice.layer - 1}"
+        activated = Activated(
+            layer - 1,
+            masked=True,
+            dropout=b.model.config.dropout,
+            col_scale=b.model.scaled_cols,
+            row_scale=layers[layer - 2].products == "gemm-first",
+        )
+        if choice.products == "aggregate-first":
+            b.ops.append(bwd.WeightGrad(layer, f"u{layer}", z))
+            c = b.buffer(f"c{layer}", choice.d_in)
+            b.ops.append(bwd.ProductGrad(layer, z, c, Finish(layer, row_scale=True), b.model.block_rows))
+            # A H has served the weight gradient: its buffer takes the gradient of H.
+            b.aggregate(layer, c, f"u{layer}", Finish(layer), backward=True)
+            b.ops.append(
+                bwd.ActivationGrad(
+                    layer, f"u{layer}", h, b.partials(f"activation-grad{layer - 1}", choice.d_in), activated
+                )
+            )
+            continue
+        g = z
+        if choice.products == "gemm-first":
+            g = b.buffer(f"b{layer}", choice.d_out)
+            b.aggregate(layer, z, g, Finish(layer), backward=True)
+        b.ops.append(bwd.WeightGrad(layer, h, g))
+        block, partials = b.block(f"input-grad{layer}", choice.d_in), b.partials(f"input-grad{layer}", choice.d_in)
+        b.ops.append(bwd.InputGrad(layer, g, h, block, partials, activated, b.model.block_rows))
+    _input_layer_backward(b, layers[0])
+
+
+def _input_layer_backward(b: _Builder, choice: LayerChoice) -> None:
+    """The weight gradient of layer 1: nothing below it needs one."""
+    model = b.model
+    dropped = model.config.input_dropout > 0
+    g = "h1"
+    if choice.products == "gemm-first":
+        g = b.buffer("b1", choice.d_out)
+        b.aggregate(1, "h1", g, Finish(1), backward=True)
+    if model.input.sparse:
+        b.ops.append(bwd.SparseWeightGrad(1, g, dropped))
+    elif choice.products == "aggregate-first":
+        b.ops.append(bwd.WeightGrad(1, "u1", g))
+    elif model.input.aggregated or (choice.products == "dense" and not dropped):
+        b.ops.append(bwd.WeightGrad(1, "", g))
+    else:
+        block = b.block("weight-grad1", choice.d_in)
+        b.ops.append(bwd.DroppedWeightGrad(1, block, g, b.dropped(), model.block_rows))
+
+
+def lower_training(model: Model, aggregation: AggregationPlan) -> Program:
+    """Lower one training epoch: forward, loss, backward. Weight gradients are local sums, to be added over ranks."""
+    builder = _Builder(model, aggregation, training=True)
+    _forward(builder)
+    _backward(builder)
+    return builder.program("train")
+
+
+def lower_evaluation(model: Model, aggregation: AggregationPlan) -> Program:
+    """Lower one forward pass without dropout; the logits stay in buffer h<L> after it."""
+    builder = _Builder(model, aggregation, training=False)
+    _forward(builder)
+    builder.ops.append(fwd.Score(f"h{len(model.layers)}"))
+    return builder.program("evaluate")
+
+
+def lower_setup(model: Model, aggregation: AggregationPlan, limit: int) -> Program | None:
+    """Lower the computation of A_hat X by column panels, as wide as an arena of `limit` bytes admits; None if not needed.
+
+    The panels run through one op each, in order; buffer "panel" holds S_c X of the panel's columns.
+    """
+    if model.input.sparse or not model.input.aggregated:
+        return None
+    width = model.layers[0].d_in
+    while True:
+        builder = _Builder(model, aggregation, training=False)
+        panel = builder.buffer("panel", width)
+        slots = builder.slots("panel", width)
+        builder.ops.extend(
+            fwd.Panel(panel, slots, first, min(width, model.layers[0].d_in - first))
+            for first in range(0, model.layers[0].d_in, width)
+        )
+        program = builder.program("setup")
+        if program.arena.nbytes <= limit or width <= 16:
+            return program
+        width = max(16, (width // 2 + 15) // 16 * 16)
+
+
+def paper_arena_bytes(model: Model, ranks: int, largest_rows: int) -> int:
+    """Return the bytes of the paper's L + 3 buffers (MG-GCN 4.2; L + 1 on one rank) for these widths, rows padded alike."""
+    widths = [layer.d_out for layer in model.layers]
+    buffers = [model.layers[0].d_out] + [max(layer.d_in, layer.d_out) for layer in model.layers[1:]]
+    own = sum(BufferSpec("", model.rows, w, model.dtype).nbytes for w in [*buffers, max(widths)])
+    slots = 2 * BufferSpec("", largest_rows, max(widths), model.dtype).nbytes if ranks > 1 else 0
+    return own + slots
+
+
+def spmm_ops(ops: Sequence[Op]) -> list[fwd.Aggregate]:
+    """Return the aggregations among the ops."""
+    return [op for op in ops if isinstance(op, fwd.Aggregate)]

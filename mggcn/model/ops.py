@@ -1,0 +1,161 @@
+"""What an op is and what it runs on; forward.py and backward.py hold the ops themselves.
+
+Shapes: V rows of this rank, D input width, E output width, C classes. A_hat = S_r A^T S_c; activations are stored scaled,
+H' = S_c H. Buffers are named: h1 .. hL activations (hL the logits), t/u forward and b/c backward products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from mggcn.aggregate.base import Aggregation
+from mggcn.backend.base import Dropout, Epilogue, KernelBackend, Sparse
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a rank's ops read besides buffers and weights; device tensors.
+
+    row_scale, col_scale (V,) or None: S_r, S_c; row_ids int64 (V,): original ids; labels int32, mask uint8 (V,).
+    dense (V, D): X or A_hat X; sparse, sparse_t: the same as CSR and its transpose; dropped and dropped_t share their
+    structure with values of their own, rewritten each epoch under input dropout; position int32 (nnz,): entry of
+    `sparse` for each entry of `sparse_t`.
+    """
+
+    row_scale: Tensor | None
+    col_scale: Tensor | None
+    row_ids: Tensor
+    labels: Tensor
+    mask: Tensor
+    inv_count: float
+    dense: Tensor | None = None
+    sparse: Sparse | None = None
+    sparse_t: Sparse | None = None
+    dropped: Sparse | None = None
+    dropped_t: Sparse | None = None
+    position: Tensor | None = None
+
+
+class Runtime(Protocol):
+    """What ops run on: the named buffers of one rank and everything constant."""
+
+    backend: KernelBackend
+    aggregation: Aggregation
+    inputs: Inputs
+    seed: int
+    epoch: int
+
+    def buffer(self, name: str) -> Tensor: ...
+
+    def weight(self, layer: int) -> Tensor: ...
+
+    def bias(self, layer: int) -> Tensor: ...
+
+    def weight_grad(self, layer: int) -> Tensor: ...
+
+    def bias_grad(self, layer: int) -> Tensor: ...
+
+    @property
+    def loss(self) -> Tensor: ...
+
+    @property
+    def counts(self) -> Tensor: ...
+
+
+class Op(Protocol):
+    """One step of a program."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def reads(self) -> tuple[str, ...]: ...
+
+    @property
+    def writes(self) -> tuple[str, ...]: ...
+
+    def run(self, rt: Runtime) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What follows a product, by name: out_scale * drop(relu(row_scale * z + bias))."""
+
+    layer: int
+    row_scale: bool = False
+    bias: bool = False
+    relu: bool = False
+    dropout: float = 0.0
+    out_scale: bool = False
+
+    def epilogue(self, rt: Runtime) -> Epilogue | None:
+        """Return the epilogue on the rank's vectors, None if it does nothing."""
+        if self == Finish(self.layer):
+            return None
+        return Epilogue(
+            rt.inputs.row_scale if self.row_scale else None,
+            rt.bias(self.layer) if self.bias else None,
+            self.relu,
+            Dropout(self.dropout, rt.seed, rt.epoch, self.layer) if self.dropout else None,
+            rt.inputs.row_ids,
+            rt.inputs.col_scale if self.out_scale else None,
+        )
+
+
+T = TypeVar("T")
+
+
+def given(value: T | None) -> T:
+    """Return an input that the lowering promised; raises KeyError if it was never loaded."""
+    if value is None:
+        raise KeyError("an op reads an input that was never loaded")
+    return value
+
+
+def start_partials(rt: Runtime, name: str) -> Tensor | None:
+    """Return the zeroed partial sums of a bias gradient, None without a bias."""
+    if not name:
+        return None
+    padded = rt.buffer(name)
+    # The kernels add into 64 adjacent rows without padding.
+    partials = padded.as_strided(padded.shape, (padded.shape[1], 1))
+    partials.zero_()
+    return partials
+
+
+def dropped_block(rt: Runtime, name: str, dropped: Finish, first: int, rows: int) -> Tensor:
+    """Fill the first `rows` rows of a buffer with S_c drop(X) of rows first, ... and return them."""
+    block = rt.buffer(name)[:rows]
+    source = given(rt.inputs.dense)[first : first + rows]
+    epilogue = dropped.epilogue(rt)
+    rt.backend.finish(source, block, epilogue if epilogue is not None else Epilogue(), first)
+    return block
+
+
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """How a gradient passes the activation of a layer, in place of its output h."""
+
+    layer: int
+    masked: bool
+    dropout: float
+    col_scale: bool
+    row_scale: bool
+
+    def run(self, rt: Runtime, g: Tensor, h: Tensor, partials: Tensor | None, first_row: int = 0) -> None:
+        """h = out_scale * (h != 0) * keep * S_c * g for the rows of g."""
+        keep = Dropout(self.dropout, 0, 0, 0).keep_scale
+        rt.backend.activation_grad(
+            g,
+            h,
+            masked=self.masked,
+            keep_scale=keep,
+            h_scale=rt.inputs.col_scale if self.col_scale else None,
+            out_scale=rt.inputs.row_scale if self.row_scale else None,
+            partials=partials,
+            first_row=first_row,
+        )

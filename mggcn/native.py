@@ -1,0 +1,115 @@
+"""The compiled CPU kernels of cpu/*.cpp: where the library lies, which instruction set runs, how a kernel is called."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mggcn.errors import BackendError
+
+LIBRARY = "mggcn/libmggcn_cpu.so"
+_REMEDY = "install mggcn with a C++ compiler present: pip install . (Debian, Ubuntu: apt-get install g++)"
+
+
+class DropoutArgs(ctypes.Structure):
+    """`Dropout` of cpu/philox.h."""
+
+    _fields_ = (
+        ("seed", ctypes.c_uint32),
+        ("epoch", ctypes.c_uint32),
+        ("layer", ctypes.c_uint32),
+        ("threshold", ctypes.c_uint32),
+        ("keep_scale", ctypes.c_double),
+    )
+
+
+class EpilogueArgs(ctypes.Structure):
+    """`Epilogue<T>` of cpu/epilogue.h."""
+
+    _fields_ = (
+        ("row_scale", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("out_scale", ctypes.c_void_p),
+        ("row_ids", ctypes.c_void_p),
+        ("dropout", DropoutArgs),
+        ("relu", ctypes.c_int32),
+    )
+
+
+class SweepArgs(ctypes.Structure):
+    """`Sweep` of cpu/tiles.cpp."""
+
+    _fields_ = (
+        ("indptr", ctypes.c_void_p),
+        ("indices", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("first_row", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+        ("owner", ctypes.c_void_p),
+        ("local", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("rank", ctypes.c_int32),
+        ("self_loops", ctypes.c_int32),
+    )
+
+
+_P, _L, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
+# Argument types by kernel; a name ending in _ exists for f32 and f64.
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "mggcn_spmm_": (_L, _P, _P, _P, _P, _P, _L, _P, _L, _L, _I, _P, _I),
+    "mggcn_finish_": (_P, _L, _P, _L, _L, _L, _L, _P, _I),
+    "mggcn_activation_grad_": (_P, _L, _P, _L, _L, _L, _L, _I, _D, _P, _P, _P, _I),
+    "mggcn_sum_partials_": (_P, _P, _L),
+    "mggcn_gather_rows_": (_P, _L, _P, _P, _L, _L, _L, _I),
+    "mggcn_scatter_add_rows_": (_P, _L, _P, _P, _L, _L, _L, _I),
+    "mggcn_dropout_values_": (_P, _P, _P, _P, _L, _P, _P, _I),
+    "mggcn_softmax_xent_": (_P, _L, _L, _L, _P, _P, _D, _P, _P, _P, _I),
+    "mggcn_confusion_": (_P, _L, _L, _L, _P, _P, _P, _I),
+    "mggcn_tile_count": (_P, _P, _I),
+    "mggcn_tile_fill": (_P, _P, _P, _P, _I, _I, _I),
+    "mggcn_tile_degree": (_P, _P, _I),
+    "mggcn_balance": (_P, _L, _L, _P),
+}
+
+
+def path() -> Path:
+    """Return where the compiled library lies. Raises: BackendError if mggcn is not installed."""
+    try:
+        found = Path(str(metadata.distribution("mggcn").locate_file(LIBRARY)))
+    except metadata.PackageNotFoundError as error:
+        raise BackendError(f"mggcn is imported but not installed, so its CPU kernels are missing; {_REMEDY}") from error
+    if not found.exists():
+        raise BackendError(f"the CPU kernels are missing at {found}; {_REMEDY}")
+    return found
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Load the library once per process. Raises: BackendError if it is missing or cannot be loaded."""
+    try:
+        return ctypes.CDLL(str(path()))
+    except OSError as error:
+        raise BackendError(f"the CPU kernels cannot be loaded: {error}; {_REMEDY}") from error
+
+
+def isas() -> tuple[str, ...]:
+    """Return the instruction sets of this build that the processor has, slowest first."""
+    return ("baseline", "avx2") if library().mggcn_has_avx2() else ("baseline",)
+
+
+def isa() -> str:
+    """Return the instruction set whose kernels run."""
+    return isas()[-1]
+
+
+@functools.cache
+def kernel(name: str, kind: str = "", set_: str = "") -> Callable[..., None]:
+    """Return a kernel, for example kernel("mggcn_spmm_", "f32"); `set_` overrides the processor's best set (tests)."""
+    function = getattr(library(), f"{name}{kind}_{set_ or isa()}")
+    function.argtypes = _SIGNATURES[name]
+    function.restype = None
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,136 @@
+"""What a partition costs before it is built: nonzeros and needed rows of each tile, and the stages' critical path.
+
+P ranks; tile (i, j) multiplies rows of rank j into rows of rank i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from mggcn.graph.csr import CSR, Graph
+from mggcn.partition.order import Assignment
+from mggcn.partition.sweep import sweep
+
+
+@dataclass(frozen=True, slots=True)
+class TileStatistics:
+    """nnz, rows_needed int64 (P, P); exact is False if they are expectations of a bare shape."""
+
+    nnz: npt.NDArray[np.int64]
+    rows_needed: npt.NDArray[np.int64]
+    exact: bool = True
+
+    @property
+    def critical_path_over_ideal(self) -> float:
+        """Time of the stages over nnz / P, if a multiply costs its nonzeros and messages cost nothing."""
+        total = self.nnz.sum()
+        return critical_path(self.nnz) * self.nnz.shape[0] / float(total) if total else 1.0
+
+
+def critical_path(nnz: npt.NDArray[np.int64]) -> float:
+    """Return the time at which the last rank ends: own tile first, then stage after stage from two slots.
+
+    A broadcast is collective: it starts once every receiver has multiplied what its slot held before.
+    """
+    ranks = nnz.shape[0]
+    end = np.diag(nnz).astype(float)
+    ends: list[npt.NDArray[np.float64]] = []
+    for stage in range(ranks):
+        arrives = ends[stage - 2].max() if stage >= 2 else 0.0
+        work = nnz[:, stage].astype(float)
+        others = np.arange(ranks) != stage
+        end = np.where(others, np.maximum(end, arrives) + work, end)
+        ends.append(end)
+    return float(end.max()) if ranks else 0.0
+
+
+def _part_masks(matrix: CSR, owners: Assignment, part: int) -> npt.NDArray[np.uint64]:
+    """Bit i of entry u: a neighbour of u lies in rank part + i, for 64 ranks at a time."""
+    masks = np.zeros(matrix.num_rows, np.uint64)
+    for chunk in sweep(matrix):
+        owner = owners.owner[chunk.indices].astype(np.int64) - part
+        bits = np.where((owner >= 0) & (owner < 64), np.uint64(1) << owner.clip(0, 63).astype(np.uint64), np.uint64(0))
+        filled = np.flatnonzero(np.diff(chunk.indptr))
+        if filled.size:
+            masks[chunk.first + filled] = np.bitwise_or.reduceat(bits, chunk.indptr[filled])
+    return masks
+
+
+def tile_statistics(graph: Graph, owners: Assignment, *, self_loops: bool) -> TileStatistics:
+    """Count the nonzeros and the distinct columns of every tile of A^T.
+
+    Cost: two sweeps over the edges (one more per 64 ranks), 8 N bytes. Inserted self-loops count, stored ones too.
+    """
+    ranks = owners.num_ranks
+    nnz = np.zeros(ranks * ranks, np.int64)
+    for chunk in sweep(graph.adj_t):
+        rows = np.repeat(owners.owner[chunk.first : chunk.first + chunk.rows].astype(np.int64), np.diff(chunk.indptr))
+        nnz += np.bincount(rows * ranks + owners.owner[chunk.indices], minlength=ranks * ranks)
+        if self_loops:
+            ids = np.repeat(np.arange(chunk.first, chunk.first + chunk.rows), np.diff(chunk.indptr))
+            stored = np.zeros(chunk.rows, bool)
+            stored[ids[ids == chunk.indices] - chunk.first] = True
+            lacking = owners.owner[chunk.first : chunk.first + chunk.rows][~stored].astype(np.int64)
+            nnz += np.bincount(lacking * ranks + lacking, minlength=ranks * ranks)
+    needed = np.zeros((ranks, ranks), np.int64)
+    for part in range(0, ranks, 64):
+        masks = _part_masks(graph.adj, owners, part)
+        for i in range(part, min(part + 64, ranks)):
+            wanted = (masks >> np.uint64(i - part)) & np.uint64(1) != 0
+            if self_loops:
+                wanted |= owners.owner == i
+            needed[i] = np.bincount(owners.owner[wanted], minlength=ranks)
+    return TileStatistics(nnz.reshape(ranks, ranks), needed)
+
+
+def expected_statistics(
+    num_vertices: int, num_edges: int, counts: tuple[int, ...], *, self_loops: bool
+) -> TileStatistics:
+    """Return the expectation of a random assignment of a graph of which only the shape is known.
+
+    Self-loops are added for every vertex. Rows needed: a rank needs a row unless none of its E / N edges, on average,
+    goes there: V_j (1 - (1 - V_i / N)^(E / N)), exact for regular graphs and an upper estimate for skewed ones.
+    """
+    share = np.array(counts) / max(num_vertices, 1)
+    nnz = np.rint(np.outer(share, share) * num_edges).astype(np.int64)
+    if self_loops:
+        nnz[np.diag_indices(len(counts))] += np.array(counts)
+    degree = num_edges / max(num_vertices, 1)
+    needed = np.rint(np.outer(1.0 - (1.0 - share) ** degree, np.array(counts))).astype(np.int64)
+    if self_loops:
+        needed[np.diag_indices(len(counts))] = np.array(counts)
+    return TileStatistics(nnz, needed, exact=False)
+
+
+SAMPLED_ROWS = 2048
+"""Rows whose aggregate is counted to estimate the nonzeros of A_hat X."""
+
+
+def estimate_aggregated_nnz(graph: Graph, *, self_loops: bool) -> int:
+    """Estimate the nonzeros of A^T X for sparse X from SAMPLED_ROWS evenly spaced rows; 0 for dense features.
+
+    Cost: the pattern of X is held in memory meanwhile. Exact for graphs of at most SAMPLED_ROWS vertices.
+    """
+    features = graph.features
+    if not isinstance(features, CSR) or not graph.num_vertices:
+        return 0
+    pattern = sp.csr_matrix(
+        (np.ones(features.nnz, np.float32), features.indices.array(), features.indptr.array()),
+        (graph.num_vertices, features.num_cols),
+    )
+    count = min(SAMPLED_ROWS, graph.num_vertices)
+    chosen = np.linspace(0, graph.num_vertices - 1, count).astype(np.int64)
+    parts = []
+    for chunk in sweep(graph.adj_t):
+        mine = chosen[(chosen >= chunk.first) & (chosen < chunk.first + chunk.rows)]
+        ones = np.ones(chunk.indices.shape[0], np.float32)
+        adj = sp.csr_matrix((ones, chunk.indices, chunk.indptr), (chunk.rows, graph.num_vertices))[mine - chunk.first]
+        if self_loops:
+            loops = sp.csr_matrix((np.ones(mine.size, np.float32), (np.arange(mine.size), mine)), adj.shape)
+            adj = adj + loops
+        parts.append((adj @ pattern).nnz)
+    return round(sum(parts) * graph.num_vertices / count)

@@ -1,0 +1,48 @@
+"""One forward pass over the rows of a CSR in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.graph.csr import CSR
+
+EDGES = 1 << 21
+"""Edges of one chunk: 8 MiB of column ids."""
+ROWS = 1 << 19
+"""Rows of one chunk: 4 MiB of row pointers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows [first, first + rows) of a CSR: indptr int64 (rows + 1,) starts at 0."""
+
+    first: int
+    indptr: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int32]
+    values: npt.NDArray[Any] | None
+
+    @property
+    def rows(self) -> int:
+        return self.indptr.shape[0] - 1
+
+
+def sweep(matrix: CSR, edges: int = EDGES, rows: int = ROWS) -> Iterator[Chunk]:
+    """Yield the rows in order, at most `rows` rows and `edges` entries at a time; a longer row comes alone.
+
+    Cost: reads indptr, indices and values once.
+    """
+    for start in range(0, matrix.num_rows, rows):
+        indptr = matrix.indptr.read(start, min(start + rows, matrix.num_rows) + 1)
+        low, last = 0, indptr.shape[0] - 1
+        while low < last:
+            high = int(np.searchsorted(indptr, indptr[low] + edges, side="right")) - 1
+            high = min(max(high, low + 1), last)
+            a, b = int(indptr[low]), int(indptr[high])
+            values = None if matrix.values is None else matrix.values.read(a, b)
+            yield Chunk(start + low, indptr[low : high + 1] - a, matrix.indices.read(a, b), values)
+            low = high

@@ -1,0 +1,115 @@
+"""The P tiles of a rank's rows: CSR blocks with local column ids, and the scales of the normalisation.
+
+V rows of this rank, P ranks; tile q holds the columns that rank q owns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn import native
+from mggcn.errors import GraphError
+from mggcn.graph.csr import CSR
+from mggcn.partition.order import Assignment
+from mggcn.partition.sweep import Chunk, sweep
+
+MAX_TILE_NNZ = 2**31 - 1
+"""cuSPARSE and CuPy narrow to 32 bits in places: larger tiles are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One block of the adjacency: indptr int64 (V + 1,), indices int32 (nnz,) local to the owner of the columns."""
+
+    indptr: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int32]
+    values: npt.NDArray[Any] | None
+
+    @property
+    def nnz(self) -> int:
+        return self.indices.shape[0]
+
+
+def check_tile_nnz(nnz: int, ranks: int) -> None:
+    """Raise GraphError if a tile of `nnz` nonzeros cannot be addressed."""
+    if nnz > MAX_TILE_NNZ:
+        raise GraphError(
+            f"a tile of {nnz:,} nonzeros exceeds the limit of {MAX_TILE_NNZ:,} with {ranks} ranks; use more ranks "
+            f"(about {int(np.ceil(ranks * np.sqrt(nnz / MAX_TILE_NNZ)))} or more)"
+        )
+
+
+def _arguments(chunk: Chunk, owners: Assignment, rank: int, self_loops: bool) -> native.SweepArgs:
+    return native.SweepArgs(
+        chunk.indptr.ctypes.data,
+        chunk.indices.ctypes.data,
+        None if chunk.values is None else chunk.values.ctypes.data,
+        chunk.first,
+        chunk.rows,
+        owners.owner.ctypes.data,
+        owners.local.ctypes.data,
+        owners.counts[rank],
+        rank,
+        int(self_loops),
+    )
+
+
+def build_tiles(
+    matrix: CSR, owners: Assignment, rank: int, *, self_loops: bool, dtype: npt.DTypeLike, threads: int
+) -> tuple[Tile, ...]:
+    """Cut the rows that `rank` owns into P tiles, with missing diagonals inserted if `self_loops`.
+
+    Cost: two sweeps over the matrix in chunks of 8 MiB; besides the tiles nothing of the size of the graph is held.
+    Raises: GraphError if a tile has 2^31 nonzeros or more.
+    """
+    ranks, rows = owners.num_ranks, owners.counts[rank]
+    indptr = np.zeros((ranks, rows + 1), np.int64)
+    count, fill = native.kernel("mggcn_tile_count"), native.kernel("mggcn_tile_fill")
+    for chunk in sweep(matrix):
+        arguments = _arguments(chunk, owners, rank, self_loops)
+        count(ctypes.byref(arguments), indptr.ctypes.data, threads)
+    for pointers in indptr:
+        np.cumsum(pointers, out=pointers)
+        check_tile_nnz(int(pointers[-1]), ranks)
+    weighted = matrix.values is not None
+    indices = [np.empty(int(p[-1]), np.int32) for p in indptr]
+    values = [np.empty(int(p[-1]), dtype) if weighted else None for p in indptr]
+    addresses = (ctypes.c_void_p * ranks)(*[a.ctypes.data for a in indices])
+    value_addresses = (ctypes.c_void_p * ranks)(*[None if a is None else a.ctypes.data for a in values])
+    for chunk in sweep(matrix):
+        arguments = _arguments(chunk, owners, rank, self_loops)
+        wide = int(np.dtype(dtype) == np.float64)
+        fill(ctypes.byref(arguments), indptr.ctypes.data, addresses, value_addresses, wide, ranks, threads)
+    return tuple(Tile(p, i, v) for p, i, v in zip(indptr, indices, values, strict=True))
+
+
+def degrees(matrix: CSR, owners: Assignment, rank: int, *, self_loops: bool, threads: int) -> npt.NDArray[np.float64]:
+    """Return the sum of each owned row of `matrix`, inserted self-loops included: the in-degrees if it is adj_t.
+
+    Raises: GraphError if one is negative, which no normalisation admits.
+    """
+    degree = np.zeros(owners.counts[rank])
+    kernel = native.kernel("mggcn_tile_degree")
+    for chunk in sweep(matrix):
+        kernel(ctypes.byref(_arguments(chunk, owners, rank, self_loops)), degree.ctypes.data, threads)
+    if degree.size and degree.min() < 0:
+        raise GraphError(f"in-degrees must be 0 or more, got {degree.min():g} from negative edge weights; drop them")
+    return degree
+
+
+def scales(
+    degree: npt.NDArray[np.float64], norm: str
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64] | None]:
+    """Return S_r and S_c of S_r A^T S_c, None for ones; a vertex without in-edges gets 0.
+
+    mean: 1 / in-degree on the rows (MG-GCN, eq. 2); symmetric: in-degree^-1/2 on both sides (Kipf & Welling, eq. 2).
+    """
+    with np.errstate(divide="ignore"):
+        scale = 1.0 / degree if norm == "mean" else 1.0 / np.sqrt(degree)
+    scale[~np.isfinite(scale)] = 0.0
+    return scale, None if norm == "mean" else scale

@@ -1,0 +1,113 @@
+"""Doctor: kernel library, OpenMP runtimes, the gloo transport, cores and memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+
+from mggcn.errors import BackendError
+from mggcn.report.figure import GIB, format_bytes
+from mggcn.report.findings import Finding
+from mggcn.report.machine_memory import machine_memory
+
+KernelLibrary = Callable[[], tuple[str, str]]
+"""Loads the CPU kernels; returns the library's path and instruction set."""
+
+_REINSTALL = "reinstall mggcn where a C++ compiler is present: pip install --force-reinstall --no-deps mggcn"
+
+
+def native_library() -> tuple[str, str]:
+    """Load the library that this installation built."""
+    from mggcn import native
+
+    return str(native.path()), native.isa()
+
+
+def check_kernels(library: KernelLibrary) -> Finding:
+    """Load the CPU kernels."""
+    try:
+        path, isa = library()
+    except (ImportError, OSError, AttributeError, BackendError) as error:
+        return Finding("CPU kernels", "broken", str(error), _REINSTALL)
+    return Finding("CPU kernels", "ok", f"{isa}, {path}")
+
+
+def check_openmp(maps: Path = Path("/proc/self/maps")) -> Finding:
+    """Count the OpenMP runtimes in this process; call it after torch and the kernels are loaded."""
+    try:
+        found = openmp_runtimes(maps.read_text().splitlines())
+    except OSError:
+        return Finding("OpenMP", "missing", f"cannot be checked: there is no {maps} here")
+    if len(found) == 1:
+        return Finding("OpenMP", "ok", f"one runtime, {found[0]}")
+    if not found:
+        return Finding("OpenMP", "broken", "no runtime is loaded: torch or the CPU kernels do not load", _REINSTALL)
+    remedy = "two thread pools slow each other down: install torch and mggcn by pip into a fresh environment"
+    return Finding("OpenMP", "broken", f"{len(found)} runtimes in one process: {', '.join(found)}", remedy)
+
+
+def openmp_runtimes(maps: Iterable[str]) -> list[str]:
+    """Return the distinct files among the memory maps that are an OpenMP runtime: libgomp, libomp, libiomp5."""
+    fields = (line.split(maxsplit=5) for line in maps)
+    paths = {parts[5].strip().removesuffix(" (deleted)") for parts in fields if len(parts) == 6}
+    return sorted(path for path in paths if re.match(r"lib[gi]?omp\d*(-[0-9a-f]+)?\.so", Path(path).name))
+
+
+def check_gloo() -> Finding:
+    """All-reduce one number over gloo, alone, through a file store."""
+    import torch
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        remedy = "install a torch build with torch.distributed for --ranks > 1 in processes, or use --transport threads"
+        return Finding("gloo", "missing", "this torch was built without it", remedy)
+    if distributed.is_initialized():
+        return Finding("gloo", "ok", f"a process group ({distributed.get_backend()}) is already at work")
+    number = torch.full((3,), 2.5)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            store = (Path(folder) / "store").as_uri()
+            distributed.init_process_group(
+                "gloo", init_method=store, rank=0, world_size=1, timeout=timedelta(seconds=30)
+            )
+            try:
+                distributed.all_reduce(number)
+            finally:
+                distributed.destroy_process_group()
+    except (RuntimeError, OSError, ValueError) as error:
+        remedy = "check that the host name resolves (/etc/hosts), or name an interface: GLOO_SOCKET_IFNAME=lo"
+        return Finding("gloo", "broken", f"self-test failed: {error}", remedy)
+    if number.tolist() != [2.5] * 3:
+        return Finding(
+            "gloo", "broken", f"self-test gave {number.tolist()} instead of [2.5, 2.5, 2.5]", "reinstall torch"
+        )
+    return Finding("gloo", "ok", "self-test passed")
+
+
+def check_cores() -> Finding:
+    """Tell how many cores this process may use and how many threads torch would start."""
+    import torch
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS")
+    detail = f"{usable} of {os.cpu_count()} usable, torch starts {torch.get_num_threads()} threads"
+    if asked is None:
+        return Finding("cores", "ok", detail)
+    crowded = asked.isdigit() and int(asked) > usable
+    remedy = f"OMP_NUM_THREADS asks for more threads than cores; {usable} is enough" if crowded else ""
+    return Finding("cores", "ok", f"{detail}, OMP_NUM_THREADS={asked}", remedy)
+
+
+def check_memory(root: Path = Path("/")) -> Finding:
+    """Tell how much memory a run may take."""
+    memory = machine_memory(root)
+    if memory is None:
+        return Finding("memory", "missing", "cannot be read here", "give runs a limit: --memory-limit BYTES")
+    limit = "no cgroup limit" if memory.cgroup_limit is None else f"cgroup limit {format_bytes(memory.cgroup_limit)}"
+    detail = f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}, {limit}"
+    remedy = "little is free; only small graphs will fit" if memory.available < GIB else ""
+    return Finding("memory", "ok", detail, remedy)

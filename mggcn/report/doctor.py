@@ -1,0 +1,55 @@
+"""`mggcn doctor`: what is installed, which device and transport work, and how to mend what does not. No network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from mggcn.report import check_cpu, check_gpu, check_packages
+from mggcn.report.findings import Finding, exit_status, guarded, render
+
+__all__ = ["Finding", "diagnose", "exit_status", "render"]
+
+
+def diagnose(library: check_cpu.KernelLibrary = check_cpu.native_library) -> list[Finding]:
+    """Look at everything that a run needs or can use; `library` loads the CPU kernels.
+
+    Cost: seconds, most of them for importing torch. A check that needs torch is skipped if torch does not import.
+    """
+    packages = [guarded(name, partial(check_packages.check_required, name)) for name in check_packages.REQUIRED]
+    has_torch = all(finding.state == "ok" for finding in packages if finding.name == "torch")
+    return [
+        guarded("Python", check_packages.check_python),
+        *packages,
+        # Before the OpenMP check, which counts what torch and the kernels have loaded.
+        guarded("CPU kernels", partial(check_cpu.check_kernels, library)),
+        *(_with_torch() if has_torch else [_skipped(name) for name in ("OpenMP", "gloo", "cores")]),
+        guarded("memory", check_cpu.check_memory),
+        *_gpu(has_torch),
+        *(guarded(name, partial(check_packages.check_optional, name)) for name in check_packages.OPTIONAL),
+    ]
+
+
+def _with_torch() -> list[Finding]:
+    checks: dict[str, Callable[[], Finding]] = {
+        "numpy <-> torch": check_packages.check_exchange,
+        "OpenMP": check_cpu.check_openmp,
+        "gloo": check_cpu.check_gloo,
+        "cores": check_cpu.check_cores,
+    }
+    return [guarded(name, check) for name, check in checks.items()]
+
+
+def _gpu(has_torch: bool) -> list[Finding]:
+    driver = check_gpu.find_driver()
+    cupy = guarded("CuPy", partial(check_gpu.check_cupy, driver))
+    return [
+        guarded("NVIDIA driver", partial(check_gpu.check_driver, driver)),
+        guarded("torch CUDA", partial(check_gpu.check_torch_cuda, driver)) if has_torch else _skipped("torch CUDA"),
+        cupy,
+        guarded("NCCL", partial(check_gpu.check_nccl, cupy)),
+    ]
+
+
+def _skipped(name: str) -> Finding:
+    return Finding(name, "missing", "not checked, because torch does not work", "mend torch first")

@@ -1,0 +1,184 @@
+"""index.html: what a run did, where its memory went and how its work was shared, on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mggcn.report.figure import format_bytes, format_count
+from mggcn.report.markup import details, escape, image, page, table
+from mggcn.report.run_folder import Json, RunRecord
+
+_COSTS = {
+    "epochs": "epochs",
+    "seconds_per_epoch": "time per epoch (median)",
+    "setup_seconds": "setup time",
+    "planned_peak_bytes": "peak memory, planned",
+    "measured_peak_bytes": "peak memory, measured",
+    "arena_bytes": "arena",
+    "bytes_sent_per_epoch": "sent per epoch",
+}
+
+
+def write_page(record: RunRecord, images: list[Path], path: Path) -> Path:
+    """Write the page with the three plots inlined."""
+    name = str(record.plan["graph"]["name"])
+    curves, memory, tiles = images
+    body = [
+        f"<h1>{escape(name)}: {escape(record.metric)}</h1>",
+        f'<p class="under">{escape(_subtitle(record))}</p>',
+        *(f'<p class="note">{escape(note)}</p>' for note in record.notes),
+        _results(record.result) if record.result else "",
+        "<h2>Curves</h2>",
+        image(curves, "loss and scores over the epochs"),
+        "<h2>Memory</h2>",
+        image(memory, "buffers in the arena over the ops of an epoch, and memory by purpose"),
+        *_memory_tables(record.plan),
+        "<h2>Tiles and ranks</h2>",
+        image(tiles, "nonzeros per tile of the adjacency and per rank"),
+        *_rank_tables(record.plan),
+        "<h2>Plan</h2>",
+        _list(record.plan["reasons"]) if record.plan["reasons"] else "<p>No choice had to be explained.</p>",
+        *_programs(record.plan),
+        "<h2>Configuration</h2>",
+        _configuration(record.config),
+        *_provenance(record),
+    ]
+    path.write_text(page(f"mggcn run {record.path.resolve().name}: {name}", body), encoding="utf-8")
+    return path
+
+
+def _subtitle(record: RunRecord) -> str:
+    plan, graph = record.plan, record.plan["graph"]
+    ranks = "1 rank" if plan["ranks"] == 1 else f"{plan['ranks']} ranks"
+    parts = [f"{format_count(graph['num_vertices'])} vertices", f"{format_count(graph['num_edges'])} edges"]
+    parts += [f"{graph[key]:,} {key.removeprefix('num_')}" for key in ("num_features", "num_classes") if key in graph]
+    where = f"{ranks} on {plan['device']}, {plan['precision']}, strategy {plan['strategy']}, order {plan['order']}"
+    return f"{', '.join(parts)} · {where} · run {record.path.resolve().name}"
+
+
+def _results(result: Json) -> str:
+    """Scores of the best and the last epoch, or of every repeat, beside the costs."""
+    costs = [(label, _quantity(key, result[key])) for key, label in _COSTS.items() if key in result]
+    scores = _repeats(result) if "runs" in result else _scores(result)
+    return f'<div class="columns">{scores}{table((), costs, numeric=[1])}</div>'
+
+
+def _scores(result: Json) -> str:
+    final = {"epoch": "last", **result["final"]}
+    rows = [
+        (label, entry.get("epoch"), *(_show(entry.get(split)) for split in ("train", "val", "test")))
+        for label, entry in (("best validation", result["best"]), ("last epoch", final))
+    ]
+    return table((result["metric"], "epoch", "train", "val", "test"), rows, numeric=range(1, 5))
+
+
+def _repeats(result: Json) -> str:
+    """One row for each run and one for mean and deviation, which may be numbers or tables of numbers."""
+    rows = [(f"run {number}", _show(_scored(run))) for number, run in enumerate(result["runs"])]
+    rows += [(key, _show(result[key])) for key in ("mean", "std") if key in result]
+    return table((f"{len(result['runs'])} runs", str(result["metric"])), rows)
+
+
+def _scored(run: Any) -> Any:
+    """Return what a repeat scored: its best epoch if it recorded one."""
+    return run["best"] if isinstance(run, Mapping) and "best" in run else run
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_show(inner)}" for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_show, value))
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _quantity(key: str, value: Any) -> str:
+    if not isinstance(value, int | float):
+        return _show(value)
+    if "bytes" in key:
+        return format_bytes(value)
+    return f"{value:.4g} s" if "seconds" in key else f"{value:,}"
+
+
+def _memory_tables(plan: Json) -> Iterable[str]:
+    rank = plan["per_rank"][0]
+    yield table(
+        ("region of rank 0", "size"),
+        [*((name, format_bytes(size)) for name, size in rank["regions"].items()),
+         ("total", format_bytes(rank["total_bytes"]))],
+        numeric=[1],
+    )  # fmt: skip
+    head = ("program", "buffer", "rows", "columns", "type", "lifetime", "size", "offset", "ops")
+    rows = [
+        (
+            b["program"], b["name"], f"{b['rows']:,}", f"{b['cols']:,}", b["dtype"], b["lifetime"],
+            format_bytes(b["nbytes"]), f"{b['offset']:,}", f"{b['first']}..{b['last']}",
+        )
+        for b in rank["buffers"]
+    ]  # fmt: skip
+    yield details(f"All {len(rows)} buffers of rank 0", table(head, rows, numeric=(2, 3, 6, 7)))
+
+
+_RANK_COLUMNS: dict[str, Callable[[Any], str]] = {
+    "rank": str,
+    "rows": "{:,}".format,
+    "nnz": "{:,}".format,
+    "num_spmm": "{:,}".format,
+    "messages_per_epoch": "{:,}".format,
+    "bytes_sent_per_epoch": format_bytes,
+    "arena_bytes": format_bytes,
+    "paper_bytes": format_bytes,
+    "total_bytes": format_bytes,
+}
+
+
+def _rank_tables(plan: Json) -> Iterable[str]:
+    shown = {key: show for key, show in _RANK_COLUMNS.items() if key in plan["per_rank"][0]}
+    rows = [[show(rank[key]) if key in rank else "-" for key, show in shown.items()] for rank in plan["per_rank"]]
+    head = [key.removesuffix("_bytes").replace("_", " ").replace("num spmm", "SpMMs") for key in shown]
+    yield table(head, rows, numeric=range(len(head)))
+    needed = plan["tiles"].get("rows_needed")
+    if needed and len(needed) > 1:
+        columns = ["rank", *(f"needs of {rank}" for rank in range(len(needed)))]
+        lines = [(rank, *(f"{count:,}" for count in row)) for rank, row in enumerate(needed)]
+        yield details("Rows that each rank needs of each other", table(columns, lines, numeric=range(len(columns))))
+
+
+def _list(lines: Iterable[object]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _programs(plan: Json) -> Iterable[str]:
+    for name, ops in plan["programs"].items():
+        items = "".join(f"<li>{escape(op)}</li>" for op in ops)
+        yield details(f"Program {name}: {len(ops)} ops", f'<ol start="0">{items}</ol>')
+
+
+def _configuration(config: Json) -> str:
+    """Every setting, one table for each TOML table; loose keys come first."""
+    loose = {key: value for key, value in config.items() if not isinstance(value, Mapping)}
+    groups: list[tuple[str, Mapping[str, Any]]] = [("", loose)] if loose else []
+    groups += [(f"[{name}]", group) for name, group in config.items() if isinstance(group, Mapping)]
+    tables = (table((name, ""), [(key, _setting(value)) for key, value in group.items()]) for name, group in groups)
+    return f'<div class="columns">{"".join(tables)}</div>'
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
+def _provenance(record: RunRecord) -> Iterable[str]:
+    result = record.result or {}
+    versions = result.get("versions")
+    rows = list(versions.items()) if isinstance(versions, Mapping) else []
+    if "graph_sha256" in result:
+        rows.append(("graph sha256", result["graph_sha256"]))
+    if rows:
+        yield "<h2>Versions</h2>"
+        yield table((), rows)

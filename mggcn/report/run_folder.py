@@ -1,0 +1,168 @@
+"""Read a run folder into a RunRecord; what is absent or damaged is named.
+
+config.toml, history.jsonl and plan.json must be there. result.json is written last: without it the run was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mggcn.errors import RunError
+
+Json = dict[str, Any]
+
+_NEEDED = ("config.toml", "history.jsonl", "plan.json")
+_PLAN_KEYS = (
+    "ranks",
+    "device",
+    "precision",
+    "strategy",
+    "order",
+    "graph.name",
+    "graph.num_vertices",
+    "graph.num_edges",
+    "reasons",
+    "programs.train",
+    "per_rank",
+    "tiles.nnz",
+    "tiles.critical_path_over_ideal",
+)
+_RANK_KEYS = ("rank", "rows", "nnz", "arena_bytes", "regions", "total_bytes", "buffers")
+_BUFFER_KEYS = ("program", "name", "rows", "cols", "dtype", "lifetime", "nbytes", "offset", "first", "last")
+_EPOCH_KEYS = ("epoch", "loss", "train", "val", "test")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """What a run left behind."""
+
+    path: Path
+    config: Json
+    """config.toml, as nested tables."""
+    runs: dict[int, list[Json]]
+    """Epochs of each repeat in order; a run without repeats has the key 0 alone."""
+    result: Json | None
+    """result.json; None if the run was interrupted."""
+    plan: Json
+    notes: list[str]
+    """What the reader of the report should know about missing pieces."""
+
+    @property
+    def metric(self) -> str:
+        """Name of the score in the history."""
+        asked = self.config.get("train", {}).get("metric", "auto")
+        return str((self.result or {}).get("metric") or ("score" if asked == "auto" else asked))
+
+
+def read_run(run: Path) -> RunRecord:
+    """Read the run folder `run`. Raises: RunError naming the file or key that is missing or damaged."""
+    if not run.is_dir():
+        raise RunError(f"{run} is not a run folder; expected the folder that `mggcn train --out` wrote")
+    absent = [name for name in _NEEDED if not (run / name).is_file()]
+    if absent:
+        raise RunError(
+            f"{run} is not a complete run folder: {', '.join(absent)} missing; expected {', '.join(_NEEDED)}"
+        )
+    config = _read_toml(run / "config.toml")
+    if not isinstance(config.get("train", {}), Mapping):
+        raise RunError(f"{run / 'config.toml'}: train must be a table such as [train]")
+    interrupted = not (run / "result.json").is_file()
+    runs, torn = _read_history(run / "history.jsonl", interrupted)
+    result = None if interrupted else _read_result(run / "result.json")
+    notes = ["The last line of history.jsonl is incomplete and was left out."] if torn else []
+    if interrupted:
+        notes.insert(0, _interruption(run, config, runs))
+    return RunRecord(path=run, config=config, runs=runs, result=result, plan=_read_plan(run / "plan.json"), notes=notes)
+
+
+def _interruption(run: Path, config: Json, runs: dict[int, list[Json]]) -> str:
+    planned = config.get("train", {}).get("epochs", "?")
+    last = max(runs)
+    where = f" of run {last}" if last else ""
+    return (
+        f"This run was interrupted: result.json is missing. The curves end at epoch {runs[last][-1]['epoch']}{where}; "
+        f"{planned} epochs were asked for. `mggcn train --resume {run}` goes on from the last checkpoint."
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+
+
+def _read_toml(path: Path) -> Json:
+    try:
+        return tomllib.loads(_read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise RunError(f"{path} is not valid TOML: {error}") from error
+
+
+def _read_json(path: Path) -> Json:
+    try:
+        value = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is not valid JSON: {error}; was the run cut off while writing it?") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _require(value: Any, keys: tuple[str, ...], where: str) -> None:
+    """Check that every dotted key exists; a key that is absent is named with its place."""
+    for key in keys:
+        inner = value
+        for part in key.split("."):
+            if not isinstance(inner, Mapping) or part not in inner:
+                raise RunError(f"{where} lacks {key!r}; was it written by another version of mggcn?")
+            inner = inner[part]
+
+
+def _read_history(path: Path, interrupted: bool) -> tuple[dict[int, list[Json]], bool]:
+    """Read the epochs by run; the last line of an interrupted run may be torn, later lines replace earlier ones."""
+    runs: dict[int, dict[int, Json]] = {}
+    lines = [(number, line) for number, line in enumerate(_read_text(path).splitlines(), start=1) if line.strip()]
+    torn = False
+    for number, line in lines:
+        try:
+            epoch = json.loads(line)
+        except json.JSONDecodeError as error:
+            if interrupted and number == lines[-1][0]:
+                torn = True
+                continue
+            raise RunError(f"{path} line {number} is not valid JSON: {error}") from error
+        _require(epoch, _EPOCH_KEYS, f"{path} line {number}")
+        runs.setdefault(int(epoch.get("run", 0)), {})[epoch["epoch"]] = epoch
+    if not runs:
+        raise RunError(f"{path} holds no epoch; the run ended before its first one was over")
+    return {run: [epochs[number] for number in sorted(epochs)] for run, epochs in sorted(runs.items())}, torn
+
+
+def _read_result(path: Path) -> Json:
+    result = _read_json(path)
+    _require(result, ("metric",), str(path))
+    if "runs" not in result:
+        _require(result, ("best.epoch", "final"), str(path))
+    return result
+
+
+def _read_plan(path: Path) -> Json:
+    plan = _read_json(path)
+    _require(plan, _PLAN_KEYS, str(path))
+    ranks = plan["ranks"]
+    if not plan["per_rank"] or len(plan["per_rank"]) != ranks:
+        raise RunError(f"{path}: per_rank must hold one entry for each of {ranks} ranks, got {len(plan['per_rank'])}")
+    for entry in plan["per_rank"]:
+        _require(entry, _RANK_KEYS, f"{path}: per_rank")
+        for buffer in entry["buffers"]:
+            _require(buffer, _BUFFER_KEYS, f"{path}: per_rank buffers")
+    tiles = plan["tiles"]["nnz"]
+    if len(tiles) != ranks or any(len(row) != ranks for row in tiles):
+        raise RunError(f"{path}: tiles.nnz must be {ranks} x {ranks}, one row and column for each rank")
+    return plan

@@ -1,0 +1,99 @@
+"""Checkpoints: safetensors and JSON in a folder of their own, complete or absent, the newest named by `latest`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from mggcn.errors import RunError
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands: everything but tensors that a resumed run needs."""
+
+    run: int = 0
+    """Which repeat, from 0."""
+    epoch: int = 0
+    """Epochs done of this repeat."""
+    best: dict[str, Any] | None = None
+    """Epoch and scores of the best validation score so far."""
+    last: dict[str, Any] | None = None
+    """Epoch and scores of the last evaluation."""
+    waited: int = 0
+    """Evaluations since the best one."""
+    history_lines: int = 0
+    """Lines of history.jsonl that belong to it."""
+    finished: list[dict[str, Any]] = field(default_factory=list)
+    """Results of the repeats that are complete."""
+
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensors], state: Mapping[str, Tensors]) -> None:
+    """Write a checkpoint beside the last one, then make it the latest and delete older ones.
+
+    parts: "weights", "best", "optimizer" (named tensors, empty ones are left out); state: per rank, what a strategy
+    keeps between epochs. A full disk or a crash leaves the last checkpoint as it was. Raises: RunError if it fails.
+    """
+    name = f"run-{progress.run:03d}-epoch-{progress.epoch:06d}"
+    final, temporary = folder / name, folder / f".{name}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        for key, tensors in {**parts, **state}.items():
+            if tensors:
+                save_file({n: t.contiguous() for n, t in tensors.items()}, temporary / f"{key}.safetensors")
+        fields = {f: getattr(progress, f) for f in Progress.__dataclass_fields__}
+        (temporary / "progress.json").write_text(json.dumps(fields, indent=1))
+        for path in temporary.iterdir():
+            _sync(path)
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        marker = folder / ".latest.tmp"
+        marker.write_text(name)
+        _sync(marker)
+        marker.rename(folder / "latest")
+        _sync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise RunError(f"the checkpoint {final} could not be written: {error}; free space and resume the run") from error
+    for old in folder.iterdir():
+        if old.is_dir() and old.name != name:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
+    """Return the latest checkpoint: progress and the named parts; None if there is none.
+
+    Raises: RunError if it is damaged.
+    """
+    marker = folder / "latest"
+    if not marker.exists():
+        return None
+    path = folder / marker.read_text().strip()
+    try:
+        progress = Progress(**json.loads((path / "progress.json").read_text()))
+        parts = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise RunError(f"the checkpoint {path} is damaged: {error}; delete it and start the run again") from error
+    return progress, parts

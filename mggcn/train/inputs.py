@@ -1,0 +1,95 @@
+"""Loads a rank's constant inputs onto its device: dense X (to become A_hat X) or sparse X in both orders.
+
+V rows of this rank, D features.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from mggcn.backend.base import KernelBackend, Sparse
+from mggcn.model.lower import Model
+from mggcn.model.ops import Inputs
+from mggcn.partition.features import FeatureReader, aggregated, transposed
+from mggcn.partition.order import Assignment
+from mggcn.partition.shard import Shard
+from mggcn.partition.tiles import Tile, degrees, scales
+from mggcn.plan.memory import BufferSpec
+from mggcn.train.runtime import DTYPES
+
+
+def load_inputs(backend: KernelBackend, shard: Shard, reader: FeatureReader, model: Model, threads: int) -> Inputs:
+    """Read this rank's features as the model keeps them.
+
+    Dense features are read once, straight to their place; "setup" then turns X into A_hat X there.
+    """
+    base = Inputs(
+        None if shard.row_scale is None else backend.upload(shard.row_scale),
+        None if shard.col_scale is None else backend.upload(shard.col_scale),
+        backend.upload(shard.global_ids),
+        backend.upload(shard.labels),
+        backend.upload(shard.mask),
+        1.0 / shard.split_sizes[0],
+    )
+    if not model.input.sparse:
+        return dataclasses.replace(base, dense=_dense(backend, reader, model))
+    return _sparse(backend, base, shard, reader, model, threads)
+
+
+def _dense(backend: KernelBackend, reader: FeatureReader, model: Model) -> torch.Tensor:
+    spec = BufferSpec("features", model.rows, model.layers[0].d_in, model.dtype)
+    flat = backend.allocate(spec.nbytes).view(DTYPES[model.dtype])
+    dense = flat.as_strided((spec.rows, spec.cols), (spec.ld, 1))
+    for local, block in reader.dense():
+        if local.size:
+            # The local ids of a range are consecutive unless the order is a full permutation.
+            if int(local[-1]) - int(local[0]) + 1 == local.size and (np.diff(local) == 1).all():
+                dense[int(local[0]) : int(local[-1]) + 1].copy_(torch.from_numpy(block))
+            else:
+                dense[torch.from_numpy(local.astype(np.int64))] = torch.from_numpy(block).to(dense.dtype).to(dense.device)
+    return dense
+
+
+def _upload(backend: KernelBackend, tile: Tile) -> Sparse:
+    return backend.sparse(tile.indptr, tile.indices, tile.values)
+
+
+def _sparse(
+    backend: KernelBackend, base: Inputs, shard: Shard, reader: FeatureReader, model: Model, threads: int
+) -> Inputs:
+    dtype = {"fp32": np.float32, "fp64": np.float64}[model.dtype]
+    config = model.config
+    if model.input.aggregated:
+        whole = Assignment(
+            np.zeros_like(reader.owners.owner),
+            np.arange(reader.graph.num_vertices, dtype=np.int32),
+            (reader.graph.num_vertices,),
+        )
+        degree = degrees(reader.graph.adj_t, whole, 0, self_loops=config.self_loops, threads=threads)
+        row_scale, col_scale = scales(degree, config.norm)
+        mine = row_scale[shard.global_ids]
+        matrix = aggregated(reader, (mine, col_scale), self_loops=config.self_loops, dtype=dtype)
+    else:
+        matrix = reader.sparse(dtype, shard.col_scale)
+    matrix_t, position = transposed(matrix, reader.num_features)
+    inputs = dataclasses.replace(base, sparse=_upload(backend, matrix), sparse_t=_upload(backend, matrix_t))
+    if not config.input_dropout:
+        return inputs
+    dropped, dropped_t = (dataclasses.replace(m, values=torch.zeros_like(m.values)) for m in _weighted(inputs))
+    # The transposed values are rewritten from the dropped ones: its constant copy is not needed.
+    return dataclasses.replace(
+        inputs, sparse_t=None, dropped=dropped, dropped_t=dropped_t, position=backend.upload(position)
+    )
+
+
+def _weighted(inputs: Inputs) -> list[Sparse]:
+    return [m for m in (inputs.sparse, inputs.sparse_t) if m is not None]
+
+
+def upload_tiles(backend: KernelBackend, shard: Shard) -> tuple[list[Sparse], list[Sparse]]:
+    """Return the shard's tiles on the device, forward and backward; the same list if the graph is symmetric."""
+    tiles = [_upload(backend, tile) for tile in shard.tiles]
+    return tiles, tiles if shard.tiles_t is shard.tiles else [_upload(backend, tile) for tile in shard.tiles_t]

@@ -1,0 +1,47 @@
+"""ROC AUC over ranks: every rank's scores are gathered, in float64, to be ranked together.
+
+N vertices, V rows of this rank, C classes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from mggcn.comm.base import Communicator
+from mggcn.model.ops import Inputs
+from mggcn.train.metrics import SPLITS, multiclass_auc
+
+
+class RankingScores:
+    """Gathers logits by original id and scores the three splits; the buffers are planned (8 N per column of scores).
+
+    Two classes need one column, the difference of their logits; more need C.
+    """
+
+    def __init__(self, inputs: Inputs, num_vertices: int, num_classes: int, comm: Communicator) -> None:
+        self._comm = comm
+        self._ids = inputs.row_ids.cpu()
+        self._scores = torch.zeros((num_vertices, 1 if num_classes == 2 else num_classes), dtype=torch.float64)
+        self._labels = self._gather(inputs.labels.cpu().to(torch.float64)).astype(np.int32)
+        self._mask = self._gather(inputs.mask.cpu().to(torch.float64)).astype(np.uint8)
+
+    def _gather(self, values: torch.Tensor) -> np.ndarray:
+        whole = torch.zeros(self._scores.shape[0], dtype=torch.float64)
+        whole[self._ids] = values
+        if self._comm.size > 1:
+            self._comm.all_reduce(whole).wait()
+        return whole.numpy()
+
+    def scores(self, logits: torch.Tensor) -> dict[str, float | None]:
+        """Return ROC AUC of each split from this rank's logits (V, C). Collective."""
+        z = logits.cpu().to(torch.float64)
+        self._scores.zero_()
+        self._scores[self._ids] = z[:, 1:2] - z[:, 0:1] if self._scores.shape[1] == 1 else z
+        if self._comm.size > 1:
+            self._comm.all_reduce(self._scores).wait()
+        result: dict[str, float | None] = {}
+        for bit, name in enumerate(SPLITS):
+            rows = (self._mask >> bit & 1).astype(bool)
+            result[name] = multiclass_auc(self._scores.numpy()[rows], self._labels[rows]) if rows.any() else None
+        return result

@@ -1,0 +1,79 @@
+"""The run folder as it is written: history, plan, result; only rank 0 writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from mggcn.errors import RunError
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON beside the target, then rename: a reader sees the old file or the new one. Raises: RunError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {error.strerror}; free space and run again") from error
+
+
+class RunLog:
+    """history.jsonl and the progress line of rank 0; on other ranks nothing is written."""
+
+    def __init__(self, folder: Path | None, quiet: bool, total_epochs: int) -> None:
+        self._path = None if folder is None else folder / "history.jsonl"
+        self._file: TextIO | None = None
+        self._bar = folder is not None and not quiet and sys.stderr.isatty()
+        self._total = total_epochs
+        self.lines = 0
+
+    def start(self, keep_lines: int) -> None:
+        """Open the history, cut after `keep_lines` lines: those of epochs that a resumed run does not repeat."""
+        if self._path is None:
+            return
+        kept = self._path.read_text().splitlines(keepends=True)[:keep_lines] if self._path.exists() else []
+        self._file = self._path.open("w")
+        self._file.writelines(kept)
+        self.lines = len(kept)
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """Append one epoch."""
+        self.lines += 1
+        if self._file is None:
+            return
+        self._file.write(json.dumps(row) + "\n")
+        if self._bar:
+            self._show(row)
+
+    def _show(self, row: dict[str, Any]) -> None:
+        done = row["epoch"]
+        width = 24
+        filled = "#" * (width * done // self._total)
+        score = "" if row["val"] is None else f"  val {row['val']:.4f}"
+        end = "\n" if done == self._total else ""
+        print(
+            f"\r[{filled:<{width}}] {done}/{self._total}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch",
+            end=end,
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def flush(self) -> None:
+        """Make what was appended durable, before a checkpoint refers to it."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the history and end the progress line."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

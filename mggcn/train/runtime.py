@@ -1,0 +1,155 @@
+"""What a rank's ops run on: views into the arena, weights and their gradients in flat buffers, and the inputs.
+
+L layers, D input width, E output width, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mggcn.aggregate.base import Aggregation
+from mggcn.backend.base import KernelBackend
+from mggcn.errors import ConfigError
+from mggcn.model.choices import LayerChoice
+from mggcn.model.lower import Program
+from mggcn.model.ops import Inputs
+from mggcn.plan.memory import ALIGNMENT, Placement
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "int64": torch.int64}
+
+
+def buffer_view(arena: Tensor, placement: Placement) -> Tensor:
+    """Return a planned buffer as a (rows, cols) view into the arena."""
+    spec = placement.spec
+    flat = arena[placement.offset : placement.end].view(DTYPES[spec.dtype])
+    return flat.as_strided((spec.rows, spec.cols), (spec.ld, 1))
+
+
+class Weights:
+    """The weights of all layers as views into one flat tensor, so that one message sums all gradients.
+
+    flat, grad: (number of weights,) with every matrix and vector aligned to 64 bytes.
+    """
+
+    def __init__(self, layers: Sequence[LayerChoice], bias: bool, dtype: torch.dtype, backend: KernelBackend) -> None:
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for choice in layers:
+            self._shapes[f"layers.{choice.layer}.weight"] = (choice.d_in, choice.d_out)
+            if bias:
+                self._shapes[f"layers.{choice.layer}.bias"] = (choice.d_out,)
+        step = ALIGNMENT // dtype.itemsize
+        sizes = {name: -(-math.prod(shape) // step) * step for name, shape in self._shapes.items()}
+        total = sum(sizes.values())
+        self.flat = backend.allocate(total * dtype.itemsize).view(dtype)
+        self.grad = backend.allocate(total * dtype.itemsize).view(dtype)
+        self.views: dict[str, Tensor] = {}
+        self.grads: dict[str, Tensor] = {}
+        start = 0
+        for name, shape in self._shapes.items():
+            stop = start + math.prod(shape)
+            self.views[name] = self.flat[start:stop].view(shape)
+            self.grads[name] = self.grad[start:stop].view(shape)
+            self.views[name].grad = self.grads[name]
+            start += sizes[name]
+
+    def initialize(self, seed: int) -> None:
+        """Glorot-uniform matrices and zero biases (Glorot & Bengio 2010, eq. 16), the same on every rank and device."""
+        generator = torch.Generator().manual_seed(seed)
+        self.flat.zero_()
+        for name, view in self.views.items():
+            if view.dim() == 2:
+                bound = math.sqrt(6.0 / (view.shape[0] + view.shape[1]))
+                drawn = torch.rand(view.shape, generator=generator, dtype=torch.float64).mul_(2 * bound).sub_(bound)
+                view.copy_(drawn)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return copies on the host: layers.<l>.weight (D, E) and layers.<l>.bias (E,), l from 1."""
+        return {name: view.detach().cpu().clone() for name, view in self.views.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Copy weights in. Raises: ConfigError if names or shapes differ from the model's."""
+        expected = {name: tuple(view.shape) for name, view in self.views.items()}
+        came = {name: tuple(value.shape) for name, value in state.items()}
+        if expected != came:
+            raise ConfigError(f"the model has the weights {expected}, got {came}; use the configuration they were made with")
+        for name, view in self.views.items():
+            view.copy_(state[name])
+
+
+@dataclass(slots=True)
+class RankRuntime:
+    """The Runtime of model/ops.py: one rank's buffers, weights and inputs, for one program at a time."""
+
+    backend: KernelBackend
+    aggregation: Aggregation
+    inputs: Inputs
+    weights: Weights
+    views: Mapping[str, Mapping[str, Tensor]]
+    signals: Tensor
+    counts: Tensor
+    seed: int = 0
+    epoch: int = 0
+    program: str = "train"
+
+    def buffer(self, name: str) -> Tensor:
+        return self.views[self.program][name]
+
+    def weight(self, layer: int) -> Tensor:
+        return self.weights.views[f"layers.{layer}.weight"]
+
+    def bias(self, layer: int) -> Tensor:
+        return self.weights.views[f"layers.{layer}.bias"]
+
+    def weight_grad(self, layer: int) -> Tensor:
+        return self.weights.grads[f"layers.{layer}.weight"]
+
+    def bias_grad(self, layer: int) -> Tensor:
+        return self.weights.grads[f"layers.{layer}.bias"]
+
+    @property
+    def loss(self) -> Tensor:
+        return self.signals[:1]
+
+    def run(self, program: Program) -> None:
+        """Run the ops of a program in order."""
+        self.program = program.name
+        for op in program.ops:
+            op.run(self)
+
+
+def arena_views(arena: Tensor, programs: Sequence[Program]) -> dict[str, dict[str, Tensor]]:
+    """Return every program's buffers as views into the one arena that all programs share."""
+    return {
+        program.name: {p.spec.name: buffer_view(arena, p) for p in program.arena.placements} for program in programs
+    }
+
+
+class Poisoned:
+    """Runs a program such that a read of memory that the plan did not give shows as NaN: for tests.
+
+    Before an op, every buffer whose life starts there is filled with NaN; after it, every buffer whose life ends.
+    """
+
+    def __init__(self, runtime: RankRuntime) -> None:
+        self._runtime = runtime
+
+    def run(self, program: Program) -> None:
+        runtime = self._runtime
+        runtime.program = program.name
+        for index, op in enumerate(program.ops):
+            allowed = {*op.reads, *op.writes}
+            for placement in program.arena.placements:
+                if placement.first == index:
+                    runtime.buffer(placement.spec.name).fill_(math.nan)
+            full = runtime.views
+            runtime.views = {program.name: {n: v for n, v in full[program.name].items() if n in allowed}}
+            op.run(runtime)
+            runtime.views = full
+            for placement in program.arena.placements:
+                if placement.last == index and index + 1 < len(program.ops):
+                    runtime.buffer(placement.spec.name).fill_(math.nan)

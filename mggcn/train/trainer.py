@@ -1,0 +1,253 @@
+"""The epoch loop of one rank: run the program, sum over ranks, step, evaluate, keep the best, save, stop together.
+
+P ranks, C classes. Every rank takes the same decisions from the same summed figures.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mggcn.comm.base import Communicator
+from mggcn.config import Config
+from mggcn.errors import TrainError
+from mggcn.train.checkpoint import Progress, Tensors, load_checkpoint, save_checkpoint
+from mggcn.train.metrics import counted
+from mggcn.train.optimizer import (
+    learning_rate,
+    load_optimizer_tensors,
+    make_optimizer,
+    optimizer_tensors,
+    set_learning_rate,
+)
+from mggcn.train.ranking import RankingScores
+from mggcn.train.runlog import RunLog
+from mggcn.train.runplan import RankPlan
+from mggcn.train.runtime import RankRuntime
+
+Scores = dict[str, float | None]
+
+
+@dataclass(slots=True)
+class Stop:
+    """The flag that a signal handler sets; all ranks see it after the same epoch."""
+
+    signal: int = 0
+
+
+class RankTrainer:
+    """Trains one model on one rank's shard."""
+
+    def __init__(
+        self,
+        config: Config,
+        plan: RankPlan,
+        runtime: RankRuntime,
+        comm: Communicator,
+        metric: str,
+        ranking: RankingScores | None,
+        stop: Stop,
+    ) -> None:
+        self._config = config
+        self._plan = plan
+        self.runtime = runtime
+        self._comm = comm
+        self.metric = metric
+        self._ranking = ranking
+        self._stop = stop
+        self._optimizer = make_optimizer(config.train, runtime.weights)
+        self._best_weights: dict[str, torch.Tensor] = {}
+        self.progress = Progress()
+        self.epoch_seconds: list[float] = []
+        runtime.weights.initialize(config.train.seed)
+
+    def gradients(self, epoch: int) -> float:
+        """Run forward, loss and backward of an epoch; leave the summed gradients in weights.grad, return the loss.
+
+        Raises: TrainError if the loss is not finite.
+        """
+        runtime = self.runtime
+        runtime.seed = self._config.train.seed + self.progress.run
+        runtime.epoch = epoch
+        runtime.aggregation.begin_epoch(epoch)
+        runtime.signals[0] = 0.0
+        runtime.signals[1] = float(self._stop.signal)
+        runtime.run(self._plan.train)
+        if self._comm.size > 1:
+            summed = self._comm.all_reduce(runtime.weights.grad, runtime.backend.record())
+            signalled = self._comm.all_reduce(runtime.signals, runtime.backend.record())
+            summed.wait()
+            signalled.wait()
+        loss = float(runtime.signals[0])
+        if not math.isfinite(loss):
+            raise TrainError(
+                f"the loss of epoch {epoch + 1} is {loss}; lower train.lr (now {self._config.train.lr}) or check the "
+                "features for huge values"
+            )
+        return loss
+
+    def step(self, epoch: int) -> float:
+        """Train one epoch and return its loss."""
+        loss = self.gradients(epoch)
+        set_learning_rate(self._optimizer, learning_rate(self._config.train, epoch))
+        self._optimizer.step()
+        return loss
+
+    def evaluate(self) -> Scores:
+        """Run the forward pass without dropout and return the scores of the three splits."""
+        runtime = self.runtime
+        runtime.counts.zero_()
+        runtime.run(self._plan.evaluate)
+        if self._ranking is not None:
+            return self._ranking.scores(self.logits())
+        if self._comm.size > 1:
+            self._comm.all_reduce(runtime.counts, runtime.backend.record()).wait()
+        return counted(self.metric, runtime.counts.cpu().numpy())
+
+    def logits(self) -> torch.Tensor:
+        """Return the logits (V, C) of the last evaluation; valid until the next epoch."""
+        return self.runtime.views["evaluate"][f"h{len(self._plan.model.layers)}"]
+
+    def fit(self, log: RunLog, folder: Path | None, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> bool:
+        """Train until the last epoch, early stop or a signal; return whether the run is complete.
+
+        Resumes from the checkpoint in `folder` if there is one; saves as configured, when stopped, and at the end.
+        """
+        self._resume(folder)
+        log.start(self.progress.history_lines)
+        try:
+            while self.progress.run < self._config.train.repeat:
+                if not self._fit_one(log, folder, on_epoch):
+                    self._save(log, folder)
+                    return False
+                self._finish_repeat()
+            self._save(log, folder)
+        finally:
+            log.close()
+        return True
+
+    def _fit_one(self, log: RunLog, folder: Path | None, on_epoch: Callable[[dict[str, Any]], None] | None) -> bool:
+        """Train one repeat; False if a signal stopped it."""
+        config, progress = self._config.train, self.progress
+        while progress.epoch < config.epochs and not (config.patience and progress.waited >= config.patience):
+            began = time.perf_counter()
+            loss = self.step(progress.epoch)
+            self.runtime.backend.synchronize()
+            seconds = time.perf_counter() - began
+            self.epoch_seconds.append(seconds)
+            progress.epoch += 1
+            due = config.eval_every and progress.epoch % config.eval_every == 0
+            scores = self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
+            row = {"epoch": progress.epoch, "loss": loss, **scores, "seconds": seconds}
+            if config.repeat > 1:
+                row["run"] = progress.run
+            log.epoch(row)
+            if on_epoch is not None:
+                on_epoch(row)
+            if self.runtime.signals[1] > 0:
+                return False
+            if config.checkpoint_every and progress.epoch % config.checkpoint_every == 0:
+                self._save(log, folder)
+        return True
+
+    def _score(self) -> Scores:
+        """Evaluate, remember the scores, and keep the weights if validation improved."""
+        progress = self.progress
+        scores = self.evaluate()
+        progress.last = {"epoch": progress.epoch, **scores}
+        value = scores["val"]
+        best = None if progress.best is None else progress.best["val"]
+        if value is not None and (best is None or value > best):
+            progress.best = dict(progress.last)
+            progress.waited = 0
+            self._best_weights = self.runtime.weights.state_dict()
+        else:
+            progress.waited += 1
+        return scores
+
+    def _finish_repeat(self) -> None:
+        """Record a complete repeat and start the next one from fresh weights."""
+        progress = self.progress
+        if progress.last is None or progress.last["epoch"] != progress.epoch:
+            self._score()
+        progress.finished.append(
+            {
+                "seed": self._config.train.seed + progress.run,
+                "epochs": progress.epoch,
+                "best": progress.best or progress.last,
+                "final": progress.last,
+            }
+        )
+        progress.run += 1
+        if progress.run < self._config.train.repeat:
+            progress.epoch, progress.waited, progress.best, progress.last = 0, 0, None, None
+            self._best_weights = {}
+            self.runtime.weights.initialize(self._config.train.seed + progress.run)
+            self._optimizer = make_optimizer(self._config.train, self.runtime.weights)
+
+    def _save(self, log: RunLog, folder: Path | None) -> None:
+        """Write a checkpoint: rank 0 what all ranks share, and every rank's strategy state, gathered by the file system."""
+        if folder is None:
+            return
+        self.progress.history_lines = log.lines
+        state: dict[str, Tensors] = {}
+        if self.runtime.aggregation.state():
+            state[f"rank-{self._plan.rank}"] = dict(self.runtime.aggregation.state())
+        if self._plan.rank == 0:
+            log.flush()
+            parts = {
+                "weights": self.runtime.weights.state_dict(),
+                "best": self._best_weights,
+                "optimizer": optimizer_tensors(self._optimizer, self.runtime.weights),
+            }
+            save_checkpoint(folder / "checkpoints", self.progress, parts, state)
+        self._comm.barrier()
+
+    def _resume(self, folder: Path | None) -> None:
+        """Restore weights, optimiser and progress from the latest checkpoint, if there is one."""
+        found = None if folder is None else load_checkpoint(folder / "checkpoints")
+        if found is None:
+            return
+        self.progress, parts = found
+        self.runtime.weights.load_state_dict(parts["weights"])
+        self._best_weights = parts.get("best", {})
+        load_optimizer_tensors(self._optimizer, self.runtime.weights, parts.get("optimizer", {}))
+        self.runtime.aggregation.load_state(parts.get(f"rank-{self._plan.rank}", {}))
+
+    def use_best(self) -> None:
+        """Load the weights of the best validation score, if validation ran."""
+        if self._best_weights:
+            self.runtime.weights.load_state_dict(self._best_weights)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the scores of all complete repeats: result.json's metric, best, final, and mean and deviation."""
+        finished = self.progress.finished
+        last = finished[-1]
+        result: dict[str, Any] = {
+            "metric": self.metric,
+            "best": last["best"],
+            "final": last["final"],
+            "epochs": last["epochs"],
+        }
+        if self._config.train.repeat > 1:
+            result["runs"] = finished
+            for name, function in (("mean", np.mean), ("std", np.std)):
+                result[name] = {
+                    kind: {
+                        split: float(function(known)) if (known := _known(finished, kind, split)) else None
+                        for split in ("train", "val", "test")
+                    }
+                    for kind in ("best", "final")
+                }
+        return result
+
+
+def _known(finished: list[dict[str, Any]], kind: str, split: str) -> list[float]:
+    return [run[kind][split] for run in finished if run[kind][split] is not None]

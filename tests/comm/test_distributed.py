@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from mggcn.comm.base import Communicator
+from mggcn.comm.distributed import connect
+from mggcn.errors import CommError
+from tests.comm import cases
+from tests.comm.worlds import Gloo, GlooPool, listening_addresses
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_reduce_repeats_bit_for_bit(gloo_pool: GlooPool, size: int) -> None:
+    """Fails if gloo sums in the order of arrival: design, 'exactness and repeatability'."""
+    repeats = 6
+    ranks = Gloo(gloo_pool, size).run(cases.all_reduce_repeats, repeats)
+    kinds = len(ranks[0]) // repeats
+    for results in ranks:
+        for index, bits in enumerate(results):
+            assert bits == ranks[0][index % kinds]
+
+
+def test_listens_on_loopback_only(gloo_pool: GlooPool) -> None:
+    """Fails if a port that nobody guards is open to the network."""
+    for addresses in Gloo(gloo_pool, 4).run(listening_addresses):
+        assert addresses
+        assert set(addresses) == {"127.0.0.1"}
+
+
+def close_after_others(comm: Communicator) -> float:
+    """Seconds that `close` took; the last rank comes late, and its last message must still arrive."""
+    buf = torch.full((100,), float(comm.rank))
+    comm.broadcast(buf, 0).wait()
+    time.sleep(0.5 * (comm.rank == comm.size - 1))
+    started = time.monotonic()
+    comm.close()
+    return time.monotonic() - started
+
+
+def test_close_waits_for_the_last_rank(gloo_pool: GlooPool) -> None:
+    """Fails if a rank takes the connections away while another may still use them."""
+    seconds = Gloo(gloo_pool, 3).run(close_after_others, timeout_s=15.0)
+    assert min(seconds[:2]) > 0.3
+    assert max(seconds) < 5
+
+
+def missing_rank(comm: Communicator, path: Path) -> str:
+    """Connect as one of comm.size + 1 ranks, of which the last does not come."""
+    with pytest.raises(CommError) as caught:
+        connect(comm.rank, comm.size + 1, f"file://{path}", 0.5, loopback=True)
+    return str(caught.value)
+
+
+def test_connect_names_the_missing_rank(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    """Fails if a rank waits for ever for one that never started, or does not say for which."""
+    messages = Gloo(gloo_pool, 2).run(missing_rank, tmp_path / "store")
+    assert messages == [f"rank {rank} waited 0.5 s for rank 2 to start" for rank in range(2)]
+
+
+def test_connect_explains_a_wrong_address() -> None:
+    """Fails if torch's own exception gets through."""
+    with pytest.raises(CommError, match="rank 0 of 2 could not connect through nonsense://x"):
+        connect(0, 2, "nonsense://x", 0.5, loopback=False)

@@ -1,0 +1,163 @@
+"""Ways to run a function on P ranks: the same cases go through each of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from mggcn.comm.base import Communicator
+from mggcn.comm.single import SingleCommunicator
+from mggcn.comm.threads import run_threads
+
+TIMEOUT_S = 30.0
+
+
+class World(Protocol):
+    size: int
+
+    def run(self, case: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+        """Run case(comm, *args) on every rank; results in rank order. Raises what a rank raised."""
+        ...
+
+
+@final
+class SingleWorld:
+    size = 1
+
+    def run(self, case: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+        return [case(SingleCommunicator(), *args)]
+
+
+@final
+class Threads:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def run(self, case: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+        def rank(comm: Communicator) -> Any:
+            return case(comm, *args)
+
+        return run_threads(self.size, rank, timeout_s)
+
+
+@final
+class GlooPool:
+    """Processes that wait for cases. A group of the first P of them serves cases for P ranks until one breaks it."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        spawn = get_context("spawn")
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(size):
+            mine, theirs = spawn.Pipe()
+            process = spawn.Process(target=_serve, args=(rank, size, folder, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(mine)
+            self.processes.append(process)
+
+    def run(self, size: int, case: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+        for pipe in self.pipes:
+            pipe.send((size, case, args, timeout_s))
+        answers = [self._answer(rank, timeout_s) for rank in range(len(self.pipes))]
+        for error, trace, _ in answers:
+            if error is not None:
+                error.add_note(trace)
+                raise error
+        return [result for _, _, result in answers[:size]]
+
+    def _answer(self, rank: int, timeout_s: float) -> Any:
+        if not self.pipes[rank].poll(timeout_s + 60):
+            raise TimeoutError(f"rank {rank} of the pool does not answer")
+        return self.pipes[rank].recv()
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+
+@final
+class Gloo:
+    def __init__(self, pool: GlooPool, size: int) -> None:
+        self.pool = pool
+        self.size = size
+
+    def run(self, case: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+        return self.pool.run(self.size, case, args, timeout_s)
+
+
+def _serve(rank: int, size: int, folder: Path, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from mggcn.comm.distributed import DistributedCommunicator, connect
+
+    torch.set_num_threads(1)
+    connect(rank, size, f"file://{folder}/ranks", 60.0, loopback=True)
+    store = dist.FileStore(f"{folder}/groups", size)
+    groups: dict[tuple[int, float], DistributedCommunicator] = {}
+    number = 0
+    while True:
+        try:
+            members, case, args, timeout_s = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        number += 1
+        key = (members, timeout_s)
+        # A case with a time limit of its own is one that breaks its group.
+        if key not in groups or timeout_s != TIMEOUT_S:
+            group = dist.new_group(list(range(members)), backend="gloo", timeout=timedelta(seconds=timeout_s + 30))
+            if rank < members:
+                own = dist.PrefixStore(f"group-{number}", store)
+                groups[key] = DistributedCommunicator(group, own, timeout_s)
+            else:
+                groups.setdefault(key, None)  # type: ignore[arg-type]
+        answer: Any = (None, "", None)
+        if rank < members:
+            try:
+                answer = (None, "", case(groups[key], *args))
+            except BaseException as error:
+                groups[key].abort(f"rank {rank}: {error}")
+                answer = (error, traceback.format_exc(), None)
+        pipe.send(answer)
+
+
+def listening_addresses(_comm: Communicator) -> list[str]:
+    """Where this process accepts TCP connections, as Linux tells it."""
+    inodes = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            inodes.add(os.readlink(entry))
+        except OSError:
+            continue
+    found = []
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        path = Path("/proc/net") / table
+        lines = path.read_text().splitlines()[1:] if path.exists() else []
+        for line in lines:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                raw = bytes.fromhex(fields[1].split(":")[0])
+                words = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
+                found.append(socket.inet_ntop(family, words))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether `condition` came true in time."""
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(0.05)
+    return True

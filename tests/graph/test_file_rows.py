@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mggcn.errors import StoreError
+from mggcn.graph.file_rows import FileRows
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (7,), (7, 3), (0, 3), (3, 0)])
+@pytest.mark.parametrize("dtype", [np.int64, np.float32, np.bool_])
+def test_reads_what_numpy_saved(tmp_path: Path, shape: tuple[int, ...], dtype: type) -> None:
+    array = np.random.default_rng(17).integers(0, 2, shape).astype(dtype)
+    np.save(tmp_path / "a.npy", array)
+    rows = FileRows.open(tmp_path / "a.npy")
+    assert (rows.shape, rows.dtype, rows.nbytes) == (array.shape, array.dtype, array.nbytes)
+    np.testing.assert_array_equal(rows.array(), array)
+    for start, stop in [(0, shape[0]), (1, 3), (2, 2), (5, 99), (4, 2)]:
+        part = rows.read(start, stop)
+        np.testing.assert_array_equal(part, array[start:stop])
+        assert part.flags.writeable
+        assert part.flags.c_contiguous
+
+
+def test_vector_as_one_row(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([True, False, True]))
+    rows = FileRows.open(tmp_path / "a.npy", one_row=True)
+    assert rows.shape == (1, 3)
+    np.testing.assert_array_equal(rows.read(0, 1), [[True, False, True]])
+    np.testing.assert_array_equal(rows.array(), [[True, False, True]])
+
+
+def saved(array: np.ndarray, version: tuple[int, int] | None = None) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version=version)
+    return file.getvalue()
+
+
+def test_second_format_version(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(saved(np.arange(4), (2, 0)))
+    np.testing.assert_array_equal(FileRows.open(tmp_path / "a.npy").read(1, 3), [1, 2])
+
+
+PLAIN = saved(np.arange(100))
+
+
+def with_header(descr: str, shape: str) -> bytes:
+    """PLAIN with another header of the same length."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return PLAIN[:10] + header.ljust(117) + PLAIN[127:]
+
+
+HOSTILE = {
+    "empty": b"",
+    "text": b"0 1\n1 2\n",
+    "truncated data": PLAIN[:-1],
+    "trailing data": PLAIN + b"\0",
+    "truncated header": PLAIN[:40],
+    "pickled": saved(np.array([{}], dtype=object)),
+    "structured": saved(np.zeros(3, dtype=[("a", "i4")])),
+    "by columns": saved(np.asfortranarray(np.ones((3, 2)))),
+    "scalar": saved(np.array(3.0)),
+    "bomb": with_header("'<i8'", "(1000000000000,)"),
+    "overflow": with_header("'<i8'", "(2305843009213694052,)"),
+    "power": with_header("'<i8'", "(10**99999999,)"),
+    "negative": with_header("'<i8'", "(-100,)"),
+    "code": with_header("exit()", "(100,)"),
+    "unknown type": with_header("'<q9'", "(100,)"),
+    "nested": with_header("'<i8'", "(" * 50 + ")" * 50),
+    "third version": PLAIN[:6] + b"\x03" + PLAIN[7:],
+}
+
+
+def test_with_header_changes_nothing_else() -> None:
+    assert with_header("'<i8'", "(100,)") == PLAIN
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files_are_refused(tmp_path: Path, case: str) -> None:
+    (tmp_path / "a.npy").write_bytes(HOSTILE[case])
+    with pytest.raises(StoreError, match=r"a\.npy"):
+        FileRows.open(tmp_path / "a.npy")
+
+
+def test_missing_and_shrinking_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="No such file"):
+        FileRows.open(tmp_path / "a.npy")
+    (tmp_path / "a.npy").write_bytes(PLAIN)
+    rows = FileRows.open(tmp_path / "a.npy")
+    (tmp_path / "a.npy").write_bytes(PLAIN[:-8])
+    with pytest.raises(StoreError, match="became shorter"):
+        rows.read(0, 100)

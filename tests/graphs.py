@@ -1,0 +1,118 @@
+"""Small graphs that break things, and runs of one epoch on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from mggcn.assemble import Rank, make_rank, plan_graph, resolve
+from mggcn.comm.base import Communicator
+from mggcn.comm.single import SingleCommunicator
+from mggcn.comm.threads import run_threads
+from mggcn.config import Config
+from mggcn.graph.csr import CSR, ArrayRows, Graph
+
+
+def csr(matrix: Any, weighted: bool = False) -> CSR:
+    m = sp.csr_matrix(matrix)
+    m.sum_duplicates()
+    m.sort_indices()
+    values = ArrayRows(m.data.astype(np.float32)) if weighted else None
+    return CSR(ArrayRows(m.indptr.astype(np.int64)), ArrayRows(m.indices.astype(np.int32)), values, m.shape[1])
+
+
+def make_graph(adj: Any, *, num_features: int, num_classes: int, sparse: bool, weighted: bool, seed: int) -> Graph:
+    """A graph with random features, labels and splits on a given adjacency."""
+    rng = np.random.default_rng(seed)
+    adj = sp.csr_matrix(adj)
+    n = adj.shape[0]
+    x = rng.normal(size=(n, num_features)).astype(np.float32)
+    if sparse:
+        x *= rng.random(x.shape) < 0.3
+    symmetric = (adj != adj.T).nnz == 0
+    forward = csr(adj, weighted)
+    backward = forward if symmetric else csr(adj.T, weighted)
+    train = rng.random(n) < 0.6
+    train[0] = True
+    val = ~train & (rng.random(n) < 0.5)
+    labels = rng.integers(0, num_classes, n)
+    labels[~(train | val)] = -1
+    splits = {"train": ArrayRows(train[None]), "val": ArrayRows(val[None])}
+    features = csr(x, True) if sparse else ArrayRows(x)
+    return Graph("small", forward, backward, features, ArrayRows(labels), splits, num_classes)
+
+
+def pattern(kind: str, n: int, seed: int) -> Any:
+    """Adjacency of a named shape; "directed" ones are not symmetric."""
+    rng = np.random.default_rng(seed)
+    dense = np.zeros((n, n), np.float32)
+    if kind == "empty":
+        return dense
+    if kind == "path":
+        dense[np.arange(n - 1), np.arange(1, n)] = 1
+    elif kind == "star":
+        dense[0, 1:] = 1
+    elif kind == "hub-row":
+        dense[rng.random((n, n)) < 0.05] = 1
+        dense[n // 2] = 1
+    elif kind == "disconnected":
+        half = n // 2
+        dense[:half, :half] = rng.random((half, half)) < 0.3
+    else:
+        dense = (rng.random((n, n)) < 0.15).astype(np.float32)
+    np.fill_diagonal(dense, 0)
+    if kind == "directed":
+        dense[:, 3] = 0  # a vertex without in-edges
+        dense[4, 4] = 1  # a stored self-loop
+        return dense
+    if kind == "weighted":
+        dense *= rng.random((n, n)).astype(np.float32)
+        return dense
+    return np.maximum(dense, dense.T)
+
+
+@dataclass
+class Trained:
+    """What a rank found in one epoch."""
+
+    loss: float
+    grads: dict[str, np.ndarray]
+    weights: dict[str, Any]
+    ids: np.ndarray
+    logits: np.ndarray
+    rank: Rank
+
+
+def on_ranks(config: Config, graph: Graph, body: Callable[[Rank], Any], timeout_s: float = 60) -> list[Any]:
+    """Build every rank of a run in threads and return what `body` gives on each."""
+    config = resolve(config, graph)
+
+    def run(comm: Communicator) -> Any:
+        plan, owners = plan_graph(config, graph)
+        return body(make_rank(config, graph, plan, owners, comm))
+
+    return run_threads(config.run.ranks, run, timeout_s) if config.run.ranks > 1 else [run(SingleCommunicator())]
+
+
+def one_epoch(config: Config, graph: Graph, epoch: int = 3) -> list[Trained]:
+    """Gradients of one epoch, and the logits of an evaluation, on every rank."""
+
+    def body(rank: Rank) -> Trained:
+        trainer = rank.trainer
+        loss = trainer.gradients(epoch)
+        grads = {n: g.numpy().copy() for n, g in trainer.runtime.weights.grads.items()}
+        trainer.evaluate()
+        return Trained(
+            loss,
+            grads,
+            trainer.runtime.weights.state_dict(),
+            trainer.runtime.inputs.row_ids.numpy(),
+            trainer.logits().numpy().copy(),
+            rank,
+        )
+
+    return on_ranks(config, graph, body)

@@ -1,0 +1,266 @@
+"""mggcn/config.py: conversions, ranges, unknown keys, precedence and the TOML round trip."""
+
+import dataclasses
+import itertools
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mggcn import config as cfg
+from mggcn.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig
+from mggcn.errors import ConfigError
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "data": {"row_normalize": True, "splits": "alt", "split": 3},
+    "model": {
+        "kind": "mlp",
+        "hidden": (7, 256, 16),
+        "dropout": 0.25,
+        "input_dropout": 0.125,
+        "norm": "mean",
+        "self_loops": False,
+        "bias": False,
+    },
+    "train": {
+        "epochs": 31,
+        "lr": 0.1 + 0.2,
+        "optimizer": "sgd",
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+        "weight_decay_on": "first",
+        "schedule": "step",
+        "schedule_step": 17,
+        "schedule_gamma": 1e-300,
+        "warmup": 5,
+        "patience": 11,
+        "eval_every": 2,
+        "metric": "macro_f1",
+        "seed": 4294967290,
+        "repeat": 3,
+        "checkpoint_every": 9,
+    },
+    "run": {
+        "ranks": 5,
+        "threads": 2,
+        "transport": "gloo",
+        "device": "cuda",
+        "precision": "fp64",
+        "order": "permute",
+        "products": "gemm-first",
+        "features": "sparse",
+        "memory_limit": 2**40 + 1,
+        "timeout_s": 12.5,
+    },
+}
+
+
+def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:
+    """Fails if a setting is not written, loses precision or comes back as another type (tuples above all)."""
+    changed = cfg.from_tables(CHANGED)
+    for table, settings in CHANGED.items():
+        fields = {item.name for item in dataclasses.fields(cfg.TABLES[table])}
+        assert fields - set(settings) <= {"strategy"}, "a new setting is missing in CHANGED"
+        for key, value in settings.items():
+            assert value != getattr(getattr(Config(), table), key), f"{table}.{key} is the default"
+    path = tmp_path / "config.toml"
+    path.write_text(cfg.to_toml(changed), encoding="utf-8")
+    assert cfg.from_toml(path) == changed
+    assert isinstance(cfg.from_toml(path).model.hidden, tuple)
+    assert set(tomllib.loads(cfg.to_toml(changed))["train"]) == {item.name for item in dataclasses.fields(TrainConfig)}
+
+
+def test_toml_round_trip_of_defaults_and_of_no_hidden_layer(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    for config in (Config(), Config(model=ModelConfig(hidden=()))):
+        path.write_text(cfg.to_toml(config), encoding="utf-8")
+        assert cfg.from_toml(path) == config
+
+
+def test_tables_are_plain_values() -> None:
+    """Tuples become lists, so that any TOML or JSON writer takes them."""
+    tables = cfg.to_tables(Config(model=ModelConfig(hidden=(16,))))
+    assert tables["model"]["hidden"] == [16]
+    assert {type(v) for table in tables.values() for v in table.values()} <= {str, int, float, bool, list}
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value", "expected"),
+    [
+        ("model", "hidden", "16,32", (16, 32)),
+        ("model", "hidden", " 16, 32 ", (16, 32)),
+        ("model", "hidden", "16,", (16,)),
+        ("model", "hidden", "", ()),
+        ("model", "hidden", "16", (16,)),
+        ("model", "hidden", 16, (16,)),
+        ("model", "hidden", [16, 32.0], (16, 32)),
+        ("model", "hidden", np.int64(16), (16,)),
+        ("model", "hidden", [np.int32(16)], (16,)),
+        ("model", "bias", "true", True),
+        ("model", "bias", "False", False),
+        ("model", "bias", False, False),
+        ("model", "norm", "mean", "mean"),
+        ("train", "epochs", "30", 30),
+        ("train", "epochs", 30.0, 30),
+        ("train", "epochs", np.int64(30), 30),
+        ("train", "lr", "1e-2", 0.01),
+        ("train", "lr", 1, 1.0),
+        ("train", "lr", np.float32(0.5), 0.5),
+    ],
+)
+def test_conversions(table: str, key: str, value: object, expected: object) -> None:
+    got = cfg.parse_value(table, key, value)
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value", "expects"),
+    [
+        ("model", "hidden", "16,,32", "integers separated by commas"),
+        ("model", "hidden", ",", "integers separated by commas"),
+        ("model", "hidden", "16;32", "integers separated by commas"),
+        ("model", "hidden", [[16]], "integers separated by commas"),
+        ("model", "hidden", [True], "integers separated by commas"),
+        ("model", "hidden", True, "integers separated by commas"),
+        ("model", "hidden", 1.5, "integers separated by commas"),
+        ("model", "hidden", {"16": 1}, "integers separated by commas"),
+        ("model", "bias", "yes", "true or false"),
+        ("model", "bias", 1, "true or false"),
+        ("model", "norm", "none", "one of symmetric, mean"),
+        ("model", "norm", 3, "one of symmetric, mean"),
+        ("model", "norm", ["mean"], "one of symmetric, mean"),
+        ("train", "epochs", "1e2", "an integer"),
+        ("train", "epochs", 1.5, "an integer"),
+        ("train", "epochs", np.float32(1.5), "an integer"),
+        ("train", "epochs", float("inf"), "an integer"),
+        ("train", "epochs", True, "an integer"),
+        ("train", "epochs", [1], "an integer"),
+        ("train", "lr", "fast", "a finite number"),
+        ("train", "lr", "inf", "a finite number"),
+        ("train", "lr", float("nan"), "a finite number"),
+        ("train", "lr", 10**400, "a finite number"),
+        ("train", "lr", False, "a finite number"),
+        ("train", "lr", None, "a finite number"),
+    ],
+)
+def test_values_that_do_not_fit(table: str, key: str, value: object, expects: str) -> None:
+    """The message names the setting, what it expects and what came."""
+    with pytest.raises(ConfigError, match=re.escape(f"{table}.{key} expects {expects}")):
+        cfg.parse_value(table, key, value)
+
+
+@pytest.mark.parametrize(
+    ("make", "setting"),
+    [
+        (lambda: DataConfig(split=-1), "data.split"),
+        (lambda: ModelConfig(hidden=(16, 0)), "model.hidden"),
+        (lambda: ModelConfig(dropout=1.0), "model.dropout"),
+        (lambda: ModelConfig(dropout=-0.1), "model.dropout"),
+        (lambda: ModelConfig(input_dropout=1.0), "model.input_dropout"),
+        (lambda: TrainConfig(epochs=0), "train.epochs"),
+        (lambda: TrainConfig(repeat=0), "train.repeat"),
+        (lambda: TrainConfig(schedule_step=0), "train.schedule_step"),
+        (lambda: TrainConfig(lr=-1.0), "train.lr"),
+        (lambda: TrainConfig(weight_decay=-1.0), "train.weight_decay"),
+        (lambda: TrainConfig(patience=-1), "train.patience"),
+        (lambda: TrainConfig(eval_every=-1), "train.eval_every"),
+        (lambda: TrainConfig(checkpoint_every=-1), "train.checkpoint_every"),
+        (lambda: TrainConfig(warmup=-1), "train.warmup"),
+        (lambda: TrainConfig(momentum=1.0), "train.momentum"),
+        (lambda: TrainConfig(schedule_gamma=0.0), "train.schedule_gamma"),
+        (lambda: TrainConfig(seed=-1), "train.seed"),
+        (lambda: TrainConfig(seed=2**32), "train.seed"),
+        (lambda: TrainConfig(seed=2**32 - 1, repeat=2), "4294967295 .. 4294967296"),
+        (lambda: RunConfig(ranks=0), "run.ranks"),
+        (lambda: RunConfig(threads=-1), "run.threads"),
+        (lambda: RunConfig(memory_limit=-1), "run.memory_limit"),
+        (lambda: RunConfig(timeout_s=0.0), "run.timeout_s"),
+        (lambda: RunConfig(transport="single", ranks=2), "run.transport single"),
+    ],
+)
+def test_ranges(make: Any, setting: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(setting)):
+        make()
+
+
+def test_edges_of_ranges_are_allowed() -> None:
+    assert TrainConfig(seed=2**32 - 1).seed == 2**32 - 1
+    assert TrainConfig(lr=0, schedule_gamma=1.0, eval_every=0).lr == 0.0
+    assert RunConfig(transport="single", ranks=1).transport == "single"
+
+
+def test_python_goes_through_the_same_conversions() -> None:
+    """Fails if a list, a NumPy integer or a bool slips into a frozen table: config.toml could not be written."""
+    model = ModelConfig(hidden=[16, np.int64(8)])  # type: ignore[arg-type, list-item]
+    assert model == ModelConfig(hidden=(16, 8))
+    assert hash(model) == hash(ModelConfig(hidden=(16, 8)))
+    assert "seed = 3" in cfg.to_toml(Config(train=TrainConfig(seed=np.int64(3))))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"train\.epochs expects an integer, got True"):
+        TrainConfig(epochs=True)
+    with pytest.raises(ConfigError, match=r"run\.device expects one of cpu, cuda, got 'tpu'"):
+        RunConfig(device="tpu")  # type: ignore[arg-type]
+
+
+def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown table \[modle\]; known are data, model, train, run"):
+        cfg.from_tables({"modle": {}})
+    for known in (item.name for item in dataclasses.fields(ModelConfig)):
+        with pytest.raises(ConfigError, match=rf"unknown setting model\.hiden; known in \[model\] are .*\b{known}\b"):
+            cfg.with_settings(Config(), ["model.hiden=3"])
+    path = tmp_path / "bad.toml"
+    path.write_text("[train]\nepoch = 3\n")
+    with pytest.raises(ConfigError, match=rf"{re.escape(str(path))}: unknown setting train\.epoch; .*epochs"):
+        cfg.from_toml(path)
+    path.write_text("epochs = 3\n")
+    with pytest.raises(ConfigError, match="'epochs' must be a table"):
+        cfg.from_toml(path)
+
+
+def test_precedence_file_over_base_and_set_over_file(tmp_path: Path) -> None:
+    base = cfg.from_tables({"model": {"hidden": [8], "dropout": 0.5}, "train": {"seed": 9}})
+    path = tmp_path / "over.toml"
+    path.write_text("[model]\nhidden = [32, 32]\n[train]\nlr = 1\n")
+    config = cfg.with_settings(cfg.from_toml(path, base), ["train.lr=0.5", "model.hidden=4"])
+    assert config.model == ModelConfig(hidden=(4,), dropout=0.5)
+    assert config.train == TrainConfig(seed=9, lr=0.5)
+    assert base.model.hidden == (8,), "the base is untouched"
+    assert cfg.from_tables({}) == Config()
+    assert cfg.from_tables({}, base) == base
+
+
+def test_set_texts() -> None:
+    config = cfg.with_settings(
+        Config(), ["model.hidden = 16,16", "train.lr=1e-3", "model.bias=false", "run.order=none", "train.lr=2e-3"]
+    )
+    assert (config.model.hidden, config.train.lr) == ((16, 16), 2e-3)
+    assert (config.model.bias, config.run.order) == (False, "none")
+    assert cfg.with_settings(config, ["model.hidden="]).model.hidden == ()
+    assert cfg.with_settings(config, []) == config
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["run.ranks=4", "run.transport=gloo"])))
+def test_set_texts_do_not_depend_on_their_order(order: tuple[str, ...]) -> None:
+    """Fails if ranges are checked between two texts: `single` with 4 ranks is invalid only for a moment."""
+    base = Config(run=RunConfig(transport="single"))
+    assert cfg.with_settings(base, order).run == RunConfig(ranks=4, transport="gloo")
+
+
+@pytest.mark.parametrize("text", ["model.hidden", "hidden=3", "=3", ""])
+def test_malformed_set_texts(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--set expects table\.key=value"):
+        cfg.with_settings(Config(), [text])
+
+
+def test_files_that_are_not_toml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*absent\.toml"):
+        cfg.from_toml(tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        cfg.from_toml(tmp_path)
+    for content in (b"[model\n", b"\xff\xfe[model]"):
+        (tmp_path / "x.toml").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"x\.toml is not valid TOML"):
+            cfg.from_toml(tmp_path / "x.toml")

@@ -1,0 +1,145 @@
+"""The gradient of every weight is the whole graph's, whatever the ranks, order, model and features."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from mggcn.aggregate.broadcast import Broadcast
+from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
+from mggcn.model import forward
+from tests.graphs import make_graph, on_ranks, one_epoch, pattern
+from tests.reference import loss_and_gradients
+
+TOLERANCE = 1e-10
+HIDDEN = {1: (), 2: (7,), 3: (16, 5), 4: (5, 9, 13)}
+SEED = 20011
+
+
+def config_of(ranks: int, order: str = "random", **model: object) -> Config:
+    return Config(
+        model=ModelConfig(**model),  # type: ignore[arg-type]
+        train=TrainConfig(seed=SEED),
+        run=RunConfig(ranks=ranks, threads=1, transport="threads" if ranks > 1 else "single", precision="fp64", order=order),  # type: ignore[arg-type]
+    )
+
+
+def relative_error(config: Config, graph: object) -> float:
+    """Largest error of loss, weights' gradients and logits, relative to the largest value of each."""
+    ranks = one_epoch(config, graph)  # type: ignore[arg-type]
+    loss, grads, _ = loss_and_gradients(graph, config.model, ranks[0].weights, SEED, 3)  # type: ignore[arg-type]
+    plain = dataclasses.replace(config.model, dropout=0.0, input_dropout=0.0)
+    _, _, logits = loss_and_gradients(graph, plain, ranks[0].weights, SEED, 3)  # type: ignore[arg-type]
+    errors = [abs(ranks[0].loss - loss) / abs(loss)]
+    for rank in ranks:
+        assert rank.loss == ranks[0].loss
+        for name, expected in grads.items():
+            scale = np.abs(expected).max()
+            errors.append(float(np.abs(rank.grads[name] - expected).max() / (scale or 1.0)))
+        if rank.ids.size:
+            errors.append(float(np.abs(rank.logits - logits[rank.ids]).max() / (np.abs(logits).max() or 1.0)))
+    assert not np.isnan(errors).any()
+    return max(errors)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["random", "directed", "weighted"])
+def test_gradients_equal_autograd(ranks: int, depth: int, kind: str) -> None:
+    """Fails on a skipped SpMM, a transposed tile, a wrong scale, a lost bias, a mask that depends on the partition."""
+    norms, sparsities = itertools.cycle(["symmetric", "mean"]), [False, True]
+    for sparse, order in itertools.product(sparsities, ["random", "permute", "none"]):
+        for dropout, input_dropout in ((0.0, 0.0), (0.5, 0.0), (0.3, 0.4)):
+            graph = make_graph(
+                pattern(kind, 37, 5 + depth), num_features=11, num_classes=4, sparse=sparse, weighted=kind == "weighted", seed=8
+            )
+            model = {"hidden": HIDDEN[depth], "dropout": dropout, "input_dropout": input_dropout, "norm": next(norms)}
+            config = config_of(ranks, order, **model)
+            assert relative_error(config, graph) < TOLERANCE, config
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+@pytest.mark.parametrize("kind", ["empty", "path", "star", "hub-row", "disconnected"])
+@pytest.mark.parametrize("loops", [True, False])
+def test_gradients_on_hostile_graphs(ranks: int, kind: str, loops: bool) -> None:
+    """Fails where empty rows, one dense row or a rank without edges are special."""
+    graph = make_graph(pattern(kind, 23, 3), num_features=6, num_classes=3, sparse=False, weighted=False, seed=2)
+    for norm in ("symmetric", "mean"):
+        assert relative_error(config_of(ranks, hidden=(8, 4), dropout=0.5, norm=norm, self_loops=loops), graph) < TOLERANCE
+
+
+@pytest.mark.parametrize("choice", ["gemm-first", "aggregate-first"])
+@pytest.mark.parametrize("features", ["auto", "dense", "sparse"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_for_every_choice(choice: str, features: str, bias: bool) -> None:
+    """Fails if a forced order of products or a forced kind of features takes another path wrongly."""
+    graph = make_graph(pattern("directed", 29, 1), num_features=9, num_classes=5, sparse=True, weighted=False, seed=4)
+    for ranks, kind, input_dropout in itertools.product((1, 3), ("gcn", "mlp"), (0.0, 0.4)):
+        config = config_of(ranks, hidden=(6, 12), dropout=0.2, input_dropout=input_dropout, bias=bias, kind=kind)
+        run = dataclasses.replace(config.run, products=choice, features=features)
+        assert relative_error(dataclasses.replace(config, run=run), graph) < TOLERANCE
+
+
+def test_more_ranks_than_vertices() -> None:
+    """Fails if a rank without rows divides by zero, skips a collective or sends garbage."""
+    graph = make_graph(pattern("random", 4, 6), num_features=3, num_classes=2, sparse=False, weighted=False, seed=9)
+    config = config_of(6, hidden=(5,), dropout=0.5)
+    assert relative_error(config, graph) < TOLERANCE
+
+
+def _error_with(monkeypatch: pytest.MonkeyPatch, name: str, value: object, owner: type) -> float:
+    graph = make_graph(pattern("random", 37, 6), num_features=11, num_classes=4, sparse=False, weighted=False, seed=8)
+    monkeypatch.setattr(owner, name, value)
+    return relative_error(config_of(3, hidden=(16, 5)), graph)
+
+
+def test_planted_dropped_tile_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exactness test itself fails when one remote tile is left out."""
+    original = Broadcast._multiply
+
+    def drop(self, tile, dense, out, accumulate, epilogue):  # type: ignore[no-untyped-def]
+        if tile is self._tiles[2] and self._plan.rank == 0 and epilogue is None:
+            return
+        original(self, tile, dense, out, accumulate, epilogue)
+
+    assert _error_with(monkeypatch, "_multiply", drop, Broadcast) > 1e-6 or pytest.fail("a dropped tile went unnoticed")
+
+
+def test_planted_skipped_spmm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exactness test itself fails when the backward SpMM of a layer is a copy, as in MG-GCN section 4.4."""
+    original = forward.Aggregate.run
+
+    def skip(self, rt):  # type: ignore[no-untyped-def]
+        if self.backward and self.layer == 2:
+            rt.buffer(self.dst).copy_(rt.buffer(self.src))
+        else:
+            original(self, rt)
+
+    assert _error_with(monkeypatch, "run", skip, forward.Aggregate) > 1e-6
+
+
+def test_no_op_reads_memory_it_was_not_given() -> None:
+    """Fails if live ranges are too short: buffers are NaN before and after their planned life."""
+    from mggcn.train.runtime import Poisoned
+
+    graph = make_graph(pattern("directed", 37, 6), num_features=11, num_classes=4, sparse=False, weighted=False, seed=8)
+    for ranks, hidden, p in itertools.product((1, 3), ((16, 5), (5, 16), ()), (0.0, 0.5)):
+        config = config_of(ranks, hidden=hidden, dropout=p, input_dropout=p)
+
+        def body(rank):  # type: ignore[no-untyped-def]
+            trainer = rank.trainer
+            plain = trainer.gradients(1)
+            grads = trainer.runtime.weights.grad.clone()
+            runner = Poisoned(trainer.runtime)
+            for program in (rank.plan.evaluate, rank.plan.train):
+                trainer.runtime.signals.zero_()
+                runner.run(program)
+            if rank.comm.size > 1:
+                rank.comm.all_reduce(trainer.runtime.weights.grad).wait()
+                rank.comm.all_reduce(trainer.runtime.signals).wait()
+            return plain == float(trainer.runtime.signals[0]) and bool((grads == trainer.runtime.weights.grad).all())
+
+        assert all(on_ranks(config, graph, body))
