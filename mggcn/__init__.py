@@ -1,3 +1,52 @@
-"""mggcn: whole-graph training of graph neural networks, exact and planned, on one to P ranks."""
+"""mggcn: whole-graph training of graph neural networks, exact and planned, on one to P ranks.
 
-__version__ = "0.1.0"
+The public names below load on first use, so that `import mggcn` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mggcn.version import __version__
+
+if TYPE_CHECKING:
+    from mggcn.api import GCN, MLP, Trainer, load
+    from mggcn.config import Config
+    from mggcn.errors import MggcnError
+    from mggcn.graph.csr import Graph
+    from mggcn.graph.structure import GraphOptions
+    from mggcn.model.weights import from_pyg, to_pyg
+
+_PUBLIC = {
+    "GCN": "api",
+    "MLP": "api",
+    "Trainer": "api",
+    "load": "api",
+    "Config": "config",
+    "Graph": "graph.csr",
+    "GraphOptions": "graph.structure",
+    "MggcnError": "errors",
+    "from_pyg": "model.weights",
+    "to_pyg": "model.weights",
+}
+__all__ = [
+    "GCN",
+    "MLP",
+    "Config",
+    "Graph",
+    "GraphOptions",
+    "MggcnError",
+    "Trainer",
+    "__version__",
+    "from_pyg",
+    "load",
+    "to_pyg",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'mggcn' has no attribute {name!r}; public are {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"mggcn.{_PUBLIC[name]}"), name)

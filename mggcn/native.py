@@ -108,7 +108,7 @@ def isa() -> str:
 
 @functools.cache
 def kernel(name: str, kind: str = "", set_: str = "") -> Callable[..., None]:
-    """Return a kernel, for example kernel("mggcn_spmm_", "f32"); `set_` overrides the processor's best set (tests)."""
+    """Return a kernel by name and type ("mggcn_spmm_", "f32"); `set_` overrides the processor's best set, for tests."""
     function = getattr(library(), f"{name}{kind}_{set_ or isa()}")
     function.argtypes = _SIGNATURES[name]
     function.restype = None

@@ -51,13 +51,13 @@ class Aggregation(Protocol):
         ...
 
     def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        """out (V, D) = epilogue(A^T h) for this rank's rows; `buffers` as its plan declared them. Collective."""
+        """Out (V, D) = epilogue(A^T h) for this rank's rows; `buffers` as its plan declared them. Collective."""
         ...
 
     def backward(
         self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
     ) -> None:
-        """out (V, D) = epilogue(A g) for this rank's rows. Collective."""
+        """Out (V, D) = epilogue(A g) for this rank's rows. Collective."""
         ...
 
     def state(self) -> Mapping[str, Any]:

@@ -115,15 +115,15 @@ class KernelBackend(Protocol):
         ...
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
-        """out (V, D) = or += adj (V, N) @ h (N, D), then the epilogue."""
+        """Out (V, D) = or += adj (V, N) @ h (N, D), then the epilogue."""
         ...
 
     def matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:
-        """out = or += a @ b; a and b may be transposed views."""
+        """Out = or += a @ b; a and b may be transposed views."""
         ...
 
     def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
-        """out = epilogue(z); z may be out. Rows of z are rows first_row, ... of the epilogue's vectors."""
+        """Out = epilogue(z); z may be out. Rows of z are rows first_row, ... of the epilogue's vectors."""
         ...
 
     def activation_grad(
@@ -138,14 +138,14 @@ class KernelBackend(Protocol):
         partials: Tensor | None,
         first_row: int = 0,
     ) -> None:
-        """h = out_scale * dZ with dZ = (h != 0) * keep_scale * h_scale * g; partials (64, D) += columns of dZ.
+        """H = out_scale * dZ with dZ = (h != 0) * keep_scale * h_scale * g; partials (64, D) += columns of dZ.
 
         The mask of ReLU and dropout is read from the zeros that the forward pass stored in h.
         """
         ...
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:
-        """out (D,) = the 64 partial sums, added in order."""
+        """Out (D,) = the 64 partial sums, added in order."""
         ...
 
     def softmax_xent(
@@ -165,11 +165,11 @@ class KernelBackend(Protocol):
         ...
 
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
-        """counts int64 (3, 3, C) += per split (bit of mask): right predictions, predictions and vertices of a class."""
+        """Counts int64 (3, 3, C) += per split (bit of mask): right predictions, predictions and vertices of a class."""
         ...
 
     def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
-        """out (nnz,) = the values of sparse features under input dropout: the mask of the dense row."""
+        """Out (nnz,) = the values of sparse features under input dropout: the mask of the dense row."""
         ...
 
     def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:

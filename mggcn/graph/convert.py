@@ -212,4 +212,6 @@ def _infer_num_vertices(edges: Array, features: Any, labels: Any) -> int:
     for rows in (features, labels):
         if rows is not None:
             return int(np.shape(rows)[0])
-    return int(edges.max(initial=-1)) + 1
+    if edges.dtype.kind not in "iu":
+        return 1  # check_edges names what is wrong
+    return int(edges.max()) + 1 if edges.size else 0

@@ -147,7 +147,7 @@ def check_csr(csr: CSR, what: str) -> None:
     Cost: one pass over indptr, indices and values in windows of bounded size.
     Raises: GraphError at the first row pointer, column or value that breaks the promise.
     """
-    _check_layout(csr, what)
+    check_layout(csr, what)
     _check_indptr(csr, what)
     _check_indices(csr, what)
     if csr.values is not None:
@@ -181,7 +181,8 @@ def probably_transposed(csr: CSR, csr_t: CSR) -> bool:
     return same_shape and csr.nnz == csr_t.nnz and _edge_hashes(csr)[0] == _edge_hashes(csr_t)[1]
 
 
-def _check_layout(csr: CSR, what: str) -> None:
+def check_layout(csr: CSR, what: str) -> None:
+    """Check shapes and types alone, which costs nothing; raises GraphError."""
     expected: list[tuple[str, Rows, type[np.generic]]] = [
         ("indptr", csr.indptr, np.int64),
         ("indices", csr.indices, np.int32),

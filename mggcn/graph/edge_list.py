@@ -20,23 +20,29 @@ LONGEST_LINE = 1 << 16
 def read_edge_list(path: Path) -> tuple[Array, Array | None]:
     """Read edges int64 [2, E] and weights float64 [E], None without a third column; `.gz` is unpacked on the way.
 
-    The first line may be a header (no number in it). Ids are whole numbers; `build_adjacency` checks their range.
+    One header line (no number in it) may precede the edges. Ids must be whole; `build_adjacency` checks their range.
     Cost: about 2 million lines a second; memory for the edges and one block of 16 MiB.
     Raises: GraphError that names the first line which is not an edge, or says why the file cannot be read.
     """
     edges: list[Array] = []
     weights: list[Array] = []
     parser: _Parser | None = None
+    header = ""
     try:
         for text, first_line in _blocks(path):
             if parser is None:
-                parser, text = _begin(text)
+                text, new_header = _without_header(text) if not header else (text, "")
+                header = header or new_header
+                first_edge = _first_content(text)
+                parser = _Parser(first_edge) if first_edge else None
             if parser is not None:
                 block = parser.parse(text, path, first_line)
                 edges.append(np.stack([block["u"], block["v"]]))
                 weights.extend([block["w"]] if parser.weighted else [])
     except (OSError, EOFError) as error:
         raise GraphError(f"cannot read the edge list {path}: {error}; is it cut short or no text?") from error
+    if not edges and header:
+        raise GraphError(f"{path}: expected lines of two vertex ids, found only {header[:80]!r}; is it an edge list?")
     if not edges:
         return np.empty((2, 0), dtype=np.int64), None
     return np.concatenate(edges, axis=1), np.concatenate(weights) if weights else None
@@ -96,18 +102,17 @@ def _open(path: Path) -> BinaryIO:
     return packed
 
 
-def _begin(text: str) -> tuple[_Parser | None, str]:
-    """Look at the first line that is no comment; a header becomes a comment, so that line numbers stay right."""
-    lines = text.split("\n")
-    first = _next_content(lines, 0)
-    if first < len(lines) and not any(_is_number(field) for field in _content(lines[first]).replace(",", " ").split()):
-        lines[first] = "#" + lines[first]
-        first = _next_content(lines, first + 1)
-    return (_Parser(_content(lines[first])) if first < len(lines) else None), "\n".join(lines)
+def _without_header(text: str) -> tuple[str, str]:
+    """Make a comment of a first line without numbers, so that line numbers stay right; return that line, too."""
+    first = _first_content(text)
+    if not first or any(_is_number(field) for field in first.replace(",", " ").split()):
+        return text, ""
+    at = text.index(first)
+    return f"{text[:at]}#{text[at:]}", first
 
 
-def _next_content(lines: list[str], start: int) -> int:
-    return next((i for i in range(start, len(lines)) if _content(lines[i])), len(lines))
+def _first_content(text: str) -> str:
+    return next(filter(None, map(_content, text.split("\n"))), "")
 
 
 def _content(line: str) -> str:

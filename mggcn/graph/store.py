@@ -17,12 +17,12 @@ import numpy as np
 
 from mggcn.errors import StoreError
 from mggcn.graph.check import SPLIT_NAME, check_graph, index_mask
-from mggcn.graph.csr import CSR, WINDOW, ArrayRows, Graph, Rows
+from mggcn.graph.csr import CSR, WINDOW, ArrayRows, Graph, Rows, check_layout
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.layout import FORMAT_VERSION, graph_arrays, graph_sha256, is_own
 from mggcn.graph.store_write import write_store
 
-__all__ = ["EXPECTED", "FileRows", "graph_sha256", "is_store", "open_store", "write_store"]
+__all__ = ["EXPECTED", "FileRows", "graph_sha256", "is_store", "open_store", "store_folder", "write_store"]
 
 EXPECTED = (
     "a graph store is a folder with meta.json, indptr.npy, indices.npy and, where there are any, features.npy, "
@@ -64,6 +64,14 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
     if verify or not is_own(meta):
         check_graph(graph)
     return graph
+
+
+def store_folder(graph: Graph) -> Path | None:
+    """Return the store that a graph was opened from, if all of it still lies there; None for one that is in memory."""
+    rows = graph_arrays(graph).values()
+    folders = {row.path.parent for row in rows if isinstance(row, FileRows)}
+    whole = all(isinstance(row, FileRows) for row in rows)
+    return folders.pop() if whole and len(folders) == 1 else None
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
@@ -115,7 +123,9 @@ def _csr(folder: Path, names: list[str], files: tuple[str, str, str], num_cols: 
     """Open a matrix; without `num_cols` it is square."""
     indptr, indices = (FileRows.open(folder / f"{file}.npy") for file in files[:2])
     values = FileRows.open(folder / f"{files[2]}.npy") if files[2] in names else None
-    return CSR(indptr, indices, values, indptr.shape[0] - 1 if num_cols is None else num_cols)
+    csr = CSR(indptr, indices, values, indptr.shape[0] - 1 if num_cols is None else num_cols)
+    check_layout(csr, str(folder / files[0]))
+    return csr
 
 
 def _features(folder: Path, names: list[str], meta: Mapping[str, Any]) -> Rows | CSR | None:
@@ -123,10 +133,10 @@ def _features(folder: Path, names: list[str], meta: Mapping[str, Any]) -> Rows |
         return FileRows.open(folder / "features.npy")
     if "features_indptr" not in names:
         return None
-    num_cols = meta.get("num_features")
+    num_cols = _count(meta, "num_features")
     if num_cols is None:
         num_cols = _highest(FileRows.open(folder / "features_indices.npy")) + 1
-    return _csr(folder, names, ("features_indptr", "features_indices", "features_data"), int(num_cols))
+    return _csr(folder, names, ("features_indptr", "features_indices", "features_data"), num_cols)
 
 
 def _split(folder: Path, name: str, num_vertices: int) -> Rows:
@@ -137,9 +147,17 @@ def _split(folder: Path, name: str, num_vertices: int) -> Rows:
 
 
 def _num_classes(meta: Mapping[str, Any], labels: Rows | None) -> int:
-    if "num_classes" in meta or labels is None:
-        return int(meta.get("num_classes", 0))
-    return _highest(labels) + 1
+    count = _count(meta, "num_classes")
+    if count is None:
+        return 0 if labels is None else _highest(labels) + 1
+    return count
+
+
+def _count(meta: Mapping[str, Any], key: str) -> int | None:
+    count = meta.get(key)
+    if count is None or (type(count) is int and count >= 0):
+        return count
+    raise StoreError(f"meta.json: {key} must be a whole number, got {count!r}; prepare the graph again")
 
 
 def _highest(rows: Rows) -> int:
@@ -149,16 +167,20 @@ def _highest(rows: Rows) -> int:
 
 def _compare_extents(graph: Graph, folder: Path) -> None:
     """Compare what headers alone can tell: exchanged or outdated files show here at no cost."""
-    num_vertices, last = graph.num_vertices, graph.num_vertices
-    nnz = int(graph.adj.indptr.read(last, last + 1)[0])
+    num_vertices = graph.num_vertices
+    nnz = int(graph.adj.indptr.read(num_vertices, num_vertices + 1)[0])
     expected = {"indices": nnz, "values": nnz, "indptr_t": num_vertices + 1, "indices_t": nnz, "values_t": nnz}
     expected |= {"features": num_vertices, "features_indptr": num_vertices + 1, "labels": num_vertices}
+    expected |= dict.fromkeys(graph.splits, num_vertices)
+    types = {"features": (np.float32, 2), "labels": (np.int64, 1)} | dict.fromkeys(graph.splits, (np.bool_, 2))
     for name, rows in graph_arrays(graph).items():
-        came = rows.shape[1] if name in graph.splits else rows.shape[0]
-        if came != expected.get(name, num_vertices if name in graph.splits else came):
+        dtype, ndim = types.get(name, (rows.dtype, 1))
+        came = rows.shape[-1] if name in graph.splits else rows.shape[0]
+        if rows.dtype != dtype or len(rows.shape) != ndim or came != expected.get(name, came):
             raise StoreError(
-                f"{folder / name}.npy has {came} entries where a graph of {num_vertices} vertices and {nnz} edges "
-                f"needs {expected.get(name, num_vertices)}; the files belong to different graphs"
+                f"{folder / name}.npy holds {rows.dtype} {rows.shape}; a graph of {num_vertices} vertices and {nnz} "
+                f"edges needs {np.dtype(dtype)} with {expected.get(name, came)} entries: the files belong to different "
+                "graphs, or need conversion"
             )
     counts = [("n", num_vertices), ("num_vertices", num_vertices), ("nnz_directed", nnz), ("num_edges", nnz)]
     for key, came in counts:

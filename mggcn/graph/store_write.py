@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.metadata
 import json
 import os
 import secrets
@@ -15,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import mggcn
 from mggcn.errors import StoreError
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import CSR, Graph, Rows
@@ -101,9 +101,16 @@ def _meta(graph: Graph, digests: Mapping[str, str]) -> dict[str, Any]:
         "num_classes": graph.num_classes,
         "symmetric": graph.symmetric,
         "sha256": dict(digests),
-        "created_by": f"mggcn {mggcn.__version__}",
+        "created_by": f"mggcn {_version()}",
     }
     return {"licence": "not stated", "source": "not stated"} | dict(graph.meta) | own
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("mggcn")
+    except importlib.metadata.PackageNotFoundError:
+        return "(run from a source tree)"
 
 
 def _write_meta(path: Path, meta: Mapping[str, Any]) -> None:

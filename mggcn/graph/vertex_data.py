@@ -93,7 +93,7 @@ def as_labels(labels: Any, num_vertices: int, num_classes: int | None) -> tuple[
         array = np.where(np.isnan(array), -1, array)
         if not np.array_equal(array, np.rint(array)) or not np.isfinite(array).all():
             raise GraphError("labels must be whole numbers, or NaN for unlabelled; regression is not supported")
-    highest = int(array.max(initial=-1))
+    highest = int(array.max()) if array.size else -1
     if num_classes is None and highest >= max(num_vertices, 2):
         raise GraphError(
             f"the largest label is {highest} for {num_vertices} vertices; number classes from 0, or give num_classes"

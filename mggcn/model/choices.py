@@ -6,6 +6,7 @@ V rows of this rank, D input width, E output width; work is counted in multiply-
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mggcn.config import ModelConfig
 from mggcn.plan.memory import ITEM_BYTES, BufferSpec
@@ -128,7 +129,7 @@ def choose_layers(
     """
     widths = (num_features, *model.hidden, num_classes)
     layers = []
-    for layer, (d_in, d_out) in enumerate(zip(widths, widths[1:], strict=False), start=1):
+    for layer, (d_in, d_out) in enumerate(pairwise(widths), start=1):
         if model.kind == "mlp":
             kind, reason = "dense", "the model has no graph"
         elif layer == 1 and choice.aggregated:

@@ -213,26 +213,32 @@ def lower_evaluation(model: Model, aggregation: AggregationPlan) -> Program:
     return builder.program("evaluate")
 
 
-def lower_setup(model: Model, aggregation: AggregationPlan, limit: int) -> Program | None:
-    """Lower the computation of A_hat X by column panels, as wide as an arena of `limit` bytes admits; None if not needed.
+def lower_setup(model: Model, aggregation: AggregationPlan, width: int) -> Program | None:
+    """Lower the computation of A_hat X by panels of `width` columns; None if not needed.
 
     The panels run through one op each, in order; buffer "panel" holds S_c X of the panel's columns.
     """
     if model.input.sparse or not model.input.aggregated:
         return None
+    builder = _Builder(model, aggregation, training=False)
+    panel = builder.buffer("panel", width)
+    slots = builder.slots("panel", width)
+    builder.ops.extend(
+        fwd.Panel(panel, slots, first, min(width, model.layers[0].d_in - first))
+        for first in range(0, model.layers[0].d_in, width)
+    )
+    return builder.program("setup")
+
+
+def panel_width(model: Model, aggregation: AggregationPlan, limit: int) -> int:
+    """Return the most columns of a panel for which set-up fits an arena of `limit` bytes: all, or a multiple of 16."""
     width = model.layers[0].d_in
-    while True:
-        builder = _Builder(model, aggregation, training=False)
-        panel = builder.buffer("panel", width)
-        slots = builder.slots("panel", width)
-        builder.ops.extend(
-            fwd.Panel(panel, slots, first, min(width, model.layers[0].d_in - first))
-            for first in range(0, model.layers[0].d_in, width)
-        )
-        program = builder.program("setup")
-        if program.arena.nbytes <= limit or width <= 16:
-            return program
+    while width > 16:
+        program = lower_setup(model, aggregation, width)
+        if program is None or program.arena.nbytes <= limit:
+            break
         width = max(16, (width // 2 + 15) // 16 * 16)
+    return width
 
 
 def paper_arena_bytes(model: Model, ranks: int, largest_rows: int) -> int:

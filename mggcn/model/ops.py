@@ -147,7 +147,7 @@ class Activated:
     row_scale: bool
 
     def run(self, rt: Runtime, g: Tensor, h: Tensor, partials: Tensor | None, first_row: int = 0) -> None:
-        """h = out_scale * (h != 0) * keep * S_c * g for the rows of g."""
+        """H = out_scale * (h != 0) * keep * S_c * g for the rows of g."""
         keep = Dropout(self.dropout, 0, 0, 0).keep_scale
         rt.backend.activation_grad(
             g,

@@ -6,6 +6,7 @@ N vertices, P ranks; rank r owns floor((r + 1) N / P) - floor(r N / P) vertices,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ class Assignment:
 def part_sizes(num_vertices: int, ranks: int) -> tuple[int, ...]:
     """Return the rows of each rank; the larger parts are spread evenly over the ranks."""
     bounds = [num_vertices * r // ranks for r in range(ranks + 1)]
-    return tuple(b - a for a, b in zip(bounds, bounds[1:], strict=False))
+    return tuple(b - a for a, b in pairwise(bounds))
 
 
 def assign(num_vertices: int, ranks: int, order: str, seed: int) -> Assignment:

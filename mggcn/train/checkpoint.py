@@ -48,7 +48,9 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensors], state: Mapping[str, Tensors]) -> None:
+def save_checkpoint(
+    folder: Path, progress: Progress, parts: Mapping[str, Tensors], state: Mapping[str, Tensors]
+) -> None:
     """Write a checkpoint beside the last one, then make it the latest and delete older ones.
 
     parts: "weights", "best", "optimizer" (named tensors, empty ones are left out); state: per rank, what a strategy
@@ -76,7 +78,9 @@ def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensor
         _sync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise RunError(f"the checkpoint {final} could not be written: {error}; free space and resume the run") from error
+        raise RunError(
+            f"the checkpoint {final} could not be written: {error}; free space and resume the run"
+        ) from error
     for old in folder.iterdir():
         if old.is_dir() and old.name != name:
             shutil.rmtree(old, ignore_errors=True)

@@ -49,7 +49,9 @@ def _dense(backend: KernelBackend, reader: FeatureReader, model: Model) -> torch
             if int(local[-1]) - int(local[0]) + 1 == local.size and (np.diff(local) == 1).all():
                 dense[int(local[0]) : int(local[-1]) + 1].copy_(torch.from_numpy(block))
             else:
-                dense[torch.from_numpy(local.astype(np.int64))] = torch.from_numpy(block).to(dense.dtype).to(dense.device)
+                dense[torch.from_numpy(local.astype(np.int64))] = (
+                    torch.from_numpy(block).to(dense.dtype).to(dense.device)
+                )
     return dense
 
 

@@ -28,9 +28,9 @@ def macro_f1(counts: npt.NDArray[np.int64]) -> float | None:
 
 
 def roc_auc(scores: npt.NDArray[Any], positive: npt.NDArray[np.bool_]) -> float | None:
-    """Return the probability that a positive scores above a negative, ties counted half (Mann-Whitney); None if one is absent.
+    """Return the probability that a positive scores above a negative, ties counted half; None if one kind is absent.
 
-    Shapes: scores, positive (n,). Cost: one sort.
+    Shapes: scores, positive (n,). Cost: one sort. Source: Mann and Whitney 1947.
     """
     num_positive = int(positive.sum())
     num_negative = positive.shape[0] - num_positive

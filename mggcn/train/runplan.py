@@ -5,11 +5,14 @@ N vertices, P ranks, V rows of a rank. Needs no torch.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from mggcn.aggregate.base import AggregationPlan
 from mggcn.config import Config
@@ -21,13 +24,14 @@ from mggcn.model.lower import (
     lower_evaluation,
     lower_setup,
     lower_training,
+    panel_width,
     paper_arena_bytes,
     spmm_ops,
 )
 from mggcn.partition.statistics import TileStatistics
 from mggcn.partition.tiles import check_tile_nnz
 from mggcn.plan.machine import MIB, human
-from mggcn.plan.memory import ITEM_BYTES, BufferSpec
+from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES, BufferSpec
 
 RUNTIME_BYTES = {"cpu": 300 * MIB, "cuda": 900 * MIB}
 """A process before it holds any data: Python, torch, its math libraries and their work space (bench/memory.py)."""
@@ -71,6 +75,8 @@ class RankPlan:
     ranks: int
     nnz: int
     paper_bytes: int
+    score_bytes: int
+    """What an evaluation sums over ranks: counts of each class, or the scores of all vertices for ROC AUC."""
 
     @property
     def arena_bytes(self) -> int:
@@ -87,6 +93,11 @@ class RankPlan:
         """Sparse products with the graph in one training epoch."""
         return len(spmm_ops(self.train.ops)) * self.aggregation.num_spmm
 
+    @property
+    def evaluate_spmm(self) -> int:
+        """Sparse products with the graph in one evaluation."""
+        return len(spmm_ops(self.evaluate.ops)) * self.aggregation.num_spmm
+
     def messages(self, program: Program) -> int:
         """Collective operations of a program: broadcasts, and the sums of gradients, loss and counts."""
         if self.ranks == 1:
@@ -98,9 +109,8 @@ class RankPlan:
         if self.ranks == 1:
             return 0
         sent = sum(self.aggregation.bytes_sent(program.arena[op.src].spec) for op in spmm_ops(program.ops))
-        classes = self.model.layers[-1].d_out
-        sums = self.gradient_bytes + SIGNAL_BYTES if program is self.train else 9 * classes * 8
-        return sent + ring_bytes(sums, self.ranks)
+        sums = (self.gradient_bytes, SIGNAL_BYTES) if program is self.train else (self.score_bytes,)
+        return sent + sum(ring_bytes(nbytes, self.ranks) for nbytes in sums)
 
 
 SIGNAL_BYTES = 16
@@ -125,6 +135,19 @@ class RunPlan:
     def largest(self) -> RankPlan:
         return max(self.ranks, key=lambda rank: rank.total_bytes)
 
+    @property
+    def process_bytes(self) -> int:
+        """Predicted peak of one process: the largest rank's, or that of all ranks if they are threads of one process."""
+        if self.config.run.transport != "threads":
+            return self.largest.total_bytes
+        runtime = self.largest.regions["runtime"]
+        return runtime + sum(rank.total_bytes - runtime for rank in self.ranks)
+
+    def __str__(self) -> str:
+        from mggcn.train.plantext import render
+
+        return render(self)
+
     def check(self, limit: int) -> None:
         """Raise PlanError if a rank needs more than `limit` bytes; the message says what would fit."""
         rank = self.largest
@@ -135,6 +158,12 @@ class RunPlan:
             f"rank {rank.rank} needs {human(rank.total_bytes)} for {rank.model.rows:,} of {self.shape.num_vertices:,} rows "
             f"and hidden widths {widths or 'none'}, {human(limit)} may be used; {advice(self, limit)}"
         )
+
+
+def smallest_ranks(plan: RunPlan, limit: int) -> int:
+    """Return the smallest number of ranks, each with `limit` bytes, that fits; the plan's own if none smaller does."""
+    own = plan.config.run.ranks
+    return next((p for p in range(1, own) if _estimate(plan, p, 1.0) <= limit), own)
 
 
 def advice(plan: RunPlan, limit: int) -> str:
@@ -152,8 +181,6 @@ def advice(plan: RunPlan, limit: int) -> str:
 
 def _estimate(plan: RunPlan, ranks: int, share: float) -> int:
     """Predicted peak of the largest rank for another number of ranks or narrower layers."""
-    import dataclasses
-
     from mggcn.partition.order import part_sizes
     from mggcn.partition.statistics import expected_statistics
 
@@ -219,11 +246,13 @@ def plan_rank(
     model = Model(config.model, choice, layers, rows, dtype, graph and config.model.norm == "symmetric")
     aggregation = BroadcastPlan(rank, counts)
     train, evaluate = lower_training(model, aggregation), lower_evaluation(model, aggregation)
-    setup = lower_setup(model, aggregation, max(train.arena.nbytes, evaluate.arena.nbytes))
+    setup = lower_setup(model, aggregation, _panel_width(model, counts))
     programs = [train, evaluate, *([setup] if setup else [])]
     arena = max(p.arena.nbytes for p in programs)
     item = ITEM_BYTES[dtype]
-    weights = sum(c.d_in * c.d_out + (c.d_out if config.model.bias else 0) for c in layers) * item
+    weights = sum(
+        _padded(c.d_in * c.d_out * item) + (_padded(c.d_out * item) if config.model.bias else 0) for c in layers
+    )
     regions = {
         "arena": arena,
         "features": choice.nbytes,
@@ -245,7 +274,22 @@ def plan_rank(
         ranks,
         sum(tiles),
         paper_arena_bytes(model, ranks, max(counts)),
+        _metric_bytes(config, shape) or 9 * shape.num_classes * 8,
     )
+
+
+def _panel_width(model: Model, counts: tuple[int, ...]) -> int:
+    """Columns of a panel of set-up. The largest rank's sizes decide: a panel is sent, so all ranks take the same."""
+    from mggcn.aggregate.broadcast import BroadcastPlan
+
+    rank = counts.index(max(counts))
+    largest, aggregation = dataclasses.replace(model, rows=counts[rank]), BroadcastPlan(rank, counts)
+    programs = (lower_training(largest, aggregation), lower_evaluation(largest, aggregation))
+    return panel_width(largest, aggregation, max(p.arena.nbytes for p in programs))
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _input_bytes(config: Config, chosen: InputChoice, inputs: InputShape, dtype: str) -> int:
@@ -266,7 +310,8 @@ def _graph_bytes(shape: GraphShape, tiles: list[int], rows: int, ranks: int, ite
 
 def _metric_bytes(config: Config, shape: GraphShape) -> int:
     """Scores of all vertices, gathered on every rank for ROC AUC."""
-    return 8 * shape.num_vertices * shape.num_classes if config.train.metric == "roc_auc" else 0
+    columns = 1 if shape.num_classes == 2 else shape.num_classes
+    return 8 * shape.num_vertices * columns if config.train.metric == "roc_auc" else 0
 
 
 def _setup_bytes(
@@ -351,3 +396,12 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
     }
 
 
+def plan_from_dict(config: Config, content: Mapping[str, Any]) -> RunPlan:
+    """Return the plan that `to_dict` wrote, planned again from its figures. Raises: GraphError, PlanError."""
+    graph, tiles = content["graph"], content["tiles"]
+    shape = GraphShape(**graph)
+    statistics = TileStatistics(
+        np.array(tiles["nnz"], np.int64), np.array(tiles["rows_needed"], np.int64), bool(tiles["exact"])
+    )
+    counts = tuple(int(rank["rows"]) for rank in content["per_rank"])
+    return plan_run(config, shape, statistics, counts)

@@ -61,7 +61,7 @@ class Weights:
         """Glorot-uniform matrices and zero biases (Glorot & Bengio 2010, eq. 16), the same on every rank and device."""
         generator = torch.Generator().manual_seed(seed)
         self.flat.zero_()
-        for name, view in self.views.items():
+        for view in self.views.values():
             if view.dim() == 2:
                 bound = math.sqrt(6.0 / (view.shape[0] + view.shape[1]))
                 drawn = torch.rand(view.shape, generator=generator, dtype=torch.float64).mul_(2 * bound).sub_(bound)
@@ -76,7 +76,9 @@ class Weights:
         expected = {name: tuple(view.shape) for name, view in self.views.items()}
         came = {name: tuple(value.shape) for name, value in state.items()}
         if expected != came:
-            raise ConfigError(f"the model has the weights {expected}, got {came}; use the configuration they were made with")
+            raise ConfigError(
+                f"the model has the weights {expected}, got {came}; use the configuration they were made with"
+            )
         for name, view in self.views.items():
             view.copy_(state[name])
 

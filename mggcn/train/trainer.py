@@ -144,7 +144,9 @@ class RankTrainer:
             self.epoch_seconds.append(seconds)
             progress.epoch += 1
             due = config.eval_every and progress.epoch % config.eval_every == 0
-            scores = self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
+            scores = (
+                self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
+            )
             row = {"epoch": progress.epoch, "loss": loss, **scores, "seconds": seconds}
             if config.repeat > 1:
                 row["run"] = progress.run

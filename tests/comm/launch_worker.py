@@ -41,8 +41,6 @@ def work(comm, mode: str, bad_rank: int, folder: Path) -> None:  # type: ignore[
     signals: list[int] = []
     if mode == "stop":
         signal.signal(signal.SIGTERM, lambda signum, _frame: signals.append(signum))
-    if mode == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (folder / f"pid-{comm.rank}").write_text(str(os.getpid()))
     for epoch in range(EPOCHS if mode != "short" else 3):
         (folder / f"epoch-{comm.rank}").write_text(str(epoch))

@@ -31,6 +31,20 @@ def test_listens_on_loopback_only(gloo_pool: GlooPool) -> None:
         assert set(addresses) == {"127.0.0.1"}
 
 
+def one_waits_longer(comm: Communicator, timeout_s: float) -> str:
+    """Rank 0 waits first, rank 1 much later, and rank 2 does not come."""
+    time.sleep((0.0, 0.9, 1.8)[comm.rank] * timeout_s)
+    with pytest.raises(CommError) as caught:
+        comm.barrier()
+    return str(caught.value)
+
+
+def test_timeout_spares_the_rank_that_came_late(gloo_pool: GlooPool) -> None:
+    """Fails if ranks do not answer the roll call: rank 1 waits as well, and must not be blamed."""
+    messages = Gloo(gloo_pool, 3).run(one_waits_longer, 2.0, timeout_s=2.0)
+    assert messages == ["rank 0 waited 2 s for rank 2 in call 1 (barrier)"] * 3
+
+
 def close_after_others(comm: Communicator) -> float:
     """Seconds that `close` took; the last rank comes late, and its last message must still arrive."""
     buf = torch.full((100,), float(comm.rank))

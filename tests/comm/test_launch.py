@@ -54,17 +54,23 @@ def in_epoch(folder: Path, epoch: int, size: int = 2) -> bool:
 @pytest.fixture
 def parent(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that runs two ranks, which have come to epoch 3."""
-    yield from start_parent(tmp_path, "stop")
+    yield from start_parent(tmp_path, worker("stop", tmp_path, bad_rank=-1))
 
 
 @pytest.fixture
 def parent_of_deaf(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    yield from start_parent(tmp_path, "deaf")
+    """A process that runs two ranks which ignore SIGTERM."""
+    code = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "write = lambda name, text: open(os.path.join(folder, '..', f'{name}-{rank}'), 'w').write(text);"
+        "write('pid', str(os.getpid())); write('epoch', '3'); time.sleep(60)"
+    )
+    yield from start_parent(tmp_path, script(code))
 
 
-def start_parent(folder: Path, mode: str) -> Iterator[subprocess.Popen[str]]:
+def start_parent(folder: Path, rank_command: list[str]) -> Iterator[subprocess.Popen[str]]:
     program = str(Path(__file__).with_name("launch_parent.py"))
-    command = [sys.executable, program, str(folder), *worker(mode, folder, bad_rank=-1)]
+    command = [sys.executable, program, str(folder), *rank_command]
     with subprocess.Popen(command, env={**os.environ, **ENV}, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert wait_until(lambda: in_epoch(folder, 3), 60)
@@ -128,11 +134,11 @@ def test_ranks_die_with_their_parent(parent: subprocess.Popen[str], tmp_path: Pa
 
 
 def test_sigterm_stops_all_ranks_after_the_same_epoch(parent: subprocess.Popen[str], tmp_path: Path) -> None:
-    """Fails if the signal is not forwarded, the parent leaves before rank 1 has saved, or the exit code is lost."""
+    """Fails if the signal is not forwarded, the parent leaves before rank 1, loads torch, or loses the exit code."""
     parent.terminate()
     assert parent.wait(20) == 143
     assert parent.stdout is not None
-    assert parent.stdout.read() == "Interrupted: interrupted by SIGTERM\n"
+    assert parent.stdout.read() == "Interrupted: interrupted by SIGTERM; torch imported: False\n"
     assert (tmp_path / "saved-0").read_text() == (tmp_path / "saved-1").read_text()
 
 

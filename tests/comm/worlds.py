@@ -103,6 +103,8 @@ def _serve(rank: int, size: int, folder: Path, pipe: Connection) -> None:
     from mggcn.comm.distributed import DistributedCommunicator, connect
 
     torch.set_num_threads(1)
+    # Not a name of any interface: `loopback` must replace it.
+    os.environ["GLOO_SOCKET_IFNAME"] = "elsewhere0"
     connect(rank, size, f"file://{folder}/ranks", 60.0, loopback=True)
     store = dist.FileStore(f"{folder}/groups", size)
     groups: dict[tuple[int, float], DistributedCommunicator] = {}

@@ -140,6 +140,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "path as name": (lambda store: edit_meta(store, sha256={"indptr.npy": "", "../x.npy": ""}), "contradict"),
     "not symmetric": (lambda store: edit_meta(store, symmetric=False), "contradict"),
     "other count": (lambda store: edit_meta(store, num_edges=9), "num_edges = 9, the files hold 8"),
+    "odd count": (lambda store: edit_meta(store, num_classes="three"), "num_classes must be a whole number"),
+    "float labels": (lambda store: np.save(store / "labels.npy", np.zeros(5)), "needs int64 with 5 entries"),
+    "flat features": (lambda store: np.save(store / "features.npy", np.zeros(5, np.float32)), "needs float32"),
     "truncated": (truncate, "header announces"),
     "missing": (lambda store: (store / "labels.npy").unlink(), "labels.npy"),
     "pickled": (lambda store: np.save(store / "labels.npy", np.array([{}])), "pickled"),
@@ -167,6 +170,14 @@ def test_verify_finds_one_flipped_bit(tmp_path: Path, name: str) -> None:
 
 def make_foreign(store: Path) -> None:
     edit_meta(store, format_version=None, sha256=None, symmetric=None, num_classes=None)
+
+
+@pytest.mark.parametrize("indptr", [np.zeros((6, 1), np.int64), np.zeros(0, np.int64), np.zeros(6, np.float64)])
+def test_odd_row_pointers_are_refused(tmp_path: Path, indptr: np.ndarray) -> None:
+    write_store(small_graph(), tmp_path / "store")
+    np.save(tmp_path / "store" / "indptr.npy", indptr)
+    with pytest.raises(GraphError, match="indptr"):
+        open_store(tmp_path / "store")
 
 
 FOREIGN: dict[str, tuple[str, np.ndarray, str]] = {

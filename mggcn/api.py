@@ -1,0 +1,249 @@
+"""The public Python API: load a graph, describe a model, train it on one to P ranks, score and predict.
+
+N vertices, C classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn import jobs
+from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph, resolve
+from mggcn.config import Config, ModelConfig, from_tables
+from mggcn.errors import ConfigError, RunError
+from mggcn.graph.convert import from_object
+from mggcn.graph.csr import Graph
+from mggcn.graph.sources import load_source
+from mggcn.graph.store import open_store, store_folder, write_store
+from mggcn.train.runplan import RunPlan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+History = list[dict[str, Any]]
+
+
+def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph:
+    """Load a graph from whatever holds one.
+
+    source: a path (store folder, `.npz`, MatrixMarket, edge list), a name under `root`, a PyG Data, a DGL graph, a SciPy
+    matrix or edges (2, E). arrays: features (N, D), labels (N,), splits {"train": mask, ...}, options=GraphOptions(...).
+    Cost: a store opens lazily; the rest is read into memory. Raises: GraphError, StoreError.
+    """
+    if isinstance(source, str | Path):
+        return load_source(source, root=root, **arrays)
+    return from_object(source, **arrays)
+
+
+def GCN(hidden: tuple[int, ...] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  a model, as in torch.nn
+    """Describe a graph convolutional network (Kipf & Welling 2017); settings are the fields of ModelConfig."""
+    return ModelConfig(kind="gcn", hidden=tuple(hidden), **settings)
+
+
+def MLP(hidden: tuple[int, ...] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  a model, as in torch.nn
+    """Describe the same network without the graph; settings are the fields of ModelConfig."""
+    return ModelConfig(kind="mlp", hidden=tuple(hidden), **settings)
+
+
+class Trainer:
+    """Trains a model on a whole graph.
+
+    One rank trains in this process; P ranks are processes of this machine on the graph's store (for a graph in memory,
+    a temporary one). The plan is made and checked at once, before anything is allocated.
+
+    Args: graph: from `load`; model: `GCN(...)` or `MLP(...)`; ranks: P; out: folder of the run (default: a temporary
+    one, deleted with the trainer); config: all settings at once; settings: single ones such as lr=0.01, seed=3,
+    precision="fp64", row_normalize=True, transport="threads". Raises: ConfigError, GraphError, PlanError.
+    """
+
+    def __init__(
+        self,
+        graph: Graph | str | Path,
+        model: ModelConfig | None = None,
+        *,
+        ranks: int | None = None,
+        out: str | Path | None = None,
+        config: Config | None = None,
+        **settings: Any,
+    ) -> None:
+        self._graph = load(graph) if isinstance(graph, str | Path) else graph
+        base = config or Config()
+        if model is not None:
+            base = dataclasses.replace(base, model=model)
+        self._config = resolve(_with(base, settings | ({} if ranks is None else {"ranks": ranks})), self._graph)
+        self._plan, self._owners = plan_graph(self._config, self._graph)
+        self._plan.check(memory_limit(self._config))
+        self._out = None if out is None else Path(out)
+        self._rank: Rank | None = None
+        self._folder: Path | None = None
+        self._best: dict[str, Tensor] = {}
+
+    @property
+    def config(self) -> Config:
+        """All settings, with what `auto` stands for filled in."""
+        return self._config
+
+    @property
+    def plan(self) -> RunPlan:
+        """Every buffer, byte and message of the run; print it."""
+        return self._plan
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Folder of the last `fit`."""
+        return self._folder
+
+    def fit(self, epochs: int | None = None, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> History:
+        """Train from fresh weights and return one row per epoch: epoch, loss, train, val, test, seconds.
+
+        epochs: overrides the configuration's. on_epoch: called with each row (one rank or threads only).
+        Cost: as `plan` says. Raises: TrainError if the loss is not finite; the first error of any rank.
+        """
+        if epochs is not None:
+            self._config = _with(self._config, {"epochs": epochs})
+            self._plan = dataclasses.replace(self._plan, config=self._config)
+        out = self._out if self._folder is None else None
+        store = self._store()
+        temporary = None if out is not None else _temporary(self)
+        folder = jobs.make_run_folder(self._config, self._graph.name, out or temporary)
+        jobs.write_plan(folder, self._plan, store)
+        self._folder = folder
+        if self._in_process:
+            self._rank = None
+            ranks = jobs.on_local_ranks(
+                self._config,
+                lambda comm: jobs.train_rank(
+                    comm, self._config, self._graph, self._plan, self._owners, folder, quiet=True, on_epoch=on_epoch
+                ),
+            )
+            self._rank = ranks[0]
+        else:
+            if on_epoch is not None:
+                raise ConfigError("on_epoch needs ranks=1 or transport='threads': other processes cannot call it")
+            jobs.run_training(folder, self._config, self._graph, quiet=True)
+        self._best = {}
+        return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+    def evaluate(self, split: str = "test", weights: str = "best") -> float:
+        """Return the score of a split ("train", "val", "test") with the weights of the best validation score or the last.
+
+        Raises: RunError before `fit`; ConfigError if the split does not exist.
+        """
+        if split not in ("train", "val", "test"):
+            raise ConfigError(f"split must be train, val or test, got {split!r}")
+        result = self.result()
+        chosen = result["best"] if weights == "best" else result["final"]
+        if chosen is None or chosen[split] is None:
+            raise ConfigError(f"{self._graph.name} has no {split} vertices to score")
+        return float(chosen[split])
+
+    def result(self) -> dict[str, Any]:
+        """Return result.json of the last `fit`. Raises: RunError before it."""
+        if self._folder is None or not (self._folder / "result.json").exists():
+            raise RunError("the trainer has no result yet; call fit() first")
+        return json.loads((self._folder / "result.json").read_text())  # type: ignore[no-any-return]
+
+    def predict(self, *, weights: str = "best", probabilities: bool = False) -> npt.NDArray[np.float32]:
+        """Return the class scores of every vertex, float32 (N, C), in the graph's own order. Cost: one forward pass."""
+        if self._folder is None:
+            raise RunError("the trainer has no weights yet; call fit() or load_state_dict() first")
+        target = Path(tempfile.mkdtemp(prefix="mggcn-")) / "scores.npy"
+        try:
+            if self._in_process:
+                self._predict_here(target, weights, probabilities)
+            else:
+                jobs.predict(self._folder, target, weights=weights, probabilities=probabilities)
+            return np.load(target, allow_pickle=False)  # type: ignore[no-any-return]
+        finally:
+            shutil.rmtree(target.parent, ignore_errors=True)
+
+    def state_dict(self, weights: str = "best") -> dict[str, Tensor]:
+        """Return the weights as plain tensors: layers.<l>.weight (D, E), layers.<l>.bias (E,), l from 1."""
+        from mggcn.train.checkpoint import load_checkpoint
+
+        found = None if self._folder is None else load_checkpoint(self._folder / "checkpoints")
+        if found is None:
+            raise RunError("the trainer has no weights yet; call fit() first")
+        parts = found[1]
+        return (parts.get("best") if weights == "best" else None) or parts["weights"]
+
+    def scores_of(self, state: Mapping[str, Tensor], *, probabilities: bool = False) -> npt.NDArray[np.float32]:
+        """Return the class scores (N, C) of given weights, for example `from_pyg(module)`, on one rank of this process.
+
+        Raises: ConfigError if names or shapes differ from the model's.
+        """
+        from mggcn.comm.single import SingleCommunicator
+
+        config = _with(self._config, {"ranks": 1, "transport": "single"})
+        plan, owners = plan_graph(config, self._graph)
+        plan.check(memory_limit(config))
+        rank = make_rank(config, self._graph, plan, owners, SingleCommunicator())
+        rank.trainer.runtime.weights.load_state_dict(state)
+        rank.trainer.evaluate()
+        scores = np.empty((self._graph.num_vertices, plan.shape.num_classes), np.float32)
+        scores[rank.trainer.runtime.inputs.row_ids.numpy()] = rank.trainer.logits().numpy()
+        return jobs.softmax(scores) if probabilities else scores
+
+    @property
+    def _in_process(self) -> bool:
+        return self._config.run.transport in ("single", "threads")
+
+    def _predict_here(self, target: Path, weights: str, probabilities: bool) -> None:
+        state = self.state_dict(weights)
+        plan, owners = self._plan, self._owners
+
+        def body(comm: Any) -> None:
+            rank = self._rank if comm.size == 1 and self._rank is not None else None
+            rank = rank or make_rank(self._config, self._graph, plan, owners, comm)
+            before = rank.trainer.runtime.weights.state_dict()
+            rank.trainer.runtime.weights.load_state_dict(state)
+            jobs.write_scores(comm, rank, target, self._graph.num_vertices, probabilities)
+            rank.trainer.runtime.weights.load_state_dict(before)
+
+        jobs.on_local_ranks(self._config, body)
+
+    def _store(self) -> Path | None:
+        """Return the store that rank processes open: the graph's own, or a temporary one for a graph in memory."""
+        if self._in_process:
+            return None
+        folder = store_folder(self._graph)
+        if folder is None:
+            folder = _temporary(self) / "graph"
+            write_store(self._graph, folder)
+            self._graph = open_store(folder)
+        return folder
+
+
+def _temporary(owner: Trainer) -> Path:
+    """Return a new temporary folder that is deleted with its owner."""
+    folder = Path(tempfile.mkdtemp(prefix="mggcn-"))
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _with(config: Config, settings: Mapping[str, Any]) -> Config:
+    """Lay single settings over a configuration; each belongs to the one table that has it. Raises: ConfigError."""
+    tables: dict[str, dict[str, Any]] = {}
+    for key, value in settings.items():
+        owners = [
+            f.name
+            for f in dataclasses.fields(Config)
+            if key in {g.name for g in dataclasses.fields(getattr(config, f.name))}
+        ]
+        if not owners:
+            known = sorted(
+                {g.name for f in dataclasses.fields(Config) for g in dataclasses.fields(getattr(config, f.name))}
+            )
+            raise ConfigError(f"unknown setting {key!r}; known are {', '.join(known)}")
+        tables.setdefault(owners[0], {})[key] = value
+    return from_tables(tables, config)

@@ -1,0 +1,52 @@
+"""The command `mggcn`: parses arguments and calls the functions that the Python API calls too.
+
+Exit codes: 0 done, 2 bad input or a plan that does not fit, 130 and 143 interrupted after saving, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from mggcn.commands import doctor, generate, plan, predict, prepare, report, train
+from mggcn.errors import MggcnError
+from mggcn.version import __version__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; errors of mggcn print one line, others a traceback."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except MggcnError as error:
+        print(f"mggcn: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away: nothing is left to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("mggcn: interrupted", file=sys.stderr)
+        return 130
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks."
+    )
+    parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (prepare, plan, train, predict, report, generate, doctor):
+        name = module.__name__.rpartition(".")[2]
+        summary = (module.__doc__ or "").splitlines()[0]
+        command = commands.add_parser(name, help=summary, description=module.__doc__)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser

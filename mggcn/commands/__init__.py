@@ -1,0 +1,1 @@
+"""One module per command of `mggcn`: its arguments, and what it calls."""

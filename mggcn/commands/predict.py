@@ -1,0 +1,34 @@
+"""Write the class scores of every vertex, in the original order, with the weights of a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mggcn import jobs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a finished run")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="file to write (.npy, float32 N x C); default: RUN/scores.npy"
+    )
+    parser.add_argument(
+        "--weights", choices=("best", "last"), default="best", help="best validation score, or last epoch"
+    )
+    parser.add_argument("--probabilities", action="store_true", help="write softmax probabilities instead of logits")
+    parser.add_argument("--store", type=Path, help="another store to score, with the same features")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict and print the path."""
+    path = jobs.predict(
+        arguments.run_folder,
+        arguments.out,
+        weights=arguments.weights,
+        probabilities=arguments.probabilities,
+        store=arguments.store,
+    )
+    print(path)
+    return 0

@@ -1,0 +1,113 @@
+"""Train on a store, evaluate, checkpoint and log; --resume continues a run.
+
+The same command under `torchrun --nproc-per-node P -m mggcn train ...` is one rank of P.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from mggcn import jobs
+from mggcn.comm.launch import torchrun_env
+from mggcn.commands.settings import add_settings, read_settings
+from mggcn.config import Config
+from mggcn.errors import ConfigError, RunError
+from mggcn.graph.sources import find_source
+from mggcn.graph.store import is_store, open_store
+from mggcn.plan.machine import human
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("store", nargs="?", help="store folder, or its name under --root; not with --resume")
+    parser.add_argument("--root", type=Path, help="folder in which names of stores are looked up")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run; default: runs/<graph>-<time>")
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIR", help="continue the run in DIR; of the settings, --epochs may change"
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_settings(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train and print the scores."""
+    if (arguments.store is None) == (arguments.resume is None):
+        raise ConfigError("mggcn train needs a STORE to start a run, or --resume DIR to continue one; give one of them")
+    if torchrun_env() is not None:
+        return _under_torchrun(arguments)
+    if arguments.resume is not None:
+        folder, config, store = arguments.resume, *resumed(arguments)
+        graph = open_store(store)
+    else:
+        store = store_path(arguments.store, arguments.root)
+        graph = open_store(store)
+        folder, config = jobs.prepare_run(read_settings(arguments), graph, store, arguments.out)
+    if not arguments.quiet:
+        print(f"run folder {folder}", flush=True)
+    result = jobs.run_training(folder, config, graph, quiet=arguments.quiet)
+    if not arguments.quiet:
+        print(summary(result))
+    return 0
+
+
+def store_path(name: str, root: Path | None) -> Path:
+    """Return the folder of a store. Raises: StoreError or ConfigError that says how to make one."""
+    path = find_source(name, root)
+    if not is_store(path):
+        raise ConfigError(f"{path} is not a store; make one of it with: mggcn prepare {path} STORE")
+    return path
+
+
+def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
+    """Return configuration and store of a run to continue, with --epochs applied."""
+    config, _, job = jobs.read_run(arguments.resume)
+    given = [k for k, v in vars(arguments).items() if k.startswith("setting_") and v is not None]
+    if arguments.config is not None or arguments.set or any(k != "setting_epochs" for k in given):
+        raise ConfigError("--resume keeps the run's own settings; only --epochs may be given with it")
+    if job["store"] is None:
+        raise RunError(f"{arguments.resume} was trained on a graph in memory and cannot be resumed from the command")
+    if arguments.setting_epochs is not None:
+        config = dataclasses.replace(
+            config, train=dataclasses.replace(config.train, epochs=int(arguments.setting_epochs))
+        )
+        jobs.rewrite_config(arguments.resume, config)
+    return config, Path(job["store"])
+
+
+def _under_torchrun(arguments: argparse.Namespace) -> int:
+    """Train as one rank of torchrun; rank 0 prints."""
+    if arguments.resume is not None:
+        config, store = resumed(arguments)
+    else:
+        config, store = read_settings(arguments), store_path(arguments.store, arguments.root)
+    code, result = jobs.train_under_torchrun(config, store, arguments.out, arguments.resume, quiet=arguments.quiet)
+    if result is not None and not arguments.quiet:
+        print(f"run folder {result['folder']}")
+        print(summary(result))
+    return code
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return the scores, times and memory of a run as text."""
+    metric = result["metric"]
+    lines = []
+    if "mean" in result:
+        for kind, title in (("final", "last epoch"), ("best", "best validation")):
+            mean, std = result["mean"][kind], result["std"][kind]
+            scores = ", ".join(f"{s} {mean[s]:.4f} +- {std[s]:.4f}" for s in mean if mean[s] is not None)
+            lines.append(f"{metric} of {len(result['runs'])} runs, {title}: {scores}")
+    else:
+        for kind, title in (("final", "last epoch"), ("best", "best validation")):
+            scores = result[kind]
+            text = ", ".join(f"{s} {scores[s]:.4f}" for s in ("train", "val", "test") if scores[s] is not None)
+            lines.append(f"{metric}, {title} ({scores['epoch']}): {text}")
+    epoch = result["seconds_per_epoch"]
+    seconds = "no epoch was left to run" if epoch is None else f"{epoch:.4f} s per epoch (median)"
+    lines.append(
+        f"{seconds}, set-up {result['setup_seconds']:.2f} s, peak memory "
+        f"{human(result['measured_peak_bytes'])} (planned {human(result['planned_peak_bytes'])})"
+    )
+    return "\n".join(lines)

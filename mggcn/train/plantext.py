@@ -1,0 +1,142 @@
+"""The plan as text: what `mggcn plan` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mggcn.model.lower import Program
+from mggcn.plan.machine import human
+from mggcn.train.runplan import RankPlan, RunPlan, advice, layer_reasons, smallest_ranks
+
+SHOWN_TILES = 8
+"""Ranks up to which every tile is listed."""
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Return lines of aligned columns: text left, numbers right."""
+    cells = [[str(c) for c in row] for row in rows]
+    widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]
+    right = [all(row[i][:1].isdigit() for row in cells) for i in range(len(header))]
+    return [
+        "  " + "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in [list(header), *cells]
+    ]
+
+
+def render(plan: RunPlan, limit: int | None = None) -> str:
+    """Return the plan as text; with `limit` bytes per rank, the verdict too."""
+    config, shape, rank = plan.config, plan.shape, plan.largest
+    widths = " -> ".join(str(w) for w in (shape.num_features, *config.model.hidden, shape.num_classes))
+    features = "dense" if shape.feature_nnz is None else f"sparse, {shape.feature_nnz:,} nonzeros"
+    lines = [
+        f"{shape.name}: {shape.num_vertices:,} vertices, {shape.num_edges:,} edges "
+        f"({'symmetric' if shape.symmetric else 'directed'}{', weighted' if shape.weighted else ''}), "
+        f"{shape.num_features:,} features ({features}), {shape.num_classes} classes",
+        f"{config.model.kind} {widths}, {config.run.precision}, {len(plan.ranks)} rank{'s' * (len(plan.ranks) > 1)} on "
+        f"{config.run.device}, order {config.run.order}, strategy {config.run.strategy}",
+        "",
+        "order of products",
+        *(f"  {line}" for line in layer_reasons(plan)),
+        "",
+        f"rank {rank.rank}{', the largest' if len(plan.ranks) > 1 else ''}: {rank.model.rows:,} rows, "
+        f"{rank.nnz:,} nonzeros",
+        "",
+        *_buffers(rank.train),
+        "",
+        *_regions(plan, rank),
+        "",
+        *_epoch(rank),
+    ]
+    if len(plan.ranks) > 1:
+        lines += ["", *_ranks(plan), "", *_tiles(plan)]
+    if limit is not None:
+        lines += ["", verdict(plan, limit)]
+    return "\n".join(lines)
+
+
+def _buffers(program: Program) -> list[str]:
+    """The arena of a training epoch, buffer by buffer."""
+    rows = [
+        (
+            p.spec.name,
+            f"{p.spec.rows:,}",
+            p.spec.cols,
+            p.spec.dtype,
+            p.spec.lifetime,
+            f"{program.ops[p.first].label} .. {program.ops[p.last].label}",
+            f"{p.offset:,}",
+            f"{p.spec.nbytes:,}",
+        )
+        for p in sorted(program.arena.placements, key=lambda p: (p.first, p.offset))
+    ]
+    header = ("buffer", "rows", "width", "type", "lifetime", "live from .. to", "offset", "bytes")
+    return ["buffers of a training epoch", *table(header, rows)]
+
+
+def _regions(plan: RunPlan, rank: RankPlan) -> list[str]:
+    rows = [(name, f"{nbytes:,}", human(nbytes)) for name, nbytes in rank.regions.items()]
+    rows.append(("predicted peak", f"{rank.total_bytes:,}", human(rank.total_bytes)))
+    paper = f"L + {3 if rank.ranks > 1 else 1}"
+    others = [("evaluation", rank.evaluate), *([("set-up", rank.setup)] if rank.setup else [])]
+    notes = [f"{name} {human(program.arena.nbytes)}" for name, program in others]
+    return [
+        "memory",
+        *table(("region", "bytes", ""), rows),
+        f"  the arena serves training {human(rank.train.arena.nbytes)}, {', '.join(notes)}; MG-GCN's {paper} buffers "
+        f"would take {human(rank.paper_bytes)}",
+        f"  set-up needs {human(rank.setup_bytes)} before the first epoch",
+    ]
+
+
+def _epoch(rank: RankPlan) -> list[str]:
+    return [
+        "per epoch",
+        f"  training    {rank.num_spmm} SpMMs, {rank.messages(rank.train)} messages, "
+        f"{rank.bytes_sent(rank.train):,} bytes sent ({human(rank.bytes_sent(rank.train))})",
+        f"  evaluation  {rank.evaluate_spmm} SpMMs, {rank.messages(rank.evaluate)} messages, "
+        f"{rank.bytes_sent(rank.evaluate):,} bytes sent ({human(rank.bytes_sent(rank.evaluate))})",
+    ]
+
+
+def _ranks(plan: RunPlan) -> list[str]:
+    rows = [
+        (
+            r.rank,
+            f"{r.model.rows:,}",
+            f"{r.nnz:,}",
+            human(r.arena_bytes),
+            human(r.total_bytes),
+            human(r.bytes_sent(r.train)),
+        )
+        for r in plan.ranks
+    ]
+    return ["ranks", *table(("rank", "rows", "nonzeros", "arena", "predicted peak", "sent per epoch"), rows)]
+
+
+def _tiles(plan: RunPlan) -> list[str]:
+    statistics = plan.statistics
+    kind = "counted" if statistics.exact else "expected"
+    lines = [
+        f"tiles ({kind}): critical path of the stages over the ideal {statistics.critical_path_over_ideal:.3f}, "
+        f"largest tile {statistics.nnz.max():,} nonzeros"
+    ]
+    if len(plan.ranks) > SHOWN_TILES:
+        return lines
+    names = ["rows of \\ from", *(f"rank {r.rank}" for r in plan.ranks)]
+    for title, matrix in (("nonzeros", statistics.nnz), ("rows needed", statistics.rows_needed)):
+        rows = [(f"rank {i}", *(f"{int(n):,}" for n in row)) for i, row in enumerate(matrix)]
+        lines += [f"  {title}", *table(names, rows)]
+    return lines
+
+
+def verdict(plan: RunPlan, limit: int) -> str:
+    """Say whether every rank fits into `limit` bytes, the smallest number of ranks that does, or what would fit."""
+    need = plan.largest.total_bytes
+    if need > limit:
+        return f"does not fit: {human(need)} of {human(limit)} per rank; {advice(plan, limit)}"
+    least = smallest_ranks(plan, limit)
+    return (
+        f"fits: {human(need)} of {human(limit)} per rank; "
+        f"{least} rank{'s are' if least > 1 else ' is'} the least that fits with as much memory each"
+    )

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch_geometric.data import Data
+
+from mggcn.errors import GraphError
+from mggcn.graph.convert import from_arrays, from_dgl, from_object, from_pyg, from_scipy, with_options
+from mggcn.graph.csr import CSR
+from mggcn.graph.layout import graph_sha256
+from mggcn.graph.store import open_store
+from mggcn.graph.structure import GraphOptions
+from tests.graph.small import TRIANGLE_AND_TAIL, dense, small_graph
+
+DIRECTED = np.array([[0, 0, 1, 3], [1, 2, 2, 3]])
+MATRIX = np.zeros((4, 4), np.float32)
+MATRIX[DIRECTED[0], DIRECTED[1]] = 1
+
+
+def test_rows_are_sources() -> None:
+    """Fails if adj and its transpose are exchanged anywhere."""
+    triple = (np.array([0, 2, 3, 3, 4]), DIRECTED[1])
+    for graph in [
+        from_arrays(edges=DIRECTED),
+        from_arrays(adj=triple),
+        from_arrays(adj=(*triple, np.ones(4))),
+        from_scipy(sp.csr_array(MATRIX)),
+        from_scipy(sp.csc_matrix(MATRIX)),
+        from_object(sp.coo_array(MATRIX.astype(bool))),
+        from_object(DIRECTED),
+        from_pyg(Data(edge_index=torch.from_numpy(DIRECTED), num_nodes=4)),
+    ]:
+        np.testing.assert_array_equal(dense(graph.adj), MATRIX)
+        np.testing.assert_array_equal(dense(graph.adj_t), MATRIX.T)
+        assert graph.adj.values is None
+
+
+def test_number_of_vertices_is_inferred_or_given() -> None:
+    assert from_arrays(edges=DIRECTED).num_vertices == 4
+    assert from_arrays(edges=DIRECTED, num_vertices=9).num_vertices == 9
+    assert from_arrays(edges=DIRECTED, features=np.ones((6, 1))).num_vertices == 6
+    assert from_arrays(edges=DIRECTED, labels=[0] * 5).num_vertices == 5
+    with pytest.raises(GraphError, match=r"\[0, 3\), got 0 to 3"):
+        from_arrays(edges=DIRECTED, labels=[0] * 3)
+    with pytest.raises(GraphError, match="adj has 4 rows"):
+        from_arrays(adj=sp.csr_array(MATRIX), num_vertices=5)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing": ({}, "either edges"),
+    "both": ({"edges": DIRECTED, "adj": sp.csr_array(MATRIX)}, "either edges"),
+    "rectangular": ({"adj": sp.csr_array(MATRIX[:3])}, "square"),
+    "dense": ({"adj": MATRIX}, "square SciPy matrix"),
+    "bad triple": ({"adj": ([0, 2], [0, 1])}, "no CSR matrix"),
+    "decreasing triple": ({"adj": ([0, 2, 1], [0, 1])}, "no CSR matrix"),
+    "negative id": ({"edges": -DIRECTED}, "vertex ids must lie"),
+    "NaN": ({"edges": DIRECTED, "features": np.full((4, 1), np.nan)}, "NaN"),
+    "too large": ({"edges": DIRECTED, "features": np.full((4, 1), 1e300)}, "infinite"),
+    "NaN sparse": ({"edges": DIRECTED, "features": sp.csr_array([[np.nan]] * 4)}, "NaN"),
+    "label": ({"edges": DIRECTED, "labels": [0, 1, 2, 3], "num_classes": 3}, "vertex 3 has 3"),
+    "overlap": ({"edges": DIRECTED, "splits": {"train": [0], "test": [0]}}, "both in train"),
+    "empty": ({"edges": np.empty((2, 0), int)}, "1 to 2147483647 vertices"),
+    "not arrays": ({"edges": "abc"}, "integers of shape"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused(case: str) -> None:
+    arrays, message = BAD[case]
+    with pytest.raises(GraphError, match=message):
+        from_arrays(**arrays)
+
+
+def pyg_data(**changes: Any) -> Data:
+    reference = small_graph()
+    assert reference.features is not None
+    assert not isinstance(reference.features, CSR)
+    return Data(
+        **{
+            "edge_index": torch.from_numpy(TRIANGLE_AND_TAIL),
+            "x": torch.from_numpy(reference.features.array()),
+            "y": torch.tensor([0, 1, 2, 0, -1]),
+            **{f"{name}_mask": torch.from_numpy(rows.array()[0]) for name, rows in reference.splits.items()},
+            **changes,
+        }
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(
+    "change", ["none", "sparse x", "half x", "column y", "two-dimensional masks", "gradient", "adj_t"]
+)
+def test_pyg_data_gives_the_same_graph(change: str) -> None:
+    data = pyg_data()
+    if change == "sparse x":
+        data.x = data.x.to_sparse_coo()
+        reference = graph_sha256(small_graph(features=sp.csr_array(np.arange(10.0).reshape(5, 2))))
+        assert graph_sha256(from_object(data)) == reference
+        return
+    if change == "half x":
+        data.x = data.x.bfloat16()
+    if change == "column y":
+        data.y = data.y[:, None]
+    if change == "gradient":
+        data.x.requires_grad_()
+    if change == "two-dimensional masks":
+        for name in ("train_mask", "val_mask", "test_mask"):
+            data[name] = data[name][:, None]
+    if change == "adj_t":
+        pattern = torch.sparse_coo_tensor(torch.from_numpy(TRIANGLE_AND_TAIL[::-1].copy()), torch.ones(8), (5, 5))
+        data.adj_t, data.edge_index = pattern, None
+    assert graph_sha256(from_object(data)) == graph_sha256(small_graph())
+
+
+def test_pyg_layout_of_several_splits_and_weights() -> None:
+    masks = torch.tensor([[True, False], [False, True], [False, False], [False, False], [False, False]])
+    data = pyg_data(train_mask=masks, val_mask=None, test_mask=None, edge_weight=torch.arange(8.0))
+    graph = from_pyg(data, name="mine", splits={"train": [1]}, options=GraphOptions(self_loops="add"))
+    assert graph.name == "mine"
+    assert graph.splits["train"].shape == (1, 5)
+    assert from_pyg(data).splits["train"].shape == (2, 5)
+    expected = np.eye(5)
+    expected[TRIANGLE_AND_TAIL[0], TRIANGLE_AND_TAIL[1]] = np.arange(8)
+    np.testing.assert_array_equal(dense(graph.adj), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_adj_t_is_the_transpose() -> None:
+    """With torch's tensor and with the interface of torch_sparse.SparseTensor."""
+    transposed = torch.from_numpy(MATRIX.T.copy())
+    parts = tuple(torch.from_numpy(part) for part in (DIRECTED[1].copy(), DIRECTED[0].copy()))
+    other = SimpleNamespace(coo=lambda: (*parts, None))
+    for adj_t in (transposed.to_sparse_csr(), transposed.to_sparse_coo(), other):
+        graph = from_object(SimpleNamespace(adj_t=adj_t, num_nodes=4))
+        np.testing.assert_array_equal(dense(graph.adj), MATRIX)
+
+
+class FakeDGLGraph:
+    """The part of dgl.DGLGraph that is read; DGL itself is not installed."""
+
+    def __init__(self) -> None:
+        masks = {f"{name}_mask": torch.from_numpy(rows.array()[0]) for name, rows in small_graph().splits.items()}
+        features = torch.arange(10.0).reshape(5, 2)
+        self.ndata = {"feat": features, "label": torch.tensor([0, 1, 2, 0, -1]), **masks}
+
+    def edges(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.from_numpy(TRIANGLE_AND_TAIL[0]), torch.from_numpy(TRIANGLE_AND_TAIL[1])
+
+    def num_nodes(self) -> int:
+        return 5
+
+
+def test_dgl_graph_gives_the_same_graph() -> None:
+    assert graph_sha256(from_object(FakeDGLGraph())) == graph_sha256(small_graph())
+    assert from_dgl(FakeDGLGraph(), labels=None, splits=None).labels is None
+
+
+@pytest.mark.parametrize("source", [None, 3, {"edges": 1}, [Data()], Data(), SimpleNamespace(edge_index=None)])
+def test_other_objects_are_refused(source: Any) -> None:
+    with pytest.raises(GraphError, match="cannot read a graph from"):
+        from_object(source)
+
+
+def test_a_graph_passes_through() -> None:
+    graph = small_graph()
+    assert from_object(graph) is graph
+    assert with_options(graph, GraphOptions(symmetrize=True, self_loops="keep")) is graph
+    with pytest.raises(GraphError, match="labels"):
+        from_object(graph, labels=[1])
+
+
+def test_with_options(data_root: Path) -> None:
+    """On an opened store: new arrays in memory, no inherited digest, the rest untouched."""
+    cora = open_store(data_root / "cora")
+    changed = with_options(cora, GraphOptions(row_normalize=True, self_loops="add"))
+    assert isinstance(changed.features, CSR)
+    sums = dense(changed.features).sum(axis=1)
+    np.testing.assert_allclose(sums[sums > 0], 1, rtol=1e-5)
+    np.testing.assert_array_equal(dense(changed.adj), dense(cora.adj) + np.eye(2708))
+    assert changed.symmetric
+    assert changed.labels is cora.labels
+    assert changed.meta["licence"] == cora.meta["licence"]
+    assert graph_sha256(changed) != graph_sha256(cora)
+    directed = from_arrays(edges=DIRECTED)
+    both = with_options(directed, GraphOptions(symmetrize=True, self_loops="drop"))
+    np.testing.assert_array_equal(dense(both.adj), np.maximum(MATRIX, MATRIX.T) - np.diag([0, 0, 0, 1]))
+    assert graph_sha256(replace(both, adj_t=replace(both.adj))) != graph_sha256(both)
+
+
+@pytest.mark.parametrize("name", ["cora", "minesweeper", "usa_airports"])
+def test_real_graphs_survive_conversion(data_root: Path, name: str) -> None:
+    """Through SciPy, with shuffled edges: the digest is the store's own."""
+    graph = open_store(data_root / name)
+    adj = sp.csr_array(dense(graph.adj)).tocoo()
+    order = np.random.default_rng(5).permutation(adj.nnz)
+    again = from_arrays(
+        edges=np.stack([adj.row, adj.col])[:, order],
+        num_vertices=graph.num_vertices,
+        features=sp.csr_array(dense(graph.features))
+        if isinstance(graph.features, CSR)
+        else graph.features and graph.features.array(),
+        labels=None if graph.labels is None else graph.labels.array(),
+        splits={split: rows.array() for split, rows in graph.splits.items()},
+    )
+    assert again.symmetric
+    assert graph_sha256(again) == graph_sha256(graph)

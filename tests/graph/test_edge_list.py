@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mggcn.errors import GraphError
+from mggcn.graph import edge_list
+from mggcn.graph.edge_list import read_edge_list
+
+EXPECTED = [[0, 1, 12], [1, 2, 0]]
+GOOD = {
+    "blanks": b"0 1\n1 2\n12 0\n",
+    "tabs, no end of line": b"0\t1\n1\t2\n12\t0",
+    "windows": b"0 1\r\n1 2\r\n12 0\r\n",
+    "commas": b"0,1\n1, 2\n12 ,0\n",
+    "comments": b"# SNAP: 3 edges\n% KONECT\n0 1\n\n  1   2  \n# 7 7\n12 0 # last\n",
+    "header": b"from,to\n0,1\n1,2\n12,0\n",
+    "header with digits": b"id_1,id_2\n0,1\n1,2\n12,0\n",
+    "byte order mark": b"\xef\xbb\xbf0 1\n1 2\n12 0\n",
+    "latin-1 comment": b"# caf\xe9\n0 1\n1 2\n12 0\n",
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("case", GOOD)
+def test_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, packed: bool) -> None:
+    """In one block and in blocks of a few bytes, so that block borders fall everywhere."""
+    path = tmp_path / ("e.txt.gz" if packed else "e.txt")
+    path.write_bytes(gzip.compress(GOOD[case]) if packed else GOOD[case])
+    for block in (1 << 24, 1, 5, 11):
+        monkeypatch.setattr(edge_list, "BLOCK_BYTES", block)
+        edges, weights = read_edge_list(path)
+        np.testing.assert_array_equal(edges, EXPECTED)
+        assert edges.dtype == np.int64
+        assert weights is None
+
+
+@pytest.mark.parametrize("text", ["0 1 .5\n1 2 -3e2\n12 0 7\n", "u,v,w\n0,1,.5\n1,2,-3e2\n12,0,7"])
+def test_third_column_is_the_weight(tmp_path: Path, text: str) -> None:
+    (tmp_path / "e.csv").write_text(text)
+    edges, weights = read_edge_list(tmp_path / "e.csv")
+    np.testing.assert_array_equal(edges, EXPECTED)
+    np.testing.assert_array_equal(weights, [0.5, -300, 7])
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
+def test_no_edges(tmp_path: Path, text: str) -> None:
+    (tmp_path / "e.txt").write_text(text)
+    edges, weights = read_edge_list(tmp_path / "e.txt")
+    assert edges.shape == (2, 0)
+    assert weights is None
+
+
+BAD = {
+    "word": ("0 1\n1 x\n", "line 2: expected two vertex ids as in the first edge, got '1 x'"),
+    "one column": ("0 1\n# c\n\n4\n", "line 4"),
+    "one column at first": ("7\n", "line 1"),
+    "too many columns": ("0 1\n1 2 3\n", "line 2"),
+    "four columns": ("0 1 2 3\n", "line 1"),
+    "weight lost": ("0 1 1.0\n1 2\n", "line 2: expected two vertex ids and a weight"),
+    "fraction": ("0 1\n1.5 2\n", "line 2"),
+    "fraction with weights": ("0 1 1\n1.0 2 1\n", "line 2"),
+    "empty field": ("0,1\n,2\n", "line 2"),
+    "second header": ("a b\nc d\n", "line 2"),
+    "other separator": ("0;1\n", "found only '0;1'"),
+    "only a header": ("from to\n", "found only 'from to'"),
+    "huge": ("0 1\n99999999999999999999 2\n", "cannot be stored"),
+    "binary": ("\0\1\2\3" * 9, "found only"),
+}
+
+
+@pytest.mark.parametrize("block", [1 << 24, 1, 5])
+@pytest.mark.parametrize("case", BAD)
+def test_malformed_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, block: int) -> None:
+    text, message = BAD[case]
+    (tmp_path / "e.txt").write_text(text)
+    monkeypatch.setattr(edge_list, "BLOCK_BYTES", block)
+    with pytest.raises(GraphError, match=message):
+        read_edge_list(tmp_path / "e.txt")
+
+
+def test_truncated_gzip_and_missing_file(tmp_path: Path) -> None:
+    (tmp_path / "e.txt.gz").write_bytes(gzip.compress(b"0 1\n" * 1000)[:-9])
+    for name in ("e.txt.gz", "missing.txt"):
+        with pytest.raises(GraphError, match="cannot read the edge list"):
+            read_edge_list(tmp_path / name)
+    (tmp_path / "f.txt.gz").write_bytes(b"0 1\n")
+    with pytest.raises(GraphError, match="cannot read the edge list"):
+        read_edge_list(tmp_path / "f.txt.gz")

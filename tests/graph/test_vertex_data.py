@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from mggcn.errors import GraphError
+from mggcn.graph.csr import CSR, check_csr
+from mggcn.graph.vertex_data import as_features, as_labels, as_splits, normalized_rows
+from tests.graph.small import dense
+
+MATRIX = np.array([[1, -3, 0], [0, 0, 0], [0, 0, 2]], np.float32)
+NORMALIZED = np.array([[0.25, -0.75, 0], [0, 0, 0], [0, 0, 1]], np.float32)
+
+
+def expand(features: Any) -> np.ndarray:
+    return dense(features) if isinstance(features, CSR) else features.array()
+
+
+@pytest.mark.parametrize("make", [np.asarray, sp.csr_array, sp.coo_matrix, np.ndarray.tolist, np.asfortranarray])
+@pytest.mark.parametrize("row_normalize", [False, True])
+def test_features(make: Any, row_normalize: bool) -> None:
+    features = as_features(make(MATRIX), 3, row_normalize)
+    np.testing.assert_array_equal(expand(features), NORMALIZED if row_normalize else MATRIX)
+    if isinstance(features, CSR):
+        check_csr(features, "features")
+        assert features.nnz == 3
+
+
+def test_float32_is_shared_and_never_changed() -> None:
+    array = MATRIX.copy()
+    shared = as_features(array, 3, False)
+    assert np.shares_memory(expand(shared), array)
+    normalized_rows(shared)
+    as_features(array, 3, True)
+    np.testing.assert_array_equal(array, MATRIX)
+
+
+def test_sparse_duplicates_are_summed_and_zeros_dropped() -> None:
+    matrix = sp.coo_array(([1.0, 2.0, 0.0], ([0, 0, 1], [2, 2, 0])), shape=(2, 3))
+    features = as_features(matrix, 2, False)
+    assert isinstance(features, CSR)
+    assert features.nnz == 1
+    np.testing.assert_array_equal(dense(features), [[0, 0, 3], [0, 0, 0]])
+    assert matrix.nnz == 3
+
+
+@pytest.mark.parametrize(
+    "bad", [MATRIX[:2], MATRIX[0], MATRIX.astype(str), MATRIX * 1j, [["a"]], sp.csr_array(MATRIX[:2])]
+)
+def test_bad_features_are_refused(bad: Any) -> None:
+    with pytest.raises(GraphError, match=r"real numbers of shape \[3, D\]"):
+        as_features(bad, 3, False)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([0, 2, -1], [0, 2, -1]),
+        ([[0], [1], [1]], [0, 1, 1]),
+        ([0.0, np.nan, 2.0], [0, -1, 2]),
+        (np.array([0, 1, 1], np.uint8), [0, 1, 1]),
+    ],
+)
+def test_labels(labels: Any, expected: list[int]) -> None:
+    rows, num_classes = as_labels(labels, 3, None)
+    assert rows is not None
+    np.testing.assert_array_equal(rows.array(), expected)
+    assert rows.dtype == np.int64
+    assert num_classes == max(expected) + 1
+    assert as_labels(labels, 3, 9)[1] == 9
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1], "one whole number for each of 3"),
+        ([[0, 1], [1, 0], [1, 1]], "several labels"),
+        ([0.5, 1, 1], "whole numbers"),
+        ([np.inf, 1, 1], "whole numbers"),
+        (["a", "b", "c"], "one whole number"),
+        ([0, 1, 10**9], "largest label is 1000000000"),
+    ],
+)
+def test_bad_labels_are_refused(labels: Any, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        as_labels(labels, 3, None)
+
+
+def test_splits() -> None:
+    splits = as_splits({"train": [2, 0], "val": np.array([False, True, False]), "test": np.eye(3, dtype=bool)[:2]}, 3)
+    np.testing.assert_array_equal(splits["train"].array(), [[True, False, True]])
+    np.testing.assert_array_equal(splits["val"].array(), [[False, True, False]])
+    assert splits["test"].shape == (2, 3)
+    assert not as_splits({"val": []}, 3)["val"].array().any()
+
+
+@pytest.mark.parametrize(
+    "bad", [[3], [-1], [1, 0, 1], [True, False], [0.5], np.eye(3), np.ones((3, 2), bool), np.ones((1, 1, 3), bool)]
+)
+def test_bad_splits_are_refused(bad: Any) -> None:
+    with pytest.raises(GraphError, match="'train'"):
+        as_splits({"train": bad}, 3)
