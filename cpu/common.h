@@ -1,6 +1,6 @@
 // What every kernel shares: the names of an instruction set, vectors, and the row epilogue.
-// Each .cpp is compiled once per instruction set (MGGCN_ISA = baseline, avx2); all code but the exported C functions lies
-// in an anonymous namespace, so that no inlined copy of one set is linked into the other.
+// Each .cpp is compiled once per instruction set (MGGCN_ISA = baseline, avx2); all code but the exported C functions
+// lies in an anonymous namespace, so that no inlined copy of one set is linked into the other.
 #pragma once
 #include <cstdint>
 #include <cstring>

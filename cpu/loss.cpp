@@ -1,9 +1,10 @@
 // softmax_xent: masked cross-entropy of logits, its gradient written over them in one pass.
-// in    z T [V, C], labels int32 [V], mask uint8 [V] (bit 0: the row counts), inv_count = 1 / global number of such rows
-// out   z = row_scale * (softmax(z) - onehot(label)) * inv_count on rows that count, 0 on the others; loss double [1] adds
-//       sum(logsumexp(z) - z[label]) * inv_count; partials (double [64, C] or null) gains the columns of the gradient
-//       before row_scale. Stable for any finite logits: the maximum is subtracted. Bitwise repeatable.
-// confusion: counts int64 [3, 3, C]: for bit s of the mask, vertices whose prediction is right, predicted and true class.
+// in    z T [V, C], labels int32 [V], mask uint8 [V] (bit 0: the row counts), inv_count = 1 / global number of those
+// out   z = row_scale * (softmax(z) - onehot(label)) * inv_count on rows that count, 0 on the others
+//       loss double [1] adds sum(logsumexp(z) - z[label]) * inv_count
+//       partials (double [64, C] or null) gains the columns of the gradient before row_scale
+// Stable for any finite logits: the maximum is subtracted. Bitwise repeatable.
+// confusion: counts int64 [3, 3, C]: per split (bit of mask) right predictions, predictions and vertices of a class.
 #include <cmath>
 #include <vector>
 
@@ -101,16 +102,16 @@ void confusion(const T* z, int64_t ld, int64_t rows, int64_t cols, const int32_t
 
 }  // namespace
 
-#define MGGCN_LOSS(suffix, T)                                                                                         \
-  MGGCN_EXPORT(mggcn_softmax_xent_##suffix)                                                                           \
-  (T * z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask, double inv_count,       \
-   const T* row_scale, double* loss, double* partials, int32_t threads) {                                             \
-    softmax_xent<T>(z, ld, rows, cols, labels, mask, inv_count, row_scale, loss, partials, threads);                  \
-  }                                                                                                                   \
-  MGGCN_EXPORT(mggcn_confusion_##suffix)                                                                              \
-  (const T* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask, int64_t* counts,   \
-   int32_t threads) {                                                                                                 \
-    confusion<T>(z, ld, rows, cols, labels, mask, counts, threads);                                                   \
+#define MGGCN_LOSS(suffix, T)                                                                                       \
+  MGGCN_EXPORT(mggcn_softmax_xent_##suffix)                                                                         \
+  (T * z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask, double inv_count,     \
+   const T* row_scale, double* loss, double* partials, int32_t threads) {                                           \
+    softmax_xent<T>(z, ld, rows, cols, labels, mask, inv_count, row_scale, loss, partials, threads);                \
+  }                                                                                                                 \
+  MGGCN_EXPORT(mggcn_confusion_##suffix)                                                                            \
+  (const T* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask, int64_t* counts, \
+   int32_t threads) {                                                                                               \
+    confusion<T>(z, ld, rows, cols, labels, mask, counts, threads);                                                 \
   }
 MGGCN_LOSS(f32, float)
 MGGCN_LOSS(f64, double)

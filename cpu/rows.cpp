@@ -1,7 +1,7 @@
 // Row passes over dense data: epilogue, activation gradient, gather, scatter, and the sums of columns.
 // finish           out[v, :] = epilogue(in[v, :]); in == out works in place.                    moves 2 V D
-// activation_grad  g = out_scale * d, with d = (h != 0) * keep_scale * h_scale * g_in, written over h; adds the columns of
-//                  g * (1 / row factor), that is the unscaled gradient, to partials.             moves 3 V D
+// activation_grad  h = out_scale * d with d = (h != 0) * keep_scale * h_scale * g; adds the columns of d, the unscaled
+//                  gradient, to partials.                                                       moves 3 V D
 // gather_rows      out[i, :] = in[index[i], :];  scatter_add_rows  out[index[i], :] += in[i, :], index without repeats.
 // sum_partials     out[d] = sum over chunks, in order, of partials[chunk, d]. No atomics: bitwise repeatable.
 #include "common.h"
@@ -92,35 +92,35 @@ void dropout_values(const int64_t* indptr, const int32_t* indices, const T* valu
 
 }  // namespace
 
-#define MGGCN_ROWS(suffix, T)                                                                                         \
-  MGGCN_EXPORT(mggcn_finish_##suffix)                                                                                 \
-  (const T* in, int64_t ld_in, T* out, int64_t ld_out, int64_t rows, int64_t cols, int64_t first_row,                 \
-   const Epilogue<T>* epilogue, int32_t threads) {                                                                    \
-    finish<T>(in, ld_in, out, ld_out, rows, cols, first_row, epilogue, threads);                                      \
-  }                                                                                                                   \
-  MGGCN_EXPORT(mggcn_activation_grad_##suffix)                                                                        \
-  (const T* g, int64_t ld_g, T* h, int64_t ld_h, int64_t rows, int64_t cols, int64_t first_row, int32_t masked,       \
-   double keep_scale, const T* h_scale, const T* out_scale, double* partials, int32_t threads) {                      \
-    activation_grad<T>(g, ld_g, h, ld_h, rows, cols, first_row, masked, keep_scale, h_scale, out_scale, partials,     \
-                       threads);                                                                                      \
-  }                                                                                                                   \
-  MGGCN_EXPORT(mggcn_sum_partials_##suffix)(const double* partials, T* out, int64_t cols) {                           \
-    sum_partials<T>(partials, out, cols);                                                                             \
-  }                                                                                                                   \
-  MGGCN_EXPORT(mggcn_gather_rows_##suffix)                                                                            \
-  (const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,              \
-   int32_t threads) {                                                                                                 \
-    gather_rows<T>(in, ld_in, index, out, ld_out, rows, cols, threads);                                               \
-  }                                                                                                                   \
-  MGGCN_EXPORT(mggcn_scatter_add_rows_##suffix)                                                                       \
-  (const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,              \
-   int32_t threads) {                                                                                                 \
-    scatter_add_rows<T>(in, ld_in, index, out, ld_out, rows, cols, threads);                                          \
-  }                                                                                                                   \
-  MGGCN_EXPORT(mggcn_dropout_values_##suffix)                                                                         \
-  (const int64_t* indptr, const int32_t* indices, const T* values, T* out, int64_t rows, const int64_t* row_ids,      \
-   const Dropout* dropout, int32_t threads) {                                                                         \
-    dropout_values<T>(indptr, indices, values, out, rows, row_ids, dropout, threads);                                 \
+#define MGGCN_ROWS(suffix, T)                                                                                     \
+  MGGCN_EXPORT(mggcn_finish_##suffix)                                                                             \
+  (const T* in, int64_t ld_in, T* out, int64_t ld_out, int64_t rows, int64_t cols, int64_t first_row,             \
+   const Epilogue<T>* epilogue, int32_t threads) {                                                                \
+    finish<T>(in, ld_in, out, ld_out, rows, cols, first_row, epilogue, threads);                                  \
+  }                                                                                                               \
+  MGGCN_EXPORT(mggcn_activation_grad_##suffix)                                                                    \
+  (const T* g, int64_t ld_g, T* h, int64_t ld_h, int64_t rows, int64_t cols, int64_t first_row, int32_t masked,   \
+   double keep_scale, const T* h_scale, const T* out_scale, double* partials, int32_t threads) {                  \
+    activation_grad<T>(g, ld_g, h, ld_h, rows, cols, first_row, masked, keep_scale, h_scale, out_scale, partials, \
+                       threads);                                                                                  \
+  }                                                                                                               \
+  MGGCN_EXPORT(mggcn_sum_partials_##suffix)(const double* partials, T* out, int64_t cols) {                       \
+    sum_partials<T>(partials, out, cols);                                                                         \
+  }                                                                                                               \
+  MGGCN_EXPORT(mggcn_gather_rows_##suffix)                                                                        \
+  (const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,          \
+   int32_t threads) {                                                                                             \
+    gather_rows<T>(in, ld_in, index, out, ld_out, rows, cols, threads);                                           \
+  }                                                                                                               \
+  MGGCN_EXPORT(mggcn_scatter_add_rows_##suffix)                                                                   \
+  (const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,          \
+   int32_t threads) {                                                                                             \
+    scatter_add_rows<T>(in, ld_in, index, out, ld_out, rows, cols, threads);                                      \
+  }                                                                                                               \
+  MGGCN_EXPORT(mggcn_dropout_values_##suffix)                                                                     \
+  (const int64_t* indptr, const int32_t* indices, const T* values, T* out, int64_t rows, const int64_t* row_ids,  \
+   const Dropout* dropout, int32_t threads) {                                                                     \
+    dropout_values<T>(indptr, indices, values, out, rows, row_ids, dropout, threads);                             \
   }
 MGGCN_ROWS(f32, float)
 MGGCN_ROWS(f64, double)

@@ -1,7 +1,8 @@
 // spmm: out[v, :] (+)= sum over e in row v of values[e] * dense[indices[e], :], then the row epilogue if one is given.
-// in    indptr int64 [V+1], indices int32 [nnz], values T [nnz] or null (ones), dense T [N, D] row-major with leading ld
+// in    indptr int64 [V+1], indices int32 [nnz], values T [nnz] or null (ones), dense T [N, D] row-major, leading ld
 // out   T [V, D]; accumulate != 0 adds to it. Rows of a chunk run in order in one thread: bitwise repeatable.
-// work  nnz D multiply-adds; moves nnz (4 + D sizeof T) + 2 V D sizeof T bytes when the dense operand misses the caches.
+//       Columns of a row up to the next whole vector, if within its ld, may be overwritten: they are padding.
+// work  nnz D multiply-adds; moves nnz (4 + D sizeof T) + 2 V D sizeof T bytes when dense misses the caches.
 // chunks int64 [num_chunks+1] are row ranges of about equal work, handed out dynamically. Twin: cuda/spmm.cu.
 #include "common.h"
 #include "epilogue.h"
@@ -54,14 +55,16 @@ inline void spmm_row(int64_t begin, int64_t end, const int32_t* indices, const T
   for (int64_t pass = passes; pass > 0; --pass) {
     const int64_t tile = (vectors + pass - 1) / pass;
     switch (tile) {
-#define MGGCN_TILE(N)                                                                     \
-  case N:                                                                                 \
-    row_tile<N, Weighted, T>(begin, end, indices, values, dense, ld, out, accumulate);    \
+      // clang-format off
+#define MGGCN_TILE(N)                                                                  \
+  case N:                                                                              \
+    row_tile<N, Weighted, T>(begin, end, indices, values, dense, ld, out, accumulate); \
     break;
       MGGCN_TILE(1) MGGCN_TILE(2) MGGCN_TILE(3) MGGCN_TILE(4) MGGCN_TILE(5) MGGCN_TILE(6) MGGCN_TILE(7) MGGCN_TILE(8)
 #if defined(__AVX2__)
       MGGCN_TILE(9) MGGCN_TILE(10) MGGCN_TILE(11) MGGCN_TILE(12)
 #endif
+// clang-format on
 #undef MGGCN_TILE
     }
     dense += tile * width;
@@ -94,13 +97,13 @@ void spmm(int64_t num_chunks, const int64_t* chunks, const int64_t* indptr, cons
 
 }  // namespace
 
-#define MGGCN_SPMM(name, T)                                                                                            \
-  MGGCN_EXPORT(name)                                                                                                   \
-  (int64_t num_chunks, const int64_t* chunks, const int64_t* indptr, const int32_t* indices, const T* values,          \
-   const T* dense, int64_t ld_dense, T* out, int64_t ld_out, int64_t cols, int32_t accumulate,                         \
-   const Epilogue<T>* epilogue, int32_t threads) {                                                                     \
-    spmm<T>(num_chunks, chunks, indptr, indices, values, dense, ld_dense, out, ld_out, cols, accumulate, epilogue,     \
-            threads);                                                                                                  \
+#define MGGCN_SPMM(name, T)                                                                                        \
+  MGGCN_EXPORT(name)                                                                                               \
+  (int64_t num_chunks, const int64_t* chunks, const int64_t* indptr, const int32_t* indices, const T* values,      \
+   const T* dense, int64_t ld_dense, T* out, int64_t ld_out, int64_t cols, int32_t accumulate,                     \
+   const Epilogue<T>* epilogue, int32_t threads) {                                                                 \
+    spmm<T>(num_chunks, chunks, indptr, indices, values, dense, ld_dense, out, ld_out, cols, accumulate, epilogue, \
+            threads);                                                                                              \
   }
 MGGCN_SPMM(mggcn_spmm_f32, float)
 MGGCN_SPMM(mggcn_spmm_f64, double)

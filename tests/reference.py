@@ -38,7 +38,7 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
 
 def dropout_mask(ids: np.ndarray, width: int, p: float, seed: int, epoch: int, layer: int) -> np.ndarray:
     """keep / (1 - p) as float64 (len(ids), width)."""
-    threshold = round(65536 * p)
+    threshold = min(round(65536 * p), 65535)
     if threshold == 0:
         return np.ones((len(ids), width))
     groups = -(-width // 8)
@@ -84,7 +84,9 @@ def loss_and_gradients(
     """Loss, gradient of every weight and logits of one training epoch in float64."""
     ids = np.arange(graph.num_vertices)
     params = {n: w.to(torch.float64).clone().requires_grad_(True) for n, w in weights.items()}
-    a_hat = torch.from_numpy(normalized(graph, model)) if model.kind == "gcn" else torch.eye(graph.num_vertices).double()
+    a_hat = (
+        torch.from_numpy(normalized(graph, model)) if model.kind == "gcn" else torch.eye(graph.num_vertices).double()
+    )
     h = torch.from_numpy(dense_features(graph))
     h = h * torch.from_numpy(dropout_mask(ids, h.shape[1], model.input_dropout, seed, epoch, 0))
     layers = len(model.hidden) + 1
@@ -101,4 +103,4 @@ def loss_and_gradients(
         loss = torch.nn.functional.cross_entropy(h[train], labels[train])
         loss.backward()  # type: ignore[no-untyped-call]
     grads: dict[str, Any] = {n: p.grad.numpy() for n, p in params.items()}  # type: ignore[union-attr]
-    return float(loss), grads, h.detach().numpy()
+    return float(loss.detach()), grads, h.detach().numpy()

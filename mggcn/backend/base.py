@@ -52,8 +52,8 @@ class Dropout:
 
     @property
     def threshold(self) -> int:
-        """A 16-bit word below this drops its activation."""
-        return round(65536 * self.probability)
+        """A 16-bit word below this drops its activation; the highest word is always kept."""
+        return min(round(65536 * self.probability), 65535)
 
     @property
     def keep_scale(self) -> float:

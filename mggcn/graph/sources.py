@@ -57,6 +57,7 @@ def load_source(
 
 
 def find_source(source: str | Path, root: str | Path | None) -> Path:
+    """Return the path of a source given by path or by its name under `root`; raises GraphError if there is none."""
     candidates = [Path(source)] if root is None else [Path(source), Path(root) / source]
     for path in candidates:
         if path.exists():

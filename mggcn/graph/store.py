@@ -67,11 +67,16 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
 
 
 def store_folder(graph: Graph) -> Path | None:
-    """Return the store that a graph was opened from, if all of it still lies there; None for one that is in memory."""
-    rows = graph_arrays(graph).values()
-    folders = {row.path.parent for row in rows if isinstance(row, FileRows)}
-    whole = all(isinstance(row, FileRows) for row in rows)
-    return folders.pop() if whole and len(folders) == 1 else None
+    """Return the folder that holds exactly this graph, or None if any part of it is in memory, exchanged or left out."""
+    arrays = graph_arrays(graph)
+    places = {
+        rows.path.parent if isinstance(rows, FileRows) and rows.path.stem == name else None
+        for name, rows in arrays.items()
+    }
+    folder = places.pop()
+    if folder is None or places or set(_file_names(folder, graph.meta)) != arrays.keys():
+        return None
+    return folder if graph.num_classes == _num_classes(graph.meta, graph.labels) else None
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.metadata
 import json
 import os
 import secrets
@@ -20,6 +19,7 @@ from mggcn.errors import StoreError
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import CSR, Graph, Rows
 from mggcn.graph.layout import FORMAT_VERSION, graph_arrays, npy_chunks, npy_nbytes
+from mggcn.version import __version__
 
 
 def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None:
@@ -101,16 +101,9 @@ def _meta(graph: Graph, digests: Mapping[str, str]) -> dict[str, Any]:
         "num_classes": graph.num_classes,
         "symmetric": graph.symmetric,
         "sha256": dict(digests),
-        "created_by": f"mggcn {_version()}",
+        "created_by": f"mggcn {__version__}",
     }
     return {"licence": "not stated", "source": "not stated"} | dict(graph.meta) | own
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("mggcn")
-    except importlib.metadata.PackageNotFoundError:
-        return "(run from a source tree)"
 
 
 def _write_meta(path: Path, meta: Mapping[str, Any]) -> None:

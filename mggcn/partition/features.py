@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from mggcn.errors import GraphError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.order import Assignment
 from mggcn.partition.sweep import sweep
-from mggcn.partition.tiles import Tile
+from mggcn.partition.tiles import MAX_TILE_NNZ, Tile
 
 BLOCK_BYTES = 8 << 20
 """Bytes of features read at a time."""
@@ -98,9 +99,11 @@ class FeatureReader:
 def transposed(matrix: Tile, num_cols: int) -> tuple[Tile, npt.NDArray[np.int32]]:
     """Return the transpose (D, V) and, for each of its entries, the position in `matrix`, as int32.
 
-    Cost: one counting sort of nnz entries.
+    Cost: one counting sort of nnz entries. Raises: GraphError for 2^31 nonzeros or more.
     """
     rows = matrix.indptr.shape[0] - 1
+    if matrix.nnz > MAX_TILE_NNZ:
+        raise GraphError(f"{matrix.nnz:,} nonzeros of features on one rank exceed {MAX_TILE_NNZ:,}; use more ranks")
     order = sp.csr_matrix(
         (np.arange(matrix.nnz, dtype=np.int32), matrix.indices, matrix.indptr), (rows, num_cols)
     ).tocsc()
@@ -123,6 +126,7 @@ def aggregated(reader: FeatureReader, shard_scale: tuple[Any, Any], *, self_loop
         reader.row_normalize,
     )
     x = whole.sparse(np.float64, col_scale)
+    assert x.values is not None
     features = sp.csr_matrix((x.values, x.indices, x.indptr), (graph.num_vertices, reader.num_features))
     parts, locals_ = [], []
     for chunk in sweep(graph.adj_t):

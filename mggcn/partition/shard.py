@@ -44,7 +44,7 @@ class Shard:
 
     @property
     def rows(self) -> int:
-        return self.global_ids.shape[0]
+        return int(self.global_ids.shape[0])
 
     @property
     def size(self) -> int:

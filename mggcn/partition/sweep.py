@@ -28,7 +28,7 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        return self.indptr.shape[0] - 1
+        return int(self.indptr.shape[0]) - 1
 
 
 def sweep(matrix: CSR, edges: int = EDGES, rows: int = ROWS) -> Iterator[Chunk]:

@@ -32,7 +32,7 @@ class Tile:
 
     @property
     def nnz(self) -> int:
-        return self.indices.shape[0]
+        return int(self.indices.shape[0])
 
 
 def check_tile_nnz(nnz: int, ranks: int) -> None:

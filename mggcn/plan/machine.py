@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 GIB = 2**30
@@ -57,9 +58,7 @@ def parse_bytes(text: str) -> int:
     units = {"": 1, "b": 1}
     for power, letter in enumerate("kmgt", start=1):
         units |= {letter: 1024**power, f"{letter}ib": 1024**power, f"{letter}b": 1000**power}
-    stripped = text.strip().replace("_", "")
-    digits = stripped.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = stripped[len(digits) :].strip().lower()
-    if unit not in units:
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", text.strip().replace("_", "").lower())
+    if found is None or found[2] not in units:
         raise ValueError(f"expected bytes such as 512MiB, 80GiB or 32GB, got {text!r}")
-    return int(float(digits) * units[unit])
+    return int(float(found[1]) * units[found[2]])

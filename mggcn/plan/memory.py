@@ -87,7 +87,7 @@ def live_ranges(buffers: Iterable[BufferSpec], uses: Sequence[Use]) -> list[Plac
         for name in (*use.reads, *use.writes):
             if name not in specs:
                 raise PlanError(f"op {use.label!r} uses the buffer {name!r}, which nothing declares")
-            if name not in ranges and name not in use.writes:
+            if name not in ranges and name in use.reads:
                 raise PlanError(f"op {use.label!r} reads the buffer {name!r} before anything writes it")
             ranges[name] = (ranges.get(name, (index, index))[0], index)
     for name in specs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -48,6 +49,11 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def _free_name(folder: Path, stem: str) -> str:
+    """A name that nothing has yet: a checkpoint never goes before the one that replaces it is complete."""
+    return next(n for i in itertools.count() if not (folder / (n := f"{stem}-{i}" if i else stem)).exists())
+
+
 def save_checkpoint(
     folder: Path, progress: Progress, parts: Mapping[str, Tensors], state: Mapping[str, Tensors]
 ) -> None:
@@ -56,20 +62,19 @@ def save_checkpoint(
     parts: "weights", "best", "optimizer" (named tensors, empty ones are left out); state: per rank, what a strategy
     keeps between epochs. A full disk or a crash leaves the last checkpoint as it was. Raises: RunError if it fails.
     """
-    name = f"run-{progress.run:03d}-epoch-{progress.epoch:06d}"
+    name = _free_name(folder, f"run-{progress.run:03d}-epoch-{progress.epoch:06d}")
     final, temporary = folder / name, folder / f".{name}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        for key, tensors in {**parts, **state}.items():
-            if tensors:
-                save_file({n: t.contiguous() for n, t in tensors.items()}, temporary / f"{key}.safetensors")
-        fields = {f: getattr(progress, f) for f in Progress.__dataclass_fields__}
+        filled = {key: tensors for key, tensors in {**parts, **state}.items() if tensors}
+        for key, tensors in filled.items():
+            save_file({n: t.contiguous() for n, t in tensors.items()}, temporary / f"{key}.safetensors")
+        fields = {f: getattr(progress, f) for f in Progress.__dataclass_fields__} | {"parts": sorted(filled)}
         (temporary / "progress.json").write_text(json.dumps(fields, indent=1))
-        for path in temporary.iterdir():
+        for path in (*temporary.iterdir(), temporary):
             _sync(path)
-        shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         marker = folder / ".latest.tmp"
         marker.write_text(name)
@@ -94,10 +99,13 @@ def load_checkpoint(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.T
     marker = folder / "latest"
     if not marker.exists():
         return None
-    path = folder / marker.read_text().strip()
+    path = folder
     try:
-        progress = Progress(**json.loads((path / "progress.json").read_text()))
-        parts = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        path = folder / marker.read_text().strip()
+        fields = json.loads((path / "progress.json").read_text())
+        names = fields.pop("parts")
+        progress = Progress(**fields)
+        parts = {name: load_file(path / f"{name}.safetensors") for name in names}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
         raise RunError(f"the checkpoint {path} is damaged: {error}; delete it and start the run again") from error
     return progress, parts

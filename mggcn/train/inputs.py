@@ -12,7 +12,7 @@ import torch
 
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.model.lower import Model
-from mggcn.model.ops import Inputs
+from mggcn.model.ops import Inputs, given
 from mggcn.partition.features import FeatureReader, aggregated, transposed
 from mggcn.partition.order import Assignment
 from mggcn.partition.shard import Shard
@@ -80,7 +80,7 @@ def _sparse(
     inputs = dataclasses.replace(base, sparse=_upload(backend, matrix), sparse_t=_upload(backend, matrix_t))
     if not config.input_dropout:
         return inputs
-    dropped, dropped_t = (dataclasses.replace(m, values=torch.zeros_like(m.values)) for m in _weighted(inputs))
+    dropped, dropped_t = (dataclasses.replace(m, values=torch.zeros_like(given(m.values))) for m in _weighted(inputs))
     # The transposed values are rewritten from the dropped ones: its constant copy is not needed.
     return dataclasses.replace(
         inputs, sparse_t=None, dropped=dropped, dropped_t=dropped_t, position=backend.upload(position)

@@ -43,10 +43,16 @@ def roc_auc(scores: npt.NDArray[Any], positive: npt.NDArray[np.bool_]) -> float 
 
 
 def multiclass_auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float | None:
-    """Return ROC AUC: of the second column for one score per vertex, else the mean over classes of one against the rest."""
+    """Return ROC AUC: of class 1 for one score per vertex, else the mean over classes of one against the rest.
+
+    Shapes: scores (n, 1), or logits (n, C) float64; classes are ranked by probability. Absent classes are left out.
+    """
     if scores.shape[1] == 1:
         return roc_auc(scores[:, 0], labels == 1)
-    areas = [roc_auc(scores[:, c], labels == c) for c in range(scores.shape[1])]
+    # Logits of different vertices compare only after the softmax; its logarithm keeps apart what would round to 1.
+    shifted = scores - scores.max(1, keepdims=True)
+    ranked = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    areas = [roc_auc(ranked[:, c], labels == c) for c in range(scores.shape[1])]
     known = [a for a in areas if a is not None]
     return float(np.mean(known)) if known else None
 

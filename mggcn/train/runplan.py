@@ -5,9 +5,10 @@ N vertices, P ranks, V rows of a rank. Needs no torch.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,7 +29,8 @@ from mggcn.model.lower import (
     paper_arena_bytes,
     spmm_ops,
 )
-from mggcn.partition.statistics import TileStatistics
+from mggcn.partition.order import part_sizes
+from mggcn.partition.statistics import TileStatistics, expected_statistics
 from mggcn.partition.tiles import check_tile_nnz
 from mggcn.plan.machine import MIB, human
 from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES, BufferSpec
@@ -160,43 +162,64 @@ class RunPlan:
         )
 
 
+MAX_ADVISED_RANKS = 1024
+SAMPLING_MARGIN = 1.02
+"""On expected nonzeros: those of a real assignment scatter about them."""
+
+
 def smallest_ranks(plan: RunPlan, limit: int) -> int:
     """Return the smallest number of ranks, each with `limit` bytes, that fits; the plan's own if none smaller does."""
     own = plan.config.run.ranks
-    return next((p for p in range(1, own) if _estimate(plan, p, 1.0) <= limit), own)
+    return _first(1, own, lambda p: _estimate(plan, p, 1.0) <= limit) or own
 
 
 def advice(plan: RunPlan, limit: int) -> str:
     """Say which number of ranks, each with `limit` bytes, or which narrower widths would fit."""
     hints = []
-    ranks = next((p for p in range(plan.config.run.ranks + 1, 1025) if _estimate(plan, p, 1.0) <= limit), None)
+    own, hidden = plan.config.run.ranks, plan.config.model.hidden
+    ranks = _first(own + 1, MAX_ADVISED_RANKS + 1, lambda p: _estimate(plan, p, 1.0) <= limit)
     if ranks:
         hints.append(f"{ranks} ranks with as much memory each would fit")
-    share = next((s / 16 for s in range(15, 0, -1) if _estimate(plan, plan.config.run.ranks, s / 16) <= limit), None)
-    if share and plan.config.model.hidden:
-        widths = ",".join(str(max(1, int(w * share))) for w in plan.config.model.hidden)
-        hints.append(f"--set model.hidden={widths} would fit on {plan.config.run.ranks}")
-    return " or ".join(hints) or "no number of ranks up to 1024 would fit; free memory or raise --memory-limit"
+    cut = _first(1, 16, lambda c: _estimate(plan, own, 1 - c / 16) <= limit) if hidden else None
+    if cut:
+        widths = ",".join(str(w) for w in _narrowed(hidden, 1 - cut / 16))
+        hints.append(f"--set model.hidden={widths} would fit on {own}")
+    return " or ".join(hints) or (
+        f"no number of ranks up to {MAX_ADVISED_RANKS} would fit; free memory or raise --memory-limit"
+    )
+
+
+def _first(start: int, stop: int, fits: Callable[[int], bool]) -> int | None:
+    """Return the first of start .. stop - 1 that fits, None if there is none; what is above one that fits does too."""
+    found = start + bisect.bisect_left(range(start, stop), True, key=fits)
+    return found if found < stop else None
+
+
+def _narrowed(hidden: tuple[int, ...], share: float) -> tuple[int, ...]:
+    return tuple(max(1, int(w * share)) for w in hidden)
 
 
 def _estimate(plan: RunPlan, ranks: int, share: float) -> int:
     """Predicted peak of the largest rank for another number of ranks or narrower layers."""
-    from mggcn.partition.order import part_sizes
-    from mggcn.partition.statistics import expected_statistics
-
-    model = dataclasses.replace(
-        plan.config.model, hidden=tuple(max(1, int(w * share)) for w in plan.config.model.hidden)
-    )
+    model = dataclasses.replace(plan.config.model, hidden=_narrowed(plan.config.model.hidden, share))
     transport = "auto" if ranks > 1 else plan.config.run.transport
     run = dataclasses.replace(plan.config.run, ranks=ranks, transport=transport)
     config = dataclasses.replace(plan.config, model=model, run=run)
-    shape, loops = plan.shape, model.self_loops
-    counts = part_sizes(shape.num_vertices, ranks)
+    shape = plan.shape
     try:
-        statistics = expected_statistics(shape.num_vertices, shape.num_edges, counts, self_loops=loops)
-        # The largest part comes last or is matched by it: one rank stands for all.
-        rank = max(range(ranks), key=lambda r: counts[r])
-        return plan_rank(config, shape, statistics, counts, rank).total_bytes
+        if ranks == plan.config.run.ranks:
+            counts, statistics = tuple(rank.model.rows for rank in plan.ranks), plan.statistics
+            chosen = set(range(ranks))
+        else:
+            counts = part_sizes(shape.num_vertices, ranks)
+            # The order may have left one rank with more than its share of the edges; it will again.
+            rows = plan.statistics.nnz.sum(1)
+            skew = float(rows.max() / rows.mean()) if rows.any() else 1.0
+            edges = math.ceil(shape.num_edges * skew * SAMPLING_MARGIN)
+            statistics = expected_statistics(shape.num_vertices, edges, counts, self_loops=model.self_loops)
+            # Parts have at most two sizes, and the smaller may have to hold a block of the larger.
+            chosen = {counts.index(max(counts)), counts.index(min(counts))}
+        return max(plan_rank(config, shape, statistics, counts, r).total_bytes for r in chosen)
     except GraphError:
         return 2**62
 

@@ -249,11 +249,11 @@ def mismatch(comm: Communicator, kind: str) -> str:
     return str(caught.value)
 
 
-def last_rank_comes_too_late(comm: Communicator, timeout_s: float) -> tuple[str, float]:
+def last_rank_comes_too_late(comm: Communicator, timeout_s: float, later_s: float) -> tuple[str, float]:
     """Returns the error and the seconds until it came."""
     started = time.monotonic()
     if comm.rank == comm.size - 1:
-        time.sleep(timeout_s + 1.8)
+        time.sleep(timeout_s + later_s)
     with pytest.raises(CommError) as caught:
         comm.all_reduce(torch.ones(5)).wait()
     with pytest.raises(CommError):

@@ -13,7 +13,7 @@ import pytest
 from mggcn.errors import GraphError, StoreError
 from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.layout import graph_arrays, graph_sha256
-from mggcn.graph.store import is_store, open_store
+from mggcn.graph.store import is_store, open_store, store_folder
 from mggcn.graph.store_write import write_store
 from tests.graph.small import small_graph
 
@@ -296,3 +296,19 @@ def test_moved_store_opens(tmp_path: Path) -> None:
     write_store(small_graph(), tmp_path / "store")
     shutil.move(tmp_path / "store", tmp_path / "moved")
     assert_same(open_store(tmp_path / "moved", verify=True), small_graph())
+
+
+def test_store_folder_is_given_for_the_unchanged_graph_alone(tmp_path: Path) -> None:
+    """Fails if ranks that open the folder would train on anything but this graph."""
+    assert store_folder(small_graph()) is None
+    write_store(small_graph(), tmp_path / "store")
+    graph = open_store(tmp_path / "store")
+    assert store_folder(graph) == tmp_path / "store"
+    for changed in [
+        replace(graph, splits={**graph.splits, "train": graph.splits["val"]}),
+        replace(graph, splits={"train": graph.splits["train"]}),
+        replace(graph, labels=None),
+        replace(graph, labels=ArrayRows(np.zeros(5, np.int64))),
+        replace(graph, num_classes=4),
+    ]:
+        assert store_folder(changed) is None

@@ -1,13 +1,16 @@
-"""Trains a few epochs under the preloaded watcher of watch_malloc.c and prints the largest block that an epoch asked for.
+"""Trains a few epochs of each case under the preloaded watcher of watch_malloc.c; prints the largest block of an epoch.
 
-Usage: allocation_worker.py CASE [--plant]; the result is one line of JSON, backtraces of blocks over BOUND go to stderr.
+Usage: python -m tests.train.allocation_worker CASE ... [--plant]. Prints one line of JSON with an entry per case;
+backtraces of blocks over BOUND go to stderr.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +25,7 @@ from mggcn.model.lower import Program
 from tests.graphs import make_graph, on_ranks
 
 BOUND = 64 << 10
+QUIET = 2**63
 VERTICES = 20_000
 WARM_UP, EPOCHS = 2, 3
 CASES: dict[str, dict[str, Any]] = {
@@ -72,12 +76,28 @@ def config_of(case: str) -> Config:
     return Config(model=ModelConfig(hidden=(256, 256), **chosen), train=train, run=run)
 
 
-def graph_of(config: Config) -> Graph:
+@functools.cache
+def graph_of(sparse: bool) -> Graph:
+    """20,000 vertices with about ten neighbours each."""
     adj = sp.random(VERTICES, VERTICES, 5 / VERTICES, "csr", random_state=np.random.default_rng(7127), dtype=np.float32)
     adj.data[:] = 1
     adj = ((adj + adj.T) > 0).astype(np.float32)
-    sparse = config.run.features == "sparse"
     return make_graph(adj, num_features=128, num_classes=40, sparse=sparse, weighted=False, seed=6011)
+
+
+def watch(rank: Rank, body: Callable[[], object]) -> dict[str, int]:
+    """The largest block and the number of blocks that all ranks ask for while all run `body`."""
+    rank.comm.barrier()
+    if rank.comm.rank == 0:
+        WATCH.watch_reset(BOUND)
+    rank.comm.barrier()
+    body()
+    rank.comm.barrier()
+    found = {"largest": WATCH.watch_largest(), "blocks": WATCH.watch_count()}
+    rank.comm.barrier()
+    if rank.comm.rank == 0:
+        WATCH.watch_reset(QUIET)
+    return found
 
 
 def epochs_of(rank: Rank, plant: bool) -> dict[str, Any]:
@@ -88,49 +108,32 @@ def epochs_of(rank: Rank, plant: bool) -> dict[str, Any]:
         object.__setattr__(plan, "train", Program("train", ops, plan.train.arena))
     for epoch in range(WARM_UP):
         trainer.step(epoch)
-    rank.comm.barrier()
-    if rank.comm.rank == 0:
-        WATCH.watch_reset(BOUND)
-    rank.comm.barrier()
-    for epoch in range(WARM_UP, WARM_UP + EPOCHS):
-        trainer.step(epoch)
-    rank.comm.barrier()
-    found = {"largest": WATCH.watch_largest(), "blocks": WATCH.watch_count()}
-    rank.comm.barrier()
+    found = watch(rank, lambda: [trainer.step(epoch) for epoch in range(WARM_UP, WARM_UP + EPOCHS)])
     return found | {"ops": {} if found["largest"] <= BOUND else by_op(rank)}
 
 
 def by_op(rank: Rank) -> dict[str, int]:
-    """Run an epoch op by op: the largest block during each op that asked for more than BOUND. Ranks may mix."""
-    guilty: dict[str, int] = {}
-
-    def run(program: Program) -> None:
-        runtime.program = program.name
-        for op in program.ops:
-            WATCH.watch_reset(BOUND)
-            op.run(runtime)
-            note(op.label)
-
-    def note(label: str) -> None:
-        if WATCH.watch_largest() > BOUND:
-            guilty[label] = WATCH.watch_largest()
-        WATCH.watch_reset(BOUND)
-
-    runtime, trainer = rank.trainer.runtime, rank.trainer
-    run(rank.plan.train)
+    """Run an epoch op by op: the largest block of each op that asks for more than BOUND."""
+    runtime, program = rank.trainer.runtime, rank.plan.train
+    runtime.program = program.name
+    steps: list[tuple[str, Callable[[], object]]] = [
+        (op.label, functools.partial(op.run, runtime)) for op in program.ops
+    ]
     if rank.comm.size > 1:
-        rank.comm.all_reduce(runtime.weights.grad).wait()
-        note("all-reduce")
-    trainer._optimizer.step()
-    note("optimizer")
-    return guilty
+        steps.append(("all-reduce", lambda: rank.comm.all_reduce(runtime.weights.grad).wait()))
+    steps.append(("optimizer", rank.trainer._optimizer.step))
+    found = {label: watch(rank, step)["largest"] for label, step in steps}
+    return {label: largest for label, largest in found.items() if largest > BOUND}
 
 
 def main() -> None:
-    case, plant = sys.argv[1], "--plant" in sys.argv
-    config = config_of(case)
-    results = on_ranks(config, graph_of(config), lambda rank: epochs_of(rank, plant))
-    print(json.dumps(results[0]))
+    plant = "--plant" in sys.argv
+    found = {}
+    for case in (argument for argument in sys.argv[1:] if argument in CASES):
+        config = config_of(case)
+        graph = graph_of(config.run.features == "sparse")
+        found[case] = on_ranks(config, graph, lambda rank: epochs_of(rank, plant))[0]
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From the third epoch on a training epoch asks nobody for more than 64 KiB: all that is large was planned and made before."""
+"""From the third epoch on, training asks nobody for more than 64 KiB at a time: all large things were made before."""
 
 from __future__ import annotations
 
@@ -35,34 +35,44 @@ def watcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None or sys.platform != "linux":
         pytest.skip("the malloc watcher needs Linux and a C compiler `cc`")
     library = tmp_path_factory.mktemp("watcher") / "watch_malloc.so"
-    command = [compiler, "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library), str(HERE / "watch_malloc.c")]
+    options = ["-O2", "-Wall", "-Werror", "-shared", "-fPIC"]
+    command = [compiler, *options, "-o", str(library), str(HERE / "watch_malloc.c")]
     subprocess.run(command, check=True)
     return library
 
 
-def watched(watcher: Path, case: str, *options: str) -> tuple[dict[str, Any], str]:
-    """Train `case` in a process of its own: what the worker found, and the backtraces of large blocks."""
+Found = tuple[dict[str, Any], str]
+
+
+def watched(watcher: Path, *arguments: str) -> Found:
+    """Train cases in a process of their own: what the worker found of each, and the backtraces of large blocks."""
     # PYTHONMALLOC: else Python takes arenas of 1 MiB for small objects and hides who asked for how much.
     env = {**os.environ, "LD_PRELOAD": str(watcher), "PYTHONMALLOC": "malloc"}
-    command = [sys.executable, "-m", "tests.train.allocation_worker", case, *options]
-    root = HERE.parents[1]
-    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-m", "tests.train.allocation_worker", *arguments]
+    done = subprocess.run(
+        command, env=env, cwd=HERE.parents[1], capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.fixture(scope="module")
+def trained(watcher: Path) -> Found:
+    return watched(watcher, *CASES)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_epochs_allocate_nothing_large(watcher: Path, case: str) -> None:
+def test_epochs_allocate_nothing_large(trained: Found, case: str) -> None:
     """Fails on an op with a temporary of the size of a block of rows, and on a library that packs into fresh memory."""
-    found, stderr = watched(watcher, case)
+    found, stderr = trained[0][case], trained[1]
     assert found["blocks"] > 0, "the watcher saw nothing at all: it was not preloaded"
     assert found["largest"] <= BOUND, f"{case}: {found['largest']} bytes; by op: {found['ops']}\n{stderr[:6000]}"
 
 
-@pytest.mark.parametrize("case", ["dense", "two-ranks"])
-def test_a_planted_temporary_is_caught(watcher: Path, case: str) -> None:
+def test_a_planted_temporary_is_caught(watcher: Path) -> None:
     """Fails if the watcher or the naming of the guilty op has gone blind."""
-    found, stderr = watched(watcher, case, "--plant")
-    assert found["largest"] >= 1 << 20
-    assert found["ops"]["greedy"] >= 1 << 20
+    results, stderr = watched(watcher, "dense", "two-ranks", "--plant")
+    for found in results.values():
+        assert found["largest"] >= 1 << 20
+        assert found["ops"]["greedy"] >= 1 << 20
     assert "called from" in stderr

@@ -36,9 +36,9 @@ static void note(const char* how, size_t size) {
   if (size <= seen || size <= atomic_load(&bound) || inside) return;
   inside = 1;
   char line[64];
-  void* frames[32];
+  void* frames[16];
   int length = snprintf(line, sizeof line, "%s of %zu bytes, called from\n", how, size);
-  if (write(2, line, length) == length) backtrace_symbols_fd(frames, backtrace(frames, 32), 2);
+  if (write(2, line, length) == length) backtrace_symbols_fd(frames, backtrace(frames, 16), 2);
   inside = 0;
 }
 

@@ -1,0 +1,52 @@
+# make train and make test set everything up on a fresh machine: python3 with venv, make and a C++ compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+KERNELS := CMakeLists.txt $(wildcard cpu/*)
+
+.PHONY: train test lint bench clean
+
+train: $(VENV)/installed
+	@test -d stores/community || $(BIN)/mggcn generate community stores/community
+	@echo "--- MLP: the features alone"
+	@$(BIN)/mggcn train stores/community --config recipes/community.toml --set model.kind=mlp
+	@echo "--- GCN: the same features and the graph"
+	@$(BIN)/mggcn train stores/community --config recipes/community.toml
+
+test: $(VENV)/test-installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror cpu/*.cpp cpu/*.h
+
+bench: $(VENV)/test-installed
+	$(BIN)/python bench/epoch.py --quick
+
+clean:
+	rm -rf $(VENV) build stores runs
+
+$(VENV)/pip:
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || { \
+	  echo "mggcn compiles its CPU kernels and found no C++ compiler; install one, for example: apt-get install g++"; exit 1; }
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mggcn needs Python 3.11 or later, found " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@touch $@
+
+# torch first and pinned: without the constraint pip may take a build with gigabytes of CUDA libraries.
+$(VENV)/installed: $(VENV)/pip pyproject.toml constraints-cpu.txt $(KERNELS)
+	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt -e .
+	@touch $@
+
+$(VENV)/test-installed: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt --group test
+	@touch $@
+
+$(VENV)/dev-installed: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt --group dev
+	@touch $@

@@ -1,0 +1,59 @@
+"""How the input is kept and in which order the products run."""
+
+from __future__ import annotations
+
+import pytest
+
+from mggcn.config import ModelConfig
+from mggcn.model.choices import InputChoice, InputShape, choose_input, choose_layers, sparse_bytes
+
+DENSE = InputShape(1000, 50, None, 8000, 0)
+SPARSE = InputShape(1000, 500, 9000, 8000, 60_000)
+
+
+def chosen(shape: InputShape, setting: str = "auto", **model: object) -> tuple[bool, bool]:
+    choice = choose_input(ModelConfig(**model), shape, 16, setting, "fp32")  # type: ignore[arg-type]
+    assert choice.reason
+    return choice.sparse, choice.aggregated
+
+
+def test_dense_inputs() -> None:
+    """Fails if A X is kept where dropout changes X every epoch, or layer 1 pays for an SpMM that a constant saves."""
+    assert chosen(DENSE) == (False, True)
+    assert chosen(DENSE, input_dropout=0.1) == (False, False)
+    assert chosen(DENSE, kind="mlp") == (False, False)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("kind", ["gcn", "mlp"])
+def test_sparse_inputs(dropout: float, kind: str) -> None:
+    """Fails if a forced kind of features is not obeyed, or A X is kept under dropout or without a graph."""
+    assert not chosen(SPARSE, "dense", input_dropout=dropout, kind=kind)[0]
+    sparse, aggregated = chosen(SPARSE, "sparse", input_dropout=dropout, kind=kind)
+    assert sparse
+    assert not (aggregated and (dropout or kind == "mlp"))
+    assert chosen(SPARSE, "auto", input_dropout=dropout, kind=kind)[0]
+    # Nearly full rows: a dense product does the same work faster.
+    full = InputShape(1000, 500, 450_000, 8000, 500_000)
+    assert not chosen(full, "auto", input_dropout=dropout, kind=kind)[0]
+
+
+def test_sparse_bytes() -> None:
+    """Fails if an order, the second set of values or the positions are forgotten."""
+    pointers = 8 * (1000 + 500 + 2)
+    assert sparse_bytes(SPARSE, 9000, "fp32", False) == 2 * 9000 * 8 + pointers
+    assert sparse_bytes(SPARSE, 9000, "fp64", False) == 2 * 9000 * 12 + pointers
+    # X in CSR, its dropped values in both orders, columns of both orders, positions.
+    assert sparse_bytes(SPARSE, 9000, "fp32", True) == 9000 * (3 * 4 + 2 * 4 + 4) + pointers
+
+
+def test_the_narrower_side_goes_through_the_graph() -> None:
+    """Fails if GEMM first is not chosen exactly where E <= D (MG-GCN 4.3), or a setting is not obeyed."""
+    config = ModelConfig(hidden=(16, 16, 40))
+    kept = choose_layers(config, 100, 7, InputChoice(False, True, 0, ""), "auto")
+    assert [c.products for c in kept] == ["precomputed", "gemm-first", "aggregate-first", "gemm-first"]
+    assert [(c.d_in, c.d_out) for c in kept] == [(100, 16), (16, 16), (16, 40), (40, 7)]
+    sparse = choose_layers(config, 4, 7, InputChoice(True, False, 0, ""), "aggregate-first")
+    assert [c.products for c in sparse] == ["gemm-first", *["aggregate-first"] * 3]
+    bare = choose_layers(ModelConfig(hidden=(5,), kind="mlp"), 4, 7, InputChoice(False, False, 0, ""), "gemm-first")
+    assert [c.products for c in bare] == ["dense", "dense"]

@@ -1,0 +1,102 @@
+"""Checkpoints are complete or absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mggcn.errors import RunError
+from mggcn.train import checkpoint
+from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint
+
+
+def parts_of(value: float) -> dict[str, dict[str, torch.Tensor]]:
+    weights = {"layers.1.weight": torch.full((3, 4), value), "layers.1.bias": torch.arange(4.0) * value}
+    return {"weights": weights, "best": {}, "optimizer": {"layers.1.weight:step": torch.tensor(value)}}
+
+
+def progress_of(epoch: int) -> Progress:
+    scores = {"epoch": epoch, "train": 0.5, "val": None, "test": 0.25}
+    return Progress(1, epoch, scores, scores, 2, 9, [{"seed": 5, "best": scores}])
+
+
+def test_what_is_saved_returns(tmp_path: Path) -> None:
+    """Fails if a figure, a tensor or its type is lost, or an older checkpoint is left or returned."""
+    assert load_checkpoint(tmp_path / "none") is None
+    for epoch in (3, 5):
+        save_checkpoint(tmp_path, progress_of(epoch), parts_of(epoch), {"rank-1": {"kept": torch.ones(2, 2).t()}})
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    progress, parts = found
+    assert progress == progress_of(5)
+    assert set(parts) == {"weights", "optimizer", "rank-1"}
+    for part, tensors in {"weights": parts_of(5)["weights"], "optimizer": parts_of(5)["optimizer"]}.items():
+        assert set(parts[part]) == set(tensors)
+        assert all(torch.equal(parts[part][n], t) and parts[part][n].dtype == t.dtype for n, t in tensors.items())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "run-001-epoch-000005"]
+
+
+@pytest.mark.parametrize("fails_at", range(12))
+def test_a_failing_write_leaves_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    """Fails if a full disk, at any step and also for a checkpoint of the same epoch, costs the good copy."""
+    for old, new in ((4, 5), (5, 5)):
+        folder = tmp_path / str(new - old)
+        save_checkpoint(folder, progress_of(old), parts_of(1.0), {})
+        calls = iter(range(100))
+
+        def step(original):  # type: ignore[no-untyped-def]
+            def run(*args, **options):  # type: ignore[no-untyped-def]
+                if next(calls) == fails_at:  # noqa: B023
+                    raise OSError(28, "No space left on device")
+                return original(*args, **options)
+
+            return run
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "save_file", step(checkpoint.save_file))
+            patch.setattr(checkpoint, "_sync", step(checkpoint._sync))
+            patch.setattr(Path, "write_text", step(Path.write_text))
+            patch.setattr(Path, "rename", step(Path.rename))
+            with pytest.raises(RunError, match=r"could not be written.*No space left"):
+                save_checkpoint(folder, progress_of(new), parts_of(2.0), {})
+        found = load_checkpoint(folder)
+        assert found is not None
+        # The last step syncs the folder: the new checkpoint is complete by then.
+        whole = 1.0 if fails_at < 11 else 2.0
+        assert found[1]["weights"]["layers.1.weight"][0, 0] == whole
+        assert found[0].epoch == (old if whole == 1.0 else new)
+        save_checkpoint(folder, progress_of(9), parts_of(3.0), {})
+        assert load_checkpoint(folder)[1]["weights"]["layers.1.weight"][0, 0] == 3.0  # type: ignore[index]
+        assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut", "empty", "no progress", "no optimizer", "no folder", "not json", "unknown field", "empty marker"]
+)
+def test_damage_is_refused(tmp_path: Path, damage: str) -> None:
+    """Fails if a damaged checkpoint is taken for none, or half of one is loaded."""
+    save_checkpoint(tmp_path, progress_of(4), parts_of(1.0), {})
+    folder = tmp_path / "run-001-epoch-000004"
+    weights, progress = folder / "weights.safetensors", folder / "progress.json"
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-7])
+    elif damage == "empty":
+        weights.write_bytes(b"")
+    elif damage == "no progress":
+        progress.unlink()
+    elif damage == "no optimizer":
+        (folder / "optimizer.safetensors").unlink()
+    elif damage == "no folder":
+        folder.rename(tmp_path / "elsewhere")
+    elif damage == "not json":
+        progress.write_text("[1, 2")
+    elif damage == "unknown field":
+        progress.write_text('{"parts": [], "surprise": 1}')
+    else:
+        (tmp_path / "latest").write_text("")
+    with pytest.raises(RunError, match=r"is damaged.*delete it and start the run again"):
+        load_checkpoint(tmp_path)

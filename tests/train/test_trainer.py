@@ -1,0 +1,277 @@
+"""The epoch loop: bytes as planned, equal losses for any P, equal bits on repetition and after an interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mggcn.assemble import Rank, make_rank, plan_graph, resolve
+from mggcn.backend.cpu import CpuBackend
+from mggcn.comm.base import Communicator
+from mggcn.comm.single import SingleCommunicator
+from mggcn.comm.threads import run_threads
+from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
+from mggcn.errors import TrainError
+from mggcn.graph.csr import Graph
+from mggcn.graph.sources import load_source
+from mggcn.train.runlog import RunLog
+from mggcn.train.trainer import Stop
+from tests.graphs import make_graph, on_ranks, pattern
+
+SEED = 31337
+
+
+def config_of(ranks: int = 1, train: dict[str, Any] | None = None, precision: str = "fp32", **model: Any) -> Config:
+    return Config(
+        model=ModelConfig(**({"hidden": (8,), "dropout": 0.5} | model)),
+        train=TrainConfig(**({"seed": SEED, "epochs": 8} | (train or {}))),
+        run=RunConfig(ranks=ranks, threads=1, transport="threads" if ranks > 1 else "single", precision=precision),  # type: ignore[arg-type]
+    )
+
+
+def small(kind: str = "directed", sparse: bool = False, features: int = 40, classes: int = 3, seed: int = 8) -> Graph:
+    return make_graph(
+        pattern(kind, 43, 6), num_features=features, num_classes=classes, sparse=sparse, weighted=False, seed=seed
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("metric", ["accuracy", "roc_auc"])
+def test_bytes_and_messages_are_as_planned(ranks: int, metric: str) -> None:
+    """Fails if a step or an evaluation sends a byte or a message that the plan does not know."""
+    cases = [
+        (False, (7,), True, 2),
+        (True, (5, 9), True, 3),
+        (False, (), False, 3),
+        (True, (), True, 2),
+        (False, (5, 9), False, 3),
+    ]
+    for sparse, hidden, bias, classes in cases:
+        config = config_of(ranks, {"metric": metric}, hidden=hidden, bias=bias, input_dropout=0.4 if sparse else 0.0)
+
+        def body(rank: Rank) -> None:
+            for program, run in (
+                (rank.plan.train, lambda: rank.trainer.step(0)),
+                (rank.plan.evaluate, rank.trainer.evaluate),
+            ):
+                rank.comm.bytes_sent = rank.comm.messages = 0
+                run()
+                assert rank.comm.bytes_sent == rank.plan.bytes_sent(program)
+                assert rank.comm.messages == rank.plan.messages(program)
+
+        on_ranks(config, small(sparse=sparse, classes=classes), body)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_arena_is_as_planned(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the device memory of a rank differs from its plan by a byte, or a view leaves the arena."""
+    allocated: list[int] = []
+    original = CpuBackend.allocate
+
+    def allocate(self: CpuBackend, nbytes: int) -> torch.Tensor:
+        allocated.append(nbytes)
+        return original(self, nbytes)
+
+    monkeypatch.setattr(CpuBackend, "allocate", allocate)
+
+    def body(rank: Rank) -> tuple[int, int, int]:
+        for name, views in rank.trainer.runtime.views.items():
+            program = getattr(rank.plan, name)
+            starts = {v.data_ptr() - program.arena[n].offset for n, v in views.items() if v.numel()}
+            assert len(starts) <= 1
+            assert all(program.arena[n].end <= rank.plan.arena_bytes for n in views)
+        dense = rank.trainer.runtime.inputs.dense
+        assert dense is not None
+        return rank.plan.arena_bytes, rank.plan.regions["features"], rank.plan.gradient_bytes
+
+    plans = on_ranks(config_of(ranks), small(), body)
+    expected = [n for arena, features, weights in plans for n in (arena, features, weights, weights)]
+    assert sorted(allocated) == sorted(expected)
+
+
+def losses(graph: Graph, config: Config) -> tuple[list[float], dict[str, torch.Tensor], Any]:
+    """Losses of all epochs, final weights and scores; the same on every rank."""
+
+    def body(rank: Rank) -> Any:
+        found = [rank.trainer.step(epoch) for epoch in range(config.train.epochs)]
+        return found, rank.trainer.runtime.weights.state_dict(), rank.trainer.evaluate()
+
+    first, *others = on_ranks(config, graph, body)
+    for other in others:
+        assert other[0] == first[0]
+        assert other[2] == first[2]
+        assert all(torch.equal(other[1][n], w) for n, w in first[1].items())
+    return first  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("features", ["auto", "dense"])
+def test_rank_counts_agree_on_cora(data_root: Path, features: str) -> None:
+    """Fails if the loss depends on P by more than rounding, with dropout, over 20 epochs in float32."""
+    graph = load_source(data_root / "cora")
+    train = {"epochs": 20, "lr": 0.01, "weight_decay": 5e-4, "weight_decay_on": "first"}
+    curves = []
+    for ranks in (1, 2, 4):
+        config = config_of(ranks, train, hidden=(16,), input_dropout=0.5 if features == "auto" else 0.0)
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, features=features))  # type: ignore[arg-type]
+        curves.append(losses(graph, config)[0])
+    for other in curves[1:]:
+        np.testing.assert_allclose(other, curves[0], rtol=1e-5)
+    assert curves[0][-1] < 0.95 * curves[0][0]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_configuration_repeats_bit_for_bit(ranks: int) -> None:
+    """Fails if anything depends on time, on thread scheduling or on memory that was not written."""
+    for sparse, threads in ((False, 1), (True, 2)):
+        config = config_of(ranks, hidden=(16, 9), precision="fp32")
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, threads=threads))
+        one, other = (losses(small(sparse=sparse), config) for _ in range(2))
+        assert one[0] == other[0]
+        assert all(torch.equal(one[1][n], other[1][n]) for n in one[1])
+
+
+def test_threads_do_not_change_our_kernels() -> None:
+    """Fails if the loss of a step depends on the number of threads by more than torch's products might."""
+    curves = []
+    for threads in (1, 2):
+        config = config_of(1, hidden=(16, 9))
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, threads=threads))
+        curves.append(losses(small(), config)[0])
+    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-6)
+
+
+def fit(
+    config: Config, graph: Graph, folder: Path | None, stop_after: int | None = None
+) -> tuple[bool, dict[str, torch.Tensor], list[dict[str, Any]], dict[str, Any] | None]:
+    """Fit on all ranks; `stop_after` lines of history a signal comes. Returns what rank 0 knows."""
+    config = resolve(config, graph)
+
+    def body(comm: Communicator) -> Any:
+        stop = Stop()
+        plan, owners = plan_graph(config, graph)
+        rank = make_rank(config, graph, plan, owners, comm, stop)
+        main = folder if comm.rank == 0 else None
+        log = RunLog(main, True, config.train.epochs)
+        seen = 0
+
+        def on_epoch(_row: dict[str, Any]) -> None:
+            nonlocal seen
+            seen += 1
+            # Only one rank gets the signal: all must stop after the same epoch.
+            if seen == stop_after and comm.rank == comm.size - 1:
+                stop.signal = 15
+
+        done = rank.trainer.fit(log, folder, on_epoch)
+        weights = rank.trainer.runtime.weights.state_dict()
+        return done, weights, seen, rank.trainer.summary() if done else None
+
+    results = run_threads(config.run.ranks, body, 60) if config.run.ranks > 1 else [body(SingleCommunicator())]
+    assert len({(done, seen) for done, _, seen, _ in results}) == 1
+    for _, weights, _, _ in results[1:]:
+        assert all(torch.equal(weights[n], w) for n, w in results[0][1].items())
+    lines = [] if folder is None else (folder / "history.jsonl").read_text().splitlines()
+    history = [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    done, weights, _, summary = results[0]
+    return done, weights, history, summary
+
+
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "plain": (1, {}),
+    "three ranks": (3, {}),
+    "repeat": (2, {"repeat": 2, "epochs": 5}),
+    "early stop": (1, {"patience": 2, "epochs": 30, "repeat": 2}),
+    "step schedule": (1, {"schedule": "step", "schedule_step": 2, "warmup": 3, "weight_decay": 0.1}),
+    "momentum": (1, {"optimizer": "sgd", "momentum": 0.9, "lr": 0.1}),
+    "late evaluation": (1, {"eval_every": 3, "checkpoint_every": 2}),
+    "no evaluation": (1, {"eval_every": 0}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_resuming_is_as_if_nothing_had_happened(name: str, tmp_path: Path) -> None:
+    """Fails if an interrupted run, continued, differs in one bit of weights or history from one that was not."""
+    ranks, train = CASES[name]
+    config, graph = config_of(ranks, train, hidden=(6, 5)), small("random")
+    folders = [tmp_path / "whole", tmp_path / "parts"]
+    for folder in folders:
+        folder.mkdir()
+    whole = fit(config, graph, folders[0])
+    assert whole[0]
+    total = len(whole[2])
+    assert total == config.train.epochs * config.train.repeat or config.train.patience
+    # Twice interrupted; the signal is acted upon one epoch later.
+    for stop_after in (2, max(1, total // 2 - 2)):
+        done, _, history, _ = fit(config, graph, folders[1], stop_after)
+        assert not done
+        assert 0 < len(history) < total
+        assert history == whole[2][: len(history)]
+    rest = fit(config, graph, folders[1])
+    assert rest[0]
+    assert rest[2] == whole[2]
+    assert rest[3] == whole[3]
+    assert all(torch.equal(rest[1][n], w) for n, w in whole[1].items())
+    # A complete run resumed does nothing more.
+    again = fit(config, graph, folders[1])
+    assert (again[0], again[2], again[3]) == (whole[0], whole[2], whole[3])
+
+
+def test_a_crash_loses_only_the_epochs_since_the_checkpoint(tmp_path: Path) -> None:
+    """Fails if lines of history after the last checkpoint are kept twice, or the run does not go on from there."""
+    config, graph = config_of(1, {"checkpoint_every": 3}), small("random")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    whole = fit(config, graph, tmp_path / "whole")
+
+    class CrashError(Exception):
+        pass
+
+    plan, owners = plan_graph(resolve(config, graph), graph)
+    rank = make_rank(resolve(config, graph), graph, plan, owners, SingleCommunicator())
+
+    def crash(row: dict[str, Any]) -> None:
+        if row["epoch"] == 5:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        rank.trainer.fit(RunLog(tmp_path / "parts", True, 8), tmp_path / "parts", crash)
+    rest = fit(config, graph, tmp_path / "parts")
+    assert rest[2] == whole[2]
+    assert all(torch.equal(rest[1][n], w) for n, w in whole[1].items())
+
+
+def test_repeats_differ_and_are_summed_up(tmp_path: Path) -> None:
+    """Fails if repeats share a seed, or mean, deviation and best epoch are not those of the history."""
+    _, _, history, summary = fit(config_of(1, {"repeat": 3, "epochs": 4}), small("random"), tmp_path)
+    assert summary is not None
+    runs = [[row for row in history if row["run"] == r] for r in range(3)]
+    assert [len(rows) for rows in runs] == [4, 4, 4]
+    assert len({rows[0]["loss"] for rows in runs}) == 3
+    finals = [rows[-1]["val"] for rows in runs]
+    bests = [max(rows, key=lambda row: row["val"]) for rows in runs]
+    assert [run["seed"] for run in summary["runs"]] == [SEED, SEED + 1, SEED + 2]
+    assert [run["best"]["epoch"] for run in summary["runs"]] == [best["epoch"] for best in bests]
+    assert summary["mean"]["final"]["val"] == pytest.approx(np.mean(finals))
+    assert summary["std"]["best"]["val"] == pytest.approx(np.std([best["val"] for best in bests]))
+    alone = fit(config_of(1, {"epochs": 4, "seed": SEED + 2}), small("random"), None)[3]
+    assert alone is not None
+    assert alone["final"] == summary["runs"][2]["final"]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_loss_that_is_not_finite_stops_every_rank(ranks: int) -> None:
+    """Fails if training goes on after the loss is lost, or only the rank that saw it stops."""
+
+    def body(rank: Rank) -> str:
+        if rank.comm.rank == ranks - 1:
+            rank.trainer.runtime.weights.flat.fill_(1e30)
+        with pytest.raises(TrainError, match=r"the loss of epoch 1 is (nan|inf); lower train.lr"):
+            rank.trainer.step(0)
+        return "stopped"
+
+    assert on_ranks(config_of(ranks), small("random"), body) == ["stopped"] * ranks
