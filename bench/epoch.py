@@ -26,7 +26,7 @@ from common import (
 )
 
 GOALS = {"arxiv-like": (0.65, 0.75), "reddit-like": (0.5, 0.5)}
-"""Largest accepted ratio of seconds and of peak memory, mggcn over the fastest path of PyG."""
+"""Largest accepted ratios of seconds and of peak memory, mggcn over PyG."""
 AGREEMENT = 1e-4
 COMPARED_EPOCHS = 3
 
@@ -88,8 +88,10 @@ def loss_error(epochs: dict[str, list[dict[str, Any]]]) -> float:
 
 
 def scatter_fits(work: Workload) -> bool:
-    """Whether a message tensor, of which autograd keeps two, is below 4 GiB."""
-    return 4 * 2 * work.edges * max(work.hidden) < 4 << 30
+    """Whether what autograd keeps, about eight times the widest messages, is below half of the free memory."""
+    with open("/proc/meminfo") as lines:
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    return 8 * 4 * 2 * work.edges * max(work.hidden) < free / 2
 
 
 def measure(work: Workload, cache: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def measure(work: Workload, cache: Path, args: argparse.Namespace) -> dict[str, 
     for malloc in args.malloc.split(","):
         for peers in [main, *([kind] for kind in info)]:
             if "scatter" in peers and not scatter_fits(work):
-                record["left_out"].append("pyg scatter: its messages need more than 4 GiB a layer")
+                record["left_out"].append("pyg scatter: its messages would need more than half of the free memory")
                 continue
             record["comparisons"].append(compare(work, store, peers, malloc, args))
     for ranks in (int(r) for r in args.ranks.split(",")):
@@ -119,15 +121,16 @@ def describe(record: dict[str, Any], args: argparse.Namespace) -> str:
     work, rows = record["workload"], []
     for found in record["comparisons"]:
         seconds, peaks = found["seconds"], found["peak_bytes"]
-        # Goals are set against the fastest way that PyG has.
+        # Seconds are judged against the fastest way that PyG has, memory against each.
         fastest = min((name for name in seconds if name != "mggcn"), key=lambda name: seconds[name]["median"])
-        judged = found["peers"] == args.peers.split(",") and found["malloc"] == "tuned" and args.scale == 1.0
+        judged = found["peers"] == args.peers.split(",") and args.scale == 1.0
         for name in seconds:
             line = seconds[name]
             cells = ["", ""]
             if name != "mggcn":
                 ratios = (seconds["mggcn"]["median"] / line["median"], peaks["mggcn"] / peaks[name])
-                goals = GOALS[work["name"]] if judged and name == fastest else (None, None)
+                goals: tuple[float | None, ...] = GOALS[work["name"]] if judged else (None, None)
+                goals = (goals[0] if name == fastest else None, goals[1])
                 cells = [goal_cell(*pair) for pair in zip(ratios, goals, strict=True)]
             rows.append(
                 [

@@ -128,7 +128,6 @@ def make_rank(
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
     threads = threads_per_rank(config)
     torch.set_num_threads(threads)
-    torch.set_grad_enabled(False)
     counted = CountingCommunicator(comm)
     rank_plan = plan.ranks[comm.rank]
     dtype = DTYPES[config.run.precision]
@@ -143,6 +142,8 @@ def make_rank(
         threads,
     )
     shard = build_shard(graph, owners, comm.rank, options)
+    if config.train.patience and not shard.split_sizes[1]:
+        raise ConfigError("train.patience needs validation vertices, and this split has none; set train.patience = 0")
     reader = FeatureReader(graph, owners, comm.rank, config.data.row_normalize)
     inputs = load_inputs(backend, shard, reader, rank_plan.model, threads)
     tiles, tiles_t = upload_tiles(backend, shard)

@@ -110,6 +110,10 @@ class TrainConfig:
         _require(
             0.0 < self.schedule_gamma <= 1.0, f"train.schedule_gamma must lie in (0, 1], got {self.schedule_gamma}"
         )
+        if self.patience and not self.eval_every:
+            raise ConfigError("train.patience counts evaluations, but train.eval_every is 0; set it to 1 or more")
+        if self.momentum and self.optimizer != "sgd":
+            raise ConfigError(f"train.momentum belongs to sgd, got train.optimizer {self.optimizer}; leave it at 0")
         last = self.seed + self.repeat - 1
         seeds = f"{self.seed} .. {last}"
         _require(0 <= self.seed and last < 2**32, f"train.seed .. seed + repeat - 1 must lie in [0, 2^32), got {seeds}")

@@ -229,11 +229,18 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Ass
 
 def on_local_ranks(config: Config, body: Callable[[Communicator], Any]) -> list[Any]:
     """Run `body` on every rank of this process: one, or P threads."""
+    import torch
+
     from mggcn.comm.single import SingleCommunicator
     from mggcn.comm.threads import run_threads
 
     if config.run.ranks == 1:
-        return [body(SingleCommunicator())]
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads_per_rank(config))
+        try:
+            return [body(SingleCommunicator())]
+        finally:
+            torch.set_num_threads(before)
     return run_threads(config.run.ranks, body, config.run.timeout_s)
 
 

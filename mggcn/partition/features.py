@@ -7,20 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
 from mggcn.errors import GraphError
-from mggcn.graph.csr import CSR, Graph
+from mggcn.graph.csr import CSR, Graph, Rows
 from mggcn.partition.order import Assignment
 from mggcn.partition.sweep import sweep
 from mggcn.partition.tiles import MAX_TILE_NNZ, Tile
 
 BLOCK_BYTES = 8 << 20
 """Bytes of features read at a time."""
+
+
+T = TypeVar("T")
+
+
+def present(value: T | None) -> T:
+    """Return values that a plan promised. Raises: GraphError without them."""
+    if value is None:
+        raise GraphError("the sparse features have no values where the plan expects them; plan the run again")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +43,19 @@ class FeatureReader:
     row_normalize: bool
 
     @property
+    def _features(self) -> Rows | CSR:
+        if self.graph.features is None:
+            raise GraphError(f"{self.graph.name} has no features; give it some when you prepare it")
+        return self.graph.features
+
+    @property
     def num_features(self) -> int:
-        features = self.graph.features
-        assert features is not None
+        features = self._features
         return features.num_cols if isinstance(features, CSR) else features.shape[1]
 
     def dense(self) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
         """Yield (local ids, float32 (rows, D)) of the owned rows, in the order of the file, about 8 MiB at a time."""
-        features = self.graph.features
-        assert features is not None
+        features = self._features
         step = max(1, BLOCK_BYTES // (4 * max(self.num_features, 1)))
         if isinstance(features, CSR):
             for chunk in sweep(features, rows=step):
@@ -67,7 +81,8 @@ class FeatureReader:
         Cost: two sweeps over the features.
         """
         features = self.graph.features
-        assert isinstance(features, CSR)
+        if not isinstance(features, CSR):
+            raise GraphError(f"{self.graph.name} has dense features where sparse ones were planned; plan the run again")
         lengths = np.zeros(self.owners.counts[self.rank] + 1, np.int64)
         for chunk in sweep(features):
             mine = self.owners.owner[chunk.first : chunk.first + chunk.rows] == self.rank
@@ -108,8 +123,9 @@ def transposed(matrix: Tile, num_cols: int) -> tuple[Tile, npt.NDArray[np.int32]
         (np.arange(matrix.nnz, dtype=np.int32), matrix.indices, matrix.indptr), (rows, num_cols)
     ).tocsc()
     position = order.data
-    assert matrix.values is not None
-    return Tile(order.indptr.astype(np.int64), order.indices.astype(np.int32), matrix.values[position]), position
+    return Tile(
+        order.indptr.astype(np.int64), order.indices.astype(np.int32), present(matrix.values)[position]
+    ), position
 
 
 def aggregated(reader: FeatureReader, shard_scale: tuple[Any, Any], *, self_loops: bool, dtype: npt.DTypeLike) -> Tile:
@@ -126,8 +142,7 @@ def aggregated(reader: FeatureReader, shard_scale: tuple[Any, Any], *, self_loop
         reader.row_normalize,
     )
     x = whole.sparse(np.float64, col_scale)
-    assert x.values is not None
-    features = sp.csr_matrix((x.values, x.indices, x.indptr), (graph.num_vertices, reader.num_features))
+    features = sp.csr_matrix((present(x.values), x.indices, x.indptr), (graph.num_vertices, reader.num_features))
     parts, locals_ = [], []
     for chunk in sweep(graph.adj_t):
         mine = owners.owner[chunk.first : chunk.first + chunk.rows] == rank

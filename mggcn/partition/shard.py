@@ -135,14 +135,16 @@ def _split_mask(
 def _check_labels(
     graph: Graph, ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]
 ) -> None:
-    """Every vertex of a split needs a label within the classes."""
+    """Training vertices need a label within the classes; others without one leave the mask: no score counts them."""
     if graph.labels is None:
         raise GraphError(
             f"{graph.name} has no labels, so nothing can be trained; add labels when you prepare the graph"
         )
-    wrong = np.flatnonzero((mask != 0) & ((labels < 0) | (labels >= graph.num_classes)))
+    unlabelled = (labels < 0) | (labels >= graph.num_classes)
+    wrong = np.flatnonzero((mask & 1 != 0) & unlabelled)
     if wrong.size:
         raise GraphError(
-            f"every vertex of a split needs a label in 0 .. {graph.num_classes - 1}, vertex {ids[wrong[0]]} has "
-            f"{labels[wrong[0]]} ({wrong.size} such on this rank); take them out of the masks"
+            f"every training vertex needs a label in 0 .. {graph.num_classes - 1}, vertex {ids[wrong[0]]} has "
+            f"{labels[wrong[0]]} ({wrong.size} such on this rank); take them out of the training mask"
         )
+    mask[unlabelled] = 0

@@ -1,48 +1,23 @@
-"""How much memory this machine grants a process: what is free, within the limits of its control group."""
+"""Bytes: how many this machine grants a process, and how they are written and read by people."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from mggcn.plan.machine_memory import machine_memory
+
 GIB = 2**30
 MIB = 2**20
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-    ),
-)
 
 
-def _number(path: str) -> int | None:
-    try:
-        text = Path(path).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+def free_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes that new allocations may take: MemAvailable, or what the tightest control group leaves.
 
-
-def _reclaimable(path: str) -> int:
-    """File pages that the group gives back before it is full."""
-    try:
-        lines = dict(line.split() for line in Path(path).read_text().splitlines())
-    except (OSError, ValueError):
-        return 0
-    return int(lines.get("inactive_file", 0)) + int(lines.get("active_file", 0))
-
-
-def free_bytes() -> int:
-    """Return the bytes that new allocations may take: MemAvailable, or what the control group leaves if that is less."""
-    with open("/proc/meminfo") as meminfo:
-        free = next(int(line.split()[1]) * 1024 for line in meminfo if line.startswith("MemAvailable"))
-    for limit_path, usage_path, stat_path in _CGROUPS:
-        limit, usage = _number(limit_path), _number(usage_path)
-        if limit is not None and usage is not None:
-            free = min(free, limit - usage + _reclaimable(stat_path))
-    return max(free, 0)
+    `root`: where proc and sys are, for tests. Without either (not Linux) memory is not limited here.
+    """
+    memory = machine_memory(root)
+    return 2**63 - 1 if memory is None else memory.available
 
 
 def human(nbytes: float) -> str:

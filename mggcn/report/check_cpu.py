@@ -10,9 +10,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from mggcn.errors import BackendError
+from mggcn.plan.machine_memory import machine_memory
 from mggcn.report.figure import GIB, format_bytes
 from mggcn.report.findings import Finding
-from mggcn.report.machine_memory import machine_memory
 
 KernelLibrary = Callable[[], tuple[str, str]]
 """Loads the CPU kernels; returns the library's path and instruction set."""

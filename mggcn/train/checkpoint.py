@@ -54,13 +54,29 @@ def _free_name(folder: Path, stem: str) -> str:
     return next(n for i in itertools.count() if not (folder / (n := f"{stem}-{i}" if i else stem)).exists())
 
 
-def save_checkpoint(
-    folder: Path, progress: Progress, parts: Mapping[str, Tensors], state: Mapping[str, Tensors]
-) -> None:
+STAGED = ".states"
+"""Where ranks leave what their strategies keep, until rank 0 makes it part of a checkpoint."""
+
+
+def stage_state(folder: Path, rank: int, state: Tensors) -> None:
+    """Leave what a rank's strategy keeps between epochs for the checkpoint that rank 0 writes after a barrier.
+
+    Raises: RunError if it fails.
+    """
+    if not state:
+        return
+    try:
+        (folder / STAGED).mkdir(parents=True, exist_ok=True)
+        save_file({n: t.contiguous() for n, t in state.items()}, folder / STAGED / f"rank-{rank}.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"rank {rank} could not save its state in {folder}: {error}; free space and resume") from error
+
+
+def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensors]) -> None:
     """Write a checkpoint beside the last one, then make it the latest and delete older ones.
 
-    parts: "weights", "best", "optimizer" (named tensors, empty ones are left out); state: per rank, what a strategy
-    keeps between epochs. A full disk or a crash leaves the last checkpoint as it was. Raises: RunError if it fails.
+    parts: "weights", "best", "optimizer" (named tensors, empty ones are left out); the staged states of all ranks become
+    parts "rank-<r>". A full disk or a crash leaves the last checkpoint as it was. Raises: RunError if it fails.
     """
     name = _free_name(folder, f"run-{progress.run:03d}-epoch-{progress.epoch:06d}")
     final, temporary = folder / name, folder / f".{name}.tmp"
@@ -68,10 +84,14 @@ def save_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        filled = {key: tensors for key, tensors in {**parts, **state}.items() if tensors}
+        filled = {key: tensors for key, tensors in parts.items() if tensors}
         for key, tensors in filled.items():
             save_file({n: t.contiguous() for n, t in tensors.items()}, temporary / f"{key}.safetensors")
-        fields = {f: getattr(progress, f) for f in Progress.__dataclass_fields__} | {"parts": sorted(filled)}
+        staged = sorted((folder / STAGED).glob("rank-*.safetensors"))
+        for file in staged:
+            file.rename(temporary / file.name)
+        names = sorted([*filled, *(file.stem for file in staged)])
+        fields = {f: getattr(progress, f) for f in Progress.__dataclass_fields__} | {"parts": names}
         (temporary / "progress.json").write_text(json.dumps(fields, indent=1))
         for path in (*temporary.iterdir(), temporary):
             _sync(path)

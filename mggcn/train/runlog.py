@@ -40,8 +40,14 @@ class RunLog:
         if self._path is None:
             return
         kept = self._path.read_text().splitlines(keepends=True)[:keep_lines] if self._path.exists() else []
-        self._file = self._path.open("w")
-        self._file.writelines(kept)
+        # Beside the old one, then renamed: a crash here loses no epoch.
+        temporary = self._path.with_name(f".{self._path.name}.tmp")
+        with temporary.open("w") as file:
+            file.writelines(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(self._path)
+        self._file = self._path.open("a")
         self.lines = len(kept)
 
     def epoch(self, row: dict[str, Any]) -> None:

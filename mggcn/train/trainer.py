@@ -18,7 +18,7 @@ import torch
 from mggcn.comm.base import Communicator
 from mggcn.config import Config
 from mggcn.errors import TrainError
-from mggcn.train.checkpoint import Progress, Tensors, load_checkpoint, save_checkpoint
+from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint, stage_state
 from mggcn.train.metrics import counted
 from mggcn.train.optimizer import (
     learning_rate,
@@ -170,7 +170,7 @@ class RankTrainer:
             progress.best = dict(progress.last)
             progress.waited = 0
             self._best_weights = self.runtime.weights.state_dict()
-        else:
+        elif value is not None:
             progress.waited += 1
         return scores
 
@@ -195,13 +195,12 @@ class RankTrainer:
             self._optimizer = make_optimizer(self._config.train, self.runtime.weights)
 
     def _save(self, log: RunLog, folder: Path | None) -> None:
-        """Write a checkpoint: rank 0 what all ranks share, and every rank's strategy state, gathered by the file system."""
+        """Write a checkpoint: rank 0 what all ranks share, every rank what its strategy keeps."""
         if folder is None:
             return
         self.progress.history_lines = log.lines
-        state: dict[str, Tensors] = {}
-        if self.runtime.aggregation.state():
-            state[f"rank-{self._plan.rank}"] = dict(self.runtime.aggregation.state())
+        stage_state(folder / "checkpoints", self._plan.rank, self.runtime.aggregation.state())
+        self._comm.barrier()
         if self._plan.rank == 0:
             log.flush()
             parts = {
@@ -209,7 +208,7 @@ class RankTrainer:
                 "best": self._best_weights,
                 "optimizer": optimizer_tensors(self._optimizer, self.runtime.weights),
             }
-            save_checkpoint(folder / "checkpoints", self.progress, parts, state)
+            save_checkpoint(folder / "checkpoints", self.progress, parts)
         self._comm.barrier()
 
     def _resume(self, folder: Path | None) -> None:
@@ -222,11 +221,6 @@ class RankTrainer:
         self._best_weights = parts.get("best", {})
         load_optimizer_tensors(self._optimizer, self.runtime.weights, parts.get("optimizer", {}))
         self.runtime.aggregation.load_state(parts.get(f"rank-{self._plan.rank}", {}))
-
-    def use_best(self) -> None:
-        """Load the weights of the best validation score, if validation ran."""
-        if self._best_weights:
-            self.runtime.weights.load_state_dict(self._best_weights)
 
     def summary(self) -> dict[str, Any]:
         """Return the scores of all complete repeats: result.json's metric, best, final, and mean and deviation."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mggcn.plan import machine
 from mggcn.plan.machine import GIB, MIB, free_bytes, human, parse_bytes
 
 
@@ -44,27 +43,19 @@ def test_human() -> None:
     assert [human(s) for s in sizes] == ["0 B", "512 B", "2.00 KiB", "20.10 MiB", "1.50 GiB", "3.00 TiB"]
 
 
-def fake_group(folder: Path, limit: str, usage: str, stat: str = "") -> tuple[tuple[str, str, str], ...]:
-    for name, text in (("limit", limit), ("usage", usage), ("stat", stat)):
-        (folder / name).write_text(text)
-    return ((str(folder / "limit"), str(folder / "usage"), str(folder / "stat")),)
-
-
-def test_free_memory_within_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if the limit of a container is not seen, file pages count as used, or an exceeded limit turns negative."""
-    monkeypatch.setattr(machine, "_CGROUPS", ())
-    machine_free = free_bytes()
-    assert machine_free > 0
-    for limit, usage, stat, expected in (
-        ("1000000", "600000", "inactive_file 100000\nactive_file 50000\nanon 7\n", 550000),
-        ("1000000\n", "600000\n", "", 400000),
-        ("1000000", "1200000", "", 0),
-        ("max", "600000", "", None),
-        ("damaged", "?", "a b c", None),
-        (str(2**63 - 4096), "600000", "", None),
-    ):
-        monkeypatch.setattr(machine, "_CGROUPS", fake_group(tmp_path, limit, usage, stat))
-        free = free_bytes()
-        assert free > 10**7 if expected is None else free == expected
-    monkeypatch.setattr(machine, "_CGROUPS", (("/nowhere/a", "/nowhere/b", "/nowhere/c"),))
+def test_free_memory_within_a_control_group(tmp_path: Path) -> None:
+    """Fails if the limit of a container or of a group around it is not seen, or an exceeded limit turns negative."""
     assert free_bytes() > 10**7
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 4000 kB\nMemFree: 1000 kB\nMemAvailable: 2000 kB\n")
+    assert free_bytes(tmp_path) == 2000 * 1024
+    (tmp_path / "proc/self/cgroup").write_text("0::/outer/inner\n")
+    group = tmp_path / "sys/fs/cgroup/outer"
+    (group / "inner").mkdir(parents=True)
+    (group / "inner/memory.max").write_text("max\n")
+    (group / "inner/memory.current").write_text("600000\n")
+    assert free_bytes(tmp_path) == 2000 * 1024
+    (group / "memory.max").write_text("1000000\n")
+    for used, expected in ((600000, 400000), (1200000, 0)):
+        (group / "memory.current").write_text(f"{used}\n")
+        assert free_bytes(tmp_path) == expected

@@ -9,7 +9,7 @@ import torch
 
 from mggcn.errors import RunError
 from mggcn.train import checkpoint
-from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint
+from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint, stage_state
 
 
 def parts_of(value: float) -> dict[str, dict[str, torch.Tensor]]:
@@ -26,7 +26,9 @@ def test_what_is_saved_returns(tmp_path: Path) -> None:
     """Fails if a figure, a tensor or its type is lost, or an older checkpoint is left or returned."""
     assert load_checkpoint(tmp_path / "none") is None
     for epoch in (3, 5):
-        save_checkpoint(tmp_path, progress_of(epoch), parts_of(epoch), {"rank-1": {"kept": torch.ones(2, 2).t()}})
+        stage_state(tmp_path, 0, {})
+        stage_state(tmp_path, 1, {"kept": torch.ones(2, 2).t()})
+        save_checkpoint(tmp_path, progress_of(epoch), parts_of(epoch))
     found = load_checkpoint(tmp_path)
     assert found is not None
     progress, parts = found
@@ -45,7 +47,7 @@ def test_a_failing_write_leaves_the_last_checkpoint(
     """Fails if a full disk, at any step and also for a checkpoint of the same epoch, costs the good copy."""
     for old, new in ((4, 5), (5, 5)):
         folder = tmp_path / str(new - old)
-        save_checkpoint(folder, progress_of(old), parts_of(1.0), {})
+        save_checkpoint(folder, progress_of(old), parts_of(1.0))
         calls = iter(range(100))
 
         def step(original):  # type: ignore[no-untyped-def]
@@ -62,14 +64,14 @@ def test_a_failing_write_leaves_the_last_checkpoint(
             patch.setattr(Path, "write_text", step(Path.write_text))
             patch.setattr(Path, "rename", step(Path.rename))
             with pytest.raises(RunError, match=r"could not be written.*No space left"):
-                save_checkpoint(folder, progress_of(new), parts_of(2.0), {})
+                save_checkpoint(folder, progress_of(new), parts_of(2.0))
         found = load_checkpoint(folder)
         assert found is not None
         # The last step syncs the folder: the new checkpoint is complete by then.
         whole = 1.0 if fails_at < 11 else 2.0
         assert found[1]["weights"]["layers.1.weight"][0, 0] == whole
         assert found[0].epoch == (old if whole == 1.0 else new)
-        save_checkpoint(folder, progress_of(9), parts_of(3.0), {})
+        save_checkpoint(folder, progress_of(9), parts_of(3.0))
         assert load_checkpoint(folder)[1]["weights"]["layers.1.weight"][0, 0] == 3.0  # type: ignore[index]
         assert len(list(folder.iterdir())) == 2
 
@@ -79,7 +81,7 @@ def test_a_failing_write_leaves_the_last_checkpoint(
 )
 def test_damage_is_refused(tmp_path: Path, damage: str) -> None:
     """Fails if a damaged checkpoint is taken for none, or half of one is loaded."""
-    save_checkpoint(tmp_path, progress_of(4), parts_of(1.0), {})
+    save_checkpoint(tmp_path, progress_of(4), parts_of(1.0))
     folder = tmp_path / "run-001-epoch-000004"
     weights, progress = folder / "weights.safetensors", folder / "progress.json"
     if damage == "cut":
