@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import platform
+import shutil
 import signal
 import sys
 import tempfile
@@ -22,9 +23,9 @@ from mggcn import native
 from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph, resolve, threads_per_rank
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.launch import rank_main, run_ranks, torchrun_env, torchrun_main
-from mggcn.config import Config, from_toml, to_toml
-from mggcn.errors import ConfigError, RunError
-from mggcn.graph.csr import Graph
+from mggcn.config import Config, from_tables, from_toml, to_toml
+from mggcn.errors import BackendError, ConfigError, MggcnError, RunError
+from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.store import graph_sha256, open_store
 from mggcn.partition.order import Assignment
 from mggcn.train.runlog import RunLog, write_json
@@ -58,8 +59,32 @@ def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
     return folder
 
 
+def extend_run(folder: Path, config: Config, epochs: Any) -> Config:
+    """Return a run's configuration with another number of epochs.
+
+    Raises: ConfigError if that is no number or less than what is done; RunError if the run is complete.
+    """
+    extended = from_tables({"train": {"epochs": epochs}}, config)
+    done, complete = epochs_done(folder)
+    if complete and extended.train.epochs != config.train.epochs:
+        raise RunError(f"the run in {folder} is complete after {done} epochs; start a new one for another number")
+    if extended.train.epochs < done:
+        raise ConfigError(f"{folder} has trained {done} epochs already, got --epochs {extended.train.epochs}")
+    return extended
+
+
+def epochs_done(folder: Path) -> tuple[int, bool]:
+    """Return the epochs of the last history line, and whether the run is complete."""
+    try:
+        lines = (folder / "history.jsonl").read_text().splitlines()
+        done = int(json.loads(lines[-1])["epoch"]) if lines else 0
+    except (OSError, ValueError, KeyError):
+        done = 0
+    return done, (folder / "result.json").exists()
+
+
 def rewrite_config(folder: Path, config: Config) -> None:
-    """Replace the configuration of a run that is continued with more epochs."""
+    """Replace the configuration of a run that is continued with another number of epochs."""
     temporary = folder / ".config.toml.tmp"
     temporary.write_text(to_toml(config))
     temporary.rename(folder / "config.toml")
@@ -67,6 +92,8 @@ def rewrite_config(folder: Path, config: Config) -> None:
 
 def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:
     """Return configuration, plan and job (the store's path) of a run folder. Raises: RunError if it is none."""
+    if not folder.is_dir():
+        raise RunError(f"there is no run folder {folder}; mggcn train makes one and prints its name")
     try:
         plan = json.loads((folder / "plan.json").read_text())
         job = json.loads((folder / "job.json").read_text())
@@ -82,12 +109,32 @@ def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | No
 
     Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
     """
+    check_available(config)
     config = resolve(config, graph)
     plan, _ = plan_graph(config, graph)
     plan.check(memory_limit(config))
     folder = make_run_folder(config, graph.name, out)
     write_plan(folder, plan, store)
     return folder, config
+
+
+def check_available(config: Config) -> None:
+    """Refuse what can be planned but not run here, before anything is written. Raises: BackendError."""
+    if config.run.device != "cpu":
+        raise BackendError("run.device cuda is not available in this version of mggcn; use --device cpu")
+    if config.run.transport == "nccl":
+        raise BackendError("run.transport nccl needs GPUs, which this version of mggcn does not use; use gloo")
+
+
+@contextlib.contextmanager
+def discarded_if_refused(folder: Path) -> Iterator[None]:
+    """Remove a new run folder if bad input, such as a missing split, shows before the first epoch."""
+    try:
+        yield
+    except MggcnError as error:
+        if error.exit_code == 2 and not (folder / "history.jsonl").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def write_plan(folder: Path, plan: RunPlan, store: Path | None) -> None:
@@ -269,14 +316,21 @@ def train_under_torchrun(
         raise ConfigError(f"--ranks {config.run.ranks} differs from torchrun's {size} processes; leave --ranks out")
     if config.run.transport not in ("auto", "gloo"):
         raise ConfigError(f"under torchrun run.transport must be auto or gloo, got {config.run.transport}")
+    if resume is not None and config.run.ranks != size:
+        raise ConfigError(f"the run in {resume} has {config.run.ranks} ranks, torchrun started {size} processes")
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, ranks=size, transport="gloo"))
+    check_available(config)
     result: list[dict[str, Any]] = []
 
     def body(comm: Communicator) -> None:
         folder = resume
         if comm.rank == 0 and folder is None:
             folder, _ = prepare_run(config, open_store(store), store, out)
-        train_worker(comm, share_path(comm, folder), quiet)
+        elif comm.rank == 0 and folder is not None:
+            rewrite_config(folder, config)
+        shared = share_path(comm, folder)
+        with contextlib.nullcontext() if comm.rank or resume else discarded_if_refused(shared):
+            train_worker(comm, shared, quiet)
         if comm.rank == 0:
             path = share_last(folder)
             result.append(json.loads((path / "result.json").read_text()) | {"folder": str(path)})
@@ -313,18 +367,24 @@ def predict(
     probabilities: bool = False,
     store: Path | None = None,
 ) -> Path:
-    """Write the class scores of every vertex in the original order: float32 (N, C) as `.npy`; return its path.
+    """Write the class scores of every vertex in the original order, (N, C) in the run's precision, as `.npy`.
 
     weights: "best" (validation) or "last"; scores are logits unless `probabilities`. Runs on the ranks of the run.
-    Raises: RunError if the run has no checkpoint.
+    store: another one with the same features; it needs neither labels nor splits. Returns the path.
+    Raises: RunError if the run has no checkpoint; ConfigError if `out` cannot be written or the features differ.
     """
-    config, _, job = read_run(folder)
+    config, plan, job = read_run(folder)
     target = out or folder / "scores.npy"
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise ConfigError(f"--out expects a file such as scores.npy in a folder that exists, got {target}")
     source = store or (Path(job["store"]) if job["store"] else None)
     if source is None:
         raise RunError(f"{folder} was trained on a graph in memory; name the store to predict on with --store")
     if not (folder / "checkpoints" / "latest").exists():
         raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
+    width, expected = feature_width(open_store(source)), plan["shape"]["num_features"]
+    if width != expected:
+        raise ConfigError(f"{source} has {width} features, the run in {folder} was trained on {expected}")
     arguments = {
         "store": str(source.resolve()),
         "out": str(target.resolve()),
@@ -343,10 +403,12 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
     """Score this rank's vertices into the shared file."""
     from mggcn.train.checkpoint import load_checkpoint
 
-    config, _, _ = read_run(folder)
+    config, recorded, job = read_run(folder)
     graph = open_store(arguments["store"])
-    plan, owners = known_plan(folder, config, graph)
-    if (plan.shape.num_vertices, plan.shape.num_edges) != (graph.num_vertices, graph.num_edges):
+    if arguments["store"] == job["store"]:
+        plan, owners = known_plan(folder, config, graph)
+    else:
+        config, graph = for_scoring(config, graph, recorded["shape"]["num_classes"])
         plan, owners = plan_graph(config, graph)
     rank = make_rank(config, graph, plan, owners, comm)
     found = load_checkpoint(folder / "checkpoints")
@@ -358,6 +420,23 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
     write_scores(comm, rank, Path(arguments["out"]), graph.num_vertices, arguments["probabilities"])
 
 
+def feature_width(graph: Graph) -> int:
+    """Return the number of features of a graph, 0 if it has none."""
+    if graph.features is None:
+        return 0
+    return graph.features.num_cols if isinstance(graph.features, CSR) else graph.features.shape[1]
+
+
+def for_scoring(config: Config, graph: Graph, num_classes: int) -> tuple[Config, Graph]:
+    """Return a graph that is only scored, with stand-ins for the labels and splits that a rank asks for."""
+    labels = ArrayRows(np.zeros(graph.num_vertices, np.int64))
+    everything = ArrayRows(np.ones((1, graph.num_vertices), np.bool_))
+    graph = dataclasses.replace(graph, labels=labels, splits={"train": everything}, num_classes=num_classes)
+    train = dataclasses.replace(config.train, metric="accuracy", patience=0)
+    data = dataclasses.replace(config.data, splits="main", split=0)
+    return dataclasses.replace(config, train=train, data=data), graph
+
+
 def write_scores(comm: Communicator, rank: Rank, target: Path, num_vertices: int, probabilities: bool) -> None:
     """Write the rows of every rank to one `.npy` by original id, beside the target, then rename. Collective."""
     temporary = target.with_name(f".{target.name}.tmp")
@@ -365,7 +444,7 @@ def write_scores(comm: Communicator, rank: Rank, target: Path, num_vertices: int
     trainer.evaluate()
     scores = trainer.logits().cpu().numpy()
     if comm.rank == 0:
-        np.lib.format.open_memmap(temporary, "w+", np.float32, (num_vertices, scores.shape[1])).flush()
+        np.lib.format.open_memmap(temporary, "w+", scores.dtype, (num_vertices, scores.shape[1])).flush()
     comm.barrier()
     whole = np.lib.format.open_memmap(temporary, "r+")
     if probabilities:

@@ -6,15 +6,16 @@ The same command under `torchrun --nproc-per-node P -m mggcn train ...` is one r
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from mggcn import jobs
+from mggcn.comm.failure import Interrupted
 from mggcn.comm.launch import torchrun_env
 from mggcn.commands.settings import add_settings, read_settings
 from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
+from mggcn.graph.csr import Graph
 from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
 from mggcn.plan.machine import human
@@ -41,28 +42,44 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         folder, config, store = arguments.resume, *resumed(arguments)
         graph = open_store(store)
+        jobs.rewrite_config(folder, config)
+        result = _train(folder, config, graph, arguments.quiet)
     else:
         store = store_path(arguments.store, arguments.root)
         graph = open_store(store)
         folder, config = jobs.prepare_run(read_settings(arguments), graph, store, arguments.out)
-    if not arguments.quiet:
-        print(f"run folder {folder}", flush=True)
-    result = jobs.run_training(folder, config, graph, quiet=arguments.quiet)
+        with jobs.discarded_if_refused(folder):
+            result = _train(folder, config, graph, arguments.quiet)
     if not arguments.quiet:
         print(summary(result))
     return 0
 
 
+def _train(folder: Path, config: Config, graph: Graph, quiet: bool) -> dict[str, Any]:
+    if not quiet:
+        print(f"run folder {folder}", flush=True)
+    try:
+        return jobs.run_training(folder, config, graph, quiet=quiet)
+    except Interrupted:
+        if not quiet and (folder / "checkpoints" / "latest").exists():
+            print(f"saved; to go on: mggcn train --resume {folder}", flush=True)
+        raise
+
+
 def store_path(name: str, root: Path | None) -> Path:
     """Return the folder of a store. Raises: StoreError or ConfigError that says how to make one."""
     path = find_source(name, root)
+    if path.is_dir() and not is_store(path):
+        inside = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and is_store(entry))
+        hint = f"; it holds the stores {', '.join(inside[:8])}" if inside else ""
+        raise ConfigError(f"{path} is not a store: it lacks meta.json or indptr.npy{hint}")
     if not is_store(path):
         raise ConfigError(f"{path} is not a store; make one of it with: mggcn prepare {path} STORE")
     return path
 
 
 def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
-    """Return configuration and store of a run to continue, with --epochs applied."""
+    """Return configuration and store of a run to continue, with --epochs applied. Raises: ConfigError, RunError."""
     config, _, job = jobs.read_run(arguments.resume)
     given = [k for k, v in vars(arguments).items() if k.startswith("setting_") and v is not None]
     if arguments.config is not None or arguments.set or any(k != "setting_epochs" for k in given):
@@ -70,10 +87,7 @@ def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
     if job["store"] is None:
         raise RunError(f"{arguments.resume} was trained on a graph in memory and cannot be resumed from the command")
     if arguments.setting_epochs is not None:
-        config = dataclasses.replace(
-            config, train=dataclasses.replace(config.train, epochs=int(arguments.setting_epochs))
-        )
-        jobs.rewrite_config(arguments.resume, config)
+        config = jobs.extend_run(arguments.resume, config, arguments.setting_epochs)
     return config, Path(job["store"])
 
 
