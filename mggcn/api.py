@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ from mggcn.train.runplan import RunPlan
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mggcn.comm.base import Communicator
+
 History = list[dict[str, Any]]
 
 
@@ -45,14 +47,17 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
     return from_object(source, **arrays)
 
 
-def GCN(hidden: tuple[int, ...] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  a model, as in torch.nn
-    """Describe a graph convolutional network (Kipf & Welling 2017); settings are the fields of ModelConfig."""
-    return ModelConfig(kind="gcn", hidden=tuple(hidden), **settings)
+def GCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  a model, as in torch.nn
+    """Describe a graph convolutional network (Kipf & Welling 2017); settings are the fields of ModelConfig.
+
+    Raises: ConfigError for an unknown setting (the known ones are listed) or a value that does not fit.
+    """
+    return from_tables({"model": settings | {"kind": "gcn", "hidden": hidden}}).model
 
 
-def MLP(hidden: tuple[int, ...] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  a model, as in torch.nn
-    """Describe the same network without the graph; settings are the fields of ModelConfig."""
-    return ModelConfig(kind="mlp", hidden=tuple(hidden), **settings)
+def MLP(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  a model, as in torch.nn
+    """Describe the same network without the graph; settings are the fields of ModelConfig. Raises: as GCN."""
+    return from_tables({"model": settings | {"kind": "mlp", "hidden": hidden}}).model
 
 
 class Trainer:
@@ -61,14 +66,15 @@ class Trainer:
     One rank trains in this process; P ranks are processes of this machine on the graph's store (for a graph in memory,
     a temporary one). The plan is made and checked at once, before anything is allocated.
 
-    Args: graph: from `load`; model: `GCN(...)` or `MLP(...)`; ranks: P; out: folder of the run (default: a temporary
-    one, deleted with the trainer); config: all settings at once; settings: single ones such as lr=0.01, seed=3,
-    precision="fp64", row_normalize=True, transport="threads". Raises: ConfigError, GraphError, PlanError.
+    Args: graph: from `load`, or what `load` takes; model: `GCN(...)` or `MLP(...)`; ranks: P; out: folder of the first
+    `fit` (default, and for later ones: a temporary one, deleted with the trainer); config: all settings at once;
+    settings: single ones such as lr=0.01, seed=3, precision="fp64", row_normalize=True, transport="threads".
+    Raises: ConfigError, GraphError, PlanError.
     """
 
     def __init__(
         self,
-        graph: Graph | str | Path,
+        graph: Any,
         model: ModelConfig | None = None,
         *,
         ranks: int | None = None,
@@ -76,7 +82,7 @@ class Trainer:
         config: Config | None = None,
         **settings: Any,
     ) -> None:
-        self._graph = load(graph) if isinstance(graph, str | Path) else graph
+        self._graph: Graph = graph if isinstance(graph, Graph) else load(graph)
         base = config or Config()
         if model is not None:
             base = dataclasses.replace(base, model=model)
@@ -109,6 +115,9 @@ class Trainer:
         epochs: overrides the configuration's. on_epoch: called with each row (one rank or threads only).
         Cost: as `plan` says. Raises: TrainError if the loss is not finite; the first error of any rank.
         """
+        if on_epoch is not None and not self._in_process:
+            raise ConfigError("on_epoch needs ranks=1 or transport='threads': other processes cannot call it")
+        jobs.check_available(self._config)
         if epochs is not None:
             self._config = _with(self._config, {"epochs": epochs})
             self._plan = dataclasses.replace(self._plan, config=self._config)
@@ -128,8 +137,6 @@ class Trainer:
             )
             self._rank = ranks[0]
         else:
-            if on_epoch is not None:
-                raise ConfigError("on_epoch needs ranks=1 or transport='threads': other processes cannot call it")
             jobs.run_training(folder, self._config, self._graph, quiet=True)
         self._best = {}
         return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
@@ -141,6 +148,7 @@ class Trainer:
         """
         if split not in ("train", "val", "test"):
             raise ConfigError(f"split must be train, val or test, got {split!r}")
+        _check_weights(weights)
         result = self.result()
         chosen = result["best"] if weights == "best" else result["final"]
         if chosen is None or chosen[split] is None:
@@ -153,10 +161,15 @@ class Trainer:
             raise RunError("the trainer has no result yet; call fit() first")
         return json.loads((self._folder / "result.json").read_text())  # type: ignore[no-any-return]
 
-    def predict(self, *, weights: str = "best", probabilities: bool = False) -> npt.NDArray[np.float32]:
-        """Return the class scores of every vertex, float32 (N, C), in the graph's own order. Cost: one forward pass."""
+    def predict(self, *, weights: str = "best", probabilities: bool = False) -> npt.NDArray[np.floating]:
+        """Return the class scores of every vertex, (N, C) in the run's precision, in the graph's own order.
+
+        weights: "best" (validation) or "last"; the scores are logits unless `probabilities`. Cost: one forward pass.
+        Raises: RunError before `fit`; ConfigError for other weights.
+        """
+        _check_weights(weights)
         if self._folder is None:
-            raise RunError("the trainer has no weights yet; call fit() or load_state_dict() first")
+            raise RunError("the trainer has no weights yet; call fit() first, or scores_of() with weights of your own")
         target = Path(tempfile.mkdtemp(prefix="mggcn-")) / "scores.npy"
         try:
             if self._in_process:
@@ -171,28 +184,35 @@ class Trainer:
         """Return the weights as plain tensors: layers.<l>.weight (D, E), layers.<l>.bias (E,), l from 1."""
         from mggcn.train.checkpoint import load_checkpoint
 
+        _check_weights(weights)
         found = None if self._folder is None else load_checkpoint(self._folder / "checkpoints")
         if found is None:
             raise RunError("the trainer has no weights yet; call fit() first")
         parts = found[1]
         return (parts.get("best") if weights == "best" else None) or parts["weights"]
 
-    def scores_of(self, state: Mapping[str, Tensor], *, probabilities: bool = False) -> npt.NDArray[np.float32]:
+    def scores_of(self, state: Mapping[str, Tensor], *, probabilities: bool = False) -> npt.NDArray[np.floating]:
         """Return the class scores (N, C) of given weights, for example `from_pyg(module)`, on one rank of this process.
+
+        They have the run's precision and the graph's own order.
 
         Raises: ConfigError if names or shapes differ from the model's.
         """
-        from mggcn.comm.single import SingleCommunicator
-
         config = _with(self._config, {"ranks": 1, "transport": "single"})
         plan, owners = plan_graph(config, self._graph)
         plan.check(memory_limit(config))
-        rank = make_rank(config, self._graph, plan, owners, SingleCommunicator())
-        rank.trainer.runtime.weights.load_state_dict(state)
-        rank.trainer.evaluate()
-        scores = np.empty((self._graph.num_vertices, plan.shape.num_classes), np.float32)
-        scores[rank.trainer.runtime.inputs.row_ids.numpy()] = rank.trainer.logits().numpy()
-        return jobs.softmax(scores) if probabilities else scores
+
+        def body(comm: Communicator) -> npt.NDArray[np.floating]:
+            rank = make_rank(config, self._graph, plan, owners, comm)
+            rank.trainer.runtime.weights.load_state_dict(state)
+            rank.trainer.evaluate()
+            logits = rank.trainer.logits().numpy()
+            scores = np.empty_like(logits)
+            scores[rank.trainer.runtime.inputs.row_ids.numpy()] = logits
+            return scores
+
+        scores = jobs.on_local_ranks(config, body)[0]
+        return jobs.softmax(scores) if probabilities else scores  # type: ignore[no-any-return]
 
     @property
     def _in_process(self) -> bool:
@@ -222,6 +242,11 @@ class Trainer:
             write_store(self._graph, folder)
             self._graph = open_store(folder)
         return folder
+
+
+def _check_weights(weights: str) -> None:
+    if weights not in ("best", "last"):
+        raise ConfigError(f"weights must be best or last, got {weights!r}")
 
 
 def _temporary(owner: Trainer) -> Path:

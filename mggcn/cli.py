@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn, final
 
 from mggcn.commands import doctor, generate, plan, predict, prepare, report, train
 from mggcn.errors import MggcnError
@@ -20,7 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; errors of mggcn print one line, others a traceback."""
     arguments = make_parser().parse_args(argv)
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
     except MggcnError as error:
         print(f"mggcn: {error}", file=sys.stderr)
         return error.exit_code
@@ -36,11 +39,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+@final
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and where help is; exit code 2."""
+        self.exit(2, f"mggcn: {message}; see {self.prog} --help\n")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
-        prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks."
-    )
+    parser = Parser(prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks.")
     parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (prepare, plan, train, predict, report, generate, doctor):

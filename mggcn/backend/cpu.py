@@ -60,7 +60,9 @@ class CpuBackend:
 
     def allocate(self, nbytes: int) -> Tensor:
         # Pages come straight from the kernel: no allocator keeps, splits or copies them, and untouched ones cost nothing.
-        return torch.frombuffer(mmap.mmap(-1, max(nbytes, 64)), dtype=torch.uint8)[:nbytes]
+        return torch.frombuffer(
+            mmap.mmap(-1, max(nbytes, 64), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
+        )[:nbytes]
 
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))

@@ -5,26 +5,34 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mggcn.commands.settings import whole
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the two kinds."""
+    text = {
+        "community": "degree-corrected planted partition with class-dependent features",
+        "rmat": "recursive matrix (Chakrabarti et al. 2004); features and labels are noise",
+    }
     kinds = parser.add_subparsers(title="kinds", metavar="KIND", required=True, dest="kind")
-    community = kinds.add_parser("community", help="degree-corrected planted partition with class-dependent features")
-    community.add_argument("store", type=Path)
-    community.add_argument("--vertices", type=int, default=20_000)
-    community.add_argument("--edges", type=int, default=200_000, help="undirected edges")
-    community.add_argument("--homophily", type=float, default=0.7, help="share of the edges inside a class")
-    rmat = kinds.add_parser("rmat", help="recursive matrix (Chakrabarti et al. 2004); features and labels are noise")
-    rmat.add_argument("store", type=Path)
-    rmat.add_argument("--scale", type=int, default=16, help="2^SCALE vertices")
-    rmat.add_argument("--edge-factor", type=int, default=16, help="edges per vertex")
-    rmat.add_argument("--directed", action="store_true")
-    for kind, features, classes in ((community, 64, 10), (rmat, 64, 10)):
-        kind.add_argument("--features", type=int, default=features)
-        kind.add_argument("--classes", type=int, default=classes)
-        kind.add_argument("--train", type=float, default=0.1, help="share of the vertices to train on")
-        kind.add_argument("--val", type=float, default=0.1, help="share of the vertices to validate on")
-        kind.add_argument("--seed", type=int, default=1)
+    community = kinds.add_parser("community", help=text["community"], description=text["community"])
+    community.add_argument("store", type=Path, help="folder to write")
+    community.add_argument("--vertices", type=whole, default=20_000, help="number of vertices (default: 20000)")
+    community.add_argument("--edges", type=whole, default=200_000, help="undirected edges (default: 200000)")
+    community.add_argument(
+        "--homophily", type=float, default=0.7, help="share of the edges inside a class (default: 0.7)"
+    )
+    rmat = kinds.add_parser("rmat", help=text["rmat"], description=text["rmat"])
+    rmat.add_argument("store", type=Path, help="folder to write")
+    rmat.add_argument("--scale", type=whole, default=16, help="2^SCALE vertices (default: 16)")
+    rmat.add_argument("--edge-factor", type=whole, default=16, help="edges per vertex (default: 16)")
+    rmat.add_argument("--directed", action="store_true", help="store each edge in one direction")
+    for kind in (community, rmat):
+        kind.add_argument("--features", type=whole, default=64, help="width of the features (default: 64)")
+        kind.add_argument("--classes", type=whole, default=10, help="number of classes (default: 10)")
+        kind.add_argument("--train", type=float, default=0.1, help="share of the vertices to train on (default: 0.1)")
+        kind.add_argument("--val", type=float, default=0.1, help="share of the vertices to validate on (default: 0.1)")
+        kind.add_argument("--seed", type=whole, default=1, help="seed of everything that is drawn (default: 1)")
         kind.add_argument("--force", action="store_true", help="replace STORE if it exists")
 
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from mggcn.assemble import memory_limit, plan_graph, plan_shape, resolve
-from mggcn.commands.settings import add_settings, read_settings
+from mggcn.commands.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.train.plantext import render
@@ -22,11 +22,11 @@ SHAPE = ("vertices", "edges", "features", "classes")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("store", nargs="?", help="store folder, or its name under --root")
-    parser.add_argument("--root", type=Path, help="folder in which names of stores are looked up")
+    parser.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     for name in SHAPE:
-        parser.add_argument(f"--{name}", type=int, metavar="NUMBER", help=f"number of {name} of a bare shape")
+        parser.add_argument(f"--{name}", type=whole, metavar="NUMBER", help=f"number of {name} of a bare shape")
     parser.add_argument("--symmetric", action="store_true", help="bare shape: every edge is stored in both directions")
-    parser.add_argument("--feature-nonzeros", type=int, metavar="NUMBER", help="bare shape: the features are sparse")
+    parser.add_argument("--feature-nonzeros", type=whole, metavar="NUMBER", help="bare shape: the features are sparse")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_settings(parser)
 

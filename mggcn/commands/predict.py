@@ -10,15 +10,23 @@ from mggcn import jobs
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a finished run")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="file to write (.npy, float32 N x C); default: RUN/scores.npy"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="file to write (.npy, N x C in the run's precision); default: RUN/scores.npy",
     )
     parser.add_argument(
-        "--weights", choices=("best", "last"), default="best", help="best validation score, or last epoch"
+        "--weights",
+        choices=("best", "last"),
+        default="best",
+        help="those of the best validation score (default), or of the last epoch",
     )
     parser.add_argument("--probabilities", action="store_true", help="write softmax probabilities instead of logits")
-    parser.add_argument("--store", type=Path, help="another store to score, with the same features")
+    parser.add_argument(
+        "--store", type=Path, metavar="DIR", help="another store to score, with the same features; it needs no labels"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

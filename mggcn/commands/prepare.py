@@ -23,9 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vertices", type=int, help="number of vertices, if some have no edges and no features")
     parser.add_argument("--symmetrize", action="store_true", help="add the reverse of every edge")
     parser.add_argument(
-        "--duplicates", choices=("merge", "sum", "error"), default="merge", help="what repeated edges become"
+        "--duplicates",
+        choices=("merge", "sum", "error"),
+        default="merge",
+        help="what repeated edges become (default: merge)",
     )
-    parser.add_argument("--self-loops", choices=("keep", "drop", "add"), default="keep")
+    parser.add_argument(
+        "--self-loops", choices=("keep", "drop", "add"), default="keep", help="of the source (default: keep)"
+    )
     parser.add_argument(
         "--row-normalize", action="store_true", help="divide each vertex's features by their absolute sum"
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 from typing import Any
 
-from mggcn.config import Config, from_tables, from_toml, with_settings
+from mggcn.config import Config, from_tables, from_toml, to_tables, with_settings
 from mggcn.errors import ConfigError
 from mggcn.plan.machine import parse_bytes
 
@@ -14,12 +15,12 @@ from mggcn.plan.machine import parse_bytes
 FLAGS = {
     "--ranks": ("run", "ranks", "number of ranks P that share the graph"),
     "--threads": ("run", "threads", "threads per rank; 0: an equal share of the cores"),
-    "--transport": ("run", "transport", "auto, single, threads, gloo or nccl"),
-    "--device": ("run", "device", "cpu or cuda"),
+    "--transport": ("run", "transport", "auto, single, threads or gloo; auto: gloo from 2 ranks on"),
+    "--device": ("run", "device", "cpu; cuda can be planned, not run yet"),
     "--precision": ("run", "precision", "fp32 or fp64"),
     "--order": ("run", "order", "which rank owns which vertex: random, permute or none"),
     "--strategy": ("run", "strategy", "broadcast"),
-    "--memory-limit": ("run", "memory_limit", "bytes per rank, such as 80GiB; default: what is free"),
+    "--memory-limit": ("run", "memory_limit", "bytes per rank, such as 80GiB; 0: what is free"),
     "--epochs": ("train", "epochs", "number of epochs"),
     "--seed": ("train", "seed", "seed of weights, dropout and partition"),
     "--repeat": ("train", "repeat", "number of runs with seeds SEED, SEED + 1, ..."),
@@ -29,13 +30,45 @@ FLAGS = {
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a configuration."""
+    defaults = to_tables(Config())
     group = parser.add_argument_group("settings", "later ones win: --config, then --set, then the flags below")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
     group.add_argument(
         "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="any setting, such as model.hidden=16,16"
     )
-    for flag, (_, key, text) in FLAGS.items():
-        group.add_argument(flag, dest=f"setting_{key}", metavar=key.upper(), help=text)
+    for flag, (table, key, text) in FLAGS.items():
+        metavar = flag.lstrip("-").rpartition("-")[2].upper()
+        group.add_argument(
+            flag, dest=f"setting_{key}", metavar=metavar, help=f"{text} (default: {defaults[table][key]})"
+        )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _all_settings(defaults)
+
+
+def _all_settings(defaults: dict[str, dict[str, Any]]) -> str:
+    """Return every setting with its default, as --set takes it, wrapped by table."""
+    lines = ["every setting, for --set and, by table, for --config, with its default:"]
+    for table, values in defaults.items():
+        items = " ".join(f"{table}.{key}={_text(value)}" for key, value in values.items())
+        lines += textwrap.wrap(items, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def whole(text: str) -> int:
+    """Return a whole number written as 1000, 1_000 or 1e9."""
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError(text)
+    return int(text) if "e" not in text.lower() else int(number)
+
+
+whole.__name__ = "whole number"  # argparse names the type in its message
 
 
 def read_settings(arguments: argparse.Namespace) -> Config:

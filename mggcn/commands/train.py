@@ -24,7 +24,7 @@ from mggcn.plan.machine import human
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("store", nargs="?", help="store folder, or its name under --root; not with --resume")
-    parser.add_argument("--root", type=Path, help="folder in which names of stores are looked up")
+    parser.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run; default: runs/<graph>-<time>")
     parser.add_argument(
         "--resume", type=Path, metavar="DIR", help="continue the run in DIR; of the settings, --epochs may change"

@@ -52,7 +52,7 @@ def _refuse_existing(target: Path, overwrite: bool) -> None:
     if not os.path.lexists(target):
         return
     if not overwrite:
-        raise StoreError(f"{target} exists already; choose another name or pass overwrite (--overwrite)")
+        raise StoreError(f"{target} exists already; choose another name or pass overwrite (--force)")
     files = {file.name for file in target.iterdir()} if target.is_dir() and not target.is_symlink() else {""}
     if files and ("meta.json" not in files or any(not name.endswith((".npy", ".json")) for name in files)):
         raise StoreError(f"{target} is not a graph store, so it is not overwritten; choose another name")

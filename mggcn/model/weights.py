@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
 
 def convolutions(module: Any) -> list[Any]:
-    """Return the GCNConv layers of a torch module in order. Raises: ConfigError if it has none."""
+    """Return the GCNConv layers of a torch module in order. Raises: ConfigError if it has none, or one without sizes."""
     found = [m for m in module.modules() if type(m).__name__ == "GCNConv"]
     if not found:
         raise ConfigError(f"expected a module with GCNConv layers, {type(module).__name__} has none")
+    if any(type(conv.lin.weight).__name__ == "UninitializedParameter" for conv in found):
+        raise ConfigError(
+            "a GCNConv(-1, ...) has no weights before its first call; call the module once, or give sizes"
+        )
     return found
 
 

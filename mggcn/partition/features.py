@@ -23,6 +23,8 @@ BLOCK_BYTES = 8 << 20
 """Bytes of features read at a time."""
 
 
+CHUNK_NNZ = 1 << 18
+"""Entries of sparse features read at a time: NumPy needs some 50 bytes for each meanwhile."""
 T = TypeVar("T")
 
 
@@ -84,13 +86,13 @@ class FeatureReader:
         if not isinstance(features, CSR):
             raise GraphError(f"{self.graph.name} has dense features where sparse ones were planned; plan the run again")
         lengths = np.zeros(self.owners.counts[self.rank] + 1, np.int64)
-        for chunk in sweep(features):
+        for chunk in sweep(features, CHUNK_NNZ):
             mine = self.owners.owner[chunk.first : chunk.first + chunk.rows] == self.rank
             lengths[1 + self.owners.local[chunk.first : chunk.first + chunk.rows][mine]] = np.diff(chunk.indptr)[mine]
         indptr = np.cumsum(lengths)
         indices = np.empty(int(indptr[-1]), np.int32)
         values = np.empty(int(indptr[-1]), dtype)
-        for chunk in sweep(features):
+        for chunk in sweep(features, CHUNK_NNZ):
             mine = self.owners.owner[chunk.first : chunk.first + chunk.rows] == self.rank
             local = self.owners.local[chunk.first : chunk.first + chunk.rows]
             counts = np.diff(chunk.indptr)
@@ -99,8 +101,9 @@ class FeatureReader:
             # Position of an entry: start of its local row plus its place in the row.
             place = (np.arange(chunk.indices.shape[0]) - np.repeat(chunk.indptr[:-1], counts))[chosen]
             data = np.ones(chosen.sum(), dtype) if chunk.values is None else chunk.values[chosen].astype(dtype)
-            indices[indptr[row] + place] = chunk.indices[chosen]
-            values[indptr[row] + place] = data
+            place += indptr[row]
+            indices[place] = chunk.indices[chosen]
+            values[place] = data
         if self.row_normalize:
             sums = np.add.reduceat(np.abs(np.append(values, 0)), indptr[:-1]) if indptr.shape[0] > 1 else np.zeros(0)
             sums[np.diff(indptr) == 0] = 1
@@ -124,7 +127,7 @@ def transposed(matrix: Tile, num_cols: int) -> tuple[Tile, npt.NDArray[np.int32]
     ).tocsc()
     position = order.data
     return Tile(
-        order.indptr.astype(np.int64), order.indices.astype(np.int32), present(matrix.values)[position]
+        order.indptr.astype(np.int64), order.indices.astype(np.int32, copy=False), present(matrix.values)[position]
     ), position
 
 

@@ -15,6 +15,9 @@ from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.order import Assignment
 from mggcn.partition.sweep import sweep
 
+COUNTED = 1 << 18
+"""Edges counted at a time: NumPy needs some 40 bytes for each meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class TileStatistics:
@@ -51,7 +54,7 @@ def critical_path(nnz: npt.NDArray[np.int64]) -> float:
 def _part_masks(matrix: CSR, owners: Assignment, part: int) -> npt.NDArray[np.uint64]:
     """Bit i of entry u: a neighbour of u lies in rank part + i, for 64 ranks at a time."""
     masks = np.zeros(matrix.num_rows, np.uint64)
-    for chunk in sweep(matrix):
+    for chunk in sweep(matrix, COUNTED):
         owner = owners.owner[chunk.indices].astype(np.int64) - part
         bits = np.where((owner >= 0) & (owner < 64), np.uint64(1) << owner.clip(0, 63).astype(np.uint64), np.uint64(0))
         filled = np.flatnonzero(np.diff(chunk.indptr))
@@ -67,7 +70,7 @@ def tile_statistics(graph: Graph, owners: Assignment, *, self_loops: bool) -> Ti
     """
     ranks = owners.num_ranks
     nnz = np.zeros(ranks * ranks, np.int64)
-    for chunk in sweep(graph.adj_t):
+    for chunk in sweep(graph.adj_t, COUNTED):
         rows = np.repeat(owners.owner[chunk.first : chunk.first + chunk.rows].astype(np.int64), np.diff(chunk.indptr))
         nnz += np.bincount(rows * ranks + owners.owner[chunk.indices], minlength=ranks * ranks)
         if self_loops:
@@ -125,7 +128,7 @@ def estimate_aggregated_nnz(graph: Graph, *, self_loops: bool) -> int:
     count = min(SAMPLED_ROWS, graph.num_vertices)
     chosen = np.linspace(0, graph.num_vertices - 1, count).astype(np.int64)
     parts = []
-    for chunk in sweep(graph.adj_t):
+    for chunk in sweep(graph.adj_t, COUNTED):
         mine = chosen[(chosen >= chunk.first) & (chosen < chunk.first + chunk.rows)]
         ones = np.ones(chunk.indices.shape[0], np.float32)
         adj = sp.csr_matrix((ones, chunk.indices, chunk.indptr), (chunk.rows, graph.num_vertices))[mine - chunk.first]

@@ -54,7 +54,6 @@ class Weights:
             stop = start + math.prod(shape)
             self.views[name] = self.flat[start:stop].view(shape)
             self.grads[name] = self.grad[start:stop].view(shape)
-            self.views[name].grad = self.grads[name]
             start += sizes[name]
 
     def initialize(self, seed: int) -> None:

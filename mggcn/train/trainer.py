@@ -20,13 +20,7 @@ from mggcn.config import Config
 from mggcn.errors import TrainError
 from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint, stage_state
 from mggcn.train.metrics import counted
-from mggcn.train.optimizer import (
-    learning_rate,
-    load_optimizer_tensors,
-    make_optimizer,
-    optimizer_tensors,
-    set_learning_rate,
-)
+from mggcn.train.optimizer import Optimizer, learning_rate
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runlog import RunLog
 from mggcn.train.runplan import RankPlan
@@ -62,7 +56,7 @@ class RankTrainer:
         self.metric = metric
         self._ranking = ranking
         self._stop = stop
-        self._optimizer = make_optimizer(config.train, runtime.weights)
+        self._optimizer = Optimizer(config.train, runtime.weights)
         self._best_weights: dict[str, torch.Tensor] = {}
         self.progress = Progress()
         self.epoch_seconds: list[float] = []
@@ -96,8 +90,7 @@ class RankTrainer:
     def step(self, epoch: int) -> float:
         """Train one epoch and return its loss."""
         loss = self.gradients(epoch)
-        set_learning_rate(self._optimizer, learning_rate(self._config.train, epoch))
-        self._optimizer.step()
+        self._optimizer.step(learning_rate(self._config.train, epoch))
         return loss
 
     def evaluate(self) -> Scores:
@@ -192,7 +185,7 @@ class RankTrainer:
             progress.epoch, progress.waited, progress.best, progress.last = 0, 0, None, None
             self._best_weights = {}
             self.runtime.weights.initialize(self._config.train.seed + progress.run)
-            self._optimizer = make_optimizer(self._config.train, self.runtime.weights)
+            self._optimizer = Optimizer(self._config.train, self.runtime.weights)
 
     def _save(self, log: RunLog, folder: Path | None) -> None:
         """Write a checkpoint: rank 0 what all ranks share, every rank what its strategy keeps."""
@@ -206,7 +199,7 @@ class RankTrainer:
             parts = {
                 "weights": self.runtime.weights.state_dict(),
                 "best": self._best_weights,
-                "optimizer": optimizer_tensors(self._optimizer, self.runtime.weights),
+                "optimizer": self._optimizer.tensors(),
             }
             save_checkpoint(folder / "checkpoints", self.progress, parts)
         self._comm.barrier()
@@ -219,7 +212,7 @@ class RankTrainer:
         self.progress, parts = found
         self.runtime.weights.load_state_dict(parts["weights"])
         self._best_weights = parts.get("best", {})
-        load_optimizer_tensors(self._optimizer, self.runtime.weights, parts.get("optimizer", {}))
+        self._optimizer.load_tensors(parts.get("optimizer", {}))
         self.runtime.aggregation.load_state(parts.get(f"rank-{self._plan.rank}", {}))
 
     def summary(self) -> dict[str, Any]:

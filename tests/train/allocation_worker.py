@@ -121,7 +121,7 @@ def by_op(rank: Rank) -> dict[str, int]:
     ]
     if rank.comm.size > 1:
         steps.append(("all-reduce", lambda: rank.comm.all_reduce(runtime.weights.grad).wait()))
-    steps.append(("optimizer", rank.trainer._optimizer.step))
+    steps.append(("optimizer", lambda: rank.trainer._optimizer.step(0.01)))
     found = {label: watch(rank, step)["largest"] for label, step in steps}
     return {label: largest for label, largest in found.items() if largest > BOUND}
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +13,7 @@ import torch
 from mggcn.backend.cpu import CpuBackend
 from mggcn.config import TrainConfig
 from mggcn.model.choices import LayerChoice
-from mggcn.train.optimizer import (
-    learning_rate,
-    load_optimizer_tensors,
-    make_optimizer,
-    optimizer_tensors,
-    set_learning_rate,
-)
+from mggcn.train.optimizer import Optimizer, learning_rate
 from mggcn.train.runtime import Weights
 
 LAYERS = (LayerChoice(1, 7, 5, "precomputed", ""), LayerChoice(2, 5, 3, "gemm-first", ""))
@@ -44,7 +41,7 @@ def test_steps_equal_plain_torch(kind: str, decay_on: str) -> None:
     )
     weights = weights_with_gradients()
     padding = weights.flat.numel() - sum(v.numel() for v in weights.views.values())
-    optimizer = make_optimizer(config, weights)
+    optimizer = Optimizer(config, weights)
     plain = {name: view.clone().requires_grad_(True) for name, view in weights.views.items()}
     for name, tensor in plain.items():
         tensor.grad = weights.grads[name].clone()
@@ -55,8 +52,7 @@ def test_steps_equal_plain_torch(kind: str, decay_on: str) -> None:
         for name, tensor in plain.items()
     ]
     for _ in range(3):
-        set_learning_rate(optimizer, 0.01)
-        optimizer.step()
+        optimizer.step(0.01)
         for other in others:
             other.step()
     for name, view in weights.views.items():
@@ -70,16 +66,26 @@ def test_state_returns() -> None:
     for kind, momentum in (("adam", 0.0), ("adamw", 0.0), ("sgd", 0.9), ("sgd", 0.0)):
         config = TrainConfig(optimizer=kind, momentum=momentum, weight_decay=0.1, weight_decay_on="first")  # type: ignore[arg-type]
         weights = weights_with_gradients()
-        optimizer = make_optimizer(config, weights)
-        optimizer.step()
-        optimizer.step()
+        optimizer = Optimizer(config, weights)
+        optimizer.step(0.01)
+        optimizer.step(0.01)
         again = weights_with_gradients()
         again.load_state_dict(weights.state_dict())
-        resumed = make_optimizer(config, again)
-        load_optimizer_tensors(resumed, again, optimizer_tensors(optimizer, weights))
-        optimizer.step()
-        resumed.step()
+        resumed = Optimizer(config, again)
+        resumed.load_tensors(optimizer.tensors())
+        optimizer.step(0.01)
+        resumed.step(0.01)
         assert torch.equal(weights.flat, again.flat)
+
+
+def test_no_compiler_is_loaded() -> None:
+    """Fails if a step loads torch's compiler: 70 MiB and almost two seconds in every rank."""
+    code = (
+        "import sys; from tests.train.test_optimizer import *; "
+        "w = weights_with_gradients(); [Optimizer(TrainConfig(optimizer=k), w).step(0.1) for k in ('adam', 'adamw', 'sgd')]; "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_schedules() -> None:

@@ -1,0 +1,131 @@
+"""One loss curve for any number of ranks and any way to start them; interruption and resumption to the bit."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.commands.runs import (
+    CORA,
+    finish,
+    history,
+    interrupt,
+    losses,
+    refused,
+    result,
+    run_main,
+    same_tensors,
+    saved_epochs,
+    start,
+)
+
+EPOCHS = 8
+
+
+@pytest.fixture(scope="module")
+def single(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of cora on one rank."""
+    folder = tmp_path_factory.mktemp("runs") / "single"
+    assert run_main("train", data_root / "cora", *CORA, "--epochs", EPOCHS, "--out", folder, "--quiet") == 0
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_threads_give_the_curve_of_one_rank(data_root: Path, single: Path, tmp_path: Path, ranks: int) -> None:
+    """Fails if the loss of cora with dropout depends on P by more than rounding, or a repetition by a bit."""
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        settings = [*CORA, "--epochs", EPOCHS, "--ranks", ranks, "--transport", "threads", "--quiet"]
+        assert run_main("train", "cora", "--root", data_root, *settings, "--out", folder) == 0
+    np.testing.assert_allclose(losses(tmp_path / "a"), losses(single), rtol=1e-5)
+    assert history(tmp_path / "a") == history(tmp_path / "b")
+    assert same_tensors(tmp_path / "a", tmp_path / "b")
+
+
+def test_processes_torchrun_and_an_interruption_give_one_curve(data_root: Path, single: Path, tmp_path: Path) -> None:
+    """Fails if gloo or torchrun changes the loss beyond rounding, a bit differs between them, or SIGINT loses an epoch."""
+    by_ranks, by_torchrun = tmp_path / "ranks", tmp_path / "torchrun"
+    cora, settings = data_root / "cora", [*CORA, "--set", "train.checkpoint_every=2"]
+    process = start("train", cora, *settings, "--ranks", 2, "--epochs", 10**6, "--out", by_ranks)
+    code, out, err = interrupt(process, by_ranks, signal.SIGINT, EPOCHS)
+    assert code == 130, err
+    assert f"mggcn train --resume {by_ranks}" in out
+    assert err == "mggcn: interrupted by SIGINT\n"
+    assert not (by_ranks / "result.json").exists()
+    done = saved_epochs(by_ranks)
+    assert len(history(by_ranks)) == done >= EPOCHS
+
+    launcher = ("torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "mggcn")
+    process = start("train", cora, *settings, "--epochs", EPOCHS, "--out", by_torchrun, module=launcher)
+    code, out, err = finish(process)
+    assert code == 0, err
+    assert out.count("best validation") == 1
+    assert result(by_torchrun)["epochs"] == EPOCHS
+    assert history(by_ranks)[:EPOCHS] == history(by_torchrun)
+    np.testing.assert_allclose(losses(by_torchrun), losses(single), rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def community(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("stores") / "community"
+    assert run_main("generate", "community", store, "--vertices", "300", "--edges", 1500, "--seed", 71) == 0
+    return store
+
+
+def test_resuming_after_sigterm_changes_no_bit(community: Path, tmp_path: Path) -> None:
+    """Fails if SIGTERM does not save, or a resumed run differs from an uninterrupted one in a loss, score or weight."""
+    broken, whole = tmp_path / "broken", tmp_path / "whole"
+    settings = ["--threads", 1, "--seed", 5150, "--set", "model.dropout=0.4", "--set", "train.checkpoint_every=2"]
+    process = start("train", community, *settings, "--epochs", 10**6, "--out", broken, "--quiet")
+    code, out, err = interrupt(process, broken, signal.SIGTERM, 3)
+    assert (code, out, err) == (143, "", "mggcn: interrupted by SIGTERM\n")
+    done = saved_epochs(broken)
+    assert len(history(broken)) == done >= 3
+    assert run_main("train", "--resume", broken, "--epochs", done + 5, "--quiet") == 0
+    assert run_main("train", community, *settings, "--epochs", done + 5, "--out", whole, "--quiet") == 0
+    assert history(broken) == history(whole)
+    assert same_tensors(broken, whole)
+    assert result(broken)["best"] == result(whole)["best"]
+    assert f"epochs = {done + 5}\n" in (broken / "config.toml").read_text()
+
+
+def test_what_resume_refuses(community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if --resume silently ignores a setting, an impossible number of epochs or a finished run."""
+    folder = tmp_path / "run"
+    assert run_main("train", community, "--threads", 1, "--epochs", 2, "--out", folder) == 0
+    before = (folder / "config.toml").read_text()
+    assert "only --epochs may be given" in refused(capsys, "train", "--resume", folder, "--seed", 3)
+    assert "only --epochs may be given" in refused(capsys, "train", "--resume", folder, "--set", "train.lr=1")
+    assert "train.epochs expects an integer" in refused(capsys, "train", "--resume", folder, "--epochs", "abc")
+    assert "complete after 2 epochs" in refused(capsys, "train", "--resume", folder, "--epochs", 9)
+    (folder / "result.json").unlink()
+    assert "has trained 2 epochs already" in refused(capsys, "train", "--resume", folder, "--epochs", 1)
+    assert "there is no run folder" in refused(capsys, "train", "--resume", tmp_path / "nothing")
+    assert "not the folder of a run" in refused(capsys, "train", "--resume", tmp_path)
+    assert (folder / "config.toml").read_text() == before
+
+
+def test_repeats_are_summed_up(community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if --repeat trains one seed twice or the summary is not of all runs."""
+    settings = ["--threads", 1, "--epochs", 2, "--repeat", 3, "--seed", 611]
+    assert run_main("train", community, *settings, "--out", tmp_path / "run") == 0
+    assert "accuracy of 3 runs, last epoch: train" in capsys.readouterr().out
+    found = result(tmp_path / "run")
+    assert [run["seed"] for run in found["runs"]] == [611, 612, 613]
+    tests = [run["final"]["test"] for run in found["runs"]]
+    assert found["mean"]["final"]["test"] == pytest.approx(np.mean(tests))
+    assert len(set(losses(tmp_path / "run"))) == 6
+
+
+def test_default_folders_never_collide(
+    community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if two runs of the same second share a folder, or its name is not printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
+    for name in ("runs/community-20260101-000000", "runs/community-20260101-000000-2"):
+        assert run_main("train", community, "--threads", 1, "--epochs", 1) == 0
+        assert f"run folder {name}\n" in capsys.readouterr().out
+        assert result(tmp_path / name)["epochs"] == 1
