@@ -35,10 +35,10 @@ from mggcn.partition.tiles import check_tile_nnz
 from mggcn.plan.machine import MIB, human
 from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES, BufferSpec
 
-RUNTIME_BYTES = {"cpu": 300 * MIB, "cuda": 900 * MIB}
+RUNTIME_BYTES = {"cpu": 252 * MIB, "cuda": 900 * MIB}
 """A process before it holds any data: Python, torch, its math libraries and their work space (bench/memory.py)."""
 CHUNK_BYTES = 24 * MIB
-"""What set-up reads and converts at a time (partition/sweep.py, partition/features.py)."""
+"""What set-up reads and converts at a time, unless the graph is smaller (partition/sweep.py, partition/features.py)."""
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
 
 
@@ -340,13 +340,13 @@ def _metric_bytes(config: Config, shape: GraphShape) -> int:
 def _setup_bytes(
     config: Config, shape: GraphShape, regions: Mapping[str, int], choice: InputChoice, inputs: InputShape
 ) -> int:
-    """Peak of set-up: the assignment of all vertices (14 bytes each while drawn, 6 after), the shard, chunks of files."""
+    """Peak of set-up: the assignment of all vertices (20 bytes each while drawn, 6 after), the shard, chunks of files."""
     shard = regions["features"] + regions["graph"] + regions["vertex data"]
     sorting = 16 * (inputs.nnz or 0) if choice.sparse else 0
     if choice.sparse and choice.aggregated:
         sorting += 16 * (shape.feature_nnz or 0) + 32 * inputs.aggregated_nnz
-    drawing = 14 * shape.num_vertices if config.run.ranks > 1 or config.run.order == "permute" else 0
-    return regions["runtime"] + max(drawing, 6 * shape.num_vertices + shard + sorting + CHUNK_BYTES)
+    drawing = 20 * shape.num_vertices if config.run.ranks > 1 or config.run.order == "permute" else 0
+    return regions["runtime"] + max(drawing, 6 * shape.num_vertices + shard + sorting + min(CHUNK_BYTES, shard))
 
 
 def layer_reasons(plan: RunPlan) -> list[str]:

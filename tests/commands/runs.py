@@ -48,10 +48,10 @@ def start(*arguments: object, module: Sequence[str] = ("mggcn",)) -> subprocess.
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 90) -> tuple[int, str, str]:
     """Wait for a process and return its exit code, stdout and stderr; it never outlives the test."""
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    finally:
-        if process.poll() is None:
+    with process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        finally:
             process.kill()
     return process.returncode, out, err
 

@@ -82,7 +82,8 @@ def test_no_compiler_is_loaded() -> None:
     """Fails if a step loads torch's compiler: 70 MiB and almost two seconds in every rank."""
     code = (
         "import sys; from tests.train.test_optimizer import *; "
-        "w = weights_with_gradients(); [Optimizer(TrainConfig(optimizer=k), w).step(0.1) for k in ('adam', 'adamw', 'sgd')]; "
+        "w = weights_with_gradients(); "
+        "[Optimizer(TrainConfig(optimizer=k), w).step(0.1) for k in ('adam', 'adamw', 'sgd')]; "
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
