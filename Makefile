@@ -24,7 +24,7 @@ lint: $(VENV)/dev-installed
 	$(BIN)/clang-format --dry-run --Werror cpu/*.cpp cpu/*.h
 
 bench: $(VENV)/test-installed
-	$(BIN)/python bench/epoch.py --quick
+	$(BIN)/python bench/epoch.py --scale 0.2 --rounds 5 --malloc tuned --out build/bench
 
 clean:
 	rm -rf $(VENV) build stores runs

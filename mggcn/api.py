@@ -129,12 +129,14 @@ class Trainer:
         self._folder = folder
         if self._in_process:
             self._rank = None
-            ranks = jobs.on_local_ranks(
-                self._config,
-                lambda comm: jobs.train_rank(
-                    comm, self._config, self._graph, self._plan, self._owners, folder, quiet=True, on_epoch=on_epoch
-                ),
-            )
+            known = (self._plan, self._owners)
+            with jobs.signalled_stop() as stop:
+                ranks = jobs.on_local_ranks(
+                    self._config,
+                    lambda comm: jobs.train_rank(
+                        comm, self._config, self._graph, *known, folder, quiet=True, stop=stop, on_epoch=on_epoch
+                    ),
+                )
             self._rank = ranks[0]
         else:
             jobs.run_training(folder, self._config, self._graph, quiet=True)
@@ -189,7 +191,8 @@ class Trainer:
         if found is None:
             raise RunError("the trainer has no weights yet; call fit() first")
         parts = found[1]
-        return (parts.get("best") if weights == "best" else None) or parts["weights"]
+        state = (parts.get("best") if weights == "best" else None) or parts["weights"]
+        return {name: state[name] for name in sorted(state, key=_layer_order)}
 
     def scores_of(self, state: Mapping[str, Tensor], *, probabilities: bool = False) -> npt.NDArray[np.floating]:
         """Return the class scores (N, C) of given weights, for example `from_pyg(module)`, on one rank of this process.
@@ -242,6 +245,12 @@ class Trainer:
             write_store(self._graph, folder)
             self._graph = open_store(folder)
         return folder
+
+
+def _layer_order(name: str) -> tuple[int, bool]:
+    """Order of layers.<l>.weight and layers.<l>.bias; a checkpoint sorts them as text."""
+    _, layer, kind = name.split(".")
+    return int(layer), kind == "bias"
 
 
 def _check_weights(weights: str) -> None:

@@ -144,10 +144,13 @@ def write_plan(folder: Path, plan: RunPlan, store: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def stop_on_signals(stop: Stop) -> Iterator[None]:
-    """SIGINT and SIGTERM set the flag, once; a second one acts at once. Only in a main thread."""
+def signalled_stop() -> Iterator[Stop]:
+    """Give a flag that SIGINT and SIGTERM set, once; a second one acts at once. Elsewhere than in a main thread: unset."""
+    from mggcn.train.trainer import Stop
+
+    stop = Stop()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield stop
         return
     before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
 
@@ -159,7 +162,7 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
     for s in before:
         signal.signal(s, note)
     try:
-        yield
+        yield stop
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
@@ -174,20 +177,20 @@ def train_rank(
     folder: Path,
     *,
     quiet: bool,
+    stop: Stop,
     started: float | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
 ) -> Rank:
-    """Set up, train and record on one rank. Raises: Interrupted after a signal, once everything is saved."""
-    from mggcn.train.trainer import Stop
+    """Set up, train and record on one rank. Raises: Interrupted after a signal, once everything is saved.
 
+    stop: the flag that `signalled_stop` gives and signals set in the main thread of this process; ranks as threads share it.
+    """
     started = time.perf_counter() if started is None else started
-    stop = Stop()
-    with stop_on_signals(stop):
-        rank = make_rank(config, graph, plan, owners, comm, stop)
-        comm.barrier()
-        setup_seconds = time.perf_counter() - started
-        log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
-        complete = rank.trainer.fit(log, folder, on_epoch if comm.rank == 0 else None)
+    rank = make_rank(config, graph, plan, owners, comm, stop)
+    comm.barrier()
+    setup_seconds = time.perf_counter() - started
+    log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
+    complete = rank.trainer.fit(log, folder, on_epoch if comm.rank == 0 else None)
     peak = largest_peak(rank, comm)
     if not complete:
         raise Interrupted(stop.signal or signal.SIGTERM)
@@ -257,12 +260,12 @@ def run_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) -> 
         command = [sys.executable, "-m", "mggcn.worker", "train", str(folder), *(["--quiet"] if quiet else [])]
         run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
     else:
-        on_local_ranks(
-            config,
-            lambda comm: train_rank(
-                comm, config, graph, *known_plan(folder, config, graph), folder, quiet=quiet, started=started
-            ),
-        )
+        known = known_plan(folder, config, graph)
+        with signalled_stop() as stop:
+            on_local_ranks(
+                config,
+                lambda comm: train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started),
+            )
     return json.loads((folder / "result.json").read_text())  # type: ignore[no-any-return]
 
 
@@ -296,7 +299,9 @@ def train_worker(comm: Communicator, folder: Path, quiet: bool) -> None:
     started = time.perf_counter()
     config, _, job = read_run(folder)
     graph = open_store(job["store"])
-    train_rank(comm, config, graph, *known_plan(folder, config, graph), folder, quiet=quiet, started=started)
+    with signalled_stop() as stop:
+        known = known_plan(folder, config, graph)
+        train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started)
 
 
 def train_under_torchrun(
@@ -382,7 +387,7 @@ def predict(
         raise RunError(f"{folder} was trained on a graph in memory; name the store to predict on with --store")
     if not (folder / "checkpoints" / "latest").exists():
         raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
-    width, expected = feature_width(open_store(source)), plan["shape"]["num_features"]
+    width, expected = feature_width(open_store(source)), plan["graph"]["num_features"]
     if width != expected:
         raise ConfigError(f"{source} has {width} features, the run in {folder} was trained on {expected}")
     arguments = {
@@ -408,7 +413,7 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
     if arguments["store"] == job["store"]:
         plan, owners = known_plan(folder, config, graph)
     else:
-        config, graph = for_scoring(config, graph, recorded["shape"]["num_classes"])
+        config, graph = for_scoring(config, graph, recorded["graph"]["num_classes"])
         plan, owners = plan_graph(config, graph)
     rank = make_rank(config, graph, plan, owners, comm)
     found = load_checkpoint(folder / "checkpoints")

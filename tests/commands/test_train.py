@@ -57,7 +57,7 @@ def test_processes_torchrun_and_an_interruption_give_one_curve(data_root: Path, 
     done = saved_epochs(by_ranks)
     assert len(history(by_ranks)) == done >= EPOCHS
 
-    launcher = ("torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "mggcn")
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mggcn")
     process = start("train", cora, *settings, "--epochs", EPOCHS, "--out", by_torchrun, module=launcher)
     code, out, err = finish(process)
     assert code == 0, err

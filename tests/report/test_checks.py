@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torch import distributed
 
-from mggcn.report import check_cpu, check_packages
 from mggcn.plan.machine_memory import MachineMemory, machine_memory
+from mggcn.report import check_cpu, check_packages
 
 GIB = 2**30
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\nHugePages_Total:  0\n"

@@ -1,0 +1,132 @@
+"""What a stranger does: an edge list and arrays of his own, through prepare, train and predict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from mggcn.graph.csr import CSR, Graph
+from mggcn.graph.sources import load_source
+from tests.commands.runs import finish, losses, refused, result, run_main, start
+
+SETTINGS = ["--threads", "1", "--seed", "733", "--epochs", "6", "--set", "model.hidden=16"]
+
+
+@dataclass(frozen=True)
+class Files:
+    """A graph as a stranger holds it, and the order in which it was shuffled: new id -> cora's."""
+
+    edges: Path
+    arguments: list[str]
+    labels: np.ndarray
+    test: np.ndarray
+    order: np.ndarray
+
+
+def rows_of(csr: CSR) -> Any:
+    n = csr.indptr.shape[0]
+    indptr = csr.indptr.read(0, n)
+    values = np.ones(indptr[-1], np.float32) if csr.values is None else csr.values.read(0, indptr[-1])
+    return sp.csr_array((values, csr.indices.read(0, indptr[-1]), indptr), shape=(n - 1, csr.num_cols))
+
+
+def write_files(graph: Graph, folder: Path) -> Files:
+    """Shuffle a store's vertices and write edges as text, features dense, and masks or lists of ids."""
+    rng = np.random.default_rng(1999)
+    n = graph.num_vertices
+    order = rng.permutation(n)
+    new_id = np.empty(n, np.int64)
+    new_id[order] = np.arange(n)
+    coo = rows_of(graph.adj).tocoo()
+    edges = np.stack([new_id[coo.row], new_id[coo.col]], 1)
+    path = folder / "edges.txt"
+    np.savetxt(path, edges[rng.permutation(len(edges))], fmt="%d", header="source target")
+    assert isinstance(graph.features, CSR)
+    assert graph.labels is not None
+    labels = graph.labels.read(0, n)[order]
+    masks = {name: graph.splits[name].read(0, 1)[0][order] for name in ("train", "val", "test")}
+    arrays = {
+        "features": rows_of(graph.features).toarray()[order],
+        "labels": labels,
+        "train": masks["train"],
+        "val": rng.permutation(np.flatnonzero(masks["val"])),
+        "test": masks["test"],
+    }
+    arguments = []
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+        arguments += [f"--{name}", str(folder / f"{name}.npy")]
+    return Files(path, arguments, labels, masks["test"], order)
+
+
+def test_a_strangers_graph(data_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if an edge, a feature or a mask is lost on the way, or scores leave in another order than they came."""
+    files = write_files(load_source(data_root / "cora"), tmp_path)
+    store, three, one = tmp_path / "store", tmp_path / "three", tmp_path / "one"
+    assert run_main("prepare", files.edges, store, *files.arguments) == 0
+    said = capsys.readouterr().out
+    assert "2,708 vertices, 10,556 stored edges, symmetric, 7 classes, splits test, train, val" in said
+    code, _, err = finish(start("train", store, *SETTINGS, "--ranks", 3, "--out", three))
+    assert code == 0, err
+    assert run_main("train", store, *SETTINGS, "--out", one, "--quiet") == 0
+    np.testing.assert_allclose(losses(three), losses(one), rtol=1e-5)
+    assert run_main("predict", three, "--out", tmp_path / "scores.npy") == 0
+    assert run_main("predict", one) == 0
+    got, expected = np.load(tmp_path / "scores.npy"), np.load(one / "scores.npy")
+    assert got.dtype == np.float32
+    assert got.shape == (2708, 7)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    margin = np.diff(np.sort(expected, 1)[:, -2:])[:, 0]
+    clear = margin > 2e-4 * np.abs(expected).max()
+    assert clear.mean() > 0.99
+    assert (got.argmax(1) == expected.argmax(1))[clear].all()
+    accuracy = (got.argmax(1) == files.labels)[files.test].mean()
+    assert accuracy == pytest.approx(result(three)["best"]["test"], abs=2e-3)
+    assert accuracy > 0.4
+
+    original = tmp_path / "original"
+    assert run_main("train", data_root / "cora", *SETTINGS, "--out", original, "--quiet") == 0
+    assert run_main("predict", original, "--weights", "best") == 0
+    scores = np.load(original / "scores.npy")[files.order]
+    np.testing.assert_allclose(expected, scores, rtol=1e-4, atol=1e-4 * np.abs(scores).max())
+
+
+def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a mistake in a source writes a store, or is reported by more than one line."""
+    edges, store = tmp_path / "edges.txt", tmp_path / "store"
+    edges.write_text("0 1\n1 2\n2 0\n")
+    np.save(tmp_path / "short.npy", np.ones((2, 4), np.float32))
+    np.save(tmp_path / "labels.npy", np.array([0, 1, 1]))
+    np.save(tmp_path / "train.npy", np.array([0, 3]))
+    (tmp_path / "other.pdf").write_text("?")
+    cases = {
+        "needs a STORE": ["prepare", edges],
+        "there is no": ["prepare", tmp_path / "nothing.txt", store],
+        "cannot tell what": ["prepare", tmp_path / "other.pdf", store],
+        "cannot load": ["prepare", edges, store, "--features", tmp_path / "nothing.npy"],
+        "shape [3, D], got float32 of shape (2, 4)": [
+            "prepare",
+            edges,
+            store,
+            "--features",
+            tmp_path / "short.npy",
+            "--vertices",
+            "3",
+        ],
+        "train": ["prepare", edges, store, "--labels", tmp_path / "labels.npy", "--train", tmp_path / "train.npy"],
+        "invalid choice": ["prepare", edges, store, "--duplicates", "maybe"],
+    }
+    for text, arguments in cases.items():
+        assert text in refused(capsys, *arguments)
+        assert not store.exists()
+    assert run_main("prepare", edges, store) == 0
+    assert "--force" in refused(capsys, "prepare", edges, store)
+    assert run_main("prepare", edges, store, "--force", "--symmetrize") == 0
+    assert "6 stored edges, symmetric" in capsys.readouterr().out
+    assert "has no features" in refused(capsys, "train", store, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()

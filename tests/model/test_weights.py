@@ -1,0 +1,176 @@
+"""Weights from and to PyG: the same logits on both sides, and nothing half-copied."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import GCNConv, Sequential
+
+from mggcn.api import GCN, Trainer, load
+from mggcn.config import Config
+from mggcn.errors import ConfigError
+from mggcn.graph.csr import CSR, Graph
+from mggcn.model.weights import from_pyg, to_pyg
+from tests.graphs import make_graph, pattern
+
+SEED = 8086
+
+
+class Stack(torch.nn.Module):
+    """A stack of GCNConv layers with ReLU and dropout between them."""
+
+    def __init__(self, widths: tuple[int, ...], bias: bool = True) -> None:
+        super().__init__()
+        pairs = itertools.pairwise(widths)
+        self.convs = torch.nn.ModuleList(GCNConv(d, e, bias=bias) for d, e in pairs)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        for conv in self.convs[:-1]:
+            x = torch.dropout(torch.relu(conv(x, edge_index, edge_weight)), 0.5, self.training)
+        return self.convs[-1](x, edge_index, edge_weight)  # type: ignore[no-any-return]
+
+
+def as_tensors(graph: Graph, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Features (N, D) and edge_index (2, E), as PyG takes them."""
+    n = graph.num_vertices
+    indptr = graph.adj.indptr.read(0, n + 1)
+    rows = np.repeat(np.arange(n), np.diff(indptr))
+    edges = torch.from_numpy(np.stack([rows, graph.adj.indices.read(0, indptr[-1]).astype(np.int64)]))
+    if not isinstance(graph.features, CSR):
+        assert graph.features is not None
+        return torch.from_numpy(graph.features.read(0, n).copy()).to(dtype), edges
+    x = np.zeros((n, graph.features.num_cols))
+    starts = graph.features.indptr.read(0, n + 1)
+    assert graph.features.values is not None
+    places = np.repeat(np.arange(n), np.diff(starts)), graph.features.indices.read(0, starts[-1])
+    x[places] = graph.features.values.read(0, starts[-1])
+    return torch.from_numpy(x).to(dtype), edges
+
+
+def logits(module: Stack, graph: Graph, dtype: torch.dtype) -> np.ndarray:
+    module.eval()
+    with torch.no_grad():
+        return module.to(dtype)(*as_tensors(graph, dtype)).numpy()  # type: ignore[no-any-return]
+
+
+def stack(widths: tuple[int, ...], bias: bool = True) -> Stack:
+    """A stack with random weights and, unlike PyG's fresh ones, biases that are not zero."""
+    torch.manual_seed(SEED)
+    module = Stack(widths, bias)
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    return module
+
+
+def directed() -> Graph:
+    """A random directed graph with a stored self-loop and a vertex without in-edges."""
+    return make_graph(pattern("directed", 61, 4), num_features=9, num_classes=4, sparse=False, weighted=False, seed=15)
+
+
+def assert_equal_to(got: np.ndarray, expected: np.ndarray, rtol: float) -> None:
+    assert got.dtype == expected.dtype
+    np.testing.assert_allclose(got, expected, rtol=0, atol=rtol * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "rtol"), [("fp32", torch.float32, 1e-5), ("fp64", torch.float64, 1e-10)]
+)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ["cora", "directed"])
+def test_imported_weights_give_the_logits_of_pyg(
+    data_root: Path, name: str, bias: bool, precision: str, dtype: torch.dtype, rtol: float
+) -> None:
+    """Fails if a matrix is transposed wrongly, a layer or bias is mixed up, or the normalisation is not PyG's."""
+    graph = load("cora", root=data_root) if name == "cora" else directed()
+    widths = (1433, 16, 7) if name == "cora" else (9, 12, 5, 4)
+    module = stack(widths, bias)
+    trainer = Trainer(graph, GCN(widths[1:-1], bias=bias), precision=precision, threads=1)
+    got = trainer.scores_of(from_pyg(module.to(dtype)))
+    assert_equal_to(got, logits(module, graph, dtype), rtol)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_trained_weights_give_their_scores_in_pyg(data_root: Path, precision: str) -> None:
+    """Fails if weights that mggcn trained mean something else in PyG."""
+    dtype, rtol = (torch.float32, 1e-5) if precision == "fp32" else (torch.float64, 1e-10)
+    graph = load("cora", root=data_root)
+    trainer = Trainer(graph, GCN((16,), dropout=0.5), precision=precision, threads=1, seed=SEED)
+    trainer.fit(epochs=4)
+    module = stack((1433, 16, 7)).to(dtype)
+    for weights in ("last", "best"):
+        to_pyg(trainer.state_dict(weights), module)
+        assert_equal_to(trainer.predict(weights=weights), logits(module, graph, dtype), rtol)
+
+
+def test_there_and_back() -> None:
+    """Fails if a round trip changes a bit, or the weights share memory with the module."""
+    module = stack((9, 12, 4))
+    state = from_pyg(module)
+    assert list(state) == ["layers.1.weight", "layers.1.bias", "layers.2.weight", "layers.2.bias"]
+    assert state["layers.1.weight"].shape == (9, 12)
+    other = Stack((9, 12, 4))
+    to_pyg(state, other)
+    for a, b in zip(module.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert b.requires_grad
+    for tensor in state.values():
+        tensor.zero_()
+    assert all(parameter.any() for parameter in other.parameters())
+
+
+def test_any_module_that_holds_convolutions() -> None:
+    """Fails if the layers of PyG's Sequential, or a single layer, are not found in order."""
+    layers = [(GCNConv(9, 12), "x, e -> x"), torch.nn.ReLU(), (GCNConv(12, 4), "x, e -> x")]
+    sequential = Sequential("x, e", layers)
+    assert [tuple(t.shape) for t in from_pyg(sequential).values()] == [(9, 12), (12,), (12, 4), (4,)]
+    assert [tuple(t.shape) for t in from_pyg(GCNConv(3, 2, bias=False)).values()] == [(3, 2)]
+
+
+def changed(**tensors: Tensor | None) -> dict[str, Tensor]:
+    """Weights of a (9, 12, 4) stack, all ones, with some exchanged or, if None, left out."""
+    shapes = {"1.weight": (9, 12), "1.bias": (12,), "2.weight": (12, 4), "2.bias": (4,)}
+    state: dict[str, Any] = {f"layers.{name}": torch.ones(shape) for name, shape in shapes.items()}
+    state |= {f"layers.{name[1]}.{name[3:]}": tensor for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in state.items() if tensor is not None}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (changed(l2_bias=torch.ones(5)), r"layers.2.bias gives \(5,\), the module expects \(4,\)"),
+        (changed(l2_weight=torch.ones(4, 12)), r"layers.2.weight gives \(12, 4\), the module expects \(4, 12\)"),
+        (changed(l2_bias=None), "the module needs layers.2.bias"),
+        (changed(l2_weight=None, l2_bias=None), "the module needs layers.2.weight"),
+        (changed(l3_weight=torch.ones(4, 4)), "no place for layers.3.weight"),
+    ],
+    ids=["bias", "transposed", "no bias", "fewer layers", "more layers"],
+)
+def test_weights_that_do_not_match_change_nothing(state: dict[str, Tensor], message: str) -> None:
+    """Fails if a mismatch in the last layer is found after the first was copied, or not at all."""
+    module = stack((9, 12, 4))
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(ConfigError, match=message):
+        to_pyg(state, module)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_modules_that_do_not_match_are_refused() -> None:
+    """Fails if weights of another shape, depth or bias are loaded, or a module without layers passes for one."""
+    trainer = Trainer(directed(), GCN((12,)), config=Config(), threads=1)
+    for widths, bias in (((9, 13, 4), True), ((9, 4), True), ((9, 12, 12, 4), True), ((9, 12, 4), False)):
+        with pytest.raises(ConfigError, match=r"the model has the weights .*, got"):
+            trainer.scores_of(from_pyg(Stack(widths, bias)))
+    with pytest.raises(ConfigError, match="Linear has none"):
+        from_pyg(torch.nn.Linear(3, 2))
+    with pytest.raises(ConfigError, match="before its first call"):
+        from_pyg(GCNConv(-1, 4))
+    with pytest.raises(ConfigError, match="before its first call"):
+        to_pyg(changed(), Stack((-1, 12, 4)))

@@ -1,0 +1,161 @@
+"""Exit codes and messages: one line on stderr that says what was expected, what came and what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mggcn import cli
+from tests.commands.runs import refused, run_main
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stores") / "small"
+    assert run_main("generate", "community", folder, "--vertices", 120, "--edges", 600) == 0
+    return folder
+
+
+def test_stores_that_are_none(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a missing store, a folder of stores or a source file is trained on, or the message has no way out."""
+    assert "there is no nowhere" in refused(capsys, "train", "nowhere")
+    assert f"{tmp_path / 'nowhere'}" in refused(capsys, "train", "nowhere", "--root", tmp_path)
+    text = refused(capsys, "train", store.parent)
+    assert "is not a store" in text
+    assert "it holds the stores small" in text
+    (tmp_path / "edges.txt").write_text("0 1\n")
+    assert "mggcn prepare" in refused(capsys, "train", tmp_path / "edges.txt")
+
+
+def test_settings_that_are_none(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a misspelt or malformed setting is ignored, or the known ones are not listed."""
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[model\nhidden = 3")
+    odd = tmp_path / "odd.toml"
+    odd.write_text("[model]\nhiden = [16]")
+    out = tmp_path / "run"
+    cases = {
+        "unknown setting model.hiden; known in [model] are kind, hidden": ["--set", "model.hiden=16"],
+        "unknown table [modell]; known are data, model, train, run": ["--set", "modell.hidden=16"],
+        "--set expects table.key=value": ["--set", "model.hidden"],
+        "train.epochs must be 1 or more": ["--epochs", 0],
+        "train.epochs expects an integer, got 'ten'": ["--epochs", "ten"],
+        "run.precision expects one of fp32, fp64": ["--precision", "fp8"],
+        "is not valid TOML": ["--config", broken],
+        f"{odd}: unknown setting model.hiden": ["--config", odd],
+        "cannot read the configuration": ["--config", tmp_path / "nothing.toml"],
+        "unrecognized arguments: --epoch2": ["--epoch2", 3],
+        "single has one rank": ["--transport", "single", "--ranks", 2],
+    }
+    for text, arguments in cases.items():
+        assert text in refused(capsys, "train", store, "--out", out, *arguments)
+        assert not out.exists()
+
+
+def test_runs_that_are_refused_leave_nothing(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a run that cannot start leaves a folder that blocks the next try, or its reason is not said."""
+    out = tmp_path / "run"
+    train = ["train", store, "--threads", 1, "--out", out]
+    text = refused(capsys, *train, "--memory-limit", "10MiB")
+    assert "needs" in text
+    assert "10.00 MiB may be used; no number of ranks up to 1024 would fit" in text
+    assert not out.exists()
+    assert "data.split must be below 1" in refused(capsys, *train, "--split", 7)
+    assert not out.exists()
+    assert "use --device cpu" in refused(capsys, *train, "--device", "cuda", code=1)
+    assert not out.exists()
+    assert "nccl needs GPUs" in refused(capsys, *train, "--transport", "nccl", code=1)
+    assert not out.exists()
+    assert run_main(*train, "--epochs", 1, "--quiet") == 0
+    assert f"--resume {out}" in refused(capsys, *train)
+    assert "give one of them" in refused(capsys, "train", store, "--resume", out)
+    assert "give one of them" in refused(capsys, "train")
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in refused(capsys, "train", store, "--out", tmp_path / "file" / "run")
+
+
+def test_a_plan_that_does_not_fit_says_what_would(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the advice for a limit just below the need is missing or wrong."""
+    shape = ["--vertices", "1e7", "--edges", "1e8", "--features", 128, "--classes", 40]
+    assert run_main("plan", *shape, "--memory-limit", "12GiB") == 2
+    last = capsys.readouterr().out.splitlines()[-1]
+    ranks = int(last.partition("per rank; ")[2].split()[0])
+    assert run_main("plan", *shape, "--memory-limit", "12GiB", "--ranks", ranks) == 0
+    assert run_main("plan", *shape, "--memory-limit", "12GiB", "--ranks", ranks - 1) == 2
+
+
+def test_runs_that_are_none(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if predict or report take a folder that no run wrote, or one without a checkpoint."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "not the folder of a run" in refused(capsys, "predict", empty)
+    assert "there is no run folder" in refused(capsys, "predict", tmp_path / "nothing")
+    assert "not a complete run folder" in refused(capsys, "report", empty)
+    run = tmp_path / "run"
+    assert run_main("train", store, "--threads", 1, "--epochs", 1, "--out", run, "--quiet") == 0
+    assert "expects a file" in refused(capsys, "predict", run, "--out", empty)
+    assert "expects a file" in refused(capsys, "predict", run, "--out", tmp_path / "nothing" / "scores.npy")
+    (run / "checkpoints" / "latest").unlink()
+    assert "no checkpoint" in refused(capsys, "predict", run)
+    assert not (run / "scores.npy").exists()
+
+
+def test_sizes_that_cannot_be_generated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a size that makes no graph is taken, writes a folder, or answers with a traceback."""
+    out = tmp_path / "g"
+    cases = {
+        "got -3": ["community", out, "--vertices", -3],
+        "expected 0 <= scale <= 30, got 99": ["rmat", out, "--scale", 99],
+        "invalid whole number value: 'x'": ["rmat", out, "--scale", "x"],
+        "invalid choice: 'star'": ["star", out],
+        "KIND": [],
+        "7": ["community", out, "--vertices", 10, "--edges", 7000],
+        "train": ["community", out, "--train", 1.5],
+    }
+    for text, arguments in cases.items():
+        assert text in refused(capsys, "generate", *arguments)
+        assert not out.exists()
+    assert "the following arguments are required: COMMAND" in refused(capsys)
+    assert "invalid choice" in refused(capsys, "trian")
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a setting can be neither found in --help nor seen with its default."""
+    from mggcn.config import Config, to_tables
+
+    for command in ("train", "plan"):
+        assert run_main(command, "--help") == 0
+        text = capsys.readouterr().out
+        for table, values in to_tables(Config()).items():
+            assert all(f" {table}.{key}=" in text for key in values)
+        assert "model.hidden=128,128" in text
+        assert "(default: 200)" in text
+
+
+def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a bug looks like bad input, or an interruption or a closed pipe like a bug."""
+
+    def raising(error: BaseException) -> None:
+        def run(_: object) -> int:
+            raise error
+
+        monkeypatch.setattr(cli.doctor, "run", run)
+
+    raising(ZeroDivisionError("bug"))
+    assert run_main("doctor") == 1
+    assert "Traceback" in capsys.readouterr().err
+    raising(KeyboardInterrupt())
+    assert run_main("doctor") == 130
+    assert capsys.readouterr().err == "mggcn: interrupted\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error(store: Path) -> None:
+    """Fails if `mggcn plan ... | head -1` prints a traceback."""
+    command = f"{sys.executable} -m mggcn plan {store} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""

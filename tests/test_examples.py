@@ -1,0 +1,58 @@
+"""Every example runs as it stands, in seconds and without the network."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from tests.commands.runs import finish, start
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    return [float(found) for found in re.findall(pattern, text)]
+
+
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread per rank: spinning threads on shared cores would turn milliseconds into seconds."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+
+
+def test_scipy_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the example breaks, or the graph does not help on a graph made for it."""
+    runpy.run_path(str(EXAMPLES / "scipy_graph.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    mlp, gcn = numbers(r"test accuracy ([\d.]+)", out)
+    assert gcn > mlp + 0.1
+    assert numbers(r"3000 vertices, ([\d.]+) of", out) == [gcn]
+
+
+def test_pyg_data(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the example breaks, or weights change their meaning between mggcn and PyG."""
+    runpy.run_path(str(EXAMPLES / "pyg_data.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert numbers(r"test accuracy ([\d.]+)", out)[0] > 0.8
+    differences = numbers(r"differ by (\S+) of", out)
+    assert len(differences) == 2
+    assert max(differences) < 1e-5
+
+
+def test_torchrun_train(tmp_path: Path) -> None:
+    """Fails if the example breaks, or more than one rank prints."""
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLES / "torchrun_train.py"))
+    code, out, err = finish(start(tmp_path / "store", tmp_path / "run", module=launcher))
+    assert code == 0, err
+    (accuracy,) = numbers(r"test accuracy ([\d.]+) on 2 ranks", out)
+    assert accuracy > 0.5
+    assert out.count("run folder") == 1
+
+
+def test_every_example_is_tested() -> None:
+    """Fails if an example is added without a test."""
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} <= tested

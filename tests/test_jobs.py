@@ -1,0 +1,190 @@
+"""Run folders, what may run at all, and scoring another graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mggcn import jobs
+from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig, from_toml
+from mggcn.errors import BackendError, ConfigError, GraphError, RunError, TrainError
+from mggcn.graph.csr import CSR, ArrayRows, Graph
+from mggcn.graph.store import open_store
+from mggcn.graph.store_write import write_store
+from tests.graphs import make_graph, pattern
+
+N = 40
+
+
+def graph_of(seed: int = 3, features: int = 5, sparse: bool = False) -> Graph:
+    return make_graph(
+        pattern("random", N, seed), num_features=features, num_classes=3, sparse=sparse, weighted=False, seed=seed
+    )
+
+
+def config_of(ranks: int = 1, epochs: int = 3) -> Config:
+    return Config(
+        model=ModelConfig(hidden=(4,), dropout=0.3),
+        train=TrainConfig(seed=23, epochs=epochs),
+        run=RunConfig(ranks=ranks, threads=1, transport="threads" if ranks > 1 else "auto"),
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run on two threads."""
+    return trained(tmp_path / "store", tmp_path / "run", config_of(2))
+
+
+def trained(store: Path, out: Path, config: Config) -> Path:
+    write_store(graph_of(), store)
+    graph = open_store(store)
+    folder, config = jobs.prepare_run(config, graph, store, out)
+    jobs.run_training(folder, config, graph, quiet=True)
+    return folder
+
+
+def test_a_run_folder_holds_everything(run: Path) -> None:
+    """Fails if a run cannot be repeated, resumed or read from its folder alone."""
+    config, plan, job = jobs.read_run(run)
+    assert config == dataclasses.replace(config_of(2), train=dataclasses.replace(config_of().train, metric="accuracy"))
+    assert plan["ranks"] == 2
+    assert open_store(job["store"]).num_vertices == N
+    assert Path(job["store"]).is_absolute()
+    assert from_toml(run / "config.toml") == config
+    result = json.loads((run / "result.json").read_text())
+    keys = "metric best final epochs seconds_per_epoch setup_seconds planned_peak_bytes measured_peak_bytes arena_bytes"
+    assert set(keys.split()) <= result.keys()
+    assert {"bytes_sent_per_epoch", "versions", "graph_sha256"} <= result.keys()
+    assert len((run / "history.jsonl").read_text().splitlines()) == result["epochs"] == 3
+    assert [path.name for path in run.rglob("*") if path.name.endswith(".tmp")] == []
+
+
+def test_what_cannot_run_here_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """Fails if cuda or nccl silently become something else, or leave a folder behind."""
+    graph = graph_of()
+    for run in (RunConfig(device="cuda"), RunConfig(transport="nccl", ranks=2), RunConfig(transport="nccl")):
+        with pytest.raises(BackendError, match=r"not available|needs GPUs"):
+            jobs.prepare_run(dataclasses.replace(config_of(), run=run), graph, None, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_run_never_overwrites_another(run: Path, tmp_path: Path) -> None:
+    """Fails if a folder with anything in it is taken, or an empty one is not."""
+    with pytest.raises(RunError, match=rf"not empty; .* --resume {run}"):
+        jobs.make_run_folder(config_of(), "any", run)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="not empty"):
+        jobs.make_run_folder(config_of(), "any", tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    assert jobs.make_run_folder(config_of(), "any", tmp_path / "empty") == tmp_path / "empty"
+    assert jobs.make_run_folder(config_of(), "any", tmp_path / "a" / "b").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("error", "epochs", "stays"),
+    [(GraphError("bad"), 0, False), (GraphError("bad"), 1, True), (TrainError("nan"), 0, True)],
+    ids=["bad input", "after an epoch", "not input"],
+)
+def test_only_a_run_that_never_began_is_discarded(tmp_path: Path, error: Exception, epochs: int, stays: bool) -> None:
+    """Fails if a refused run blocks its folder, or a failure removes epochs or logs that were written."""
+    folder = jobs.make_run_folder(config_of(), "any", tmp_path / "run")
+    if epochs:
+        (folder / "history.jsonl").write_text("{}\n")
+    with pytest.raises(type(error)), jobs.discarded_if_refused(folder):
+        raise error
+    assert folder.exists() == stays
+
+
+def test_extending_a_run(tmp_path: Path) -> None:
+    """Fails if fewer epochs than done, or a run that is complete, are accepted."""
+    folder, config = tmp_path / "run", config_of(epochs=9)
+    folder.mkdir()
+    assert jobs.extend_run(folder, config, "4").train.epochs == 4
+    (folder / "history.jsonl").write_text('{"epoch": 1}\n{"epoch": 5}\n')
+    assert jobs.epochs_done(folder) == (5, False)
+    assert jobs.extend_run(folder, config, 5).train.epochs == 5
+    for epochs, message in ((4, "5 epochs already"), ("x", "expects an integer"), (0, "must be 1 or more")):
+        with pytest.raises(ConfigError, match=message):
+            jobs.extend_run(folder, config, epochs)
+    (folder / "result.json").write_text("{}")
+    assert jobs.extend_run(folder, config, 9) == config
+    with pytest.raises(RunError, match="complete after 5 epochs"):
+        jobs.extend_run(folder, config, 12)
+
+
+def test_scores_of_another_store_need_no_labels(run: Path, tmp_path: Path) -> None:
+    """Fails if predicting asks for labels or splits, uses the plan of the old graph, or mixes up the order."""
+    own = np.load(jobs.predict(run))
+    graph = graph_of()
+    bare = dataclasses.replace(graph, labels=None, splits={}, num_classes=0)
+    write_store(bare, tmp_path / "bare")
+    again = np.load(jobs.predict(run, tmp_path / "again.npy", store=tmp_path / "bare"))
+    np.testing.assert_allclose(again, own, rtol=1e-6, atol=1e-7)
+    assert own.std(0).min() > 0
+    # The same numbers of vertices, edges and features, in another order.
+    order = np.roll(np.arange(N), 7)
+    write_store(reordered(bare, order), tmp_path / "rolled")
+    rolled = np.load(jobs.predict(run, tmp_path / "rolled.npy", store=tmp_path / "rolled"))
+    np.testing.assert_allclose(rolled, own[order], rtol=1e-4, atol=1e-5)
+
+
+def reordered(graph: Graph, order: np.ndarray) -> Graph:
+    """The same graph with vertex order[i] as its vertex i."""
+    import scipy.sparse as sp
+
+    from tests.graphs import csr
+
+    indptr = graph.adj.indptr.read(0, N + 1)
+    adj = sp.csr_array((np.ones(indptr[-1]), graph.adj.indices.read(0, indptr[-1]), indptr), shape=(N, N))
+    adj = csr(adj[order][:, order])
+    assert graph.features is not None
+    assert not isinstance(graph.features, CSR)
+    return dataclasses.replace(graph, adj=adj, adj_t=adj, features=ArrayRows(graph.features.read(0, N)[order]))
+
+
+def test_what_predict_refuses(run: Path, tmp_path: Path) -> None:
+    """Fails if scores are computed before it is known that they can be written, or from other features."""
+    write_store(graph_of(features=6), tmp_path / "wide")
+    with pytest.raises(ConfigError, match=r"has 6 features, the run in .* was trained on 5"):
+        jobs.predict(run, store=tmp_path / "wide")
+    for out in (tmp_path, tmp_path / "nothing" / "scores.npy"):
+        with pytest.raises(ConfigError, match="expects a file"):
+            jobs.predict(run, out)
+    (run / "job.json").write_text('{"store": null}')
+    with pytest.raises(RunError, match="graph in memory; name the store"):
+        jobs.predict(run)
+
+
+def test_signals_set_the_flag_once_and_handlers_return() -> None:
+    """Fails if a second signal is swallowed, or the handlers stay after training."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with jobs.signalled_stop() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+        assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+    seen = []
+
+    def elsewhere() -> None:
+        with jobs.signalled_stop():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [before[1]]
+
+
+def test_softmax_of_huge_logits() -> None:
+    """Fails if large scores overflow."""
+    found = jobs.softmax(np.array([[1e30, 0.0], [-1e30, -1e30], [0.0, np.log(3.0)]]))
+    np.testing.assert_allclose(found, [[1, 0], [0.5, 0.5], [0.25, 0.75]])
