@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-KERNELS := CMakeLists.txt $(wildcard cpu/*)
+# The editable install maps the modules that exist: a folder changes when one is added or moved.
+SOURCES := CMakeLists.txt $(wildcard cpu/*) $(shell find mggcn -type d -not -name __pycache__)
 
 .PHONY: train test lint bench clean
 
@@ -38,7 +39,7 @@ $(VENV)/pip:
 	@touch $@
 
 # torch first and pinned: without the constraint pip may take a build with gigabytes of CUDA libraries.
-$(VENV)/installed: $(VENV)/pip pyproject.toml constraints-cpu.txt $(KERNELS)
+$(VENV)/installed: $(VENV)/pip pyproject.toml constraints-cpu.txt $(SOURCES)
 	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt -e .
 	@touch $@

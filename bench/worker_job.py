@@ -12,15 +12,15 @@ from pathlib import Path
 
 
 def main() -> None:
-    from mggcn import jobs
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
+    from mggcn.jobs import train as training
 
     store, config = Path(sys.argv[1]), from_tables(json.loads(sys.argv[2]))
     graph = open_store(store)
     with tempfile.TemporaryDirectory() as temporary:
-        folder, config = jobs.prepare_run(config, graph, store, Path(temporary) / "run")
-        result = jobs.run_training(folder, config, graph, quiet=True)
+        folder, config = training.prepare_run(config, graph, store, Path(temporary) / "run")
+        result = training.run_training(folder, config, graph, quiet=True)
         ranks = json.loads((folder / "plan.json").read_text())["per_rank"]
     largest = max(ranks, key=lambda rank: rank["total_bytes"])
     known = ("arena_bytes", "paper_bytes", "regions", "setup_bytes")

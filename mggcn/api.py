@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn import jobs
 from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph, resolve
 from mggcn.config import Config, ModelConfig, from_tables
 from mggcn.errors import ConfigError, RunError
@@ -25,6 +24,10 @@ from mggcn.graph.convert import from_object
 from mggcn.graph.csr import Graph
 from mggcn.graph.sources import load_source
 from mggcn.graph.store import open_store, store_folder, write_store
+from mggcn.jobs import folder as run_folders
+from mggcn.jobs import local as local_ranks
+from mggcn.jobs import predict as predicting
+from mggcn.jobs import train as training
 from mggcn.train.runplan import RunPlan
 
 if TYPE_CHECKING:
@@ -117,29 +120,29 @@ class Trainer:
         """
         if on_epoch is not None and not self._in_process:
             raise ConfigError("on_epoch needs ranks=1 or transport='threads': other processes cannot call it")
-        jobs.check_available(self._config)
+        training.check_available(self._config)
         if epochs is not None:
             self._config = _with(self._config, {"epochs": epochs})
             self._plan = dataclasses.replace(self._plan, config=self._config)
         out = self._out if self._folder is None else None
         store = self._store()
         temporary = None if out is not None else _temporary(self)
-        folder = jobs.make_run_folder(self._config, self._graph.name, out or temporary)
-        jobs.write_plan(folder, self._plan, store)
+        folder = run_folders.make_run_folder(self._config, self._graph.name, out or temporary)
+        run_folders.write_plan(folder, self._plan, store, self._graph)
         self._folder = folder
         if self._in_process:
             self._rank = None
             known = (self._plan, self._owners)
-            with jobs.signalled_stop() as stop:
-                ranks = jobs.on_local_ranks(
+            with local_ranks.signalled_stop() as stop:
+                ranks = local_ranks.on_local_ranks(
                     self._config,
-                    lambda comm: jobs.train_rank(
+                    lambda comm: training.train_rank(
                         comm, self._config, self._graph, *known, folder, quiet=True, stop=stop, on_epoch=on_epoch
                     ),
                 )
             self._rank = ranks[0]
         else:
-            jobs.run_training(folder, self._config, self._graph, quiet=True)
+            training.run_training(folder, self._config, self._graph, quiet=True)
         self._best = {}
         return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
@@ -177,7 +180,7 @@ class Trainer:
             if self._in_process:
                 self._predict_here(target, weights, probabilities)
             else:
-                jobs.predict(self._folder, target, weights=weights, probabilities=probabilities)
+                predicting.predict(self._folder, target, weights=weights, probabilities=probabilities)
             return np.load(target, allow_pickle=False)  # type: ignore[no-any-return]
         finally:
             shutil.rmtree(target.parent, ignore_errors=True)
@@ -214,8 +217,8 @@ class Trainer:
             scores[rank.trainer.runtime.inputs.row_ids.numpy()] = logits
             return scores
 
-        scores = jobs.on_local_ranks(config, body)[0]
-        return jobs.softmax(scores) if probabilities else scores  # type: ignore[no-any-return]
+        scores = local_ranks.on_local_ranks(config, body)[0]
+        return predicting.softmax(scores) if probabilities else scores  # type: ignore[no-any-return]
 
     @property
     def _in_process(self) -> bool:
@@ -230,10 +233,10 @@ class Trainer:
             rank = rank or make_rank(self._config, self._graph, plan, owners, comm)
             before = rank.trainer.runtime.weights.state_dict()
             rank.trainer.runtime.weights.load_state_dict(state)
-            jobs.write_scores(comm, rank, target, self._graph.num_vertices, probabilities)
+            predicting.write_scores(comm, rank, target, self._graph.num_vertices, probabilities)
             rank.trainer.runtime.weights.load_state_dict(before)
 
-        jobs.on_local_ranks(self._config, body)
+        local_ranks.on_local_ranks(self._config, body)
 
     def _store(self) -> Path | None:
         """Return the store that rank processes open: the graph's own, or a temporary one for a graph in memory."""

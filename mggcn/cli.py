@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn, final
 
+from mggcn import native
 from mggcn.commands import doctor, generate, plan, predict, prepare, report, train
 from mggcn.errors import MggcnError
 from mggcn.version import __version__
@@ -19,6 +20,7 @@ from mggcn.version import __version__
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; errors of mggcn print one line, others a traceback."""
+    native.limit_spinning()
     arguments = make_parser().parse_args(argv)
     try:
         code = int(arguments.run(arguments))

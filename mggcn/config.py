@@ -20,6 +20,10 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+MAX_RANKS = 4096
+"""Ranks of a plan; more than any node has."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
     """What of the store a run reads, and how."""
@@ -148,7 +152,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _settle(self, "run")
-        _require(self.ranks >= 1, f"run.ranks must be 1 or more, got {self.ranks}")
+        _require(1 <= self.ranks <= MAX_RANKS, f"run.ranks must lie in 1 .. {MAX_RANKS}, got {self.ranks}")
         _require(self.threads >= 0, f"run.threads must be 0 or more, got {self.threads}")
         _require(self.memory_limit >= 0, f"run.memory_limit must be 0 or more bytes, got {self.memory_limit}")
         _require(self.timeout_s > 0, f"run.timeout_s must be positive, got {self.timeout_s}")

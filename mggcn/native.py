@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -85,6 +86,15 @@ def path() -> Path:
     if not found.exists():
         raise BackendError(f"the CPU kernels are missing at {found}; {_REMEDY}")
     return found
+
+
+def limit_spinning() -> None:
+    """Let OpenMP threads wait briefly, then sleep: on busy cores libgomp's default spins a hundredfold of the work.
+
+    To be called before torch is loaded; what the user has set for libgomp stays.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 @functools.cache

@@ -6,22 +6,40 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mggcn.jobs import worker_main
+from mggcn import native
+from mggcn.comm.launch import rank_main
+from mggcn.jobs.folder import read_run
+
+if TYPE_CHECKING:
+    from mggcn.comm.base import Communicator
 
 
 def main() -> int:
     """Parse what the parent passed and run the rank."""
+    native.limit_spinning()
     parser = argparse.ArgumentParser(prog="mggcn.worker")
     parser.add_argument("job", choices=("train", "predict"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--size", type=int, required=True)
     parser.add_argument("--rendezvous", type=Path, required=True)
-    parser.add_argument("--quiet", action="store_true")
-    parser.add_argument("--arguments", type=json.loads, default={})
+    parser.add_argument("--arguments", type=json.loads, required=True)
     a = parser.parse_args()
-    return worker_main(a.job, a.folder, a.rank, a.size, a.rendezvous, a.quiet, a.arguments)
+    config, _, _ = read_run(a.folder)
+
+    def body(comm: Communicator) -> None:
+        if a.job == "train":
+            from mggcn.jobs.train import train_worker
+
+            train_worker(comm, a.folder, **a.arguments)
+        else:
+            from mggcn.jobs.predict import predict_worker
+
+            predict_worker(comm, a.folder, a.arguments)
+
+    return rank_main(a.rank, a.size, a.rendezvous, config.run.timeout_s, a.folder, body)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mggcn import jobs
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig, from_toml
 from mggcn.errors import BackendError, ConfigError, GraphError, RunError, TrainError
 from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
+from mggcn.jobs import folder as run_folders
+from mggcn.jobs import local as local_ranks
+from mggcn.jobs import predict as predicting
+from mggcn.jobs import train as training
 from tests.graphs import make_graph, pattern
 
 N = 40
@@ -46,14 +49,14 @@ def run(tmp_path: Path) -> Path:
 def trained(store: Path, out: Path, config: Config) -> Path:
     write_store(graph_of(), store)
     graph = open_store(store)
-    folder, config = jobs.prepare_run(config, graph, store, out)
-    jobs.run_training(folder, config, graph, quiet=True)
+    folder, config = training.prepare_run(config, graph, store, out)
+    training.run_training(folder, config, graph, quiet=True)
     return folder
 
 
 def test_a_run_folder_holds_everything(run: Path) -> None:
     """Fails if a run cannot be repeated, resumed or read from its folder alone."""
-    config, plan, job = jobs.read_run(run)
+    config, plan, job = run_folders.read_run(run)
     assert config == dataclasses.replace(config_of(2), train=dataclasses.replace(config_of().train, metric="accuracy"))
     assert plan["ranks"] == 2
     assert open_store(job["store"]).num_vertices == N
@@ -72,20 +75,20 @@ def test_what_cannot_run_here_is_refused_before_anything_is_written(tmp_path: Pa
     graph = graph_of()
     for run in (RunConfig(device="cuda"), RunConfig(transport="nccl", ranks=2), RunConfig(transport="nccl")):
         with pytest.raises(BackendError, match=r"not available|needs GPUs"):
-            jobs.prepare_run(dataclasses.replace(config_of(), run=run), graph, None, tmp_path / "run")
+            training.prepare_run(dataclasses.replace(config_of(), run=run), graph, None, tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
 def test_a_run_never_overwrites_another(run: Path, tmp_path: Path) -> None:
     """Fails if a folder with anything in it is taken, or an empty one is not."""
     with pytest.raises(RunError, match=rf"not empty; .* --resume {run}"):
-        jobs.make_run_folder(config_of(), "any", run)
+        run_folders.make_run_folder(config_of(), "any", run)
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="not empty"):
-        jobs.make_run_folder(config_of(), "any", tmp_path / "file")
+        run_folders.make_run_folder(config_of(), "any", tmp_path / "file")
     (tmp_path / "empty").mkdir()
-    assert jobs.make_run_folder(config_of(), "any", tmp_path / "empty") == tmp_path / "empty"
-    assert jobs.make_run_folder(config_of(), "any", tmp_path / "a" / "b").is_dir()
+    assert run_folders.make_run_folder(config_of(), "any", tmp_path / "empty") == tmp_path / "empty"
+    assert run_folders.make_run_folder(config_of(), "any", tmp_path / "a" / "b").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -95,10 +98,10 @@ def test_a_run_never_overwrites_another(run: Path, tmp_path: Path) -> None:
 )
 def test_only_a_run_that_never_began_is_discarded(tmp_path: Path, error: Exception, epochs: int, stays: bool) -> None:
     """Fails if a refused run blocks its folder, or a failure removes epochs or logs that were written."""
-    folder = jobs.make_run_folder(config_of(), "any", tmp_path / "run")
+    folder = run_folders.make_run_folder(config_of(), "any", tmp_path / "run")
     if epochs:
         (folder / "history.jsonl").write_text("{}\n")
-    with pytest.raises(type(error)), jobs.discarded_if_refused(folder):
+    with pytest.raises(type(error)), run_folders.discarded_if_refused(folder):
         raise error
     assert folder.exists() == stays
 
@@ -107,32 +110,32 @@ def test_extending_a_run(tmp_path: Path) -> None:
     """Fails if fewer epochs than done, or a run that is complete, are accepted."""
     folder, config = tmp_path / "run", config_of(epochs=9)
     folder.mkdir()
-    assert jobs.extend_run(folder, config, "4").train.epochs == 4
+    assert run_folders.extend_run(folder, config, "4").train.epochs == 4
     (folder / "history.jsonl").write_text('{"epoch": 1}\n{"epoch": 5}\n')
-    assert jobs.epochs_done(folder) == (5, False)
-    assert jobs.extend_run(folder, config, 5).train.epochs == 5
+    assert run_folders.epochs_done(folder) == (5, False)
+    assert run_folders.extend_run(folder, config, 5).train.epochs == 5
     for epochs, message in ((4, "5 epochs already"), ("x", "expects an integer"), (0, "must be 1 or more")):
         with pytest.raises(ConfigError, match=message):
-            jobs.extend_run(folder, config, epochs)
+            run_folders.extend_run(folder, config, epochs)
     (folder / "result.json").write_text("{}")
-    assert jobs.extend_run(folder, config, 9) == config
+    assert run_folders.extend_run(folder, config, 9) == config
     with pytest.raises(RunError, match="complete after 5 epochs"):
-        jobs.extend_run(folder, config, 12)
+        run_folders.extend_run(folder, config, 12)
 
 
 def test_scores_of_another_store_need_no_labels(run: Path, tmp_path: Path) -> None:
     """Fails if predicting asks for labels or splits, uses the plan of the old graph, or mixes up the order."""
-    own = np.load(jobs.predict(run))
+    own = np.load(predicting.predict(run))
     graph = graph_of()
     bare = dataclasses.replace(graph, labels=None, splits={}, num_classes=0)
     write_store(bare, tmp_path / "bare")
-    again = np.load(jobs.predict(run, tmp_path / "again.npy", store=tmp_path / "bare"))
+    again = np.load(predicting.predict(run, tmp_path / "again.npy", store=tmp_path / "bare"))
     np.testing.assert_allclose(again, own, rtol=1e-6, atol=1e-7)
     assert own.std(0).min() > 0
     # The same numbers of vertices, edges and features, in another order.
     order = np.roll(np.arange(N), 7)
     write_store(reordered(bare, order), tmp_path / "rolled")
-    rolled = np.load(jobs.predict(run, tmp_path / "rolled.npy", store=tmp_path / "rolled"))
+    rolled = np.load(predicting.predict(run, tmp_path / "rolled.npy", store=tmp_path / "rolled"))
     np.testing.assert_allclose(rolled, own[order], rtol=1e-4, atol=1e-5)
 
 
@@ -154,19 +157,19 @@ def test_what_predict_refuses(run: Path, tmp_path: Path) -> None:
     """Fails if scores are computed before it is known that they can be written, or from other features."""
     write_store(graph_of(features=6), tmp_path / "wide")
     with pytest.raises(ConfigError, match=r"has 6 features, the run in .* was trained on 5"):
-        jobs.predict(run, store=tmp_path / "wide")
+        predicting.predict(run, store=tmp_path / "wide")
     for out in (tmp_path, tmp_path / "nothing" / "scores.npy"):
         with pytest.raises(ConfigError, match="expects a file"):
-            jobs.predict(run, out)
+            predicting.predict(run, out)
     (run / "job.json").write_text('{"store": null}')
     with pytest.raises(RunError, match="graph in memory; name the store"):
-        jobs.predict(run)
+        predicting.predict(run)
 
 
 def test_signals_set_the_flag_once_and_handlers_return() -> None:
     """Fails if a second signal is swallowed, or the handlers stay after training."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with jobs.signalled_stop() as stop:
+    with local_ranks.signalled_stop() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.signal == signal.SIGTERM
         assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -175,7 +178,7 @@ def test_signals_set_the_flag_once_and_handlers_return() -> None:
     seen = []
 
     def elsewhere() -> None:
-        with jobs.signalled_stop():
+        with local_ranks.signalled_stop():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=elsewhere)
@@ -186,5 +189,56 @@ def test_signals_set_the_flag_once_and_handlers_return() -> None:
 
 def test_softmax_of_huge_logits() -> None:
     """Fails if large scores overflow."""
-    found = jobs.softmax(np.array([[1e30, 0.0], [-1e30, -1e30], [0.0, np.log(3.0)]]))
+    found = predicting.softmax(np.array([[1e30, 0.0], [-1e30, -1e30], [0.0, np.log(3.0)]]))
     np.testing.assert_allclose(found, [[1, 0], [0.5, 0.5], [0.25, 0.75]])
+
+
+def test_a_changed_graph_is_refused(run: Path, tmp_path: Path) -> None:
+    """Fails if a run is resumed or scores with the plan of a graph that its store no longer holds."""
+    for vertices in (N, 3 * N):
+        changed = make_graph(
+            pattern("random", vertices, 77), num_features=5, num_classes=3, sparse=False, weighted=False, seed=77
+        )
+        write_store(changed, tmp_path / "store", overwrite=True)
+        graph = open_store(tmp_path / "store")
+        config, _, _ = run_folders.read_run(run)
+        with pytest.raises(RunError, match="has changed since"):
+            run_folders.known_plan(run, config, graph)
+        with pytest.raises(RunError, match="has changed since"):
+            predicting.predict(run)
+        with pytest.raises(RunError, match="has changed since"):
+            training.run_training(run, config, graph, quiet=True)
+
+
+def test_changed_settings_are_refused(run: Path, tmp_path: Path) -> None:
+    """Fails if an edited config.toml moves vertices to other ranks under a plan that does not know."""
+    graph = open_store(tmp_path / "store")
+    config, _, _ = run_folders.read_run(run)
+    for changed in (
+        dataclasses.replace(config, run=dataclasses.replace(config.run, order="permute")),
+        dataclasses.replace(config, run=dataclasses.replace(config.run, ranks=3)),
+        dataclasses.replace(config, train=dataclasses.replace(config.train, seed=24)),
+    ):
+        with pytest.raises(RunError, match="put them back"):
+            run_folders.known_plan(run, changed, graph)
+
+
+def test_epochs_of_repeats_and_cosine_schedules_stay(tmp_path: Path) -> None:
+    """Fails if a continued run mixes repeats of different length, or changes the rates of epochs that are done."""
+    for settings in ({"repeat": 2}, {"schedule": "cosine"}):
+        config = dataclasses.replace(config_of(), train=TrainConfig(epochs=3, **settings))  # type: ignore[arg-type]
+        assert run_folders.extend_run(tmp_path, config, 3) == config
+        with pytest.raises(ConfigError, match="continue without --epochs"):
+            run_folders.extend_run(tmp_path, config, 4)
+
+
+def test_scores_that_cannot_be_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a full disk gives a traceback or leaves half a file."""
+
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", full)
+    with pytest.raises(RunError, match="No space left"):
+        predicting.predict(run, tmp_path / "scores.npy")
+    assert not list(tmp_path.glob("*scores*"))

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn, final
 
 from mggcn.comm.failure import STOP_CODES, Ending, Interrupted, Report, first_error, log_path, log_tail, report_path
-from mggcn.errors import CommError
+from mggcn.errors import CommError, MggcnError
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
@@ -247,7 +247,9 @@ def _run(
         except OSError as problem:
             print(f"cannot report in {folder}: {problem}", file=sys.stderr)
             show = True
-        if show:
+        if show and isinstance(error, MggcnError):
+            print(f"mggcn: rank {rank}: {error}", file=sys.stderr)
+        elif show:
             print(report.traceback, file=sys.stderr)
         if comm is not None:
             comm.abort(f"rank {rank} failed: {report.name}: {report.message}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mggcn import jobs
+from mggcn.jobs import predict as predicting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict and print the path."""
-    path = jobs.predict(
+    path = predicting.predict(
         arguments.run_folder,
         arguments.out,
         weights=arguments.weights,

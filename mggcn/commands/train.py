@@ -9,7 +9,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from mggcn import jobs
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.launch import torchrun_env
 from mggcn.commands.settings import add_settings, read_settings
@@ -18,6 +17,8 @@ from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
+from mggcn.jobs import folder as run_folders
+from mggcn.jobs import train as training
 from mggcn.plan.machine import human
 
 
@@ -41,14 +42,17 @@ def run(arguments: argparse.Namespace) -> int:
         return _under_torchrun(arguments)
     if arguments.resume is not None:
         folder, config, store = arguments.resume, *resumed(arguments)
+        if run_folders.epochs_done(folder)[1]:
+            print(f"the run in {folder} is complete\n{summary(training.read_result(folder))}")
+            return 0
         graph = open_store(store)
-        jobs.rewrite_config(folder, config)
+        run_folders.rewrite_config(folder, config)
         result = _train(folder, config, graph, arguments.quiet)
     else:
         store = store_path(arguments.store, arguments.root)
         graph = open_store(store)
-        folder, config = jobs.prepare_run(read_settings(arguments), graph, store, arguments.out)
-        with jobs.discarded_if_refused(folder):
+        folder, config = training.prepare_run(read_settings(arguments), graph, store, arguments.out)
+        with run_folders.discarded_if_refused(folder):
             result = _train(folder, config, graph, arguments.quiet)
     if not arguments.quiet:
         print(summary(result))
@@ -59,7 +63,7 @@ def _train(folder: Path, config: Config, graph: Graph, quiet: bool) -> dict[str,
     if not quiet:
         print(f"run folder {folder}", flush=True)
     try:
-        return jobs.run_training(folder, config, graph, quiet=quiet)
+        return training.run_training(folder, config, graph, quiet=quiet)
     except Interrupted:
         if not quiet and (folder / "checkpoints" / "latest").exists():
             print(f"saved; to go on: mggcn train --resume {folder}", flush=True)
@@ -80,14 +84,14 @@ def store_path(name: str, root: Path | None) -> Path:
 
 def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
     """Return configuration and store of a run to continue, with --epochs applied. Raises: ConfigError, RunError."""
-    config, _, job = jobs.read_run(arguments.resume)
+    config, _, job = run_folders.read_run(arguments.resume)
     given = [k for k, v in vars(arguments).items() if k.startswith("setting_") and v is not None]
     if arguments.config is not None or arguments.set or any(k != "setting_epochs" for k in given):
         raise ConfigError("--resume keeps the run's own settings; only --epochs may be given with it")
     if job["store"] is None:
         raise RunError(f"{arguments.resume} was trained on a graph in memory and cannot be resumed from the command")
     if arguments.setting_epochs is not None:
-        config = jobs.extend_run(arguments.resume, config, arguments.setting_epochs)
+        config = run_folders.extend_run(arguments.resume, config, arguments.setting_epochs)
     return config, Path(job["store"])
 
 
@@ -97,7 +101,7 @@ def _under_torchrun(arguments: argparse.Namespace) -> int:
         config, store = resumed(arguments)
     else:
         config, store = read_settings(arguments), store_path(arguments.store, arguments.root)
-    code, result = jobs.train_under_torchrun(config, store, arguments.out, arguments.resume, quiet=arguments.quiet)
+    code, result = training.train_under_torchrun(config, store, arguments.out, arguments.resume, quiet=arguments.quiet)
     if result is not None and not arguments.quiet:
         print(f"run folder {result['folder']}")
         print(summary(result))

@@ -33,6 +33,7 @@ class RunLog:
         self._file: TextIO | None = None
         self._bar = folder is not None and not quiet and sys.stderr.isatty()
         self._total = total_epochs
+        self._open = False
         self.lines = 0
 
     def start(self, keep_lines: int) -> None:
@@ -64,7 +65,8 @@ class RunLog:
         width = 24
         filled = "#" * (width * done // self._total)
         score = "" if row["val"] is None else f"  val {row['val']:.4f}"
-        end = "\n" if done == self._total else ""
+        self._open = done != self._total
+        end = "" if self._open else "\n"
         print(
             f"\r[{filled:<{width}}] {done}/{self._total}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch",
             end=end,
@@ -83,3 +85,6 @@ class RunLog:
         if self._file is not None:
             self._file.close()
             self._file = None
+        if self._open:
+            print(file=sys.stderr)
+            self._open = False

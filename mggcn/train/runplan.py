@@ -239,6 +239,17 @@ def plan_run(config: Config, shape: GraphShape, statistics: TileStatistics, coun
 
 
 def _check_shape(shape: GraphShape) -> None:
+    if not 1 <= shape.num_vertices < 2**31:
+        raise GraphError(f"{shape.name} must have 1 .. 2^31 - 1 vertices (32-bit ids), got {shape.num_vertices:,}")
+    if not 0 <= shape.num_edges <= shape.num_vertices**2:
+        raise GraphError(
+            f"{shape.num_vertices:,} vertices have at most {shape.num_vertices**2:,} edges, got {shape.num_edges:,}"
+        )
+    if shape.feature_nnz is not None and not 0 <= shape.feature_nnz <= shape.num_vertices * shape.num_features:
+        raise GraphError(
+            f"{shape.num_vertices:,} x {shape.num_features:,} features have at most "
+            f"{shape.num_vertices * shape.num_features:,} nonzeros, got {shape.feature_nnz:,}"
+        )
     for name in ("num_features", "num_classes"):
         if getattr(shape, name) < 1:
             raise GraphError(
@@ -300,7 +311,7 @@ def plan_rank(
         ranks,
         sum(tiles),
         paper_arena_bytes(model, ranks, max(counts)),
-        _metric_bytes(config, shape) or 9 * shape.num_classes * 8,
+        _score_bytes(config, shape) or 9 * shape.num_classes * 8,
     )
 
 
@@ -334,10 +345,16 @@ def _graph_bytes(shape: GraphShape, tiles: list[int], rows: int, ranks: int, ite
     return (sum(tiles) * entry + ranks * (rows + 1) * 8) * (1 if shape.symmetric else 2)
 
 
-def _metric_bytes(config: Config, shape: GraphShape) -> int:
-    """Scores of all vertices, gathered on every rank for ROC AUC."""
+def _score_bytes(config: Config, shape: GraphShape) -> int:
+    """Scores of all vertices that every rank gathers for ROC AUC: one column for two classes."""
     columns = 1 if shape.num_classes == 2 else shape.num_classes
     return 8 * shape.num_vertices * columns if config.train.metric == "roc_auc" else 0
+
+
+def _metric_bytes(config: Config, shape: GraphShape) -> int:
+    """The gathered scores, labels and mask of ROC AUC, and the copies that ranking them takes (train/ranking.py)."""
+    scores = _score_bytes(config, shape)
+    return 4 * scores + 64 * shape.num_vertices if scores else 0
 
 
 def _setup_bytes(

@@ -66,9 +66,16 @@ class Weights:
                 drawn = torch.rand(view.shape, generator=generator, dtype=torch.float64).mul_(2 * bound).sub_(bound)
                 view.copy_(drawn)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return copies on the host: layers.<l>.weight (D, E) and layers.<l>.bias (E,), l from 1."""
-        return {name: view.detach().cpu().clone() for name, view in self.views.items()}
+    def state_dict(self, flat: Tensor | None = None) -> dict[str, Tensor]:
+        """Return copies on the host: layers.<l>.weight (D, E) and layers.<l>.bias (E,), l from 1.
+
+        flat: another tensor like `flat` to take them from.
+        """
+        source = self.flat if flat is None else flat
+        return {
+            name: source.as_strided(view.shape, view.stride(), view.storage_offset()).cpu().clone()
+            for name, view in self.views.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Copy weights in. Raises: ConfigError if names or shapes differ from the model's."""

@@ -57,7 +57,7 @@ class RankTrainer:
         self._ranking = ranking
         self._stop = stop
         self._optimizer = Optimizer(config.train, runtime.weights)
-        self._best_weights: dict[str, torch.Tensor] = {}
+        self._best = torch.zeros_like(runtime.weights.flat)
         self.progress = Progress()
         self.epoch_seconds: list[float] = []
         runtime.weights.initialize(config.train.seed)
@@ -162,7 +162,7 @@ class RankTrainer:
         if value is not None and (best is None or value > best):
             progress.best = dict(progress.last)
             progress.waited = 0
-            self._best_weights = self.runtime.weights.state_dict()
+            self._best.copy_(self.runtime.weights.flat)
         elif value is not None:
             progress.waited += 1
         return scores
@@ -183,7 +183,6 @@ class RankTrainer:
         progress.run += 1
         if progress.run < self._config.train.repeat:
             progress.epoch, progress.waited, progress.best, progress.last = 0, 0, None, None
-            self._best_weights = {}
             self.runtime.weights.initialize(self._config.train.seed + progress.run)
             self._optimizer = Optimizer(self._config.train, self.runtime.weights)
 
@@ -198,7 +197,7 @@ class RankTrainer:
             log.flush()
             parts = {
                 "weights": self.runtime.weights.state_dict(),
-                "best": self._best_weights,
+                "best": self.runtime.weights.state_dict(self._best) if self.progress.best else {},
                 "optimizer": self._optimizer.tensors(),
             }
             save_checkpoint(folder / "checkpoints", self.progress, parts)
@@ -210,8 +209,11 @@ class RankTrainer:
         if found is None:
             return
         self.progress, parts = found
-        self.runtime.weights.load_state_dict(parts["weights"])
-        self._best_weights = parts.get("best", {})
+        weights = self.runtime.weights
+        if "best" in parts:
+            weights.load_state_dict(parts["best"])
+            self._best.copy_(weights.flat)
+        weights.load_state_dict(parts["weights"])
         self._optimizer.load_tensors(parts.get("optimizer", {}))
         self.runtime.aggregation.load_state(parts.get(f"rank-{self._plan.rank}", {}))
 

@@ -106,9 +106,14 @@ def epochs_of(rank: Rank, plant: bool) -> dict[str, Any]:
     if plant:
         ops = (*plan.train.ops, Greedy())
         object.__setattr__(plan, "train", Program("train", ops, plan.train.arena))
-    for epoch in range(WARM_UP):
-        trainer.step(epoch)
-    found = watch(rank, lambda: [trainer.step(epoch) for epoch in range(WARM_UP, WARM_UP + EPOCHS)])
+
+    def train_and_score(epochs: range) -> None:
+        for epoch in epochs:
+            trainer.step(epoch)
+            trainer._score()
+
+    train_and_score(range(WARM_UP))
+    found = watch(rank, lambda: train_and_score(range(WARM_UP, WARM_UP + EPOCHS)))
     return found | {"ops": {} if found["largest"] <= BOUND else by_op(rank)}
 
 

@@ -82,7 +82,7 @@ def test_all_ranks_run_the_same_program() -> None:
     for features, hidden, n, ranks in itertools.product(
         (17, 40, 200), ((), (8,), (16, 16), (64,)), (4, 37, 1001, 50003), (2, 5)
     ):
-        shape = GraphShape("any", n, 8 * n, features, 5, True)
+        shape = GraphShape("any", n, min(8 * n, n * n), features, 5, True)
         plan = plan_of(shape, hidden, ranks, "cpu")
         for program in ("setup", "train", "evaluate"):
             ops = {

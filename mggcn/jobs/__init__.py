@@ -1,0 +1,1 @@
+"""What the command and the Python API both call: run folders, training on all ranks, predicting."""

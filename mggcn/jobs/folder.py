@@ -1,0 +1,144 @@
+"""Run folders: made, read, continued, tied to the graph that they were made for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mggcn.config import Config, from_tables, from_toml, to_toml
+from mggcn.errors import ConfigError, MggcnError, RunError
+from mggcn.graph.csr import Graph
+from mggcn.graph.store import graph_sha256
+from mggcn.partition.order import Assignment, assign
+from mggcn.train.runlog import write_json
+from mggcn.train.runplan import RunPlan, plan_from_dict, to_dict
+
+
+def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
+    """Create the folder of a new run with its configuration: `out`, or runs/<name>-<time>.
+
+    Raises: RunError if `out` exists and is not empty: a run never overwrites another.
+    """
+    folder = _named_by_time(name) if out is None else out
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(
+            f"{folder} exists and is not empty; choose another --out, or continue that run with --resume {folder}"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.toml").write_text(to_toml(config))
+    except OSError as error:
+        raise RunError(f"the run folder {folder} cannot be written: {error.strerror}") from error
+    return folder
+
+
+def _named_by_time(name: str) -> Path:
+    """Make runs/<name>-<time>, with a number if another run took it in the same second."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{k}" for k in range(2, 1000))):
+        folder = Path("runs") / f"{name}-{stamp}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"the run folder {folder} cannot be made: {error.strerror}; name one with --out") from error
+        return folder
+    raise RunError(f"runs/{name}-{stamp} and 999 more exist; name a folder with --out")
+
+
+def extend_run(folder: Path, config: Config, epochs: Any) -> Config:
+    """Return a run's configuration with another number of epochs.
+
+    Raises: ConfigError if that is no number or less than what is done; RunError if the run is complete.
+    """
+    extended = from_tables({"train": {"epochs": epochs}}, config)
+    done, complete = epochs_done(folder)
+    if complete and extended.train.epochs != config.train.epochs:
+        raise RunError(f"the run in {folder} is complete after {done} epochs; start a new one for another number")
+    if extended.train.epochs != config.train.epochs and config.train.repeat > 1:
+        raise ConfigError(f"{folder} repeats its run, and all repeats need the same epochs; continue without --epochs")
+    if extended.train.epochs != config.train.epochs and config.train.schedule == "cosine":
+        raise ConfigError(f"{folder} has a cosine schedule, which depends on the epochs; continue without --epochs")
+    if extended.train.epochs < done:
+        raise ConfigError(f"{folder} has trained {done} epochs already, got --epochs {extended.train.epochs}")
+    return extended
+
+
+def epochs_done(folder: Path) -> tuple[int, bool]:
+    """Return the epochs of the last history line, and whether the run is complete."""
+    try:
+        lines = (folder / "history.jsonl").read_text().splitlines()
+        done = int(json.loads(lines[-1])["epoch"]) if lines else 0
+    except (OSError, ValueError, KeyError):
+        done = 0
+    return done, (folder / "result.json").exists()
+
+
+def rewrite_config(folder: Path, config: Config) -> None:
+    """Replace the configuration of a run that is continued with another number of epochs."""
+    temporary = folder / ".config.toml.tmp"
+    temporary.write_text(to_toml(config))
+    temporary.rename(folder / "config.toml")
+
+
+def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:
+    """Return configuration, plan and job (the store's path) of a run folder. Raises: RunError if it is none."""
+    if not folder.is_dir():
+        raise RunError(f"there is no run folder {folder}; mggcn train makes one and prints its name")
+    try:
+        plan = json.loads((folder / "plan.json").read_text())
+        job = json.loads((folder / "job.json").read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{folder} is not the folder of a run: it lacks a readable plan.json or job.json ({error})"
+        ) from error
+    return from_toml(folder / "config.toml"), plan, job
+
+
+@contextlib.contextmanager
+def discarded_if_refused(folder: Path) -> Iterator[None]:
+    """Remove a new run folder if bad input, such as a missing split, shows before the first epoch."""
+    try:
+        yield
+    except MggcnError as error:
+        if error.exit_code == 2 and not (folder / "history.jsonl").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def write_plan(folder: Path, plan: RunPlan, store: Path | None, graph: Graph) -> None:
+    """Record the plan, the store and the graph's digest in a run folder, for its ranks, for resuming and predicting."""
+    write_json(folder / "plan.json", to_dict(plan))
+    job = {"store": None if store is None else str(store.resolve()), "graph_sha256": graph_sha256(graph)}
+    write_json(folder / "job.json", job | {"assignment": _assignment(plan.config)})
+
+
+def _assignment(config: Config) -> list[Any]:
+    """What decides which rank owns which vertex."""
+    return [config.run.ranks, config.run.order, config.train.seed]
+
+
+def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Assignment]:
+    """Return the plan that a run folder records, without another pass over the graph, and the assignment.
+
+    Raises: RunError if the graph or the settings are not those that the run was planned for.
+    """
+    _, content, job = read_run(folder)
+    if job["graph_sha256"] != graph_sha256(graph):
+        raise RunError(
+            f"{job['store'] or graph.name} is not the graph that the run in {folder} was made for: it has changed since; "
+            "start a new run, or score it with mggcn predict --store"
+        )
+    if job["assignment"] != _assignment(config):
+        raise RunError(
+            f"config.toml in {folder} asks for ranks, order, seed {_assignment(config)}, the run was planned for "
+            f"{job['assignment']}; put them back, or start a new run"
+        )
+    owners = assign(graph.num_vertices, config.run.ranks, config.run.order, config.train.seed)
+    return plan_from_dict(config, content), owners

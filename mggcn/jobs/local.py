@@ -1,0 +1,59 @@
+"""Ranks of this process, and the flag with which signals stop them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from mggcn.assemble import threads_per_rank
+from mggcn.config import Config
+
+if TYPE_CHECKING:
+    from mggcn.comm.base import Communicator
+    from mggcn.train.trainer import Stop
+
+
+def on_local_ranks(config: Config, body: Callable[[Communicator], Any]) -> list[Any]:
+    """Run `body` on every rank of this process: one, or P threads."""
+    import torch
+
+    from mggcn.comm.single import SingleCommunicator
+    from mggcn.comm.threads import run_threads
+
+    if config.run.ranks == 1:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads_per_rank(config))
+        try:
+            return [body(SingleCommunicator())]
+        finally:
+            torch.set_num_threads(before)
+    return run_threads(config.run.ranks, body, config.run.timeout_s)
+
+
+@contextlib.contextmanager
+def signalled_stop() -> Iterator[Stop]:
+    """Give a flag that SIGINT and SIGTERM set, once; a second one acts at once. Elsewhere than in a main thread: unset."""
+    from mggcn.train.trainer import Stop
+
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        stop.signal = number
+        for s in before:
+            signal.signal(s, signal.SIG_DFL)
+
+    for s in before:
+        signal.signal(s, note)
+    try:
+        yield stop
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

@@ -1,0 +1,133 @@
+"""Class scores of every vertex from a run folder, in the original order.
+
+N vertices, C classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mggcn.assemble import Rank, make_rank, plan_graph
+from mggcn.comm.launch import run_ranks
+from mggcn.config import Config
+from mggcn.errors import ConfigError, RunError
+from mggcn.graph.csr import CSR, ArrayRows, Graph
+from mggcn.graph.store import open_store
+from mggcn.jobs.folder import known_plan, read_run
+from mggcn.jobs.local import on_local_ranks
+
+if TYPE_CHECKING:
+    from mggcn.comm.base import Communicator
+
+
+def predict(
+    folder: Path,
+    out: Path | None = None,
+    *,
+    weights: str = "best",
+    probabilities: bool = False,
+    store: Path | None = None,
+) -> Path:
+    """Write the class scores of every vertex in the original order, (N, C) in the run's precision, as `.npy`.
+
+    weights: "best" (validation) or "last"; scores are logits unless `probabilities`. Runs on the ranks of the run.
+    store: another one with the same features; it needs neither labels nor splits. Returns the path.
+    Raises: RunError if the run has no checkpoint; ConfigError if `out` cannot be written or the features differ.
+    """
+    config, plan, job = read_run(folder)
+    target = out or folder / "scores.npy"
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise ConfigError(f"--out expects a file such as scores.npy in a folder that exists, got {target}")
+    source = store or (Path(job["store"]) if job["store"] else None)
+    if source is None:
+        raise RunError(f"{folder} was trained on a graph in memory; name the store to predict on with --store")
+    if not (folder / "checkpoints" / "latest").exists():
+        raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
+    width, expected = feature_width(open_store(source)), plan["graph"]["num_features"]
+    if width != expected:
+        raise ConfigError(f"{source} has {width} features, the run in {folder} was trained on {expected}")
+    arguments = {
+        "store": str(source.resolve()),
+        "out": str(target.resolve()),
+        "weights": weights,
+        "probabilities": probabilities,
+    }
+    if config.run.transport == "gloo" and config.run.ranks > 1:
+        command = [sys.executable, "-m", "mggcn.worker", "predict", str(folder), "--arguments", json.dumps(arguments)]
+        run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
+    else:
+        on_local_ranks(config, lambda comm: predict_worker(comm, folder, arguments))
+    return target
+
+
+def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) -> None:
+    """Score this rank's vertices into the shared file."""
+    from mggcn.train.checkpoint import load_checkpoint
+
+    config, recorded, job = read_run(folder)
+    graph = open_store(arguments["store"])
+    if arguments["store"] == job["store"]:
+        plan, owners = known_plan(folder, config, graph)
+    else:
+        config, graph = for_scoring(config, graph, recorded["graph"]["num_classes"])
+        plan, owners = plan_graph(config, graph)
+    rank = make_rank(config, graph, plan, owners, comm)
+    found = load_checkpoint(folder / "checkpoints")
+    if found is None:
+        raise RunError(f"{folder} holds no checkpoint to predict with")
+    _, parts = found
+    chosen = parts.get("best") if arguments["weights"] == "best" else None
+    rank.trainer.runtime.weights.load_state_dict(chosen or parts["weights"])
+    write_scores(comm, rank, Path(arguments["out"]), graph.num_vertices, arguments["probabilities"])
+
+
+def feature_width(graph: Graph) -> int:
+    """Return the number of features of a graph, 0 if it has none."""
+    if graph.features is None:
+        return 0
+    return graph.features.num_cols if isinstance(graph.features, CSR) else graph.features.shape[1]
+
+
+def for_scoring(config: Config, graph: Graph, num_classes: int) -> tuple[Config, Graph]:
+    """Return a graph that is only scored, with stand-ins for the labels and splits that a rank asks for."""
+    labels = ArrayRows(np.zeros(graph.num_vertices, np.int64))
+    everything = ArrayRows(np.ones((1, graph.num_vertices), np.bool_))
+    graph = dataclasses.replace(graph, labels=labels, splits={"train": everything}, num_classes=num_classes)
+    train = dataclasses.replace(config.train, metric="accuracy", patience=0)
+    data = dataclasses.replace(config.data, splits="main", split=0)
+    return dataclasses.replace(config, train=train, data=data), graph
+
+
+def write_scores(comm: Communicator, rank: Rank, target: Path, num_vertices: int, probabilities: bool) -> None:
+    """Write the rows of every rank to one `.npy` by original id, beside the target, then rename. Collective."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    trainer = rank.trainer
+    trainer.evaluate()
+    scores = trainer.logits().cpu().numpy()
+    try:
+        if comm.rank == 0:
+            np.lib.format.open_memmap(temporary, "w+", scores.dtype, (num_vertices, scores.shape[1])).flush()
+        comm.barrier()
+        whole = np.lib.format.open_memmap(temporary, "r+")
+        whole[trainer.runtime.inputs.row_ids.cpu().numpy()] = softmax(scores) if probabilities else scores
+        whole.flush()
+        comm.barrier()
+        if comm.rank == 0:
+            temporary.rename(target)
+    except OSError as error:
+        raise RunError(f"the scores cannot be written to {target}: {error.strerror}; choose another --out") from error
+    finally:
+        if comm.rank == 0:
+            temporary.unlink(missing_ok=True)
+
+
+def softmax(scores: Any) -> Any:
+    """Return the probabilities (N, C) of logits (N, C)."""
+    shifted = np.exp(scores - scores.max(1, keepdims=True))
+    return shifted / shifted.sum(1, keepdims=True)

@@ -1,0 +1,238 @@
+"""Training: planned and refused here, run on the ranks of this process, on processes, or under torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import platform
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mggcn import native
+from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph, resolve, threads_per_rank
+from mggcn.comm.failure import Interrupted
+from mggcn.comm.launch import run_ranks, torchrun_env, torchrun_main
+from mggcn.config import Config
+from mggcn.errors import BackendError, ConfigError, RunError
+from mggcn.graph.csr import Graph
+from mggcn.graph.store import graph_sha256, open_store
+from mggcn.jobs.folder import discarded_if_refused, known_plan, make_run_folder, read_run, rewrite_config, write_plan
+from mggcn.jobs.local import on_local_ranks, signalled_stop
+from mggcn.partition.order import Assignment
+from mggcn.train.runlog import RunLog, write_json
+from mggcn.train.runplan import RunPlan
+from mggcn.version import __version__
+
+if TYPE_CHECKING:
+    from mggcn.comm.base import Communicator
+    from mggcn.train.trainer import Stop
+
+
+def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | None) -> tuple[Path, Config]:
+    """Plan a run, refuse it if it does not fit, and write its folder. Returns the folder and the resolved configuration.
+
+    Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
+    """
+    check_available(config)
+    config = resolve(config, graph)
+    plan, _ = plan_graph(config, graph)
+    plan.check(memory_limit(config))
+    folder = make_run_folder(config, graph.name, out)
+    write_plan(folder, plan, store, graph)
+    return folder, config
+
+
+def check_available(config: Config) -> None:
+    """Refuse what can be planned but not run here, before anything is written. Raises: BackendError."""
+    if config.run.device != "cpu":
+        raise BackendError("run.device cuda is not available in this version of mggcn; use --device cpu")
+    if config.run.transport == "nccl":
+        raise BackendError("run.transport nccl needs GPUs, which this version of mggcn does not use; use gloo")
+
+
+def train_rank(
+    comm: Communicator,
+    config: Config,
+    graph: Graph,
+    plan: RunPlan,
+    owners: Assignment,
+    folder: Path,
+    *,
+    quiet: bool,
+    stop: Stop,
+    started: float | None = None,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+) -> Rank:
+    """Set up, train and record on one rank. Raises: Interrupted after a signal, once everything is saved.
+
+    stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it.
+    """
+    started = time.perf_counter() if started is None else started
+    rank = make_rank(config, graph, plan, owners, comm, stop)
+    comm.barrier()
+    setup_seconds = time.perf_counter() - started
+    log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
+    complete = rank.trainer.fit(log, folder, on_epoch if comm.rank == 0 else None)
+    peak = largest_peak(rank, comm)
+    if not complete:
+        raise Interrupted(stop.signal or signal.SIGTERM)
+    if comm.rank == 0:
+        write_json(folder / "result.json", result_of(config, graph, plan, rank, setup_seconds, peak))
+    return rank
+
+
+def largest_peak(rank: Rank, comm: Communicator) -> int:
+    """Return the largest peak memory of any rank's process. Collective."""
+    import torch
+
+    peaks = torch.zeros(comm.size, dtype=torch.float64)
+    peaks[comm.rank] = rank.trainer.runtime.backend.peak_bytes()
+    comm.all_reduce(peaks).wait()
+    return int(peaks.max())
+
+
+def result_of(
+    config: Config, graph: Graph, plan: RunPlan, rank: Rank, setup_seconds: float, measured_peak: int
+) -> dict[str, Any]:
+    """Return what result.json holds."""
+    import scipy
+    import torch
+
+    trainer = rank.trainer
+    return {
+        **trainer.summary(),
+        "seconds_per_epoch": float(np.median(trainer.epoch_seconds)) if trainer.epoch_seconds else None,
+        "setup_seconds": setup_seconds,
+        "planned_peak_bytes": plan.process_bytes,
+        "measured_peak_bytes": measured_peak,
+        "arena_bytes": rank.plan.arena_bytes,
+        "bytes_sent_per_epoch": rank.plan.bytes_sent(rank.plan.train),
+        "bytes_sent": rank.comm.bytes_sent,
+        "versions": {
+            "mggcn": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "scipy": scipy.__version__,
+            "machine": f"{platform.machine()} {processor_name()}",
+            "kernels": native.isa(),
+            "threads": threads_per_rank(config),
+        },
+        "graph_sha256": graph_sha256(graph),
+    }
+
+
+def processor_name() -> str:
+    """Return the processor's name as the kernel gives it, for the record of a run."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def run_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) -> dict[str, Any]:
+    """Train the run that `prepare_run` wrote, on as many ranks as it says, and return its result.
+
+    `graph` serves a single rank or ranks as threads; ranks as processes open the store that job.json names.
+    Raises: the first error of any rank; Interrupted after SIGINT or SIGTERM, once a checkpoint is written.
+    """
+    started = time.perf_counter()
+    if config.run.transport == "gloo" and config.run.ranks > 1:
+        arguments = json.dumps({"quiet": quiet, "started": started})
+        command = [sys.executable, "-m", "mggcn.worker", "train", str(folder), "--arguments", arguments]
+        run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
+    else:
+        known = known_plan(folder, config, graph)
+        with signalled_stop() as stop:
+            on_local_ranks(
+                config,
+                lambda comm: train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started),
+            )
+    return read_result(folder)
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return what result.json of a complete run holds. Raises: RunError if it cannot be read."""
+    try:
+        return json.loads((folder / "result.json").read_text())  # type: ignore[no-any-return]
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder} has no readable result.json: {error}; resume the run") from error
+
+
+def train_worker(comm: Communicator, folder: Path, quiet: bool, started: float) -> None:
+    """One rank process. started: time.perf_counter of the machine when the command began, which set-up counts from."""
+    config, _, job = read_run(folder)
+    graph = open_store(job["store"])
+    with signalled_stop() as stop:
+        known = known_plan(folder, config, graph)
+        train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started)
+
+
+def train_under_torchrun(
+    config: Config, store: Path, out: Path | None, resume: Path | None, *, quiet: bool
+) -> tuple[int, dict[str, Any] | None]:
+    """Train as one rank of torchrun. Returns its exit code, and the result on rank 0.
+
+    Rank 0 plans and writes the run folder; the others read it there, so the folder must be shared by all ranks.
+    """
+    found = torchrun_env()
+    if found is None:
+        raise ConfigError(
+            "torchrun's environment is missing; start with torchrun --nproc-per-node P -m mggcn train ..."
+        )
+    _, size, _ = found
+    if config.run.ranks not in (1, size):
+        raise ConfigError(f"--ranks {config.run.ranks} differs from torchrun's {size} processes; leave --ranks out")
+    if config.run.transport not in ("auto", "gloo"):
+        raise ConfigError(f"under torchrun run.transport must be auto or gloo, got {config.run.transport}")
+    if resume is not None and config.run.ranks != size:
+        raise ConfigError(f"the run in {resume} has {config.run.ranks} ranks, torchrun started {size} processes")
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, ranks=size, transport="gloo"))
+    check_available(config)
+    started = time.perf_counter()
+    result: list[dict[str, Any]] = []
+
+    def body(comm: Communicator) -> None:
+        folder = resume
+        if comm.rank == 0 and folder is None:
+            folder, _ = prepare_run(config, open_store(store), store, out)
+        elif comm.rank == 0 and folder is not None:
+            rewrite_config(folder, config)
+        shared = share_path(comm, folder)
+        with contextlib.nullcontext() if comm.rank or resume else discarded_if_refused(shared):
+            train_worker(comm, shared, quiet, started)
+        if comm.rank == 0:
+            path = share_last(folder)
+            result.append(json.loads((path / "result.json").read_text()) | {"folder": str(path)})
+
+    with tempfile.TemporaryDirectory(prefix="mggcn-") as reports:
+        code = torchrun_main(config.run.timeout_s, Path(reports), body)
+    return code, result[0] if result else None
+
+
+def share_last(folder: Path | None) -> Path:
+    """Return rank 0's own folder."""
+    if folder is None:
+        raise RunError("rank 0 has no run folder")
+    return folder
+
+
+def share_path(comm: Communicator, path: Path | None) -> Path:
+    """Return rank 0's path on every rank. Collective."""
+    import torch
+
+    text = torch.zeros(4096, dtype=torch.uint8)
+    if comm.rank == 0 and path is not None:
+        encoded = str(path.resolve()).encode()
+        text[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    comm.broadcast(text, 0).wait()
+    return Path(bytes(text.tolist()).rstrip(b"\0").decode())
