@@ -92,8 +92,9 @@ def disagreement(calls: Mapping[int, Call]) -> str | None:
         wanted.setdefault((call.op, call.dtype, call.count, call.root), []).append(rank)
     if len(wanted) > 1:
         return "; ".join(f"{name_ranks(ranks)} asked for {calls[ranks[0]]}" for ranks in wanted.values())
-    for (rank, call), (peer, other) in product(calls.items(), calls.items()):
-        if call.sends and call.sends[peer] != other.receives[rank]:
+    senders = [(rank, call) for rank, call in calls.items() if call.sends]
+    for (rank, call), (peer, other) in product(senders, calls.items()):
+        if call.sends[peer] != other.receives[rank]:
             return (
                 f"rank {rank} sends {call.sends[peer]} rows to rank {peer}, "
                 f"which expects {other.receives[rank]} ({call})"

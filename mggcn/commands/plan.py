@@ -13,8 +13,9 @@ from mggcn.assemble import memory_limit, plan_graph, plan_shape, resolve
 from mggcn.commands.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.errors import ConfigError
+from mggcn.train.planjson import to_dict
 from mggcn.train.plantext import render
-from mggcn.train.runplan import GraphShape, RunPlan, to_dict
+from mggcn.train.runplan import GraphShape, RunPlan
 
 SHAPE = ("vertices", "edges", "features", "classes")
 

@@ -15,8 +15,9 @@ from mggcn.errors import ConfigError, MggcnError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256
 from mggcn.partition.order import Assignment, assign
+from mggcn.train.planjson import plan_from_dict, to_dict
 from mggcn.train.runlog import write_json
-from mggcn.train.runplan import RunPlan, plan_from_dict, to_dict
+from mggcn.train.runplan import RunPlan
 
 
 def make_run_folder(config: Config, name: str, out: Path | None) -> Path:

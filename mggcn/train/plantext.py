@@ -7,7 +7,9 @@ from typing import Any
 
 from mggcn.model.lower import Program
 from mggcn.plan.machine import human
-from mggcn.train.runplan import RankPlan, RunPlan, advice, layer_reasons, smallest_ranks
+from mggcn.train.advice import advice, smallest_ranks
+from mggcn.train.planjson import layer_reasons
+from mggcn.train.runplan import RankPlan, RunPlan
 
 SHOWN_TILES = 8
 """Ranks up to which every tile is listed."""

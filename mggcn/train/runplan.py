@@ -5,15 +5,11 @@ N vertices, P ranks, V rows of a rank. Needs no torch.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-
-import numpy as np
 
 from mggcn.aggregate.base import AggregationPlan
 from mggcn.config import Config
@@ -29,8 +25,7 @@ from mggcn.model.lower import (
     paper_arena_bytes,
     spmm_ops,
 )
-from mggcn.partition.order import part_sizes
-from mggcn.partition.statistics import TileStatistics, expected_statistics
+from mggcn.partition.statistics import TileStatistics
 from mggcn.partition.tiles import check_tile_nnz
 from mggcn.plan.machine import MIB, human
 from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES, BufferSpec
@@ -155,6 +150,8 @@ class RunPlan:
 
     def check(self, limit: int) -> None:
         """Raise PlanError if a rank needs more than `limit` bytes; the message says what would fit."""
+        from mggcn.train.advice import advice
+
         rank = self.largest
         if rank.total_bytes <= limit:
             return
@@ -163,68 +160,6 @@ class RunPlan:
             f"rank {rank.rank} needs {human(rank.total_bytes)} for {rank.model.rows:,} of {self.shape.num_vertices:,} rows "
             f"and hidden widths {widths or 'none'}, {human(limit)} may be used; {advice(self, limit)}"
         )
-
-
-MAX_ADVISED_RANKS = 1024
-SAMPLING_MARGIN = 1.02
-"""On expected nonzeros: those of a real assignment scatter about them."""
-
-
-def smallest_ranks(plan: RunPlan, limit: int) -> int:
-    """Return the smallest number of ranks, each with `limit` bytes, that fits; the plan's own if none smaller does."""
-    own = plan.config.run.ranks
-    return _first(1, own, lambda p: _estimate(plan, p, 1.0) <= limit) or own
-
-
-def advice(plan: RunPlan, limit: int) -> str:
-    """Say which number of ranks, each with `limit` bytes, or which narrower widths would fit."""
-    hints = []
-    own, hidden = plan.config.run.ranks, plan.config.model.hidden
-    ranks = _first(own + 1, MAX_ADVISED_RANKS + 1, lambda p: _estimate(plan, p, 1.0) <= limit)
-    if ranks:
-        hints.append(f"{ranks} ranks with as much memory each would fit")
-    cut = _first(1, 16, lambda c: _estimate(plan, own, 1 - c / 16) <= limit) if hidden else None
-    if cut:
-        widths = ",".join(str(w) for w in _narrowed(hidden, 1 - cut / 16))
-        hints.append(f"--set model.hidden={widths} would fit on {own}")
-    return " or ".join(hints) or (
-        f"no number of ranks up to {MAX_ADVISED_RANKS} would fit; free memory or raise --memory-limit"
-    )
-
-
-def _first(start: int, stop: int, fits: Callable[[int], bool]) -> int | None:
-    """Return the first of start .. stop - 1 that fits, None if there is none; what is above one that fits does too."""
-    found = start + bisect.bisect_left(range(start, stop), True, key=fits)
-    return found if found < stop else None
-
-
-def _narrowed(hidden: tuple[int, ...], share: float) -> tuple[int, ...]:
-    return tuple(max(1, int(w * share)) for w in hidden)
-
-
-def _estimate(plan: RunPlan, ranks: int, share: float) -> int:
-    """Predicted peak of the largest rank for another number of ranks or narrower layers."""
-    model = dataclasses.replace(plan.config.model, hidden=_narrowed(plan.config.model.hidden, share))
-    transport = "auto" if ranks > 1 else plan.config.run.transport
-    run = dataclasses.replace(plan.config.run, ranks=ranks, transport=transport)
-    config = dataclasses.replace(plan.config, model=model, run=run)
-    shape = plan.shape
-    try:
-        if ranks == plan.config.run.ranks:
-            counts, statistics = tuple(rank.model.rows for rank in plan.ranks), plan.statistics
-            chosen = set(range(ranks))
-        else:
-            counts = part_sizes(shape.num_vertices, ranks)
-            # The order may have left one rank with more than its share of the edges; it will again.
-            rows = plan.statistics.nnz.sum(1)
-            skew = float(rows.max() / rows.mean()) if rows.any() else 1.0
-            edges = math.ceil(shape.num_edges * skew * SAMPLING_MARGIN)
-            statistics = expected_statistics(shape.num_vertices, edges, counts, self_loops=model.self_loops)
-            # Parts have at most two sizes, and the smaller may have to hold a block of the larger.
-            chosen = {counts.index(max(counts)), counts.index(min(counts))}
-        return max(plan_rank(config, shape, statistics, counts, r).total_bytes for r in chosen)
-    except GraphError:
-        return 2**62
 
 
 def plan_run(config: Config, shape: GraphShape, statistics: TileStatistics, counts: tuple[int, ...]) -> RunPlan:
@@ -367,84 +302,3 @@ def _setup_bytes(
         sorting += 16 * (shape.feature_nnz or 0) + 32 * inputs.aggregated_nnz
     drawing = 20 * shape.num_vertices if config.run.ranks > 1 or config.run.order == "permute" else 0
     return regions["runtime"] + max(drawing, 6 * shape.num_vertices + shard + sorting + min(CHUNK_BYTES, shard))
-
-
-def layer_reasons(plan: RunPlan) -> list[str]:
-    """Return one line per layer: order of its products and why; the input first."""
-    model = plan.ranks[0].model
-    lines = [f"input: {model.input.reason}"]
-    return lines + [f"layer {c.layer} ({c.d_in} -> {c.d_out}): {c.products}, {c.reason}" for c in model.layers]
-
-
-def to_dict(plan: RunPlan) -> dict[str, Any]:
-    """Return the plan as plain values: the run folder's plan.json."""
-    first = plan.ranks[0]
-    programs = [first.train, first.evaluate, *([first.setup] if first.setup else [])]
-    return {
-        "ranks": len(plan.ranks),
-        "device": plan.config.run.device,
-        "precision": plan.config.run.precision,
-        "strategy": plan.config.run.strategy,
-        "order": plan.config.run.order,
-        "graph": {
-            name: getattr(plan.shape, name)
-            for name in ("name", "num_vertices", "num_edges", "num_features", "num_classes", "symmetric", "weighted")
-        }
-        | {"feature_nnz": plan.shape.feature_nnz, "aggregated_nnz": plan.shape.aggregated_nnz},
-        "reasons": layer_reasons(plan),
-        "programs": {p.name: [op.label for op in p.ops] for p in programs},
-        "per_rank": [_rank_dict(rank) for rank in plan.ranks],
-        "tiles": {
-            "nnz": plan.statistics.nnz.tolist(),
-            "rows_needed": plan.statistics.rows_needed.tolist(),
-            "exact": plan.statistics.exact,
-            "critical_path_over_ideal": plan.statistics.critical_path_over_ideal,
-        },
-    }
-
-
-def _rank_dict(rank: RankPlan) -> dict[str, Any]:
-    programs = [rank.train, rank.evaluate, *([rank.setup] if rank.setup else [])]
-    return {
-        "rank": rank.rank,
-        "rows": rank.model.rows,
-        "nnz": rank.nnz,
-        "arena_bytes": rank.arena_bytes,
-        "paper_bytes": rank.paper_bytes,
-        "regions": dict(rank.regions),
-        "setup_bytes": rank.setup_bytes,
-        "total_bytes": rank.total_bytes,
-        "messages_per_epoch": rank.messages(rank.train),
-        "bytes_sent_per_epoch": rank.bytes_sent(rank.train),
-        "messages_per_evaluation": rank.messages(rank.evaluate),
-        "bytes_sent_per_evaluation": rank.bytes_sent(rank.evaluate),
-        "num_spmm": rank.num_spmm,
-        "buffers": [
-            {
-                "program": program.name,
-                "name": p.spec.name,
-                "rows": p.spec.rows,
-                "cols": p.spec.cols,
-                "ld": p.spec.ld,
-                "dtype": p.spec.dtype,
-                "lifetime": p.spec.lifetime,
-                "nbytes": p.spec.nbytes,
-                "offset": p.offset,
-                "first": p.first,
-                "last": p.last,
-            }
-            for program in programs
-            for p in program.arena.placements
-        ],
-    }
-
-
-def plan_from_dict(config: Config, content: Mapping[str, Any]) -> RunPlan:
-    """Return the plan that `to_dict` wrote, planned again from its figures. Raises: GraphError, PlanError."""
-    graph, tiles = content["graph"], content["tiles"]
-    shape = GraphShape(**graph)
-    statistics = TileStatistics(
-        np.array(tiles["nnz"], np.int64), np.array(tiles["rows_needed"], np.int64), bool(tiles["exact"])
-    )
-    counts = tuple(int(rank["rows"]) for rank in content["per_rank"])
-    return plan_run(config, shape, statistics, counts)

@@ -1,0 +1,93 @@
+"""The plan of a run as plain values: the run folder's plan.json, written and planned again from its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mggcn.config import Config
+from mggcn.partition.statistics import TileStatistics
+from mggcn.train.runplan import GraphShape, RankPlan, RunPlan, plan_run
+
+
+def layer_reasons(plan: RunPlan) -> list[str]:
+    """Return one line per layer: order of its products and why; the input first."""
+    model = plan.ranks[0].model
+    lines = [f"input: {model.input.reason}"]
+    return lines + [f"layer {c.layer} ({c.d_in} -> {c.d_out}): {c.products}, {c.reason}" for c in model.layers]
+
+
+def to_dict(plan: RunPlan) -> dict[str, Any]:
+    """Return the plan as plain values: the run folder's plan.json."""
+    first = plan.ranks[0]
+    programs = [first.train, first.evaluate, *([first.setup] if first.setup else [])]
+    return {
+        "ranks": len(plan.ranks),
+        "device": plan.config.run.device,
+        "precision": plan.config.run.precision,
+        "strategy": plan.config.run.strategy,
+        "order": plan.config.run.order,
+        "graph": {
+            name: getattr(plan.shape, name)
+            for name in ("name", "num_vertices", "num_edges", "num_features", "num_classes", "symmetric", "weighted")
+        }
+        | {"feature_nnz": plan.shape.feature_nnz, "aggregated_nnz": plan.shape.aggregated_nnz},
+        "reasons": layer_reasons(plan),
+        "programs": {p.name: [op.label for op in p.ops] for p in programs},
+        "per_rank": [_rank_dict(rank) for rank in plan.ranks],
+        "tiles": {
+            "nnz": plan.statistics.nnz.tolist(),
+            "rows_needed": plan.statistics.rows_needed.tolist(),
+            "exact": plan.statistics.exact,
+            "critical_path_over_ideal": plan.statistics.critical_path_over_ideal,
+        },
+    }
+
+
+def _rank_dict(rank: RankPlan) -> dict[str, Any]:
+    programs = [rank.train, rank.evaluate, *([rank.setup] if rank.setup else [])]
+    return {
+        "rank": rank.rank,
+        "rows": rank.model.rows,
+        "nnz": rank.nnz,
+        "arena_bytes": rank.arena_bytes,
+        "paper_bytes": rank.paper_bytes,
+        "regions": dict(rank.regions),
+        "setup_bytes": rank.setup_bytes,
+        "total_bytes": rank.total_bytes,
+        "messages_per_epoch": rank.messages(rank.train),
+        "bytes_sent_per_epoch": rank.bytes_sent(rank.train),
+        "messages_per_evaluation": rank.messages(rank.evaluate),
+        "bytes_sent_per_evaluation": rank.bytes_sent(rank.evaluate),
+        "num_spmm": rank.num_spmm,
+        "buffers": [
+            {
+                "program": program.name,
+                "name": p.spec.name,
+                "rows": p.spec.rows,
+                "cols": p.spec.cols,
+                "ld": p.spec.ld,
+                "dtype": p.spec.dtype,
+                "lifetime": p.spec.lifetime,
+                "nbytes": p.spec.nbytes,
+                "offset": p.offset,
+                "first": p.first,
+                "last": p.last,
+            }
+            for program in programs
+            for p in program.arena.placements
+        ],
+    }
+
+
+def plan_from_dict(config: Config, content: Mapping[str, Any]) -> RunPlan:
+    """Return the plan that `to_dict` wrote, planned again from its figures. Raises: GraphError, PlanError."""
+    graph, tiles = content["graph"], content["tiles"]
+    shape = GraphShape(**graph)
+    statistics = TileStatistics(
+        np.array(tiles["nnz"], np.int64), np.array(tiles["rows_needed"], np.int64), bool(tiles["exact"])
+    )
+    counts = tuple(int(rank["rows"]) for rank in content["per_rank"])
+    return plan_run(config, shape, statistics, counts)
