@@ -164,7 +164,7 @@ class Trainer:
         """Return result.json of the last `fit`. Raises: RunError before it."""
         if self._folder is None or not (self._folder / "result.json").exists():
             raise RunError("the trainer has no result yet; call fit() first")
-        return json.loads((self._folder / "result.json").read_text())  # type: ignore[no-any-return]
+        return training.read_result(self._folder)
 
     def predict(self, *, weights: str = "best", probabilities: bool = False) -> npt.NDArray[np.floating]:
         """Return the class scores of every vertex, (N, C) in the run's precision, in the graph's own order.
