@@ -212,9 +212,9 @@ class Trainer:
             rank = make_rank(config, self._graph, plan, owners, comm)
             rank.trainer.runtime.weights.load_state_dict(state)
             rank.trainer.evaluate()
-            logits = rank.trainer.logits().numpy()
+            logits = rank.trainer.scores()
             scores = np.empty_like(logits)
-            scores[rank.trainer.runtime.inputs.row_ids.numpy()] = logits
+            scores[rank.trainer.runtime.inputs.row_ids.cpu().numpy()] = logits
             return scores
 
         scores = local_ranks.on_local_ranks(config, body)[0]

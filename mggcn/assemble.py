@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
+from mggcn.backend.gpu_memory import gpu_free_bytes
+from mggcn.comm.rank import gpu_index
 from mggcn.config import Config
-from mggcn.errors import BackendError, ConfigError, GraphError
+from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.order import Assignment, assign
 from mggcn.partition.statistics import (
@@ -19,12 +21,17 @@ from mggcn.partition.statistics import (
     expected_statistics,
     tile_statistics,
 )
+from mggcn.plan.device import REAL, not_captured
 from mggcn.plan.machine import free_bytes
-from mggcn.train.runplan import GraphShape, RankPlan, RunPlan, plan_run
+from mggcn.train.runplan import SIGNALS, RankPlan, RunPlan, plan_run
+from mggcn.train.shape import GraphShape
 
 if TYPE_CHECKING:
+    from mggcn.backend.base import KernelBackend
+    from mggcn.backend.device import Device
     from mggcn.comm.base import Communicator
     from mggcn.comm.counting import CountingCommunicator
+    from mggcn.trace.timeline import Watch
     from mggcn.train.trainer import RankTrainer, Stop
 
 _METRICS = {"accuracy": "accuracy", "roc_auc": "roc_auc", "roc auc": "roc_auc", "macro_f1": "macro_f1"}
@@ -36,7 +43,8 @@ def resolve(config: Config, graph: Graph) -> Config:
     if train.metric == "auto":
         train = dataclasses.replace(train, metric=_METRICS.get(str(graph.meta.get("metric", "")).lower(), "accuracy"))  # type: ignore[arg-type]
     if run.transport == "auto":
-        run = dataclasses.replace(run, transport="single" if run.ranks == 1 else "gloo")
+        several: Literal["gloo", "nccl"] = "gloo" if run.device == "cpu" else "nccl"
+        run = dataclasses.replace(run, transport="single" if run.ranks == 1 else several)
     return dataclasses.replace(config, train=train, run=run)
 
 
@@ -46,8 +54,12 @@ def threads_per_rank(config: Config) -> int:
 
 
 def memory_limit(config: Config) -> int:
-    """Return the bytes that one rank may use: as set, or an equal share of what is free."""
-    return config.run.memory_limit or free_bytes() // config.run.ranks
+    """Return the bytes that one rank may use: as set, or an equal share of what is free, on a GPU what it has free."""
+    if config.run.memory_limit:
+        return config.run.memory_limit
+    if config.run.device == "cuda":
+        return gpu_free_bytes() // (config.run.ranks if config.run.transport == "threads" else 1)
+    return free_bytes() // config.run.ranks
 
 
 def graph_shape(graph: Graph, config: Config) -> GraphShape:
@@ -101,44 +113,83 @@ class Rank:
     trainer: RankTrainer
     comm: CountingCommunicator
     plan: RankPlan
+    watch: Watch
+
+
+def gpu_of_rank(config: Config, comm: Communicator) -> Device:
+    """Return the GPU of this rank: that of its number on the machine, the first for ranks that are threads.
+
+    Raises: BackendError.
+    """
+    from mggcn.backend.cuda_device import CudaDevice, num_gpus
+
+    run = config.run
+    index = gpu_index(comm.rank, num_gpus()) if run.transport == "nccl" else 0
+    return CudaDevice(index, capture=not not_captured(run), tf32=run.precision == "tf32")
+
+
+def make_backend(config: Config, plan: RankPlan, device: Callable[[], Device]) -> KernelBackend:
+    """Return the kernels of one rank. Raises: BackendError."""
+    from mggcn.train.runtime import DTYPES
+
+    storage = DTYPES[plan.model.dtype]
+    if config.run.device == "cpu":
+        from mggcn.backend.cpu import CpuBackend
+
+        return CpuBackend(storage, threads_per_rank(config))
+    from mggcn.backend.cuda import CudaBackend
+
+    return CudaBackend(storage, device(), plan.regions["kernel work space"], config.run.spmm)
 
 
 def make_rank(
-    config: Config, graph: Graph, plan: RunPlan, owners: Assignment, comm: Communicator, stop: Stop | None = None
+    config: Config,
+    graph: Graph,
+    plan: RunPlan,
+    owners: Assignment,
+    comm: Communicator,
+    stop: Stop | None = None,
+    device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
+    folder: Path | None = None,
 ) -> Rank:
     """Build one rank: its shard, its device memory as planned, its inputs. Collective.
 
+    device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
     Raises: GraphError, BackendError.
     """
     import torch
 
     from mggcn.aggregate.broadcast import Broadcast
-    from mggcn.backend.cpu import CpuBackend
     from mggcn.comm.counting import CountingCommunicator
     from mggcn.partition.features import FeatureReader
     from mggcn.partition.shard import ShardOptions, build_shard
+    from mggcn.trace.timeline import Timeline, Unwatched
     from mggcn.train.inputs import load_inputs, upload_tiles
     from mggcn.train.ranking import RankingScores
     from mggcn.train.runtime import DTYPES, RankRuntime, Weights, arena_views
     from mggcn.train.trainer import RankTrainer, Stop
 
-    if config.run.device != "cpu":
-        raise BackendError("run.device cuda is not available in this version of mggcn; use --device cpu")
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
     threads = threads_per_rank(config)
     torch.set_num_threads(threads)
-    counted = CountingCommunicator(comm)
     rank_plan = plan.ranks[comm.rank]
-    dtype = DTYPES[config.run.precision]
-    backend = CpuBackend(dtype, threads)
+    backend = make_backend(config, rank_plan, lambda: device_of(config, comm))
+    timeline = None
+    if config.run.timeline and folder is not None:
+        ranges = torch.cuda.nvtx.range if torch.cuda.is_available() else None
+        in_flight = config.run.transport == "gloo"
+        timeline = Timeline(backend, comm, folder, config.train.epochs, in_flight=in_flight, ranges=ranges)
+        backend, comm = timeline.backend, timeline.comm
+    counted = CountingCommunicator(comm)
+    counted.use_lane(backend.lane)
     options = ShardOptions(
         config.model.kind == "gcn",
         config.model.norm,
         config.model.self_loops,
         config.data.splits,
         config.data.split,
-        np.dtype("f8" if config.run.precision == "fp64" else "f4").name,
+        {"fp32": "float32", "fp64": "float64"}[REAL[config.run.precision]],
         threads,
     )
     shard = build_shard(graph, owners, comm.rank, options)
@@ -150,15 +201,22 @@ def make_rank(
     aggregation = Broadcast(rank_plan.aggregation, tiles, tiles_t, counted, backend)  # type: ignore[arg-type]
     programs = [rank_plan.train, rank_plan.evaluate, *([rank_plan.setup] if rank_plan.setup else [])]
     arena = backend.allocate(rank_plan.arena_bytes)
-    weights = Weights(rank_plan.model.layers, config.model.bias, dtype, backend)
+    weights = Weights(rank_plan.model.layers, config.model.bias, DTYPES[REAL[config.run.precision]], backend)
     classes = plan.shape.num_classes
-    counts = torch.zeros((3, 3, classes), dtype=torch.int64)
-    signals = torch.zeros(2, dtype=torch.float64)
-    runtime = RankRuntime(backend, aggregation, inputs, weights, arena_views(arena, programs), signals, counts)
+    counts = backend.allocate(8 * 9 * classes).view(torch.int64).view(3, 3, classes)
+    signals = backend.allocate(8 * SIGNALS).view(torch.float64)
+    clock = backend.allocate(16).view(torch.int64)
+    views = arena_views(arena, programs)
+    runtime = RankRuntime(backend, aggregation, inputs, weights, views, signals, counts, clock)
     if rank_plan.setup:
         runtime.run(rank_plan.setup)
     ranking = None
     if config.train.metric == "roc_auc":
-        ranking = RankingScores(inputs, graph.num_vertices, classes, counted)
-    trainer = RankTrainer(config, rank_plan, runtime, counted, config.train.metric, ranking, stop or Stop())
-    return Rank(trainer, counted, rank_plan)
+        ranking = RankingScores(inputs, graph.num_vertices, classes, counted, backend)
+    watched = rank_plan
+    if timeline is not None:
+        timeline.number_tiles(tiles, tiles_t)
+        watched = dataclasses.replace(rank_plan, train=timeline.program(rank_plan.train))
+    watch = timeline or Unwatched()
+    trainer = RankTrainer(config, watched, runtime, counted, config.train.metric, ranking, stop or Stop(), watch)
+    return Rank(trainer, counted, rank_plan, watch)

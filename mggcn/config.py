@@ -135,16 +135,20 @@ class RunConfig:
     """How ranks talk; auto: single for one rank, gloo for more on CPUs, nccl on GPUs."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the kernels run."""
-    precision: Literal["fp32", "fp64"] = "fp32"
-    """Type of activations, weights and messages."""
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
+    """Type of activations and messages; tf32 rounds the operands of dense products, bf16 keeps weights and sums in fp32."""
     order: Literal["random", "permute", "none"] = "random"
     """Which vertices each rank owns: random assignment that keeps the order, full permutation, or plain ranges."""
+    spmm: Literal["own", "cusparse"] = "own"
+    """Sparse products on a GPU: mggcn's kernels, or NVIDIA's cuSPARSE for comparison."""
     strategy: Literal["broadcast"] = "broadcast"
     """How neighbours' rows arrive: MG-GCN's staged broadcast."""
     products: Literal["auto", "gemm-first", "aggregate-first"] = "auto"
     """Order of the two products of an inner layer; auto puts the narrower side through the graph."""
     features: Literal["auto", "dense", "sparse"] = "auto"
     """How the input is kept; auto compares bytes and work."""
+    timeline: bool = False
+    """Record when every op of a few epochs ran, on which stream: the run folder's timeline.json."""
     memory_limit: int = 0
     """Bytes that one rank may use; 0 takes what the machine or cgroup has free, divided by the ranks."""
     timeout_s: float = 600.0
@@ -156,6 +160,14 @@ class RunConfig:
         _require(self.threads >= 0, f"run.threads must be 0 or more, got {self.threads}")
         _require(self.memory_limit >= 0, f"run.memory_limit must be 0 or more bytes, got {self.memory_limit}")
         _require(self.timeout_s > 0, f"run.timeout_s must be positive, got {self.timeout_s}")
+        if self.transport == "nccl" and self.device == "cpu":
+            raise ConfigError("run.transport nccl moves data between GPUs; use --device cuda, or gloo on CPUs")
+        if self.transport == "gloo" and self.device == "cuda":
+            raise ConfigError(
+                "run.transport gloo moves host memory; with --device cuda use nccl, or threads on one GPU"
+            )
+        if self.precision in ("tf32", "bf16") and self.device == "cpu":
+            raise ConfigError(f"run.precision {self.precision} needs --device cuda; on a CPU use fp32 or fp64")
         if self.transport == "single" and self.ranks > 1:
             raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
 

@@ -1,10 +1,14 @@
-"""The compiled CPU kernels of cpu/*.cpp: where the library lies, which instruction set runs, how a kernel is called."""
+"""The compiled CPU kernels of cpu/*.cpp: where the library lies, which instruction set runs, how a kernel is called.
+
+`pip install` compiles them. In a checkout that is not installed, `python -m mggcn.native` does, into build/checkout/.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import os
+import subprocess
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +17,9 @@ from typing import Any
 from mggcn.errors import BackendError
 
 LIBRARY = "mggcn/libmggcn_cpu.so"
+CHECKOUT = Path(__file__).resolve().parents[1]
+"""The folder of the package: a checkout if mggcn is not installed, and then it has a CMakeLists.txt."""
+BUILD = CHECKOUT / "build" / "checkout"
 _REMEDY = "install mggcn with a C++ compiler present: pip install . (Debian, Ubuntu: apt-get install g++)"
 
 
@@ -58,6 +65,40 @@ class SweepArgs(ctypes.Structure):
     )
 
 
+class CutEdgesArgs(ctypes.Structure):
+    """`CutEdges` of cpu/libra.cpp."""
+
+    _fields_ = (
+        ("start", ctypes.c_void_p),
+        ("dst", ctypes.c_void_p),
+        ("row_at", ctypes.c_void_p),
+        ("degree", ctypes.c_void_p),
+        ("num_edges", ctypes.c_int64),
+        ("num_loops", ctypes.c_int64),
+    )
+
+
+class LibraArgs(ctypes.Structure):
+    """`Libra` of cpu/libra.cpp."""
+
+    _fields_ = (
+        ("start", ctypes.c_void_p),
+        ("dst", ctypes.c_void_p),
+        ("row_at", ctypes.c_void_p),
+        ("degree", ctypes.c_void_p),
+        ("parts", ctypes.c_void_p),
+        ("edge_part", ctypes.c_void_p),
+        ("load", ctypes.c_void_p),
+        ("open", ctypes.c_void_p),
+        ("num_edges", ctypes.c_int64),
+        ("limit", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("words", ctypes.c_int32),
+        ("wide", ctypes.c_int32),
+        ("shuffled", ctypes.c_int32),
+    )
+
+
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
 # Argument types by kernel; a name ending in _ exists for f32 and f64.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -74,18 +115,55 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_tile_fill": (_P, _P, _P, _P, _I, _I, _I),
     "mggcn_tile_degree": (_P, _P, _I),
     "mggcn_balance": (_P, _L, _L, _P),
+    "mggcn_libra_edges": (_P, _P, _L, _L, _I, _P),
+    "mggcn_libra_assign": (_P, _L, _L),
+    "mggcn_cut_roots": (_P, _L, _I, _L, _P, _P, _P),
+    "mggcn_cut_isolated": (_P, _L, _I, _P, _I, _L, _P),
+    "mggcn_cut_edge_parts": (_P, _P, _L, _L, _I, _P, _P, _I, _P, _P),
 }
 
 
 def path() -> Path:
-    """Return where the compiled library lies. Raises: BackendError if mggcn is not installed."""
+    """Return where the compiled library lies. Raises: BackendError if mggcn is neither installed nor built in place."""
     try:
         found = Path(str(metadata.distribution("mggcn").locate_file(LIBRARY)))
     except metadata.PackageNotFoundError as error:
-        raise BackendError(f"mggcn is imported but not installed, so its CPU kernels are missing; {_REMEDY}") from error
+        found = BUILD / Path(LIBRARY).name
+        if not found.exists():
+            in_place = " or, in a checkout, python -m mggcn.native" if (CHECKOUT / "CMakeLists.txt").exists() else ""
+            raise BackendError(
+                f"mggcn is imported but not installed, so its CPU kernels are missing; {_REMEDY}{in_place}"
+            ) from error
     if not found.exists():
         raise BackendError(f"the CPU kernels are missing at {found}; {_REMEDY}")
     return found
+
+
+def build() -> Path:
+    """Compile the kernels of a checkout in place, as an installation would, and return the library.
+
+    Cost: half a minute once, then what changed. Raises: BackendError with what CMake or the compiler said.
+    """
+    source, target = str(CHECKOUT), str(BUILD)
+    for step in (["-S", source, "-B", target, "-DCMAKE_BUILD_TYPE=Release"], ["--build", target, "--parallel"]):
+        try:
+            done = subprocess.run(["cmake", *step], capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise BackendError(
+                f"building in place needs CMake ({error}): apt-get install cmake, or pip install ."
+            ) from error
+        if done.returncode:
+            raise BackendError(f"the CPU kernels do not build in {BUILD}:\n{done.stdout}{done.stderr}")
+    return BUILD / Path(LIBRARY).name
+
+
+def installed_or_built() -> Path:
+    """Return the library of an installation, or else that of this checkout, built as its sources are now."""
+    try:
+        metadata.distribution("mggcn")
+    except metadata.PackageNotFoundError:
+        return build()
+    return path()
 
 
 def limit_spinning() -> None:
@@ -123,3 +201,7 @@ def kernel(name: str, kind: str = "", set_: str = "") -> Callable[..., None]:
     function.argtypes = _SIGNATURES[name]
     function.restype = None
     return function  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    print(installed_or_built())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mggcn import native
-from mggcn.comm.launch import rank_main
+from mggcn.comm.rank import rank_main
 from mggcn.jobs.folder import read_run
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main() -> int:
 
             predict_worker(comm, a.folder, a.arguments)
 
-    return rank_main(a.rank, a.size, a.rendezvous, config.run.timeout_s, a.folder, body)
+    return rank_main(a.rank, a.size, a.rendezvous, config.run.timeout_s, a.folder, body, transport=config.run.transport)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,50 @@
-"""Fixtures that every room uses."""
+"""Fixtures that every room uses, and what lets the tests run in a checkout that is not installed."""
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
 import pytest
 
+from mggcn import native
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Without pytest-timeout, its setting in pyproject.toml means nothing rather than being an error."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds a test may take; needs pytest-timeout")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the CPU kernels if mggcn is not installed; name the marker of pytest-timeout if that is missing."""
+    native.installed_or_built()
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout: seconds this test may take; needs pytest-timeout")
+
+
+@functools.cache
+def missing_gpu() -> str:
+    """Return what running on a GPU lacks here; "" if nothing."""
+    from mggcn.backend.cuda_device import missing_for_cuda
+
+    return missing_for_cuda()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none, and say what is missing."""
+    if item.get_closest_marker("cuda") or item.get_closest_marker("nccl"):
+        if missing_gpu():
+            pytest.skip(missing_gpu())
+
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """Folder of the real graphs: $MGGCN_DATA, or shared/data beside the repository."""
-    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    """Folder of the real graphs: $MGGCN_DATA, build/data, or shared/data beside the repository."""
+    checkout = Path(__file__).resolve().parents[1]
+    places = (checkout / "build" / "data", checkout.parent / "shared" / "data")
+    default = next((place for place in places if (place / "cora" / "meta.json").is_file()), places[-1])
     root = Path(os.environ.get("MGGCN_DATA", default))
     if not (root / "cora" / "meta.json").is_file():
         reason = f"no real graphs in {root}; set MGGCN_DATA to a folder that holds cora/, amazon_photo/, ..."

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from mggcn.assemble import Rank, make_rank, plan_graph, resolve
+from mggcn.assemble import Rank, gpu_of_rank, make_rank, plan_graph, resolve
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config
 from mggcn.graph.csr import CSR, ArrayRows, Graph
+from tests.devices import DeviceOf
 
 
 def csr(matrix: Any, weighted: bool = False) -> CSR:
@@ -87,32 +88,38 @@ class Trained:
     rank: Rank
 
 
-def on_ranks(config: Config, graph: Graph, body: Callable[[Rank], Any], timeout_s: float = 60) -> list[Any]:
+def on_ranks(
+    config: Config,
+    graph: Graph,
+    body: Callable[[Rank], Any],
+    timeout_s: float = 60,
+    device_of: DeviceOf = gpu_of_rank,
+) -> list[Any]:
     """Build every rank of a run in threads and return what `body` gives on each."""
     config = resolve(config, graph)
 
     def run(comm: Communicator) -> Any:
         plan, owners = plan_graph(config, graph)
-        return body(make_rank(config, graph, plan, owners, comm))
+        return body(make_rank(config, graph, plan, owners, comm, device_of=device_of))
 
     return run_threads(config.run.ranks, run, timeout_s) if config.run.ranks > 1 else [run(SingleCommunicator())]
 
 
-def one_epoch(config: Config, graph: Graph, epoch: int = 3) -> list[Trained]:
+def one_epoch(config: Config, graph: Graph, epoch: int = 3, device_of: DeviceOf = gpu_of_rank) -> list[Trained]:
     """Gradients of one epoch, and the logits of an evaluation, on every rank."""
 
     def body(rank: Rank) -> Trained:
         trainer = rank.trainer
         loss = trainer.gradients(epoch)
-        grads = {n: g.numpy().copy() for n, g in trainer.runtime.weights.grads.items()}
+        grads = {n: g.cpu().numpy().copy() for n, g in trainer.runtime.weights.grads.items()}
         trainer.evaluate()
         return Trained(
             loss,
             grads,
             trainer.runtime.weights.state_dict(),
-            trainer.runtime.inputs.row_ids.numpy(),
-            trainer.logits().numpy().copy(),
+            trainer.runtime.inputs.row_ids.cpu().numpy(),
+            trainer.logits().cpu().double().numpy(),
             rank,
         )
 
-    return on_ranks(config, graph, body)
+    return on_ranks(config, graph, body, device_of=device_of)

@@ -245,8 +245,11 @@ def test_settings_are_checked_when_they_are_given(tmp_path: Path) -> None:
         small(ranks=2, transport="single")
     with pytest.raises(PlanError, match=r"needs .* may be used"):
         small(memory_limit=1 << 20)
-    with pytest.raises(BackendError, match="device cuda is not available"):
-        small(device="cuda", out=tmp_path / "run").fit(1)
+    with pytest.raises(ConfigError, match="precision bf16 needs --device cuda"):
+        small(precision="bf16")
+    if not torch.cuda.is_available():
+        with pytest.raises(BackendError, match=r"run.device cuda needs .* use --device cpu"):
+            small(device="cuda", out=tmp_path / "run").fit(1)
     assert not (tmp_path / "run").exists()
     with pytest.raises(GraphError, match="there is no"):
         mggcn.Trainer(tmp_path / "nothing")

@@ -43,7 +43,7 @@ def test_settings_that_are_none(store: Path, tmp_path: Path, capsys: pytest.Capt
         "--set expects table.key=value": ["--set", "model.hidden"],
         "train.epochs must be 1 or more": ["--epochs", 0],
         "train.epochs expects an integer, got 'ten'": ["--epochs", "ten"],
-        "run.precision expects one of fp32, fp64": ["--precision", "fp8"],
+        "run.precision expects one of fp32, tf32, bf16, fp64": ["--precision", "fp8"],
         "is not valid TOML": ["--config", broken],
         f"{odd}: unknown setting model.hiden": ["--config", odd],
         "cannot read the configuration": ["--config", tmp_path / "nothing.toml"],
@@ -67,7 +67,7 @@ def test_runs_that_are_refused_leave_nothing(store: Path, tmp_path: Path, capsys
     assert not out.exists()
     assert "use --device cpu" in refused(capsys, *train, "--device", "cuda", code=1)
     assert not out.exists()
-    assert "nccl needs GPUs" in refused(capsys, *train, "--transport", "nccl", code=1)
+    assert "use --device cuda, or gloo on CPUs" in refused(capsys, *train, "--transport", "nccl")
     assert not out.exists()
     assert run_main(*train, "--epochs", 1, "--quiet") == 0
     assert f"--resume {out}" in refused(capsys, *train)

@@ -46,9 +46,11 @@ CHANGED: dict[str, dict[str, Any]] = {
     "run": {
         "ranks": 5,
         "threads": 2,
-        "transport": "gloo",
+        "transport": "nccl",
         "device": "cuda",
-        "precision": "fp64",
+        "precision": "bf16",
+        "spmm": "cusparse",
+        "timeline": True,
         "order": "permute",
         "products": "gemm-first",
         "features": "sparse",

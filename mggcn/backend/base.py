@@ -6,17 +6,16 @@ Dense tensors are (rows, cols) with unit column stride; their row stride is the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy.typing as npt
 
 if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
     import torch
     from torch import Tensor
-
-PARTIALS = 64
-"""Row chunks whose column sums are added in a fixed order (cpu/common.h)."""
 
 
 class Event(Protocol):
@@ -38,32 +37,69 @@ class Done:
         return
 
 
-DONE = Done()
+DONE: Final = Done()
+
+
+class Lane(Protocol):
+    """Where a transport moves data: a stream beside the kernels on a device that has one, else the calling thread."""
+
+    def working(self, after: Event | None) -> AbstractContextManager[None]:
+        """Tensor work of the block is the lane's, after `after`, or, without it, after the rank's work so far."""
+        ...
+
+    def record(self) -> Event:
+        """Return an event that is done when the lane's work so far is."""
+        ...
+
+    def timestamp(self) -> Timestamp:
+        """Return the moment at which the lane's work so far is done."""
+        ...
+
+
+class Timestamp(Protocol):
+    """A moment in a device's work, for measuring."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Return the seconds from an earlier timestamp of the same device to this one; the work must be done."""
+        ...
+
+
+def drop_threshold(probability: float) -> int:
+    """Return the 16-bit word below which an activation is dropped; the highest word is always kept."""
+    return min(round(65536 * probability), 65535)
+
+
+def keep_scale(probability: float) -> float:
+    """Return the factor of what dropout keeps, the inverse of the exact probability of keeping."""
+    return 65536 / (65536 - drop_threshold(probability))
 
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """One dropout mask: Philox4x32-10 keyed by (seed, epoch), counted by column, original id and layer."""
+    """One dropout mask: Philox4x32-10 keyed by (seed, epoch), counted by column, original id and layer.
+
+    clock: int64 (2,) on the device, seed and epoch: an epoch that a device repeats by itself reads the current ones.
+    """
 
     probability: float
-    seed: int
-    epoch: int
+    clock: Tensor
     layer: int
 
     @property
     def threshold(self) -> int:
-        """A 16-bit word below this drops its activation; the highest word is always kept."""
-        return min(round(65536 * self.probability), 65535)
+        return drop_threshold(self.probability)
 
     @property
     def keep_scale(self) -> float:
-        """Factor of what is kept, the inverse of the exact probability of keeping."""
-        return 65536 / (65536 - self.threshold)
+        return keep_scale(self.probability)
 
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """What happens to a row after its product: out_scale * drop(relu(row_scale * z + bias)); None switches a part off."""
+    """What happens to a row after its product: out_scale * drop(relu(row_scale * z + bias)); None switches a part off.
+
+    Scales and bias are of the accumulation type; row_ids int64.
+    """
 
     row_scale: Tensor | None = None
     bias: Tensor | None = None
@@ -77,13 +113,14 @@ class Epilogue:
 class Sparse:
     """A CSR matrix on the device: indptr int64 (V + 1,), indices int32 (nnz,), values (nnz,) or None for ones.
 
-    chunks: int64 row ranges of about equal work, handed to the threads of a device that has them.
+    Values are of the accumulation type: float32, or float64 for float64 storage.
+    schedule: how the backend that made it shares out the rows; its own type.
     """
 
     indptr: Tensor
     indices: Tensor
     values: Tensor | None
-    chunks: Tensor
+    schedule: Any
 
     @property
     def num_rows(self) -> int:
@@ -95,11 +132,35 @@ class Sparse:
 
 
 class KernelBackend(Protocol):
-    """Kernels of one device. Outputs are written in place; nothing of note is allocated. All sums repeat bit for bit."""
+    """Kernels of one device. Outputs are written in place; nothing of note is allocated. All sums repeat bit for bit.
+
+    Work is done in the order of the calls. A device may do it later than the call: what reads its results on the host
+    (.item(), .cpu()) waits for them.
+    """
+
+    @property
+    def name(self) -> str:
+        """The device for the record of a run, such as "cpu avx2, 2 threads" or "NVIDIA H100 80GB HBM3, sm_90"."""
+        ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Storage type of activations."""
+        """Storage type of activations; sums, scales and weights are float32, or float64 if this is float64."""
+        ...
+
+    @property
+    def partials(self) -> int:
+        """Row chunks whose column sums are added in a fixed order."""
+        ...
+
+    @property
+    def rate_dtype(self) -> torch.dtype:
+        """Type in which torch's fused optimisers read a learning rate that lies on this device."""
+        ...
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds of work that the host should queue before it waits for a result; 0 if calls return when done."""
         ...
 
     def allocate(self, nbytes: int) -> Tensor:
@@ -138,14 +199,14 @@ class KernelBackend(Protocol):
         partials: Tensor | None,
         first_row: int = 0,
     ) -> None:
-        """H = out_scale * dZ with dZ = (h != 0) * keep_scale * h_scale * g; partials (64, D) += columns of dZ.
+        """H = out_scale * dZ, dZ = (h != 0) * keep_scale * h_scale * g; partials float64 (partials, D) += columns of dZ.
 
         The mask of ReLU and dropout is read from the zeros that the forward pass stored in h.
         """
         ...
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:
-        """Out (D,) = the 64 partial sums, added in order."""
+        """Out (D,) = the partial sums, added in order of the chunks."""
         ...
 
     def softmax_xent(
@@ -158,9 +219,9 @@ class KernelBackend(Protocol):
         loss: Tensor,
         partials: Tensor | None,
     ) -> None:
-        """Masked cross-entropy: loss (1,) += its sum times inv_count, z becomes row_scale times its gradient.
+        """Masked cross-entropy: loss float64 (1,) += its sum times inv_count, z becomes row_scale times its gradient.
 
-        Rows count where bit 0 of mask (uint8) is set; partials (64, C) += columns of the unscaled gradient.
+        Rows count where bit 0 of mask (uint8) is set; partials float64 (partials, C) += columns of the unscaled gradient.
         """
         ...
 
@@ -182,6 +243,22 @@ class KernelBackend(Protocol):
 
     def record(self) -> Event:
         """Return an event that is done when everything started so far is done."""
+        ...
+
+    @property
+    def lane(self) -> Lane:
+        """Where this rank's transport moves data."""
+        ...
+
+    def timestamp(self) -> Timestamp:
+        """Return the moment at which everything started so far is done."""
+        ...
+
+    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Return what does the same device work as `function` in every call, at less cost to the host if it can.
+
+        `function` must do the same work each time, without a look at its results; its first calls are made as they are.
+        """
         ...
 
     def synchronize(self) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,10 @@ from torch import Tensor
 
 from mggcn import native
 from mggcn.backend.base import DONE, Done, Dropout, Epilogue, Sparse
+from mggcn.backend.host import HostLane, HostTime
 
+PARTIALS = 64
+"""Row chunks whose column sums are added in order (cpu/common.h)."""
 CHUNKS = 512
 """Row chunks of a sparse matrix: enough for 64 threads to balance, few enough to cost nothing."""
 
@@ -28,7 +33,8 @@ def _address(tensor: Tensor | None) -> int | None:
 def _dropout_args(dropout: Dropout | None) -> native.DropoutArgs:
     if dropout is None:
         return native.DropoutArgs(0, 0, 0, 0, 1.0)
-    return native.DropoutArgs(dropout.seed, dropout.epoch, dropout.layer, dropout.threshold, dropout.keep_scale)
+    seed, epoch = dropout.clock.tolist()
+    return native.DropoutArgs(seed, epoch, dropout.layer, dropout.threshold, dropout.keep_scale)
 
 
 def _epilogue_args(epilogue: Epilogue) -> native.EpilogueArgs:
@@ -52,8 +58,24 @@ class CpuBackend:
         self._isa = isa or native.isa()
 
     @property
+    def name(self) -> str:
+        return f"cpu {self._isa}, {self._threads} thread{'s' * (self._threads > 1)}"
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._dtype
+
+    @property
+    def partials(self) -> int:
+        return PARTIALS
+
+    @property
+    def rate_dtype(self) -> torch.dtype:
+        return torch.float64
+
+    @property
+    def queue_s(self) -> float:
+        return 0.0
 
     def _run(self, name: str, *args: Any) -> None:
         native.kernel(name, self._kind if name.endswith("_") else "", self._isa)(*args)
@@ -82,8 +104,8 @@ class CpuBackend:
         args = None if epilogue is None else ctypes.byref(_epilogue_args(epilogue))
         self._run(
             "mggcn_spmm_",
-            adj.chunks.shape[0] - 1,
-            _address(adj.chunks),
+            adj.schedule.shape[0] - 1,
+            _address(adj.schedule),
             _address(adj.indptr),
             _address(adj.indices),
             _address(adj.values),
@@ -234,6 +256,16 @@ class CpuBackend:
 
     def record(self) -> Done:
         return DONE
+
+    @property
+    def lane(self) -> HostLane:
+        return HostLane()
+
+    def timestamp(self) -> HostTime:
+        return HostTime(time.perf_counter())
+
+    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
+        return function
 
     def synchronize(self) -> None:
         return

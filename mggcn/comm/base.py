@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol, final
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+from mggcn.backend.base import DONE, Done, Event, Lane
+
+__all__ = ["DONE", "Communicator", "Done", "Event", "Lane", "Moving"]
 
 if TYPE_CHECKING:  # the parent of the ranks reads this room too, and needs no torch
     from torch import Tensor
 
-
-class Event(Protocol):
-    """A point in a rank's work that other work waits for."""
-
-    def wait(self) -> None:
-        """Return when the work is done (CPU) or ordered before what follows (GPU).
-
-        Raises: CommError if another rank failed or the transport's timeout passed.
-        """
-        ...
-
-
-@final
-class Done:
-    """The event of work that is complete already."""
-
-    __slots__ = ()
-
-    def wait(self) -> None: ...
-
-
-DONE: Final = Done()
+Moving = Callable[[], AbstractContextManager[None]]
+"""Opens a block in which a transport moves data on the lane, all waiting for others done that it can do before."""
 
 
 class Communicator(Protocol):
     """Collectives of one rank. All ranks call the same ones in the same order, with equal sizes and types.
 
-    Every operation is asynchronous: it starts after the event `after` (None: at once) and returns an event; buffers
-    belong to the transport until that event has been waited for, on the sending side too. A rank must wait for each of
-    its events, in the order of the calls. Tensors are contiguous; one thread of a rank makes its calls.
+    Every operation is asynchronous: it starts after the event `after` (None: after the rank's work so far) and returns
+    an event; buffers belong to the transport until that event has been waited for, on the sending side too. A rank must
+    wait for each of its events, in the order of the calls. Tensors are contiguous; one thread of a rank makes its calls.
     Any call or wait may raise CommError: another rank failed or did not come, or the ranks asked for different things.
+    On a device that works later than it is told, a message that fails after the wait shows in `check`.
     """
 
     @property
@@ -46,6 +32,14 @@ class Communicator(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
+        """Move the tensors of later calls in `lane`; without this call they are host tensors. Collective, once at most.
+
+        moving: for measuring; entered around each stretch of a message that the transport itself puts on the lane.
+        Raises: CommError if the transport cannot move data there.
+        """
+        ...
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         """Send `buf` of rank `root` into `buf` of all others. Bytes: nbytes (P - 1) leave the root."""
@@ -66,6 +60,13 @@ class Communicator(Protocol):
 
     def barrier(self) -> None:
         """Return once every rank has called it. Raises: CommError as Event.wait."""
+        ...
+
+    def check(self) -> None:
+        """Raises: CommError if this or another rank is known to have failed. Never blocks.
+
+        To be called once the device has been waited for, before any of its results is believed.
+        """
         ...
 
     def abort(self, reason: str) -> None:

@@ -66,7 +66,7 @@ def all_reduce_call(buf: Tensor) -> Call:
 
 
 def all_to_all_call(out: Tensor, buf: Tensor, out_rows: Sequence[int], buf_rows: Sequence[int], size: int) -> Call:
-    """Raises: CommError if the row counts do not cover `out` and `buf`, or the two differ in dtype or row length."""
+    """Raises: CommError if the row counts do not cover `out` and `buf`, or they differ in dtype, device or row length."""
     for name, tensor, rows in (("out", out, out_rows), ("buf", buf, buf_rows)):
         _check_buffer(tensor)
         if len(rows) != size or min(rows) < 0 or tensor.dim() == 0 or sum(rows) != tensor.shape[0]:
@@ -74,10 +74,10 @@ def all_to_all_call(out: Tensor, buf: Tensor, out_rows: Sequence[int], buf_rows:
                 f"all_to_all: expected {size} counts that sum to the rows of {name} {tuple(tensor.shape)}, "
                 f"got {list(rows)}"
             )
-    if out.dtype != buf.dtype or out.shape[1:] != buf.shape[1:]:
+    if (out.dtype, out.device, out.shape[1:]) != (buf.dtype, buf.device, buf.shape[1:]):
         raise CommError(
-            f"all_to_all: out is {tuple(out.shape)} {out.dtype}, buf is {tuple(buf.shape)} {buf.dtype}; "
-            "expected one dtype and one shape after the rows"
+            f"all_to_all: out is {tuple(out.shape)} {out.dtype} on {out.device}, buf is {tuple(buf.shape)} {buf.dtype} "
+            f"on {buf.device}; expected one device, one dtype and one shape after the rows"
         )
     return Call("all_to_all", buf.dtype, prod(buf.shape[1:]), 0, tuple(buf_rows), tuple(out_rows))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from torch import Tensor
 
-from mggcn.comm.base import Communicator, Event
+from mggcn.comm.base import Communicator, Event, Lane, Moving
 
 
 class CountingCommunicator:
@@ -29,6 +30,9 @@ class CountingCommunicator:
     def size(self) -> int:
         return self._inner.size
 
+    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
+        self._inner.use_lane(lane, moving)
+
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         self.messages += self.size > 1
         if root == self.rank:
@@ -50,6 +54,9 @@ class CountingCommunicator:
 
     def barrier(self) -> None:
         self._inner.barrier()
+
+    def check(self) -> None:
+        self._inner.check()
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)

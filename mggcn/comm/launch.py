@@ -1,11 +1,7 @@
-"""Ranks as processes of this machine: the parent that starts and watches them, and what a rank does around its work.
-
-No torch is imported here before a rank connects: the parent needs none.
-"""
+"""Ranks as processes of this machine: the parent that starts and watches them; it needs no torch."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -14,21 +10,27 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final, NoReturn, final
+from typing import Final, final
 
-from mggcn.comm.failure import STOP_CODES, Ending, Interrupted, Report, first_error, log_path, log_tail, report_path
-from mggcn.errors import CommError, MggcnError
+from mggcn.comm.failure import STOP_CODES, Ending, Interrupted, first_error, log_path, log_tail, report_path
+from mggcn.comm.rank import (
+    connect_torchrun,
+    gpu_index,
+    parent_path,
+    rank_main,
+    torchrun_env,
+    torchrun_main,
+    up_path,
+)
+from mggcn.errors import CommError
 
-if TYPE_CHECKING:
-    from mggcn.comm.base import Communicator
-    from mggcn.comm.distributed import DistributedCommunicator
+__all__ = ["Interrupted", "connect_torchrun", "gpu_index", "rank_main", "run_ranks", "torchrun_env", "torchrun_main"]
 
-__all__ = ["Interrupted", "connect_torchrun", "rank_main", "run_ranks", "torchrun_env", "torchrun_main"]
 
 POLL_S: Final = 0.05
 GRACE_S: Final = 2.0
@@ -37,7 +39,6 @@ TERMINATE_S: Final = 3.0
 """Between SIGTERM and SIGKILL."""
 IMPORT_S: Final = 15.0
 """What a rank may need, beside the time limit to connect, to start Python and import torch."""
-PR_SET_PDEATHSIG: Final = 1
 
 
 @final
@@ -61,7 +62,7 @@ def run_ranks(
 
     Rank 0 writes where the parent does, the others to folder/rank-R.log. SIGINT and SIGTERM are forwarded once; a
     second one kills. When this returns or raises, no rank is left; if the parent is killed, its ranks die with it.
-    `command` calls `rank_main`, whose ranks must all connect within about `timeout_s`.
+    `command` calls `rank.rank_main`, whose ranks must all connect within about `timeout_s`.
     Raises: the first error of any rank, with its class; CommError if a rank was killed or all hang at the start;
     Interrupted after a signal. Only the main thread can forward signals.
     """
@@ -71,7 +72,7 @@ def run_ranks(
     private = Path(tempfile.mkdtemp(prefix=".ranks-", dir=folder)).resolve()
     ranks: list[_Rank] = []
     try:
-        _parent_path(private).write_text(str(os.getpid()))
+        parent_path(private).write_text(str(os.getpid()))
         with _caught_signals() as signals:
             for rank in range(size):
                 ranks.append(_start(command, rank, size, folder, private, env or {}))
@@ -87,7 +88,9 @@ def run_ranks(
 
 def _start(command: Sequence[str], rank: int, size: int, folder: Path, private: Path, env: Mapping[str, str]) -> _Rank:
     arguments = ["--rank", str(rank), "--size", str(size), "--rendezvous", str(private / "store")]
-    variables = {**os.environ, **env, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    # NCCL moves data between GPUs over other ways, and a user may have a reason to name an interface.
+    variables = {"NCCL_SOCKET_IFNAME": loopback, **os.environ, **env, "GLOO_SOCKET_IFNAME": loopback}
     # A session of its own: a Ctrl-C of the terminal reaches the parent alone, which forwards it once.
     log = None if rank == 0 else log_path(folder, rank).open("wb")
     try:
@@ -124,7 +127,7 @@ def _watch(ranks: Sequence[_Rank], signals: Sequence[int], folder: Path, private
         while forwarded < len(signals):
             _signal_all(ranks, signals[0] if forwarded == 0 else signal.SIGKILL)
             forwarded += 1
-        late = [rank for rank in ranks if rank.running and not _up_path(private, rank.number).exists()]
+        late = [rank for rank in ranks if rank.running and not up_path(private, rank.number).exists()]
         if late and failed_at is None and now > connect_by:
             raise CommError(
                 f"rank {late[0].number} did not connect within {timeout_s + IMPORT_S:g} s; its log ends:\n"
@@ -173,123 +176,3 @@ def _caught_signals() -> Iterator[list[int]]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-def rank_main(
-    rank: int, size: int, rendezvous: Path, timeout_s: float, folder: Path, body: Callable[[Communicator], None]
-) -> int:
-    """Connect a rank that `run_ranks` started, and run `body`. Returns 0; after a failure the process ends in here.
-
-    The exception is left in folder/rank-R.error.json for the parent. `body` stops in order by raising Interrupted
-    on all ranks: they meet once more, and leave with its exit code.
-    """
-    _die_with_parent(int(_parent_path(rendezvous.parent).read_text()))
-
-    def join() -> DistributedCommunicator:
-        from mggcn.comm.distributed import connect
-
-        comm = connect(rank, size, f"file://{rendezvous}", timeout_s, loopback=True)
-        _up_path(rendezvous.parent, rank).touch()
-        return comm
-
-    return _run(rank, folder, join, body)
-
-
-def torchrun_main(timeout_s: float, folder: Path, body: Callable[[Communicator], None]) -> int:
-    """As `rank_main`, for a rank that torchrun started; a failure is also printed, since torchrun reads no reports."""
-    rank, _, _ = _require_torchrun()
-    _die_with_parent(os.getppid())
-    folder.mkdir(parents=True, exist_ok=True)
-    return _run(rank, folder, lambda: connect_torchrun(timeout_s), body, show=True)
-
-
-def torchrun_env() -> tuple[int, int, int] | None:
-    """(rank, size, local rank) if torchrun started this process, else None."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    if any(name not in os.environ for name in names):
-        return None
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
-
-
-def connect_torchrun(timeout_s: float) -> DistributedCommunicator:
-    """Join the ranks of this torchrun. Raises: CommError if there is none or a rank does not come."""
-    from mggcn.comm.distributed import connect
-
-    rank, size, _ = _require_torchrun()
-    return connect(rank, size, "env://", timeout_s, loopback=False)
-
-
-def _require_torchrun() -> tuple[int, int, int]:
-    found = torchrun_env()
-    if found is None:
-        raise CommError("expected RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: start with torchrun")
-    return found
-
-
-def _run(
-    rank: int,
-    folder: Path,
-    join: Callable[[], Communicator],
-    body: Callable[[Communicator], None],
-    show: bool = False,
-) -> int:
-    comm: Communicator | None = None
-    try:
-        comm = join()
-        stopped = _stopped_by(body, comm)
-        comm.close()
-    except KeyboardInterrupt:
-        _leave(128 + signal.SIGINT)
-    except BaseException as error:
-        report = Report.of(rank, error)
-        try:
-            report.save(folder)
-        except OSError as problem:
-            print(f"cannot report in {folder}: {problem}", file=sys.stderr)
-            show = True
-        if show and isinstance(error, MggcnError):
-            print(f"mggcn: rank {rank}: {error}", file=sys.stderr)
-        elif show:
-            print(report.traceback, file=sys.stderr)
-        if comm is not None:
-            comm.abort(f"rank {rank} failed: {report.name}: {report.message}")
-        _leave(report.exit_code)
-    if stopped is not None:
-        _leave(stopped.exit_code)
-    return 0
-
-
-def _stopped_by(body: Callable[[Communicator], None], comm: Communicator) -> Interrupted | None:
-    try:
-        body(comm)
-    except Interrupted as stop:
-        return stop
-    except SystemExit as leaving:
-        if leaving.code not in STOP_CODES:
-            raise
-        return Interrupted(int(leaving.code) - 128)
-    return None
-
-
-def _leave(code: int) -> NoReturn:
-    """End the process without joining threads: one of gloo may still wait for a rank that has gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent` dies, also if that has happened already. Linux only."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _parent_path(private: Path) -> Path:
-    return private / "parent"
-
-
-def _up_path(private: Path, rank: int) -> Path:
-    return private / f"up-{rank}"

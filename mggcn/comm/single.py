@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import final
 
 from torch import Tensor
 
-from mggcn.comm.base import DONE, Event
+from mggcn.comm.base import DONE, Event, Lane, Moving
 from mggcn.comm.calls import all_reduce_call, all_to_all_call, broadcast_call, disagreement
 from mggcn.errors import CommError
 
@@ -26,6 +27,9 @@ class SingleCommunicator:
     @property
     def size(self) -> int:
         return 1
+
+    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
+        """Nothing moves on a lane: the copy of `all_to_all` is the rank's own work."""
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         broadcast_call(buf, root, size=1)
@@ -48,6 +52,10 @@ class SingleCommunicator:
     def barrier(self) -> None:
         self._follow(None)
 
+    def check(self) -> None:
+        if self._failure is not None:
+            raise CommError(self._failure)
+
     def abort(self, reason: str) -> None:
         self._failure = self._failure or reason
 
@@ -55,8 +63,7 @@ class SingleCommunicator:
         """Nothing to release."""
 
     def _follow(self, after: Event | None) -> Event:
-        if self._failure is not None:
-            raise CommError(self._failure)
+        self.check()
         if after is not None:
             after.wait()
         return DONE

@@ -1,7 +1,12 @@
-"""P logical ranks as threads of one process: for tests, dry runs and machines where processes are not worth it.
+"""P logical ranks as threads of one process: for tests, dry runs, and several ranks on one GPU.
 
-Nothing moves when an operation is called: it only posts its buffer where the ranks meet. The copies happen in `wait`,
-so an operation is really "in flight" between the two, and code that touches a buffer too early fails here too.
+Nothing moves when an operation is called: it only posts its buffer where the ranks meet. In `wait` the ranks' threads
+meet, and each moves its share in its lane. On the host that is the copy itself, so code that touches a buffer too early
+fails here too. On a GPU the threads only start copies and leave events behind; no thread waits for the device:
+
+    a buffer may be read from (READY), a slice holds its sum (REDUCED), a rank has all it asked for (FINISHED)
+
+are each an event of the lane of the rank that says so, and whoever builds on it orders its own lane behind.
 """
 
 from __future__ import annotations
@@ -10,101 +15,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeVar, final
+from contextlib import nullcontext
+from typing import TypeVar, final
 
 from torch import Tensor
 
-from mggcn.comm.base import DONE, Communicator, Event
-from mggcn.comm.calls import (
-    Call,
-    all_reduce_call,
-    all_to_all_call,
-    broadcast_call,
-    disagreement,
-    name_ranks,
-)
+from mggcn.backend.host import HostLane
+from mggcn.comm.base import DONE, Communicator, Event, Lane, Moving
+from mggcn.comm.calls import Call, all_reduce_call, all_to_all_call, broadcast_call
+from mggcn.comm.meeting import FINISHED, POSTED, READY, REDUCED, Meeting, ThreadWorld
 from mggcn.errors import CommError
 
 T = TypeVar("T")
-POSTED: Final = 1
-REDUCED: Final = 2
-FINISHED: Final = 3
-
-
-@final
-class _Meeting:
-    """Where the ranks meet for their n-th call: what each asked for, its buffer, and how far it is."""
-
-    def __init__(self, size: int) -> None:
-        self.calls: dict[int, Call] = {}
-        self.buffers: dict[int, Tensor] = {}
-        self.stages = [0] * size
-
-
-@final
-class ThreadWorld:
-    """The board that the ranks share. Its lock guards every field; tensors are copied outside of it."""
-
-    def __init__(self, size: int, timeout_s: float) -> None:
-        self.size = size
-        self.timeout_s = timeout_s
-        self._changed = threading.Condition()
-        self._meetings: dict[int, _Meeting] = {}
-        self._failure: str | None = None
-
-    def communicator(self, rank: int) -> ThreadCommunicator:
-        """The communicator of `rank`; one per rank, used by one thread."""
-        return ThreadCommunicator(self, rank)
-
-    def abort(self, reason: str) -> None:
-        """Wake every rank with CommError(reason); the first reason counts."""
-        with self._changed:
-            self._failure = self._failure or reason
-            self._changed.notify_all()
-
-    def check(self) -> None:
-        """Raises: CommError if the world was aborted."""
-        if self._failure is not None:
-            raise CommError(self._failure)
-
-    def post(self, number: int, rank: int, call: Call, buf: Tensor) -> _Meeting:
-        """Announce call `number` of `rank`. Raises: CommError if it does not fit what others posted."""
-        with self._changed:
-            self.check()
-            meeting = self._meetings.setdefault(number, _Meeting(self.size))
-            meeting.calls[rank] = call
-            meeting.buffers[rank] = buf
-            if problem := disagreement(meeting.calls):
-                self.abort(f"ranks disagree on call {number}: {problem}")
-                self.check()
-            meeting.stages[rank] = POSTED
-            self._changed.notify_all()
-            return meeting
-
-    def reach(self, number: int, rank: int, stage: int) -> None:
-        """Tell the others that `rank` has come to `stage` of call `number`."""
-        with self._changed:
-            self.check()
-            stages = self._meetings[number].stages
-            stages[rank] = stage
-            if min(stages) == FINISHED:
-                del self._meetings[number]
-            self._changed.notify_all()
-
-    def await_stage(self, number: int, meeting: _Meeting, stage: int, ranks: Iterable[int], waiter: int) -> None:
-        """Return once all of `ranks` have come to `stage`. Raises: CommError that names those that did not."""
-
-        def missing() -> list[int]:
-            return [rank for rank in ranks if meeting.stages[rank] < stage]
-
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or not missing(), self.timeout_s)
-            if self._failure is None and (late := missing()):
-                self.abort(
-                    f"rank {waiter} waited {self.timeout_s:g} s for {name_ranks(late)} "
-                    f"in call {number} ({meeting.calls[waiter]})"
-                )
-            self.check()
 
 
 @final
@@ -114,6 +36,8 @@ class ThreadCommunicator:
     def __init__(self, world: ThreadWorld, rank: int) -> None:
         self._world = world
         self._rank = rank
+        self._lane: Lane = HostLane()
+        self._moving: Moving = nullcontext
         self._number = 0
         self._pending: deque[_ThreadEvent] = deque()
 
@@ -124,6 +48,9 @@ class ThreadCommunicator:
     @property
     def size(self) -> int:
         return self._world.size
+
+    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
+        self._lane, self._moving = lane, moving
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         return self._post(broadcast_call(buf, root, self.size), buf, self._copy_from_root, after)
@@ -138,7 +65,10 @@ class ThreadCommunicator:
         return self._post(call, buf, lambda number, meeting: self._collect_rows(number, meeting, out), after)
 
     def barrier(self) -> None:
-        self._post(Call("barrier"), Tensor(), self._meet, None).wait()
+        self._post(Call("barrier"), Tensor(), self._meet, DONE).wait()
+
+    def check(self) -> None:
+        self._world.check()
 
     def abort(self, reason: str) -> None:
         self._world.abort(reason)
@@ -152,89 +82,111 @@ class ThreadCommunicator:
 
         Every rank works through the same sequence, so the earliest unfinished operation can always go on: no deadlock.
         """
-        while not event.done:
-            self._world.check()
+        self._world.check()
+        while event.over is None:
             head = self._pending.popleft()
             try:
-                head.perform()
+                with self._lane.working(head.after):
+                    head.over = head.perform()
             except BaseException as error:
                 self._world.abort(f"rank {self._rank}: {error}")
                 raise
-            head.done = True
 
     def _post(
-        self, call: Call, buf: Tensor, perform: Callable[[int, _Meeting], None], after: Event | None
+        self, call: Call, buf: Tensor, perform: Callable[[int, Meeting], list[Event]], after: Event | None
     ) -> _ThreadEvent:
-        (after or DONE).wait()
+        if after is None:
+            with self._lane.working(None):
+                after = self._lane.record()
         self._number += 1
         number = self._number
         meeting = self._world.post(number, self._rank, call, buf)
-        event = _ThreadEvent(self, lambda: perform(number, meeting))
+        event = _ThreadEvent(self, after, lambda: perform(number, meeting))
         self._pending.append(event)
         return event
 
-    def _copy_from_root(self, number: int, meeting: _Meeting) -> None:
+    def _copy_from_root(self, number: int, meeting: Meeting) -> list[Event]:
         root = meeting.calls[self._rank].root
         if self._rank == root:
+            self._reach(number, READY)
             others = [rank for rank in range(self.size) if rank != root]
-            self._await(number, meeting, FINISHED, others)
-        else:
-            self._await(number, meeting, POSTED, [root])
+            copied = self._world.await_stage(number, meeting, FINISHED, others, self._rank)
+            self._reach(number, FINISHED)
+            return copied
+        self._follow(number, meeting, READY, [root])
+        with self._moving():
             meeting.buffers[self._rank].view(-1).copy_(meeting.buffers[root].view(-1))
-        self._world.reach(number, self._rank, FINISHED)
+        return [self._reach(number, FINISHED)]
 
-    def _sum_in_place(self, number: int, meeting: _Meeting) -> None:
+    def _sum_in_place(self, number: int, meeting: Meeting) -> list[Event]:
         """Sum in rank order, without a temporary: rank r sums the r-th slice of all buffers into that of rank 0.
 
         Nobody else reads that slice meanwhile, and all slices are ready before anyone overwrites its buffer.
         """
         everyone = range(self.size)
-        self._await(number, meeting, POSTED, everyone)
+        self._reach(number, READY)
+        self._follow(number, meeting, READY, everyone)
         flat = [meeting.buffers[rank].view(-1) for rank in everyone]
         count = flat[0].numel()
         mine = slice(count * self._rank // self.size, count * (self._rank + 1) // self.size)
-        for other in flat[1:]:
-            flat[0][mine].add_(other[mine])
-        self._world.reach(number, self._rank, REDUCED)
-        self._await(number, meeting, REDUCED, everyone)
+        with self._moving():
+            for other in flat[1:]:
+                flat[0][mine].add_(other[mine])
+        self._reach(number, REDUCED)
+        self._follow(number, meeting, REDUCED, everyone)
         if self._rank != 0:
-            flat[self._rank].copy_(flat[0])
-        self._world.reach(number, self._rank, FINISHED)
-        if self._rank == 0:
-            self._await(number, meeting, FINISHED, everyone)
+            with self._moving():
+                flat[self._rank].copy_(flat[0])
+        copied = self._reach(number, FINISHED)
+        if self._rank != 0:
+            return [copied]
+        return self._world.await_stage(number, meeting, FINISHED, everyone, self._rank)
 
-    def _collect_rows(self, number: int, meeting: _Meeting, out: Tensor) -> None:
+    def _collect_rows(self, number: int, meeting: Meeting, out: Tensor) -> list[Event]:
         everyone = range(self.size)
-        self._await(number, meeting, POSTED, everyone)
+        self._reach(number, READY)
+        self._follow(number, meeting, READY, everyone)
         start = 0
-        for rank in everyone:
-            call = meeting.calls[rank]
-            rows = call.sends[self._rank]
-            first = sum(call.sends[: self._rank])
-            out[start : start + rows].view(-1).copy_(meeting.buffers[rank][first : first + rows].view(-1))
-            start += rows
-        self._world.reach(number, self._rank, FINISHED)
-        self._await(number, meeting, FINISHED, everyone)
+        with self._moving():
+            for rank in everyone:
+                call = meeting.calls[rank]
+                rows = call.sends[self._rank]
+                first = sum(call.sends[: self._rank])
+                out[start : start + rows].view(-1).copy_(meeting.buffers[rank][first : first + rows].view(-1))
+                start += rows
+        self._reach(number, FINISHED)
+        return self._world.await_stage(number, meeting, FINISHED, everyone, self._rank)
 
-    def _meet(self, number: int, meeting: _Meeting) -> None:
-        self._await(number, meeting, POSTED, range(self.size))
-        self._world.reach(number, self._rank, FINISHED)
+    def _meet(self, number: int, meeting: Meeting) -> list[Event]:
+        self._world.await_stage(number, meeting, POSTED, range(self.size), self._rank)
+        return [self._reach(number, FINISHED)]
 
-    def _await(self, number: int, meeting: _Meeting, stage: int, ranks: Iterable[int]) -> None:
-        self._world.await_stage(number, meeting, stage, ranks, self._rank)
+    def _reach(self, number: int, stage: int) -> Event:
+        """Tell the others that this rank's lane will have come to `stage`."""
+        event = self._lane.record()
+        self._world.reach(number, self._rank, stage, event)
+        return event
+
+    def _follow(self, number: int, meeting: Meeting, stage: int, ranks: Iterable[int]) -> None:
+        """Order this rank's lane behind `stage` of `ranks`."""
+        for event in self._world.await_stage(number, meeting, stage, ranks, self._rank):
+            event.wait()
 
 
 @final
 class _ThreadEvent:
-    """An operation that its rank has posted and not yet performed."""
+    """An operation that its rank has posted. `over`: what its buffers are free after, once the rank's share is started."""
 
-    def __init__(self, comm: ThreadCommunicator, perform: Callable[[], None]) -> None:
+    def __init__(self, comm: ThreadCommunicator, after: Event, perform: Callable[[], list[Event]]) -> None:
         self._comm = comm
+        self.after = after
         self.perform = perform
-        self.done = False
+        self.over: list[Event] | None = None
 
     def wait(self) -> None:
         self._comm.complete(self)
+        for event in self.over or ():
+            event.wait()
 
 
 def run_threads(size: int, function: Callable[[Communicator], T], timeout_s: float) -> list[T]:
@@ -250,7 +202,7 @@ def run_threads(size: int, function: Callable[[Communicator], T], timeout_s: flo
 
     def run(rank: int) -> None:
         try:
-            results[rank] = function(world.communicator(rank))
+            results[rank] = function(ThreadCommunicator(world, rank))
         except BaseException as error:
             error.add_note(f"raised on rank {rank} of {size}")
             errors.append(error)

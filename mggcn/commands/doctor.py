@@ -6,13 +6,13 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command has no arguments."""
+    parser.add_argument("--quick", action="store_true", help="look, but compute nothing on the GPUs: beside a training")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; exit code 1 if something is broken."""
     from mggcn.report.doctor import diagnose, exit_status, render
 
-    findings = diagnose()
+    findings = diagnose(compute=not arguments.quick)
     print(render(findings))
     return exit_status(findings)

@@ -15,7 +15,8 @@ from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.train.planjson import to_dict
 from mggcn.train.plantext import render
-from mggcn.train.runplan import GraphShape, RunPlan
+from mggcn.train.runplan import RunPlan
+from mggcn.train.shape import GraphShape
 
 SHAPE = ("vertices", "edges", "features", "classes")
 

@@ -15,9 +15,13 @@ from mggcn.plan.machine import parse_bytes
 FLAGS = {
     "--ranks": ("run", "ranks", "number of ranks P that share the graph"),
     "--threads": ("run", "threads", "threads per rank; 0: an equal share of the cores"),
-    "--transport": ("run", "transport", "auto, single, threads or gloo; auto: gloo from 2 ranks on"),
-    "--device": ("run", "device", "cpu; cuda can be planned, not run yet"),
-    "--precision": ("run", "precision", "fp32 or fp64"),
+    "--transport": (
+        "run",
+        "transport",
+        "auto, single, threads, gloo or nccl; auto: from 2 ranks on gloo, on GPUs nccl",
+    ),
+    "--device": ("run", "device", "cpu or cuda"),
+    "--precision": ("run", "precision", "fp32 or fp64; on a GPU also tf32 or bf16"),
     "--order": ("run", "order", "which rank owns which vertex: random, permute or none"),
     "--strategy": ("run", "strategy", "broadcast"),
     "--memory-limit": ("run", "memory_limit", "bytes per rank, such as 80GiB; 0: what is free"),
@@ -41,6 +45,13 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             flag, dest=f"setting_{key}", metavar=metavar, help=f"{text} (default: {defaults[table][key]})"
         )
+    group.add_argument(
+        "--timeline",
+        dest="setting_timeline",
+        action="store_true",
+        default=None,
+        help="record when every op of a few epochs ran",
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _all_settings(defaults)
 
@@ -76,6 +87,8 @@ def read_settings(arguments: argparse.Namespace) -> Config:
     config = Config() if arguments.config is None else from_toml(arguments.config)
     config = with_settings(config, arguments.set)
     tables: dict[str, dict[str, Any]] = {}
+    if arguments.setting_timeline:
+        tables["run"] = {"timeline": True}
     for flag, (table, key, _) in FLAGS.items():
         value = getattr(arguments, f"setting_{key}")
         if value is not None:

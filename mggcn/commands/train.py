@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.comm.failure import Interrupted
-from mggcn.comm.launch import torchrun_env
+from mggcn.comm.rank import torchrun_env
 from mggcn.commands.settings import add_settings, read_settings
 from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
@@ -19,6 +19,7 @@ from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
 from mggcn.jobs import folder as run_folders
 from mggcn.jobs import train as training
+from mggcn.plan.device import launching
 from mggcn.plan.machine import human
 
 
@@ -62,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _train(folder: Path, config: Config, graph: Graph, quiet: bool) -> dict[str, Any]:
     if not quiet:
         print(f"run folder {folder}", flush=True)
+        if how := launching(config.run):
+            print(f"an epoch is {how}", flush=True)
     try:
         return training.run_training(folder, config, graph, quiet=quiet)
     except Interrupted:

@@ -6,8 +6,6 @@ Everything goes to a temporary folder beside the target, is flushed to the disk 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -18,8 +16,12 @@ from typing import Any
 from mggcn.errors import StoreError
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import CSR, Graph, Rows
-from mggcn.graph.layout import FORMAT_VERSION, graph_arrays, npy_chunks, npy_nbytes
+from mggcn.graph.durable import move_folder, sync_folder, write_array, write_meta
+from mggcn.graph.layout import FORMAT_VERSION, graph_arrays, npy_nbytes
 from mggcn.version import __version__
+
+CUTS = "partitions"
+"""Folder of a store that may hold vertex cuts of its graph (partition/cut_files.py)."""
 
 
 def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None:
@@ -36,10 +38,10 @@ def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
-        digests = {f"{name}.npy": _write_array(temporary / f"{name}.npy", rows) for name, rows in _sorted(graph)}
-        _write_meta(temporary / "meta.json", _meta(graph, digests))
-        _sync_folder(temporary)
-        _rename(temporary, target, overwrite)
+        digests = {f"{name}.npy": write_array(temporary / f"{name}.npy", rows) for name, rows in _sorted(graph)}
+        write_meta(temporary / "meta.json", _meta(graph, digests))
+        sync_folder(temporary)
+        move_folder(temporary, target, overwrite)
     except OSError as error:
         need = sum(npy_nbytes(rows) for rows in graph_arrays(graph).values())
         room = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "; check the path and its rights"
@@ -54,37 +56,13 @@ def _refuse_existing(target: Path, overwrite: bool) -> None:
     if not overwrite:
         raise StoreError(f"{target} exists already; choose another name or pass overwrite (--force)")
     files = {file.name for file in target.iterdir()} if target.is_dir() and not target.is_symlink() else {""}
+    files -= {CUTS} if (target / CUTS).is_dir() else set()
     if files and ("meta.json" not in files or any(not name.endswith((".npy", ".json")) for name in files)):
         raise StoreError(f"{target} is not a graph store, so it is not overwritten; choose another name")
 
 
 def _sorted(graph: Graph) -> list[tuple[str, Rows]]:
     return sorted(graph_arrays(graph).items())
-
-
-def _write_array(path: Path, rows: Rows) -> str:
-    """Write one array; return the SHA-256 of the file."""
-    digest = hashlib.sha256()
-    with path.open("wb", buffering=0) as file:
-        _reserve(file.fileno(), npy_nbytes(rows))
-        for piece in npy_chunks(rows):
-            digest.update(piece)
-            view = memoryview(piece)
-            while view:
-                view = view[file.write(view) :]
-        os.fsync(file.fileno())
-    return digest.hexdigest()
-
-
-def _reserve(descriptor: int, nbytes: int) -> None:
-    """Take the space first, so that a full disk shows before hours of writing; not every file system can."""
-    try:
-        os.posix_fallocate(descriptor, 0, nbytes)
-    except AttributeError:
-        return
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
 
 
 def _meta(graph: Graph, digests: Mapping[str, str]) -> dict[str, Any]:
@@ -104,34 +82,3 @@ def _meta(graph: Graph, digests: Mapping[str, str]) -> dict[str, Any]:
         "created_by": f"mggcn {__version__}",
     }
     return {"licence": "not stated", "source": "not stated"} | dict(graph.meta) | own
-
-
-def _write_meta(path: Path, meta: Mapping[str, Any]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(meta, file, indent=1, default=str)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _rename(temporary: Path, target: Path, overwrite: bool) -> None:
-    old = temporary.with_suffix(".old")
-    if overwrite and target.exists():
-        os.rename(target, old)
-    try:
-        os.rename(temporary, target)
-    except BaseException:
-        if old.exists():
-            os.rename(old, target)
-        raise
-    try:
-        _sync_folder(target.parent)
-    finally:
-        shutil.rmtree(old, ignore_errors=True)

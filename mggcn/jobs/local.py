@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from mggcn.train.trainer import Stop
 
 
+def in_processes(config: Config) -> bool:
+    """Whether the ranks are processes of their own, rather than this one or threads of it."""
+    return config.run.transport == "nccl" or (config.run.transport == "gloo" and config.run.ranks > 1)
+
+
 def on_local_ranks(config: Config, body: Callable[[Communicator], Any]) -> list[Any]:
     """Run `body` on every rank of this process: one, or P threads."""
     import torch

@@ -20,7 +20,7 @@ from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.jobs.folder import known_plan, read_run
-from mggcn.jobs.local import on_local_ranks
+from mggcn.jobs.local import in_processes, on_local_ranks
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
@@ -58,7 +58,7 @@ def predict(
         "weights": weights,
         "probabilities": probabilities,
     }
-    if config.run.transport == "gloo" and config.run.ranks > 1:
+    if in_processes(config):
         command = [sys.executable, "-m", "mggcn.worker", "predict", str(folder), "--arguments", json.dumps(arguments)]
         run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
     else:
@@ -109,7 +109,7 @@ def write_scores(comm: Communicator, rank: Rank, target: Path, num_vertices: int
     temporary = target.with_name(f".{target.name}.tmp")
     trainer = rank.trainer
     trainer.evaluate()
-    scores = trainer.logits().cpu().numpy()
+    scores = trainer.scores()
     try:
         if comm.rank == 0:
             np.lib.format.open_memmap(temporary, "w+", scores.dtype, (num_vertices, scores.shape[1])).flush()

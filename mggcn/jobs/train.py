@@ -12,20 +12,21 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from mggcn import native
 from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph, resolve, threads_per_rank
 from mggcn.comm.failure import Interrupted
-from mggcn.comm.launch import run_ranks, torchrun_env, torchrun_main
+from mggcn.comm.launch import run_ranks
+from mggcn.comm.rank import torchrun_env, torchrun_main
 from mggcn.config import Config
-from mggcn.errors import BackendError, ConfigError, RunError
+from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store
 from mggcn.jobs.folder import discarded_if_refused, known_plan, make_run_folder, read_run, rewrite_config, write_plan
-from mggcn.jobs.local import on_local_ranks, signalled_stop
+from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.partition.order import Assignment
 from mggcn.train.runlog import RunLog, write_json
 from mggcn.train.runplan import RunPlan
@@ -51,11 +52,11 @@ def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | No
 
 
 def check_available(config: Config) -> None:
-    """Refuse what can be planned but not run here, before anything is written. Raises: BackendError."""
-    if config.run.device != "cpu":
-        raise BackendError("run.device cuda is not available in this version of mggcn; use --device cpu")
-    if config.run.transport == "nccl":
-        raise BackendError("run.transport nccl needs GPUs, which this version of mggcn does not use; use gloo")
+    """Refuse what can be planned but not run here, in one line, before anything is written. Raises: BackendError."""
+    if config.run.device == "cuda":
+        from mggcn.backend.cuda_device import check_cuda
+
+        check_cuda(config.run.precision)
 
 
 def train_rank(
@@ -76,11 +77,12 @@ def train_rank(
     stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it.
     """
     started = time.perf_counter() if started is None else started
-    rank = make_rank(config, graph, plan, owners, comm, stop)
+    rank = make_rank(config, graph, plan, owners, comm, stop, folder=folder)
     comm.barrier()
     setup_seconds = time.perf_counter() - started
     log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
     complete = rank.trainer.fit(log, folder, on_epoch if comm.rank == 0 else None)
+    rank.watch.close()
     peak = largest_peak(rank, comm)
     if not complete:
         raise Interrupted(stop.signal or signal.SIGTERM)
@@ -93,8 +95,9 @@ def largest_peak(rank: Rank, comm: Communicator) -> int:
     """Return the largest peak memory of any rank's process. Collective."""
     import torch
 
-    peaks = torch.zeros(comm.size, dtype=torch.float64)
-    peaks[comm.rank] = rank.trainer.runtime.backend.peak_bytes()
+    backend = rank.trainer.runtime.backend
+    peaks = backend.allocate(8 * comm.size).view(torch.float64)
+    peaks[comm.rank] = backend.peak_bytes()
     comm.all_reduce(peaks).wait()
     return int(peaks.max())
 
@@ -125,6 +128,7 @@ def result_of(
             "machine": f"{platform.machine()} {processor_name()}",
             "kernels": native.isa(),
             "threads": threads_per_rank(config),
+            "device": trainer.runtime.backend.name,
         },
         "graph_sha256": graph_sha256(graph),
     }
@@ -146,7 +150,7 @@ def run_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) -> 
     Raises: the first error of any rank; Interrupted after SIGINT or SIGTERM, once a checkpoint is written.
     """
     started = time.perf_counter()
-    if config.run.transport == "gloo" and config.run.ranks > 1:
+    if in_processes(config):
         arguments = json.dumps({"quiet": quiet, "started": started})
         command = [sys.executable, "-m", "mggcn.worker", "train", str(folder), "--arguments", arguments]
         run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
@@ -192,11 +196,12 @@ def train_under_torchrun(
     _, size, _ = found
     if config.run.ranks not in (1, size):
         raise ConfigError(f"--ranks {config.run.ranks} differs from torchrun's {size} processes; leave --ranks out")
-    if config.run.transport not in ("auto", "gloo"):
-        raise ConfigError(f"under torchrun run.transport must be auto or gloo, got {config.run.transport}")
+    if config.run.transport in ("single", "threads"):
+        raise ConfigError(f"under torchrun run.transport must be auto, gloo or nccl, got {config.run.transport}")
     if resume is not None and config.run.ranks != size:
         raise ConfigError(f"the run in {resume} has {config.run.ranks} ranks, torchrun started {size} processes")
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, ranks=size, transport="gloo"))
+    several: Literal["gloo", "nccl"] = "gloo" if config.run.device == "cpu" else "nccl"
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, ranks=size, transport=several))
     check_available(config)
     started = time.perf_counter()
     result: list[dict[str, Any]] = []
@@ -215,7 +220,7 @@ def train_under_torchrun(
             result.append(json.loads((path / "result.json").read_text()) | {"folder": str(path)})
 
     with tempfile.TemporaryDirectory(prefix="mggcn-") as reports:
-        code = torchrun_main(config.run.timeout_s, Path(reports), body)
+        code = torchrun_main(config.run.timeout_s, Path(reports), body, config.run.transport)
     return code, result[0] if result else None
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mggcn.config import ModelConfig
+from mggcn.plan.device import REAL, STORAGE
 from mggcn.plan.memory import ITEM_BYTES, BufferSpec
 
 SPARSE_PENALTY = 5.0
@@ -38,18 +39,19 @@ class InputChoice:
     reason: str
 
 
-def _dense_bytes(shape: InputShape, dtype: str) -> int:
-    return BufferSpec("", shape.rows, shape.cols, dtype).nbytes
+def _dense_bytes(shape: InputShape, precision: str) -> int:
+    return BufferSpec("", shape.rows, shape.cols, STORAGE[precision]).nbytes
 
 
-def sparse_bytes(shape: InputShape, nnz: int, dtype: str, dropped: bool) -> int:
+def sparse_bytes(shape: InputShape, nnz: int, precision: str, dropped: bool) -> int:
     """Return the bytes of a sparse input in CSR and CSC; under dropout, of a second set of values and the positions."""
-    entry = 4 + ITEM_BYTES[dtype]
-    extra = ITEM_BYTES[dtype] * 2 + 4 - ITEM_BYTES[dtype] if dropped else 0
+    item = ITEM_BYTES[REAL[precision]]
+    entry = 4 + item
+    extra = item + 4 if dropped else 0
     return 2 * nnz * entry + nnz * extra + 8 * (shape.rows + shape.cols + 2)
 
 
-def choose_input(model: ModelConfig, shape: InputShape, width: int, setting: str, dtype: str) -> InputChoice:
+def choose_input(model: ModelConfig, shape: InputShape, width: int, setting: str, precision: str) -> InputChoice:
     """Choose how the input is kept; `width` is that of layer 1, `setting` is run.features (auto, dense, sparse).
 
     Dense X without input dropout is kept as A_hat X: layer 1 then needs no SpMM in either direction. Sparse X stays in
@@ -58,7 +60,7 @@ def choose_input(model: ModelConfig, shape: InputShape, width: int, setting: str
     graph = model.kind == "gcn"
     constant = not model.input_dropout
     if shape.nnz is None or setting == "dense":
-        nbytes = _dense_bytes(shape, dtype)
+        nbytes = _dense_bytes(shape, precision)
         if not graph:
             return InputChoice(False, False, nbytes, "X is kept dense: the model has no graph")
         if constant:
@@ -69,7 +71,7 @@ def choose_input(model: ModelConfig, shape: InputShape, width: int, setting: str
                 "A X is computed once and kept instead of X: layer 1 needs no SpMM in either direction",
             )
         return InputChoice(False, False, nbytes, "X is kept dense: input dropout changes it every epoch")
-    options = _sparse_options(model, shape, width, dtype)
+    options = _sparse_options(model, shape, width, precision)
     if setting == "sparse":
         options = [o for o in options if o[1].sparse]
     work, best = min(options, key=lambda o: o[0])
@@ -89,20 +91,22 @@ def _name(choice: InputChoice) -> str:
     return f"{'sparse' if choice.sparse else 'dense'} {'A X' if choice.aggregated else 'X'}"
 
 
-def _sparse_options(model: ModelConfig, shape: InputShape, width: int, dtype: str) -> list[tuple[float, InputChoice]]:
+def _sparse_options(
+    model: ModelConfig, shape: InputShape, width: int, precision: str
+) -> list[tuple[float, InputChoice]]:
     """Work per epoch and choice for each way to keep a sparse X."""
     graph, dropped = model.kind == "gcn", model.input_dropout > 0
     nnz = shape.nnz or 0
     spmm = 2 * shape.adj_nnz * width if graph else 0
-    x_bytes = sparse_bytes(shape, nnz, dtype, dropped)
+    x_bytes = sparse_bytes(shape, nnz, precision, dropped)
     options = [(SPARSE_PENALTY * (2 * nnz * width + spmm), InputChoice(True, False, x_bytes, ""))]
     gemm = 2 * shape.rows * shape.cols * width
     if dropped or not graph:
-        options.append((gemm + SPARSE_PENALTY * spmm, InputChoice(False, False, _dense_bytes(shape, dtype), "")))
+        options.append((gemm + SPARSE_PENALTY * spmm, InputChoice(False, False, _dense_bytes(shape, precision), "")))
     else:
-        ax_bytes = sparse_bytes(shape, shape.aggregated_nnz, dtype, False)
+        ax_bytes = sparse_bytes(shape, shape.aggregated_nnz, precision, False)
         options.append((SPARSE_PENALTY * 2 * shape.aggregated_nnz * width, InputChoice(True, True, ax_bytes, "")))
-        options.append((float(gemm), InputChoice(False, True, _dense_bytes(shape, dtype), "")))
+        options.append((float(gemm), InputChoice(False, True, _dense_bytes(shape, precision), "")))
     return options
 
 

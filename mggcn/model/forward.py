@@ -124,7 +124,7 @@ class DroppedValues:
     def run(self, rt: Runtime) -> None:
         inputs = rt.inputs
         values, values_t = given(given(inputs.dropped).values), given(given(inputs.dropped_t).values)
-        dropout = Dropout(self.probability, rt.seed, rt.epoch, self.layer - 1)
+        dropout = Dropout(self.probability, rt.clock, self.layer - 1)
         rt.backend.dropout_values(given(inputs.sparse), values, inputs.row_ids, dropout)
         rt.backend.gather_rows(values.view(-1, 1), given(inputs.position), values_t.view(-1, 1))
 

@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mggcn.aggregate.base import AggregationPlan
-from mggcn.backend.base import PARTIALS
 from mggcn.config import ModelConfig
 from mggcn.model import backward as bwd
 from mggcn.model import forward as fwd
 from mggcn.model.choices import InputChoice, LayerChoice
 from mggcn.model.ops import Activated, Finish, Op
+from mggcn.plan.device import FIGURES, DeviceFigures
 from mggcn.plan.memory import ArenaPlan, BufferSpec, place
-
-BLOCK_ROWS = 2048
-"""Rows of a block: 2 MiB at width 256, so that a block of a product is still in the cache for what follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +39,11 @@ class Model:
     scaled_cols: bool
     """Whether S_c is not one (symmetric normalisation)."""
 
+    device: DeviceFigures = FIGURES["cpu"]
+
     @property
     def block_rows(self) -> int:
-        return max(1, min(self.rows, BLOCK_ROWS))
+        return max(1, min(self.rows, self.device.block_rows))
 
 
 @dataclass(slots=True)
@@ -66,7 +65,11 @@ class _Builder:
         return self.buffer(f"{op}.block", cols, rows=self.model.block_rows)
 
     def partials(self, op: str, cols: int) -> str:
-        return self.buffer(f"{op}.partials", cols, rows=PARTIALS, dtype="fp64") if self.model.config.bias else ""
+        return (
+            self.buffer(f"{op}.partials", cols, rows=self.model.device.partials, dtype="fp64")
+            if self.model.config.bias
+            else ""
+        )
 
     def slots(self, op: str, cols: int) -> tuple[str, ...]:
         specs = self.aggregation.buffers(op, cols, self.model.dtype)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from mggcn.aggregate.base import Aggregation
-from mggcn.backend.base import Dropout, Epilogue, KernelBackend, Sparse
+from mggcn.backend.base import Dropout, Epilogue, KernelBackend, Sparse, keep_scale
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,8 +46,8 @@ class Runtime(Protocol):
     backend: KernelBackend
     aggregation: Aggregation
     inputs: Inputs
-    seed: int
-    epoch: int
+    clock: Tensor
+    """Seed and epoch, int64 (2,) on the device."""
 
     def buffer(self, name: str) -> Tensor: ...
 
@@ -100,7 +100,7 @@ class Finish:
             rt.inputs.row_scale if self.row_scale else None,
             rt.bias(self.layer) if self.bias else None,
             self.relu,
-            Dropout(self.dropout, rt.seed, rt.epoch, self.layer) if self.dropout else None,
+            Dropout(self.dropout, rt.clock, self.layer) if self.dropout else None,
             rt.inputs.row_ids,
             rt.inputs.col_scale if self.out_scale else None,
         )
@@ -148,12 +148,11 @@ class Activated:
 
     def run(self, rt: Runtime, g: Tensor, h: Tensor, partials: Tensor | None, first_row: int = 0) -> None:
         """H = out_scale * (h != 0) * keep * S_c * g for the rows of g."""
-        keep = Dropout(self.dropout, 0, 0, 0).keep_scale
         rt.backend.activation_grad(
             g,
             h,
             masked=self.masked,
-            keep_scale=keep,
+            keep_scale=keep_scale(self.dropout),
             h_scale=rt.inputs.col_scale if self.col_scale else None,
             out_scale=rt.inputs.row_scale if self.row_scale else None,
             partials=partials,

@@ -10,7 +10,7 @@ from mggcn.errors import PlanError
 
 ALIGNMENT = 64
 """Bytes: rows and buffers start on cache lines."""
-ITEM_BYTES = {"fp32": 4, "fp64": 8, "int64": 8}
+ITEM_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8, "int64": 8}
 
 
 @dataclass(frozen=True, slots=True)

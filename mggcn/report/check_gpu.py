@@ -1,20 +1,41 @@
-"""Doctor: NVIDIA driver, torch's CUDA build, CuPy and NCCL. All are optional; a machine without a GPU is healthy.
+"""Doctor: the NVIDIA driver, the GPUs, and which of them reach each other's memory, all asked of the driver library.
 
-CuPy is imported only where a driver and CuPy are both installed.
+No CUDA context is made and nothing is imported. A machine without a GPU is healthy.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations, groupby
+from typing import Any
 
-from mggcn.report.check_packages import installed_version
+from mggcn.report.figure import format_bytes
 from mggcn.report.findings import Finding
 
-_BOTH = 'pip install "mggcn[cuda12]" (driver for CUDA 12) or "mggcn[cuda13]" (CUDA 13)'
-_CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
+BOTH = "pip install cupy-cuda12x (driver for CUDA 12) or cupy-cuda13x (CUDA 13)"
+OLDEST = (7, 0)
+"""Volta: the oldest architecture that mggcn's kernels are compiled for."""
+OLDEST_CUDA13 = (7, 5)
+"""Turing: the oldest architecture that CUDA 13 compiles for."""
+BF16 = (8, 0)
+"""Ampere: the oldest architecture that computes with bfloat16."""
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+
+Load = Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU of this machine."""
+
+    name: str
+    nbytes: int
+    capability: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({format_bytes(self.nbytes)}, sm_{self.capability[0]}{self.capability[1]})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,97 +44,123 @@ class Driver:
 
     cuda: tuple[int, int]
     """Newest CUDA version that it runs."""
-    num_devices: int
+    gpus: tuple[Gpu, ...] = ()
+    apart: tuple[tuple[int, int], ...] = ()
+    """Pairs of GPUs of which one at least cannot access the other's memory."""
+    version: str | None = None
 
     @property
-    def extra(self) -> str:
-        """The extra of mggcn that fits."""
-        return "cuda13" if self.cuda >= (13, 0) else "cuda12"
+    def cuda_major(self) -> int:
+        """The CUDA major version that torch and CuPy should be built for."""
+        return 13 if self.cuda >= (13, 0) and all(gpu.capability >= OLDEST_CUDA13 for gpu in self.gpus) else 12
+
+    @property
+    def install(self) -> str:
+        """The command that installs CuPy."""
+        return f"pip install cupy-cuda{self.cuda_major}x"
 
 
-def find_driver(load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> Driver | None:
-    """Ask the driver library for its version and devices; None without a driver. Creates no CUDA context."""
+def find_driver(load: Load = ctypes.CDLL) -> Driver | None:
+    """Ask the driver library for its version and devices; None without a driver."""
     try:
         library = load("libcuda.so.1")
     except OSError:
         return None
-    version, count = ctypes.c_int(0), ctypes.c_int(0)
-    library.cuDriverGetVersion(ctypes.byref(version))
+    number = ctypes.c_int(0)
+    library.cuDriverGetVersion(ctypes.byref(number))
+    cuda = number.value // 1000, number.value % 1000 // 10
+    count = ctypes.c_int(0)
     if library.cuInit(0) == 0:
         library.cuDeviceGetCount(ctypes.byref(count))
-    return Driver((version.value // 1000, version.value % 1000 // 10), count.value)
+    gpus = tuple(_gpu(library, index) for index in range(count.value))
+    apart = tuple(pair for pair in combinations(range(count.value), 2) if not _reach_each_other(library, *pair))
+    return Driver(cuda, gpus, apart, _version(load))
+
+
+def _gpu(library: Any, index: int) -> Gpu:
+    device, name, nbytes = ctypes.c_int(index), ctypes.create_string_buffer(100), ctypes.c_size_t(0)
+    library.cuDeviceGet(ctypes.byref(device), index)
+    library.cuDeviceGetName(name, len(name), device)
+    library.cuDeviceTotalMem_v2(ctypes.byref(nbytes), device)
+    capability = []
+    for attribute in (_MAJOR, _MINOR):
+        number = ctypes.c_int(0)
+        library.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+        capability.append(number.value)
+    return Gpu(name.value.decode(), nbytes.value, (capability[0], capability[1]))
+
+
+def _reach_each_other(library: Any, one: int, other: int) -> bool:
+    for device, peer in ((one, other), (other, one)):
+        able = ctypes.c_int(0)
+        library.cuDeviceCanAccessPeer(ctypes.byref(able), device, peer)
+        if not able.value:
+            return False
+    return True
+
+
+def _version(load: Load) -> str | None:
+    """Return the driver's own version, such as 580.65.06, or None where the management library is absent."""
+    try:
+        library = load("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    version = ctypes.create_string_buffer(80)
+    if library.nvmlInit_v2() != 0 or library.nvmlSystemGetDriverVersion(version, len(version)) != 0:
+        return None
+    return version.value.decode()
 
 
 def check_driver(driver: Driver | None) -> Finding:
-    """Tell which GPUs there are."""
+    """Tell which driver there is."""
+    name = "NVIDIA driver"
     if driver is None:
-        return Finding(
-            "NVIDIA driver", "missing", "none here; runs use the CPU", f"on a machine with NVIDIA GPUs: {_BOTH}"
-        )
-    shown = f"CUDA {driver.cuda[0]}.{driver.cuda[1]}, {driver.num_devices} GPU{'s' * (driver.num_devices != 1)}"
-    if driver.num_devices == 0:
+        return Finding(name, "missing", "none here; runs use the CPU", f"on a machine with NVIDIA GPUs: {BOTH}")
+    shown = f"CUDA {driver.cuda[0]}.{driver.cuda[1]}, {_counted(len(driver.gpus))}"
+    shown = shown if driver.version is None else f"{driver.version}, {shown}"
+    if not driver.gpus:
         remedy = "look at nvidia-smi and CUDA_VISIBLE_DEVICES; a container needs --gpus all"
-        return Finding("NVIDIA driver", "missing", f"{shown} usable", remedy)
+        return Finding(name, "missing", f"{shown} usable", remedy)
     if driver.cuda < (12, 0):
+        remedy = "install a newer driver (525 or later)"
+        return Finding(name, "missing", f"{shown}, expected CUDA 12 or newer", remedy)
+    return Finding(name, "ok", shown)
+
+
+def check_gpus(driver: Driver | None) -> Finding:
+    """Name the GPUs, their memory and what they cannot do."""
+    if driver is None or not driver.gpus:
+        return Finding("GPUs", "missing", "none here")
+    runs = [(str(gpu), len(list(same))) for gpu, same in groupby(driver.gpus)]
+    shown = ", ".join(f"{count} x {gpu}" if count > 1 else gpu for gpu, count in runs)
+    least = min(gpu.capability for gpu in driver.gpus)
+    if least < OLDEST:
         return Finding(
-            "NVIDIA driver", "missing", f"{shown}, expected CUDA 12 or newer", "install a newer driver (525 or later)"
+            "GPUs", "missing", shown, "mggcn needs sm_70 (V100) or newer: hide older ones by CUDA_VISIBLE_DEVICES"
         )
-    return Finding("NVIDIA driver", "ok", shown)
+    if least < BF16:
+        return Finding("GPUs", "ok", f"{shown}; --precision bf16 and tf32 need sm_80 or newer")
+    return Finding("GPUs", "ok", shown)
 
 
-def check_torch_cuda(driver: Driver | None) -> Finding:
-    """Tell whether torch can use the GPUs."""
-    import torch
-
-    name, built = "torch CUDA", torch.version.cuda
-    if built is None:
-        remedy = "install torch from its CUDA index, see pytorch.org" if driver and driver.num_devices else ""
-        return Finding(name, "missing", "torch is built for the CPU", remedy)
-    if driver is None or driver.num_devices == 0:
-        return Finding(name, "missing", f"built for CUDA {built}, no GPU here")
-    if not torch.cuda.is_available():
-        remedy = f"install torch built for CUDA {driver.cuda[0]} or older, or a newer driver"
-        return Finding(name, "broken", f"built for CUDA {built}, but it cannot use the GPU", remedy)
-    if torch.ones(3, device="cuda").sum().item() != 3.0:
-        return Finding(name, "broken", "a sum on the GPU came out wrong", "reinstall torch and look at nvidia-smi")
-    return Finding(name, "ok", f"CUDA {built}, {torch.cuda.get_device_name()}")
-
-
-def check_cupy(driver: Driver | None) -> Finding:
-    """Import CuPy where it can work and compute with it."""
-    found = [f"{name} {version}" for name in _CUPY if (version := installed_version(name))]
-    usable = driver is not None and driver.num_devices > 0
-    if len(found) > 1:
-        remedy = f"they overwrite each other: pip uninstall {' '.join(_CUPY)}, then {_install(driver)}"
-        return Finding("CuPy", "broken" if usable else "missing", f"several are installed: {', '.join(found)}", remedy)
-    if not found:
-        return Finding("CuPy", "missing", "not installed", f"for --device cuda: {_install(driver)}")
-    if not usable:
-        return Finding("CuPy", "missing", f"{found[0]} is installed, no GPU here")
-    try:
-        cupy = importlib.import_module("cupy")
-        total = int(cupy.arange(5).sum())
-    except Exception as error:  # CuPy raises its own classes, which exist only once it is imported.
-        return Finding(
-            "CuPy", "broken", f"{found[0]}: {error}", f"pip uninstall {' '.join(_CUPY)}, then {_install(driver)}"
-        )
-    if total != 10:
-        return Finding("CuPy", "broken", f"{found[0]}: a sum came out as {total} instead of 10", "look at nvidia-smi")
-    return Finding("CuPy", "ok", found[0])
+def check_peers(driver: Driver | None) -> Finding:
+    """Tell which GPUs reach each other's memory; NCCL takes the way over the host's memory between the rest."""
+    if driver is None or not driver.gpus:
+        return Finding("peer access", "missing", "no GPU here")
+    count = len(driver.gpus)
+    if count == 1:
+        return Finding("peer access", "ok", "one GPU: none needed")
+    pairs = count * (count - 1) // 2
+    if not driver.apart:
+        return Finding("peer access", "ok", f"all {count} GPUs reach each other's memory")
+    remedy = (
+        "messages between them take the slower way over host memory; nvidia-smi topo -m shows how they are connected"
+    )
+    if len(driver.apart) == pairs:
+        return Finding("peer access", "missing", f"none of the {count} GPUs reaches another's memory", remedy)
+    shown = ", ".join(f"{one}-{other}" for one, other in driver.apart)
+    return Finding("peer access", "missing", f"{len(driver.apart)} of {pairs} pairs of GPUs have none: {shown}", remedy)
 
 
-def check_nccl(cupy: Finding) -> Finding:
-    """Ask CuPy, which mggcn calls NCCL through, for its version."""
-    if cupy.state != "ok":
-        return Finding("NCCL", "missing", "comes with CuPy, which does not work here", "one GPU and CPUs need none")
-    try:
-        version = int(importlib.import_module("cupy.cuda.nccl").get_version())
-    except Exception as error:  # Without libnccl the module lacks its functions or fails to load.
-        return Finding(
-            "NCCL", "missing", f"cannot be used: {error}", "for several GPUs: pip install nvidia-nccl-cu12 (or -cu13)"
-        )
-    return Finding("NCCL", "ok", f"{version // 10000}.{version // 100 % 100}.{version % 100}")
-
-
-def _install(driver: Driver | None) -> str:
-    return _BOTH if driver is None else f'pip install "mggcn[{driver.extra}]"'
+def _counted(count: int) -> str:
+    return f"{count} GPU{'s' * (count != 1)}"

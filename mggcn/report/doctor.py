@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from mggcn.report import check_cpu, check_gpu, check_packages
+from mggcn.report import check_cpu, check_cuda, check_gpu, check_nccl, check_packages
 from mggcn.report.findings import Finding, exit_status, guarded, render
 
 __all__ = ["Finding", "diagnose", "exit_status", "render"]
 
 
-def diagnose(library: check_cpu.KernelLibrary = check_cpu.native_library) -> list[Finding]:
+def diagnose(library: check_cpu.KernelLibrary = check_cpu.native_library, compute: bool = True) -> list[Finding]:
     """Look at everything that a run needs or can use; `library` loads the CPU kernels.
+
+    Without `compute` the GPUs are asked, but not used: nothing is taken from a training that runs on them.
 
     Cost: seconds, most of them for importing torch. A check that needs torch is skipped if torch does not import.
     """
@@ -25,7 +27,7 @@ def diagnose(library: check_cpu.KernelLibrary = check_cpu.native_library) -> lis
         guarded("CPU kernels", partial(check_cpu.check_kernels, library)),
         *(_with_torch() if has_torch else [_skipped(name) for name in ("OpenMP", "gloo", "cores")]),
         guarded("memory", check_cpu.check_memory),
-        *_gpu(has_torch),
+        *_gpu(has_torch, compute),
         *(guarded(name, partial(check_packages.check_optional, name)) for name in check_packages.OPTIONAL),
     ]
 
@@ -40,14 +42,23 @@ def _with_torch() -> list[Finding]:
     return [guarded(name, check) for name, check in checks.items()]
 
 
-def _gpu(has_torch: bool) -> list[Finding]:
+def _gpu(has_torch: bool, compute: bool) -> list[Finding]:
     driver = check_gpu.find_driver()
-    cupy = guarded("CuPy", partial(check_gpu.check_cupy, driver))
+    torch_cuda = check_cuda.cuda_version() if has_torch else None
+    torch = partial(check_cuda.check_torch_cuda, driver, compute)
+    torch_works = guarded("torch CUDA", torch) if has_torch else _skipped("torch CUDA")
+    cupy = guarded("CuPy", partial(check_cuda.check_cupy, driver, torch_cuda, compute))
+    kernels = partial(check_cuda.check_sources, cupy, compute)
+    self_test = partial(check_nccl.check_nccl, cupy, len(driver.gpus) if driver else 0)
     return [
         guarded("NVIDIA driver", partial(check_gpu.check_driver, driver)),
-        guarded("torch CUDA", partial(check_gpu.check_torch_cuda, driver)) if has_torch else _skipped("torch CUDA"),
+        guarded("GPUs", partial(check_gpu.check_gpus, driver)),
+        guarded("peer access", partial(check_gpu.check_peers, driver)),
+        torch_works,
         cupy,
-        guarded("NCCL", partial(check_gpu.check_nccl, cupy)),
+        guarded("CUDA kernels", kernels) if has_torch else _skipped("CUDA kernels"),
+        guarded("NCCL", partial(check_nccl.check_nccl_packages, cupy, torch_cuda)),
+        *([guarded("NCCL self-test", self_test)] if compute else []),
     ]
 
 

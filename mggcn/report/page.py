@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ _COSTS = {
 }
 
 
-def write_page(record: RunRecord, images: list[Path], path: Path) -> Path:
-    """Write the page with the three plots inlined."""
+def write_page(record: RunRecord, images: Sequence[Path], path: Path, timeline: Iterable[str] = ()) -> Path:
+    """Write the page with the three plots inlined; `timeline` is the section about where an epoch's time went."""
     name = str(record.plan["graph"]["name"])
     curves, memory, tiles = images
     body = [
@@ -38,6 +38,7 @@ def write_page(record: RunRecord, images: list[Path], path: Path) -> Path:
         "<h2>Tiles and ranks</h2>",
         image(tiles, "nonzeros per tile of the adjacency and per rank"),
         *_rank_tables(record.plan),
+        *timeline,
         "<h2>Plan</h2>",
         _list(record.plan["reasons"]) if record.plan["reasons"] else "<p>No choice had to be explained.</p>",
         *_programs(record.plan),

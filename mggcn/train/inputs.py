@@ -62,7 +62,7 @@ def _upload(backend: KernelBackend, tile: Tile) -> Sparse:
 def _sparse(
     backend: KernelBackend, base: Inputs, shard: Shard, reader: FeatureReader, model: Model, threads: int
 ) -> Inputs:
-    dtype = {"fp32": np.float32, "fp64": np.float64}[model.dtype]
+    dtype = np.float64 if model.dtype == "fp64" else np.float32
     config = model.config
     if model.input.aggregated:
         whole = Assignment(

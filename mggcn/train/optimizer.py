@@ -44,8 +44,11 @@ class Optimizer:
         device = weights.flat.device
         self._steps = {n: torch.zeros((), dtype=torch.float32, device=device) for n in names} if len(kinds) == 2 else {}
 
-    def step(self, lr: float) -> None:
-        """Move every weight against its gradient. Cost: one pass over weights, gradients and state; allocates nothing."""
+    def step(self, lr: Tensor) -> None:
+        """Move every weight against its gradient; lr () lies on the weights' device, as KernelBackend.rate_dtype.
+
+        Cost: one pass over weights, gradients and state; allocates nothing and never waits for the device.
+        """
         for names, decay in self._groups:
             params = [self._weights.views[n] for n in names]
             grads = [self._weights.grads[n] for n in names]
@@ -61,6 +64,7 @@ class Optimizer:
                     max_exp_avg_sqs=[],
                     state_steps=[self._steps[n] for n in names],
                     fused=True,
+                    capturable=True,
                     amsgrad=False,
                     beta1=BETA1,
                     beta2=BETA2,
@@ -69,8 +73,9 @@ class Optimizer:
                     eps=EPS,
                     maximize=False,
                 )
+        self._weights.refresh()
 
-    def _sgd(self, names: list[str], params: list[Tensor], grads: list[Tensor], lr: float, decay: float) -> None:
+    def _sgd(self, names: list[str], params: list[Tensor], grads: list[Tensor], lr: Tensor, decay: float) -> None:
         # Momentum starts at zero: with dampening 0 the first step then is the gradient, as in torch.optim.SGD.
         buffers: list[Tensor | None] = [self._state["momentum"][n] if self._config.momentum else None for n in names]
         sgd(
@@ -80,11 +85,17 @@ class Optimizer:
             fused=True,
             weight_decay=decay,
             momentum=self._config.momentum,
-            lr=lr,
+            lr=lr,  # type: ignore[arg-type]  # fused forms take a tensor
             dampening=0.0,
             nesterov=False,
             maximize=False,
         )
+
+    def reset(self) -> None:
+        """Forget all steps, in place."""
+        for group in (*self._state.values(), self._steps):
+            for tensor in group.values():
+                tensor.zero_()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies of the state of every weight on the host, for a checkpoint."""

@@ -9,7 +9,9 @@ import numpy as np
 
 from mggcn.config import Config
 from mggcn.partition.statistics import TileStatistics
-from mggcn.train.runplan import GraphShape, RankPlan, RunPlan, plan_run
+from mggcn.plan.device import launching
+from mggcn.train.runplan import RankPlan, RunPlan, plan_run
+from mggcn.train.shape import GraphShape
 
 
 def layer_reasons(plan: RunPlan) -> list[str]:
@@ -35,6 +37,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         }
         | {"feature_nnz": plan.shape.feature_nnz, "aggregated_nnz": plan.shape.aggregated_nnz},
         "reasons": layer_reasons(plan),
+        "launching": launching(plan.config.run),
         "programs": {p.name: [op.label for op in p.ops] for p in programs},
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],
         "tiles": {

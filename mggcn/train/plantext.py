@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mggcn.model.lower import Program
+from mggcn.plan.device import launching
 from mggcn.plan.machine import human
 from mggcn.train.advice import advice, smallest_ranks
 from mggcn.train.planjson import layer_reasons
@@ -49,6 +50,7 @@ def render(plan: RunPlan, limit: int | None = None) -> str:
         *_regions(plan, rank),
         "",
         *_epoch(rank),
+        *([f"  an epoch is {how}"] if (how := launching(config.run)) else []),
     ]
     if len(plan.ranks) > 1:
         lines += ["", *_ranks(plan), "", *_tiles(plan)]

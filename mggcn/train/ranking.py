@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from mggcn.backend.base import KernelBackend
 from mggcn.comm.base import Communicator
 from mggcn.model.ops import Inputs
 from mggcn.train.metrics import SPLITS, multiclass_auc
@@ -19,29 +20,33 @@ class RankingScores:
     Two classes need one column, the difference of their logits; more need C.
     """
 
-    def __init__(self, inputs: Inputs, num_vertices: int, num_classes: int, comm: Communicator) -> None:
+    def __init__(
+        self, inputs: Inputs, num_vertices: int, num_classes: int, comm: Communicator, backend: KernelBackend
+    ) -> None:
         self._comm = comm
-        self._ids = inputs.row_ids.cpu()
-        self._scores = torch.zeros((num_vertices, 1 if num_classes == 2 else num_classes), dtype=torch.float64)
-        self._labels = self._gather(inputs.labels.cpu().to(torch.float64)).astype(np.int32)
-        self._mask = self._gather(inputs.mask.cpu().to(torch.float64)).astype(np.uint8)
+        self._ids = inputs.row_ids
+        columns = 1 if num_classes == 2 else num_classes
+        self._scores = backend.allocate(8 * num_vertices * columns).view(torch.float64).view(num_vertices, columns)
+        self._labels = self._gather(inputs.labels.to(torch.float64)).astype(np.int32)
+        self._mask = self._gather(inputs.mask.to(torch.float64)).astype(np.uint8)
 
     def _gather(self, values: torch.Tensor) -> np.ndarray:
-        whole = torch.zeros(self._scores.shape[0], dtype=torch.float64)
+        whole = torch.zeros_like(self._scores[:, 0])
         whole[self._ids] = values
         if self._comm.size > 1:
             self._comm.all_reduce(whole).wait()
-        return whole.numpy()
+        return whole.cpu().numpy()
 
     def scores(self, logits: torch.Tensor) -> dict[str, float | None]:
         """Return ROC AUC of each split from this rank's logits (V, C). Collective."""
-        z = logits.cpu().to(torch.float64)
+        z = logits.to(torch.float64)
         self._scores.zero_()
         self._scores[self._ids] = z[:, 1:2] - z[:, 0:1] if self._scores.shape[1] == 1 else z
         if self._comm.size > 1:
             self._comm.all_reduce(self._scores).wait()
+        scores = self._scores.cpu().numpy()
         result: dict[str, float | None] = {}
         for bit, name in enumerate(SPLITS):
             rows = (self._mask >> bit & 1).astype(bool)
-            result[name] = multiclass_auc(self._scores.numpy()[rows], self._labels[rows]) if rows.any() else None
+            result[name] = multiclass_auc(scores[rows], self._labels[rows]) if rows.any() else None
         return result

@@ -20,7 +20,7 @@ from mggcn.model.lower import Program
 from mggcn.model.ops import Inputs
 from mggcn.plan.memory import ALIGNMENT, Placement
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "int64": torch.int64}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "int64": torch.int64}
 
 
 def buffer_view(arena: Tensor, placement: Placement) -> Tensor:
@@ -33,7 +33,8 @@ def buffer_view(arena: Tensor, placement: Placement) -> Tensor:
 class Weights:
     """The weights of all layers as views into one flat tensor, so that one message sums all gradients.
 
-    flat, grad: (number of weights,) with every matrix and vector aligned to 64 bytes.
+    flat, grad: (number of weights,) with every matrix and vector aligned to 64 bytes, in `dtype`. Where the backend
+    stores activations in another type, products read a copy in that type, which `refresh` makes.
     """
 
     def __init__(self, layers: Sequence[LayerChoice], bias: bool, dtype: torch.dtype, backend: KernelBackend) -> None:
@@ -47,6 +48,11 @@ class Weights:
         total = sum(sizes.values())
         self.flat = backend.allocate(total * dtype.itemsize).view(dtype)
         self.grad = backend.allocate(total * dtype.itemsize).view(dtype)
+        self._stored = self.flat
+        if backend.dtype != dtype:
+            self._stored = backend.allocate(total * backend.dtype.itemsize).view(backend.dtype)
+        self.operands: dict[str, Tensor] = {}
+        """The matrices as products read them."""
         self.views: dict[str, Tensor] = {}
         self.grads: dict[str, Tensor] = {}
         start = 0
@@ -54,6 +60,7 @@ class Weights:
             stop = start + math.prod(shape)
             self.views[name] = self.flat[start:stop].view(shape)
             self.grads[name] = self.grad[start:stop].view(shape)
+            self.operands[name] = self._stored[start:stop].view(shape)
             start += sizes[name]
 
     def initialize(self, seed: int) -> None:
@@ -65,6 +72,12 @@ class Weights:
                 bound = math.sqrt(6.0 / (view.shape[0] + view.shape[1]))
                 drawn = torch.rand(view.shape, generator=generator, dtype=torch.float64).mul_(2 * bound).sub_(bound)
                 view.copy_(drawn)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Give the products the weights as they are now; to be called after every change."""
+        if self._stored is not self.flat:
+            self._stored.copy_(self.flat)
 
     def state_dict(self, flat: Tensor | None = None) -> dict[str, Tensor]:
         """Return copies on the host: layers.<l>.weight (D, E) and layers.<l>.bias (E,), l from 1.
@@ -87,6 +100,7 @@ class Weights:
             )
         for name, view in self.views.items():
             view.copy_(state[name])
+        self.refresh()
 
 
 @dataclass(slots=True)
@@ -100,15 +114,14 @@ class RankRuntime:
     views: Mapping[str, Mapping[str, Tensor]]
     signals: Tensor
     counts: Tensor
-    seed: int = 0
-    epoch: int = 0
+    clock: Tensor
     program: str = "train"
 
     def buffer(self, name: str) -> Tensor:
         return self.views[self.program][name]
 
     def weight(self, layer: int) -> Tensor:
-        return self.weights.views[f"layers.{layer}.weight"]
+        return self.weights.operands[f"layers.{layer}.weight"]
 
     def bias(self, layer: int) -> Tensor:
         return self.weights.views[f"layers.{layer}.bias"]

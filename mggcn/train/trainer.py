@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from mggcn.comm.base import Communicator
+from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import Config
 from mggcn.errors import TrainError
+from mggcn.trace.timeline import Watch
 from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint, stage_state
+from mggcn.train.epoch import LOSS, SECONDS, STOP, TrainingEpoch
 from mggcn.train.metrics import counted
-from mggcn.train.optimizer import Optimizer, learning_rate
+from mggcn.train.optimizer import Optimizer
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runlog import RunLog
 from mggcn.train.runplan import RankPlan
@@ -44,10 +47,11 @@ class RankTrainer:
         config: Config,
         plan: RankPlan,
         runtime: RankRuntime,
-        comm: Communicator,
+        comm: CountingCommunicator,
         metric: str,
         ranking: RankingScores | None,
         stop: Stop,
+        watch: Watch,
     ) -> None:
         self._config = config
         self._plan = plan
@@ -57,6 +61,8 @@ class RankTrainer:
         self._ranking = ranking
         self._stop = stop
         self._optimizer = Optimizer(config.train, runtime.weights)
+        self._epoch = TrainingEpoch(config.train, plan, runtime, comm, self._optimizer, watch)
+        self._score_again = runtime.backend.repeatable(lambda: runtime.run(plan.evaluate))
         self._best = torch.zeros_like(runtime.weights.flat)
         self.progress = Progress()
         self.epoch_seconds: list[float] = []
@@ -67,37 +73,44 @@ class RankTrainer:
 
         Raises: TrainError if the loss is not finite.
         """
-        runtime = self.runtime
-        runtime.seed = self._config.train.seed + self.progress.run
-        runtime.epoch = epoch
-        runtime.aggregation.begin_epoch(epoch)
-        runtime.signals[0] = 0.0
-        runtime.signals[1] = float(self._stop.signal)
-        runtime.run(self._plan.train)
-        if self._comm.size > 1:
-            summed = self._comm.all_reduce(runtime.weights.grad, runtime.backend.record())
-            signalled = self._comm.all_reduce(runtime.signals, runtime.backend.record())
-            summed.wait()
-            signalled.wait()
-        loss = float(runtime.signals[0])
-        if not math.isfinite(loss):
-            raise TrainError(
-                f"the loss of epoch {epoch + 1} is {loss}; lower train.lr (now {self._config.train.lr}) or check the "
-                "features for huge values"
-            )
+        self._epoch.start(self._seed, epoch)
+        self.runtime.aggregation.begin_epoch(epoch)
+        self._epoch.gradients()
+        loss = float(self.runtime.signals[LOSS])
+        self._check_losses(epoch, [loss])
         return loss
 
     def step(self, epoch: int) -> float:
-        """Train one epoch and return its loss."""
-        loss = self.gradients(epoch)
-        self._optimizer.step(learning_rate(self._config.train, epoch))
-        return loss
+        """Train one epoch and return its loss. Raises: as `gradients`."""
+        self._epoch.start(self._seed, epoch)
+        return float(self._advance(epoch, epoch + 1)[0, LOSS])
+
+    @property
+    def _seed(self) -> int:
+        return self._config.train.seed + self.progress.run
+
+    def _advance(self, first: int, last: int) -> npt.NDArray[np.float64]:
+        """Train epochs first .. last - 1 and return their signals, summed over ranks. Raises: TrainError, CommError."""
+        for epoch in range(first, last):
+            self._epoch.run(epoch)
+        signals = self._epoch.history(first, last)
+        self._comm.check()
+        self._check_losses(first, signals[:, LOSS].tolist())
+        return signals
+
+    def _check_losses(self, first: int, losses: list[float]) -> None:
+        for epoch, loss in enumerate(losses, start=first + 1):
+            if not math.isfinite(loss):
+                raise TrainError(
+                    f"the loss of epoch {epoch} is {loss}; lower train.lr (now {self._config.train.lr}) or check the "
+                    "features for huge values"
+                )
 
     def evaluate(self) -> Scores:
         """Run the forward pass without dropout and return the scores of the three splits."""
         runtime = self.runtime
         runtime.counts.zero_()
-        runtime.run(self._plan.evaluate)
+        self._score_again()
         if self._ranking is not None:
             return self._ranking.scores(self.logits())
         if self._comm.size > 1:
@@ -107,6 +120,10 @@ class RankTrainer:
     def logits(self) -> torch.Tensor:
         """Return the logits (V, C) of the last evaluation; valid until the next epoch."""
         return self.runtime.views["evaluate"][f"h{len(self._plan.model.layers)}"]
+
+    def scores(self) -> npt.NDArray[Any]:
+        """Return the logits (V, C) of the last evaluation on the host, in the type of the weights."""
+        return self.logits().to(self.runtime.weights.flat.dtype).cpu().numpy()
 
     def fit(self, log: RunLog, folder: Path | None, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> bool:
         """Train until the last epoch, early stop or a signal; return whether the run is complete.
@@ -127,13 +144,45 @@ class RankTrainer:
         return True
 
     def _fit_one(self, log: RunLog, folder: Path | None, on_epoch: Callable[[dict[str, Any]], None] | None) -> bool:
-        """Train one repeat; False if a signal stopped it."""
-        config, progress = self._config.train, self.progress
+        """Train one repeat; False if a signal stopped it.
+
+        Between two looks at the device lie as many epochs as it can have queued, but no evaluation and no checkpoint.
+        """
+        config, progress, queue_s = self._config.train, self.progress, self.runtime.backend.queue_s
+        self._epoch.start(self._seed, progress.epoch)
+        ahead, seconds = 1, 0.0
         while progress.epoch < config.epochs and not (config.patience and progress.waited >= config.patience):
+            first, last = progress.epoch, self._next_look(progress.epoch, ahead)
+            self._epoch.tell(float(self._stop.signal), seconds)
             began = time.perf_counter()
-            loss = self.step(progress.epoch)
-            self.runtime.backend.synchronize()
-            seconds = time.perf_counter() - began
+            signals = self._advance(first, last)
+            seconds = (time.perf_counter() - began) / (last - first)
+            # What all ranks told with the epochs before: each takes the same number from it.
+            told = float(signals[-1, SECONDS]) / self._comm.size
+            ahead = max(1, min(2 * ahead, int(queue_s / told) if told else 1))
+            self._record(log, signals, seconds, on_epoch)
+            if signals[:, STOP].any():
+                return False
+            if config.checkpoint_every and progress.epoch % config.checkpoint_every == 0:
+                self._save(log, folder)
+        return True
+
+    def _next_look(self, epoch: int, ahead: int) -> int:
+        """Return the epoch before which the host looks next: at most `ahead` later, and where something is due."""
+        config = self._config.train
+        due = [epoch - epoch % every + every for every in (config.eval_every, config.checkpoint_every) if every]
+        return min(epoch + ahead, config.epochs, *due)
+
+    def _record(
+        self,
+        log: RunLog,
+        signals: npt.NDArray[np.float64],
+        seconds: float,
+        on_epoch: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        """Write the epochs that `signals` tell of, the last with its scores if an evaluation is due."""
+        config, progress = self._config.train, self.progress
+        for loss in signals[:, LOSS].tolist():
             self.epoch_seconds.append(seconds)
             progress.epoch += 1
             due = config.eval_every and progress.epoch % config.eval_every == 0
@@ -146,11 +195,6 @@ class RankTrainer:
             log.epoch(row)
             if on_epoch is not None:
                 on_epoch(row)
-            if self.runtime.signals[1] > 0:
-                return False
-            if config.checkpoint_every and progress.epoch % config.checkpoint_every == 0:
-                self._save(log, folder)
-        return True
 
     def _score(self) -> Scores:
         """Evaluate, remember the scores, and keep the weights if validation improved."""
@@ -184,7 +228,7 @@ class RankTrainer:
         if progress.run < self._config.train.repeat:
             progress.epoch, progress.waited, progress.best, progress.last = 0, 0, None, None
             self.runtime.weights.initialize(self._config.train.seed + progress.run)
-            self._optimizer = Optimizer(self._config.train, self.runtime.weights)
+            self._optimizer.reset()
 
     def _save(self, log: RunLog, folder: Path | None) -> None:
         """Write a checkpoint: rank 0 what all ranks share, every rank what its strategy keeps."""

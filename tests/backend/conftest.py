@@ -1,6 +1,8 @@
-"""Every kernel runs for both types, every instruction set that the processor has, with one or two threads."""
+"""Every kernel runs for every type, on each of the CPU's instruction sets, under the emulator and on a GPU."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -8,19 +10,58 @@ import torch
 from mggcn import native
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cpu import CpuBackend
+from tests.backend.cases import type_name
 
 # Threads alternate: that their number changes no bit has tests of its own.
-VARIANTS = [
+CPU = [
     (torch.float32, "baseline", 1),
     (torch.float32, "avx2", 2),
     (torch.float64, "baseline", 2),
     (torch.float64, "avx2", 1),
 ]
+# Seed 0 is the natural order of threads; others shuffle it.
+EMULATED = [(torch.float32, 0), (torch.float32, 5), (torch.float32, 991), (torch.float64, 17), (torch.bfloat16, 331)]
+GPU = [torch.float32, torch.float64, torch.bfloat16]
 
 
-@pytest.fixture(params=VARIANTS, ids=lambda v: f"{str(v[0])[-2:]}-{v[1]}-{v[2]}")
-def backend(request: pytest.FixtureRequest) -> KernelBackend:
-    dtype, isa, threads = request.param
+def _cpu(dtype: torch.dtype, isa: str, threads: int) -> KernelBackend:
     if isa not in native.isas():
         pytest.skip(f"this processor has no {isa}")
     return CpuBackend(dtype, threads, isa)
+
+
+def _emulated(dtype: torch.dtype, seed: int) -> KernelBackend:
+    from tests.backend.emulated import emulated_backend
+
+    return emulated_backend(dtype, seed)
+
+
+def _gpu(dtype: torch.dtype) -> KernelBackend:
+    from mggcn.backend.cuda import CudaBackend
+    from mggcn.backend.cuda_device import CudaDevice, missing_for_cuda
+    from tests.backend.emulated import WORKSPACE_BYTES
+
+    missing = missing_for_cuda()
+    if missing:
+        pytest.skip(missing)
+    device = CudaDevice(0, capture=False)
+    if dtype == torch.bfloat16 and device.traits.capability < (8, 0):
+        pytest.skip("this GPU is older than sm_80, the first with bfloat16")
+    return CudaBackend(dtype, device, WORKSPACE_BYTES)
+
+
+@pytest.fixture(
+    params=[
+        *(pytest.param((_cpu, v), id=f"{type_name(v[0])}-{v[1]}-{v[2]}") for v in CPU),
+        *(pytest.param((_emulated, v), id=f"emulated-{type_name(v[0])}-{v[1]}") for v in EMULATED),
+        *(pytest.param((_gpu, (d,)), id=f"cuda-{type_name(d)}", marks=pytest.mark.cuda) for d in GPU),
+    ]
+)
+def backend(request: pytest.FixtureRequest) -> KernelBackend:
+    make, how = request.param
+    made: KernelBackend = make(*how)
+    return made
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: Any, argname: str) -> str | None:
+    return type_name(val) if isinstance(val, torch.dtype) else None

@@ -6,12 +6,30 @@ import itertools
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
-from mggcn.backend.base import PARTIALS, Dropout, Epilogue, KernelBackend
+from mggcn.backend.base import Dropout, Epilogue, KernelBackend
 from mggcn.backend.cpu import CpuBackend
-from tests.backend.cases import BATTERY, TYPES, filled, guards_hold, padded, random_dense, tight
-from tests.backend.test_spmm import PARTS, epilogue_of, finished, tolerance
+from tests.backend.cases import (
+    BATTERY,
+    Case,
+    Make,
+    clock,
+    filled,
+    guards_hold,
+    host,
+    numpy_reals,
+    padded,
+    random_dense,
+    real_type,
+    reals,
+    skewed,
+    tight,
+    tolerance,
+    zeros,
+)
+from tests.backend.test_spmm import PARTS, epilogue_of, finished
 from tests.reference import dropout_mask, philox
 
 IDS = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**40 + 7, 99], np.int64)
@@ -29,25 +47,40 @@ def test_reference_philox_gives_the_published_answers(word: int, expected: tuple
     assert tuple(int(w) for w in philox(np.full(4, word, np.uint64), (word, word))) == expected
 
 
-def test_dropout_equals_numpy_philox(backend: KernelBackend) -> None:
+@pytest.mark.parametrize("make", [padded, tight, skewed])
+def test_dropout_equals_numpy_philox(backend: KernelBackend, make: Make) -> None:
     """Fails if a mask differs in one bit, at any column or id, or the kept values are scaled otherwise."""
     for cols, p in itertools.product((1, 8, 63, 64, 65, 200), (1e-4, 0.3, 0.5, 0.97, 0.9999999)):
-        dropout = Dropout(p, 2**32 - 5, 17, 3)
-        z, whole = padded(IDS.size, cols, backend.dtype)
+        z, whole = make(backend, IDS.size, cols)
         z.fill_(1.0)
-        backend.finish(z, z, Epilogue(dropout=dropout, row_ids=torch.from_numpy(IDS)))
-        expected = dropout_mask(IDS, cols, p, dropout.seed, dropout.epoch, dropout.layer)
-        assert np.array_equal(z.numpy().astype(float), expected)
+        dropout = Dropout(p, clock(backend, 2**32 - 5, 17), 3)
+        backend.finish(z, z, Epilogue(dropout=dropout, row_ids=backend.upload(IDS)))
+        expected = dropout_mask(IDS, cols, p, 2**32 - 5, 17, 3)
+        assert np.array_equal(host(z), host(torch.from_numpy(expected).to(backend.dtype)))
         assert guards_hold(whole, z, 1)
+
+
+def test_word_at_the_threshold_is_kept(backend: KernelBackend) -> None:
+    """Fails if a word equal to the threshold drops; here all others drop."""
+    ids = np.arange(60_000)
+    mask = dropout_mask(ids, 8, 0.9999999, 11, 12, 13)
+    ids = ids[mask.any(1)]
+    assert ids.size > 1
+    z = padded(backend, ids.size, 8)[0].fill_(1.0)
+    dropout = Dropout(0.9999999, clock(backend, 11, 12), 13)
+    backend.finish(z, z, Epilogue(dropout=dropout, row_ids=backend.upload(ids)))
+    assert np.array_equal(host(z), mask[ids])
 
 
 def test_dropout_keeps_its_share() -> None:
     """Fails if masks are biased, or the same for two ids, epochs, layers or seeds."""
+    backend = CpuBackend(torch.float32, 1)
     ids = torch.arange(4096) + 2**33
     masks = []
     for seed, epoch, layer in ((7, 1, 1), (8, 1, 1), (7, 2, 1), (7, 1, 2)):
         z = torch.ones(4096, 96)
-        CpuBackend(torch.float32, 1).finish(z, z, Epilogue(dropout=Dropout(0.3, seed, epoch, layer), row_ids=ids))
+        dropout = Dropout(0.3, clock(backend, seed, epoch), layer)
+        backend.finish(z, z, Epilogue(dropout=dropout, row_ids=ids))
         masks.append((z != 0).double())
         # Five standard deviations.
         assert abs(masks[-1].mean() - 0.7) < 5 * (0.21 / z.numel()) ** 0.5
@@ -57,114 +90,178 @@ def test_dropout_keeps_its_share() -> None:
         assert abs(((one - 0.7) * (other - 0.7)).mean()) < 5 * 0.21 / one.numel() ** 0.5
 
 
-def test_finish_in_place_and_not(backend: KernelBackend) -> None:
+@pytest.mark.parametrize("make", [padded, tight, skewed])
+def test_finish_in_place_and_not(backend: KernelBackend, make: Make) -> None:
     """Fails if rows of a block take the vectors of other rows, or in-place and copying passes differ."""
     rows, first = 13, 7
-    for cols, parts in itertools.product((3, 40, 129), ((), PARTS)):
-        epilogue = epilogue_of(parts, rows + first, cols, backend.dtype)
-        z = random_dense(rows, cols, 3).astype(TYPES[backend.dtype])
-        source = filled(padded(rows, cols, backend.dtype)[0], z)
-        out, whole = padded(rows, cols, backend.dtype)
+    for cols, parts in itertools.product((1, 3, 40, 129, 1100), ((), PARTS[:3], PARTS)):
+        epilogue = epilogue_of(backend, parts, rows + first, cols)
+        source = filled(make(backend, rows, cols)[0], random_dense(rows, cols, 3))
+        all_rows = np.zeros((rows + first, cols))
+        all_rows[first:] = host(source)
+        out, whole = make(backend, rows, cols)
         backend.finish(source, out, epilogue, first)
         backend.finish(source, source, epilogue, first)
-        all_rows = np.zeros((rows + first, cols))
-        all_rows[first:] = z
-        np.testing.assert_allclose(out.numpy(), finished(all_rows, epilogue)[first:], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(host(out), finished(all_rows, epilogue)[first:], **tolerance(backend))
         assert torch.equal(out, source)
         assert guards_hold(whole, out, 1)
 
 
+def test_finish_leaves_nan_where_it_is(backend: KernelBackend) -> None:
+    """Fails if NaN in the padding spreads, or NaN in a row becomes a number."""
+    z, _ = padded(backend, 6, 5, fill=float("nan"))
+    z.fill_(-1.0)
+    z[2, 4] = float("nan")
+    backend.finish(z, z, epilogue_of(backend, PARTS[1:3], 6, 5))
+    assert torch.isnan(z).nonzero().tolist() == [[2, 4]]
+
+
 @pytest.mark.parametrize("rows", [0, 1, 37, 200])
-def test_activation_grad(backend: KernelBackend, rows: int) -> None:
+@pytest.mark.parametrize("make", [padded, skewed])
+def test_activation_grad(backend: KernelBackend, rows: int, make: Make) -> None:
     """Fails on a wrong mask, factor or row, or a bias gradient that takes scales it should not."""
     rng = np.random.default_rng(rows + 31)
-    kind, first = TYPES[backend.dtype], 5
+    first = 5
     for cols, masked, scaled, outer in itertools.product((1, 41), (False, True), (False, True), (False, True)):
-        g, h = (rng.normal(size=(rows, cols)).astype(kind) for _ in range(2))
-        h[rng.random(h.shape) < 0.4] = 0
-        scales = (rng.random((2, rows + first)) + 0.5).astype(kind)
-        out, whole = padded(rows, cols, backend.dtype)
-        filled(out, h)
-        partials = torch.zeros(PARTIALS, cols, dtype=torch.float64)
+        g = filled(make(backend, rows, cols)[0], rng.normal(size=(rows, cols)))
+        out, whole = make(backend, rows, cols)
+        filled(out, rng.normal(size=(rows, cols)) * (rng.random((rows, cols)) > 0.4))
+        h = host(out)
+        h_scale, out_scale = (reals(backend, rng.random(rows + first) + 0.5) for _ in range(2))
+        partials = zeros(backend, backend.partials, cols, dtype=torch.float64)
         backend.activation_grad(
-            filled(padded(rows, cols, backend.dtype)[0], g),
+            g,
             out,
             masked=masked,
             keep_scale=1.25,
-            h_scale=torch.from_numpy(scales[0]) if scaled else None,
-            out_scale=torch.from_numpy(scales[1]) if outer else None,
+            h_scale=h_scale if scaled else None,
+            out_scale=out_scale if outer else None,
             partials=partials,
             first_row=first,
         )
-        expected = g.astype(float) * 1.25 * ((h != 0) if masked else 1) * (scales[0][first:, None] if scaled else 1)
-        bias = torch.zeros(cols, dtype=backend.dtype)
+        expected = host(g) * 1.25 * ((h != 0) if masked else 1) * (host(h_scale)[first:, None] if scaled else 1)
+        bias = zeros(backend, cols, dtype=real_type(backend))
         backend.sum_partials(partials, bias)
-        np.testing.assert_allclose(bias.numpy(), expected.sum(0), rtol=1e-4, atol=100 * tolerance(backend))
-        expected = expected * (scales[1][first:, None] if outer else 1)
-        np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5)
+        exact = 1e-11 if backend.dtype == torch.float64 else 2e-5
+        np.testing.assert_allclose(host(bias), expected.sum(0), rtol=exact, atol=10 * exact)
+        expected = expected * (host(out_scale)[first:, None] if outer else 1)
+        np.testing.assert_allclose(host(out), expected, **tolerance(backend))
         assert guards_hold(whole, out, 1)
+
+
+def test_column_sums_of_many_rows_and_columns(backend: KernelBackend) -> None:
+    """Fails if a chunk, or a slab of a wide row, is left out or added twice, or earlier partial sums are lost."""
+    for rows, cols in ((1100, 3), (20, 2100)):
+        g = filled(padded(backend, rows, cols)[0], random_dense(rows, cols, 8))
+        out = padded(backend, rows, cols)[0]
+        partials = zeros(backend, backend.partials, cols, dtype=torch.float64)
+        for _ in range(2):
+            backend.activation_grad(
+                g, out, masked=False, keep_scale=1.0, h_scale=None, out_scale=None, partials=partials
+            )
+        bias = zeros(backend, cols, dtype=real_type(backend))
+        backend.sum_partials(partials, bias)
+        np.testing.assert_allclose(host(bias), 2 * host(g).sum(0), rtol=2e-5, atol=2e-4)
+        assert torch.equal(out, g)
+
+
+def test_sum_of_all_partials(backend: KernelBackend) -> None:
+    """Fails if a chunk is left out."""
+    for cols in (1, 33, 100):
+        values = random_dense(backend.partials, cols, 60)
+        out = zeros(backend, cols, dtype=real_type(backend))
+        backend.sum_partials(backend.upload(values), out)
+        np.testing.assert_allclose(host(out), values.sum(0), rtol=1e-6, atol=1e-6)
 
 
 def test_nan_passes_activation_grad(backend: KernelBackend) -> None:
     """Fails if a NaN activation masks its gradient to 0."""
-    g, h = torch.ones(2, 3, dtype=backend.dtype), torch.zeros(2, 3, dtype=backend.dtype)
+    g, h = (zeros(backend, 2, 3, dtype=backend.dtype) for _ in range(2))
+    g.fill_(1.0)
     h[1, 1] = g[0, 0] = float("nan")
     h[0, 0] = 1
     backend.activation_grad(g, h, masked=True, keep_scale=1.0, h_scale=None, out_scale=None, partials=None)
     assert h[1, 1] == 1
     assert torch.isnan(h[0, 0])
+    assert h.isnan().sum() == 1
 
 
 def test_gather_and_scatter(backend: KernelBackend) -> None:
     """Fails if rows are mixed up, a row is lost, or the padding of a row is copied over a neighbour."""
     rng = np.random.default_rng(55)
-    for cols in (1, 7, 40):
-        source = filled(padded(23, cols, backend.dtype)[0], random_dense(23, cols, 1).astype(TYPES[backend.dtype]))
-        index = torch.from_numpy(rng.permutation(23)[:11].astype(np.int32))
-        out, whole = tight(11, cols, backend.dtype)
+    for cols, make in itertools.product((1, 7, 40, 530), (padded, tight, skewed)):
+        source = filled(padded(backend, 23, cols)[0], random_dense(23, cols, 1))
+        index = backend.upload(rng.permutation(23)[:11].astype(np.int32))
+        out, whole = make(backend, 11, cols)
         backend.gather_rows(source, index, out)
         assert torch.equal(out, source[index.long()])
         assert guards_hold(whole, out, 1)
-        target, whole = padded(23, cols, backend.dtype)
+        target, whole = make(backend, 23, cols)
         target.fill_(1.0)
         backend.scatter_add_rows(out, index, target)
-        expected = torch.ones(23, cols, dtype=backend.dtype).index_add_(0, index.long(), out)
-        assert torch.equal(target, expected)
+        expected = np.ones((23, cols))
+        expected[host(index)] += host(out)
+        assert np.array_equal(host(target), host(torch.from_numpy(expected).to(backend.dtype)))
         assert guards_hold(whole, target, 1)
 
 
-def test_dropout_of_sparse_values_is_the_dense_mask(backend: KernelBackend) -> None:
+def test_gather_of_edge_values(backend: KernelBackend) -> None:
+    """Fails if values, which are of the type of sums, are moved as if they were of the storage type."""
+    values = reals(backend, random_dense(300, 1, 12))
+    index = backend.upload(np.random.default_rng(77).integers(0, 300, 500).astype(np.int32))
+    out = zeros(backend, 500, 1, dtype=real_type(backend))
+    backend.gather_rows(values, index, out)
+    assert torch.equal(out, values[index.long()])
+
+
+def test_no_rows(backend: KernelBackend) -> None:
+    """Fails if a rank without rows makes a launch that a device refuses, or leaves garbage in its sums."""
+    empty, partials = padded(backend, 0, 5)[0], zeros(backend, backend.partials, 5, dtype=torch.float64)
+    index = backend.upload(np.zeros(0, np.int32))
+    backend.finish(empty, empty, Epilogue(relu=True))
+    backend.gather_rows(empty, index, empty)
+    backend.scatter_add_rows(empty, index, empty)
+    backend.activation_grad(empty, empty, masked=True, keep_scale=1.0, h_scale=None, out_scale=None, partials=partials)
+    bias = zeros(backend, 5, dtype=real_type(backend)).fill_(7.0)
+    backend.sum_partials(partials, bias)
+    assert not bias.any()
+
+
+FULL = Case("full", sp.csr_matrix(np.random.default_rng(8).normal(size=(9, 70))))
+
+
+@pytest.mark.parametrize("case", [BATTERY[1], BATTERY[6], BATTERY[7], BATTERY[-1], FULL], ids=lambda case: case.name)
+def test_dropout_of_sparse_values_is_the_dense_mask(backend: KernelBackend, case: Case) -> None:
     """Fails if sparse and dense features are dropped differently."""
-    for case in (BATTERY[1], BATTERY[-1]):
-        m = case.adj
-        rows, cols = m.shape
-        ids = np.random.default_rng(6).integers(0, 2**35, rows)
-        values = m.data.astype(TYPES[backend.dtype])
-        sparse = backend.sparse(m.indptr.astype(np.int64), m.indices.astype(np.int32), values)
-        out = torch.empty(m.nnz, dtype=backend.dtype)
-        backend.dropout_values(sparse, out, torch.from_numpy(ids), Dropout(0.6, 3, 4, 0))
-        mask = dropout_mask(ids, cols, 0.6, 3, 4, 0)
-        row_of = np.repeat(np.arange(rows), np.diff(m.indptr))
-        expected = values * mask[row_of, m.indices].astype(values.dtype)
-        assert np.array_equal(out.numpy(), expected)
+    m = case.adj
+    rows, cols = m.shape
+    ids = np.random.default_rng(6).integers(0, 2**35, rows)
+    values = numpy_reals(backend, m.data)
+    sparse = backend.sparse(m.indptr.astype(np.int64), m.indices.astype(np.int32), values)
+    out = zeros(backend, m.nnz, dtype=real_type(backend))
+    backend.dropout_values(sparse, out, backend.upload(ids), Dropout(0.6, clock(backend, 3, 4), 1))
+    mask = dropout_mask(ids, cols, 0.6, 3, 4, 1)
+    row_of = np.repeat(np.arange(rows), np.diff(m.indptr))
+    assert np.array_equal(out.cpu().numpy(), values * mask[row_of, m.indices].astype(values.dtype))
 
 
 def test_matmul_with_padding_and_without_rows(backend: KernelBackend) -> None:
     """Fails if BLAS is given a wrong leading dimension, writes padding, or an empty rank leaves garbage in its sum."""
+    loose = {"rtol": max(1e-4, tolerance(backend)["rtol"]), "atol": 1e-4}
     for rows, inner, cols in itertools.product((0, 1, 9), (1, 5, 40), (1, 3, 41)):
-        a, b = random_dense(rows, inner, 1), random_dense(inner, cols, 2)
-        kind = TYPES[backend.dtype]
-        x = filled(padded(rows, inner, backend.dtype)[0], a.astype(kind))
-        w = torch.from_numpy(b.astype(kind))
-        out, whole = padded(rows, cols, backend.dtype)
+        x = filled(padded(backend, rows, inner)[0], random_dense(rows, inner, 1))
+        w = filled(tight(backend, inner, cols)[0], random_dense(inner, cols, 2))
+        out, whole = padded(backend, rows, cols)
         backend.matmul(x, w, out)
-        np.testing.assert_allclose(out.numpy(), a @ b, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(host(out), host(x) @ host(w), **loose)
         assert guards_hold(whole, out, 1)
-        grad, whole = tight(inner, cols, backend.dtype)
+        # Gradients of weights are of the type of sums.
+        grad, whole = tight(backend, inner, cols, real_type(backend))
+        expected = host(x).T @ host(out)
         backend.matmul(x.t(), out, grad)
-        np.testing.assert_allclose(grad.numpy(), a.T @ (a @ b), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(host(grad), expected, rtol=1e-4, atol=1e-4)
         backend.matmul(x.t(), out, grad, accumulate=True)
-        np.testing.assert_allclose(grad.numpy(), 2 * a.T @ (a @ b), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(host(grad), 2 * expected, rtol=1e-4, atol=1e-4)
         assert guards_hold(whole, grad, 1)
 
 

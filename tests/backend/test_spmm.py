@@ -12,54 +12,63 @@ import torch
 from mggcn import native
 from mggcn.backend.base import Dropout, Epilogue, KernelBackend, Sparse
 from mggcn.backend.cpu import CpuBackend
-from tests.backend.cases import BATTERY, NAMES, RANDOM, TYPES, Case, filled, guards_hold, padded, random_dense, tight
+from tests.backend.cases import (
+    BATTERY,
+    NAMES,
+    RANDOM,
+    Case,
+    clock,
+    filled,
+    guards_hold,
+    host,
+    numpy_reals,
+    padded,
+    random_dense,
+    reals,
+    tight,
+    tolerance,
+)
 from tests.reference import dropout_mask
 
 WIDTHS = (1, 3, 7, 8, 16, 40, 41, 129, 512)
-DROPOUT = Dropout(0.4, 81231, 5, 2)
 PARTS = ("row_scale", "bias", "relu", "dropout", "out_scale")
 
 
 def sparse_of(backend: KernelBackend, case: Case, weighted: bool) -> tuple[Sparse, np.ndarray]:
     """The case on the device and as a dense matrix."""
     m = case.adj
-    values = m.data.astype(TYPES[backend.dtype]) if weighted else None
+    values = numpy_reals(backend, m.data) if weighted else None
     dense = np.asarray(m.todense())
     sparse = backend.sparse(m.indptr.astype(np.int64), m.indices.astype(np.int32), values)
     return sparse, dense if weighted else (dense != 0).astype(float)
 
 
-def tolerance(backend: KernelBackend) -> float:
-    return 2e-5 if backend.dtype == torch.float32 else 1e-12
-
-
-def epilogue_of(parts: tuple[str, ...], rows: int, cols: int, dtype: torch.dtype, seed: int = 71) -> Epilogue:
+def epilogue_of(backend: KernelBackend, parts: tuple[str, ...], rows: int, cols: int, seed: int = 71) -> Epilogue:
     rng = np.random.default_rng(seed)
-    kind = TYPES[dtype]
-    ids = torch.from_numpy(rng.integers(0, 2**40, rows))
+    ids = backend.upload(rng.integers(0, 2**40, rows))
     return Epilogue(
-        torch.from_numpy(rng.random(rows).astype(kind) + kind(0.5)) if "row_scale" in parts else None,
-        torch.from_numpy(rng.normal(size=cols).astype(kind)) if "bias" in parts else None,
+        reals(backend, rng.random(rows) + 0.5) if "row_scale" in parts else None,
+        reals(backend, rng.normal(size=cols)) if "bias" in parts else None,
         "relu" in parts,
-        DROPOUT if "dropout" in parts else None,
+        Dropout(0.4, clock(backend, 81231, 5), 2) if "dropout" in parts else None,
         ids,
-        torch.from_numpy(rng.random(rows).astype(kind) - kind(0.5)) if "out_scale" in parts else None,
+        reals(backend, rng.random(rows) - 0.5) if "out_scale" in parts else None,
     )
 
 
 def finished(z: np.ndarray, e: Epilogue) -> np.ndarray:
     """The epilogue in float64."""
     if e.row_scale is not None:
-        z = z * e.row_scale.numpy().astype(float)[:, None]
+        z = z * host(e.row_scale)[:, None]
     if e.bias is not None:
-        z = z + e.bias.numpy().astype(float)
+        z = z + host(e.bias)
     if e.relu:
         z = np.where(z < 0, 0, z)
-    if e.dropout is not None:
-        d = e.dropout
-        z = z * dropout_mask(e.row_ids.numpy(), z.shape[1], d.probability, d.seed, d.epoch, d.layer)  # type: ignore[union-attr]
+    if e.dropout is not None and e.row_ids is not None:
+        seed, epoch = e.dropout.clock.tolist()
+        z = z * dropout_mask(host(e.row_ids), z.shape[1], e.dropout.probability, seed, epoch, e.dropout.layer)
     if e.out_scale is not None:
-        z = z * e.out_scale.numpy().astype(float)[:, None]
+        z = z * host(e.out_scale)[:, None]
     return z
 
 
@@ -69,15 +78,15 @@ def multiply(backend: KernelBackend, case: Case, cols: int, weighted: bool, **op
     make = options.get("make", padded)
     sparse, dense = sparse_of(backend, case, weighted)
     rows, inner = dense.shape
-    h, _ = make(inner, cols, backend.dtype)
-    filled(h, random_dense(inner, cols, 17).astype(TYPES[backend.dtype]))
-    out, whole = make(rows, cols, backend.dtype)
-    before = random_dense(rows, cols, 18).astype(TYPES[backend.dtype])
+    h, _ = make(backend, inner, cols)
+    filled(h, random_dense(inner, cols, 17))
+    out, whole = make(backend, rows, cols)
+    before = np.zeros((rows, cols))
     if accumulate:
-        filled(out, before)
+        before = host(filled(out, random_dense(rows, cols, 18)))
     backend.spmm(sparse, h, out, accumulate=accumulate, epilogue=epilogue)
     assert guards_hold(whole, out, 32 // backend.dtype.itemsize if make is padded else 1)
-    expected = dense @ h.numpy().astype(float) + (before if accumulate else 0)
+    expected = dense @ host(h) + before
     return out, expected if epilogue is None else finished(expected, epilogue)
 
 
@@ -88,24 +97,25 @@ def test_spmm_matches_float64(backend: KernelBackend, case: Case) -> None:
         if case is RANDOM and cols not in (3, 41, 129):
             continue
         out, expected = multiply(backend, case, cols, weighted, accumulate=accumulate)
-        np.testing.assert_allclose(out.numpy(), expected, rtol=tolerance(backend), atol=tolerance(backend))
+        np.testing.assert_allclose(host(out), expected, **tolerance(backend))
 
 
 def test_spmm_without_padding(backend: KernelBackend) -> None:
     """Fails if a row that is not padded is read or written beyond its end, into its neighbour or a guard."""
     for cols, weighted, accumulate in itertools.product((1, 7, 40, 41), (False, True), (False, True)):
         out, expected = multiply(backend, BATTERY[2], cols, weighted, accumulate=accumulate, make=tight)
-        np.testing.assert_allclose(out.numpy(), expected, rtol=tolerance(backend), atol=tolerance(backend))
+        np.testing.assert_allclose(host(out), expected, **tolerance(backend))
 
 
 @pytest.mark.parametrize("parts", [(), *((p,) for p in PARTS), PARTS[:3], PARTS], ids="+".join)
 def test_every_epilogue(backend: KernelBackend, parts: tuple[str, ...]) -> None:
     """Fails if a part of the epilogue is skipped, misplaced, or takes the vectors of another row."""
+    close = tolerance(backend)
     for cols, accumulate in itertools.product((1, 8, 41, 129), (False, True)):
         for case in (RANDOM, BATTERY[1]):
-            epilogue = epilogue_of(parts, case.adj.shape[0], cols, backend.dtype)
+            epilogue = epilogue_of(backend, parts, case.adj.shape[0], cols)
             out, expected = multiply(backend, case, cols, True, accumulate=accumulate, epilogue=epilogue)
-            np.testing.assert_allclose(out.numpy(), expected, rtol=5e-5, atol=tolerance(backend))
+            np.testing.assert_allclose(host(out), expected, rtol=max(5e-5, close["rtol"]), atol=close["atol"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -114,36 +124,38 @@ def test_bits_do_not_depend_on_threads_or_run(dtype: torch.dtype, isa: str) -> N
     """Fails if rows are summed in an order that depends on who computes them, or anything adds atomically."""
     if isa not in native.isas():
         pytest.skip(f"this processor has no {isa}")
-    epilogue = epilogue_of(PARTS, RANDOM.adj.shape[0], 41, dtype)
-    first, *others = (
-        multiply(CpuBackend(dtype, threads, isa), RANDOM, 41, True, epilogue=epilogue)[0] for threads in (1, 2, 2, 1)
-    )
-    assert all(torch.equal(first, other) for other in others)
+    results = []
+    for threads in (1, 2, 2, 1):
+        backend = CpuBackend(dtype, threads, isa)
+        epilogue = epilogue_of(backend, PARTS, RANDOM.adj.shape[0], 41)
+        results.append(multiply(backend, RANDOM, 41, True, epilogue=epilogue)[0])
+    assert all(torch.equal(results[0], other) for other in results[1:])
 
 
 def test_nan_passes_the_epilogue(backend: KernelBackend) -> None:
     """Fails if ReLU turns NaN into 0, so that a broken sum stays unseen; NaN in the padding must not spread."""
     sparse, _ = sparse_of(backend, BATTERY[0], False)
-    h, _ = padded(37, 5, backend.dtype, fill=float("nan"))
+    h, _ = padded(backend, 37, 5, fill=float("nan"))
     h.zero_()
     h[3, 2] = float("nan")
-    out, _ = padded(37, 5, backend.dtype)
+    out, _ = padded(backend, 37, 5)
     backend.spmm(sparse, h, out, accumulate=False, epilogue=Epilogue(relu=True))
     assert torch.isnan(out).nonzero().tolist() == [[3, 2]]
 
 
-def test_balance_covers_all_rows_in_order(backend: KernelBackend) -> None:
+def test_balance_covers_all_rows_in_order() -> None:
     """Fails if chunks overlap, leave rows out, or a hub does not get a chunk nearly of its own."""
+    backend = CpuBackend(torch.float32, 1)
     lengths = np.ones(5000, np.int64)
     lengths[1234] = 10**6
     for counts in (lengths, lengths[:0], lengths[:1], np.zeros(700, np.int64), lengths[:513]):
         indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        chunks = backend.sparse(indptr, np.zeros(int(indptr[-1]), np.int32), None).chunks.numpy()
+        chunks = backend.sparse(indptr, np.zeros(int(indptr[-1]), np.int32), None).schedule.numpy()
         assert chunks[0] == 0
         assert chunks[-1] == counts.size
         assert (np.diff(chunks) >= 0).all()
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    chunks = backend.sparse(indptr, np.zeros(int(indptr[-1]), np.int32), None).chunks.numpy()
+    chunks = backend.sparse(indptr, np.zeros(int(indptr[-1]), np.int32), None).schedule.numpy()
     work = np.diff(indptr[chunks] + 8 * chunks)
     share = work.sum() / (chunks.size - 1)
     assert sorted(work)[-2] <= 2 * share + 9

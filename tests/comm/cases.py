@@ -1,4 +1,7 @@
-"""What every communicator must do: functions that a rank runs, in a thread or a process. They assert for themselves."""
+"""What every communicator must do: functions that a rank runs, in a thread or a process. They assert for themselves.
+
+Their tensors lie on torch's default device.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,9 @@ def buffers_are_free_after_wait(comm: Communicator) -> None:
 
 
 def summand(rank: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(count, generator=torch.Generator().manual_seed(7919 + rank), dtype=torch.float64).to(dtype)
+    generator = torch.Generator().manual_seed(7919 + rank)
+    drawn = torch.randn(count, generator=generator, dtype=torch.float64, device="cpu")
+    return drawn.to(dtype).to(torch.get_default_device())
 
 
 def all_reduce_sums(comm: Communicator) -> dict[str, bytes]:
@@ -87,7 +92,7 @@ def all_reduce_sums(comm: Communicator) -> dict[str, bytes]:
             comm.all_reduce(buf).wait()
             tolerance = 3 * comm.size * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
             torch.testing.assert_close(buf.double(), exact, rtol=tolerance, atol=tolerance)
-            bits[f"{dtype} {count}"] = buf.view(torch.uint8).numpy().tobytes()
+            bits[f"{dtype} {count}"] = buf.cpu().view(torch.uint8).numpy().tobytes()
     return bits
 
 
@@ -98,7 +103,7 @@ def all_reduce_repeats(comm: Communicator, repeats: int) -> list[bytes]:
         for count in (5, 1000, 300_001):
             buf = summand(comm.rank, count)
             comm.all_reduce(buf).wait()
-            results.append(buf.numpy().tobytes())
+            results.append(buf.cpu().numpy().tobytes())
     return results
 
 
@@ -214,7 +219,10 @@ def refuses_what_no_transport_carries(comm: Communicator) -> None:
         ("expected a rank", lambda: comm.broadcast(buf, comm.size)),
         ("expected a rank", lambda: comm.broadcast(buf, -1)),
         ("sum to the rows of out", lambda: comm.all_to_all(buf, torch.ones(0, 4), counts, counts)),
-        ("one dtype and one shape", lambda: comm.all_to_all(torch.ones(0, 4), torch.ones(0, 3), counts, counts)),
+        (
+            "one device, one dtype and one shape",
+            lambda: comm.all_to_all(torch.ones(0, 4), torch.ones(0, 3), counts, counts),
+        ),
     ]
     for message, call in wrong:
         with pytest.raises(CommError, match=message):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.worlds import Gloo, GlooPool, SingleWorld, Threads, World
+from tests.comm.worlds import Gloo, GlooPool, Nccl, SingleWorld, Store, Threads, World
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,20 @@ def gloo_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GlooPool]:
     pool.close()
 
 
-ALL_WORLDS = ("single-1", "threads-1", "threads-2", "threads-3", "threads-5", "gloo-2", "gloo-3")
+ALL_WORLDS = (
+    "single-1",
+    "threads-1",
+    "threads-2",
+    "threads-3",
+    "threads-5",
+    "gloo-2",
+    "gloo-3",
+    "store-1",
+    "store-3",
+    "nccl-1",
+    "nccl-2",
+    "nccl-3",
+)
 
 
 def make_world(name: str, request: pytest.FixtureRequest) -> World:
@@ -26,6 +39,10 @@ def make_world(name: str, request: pytest.FixtureRequest) -> World:
         return SingleWorld()
     if kind == "threads":
         return Threads(int(size))
+    if kind == "store":
+        return Store(int(size))
+    if kind == "nccl":
+        return Nccl(int(size))
     return Gloo(request.getfixturevalue("gloo_pool"), int(size))
 
 
@@ -36,4 +53,10 @@ def world(request: pytest.FixtureRequest) -> World:
 
 @pytest.fixture(params=[name for name in ALL_WORLDS if not name.endswith("-1")])
 def world_of_many(request: pytest.FixtureRequest) -> World:
+    return make_world(request.param, request)
+
+
+@pytest.fixture(params=[name for name in ALL_WORLDS if not name.startswith("store")])
+def world_of_buffers(request: pytest.FixtureRequest) -> World:
+    """All but the store, which makes copies of its small messages."""
     return make_world(request.param, request)

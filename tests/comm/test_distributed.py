@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from mggcn.backend.host import HostLane
 from mggcn.comm.base import Communicator
 from mggcn.comm.distributed import connect
 from mggcn.errors import CommError
 from tests.comm import cases
+from tests.comm.races import Races, RecordingLane, Stream
 from tests.comm.worlds import Gloo, GlooPool, listening_addresses
 
 
@@ -60,6 +62,20 @@ def test_close_waits_for_the_last_rank(gloo_pool: GlooPool) -> None:
     seconds = Gloo(gloo_pool, 3).run(close_after_others, timeout_s=15.0)
     assert min(seconds[:2]) > 0.3
     assert max(seconds) < 5
+
+
+def asks_for_lanes(comm: Communicator) -> str:
+    """What the lane of a device brings; the host's is accepted."""
+    comm.use_lane(HostLane())
+    with pytest.raises(CommError) as caught:
+        comm.use_lane(RecordingLane(Races(), Stream("of a device")))
+    return str(caught.value)
+
+
+def test_lane_of_a_device_is_refused(gloo_pool: GlooPool) -> None:
+    """Fails if addresses of a device could reach gloo."""
+    for message in Gloo(gloo_pool, 2).run(asks_for_lanes):
+        assert message == "gloo moves host memory; with GPUs use nccl, or threads on one GPU"
 
 
 def missing_rank(comm: Communicator, path: Path) -> str:

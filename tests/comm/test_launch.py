@@ -12,7 +12,7 @@ import pytest
 
 from mggcn.comm import launch
 from mggcn.comm.failure import Ending, Interrupted, Report, first_error, log_path
-from mggcn.comm.launch import connect_torchrun, run_ranks, torchrun_env
+from mggcn.comm.launch import run_ranks
 from mggcn.errors import CommError, ConfigError, GraphError, MggcnError
 from tests.comm.worlds import wait_until
 
@@ -171,10 +171,21 @@ def test_rank_that_dies_before_it_can_report(
     assert not any(alive(pid) for pid in pids(tmp_path))
 
 
-def test_private_folder_and_loopback(tmp_path: Path) -> None:
+def test_private_folder_and_loopback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if others may read the rendezvous, or if a rank is not told to stay on this machine."""
-    code = "sys.exit(0 if os.stat(folder).st_mode & 0o777 == 0o700 and os.environ['GLOO_SOCKET_IFNAME'] == 'lo' else 5)"
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    code = (
+        "names = os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'];"
+        "sys.exit(0 if os.stat(folder).st_mode & 0o777 == 0o700 and names == ('lo', 'lo') else 5)"
+    )
     run_ranks(script(code), 2, tmp_path, timeout_s=60.0)
+
+
+def test_interface_that_the_user_chose_for_nccl_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a setting that NCCL may need on this machine is overwritten."""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
+    run_ranks(script("sys.exit(0 if os.environ['NCCL_SOCKET_IFNAME'] == 'eth7' else 5)"), 2, tmp_path, timeout_s=60.0)
 
 
 def test_hanging_start_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,16 +243,3 @@ def test_error_that_needs_more_than_a_message(tmp_path: Path) -> None:
     error = Report.of(3, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")).error()
     assert type(error) is MggcnError
     assert "rank 3: UnicodeDecodeError" in str(error)
-
-
-def test_torchrun_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a lone RANK, which MPI starters set too, passes for torchrun."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RANK", "3")
-    assert torchrun_env() is None
-    with pytest.raises(CommError, match="torchrun"):
-        connect_torchrun(1.0)
-    for name, value in {"WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert torchrun_env() == (3, 8, 1)

@@ -7,15 +7,26 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, final
 
+import torch
+import torch.distributed as dist
+
 from mggcn.comm.base import Communicator
+from mggcn.comm.board import CHECKED_CALLS, Board
+from mggcn.comm.distributed import DistributedCommunicator, connect
+from mggcn.comm.nccl import NcclCommunicator
 from mggcn.comm.single import SingleCommunicator
+from mggcn.comm.small import StoreCommunicator
 from mggcn.comm.threads import run_threads
+from mggcn.comm.watchdog import Watchdog
+from mggcn.errors import CommError
+from tests.comm.fake_nccl import FakeNccl, FakeStream
 
 TIMEOUT_S = 30.0
 
@@ -46,6 +57,81 @@ class Threads:
             return case(comm, *args)
 
         return run_threads(self.size, rank, timeout_s)
+
+
+@final
+class Store:
+    """Ranks as threads that talk through a store of this process."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def run(self, case: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+        store = dist.HashStore()
+        return in_threads(
+            self.size, lambda rank: case(StoreCommunicator(Board(store, rank, self.size, timeout_s)), *args)
+        )
+
+
+@final
+class Nccl:
+    """Ranks as threads over the fake NCCL; `ended` collects what a watchdog would end the process with."""
+
+    def __init__(self, size: int, tuples: bool = False) -> None:
+        self.size = size
+        self.library = FakeNccl(tuples=tuples)
+        self.streams = [FakeStream(self.library) for _ in range(size)]
+        self.store = dist.HashStore()
+        self.ended: list[tuple[int, str]] = []
+        self.capturing = [False] * size
+        self.checked_calls = CHECKED_CALLS
+        self.leave_s = 20.0
+        self.device_type = "cpu"
+        self.start = True
+        """Whether a case finds NCCL started."""
+
+    def run(self, case: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+        def body(rank: int) -> Any:
+            board = Board(self.store, rank, self.size, timeout_s)
+
+            def end(error: CommError) -> None:
+                self.ended.append((rank, str(error)))
+                self.library.killed.set()
+
+            watchdog = Watchdog(board, end, tick_s=0.02, leave_s=self.leave_s)
+            comm = NcclCommunicator(
+                board,
+                self.library,
+                watchdog,
+                device_type=self.device_type,
+                capturing=lambda: self.capturing[rank],
+                checked_calls=self.checked_calls,
+            )
+            try:
+                if self.start:
+                    comm.use_lane(self.streams[rank])
+                return case(comm, *args)
+            except BaseException as error:
+                comm.abort(f"rank {rank}: {error}")
+                raise
+            finally:
+                watchdog.stop()
+
+        try:
+            return in_threads(self.size, body)
+        finally:
+            for stream in self.streams:
+                stream.stop()
+
+
+def in_threads(size: int, body: Callable[[int], Any]) -> list[Any]:
+    """Call body(rank) in a thread per rank. Raises: the first error that is no CommError, else the first."""
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(body, rank) for rank in range(size)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, CommError)), errors[0])
+    return [future.result() for future in futures]
 
 
 @final
@@ -97,11 +183,6 @@ class Gloo:
 
 
 def _serve(rank: int, size: int, folder: Path, pipe: Connection) -> None:
-    import torch
-    import torch.distributed as dist
-
-    from mggcn.comm.distributed import DistributedCommunicator, connect
-
     torch.set_num_threads(1)
     # Not a name of any interface: `loopback` must replace it.
     os.environ["GLOO_SOCKET_IFNAME"] = "elsewhere0"
@@ -121,7 +202,7 @@ def _serve(rank: int, size: int, folder: Path, pipe: Connection) -> None:
             group = dist.new_group(list(range(members)), backend="gloo", timeout=timedelta(seconds=timeout_s + 30))
             if rank < members:
                 own = dist.PrefixStore(f"group-{number}", store)
-                groups[key] = DistributedCommunicator(group, own, timeout_s)
+                groups[key] = DistributedCommunicator(group, Board(own, rank, members, timeout_s))
             else:
                 groups.setdefault(key, None)  # type: ignore[arg-type]
         answer: Any = (None, "", None)

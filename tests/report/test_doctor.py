@@ -96,3 +96,21 @@ def test_render_and_status() -> None:
     assert render([fine, absent, bad]).endswith("1 broken: gloo\n")
     assert (exit_status([fine, absent]), exit_status([bad]), exit_status([])) == (0, 1, 0)
     assert render([fine]).endswith("mggcn works here\n")
+
+
+def test_quick_look_uses_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a health check beside a training computes on its GPUs, or starts NCCL there."""
+    asked: dict[str, bool] = {}
+
+    def look(name: str, driver: object, *rest: object) -> Finding:
+        asked[name] = bool(rest[-1])
+        return Finding(name, "ok", "")
+
+    monkeypatch.setattr(doctor.check_cuda, "check_torch_cuda", lambda *args: look("torch", *args))
+    monkeypatch.setattr(doctor.check_cuda, "check_cupy", lambda *args: look("CuPy", *args))
+    monkeypatch.setattr(doctor.check_cuda, "check_sources", lambda *args: look("kernels", *args))
+    names = [finding.name for finding in doctor.diagnose(lambda: ("x", "baseline"), compute=False)]
+    assert asked == {"torch": False, "CuPy": False, "kernels": False}
+    assert "NCCL" in names
+    assert "NCCL self-test" not in names
+    assert "NCCL self-test" in [finding.name for finding in doctor.diagnose(lambda: ("x", "baseline"))]

@@ -1,9 +1,7 @@
 """curves.py, memory.py, tiles.py and figure.py: what is drawn is what the run folder says."""
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,26 +11,8 @@ from matplotlib.patches import Rectangle
 from mggcn.report import curves, memory, tiles
 from mggcn.report.figure import MIB, drawable, format_bytes, format_count
 from mggcn.report.run_folder import read_run
+from tests.report.pictures import overlaps
 from tests.report.run_folders import make_plan, write_run
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return a function that draws and hands back the figure instead of saving it."""
-
-    def draw(module: ModuleType, function: Callable[..., object], what: object) -> Any:
-        figures: list[Any] = []
-        monkeypatch.setattr(module, "save", lambda figure, path: figures.append(figure))
-        function(what, Path("unused.png"))
-        figures[0].canvas.draw()
-        return figures[0]
-
-    return draw
-
-
-def overlaps(figure: Any, texts: list[Any]) -> list[tuple[str, str]]:
-    boxes = [(t.get_text(), t.get_window_extent(figure.canvas.get_renderer())) for t in texts if t.get_text()]
-    return [(a, b) for (a, x), (b, y) in itertools.combinations(boxes, 2) if x.overlaps(y)]
 
 
 def visible_ticks(axis: Any) -> list[Any]:

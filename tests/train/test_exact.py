@@ -13,6 +13,7 @@ from mggcn.aggregate.broadcast import Broadcast
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.model import forward
+from tests.devices import CPU, WHERE, Where, everywhere
 from tests.graphs import make_graph, on_ranks, one_epoch, pattern
 from tests.reference import loss_and_gradients
 
@@ -31,9 +32,9 @@ def config_of(ranks: int, order: str = "random", **model: object) -> Config:
     )
 
 
-def relative_error(config: Config, graph: object) -> float:
+def relative_error(config: Config, graph: object, where: Where = CPU) -> float:
     """Largest error of loss, weights' gradients and logits, relative to the largest value of each."""
-    ranks = one_epoch(config, graph)  # type: ignore[arg-type]
+    ranks = one_epoch(where.config(config), graph, device_of=where.device_of)  # type: ignore[arg-type]
     loss, grads, logits = loss_and_gradients(graph, config.model, ranks[0].weights, SEED, 3)  # type: ignore[arg-type]
     plain = dataclasses.replace(config.model, dropout=0.0, input_dropout=0.0)
     if plain != config.model:
@@ -71,14 +72,14 @@ def graph_of(kind: str, depth: int, sparse: bool) -> Graph:
     )
 
 
-@pytest.mark.parametrize("cell", range(len(OUTER)), ids=lambda cell: "-".join(str(x) for x in OUTER[cell]))
-def test_gradients_equal_autograd(cell: int) -> None:
+@pytest.mark.parametrize(("where", "cell"), everywhere(OUTER, lambda number: number % 5 == 2))
+def test_gradients_equal_autograd(where: Where, cell: tuple[int, int, str]) -> None:
     """Fails on a skipped SpMM, a transposed tile, a wrong scale, a lost bias, a mask that depends on the partition."""
-    ranks, depth, kind = OUTER[cell]
-    for order, (dropout, input_dropout), norm, sparse in sample(cell):
+    ranks, depth, kind = cell
+    for order, (dropout, input_dropout), norm, sparse in sample(OUTER.index(cell)):
         model = {"hidden": HIDDEN[depth], "dropout": dropout, "input_dropout": input_dropout, "norm": norm}
         config = config_of(ranks, order, **model)
-        assert relative_error(config, graph_of(kind, depth, sparse)) < TOLERANCE, config
+        assert relative_error(config, graph_of(kind, depth, sparse), where) < TOLERANCE, config
 
 
 def test_the_sample_covers_every_pair() -> None:
@@ -91,37 +92,43 @@ def test_the_sample_covers_every_pair() -> None:
     assert {row[3:] for row in taken} == set(INNER)
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 5])
-@pytest.mark.parametrize("kind", ["empty", "path", "star", "hub-row", "disconnected"])
-@pytest.mark.parametrize("loops", [True, False])
-def test_gradients_on_hostile_graphs(ranks: int, kind: str, loops: bool) -> None:
+HOSTILE = list(itertools.product((1, 3, 5), ("empty", "path", "star", "hub-row", "disconnected"), (True, False)))
+
+
+@pytest.mark.parametrize(("where", "case"), everywhere(HOSTILE, lambda number: number % 3 == 1))
+def test_gradients_on_hostile_graphs(where: Where, case: tuple[int, str, bool]) -> None:
     """Fails where empty rows, one dense row or a rank without edges are special."""
+    ranks, kind, loops = case
     graph = make_graph(pattern(kind, 23, 3), num_features=6, num_classes=3, sparse=False, weighted=False, seed=2)
     # Over the three numbers of ranks, every graph meets both norms.
     norm = "mean" if (ranks == 3) == loops else "symmetric"
-    assert relative_error(config_of(ranks, hidden=(8, 4), dropout=0.5, norm=norm, self_loops=loops), graph) < TOLERANCE
+    config = config_of(ranks, hidden=(8, 4), dropout=0.5, norm=norm, self_loops=loops)
+    assert relative_error(config, graph, where) < TOLERANCE
 
 
-@pytest.mark.parametrize("choice", ["gemm-first", "aggregate-first"])
-@pytest.mark.parametrize("features", ["auto", "dense", "sparse"])
-@pytest.mark.parametrize("bias", [True, False])
-def test_gradients_for_every_choice(choice: str, features: str, bias: bool) -> None:
+CHOICES = list(itertools.product(("gemm-first", "aggregate-first"), ("auto", "dense", "sparse"), (True, False)))
+
+
+@pytest.mark.parametrize(("where", "case"), everywhere(CHOICES, lambda number: number % 3 == 0))
+def test_gradients_for_every_choice(where: Where, case: tuple[str, str, bool]) -> None:
     """Fails if a forced order of products or a forced kind of features takes another path wrongly."""
     graph = make_graph(pattern("directed", 29, 1), num_features=9, num_classes=5, sparse=True, weighted=False, seed=4)
+    choice, features, bias = case
     cases = [*itertools.product((1, 3), ("gcn",), (0.0, 0.4)), *itertools.product((3,), ("mlp",), (0.0, 0.4))]
     for ranks, kind, input_dropout in cases:
         if kind == "mlp" and choice != "gemm-first":
             continue  # no product with the graph to be ordered
         config = config_of(ranks, hidden=(6, 12), dropout=0.2, input_dropout=input_dropout, bias=bias, kind=kind)
         run = dataclasses.replace(config.run, products=choice, features=features)
-        assert relative_error(dataclasses.replace(config, run=run), graph) < TOLERANCE
+        assert relative_error(dataclasses.replace(config, run=run), graph, where) < TOLERANCE
 
 
-def test_more_ranks_than_vertices() -> None:
+@pytest.mark.parametrize("where", WHERE)
+def test_more_ranks_than_vertices(where: Where) -> None:
     """Fails if a rank without rows divides by zero, skips a collective or sends garbage."""
     graph = make_graph(pattern("random", 4, 6), num_features=3, num_classes=2, sparse=False, weighted=False, seed=9)
     config = config_of(6, hidden=(5,), dropout=0.5)
-    assert relative_error(config, graph) < TOLERANCE
+    assert relative_error(config, graph, where) < TOLERANCE
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

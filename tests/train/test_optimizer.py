@@ -28,6 +28,10 @@ def weights_with_gradients(seed: int = 6) -> Weights:
     return weights
 
 
+def rate(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=CpuBackend(torch.float64, 1).rate_dtype)
+
+
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
 @pytest.mark.parametrize("decay_on", ["all", "first"])
 def test_steps_equal_plain_torch(kind: str, decay_on: str) -> None:
@@ -52,7 +56,7 @@ def test_steps_equal_plain_torch(kind: str, decay_on: str) -> None:
         for name, tensor in plain.items()
     ]
     for _ in range(3):
-        optimizer.step(0.01)
+        optimizer.step(rate(0.01))
         for other in others:
             other.step()
     for name, view in weights.views.items():
@@ -67,14 +71,14 @@ def test_state_returns() -> None:
         config = TrainConfig(optimizer=kind, momentum=momentum, weight_decay=0.1, weight_decay_on="first")  # type: ignore[arg-type]
         weights = weights_with_gradients()
         optimizer = Optimizer(config, weights)
-        optimizer.step(0.01)
-        optimizer.step(0.01)
+        optimizer.step(rate(0.01))
+        optimizer.step(rate(0.01))
         again = weights_with_gradients()
         again.load_state_dict(weights.state_dict())
         resumed = Optimizer(config, again)
         resumed.load_tensors(optimizer.tensors())
-        optimizer.step(0.01)
-        resumed.step(0.01)
+        optimizer.step(rate(0.01))
+        resumed.step(rate(0.01))
         assert torch.equal(weights.flat, again.flat)
 
 
@@ -83,7 +87,7 @@ def test_no_compiler_is_loaded() -> None:
     code = (
         "import sys; from tests.train.test_optimizer import *; "
         "w = weights_with_gradients(); "
-        "[Optimizer(TrainConfig(optimizer=k), w).step(0.1) for k in ('adam', 'adamw', 'sgd')]; "
+        "[Optimizer(TrainConfig(optimizer=k), w).step(rate(0.1)) for k in ('adam', 'adamw', 'sgd')]; "
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

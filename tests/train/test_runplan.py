@@ -15,7 +15,8 @@ from mggcn.errors import GraphError, PlanError
 from mggcn.plan.machine import GIB
 from mggcn.train.advice import smallest_ranks
 from mggcn.train.planjson import plan_from_dict, to_dict
-from mggcn.train.runplan import GraphShape, RunPlan
+from mggcn.train.runplan import RunPlan
+from mggcn.train.shape import GraphShape
 
 PAPERS = GraphShape("papers100M", 111_059_956, 1_615_685_872, 128, 172, False)
 PROTEINS = GraphShape("proteins", 8_745_542, 1_309_240_502, 128, 256, False)
@@ -115,7 +116,7 @@ def test_planning_loads_no_torch() -> None:
     """Fails if `mggcn plan` would need two seconds, or a GPU library, to answer."""
     script = (
         "import sys; from mggcn.assemble import plan_shape; from mggcn.config import Config\n"
-        "from mggcn.train.planjson import to_dict; from mggcn.train.runplan import GraphShape\n"
+        "from mggcn.train.planjson import to_dict; from mggcn.train.shape import GraphShape\n"
         "to_dict(plan_shape(Config(), GraphShape('x', 1000, 5000, 20, 4, True)))\n"
         "sys.exit('torch' in sys.modules)"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from mggcn.errors import TrainError
 from mggcn.graph.csr import Graph
 from mggcn.graph.sources import load_source
 from mggcn.train.runlog import RunLog
-from mggcn.train.trainer import Stop
+from mggcn.train.trainer import RankTrainer, Stop
 from tests.graphs import make_graph, on_ranks, pattern
 
 SEED = 31337
@@ -92,7 +93,10 @@ def test_the_arena_is_as_planned(ranks: int, monkeypatch: pytest.MonkeyPatch) ->
 
     plans = on_ranks(config_of(ranks), small(), body)
     expected = [n for arena, features, weights in plans for n in (arena, features, weights, weights)]
-    assert sorted(allocated) == sorted(expected)
+    for nbytes in expected:
+        allocated.remove(nbytes)
+    # What is left: signals, clock, counts and the history of the losses.
+    assert sum(allocated) < 2048 * ranks
 
 
 def losses(graph: Graph, config: Config) -> tuple[list[float], dict[str, torch.Tensor], Any]:
@@ -275,3 +279,51 @@ def test_a_loss_that_is_not_finite_stops_every_rank(ranks: int) -> None:
         return "stopped"
 
     assert on_ranks(config_of(ranks), small("random"), body) == ["stopped"] * ranks
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("train", [{"eval_every": 0}, {"eval_every": 4, "checkpoint_every": 3}, {"repeat": 2}])
+def test_looking_rarely_changes_nothing(
+    ranks: int, train: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if epochs that a device has queued differ from epochs watched one by one, or something due is passed over."""
+    config, graph = config_of(ranks, {"epochs": 21} | train, hidden=(6, 5)), small("random")
+    folders = [tmp_path / "watched", tmp_path / "queued"]
+    for folder in folders:
+        folder.mkdir()
+    watched = fit(config, graph, folders[0])
+    looks: list[tuple[int, int]] = []
+    original = RankTrainer._advance
+
+    def advance(self: RankTrainer, first: int, last: int) -> Any:
+        looks.append((first, last))
+        return original(self, first, last)
+
+    monkeypatch.setattr(RankTrainer, "_advance", advance)
+    monkeypatch.setattr(CpuBackend, "queue_s", 1.0)
+    queued = fit(config, graph, folders[1])
+    assert (queued[0], queued[2], queued[3]) == (watched[0], watched[2], watched[3])
+    assert all(torch.equal(queued[1][n], w) for n, w in watched[1].items())
+    if not train.get("eval_every", 1):
+        assert len(looks) < 21 * ranks
+        assert len(set(looks)) * ranks == len(looks), "ranks looked after different epochs"
+    assert all(last // 4 == first // 4 or last % 4 == 0 for first, last in looks if train.get("eval_every") == 4)
+
+
+def test_a_signal_stops_queued_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a rank that has queued many epochs stops after another one than its peers."""
+    monkeypatch.setattr(CpuBackend, "queue_s", 0.2)
+    config = resolve(config_of(3, {"epochs": 100_000, "eval_every": 0}), small("random"))
+    plan, owners = plan_graph(config, small("random"))
+
+    def body(comm: Communicator) -> tuple[bool, int]:
+        stop = Stop()
+        rank = make_rank(config, small("random"), plan, owners, comm, stop)
+        if comm.rank == 1:
+            threading.Timer(1.0, lambda: setattr(stop, "signal", 15)).start()
+        return rank.trainer.fit(RunLog(None, True, 100_000), None), rank.trainer.progress.epoch
+
+    ended = run_threads(3, body, 60)
+    assert ended == [ended[0]] * 3
+    assert not ended[0][0]
+    assert 0 < ended[0][1] < 100_000

@@ -1,0 +1,33 @@
+// W columns of a row at once: 16-byte accesses where the row allows them, single ones at its end and in unaligned rows.
+// Nothing beyond the row's `left` columns is read or written.
+#pragma once
+#include "common.cuh"
+
+// Whether every row of a matrix begins at a multiple of 16 bytes.
+__device__ __forceinline__ bool rows_aligned(const storage_t* p, long long ld) {
+  return (((unsigned long long)p | (unsigned long long)ld * sizeof(storage_t)) & 15) == 0;
+}
+
+// x = W columns at p, 0 beyond the row's end; W is a multiple of kVector.
+template <int W>
+__device__ __forceinline__ void load_columns(const storage_t* p, int left, bool aligned, real_t (&x)[W]) {
+  if (aligned && left >= W) {
+#pragma unroll
+    for (int i = 0; i < W; i += kVector) load_vector(p + i, reinterpret_cast<real_t(&)[kVector]>(x[i]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < W; ++i) x[i] = i < left ? widen(p[i]) : (real_t)0;
+  }
+}
+
+template <int W>
+__device__ __forceinline__ void store_columns(storage_t* p, int left, bool aligned, const real_t (&x)[W]) {
+  if (aligned && left >= W) {
+#pragma unroll
+    for (int i = 0; i < W; i += kVector) store_vector(p + i, reinterpret_cast<const real_t(&)[kVector]>(x[i]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < W; ++i)
+      if (i < left) p[i] = narrow(x[i]);
+  }
+}

@@ -1,0 +1,178 @@
+"""The CUDA backend: torch (cuBLAS) for dense products, the kernels of cuda/ for the rest.
+
+Shapes as in base.py. Every method queues its work on the rank's stream and returns; device.py says what a device is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mggcn.backend import cuda_rows as rows
+from mggcn.backend.base import Dropout, Epilogue, Event, Lane, Sparse, Timestamp
+from mggcn.backend.cuda_kernels import Kernels
+from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
+from mggcn.backend.device import Device
+
+QUEUE_S = 1.0
+"""The host looks at results about once in as many seconds: signals and losses are seen this late."""
+
+
+class Spmm(Protocol):
+    """A sparse product of a device: our kernels, or cuSPARSE."""
+
+    def multiply(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
+        """As KernelBackend.spmm."""
+        ...
+
+
+class CudaBackend:
+    """Kernels of one GPU for one rank.
+
+    workspace_bytes: what split hub rows may take (cuda_shape.workspace_bytes of the largest matrix and width).
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, device: Device, workspace_bytes: int = 0, spmm: Literal["own", "cusparse"] = "own"
+    ) -> None:
+        self._dtype = dtype
+        self._real = torch.float64 if dtype == torch.float64 else torch.float32
+        self._device = device
+        self._kernels = {d: Kernels(device.compile, d) for d in {dtype, self._real}}
+        self._losses = self.allocate(8 * rows.PARTIALS).view(torch.float64)
+        self._spmm = self._own_spmm(workspace_bytes) if spmm == "own" else self._cusparse()
+
+    def _own_spmm(self, workspace_bytes: int) -> Spmm:
+        workspace = self.allocate(workspace_bytes).view(self._real)
+        return OwnSpmm(self._kernels[self._dtype], self._device.traits, workspace)
+
+    def _cusparse(self) -> Spmm:
+        from mggcn.backend.cusparse import CusparseSpmm
+
+        return CusparseSpmm(self._device.cusparse, self.allocate, self.finish)
+
+    @property
+    def name(self) -> str:
+        traits = self._device.traits
+        return f"{traits.name}, sm_{traits.capability[0]}{traits.capability[1]}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def partials(self) -> int:
+        return rows.PARTIALS
+
+    @property
+    def rate_dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def queue_s(self) -> float:
+        return QUEUE_S
+
+    @property
+    def lane(self) -> Lane:
+        return self._device.lane
+
+    def allocate(self, nbytes: int) -> Tensor:
+        return torch.zeros(nbytes, dtype=torch.uint8, device=self._device.torch_device)
+
+    def upload(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device.torch_device)
+
+    def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
+        return Sparse(
+            self.upload(indptr),
+            self.upload(indices),
+            None if values is None else self.upload(values),
+            make_schedule(indptr, self.upload),
+        )
+
+    def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
+        self._spmm.multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
+
+    def matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:
+        if out.dtype != a.dtype:
+            self._device.mixed_matmul(a, b, out, accumulate=accumulate)
+        elif accumulate:
+            out.addmm_(a, b)
+        else:
+            torch.mm(a, b, out=out)
+
+    def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
+        rows.finish(self._kernels[z.dtype], z, out, epilogue, first_row)
+
+    def activation_grad(
+        self,
+        g: Tensor,
+        h: Tensor,
+        *,
+        masked: bool,
+        keep_scale: float,
+        h_scale: Tensor | None,
+        out_scale: Tensor | None,
+        partials: Tensor | None,
+        first_row: int = 0,
+    ) -> None:
+        rows.activation_grad(
+            self._kernels[self._dtype],
+            g,
+            h,
+            masked=masked,
+            keep_scale=keep_scale,
+            h_scale=h_scale,
+            out_scale=out_scale,
+            partials=partials,
+            first_row=first_row,
+        )
+
+    def sum_partials(self, partials: Tensor, out: Tensor) -> None:
+        rows.sum_partials(self._kernels[self._real], partials, out)
+
+    def softmax_xent(
+        self,
+        z: Tensor,
+        labels: Tensor,
+        mask: Tensor,
+        inv_count: float,
+        row_scale: Tensor | None,
+        loss: Tensor,
+        partials: Tensor | None,
+    ) -> None:
+        rows.softmax_xent(
+            self._kernels[self._dtype], z, labels, mask, inv_count, row_scale, loss, partials, self._losses
+        )
+
+    def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
+        rows.confusion(self._kernels[self._dtype], z, labels, mask, counts)
+
+    def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
+        rows.dropout_values(self._kernels[self._real], matrix, out, row_ids, dropout)
+
+    def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        rows.gather_rows(self._kernels[source.dtype], source, index, out)
+
+    def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        rows.scatter_add_rows(self._kernels[source.dtype], source, index, out)
+
+    def record(self) -> Event:
+        return self._device.record()
+
+    def timestamp(self) -> Timestamp:
+        return self._device.timestamp()
+
+    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
+        return self._device.repeatable(function)
+
+    def synchronize(self) -> None:
+        self._device.synchronize()
+
+    def peak_bytes(self) -> int:
+        return self._device.peak_bytes()

@@ -1,0 +1,256 @@
+"""A GPU as one rank uses it: torch's memory and streams, CuPy's compiler, epochs captured as CUDA graphs.
+
+Two streams: kernels run on one, messages on the other, which has the higher priority, so that a small copy does not wait
+behind the blocks of a long SpMM. torch is imported before CuPy: both load the CUDA libraries that torch was built with.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mggcn.backend.base import Event
+from mggcn.backend.cuda_kernels import Module, folder
+from mggcn.backend.cuda_shape import DeviceTraits
+from mggcn.backend.cusparse import Library
+from mggcn.errors import BackendError
+
+MIXED_PRODUCTS = "2.8"
+"""First version of torch whose products take bf16 and give float32 (compared as torch.__version__ compares)."""
+WARM_CALLS = 2
+"""Calls made as they are before one is captured: the first loads modules and libraries, the second finds them there."""
+
+
+class CudaEvent:
+    """A point in a stream's work; waiting orders the current stream behind it, the host goes on."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+
+    def done(self) -> bool:
+        """Whether the device has passed this point."""
+        return bool(self._event.query())
+
+
+class CudaTime:
+    """A moment of a stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record(stream)
+
+    def seconds_since(self, earlier: CudaTime) -> float:
+        return float(earlier._event.elapsed_time(self._event)) / 1e3
+
+
+class CudaLane:
+    """The stream of messages, beside the stream of kernels `compute`.
+
+    capturing: held while the rank's work is recorded as a graph: nobody else may then touch its streams.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, compute: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._compute = compute
+        self.capturing = threading.Lock()
+
+    @property
+    def handle(self) -> int:
+        """The stream's address, as NCCL takes it."""
+        return self._stream.cuda_stream
+
+    @contextmanager
+    def working(self, after: Event | None) -> Iterator[None]:
+        rank_stream = torch.cuda.current_stream()
+        with torch.cuda.stream(self._stream):
+            if after is None:
+                self._stream.wait_stream(rank_stream)
+            else:
+                after.wait()
+            yield
+
+    def record(self) -> CudaEvent:
+        return CudaEvent(self._stream)
+
+    def mark(self) -> CudaEvent:
+        """Return a point behind the kernels so far; the messages of a repeated graph run on their stream too."""
+        return CudaEvent(self._compute)
+
+    def timestamp(self) -> CudaTime:
+        return CudaTime(self._stream)
+
+
+class CudaDevice:
+    """One GPU for the calling thread: its streams become the thread's current ones in torch and CuPy.
+
+    capture: whether what repeats may be recorded as a CUDA graph; tf32: whether float32 products may use TF32.
+    """
+
+    def __init__(self, index: int, *, capture: bool, tf32: bool = False) -> None:
+        cupy = import_cupy()
+        torch.cuda.set_device(index)
+        _allow_tf32(tf32)
+        self._torch_device = torch.device("cuda", index)
+        self._cupy = cupy
+        self._capture = capture
+        self._compute = torch.cuda.Stream(self._torch_device)
+        self._lane = CudaLane(torch.cuda.Stream(self._torch_device, priority=-1), self._compute)
+        torch.cuda.set_stream(self._compute)
+        cupy.cuda.Device(index).use()
+        # CuPy keeps no reference of its own to the current stream.
+        self._cupy_stream = cupy.cuda.ExternalStream(self._compute.cuda_stream, index)
+        self._cupy_stream.use()
+        figures = torch.cuda.get_device_properties(self._torch_device)
+        self._traits = DeviceTraits(
+            figures.name,
+            (figures.major, figures.minor),
+            figures.multi_processor_count,
+            int(cupy.cuda.runtime.getDeviceProperties(index)["l2CacheSize"]),
+        )
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self._torch_device
+
+    @property
+    def traits(self) -> DeviceTraits:
+        return self._traits
+
+    @property
+    def lane(self) -> CudaLane:
+        return self._lane
+
+    @property
+    def cusparse(self) -> Library:
+        return Library(lambda: torch.cuda.current_stream().cuda_stream)
+
+    def compile(self, path: Path, options: tuple[str, ...]) -> Module:
+        module: Module = self._cupy.RawModule(
+            code=path.read_text(), options=("--std=c++17", f"-I{folder()}", *options), backend="nvrtc"
+        )
+        return module
+
+    def mixed_matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool) -> None:
+        if accumulate:
+            torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
+        else:
+            torch.mm(a, b, out_dtype=torch.float32, out=out)
+
+    def record(self) -> CudaEvent:
+        return CudaEvent(self._compute)
+
+    def timestamp(self) -> CudaTime:
+        return CudaTime(self._compute)
+
+    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
+        return Captured(function, self._compute, self._lane.capturing) if self._capture else function
+
+    def synchronize(self) -> None:
+        self._compute.synchronize()
+        self._lane._stream.synchronize()
+
+    def peak_bytes(self) -> int:
+        """Peak of torch's allocator plus what else is taken on the GPU now: exact if this process is alone on it."""
+        free, total = torch.cuda.mem_get_info(self._torch_device)
+        others = total - free - torch.cuda.memory_reserved(self._torch_device)
+        return others + torch.cuda.max_memory_reserved(self._torch_device)
+
+
+def _allow_tf32(allow: bool) -> None:
+    """Let float32 products round their operands to TF32, or not; said to all of the process, as torch has it."""
+    matmul = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):  # torch 2.9 and later warn of the older name
+        matmul.fp32_precision = "tf32" if allow else "ieee"
+    else:
+        matmul.allow_tf32 = allow
+
+
+class Captured:
+    """Device work that is launched piece by piece WARM_CALLS times, then recorded as a CUDA graph and launched whole."""
+
+    def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream, lock: threading.Lock) -> None:
+        self._function = function
+        self._stream = stream
+        self._lock = lock
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self._graph is not None:
+            self._graph.replay()
+        elif self._calls < WARM_CALLS:
+            self._calls += 1
+            self._function()
+        else:
+            self._record()
+            self()
+
+    def _record(self) -> None:
+        # thread_local: other threads, such as the watchdog of a transport, may go on asking CUDA about events.
+        graph = torch.cuda.CUDAGraph()
+        with self._lock, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            self._function()
+        self._graph = graph
+
+
+def num_gpus() -> int:
+    """Return how many GPUs this process sees."""
+    return torch.cuda.device_count()
+
+
+def import_cupy() -> Any:
+    """Return CuPy on a machine where it and torch can use a GPU. Raises: BackendError that names what is missing."""
+    missing = missing_for_cuda()
+    if missing:
+        raise BackendError(missing)
+    import cupy
+
+    return cupy
+
+
+def check_cuda(precision: str) -> None:
+    """Raise BackendError, in one line, if this machine lacks what run.device cuda with this precision needs."""
+    missing = missing_for_cuda()
+    if missing:
+        raise BackendError(missing)
+    capability = torch.cuda.get_device_capability()
+    if precision in ("bf16", "tf32") and capability < (8, 0):
+        raise BackendError(
+            f"run.precision {precision} needs a GPU of compute capability 8.0 or later (A100, H100 ...), "
+            f"{torch.cuda.get_device_name()} has {capability[0]}.{capability[1]}; use --precision fp32"
+        )
+    if precision == "bf16" and torch.__version__ < MIXED_PRODUCTS:
+        raise BackendError(
+            f"run.precision bf16 needs torch {MIXED_PRODUCTS} or later for products of bf16 with float32 results, found "
+            f"{torch.__version__}; use --precision fp32 or a newer torch"
+        )
+
+
+def missing_for_cuda() -> str:
+    """Return in one line what --device cuda lacks here and how to get it; "" if nothing."""
+    if torch.version.cuda is None:
+        return (
+            f"run.device cuda needs a torch built for CUDA, this one ({torch.__version__}) is built for the CPU; install "
+            "torch from its CUDA index (docs/install.md) or use --device cpu"
+        )
+    if not torch.cuda.is_available():
+        return (
+            "run.device cuda found no usable NVIDIA GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES, run mggcn doctor, "
+            "or use --device cpu"
+        )
+    try:
+        import cupy
+    except ImportError as error:
+        extra = f"cuda{torch.version.cuda.partition('.')[0]}"
+        return f'run.device cuda needs CuPy ({error}); pip install "mggcn[{extra}]" or use --device cpu'
+    return "" if cupy.cuda.is_available() else "CuPy cannot use the GPU that torch sees; run mggcn doctor"

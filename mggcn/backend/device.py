@@ -1,0 +1,58 @@
+"""What the CUDA backend asks of a device: kernels compiled, events, streams, and epochs recorded and repeated.
+
+Two classes fulfil it: backend/cuda_device.py on a GPU, and the tests' emulator on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mggcn.backend.base import Event, Lane, Timestamp
+from mggcn.backend.cuda_kernels import Module
+from mggcn.backend.cuda_shape import DeviceTraits
+from mggcn.backend.cusparse import Library
+
+
+class Device(Protocol):
+    """One device as one rank uses it: a stream for kernels, and a lane for messages."""
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    @property
+    def traits(self) -> DeviceTraits: ...
+
+    @property
+    def lane(self) -> Lane: ...
+
+    @property
+    def cusparse(self) -> Library:
+        """CuSPARSE on the rank's stream. Raises: BackendError if there is none."""
+        ...
+
+    def compile(self, path: Path, options: tuple[str, ...]) -> Module:
+        """Compile a .cu file for this device."""
+        ...
+
+    def mixed_matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool) -> None:
+        """Out (float32) = or += a @ b of bfloat16, accumulated and kept in float32."""
+        ...
+
+    def record(self) -> Event:
+        """Return an event that is done when all kernels so far are."""
+        ...
+
+    def timestamp(self) -> Timestamp: ...
+
+    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
+        """As KernelBackend.repeatable."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+    def peak_bytes(self) -> int: ...

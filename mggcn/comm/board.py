@@ -1,0 +1,173 @@
+"""What ranks that are processes tell each other beside the data: their calls, failures, comings and goings.
+
+All of it goes through torch.distributed's store: a file for ranks of one machine, TCP under torchrun. Nothing here waits
+inside the store, so a rank that waits always notices when another one fails.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from array import array
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final, NoReturn, final
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, yet not in __all__
+from torch.distributed.rendezvous import rendezvous
+
+from mggcn.comm.calls import Call, disagreement, name_ranks
+from mggcn.errors import CommError
+
+SLICE_S: Final = 0.25
+"""A wait looks for signals and for the abort of another rank this often."""
+ROLL_CALL_S: Final = 1.0
+"""How long a rank that timed out lets the others answer that they wait in the same call."""
+CHECKED_CALLS: Final = 64
+"""As many calls of a rank are compared with the other ranks' before they start: what follows repeats them."""
+FIRST_POLL_S: Final = 0.0002
+LAST_POLL_S: Final = 0.02
+
+
+@final
+class Board:
+    """One rank's view; `store` is seen by exactly the ranks 0 .. size - 1.
+
+    The rank's own thread uses all of it. Another one, a watchdog, may only read `failure`, look, abort and call the roll.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
+        self.rank = rank
+        self.size = size
+        self.timeout_s = timeout_s
+        self.number = 0
+        """Calls that this rank has begun."""
+        self.call: Call | None = None
+        """The last of them."""
+        self.told = False
+        """Whether the rank's own thread has been told of the failure."""
+        self._store = store
+        self._failure: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """The first reason to give up that this rank learnt of."""
+        return self._failure
+
+    def check(self) -> None:
+        """Raises: CommError if a rank is known to have failed. Does not touch the store."""
+        if self._failure is not None:
+            self.told = True
+            raise CommError(self._failure)
+
+    def begin(self, call: Call) -> None:
+        """Count a call. Raises: CommError as `check`."""
+        self.check()
+        self.number += 1
+        self.call = call
+
+    def abort(self, reason: str) -> None:
+        """Tell all ranks to give up; they look every SLICE_S. The first reason of any rank counts."""
+        if self._failure is not None:
+            return
+        try:
+            self._failure = self._store.compare_set("aborted", "", reason).decode()
+        except RuntimeError:  # the host that holds the store is gone: the others lose it too
+            self._failure = self._failure or reason
+
+    def fail(self, reason: str) -> NoReturn:
+        """Abort. Raises: CommError."""
+        self.abort(reason)
+        self.check()
+        raise CommError(reason)
+
+    def look(self, number: int | None = None) -> None:
+        """Learn of the abort of another rank; answer one that timed out and calls the roll of those in call `number`."""
+        number = self.number if number is None else number
+        try:
+            if self._failure is None and self._store.check(["aborted"]):
+                self._failure = self._store.get("aborted").decode()
+            elif self._store.check([f"roll-{number}"]):
+                self._store.set(f"present-{number}-{self.rank}", "")
+        except RuntimeError as error:
+            self._failure = self._failure or f"rank {self.rank} lost the host of the store: {error}"
+
+    def suspects(self, number: int) -> str:
+        """Call the roll after a time-out: return for whom those in call `number` wait. Takes up to ROLL_CALL_S."""
+        try:
+            self._store.set(f"roll-{number}", "")
+            self._store.set(f"present-{number}-{self.rank}", "")
+            missing = await_keys(self._store, [f"present-{number}-{rank}" for rank in range(self.size)], ROLL_CALL_S)
+        except RuntimeError as error:
+            return f"and lost the host of the store ({error})"
+        return f"for {name_ranks(missing)}" if missing else "with all other ranks"
+
+    def exchange(self, topic: str, text: bytes, purpose: str) -> list[bytes]:
+        """Post `text` under a topic that is used once; return what every rank posted, in rank order.
+
+        Raises: CommError if a rank fails or does not post within timeout_s; it says that this one waited `purpose`.
+        """
+        self.look()
+        self.check()
+        keys = [f"{topic}-{rank}" for rank in range(self.size)]
+        try:
+            self._store.set(keys[self.rank], text)  # type: ignore[arg-type]  # takes bytes, whatever its stub says
+            give_up_at = time.monotonic() + self.timeout_s
+            while missing := await_keys(self._store, keys, min(SLICE_S, self.timeout_s)):
+                self.look()
+                self.check()
+                if time.monotonic() > give_up_at:
+                    self.fail(f"rank {self.rank} waited {self.timeout_s:g} s for {name_ranks(missing)} {purpose}")
+            return [self._store.get(key) for key in keys]
+        except RuntimeError as error:
+            self.fail(f"rank {self.rank} lost the host of the store: {error}")
+
+    def compare(self, text: bytes = b"") -> list[tuple[Call, bytes]]:
+        """Return the current call of every rank with the text it added. Raises: CommError if the calls do not fit."""
+        if self.call is None:
+            raise CommError("no call was begun")
+        code = array("q", self.call.encode(self.size)).tobytes()
+        posted = self.exchange(f"call-{self.number}", code + text, f"in call {self.number} ({self.call})")
+        calls = [Call.decode(array("q", each[: len(code)])) for each in posted]
+        if problem := disagreement(dict(enumerate(calls))):
+            self.fail(f"ranks disagree on call {self.number}: {problem}")
+        return [(call, each[len(code) :]) for call, each in zip(calls, posted, strict=True)]
+
+    def leave(self) -> None:
+        """Return once every rank is about to close."""
+        self.exchange("left", b"", "to close")
+
+
+def meet(rank: int, size: int, init_method: str, timeout_s: float) -> tuple[Store, Board]:
+    """Join the other ranks at `init_method` (file://, tcp:// or env://); the store is torch's own, for a process group.
+
+    Raises: CommError naming the ranks that did not come within `timeout_s`.
+    """
+    come = [f"come-{peer}" for peer in range(size)]
+    try:
+        root_store = next(iter(rendezvous(init_method, rank, size, timeout=timedelta(seconds=timeout_s))))[0]
+        store = PrefixStore("mggcn", root_store)
+        store.set(come[rank], "")
+        missing = await_keys(store, come, timeout_s)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise CommError(f"rank {rank} of {size} could not connect through {init_method}: {error}") from error
+    if missing:
+        raise CommError(f"rank {rank} waited {timeout_s:g} s for {name_ranks(missing)} to start")
+    return root_store, Board(store, rank, size, timeout_s)
+
+
+def loopback_interface() -> str:
+    """The name of the loopback interface, which keeps messages on this machine."""
+    return "lo" if sys.platform == "linux" else "lo0"
+
+
+def await_keys(store: Store, keys: Sequence[str], timeout_s: float) -> list[int]:
+    """The indices of the keys that `store` still lacks after `timeout_s`."""
+    give_up_at = time.monotonic() + timeout_s
+    pause_s = FIRST_POLL_S
+    while not store.check(list(keys)):
+        if time.monotonic() >= give_up_at:
+            return [index for index, key in enumerate(keys) if not store.check([key])]
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LAST_POLL_S)
+    return []

@@ -1,0 +1,305 @@
+"""Ranks as processes with one GPU each, over NCCL as CuPy binds it: every message is work of the lane's stream.
+
+A message starts when the stream comes to it, and its event is a mark behind it: no thread waits for the device, and a
+CUDA graph may record all of it. Small host tensors and barriers go through the store (comm/small.py).
+
+NCCL chooses algorithm, protocol and channels by size, type and topology. One machine therefore sums in one order in each
+run, and every rank receives the same sums, by NCCL's design. A device cannot be told that a message failed: the watchdog
+aborts NCCL's communicator, which frees the stream, and `check` says so.
+
+Verified without a GPU, with a library of the same interface (tests/comm/fake_nccl.py): calls, orders, failures and
+messages. On GPUs nothing has been verified yet: tests/comm/test_nccl_gpu.py does it (`-m cuda` with one rank, `-m nccl`
+with several).
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import accumulate
+from typing import Any, Final, cast, final
+
+import torch
+from torch import Tensor
+
+from mggcn.backend.host import HostLane
+from mggcn.comm.base import Event, Lane, Moving
+from mggcn.comm.board import CHECKED_CALLS, Board, meet
+from mggcn.comm.calls import Call, all_reduce_call, all_to_all_call, broadcast_call
+from mggcn.comm.small import StoreCommunicator
+from mggcn.comm.watchdog import Heartbeat, StreamLane, Watchdog
+from mggcn.errors import BackendError, CommError
+
+TYPES: Final = {
+    torch.uint8: "NCCL_UINT8",
+    torch.int32: "NCCL_INT32",
+    torch.int64: "NCCL_INT64",
+    torch.float16: "NCCL_FLOAT16",
+    torch.bfloat16: "NCCL_BFLOAT16",
+    torch.float32: "NCCL_FLOAT32",
+    torch.float64: "NCCL_FLOAT64",
+}
+IDLE_POLL_S: Final = 0.001
+ABORT_POLITELY_S: Final = 1.0
+"""An abort waits this long for a call that is just being started, then assumes that the call hangs."""
+DESTROY_S: Final = 10.0
+"""NCCL releases a communicator once all CUDA graphs that hold its messages are gone: close waits no longer than this."""
+
+
+@final
+class NcclCommunicator:
+    """One rank. Until `use_lane` has made NCCL's communicator, all tensors are host tensors.
+
+    library: cupy.cuda.nccl, or what offers the same. device_type: of the tensors that it moves.
+    capturing: whether the calling thread records a graph; calls are not compared then, since that would not be recorded.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        library: Any,
+        watchdog: Watchdog,
+        *,
+        device_type: str = "cuda",
+        capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
+        checked_calls: int = CHECKED_CALLS,
+    ) -> None:
+        self._board = board
+        self._library = library
+        self._small = StoreCommunicator(board)
+        self._watchdog = watchdog
+        self._device_type = device_type
+        self._capturing = capturing
+        self._checked_calls = checked_calls
+        self._lane: StreamLane | None = None
+        self._moving: Moving = nullcontext
+        self._nccl: Any = None
+        self._starting = threading.Lock()
+
+    @property
+    def rank(self) -> int:
+        return self._board.rank
+
+    @property
+    def size(self) -> int:
+        return self._board.size
+
+    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
+        """Make NCCL's communicator for the current device. The roll is called first: ncclCommInitRank has no time limit.
+
+        The lane is a StreamLane, as a CudaDevice has one.
+        """
+        if lane == HostLane():
+            raise CommError("NCCL moves device memory; on CPUs use gloo, or threads")
+        unique_id = _unpacked(self._board.exchange("nccl", self._new_id(), "to start NCCL")[0])
+        self._watchdog.start(self._free_device)
+        with self._watchdog.inside("ncclCommInitRank"):
+            try:
+                nccl = self._library.NcclCommunicator(self.size, unique_id, self.rank)
+            except (RuntimeError, KeyError) as error:
+                self._board.fail(f"rank {self.rank} could not start NCCL: {_explained(error)}")
+        self._lane, self._moving = cast("StreamLane", lane), moving
+        self._nccl = nccl
+        self._watchdog.add(self._async_error, Heartbeat(self._lane, self._board).look)
+
+    def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
+        if self._on_host(buf):
+            return self._small.broadcast(buf, root, after)
+        call = broadcast_call(buf, root, self.size)
+        at, kind = buf.data_ptr(), self._kind(buf)
+        return self._start(call, after, (buf,), lambda nccl, lane: nccl.broadcast(at, at, call.count, kind, root, lane))
+
+    def all_reduce(self, buf: Tensor, after: Event | None = None) -> Event:
+        if self._on_host(buf):
+            return self._small.all_reduce(buf, after)
+        call = all_reduce_call(buf)
+        at, kind, total = buf.data_ptr(), self._kind(buf), self._library.NCCL_SUM
+        return self._start(
+            call, after, (buf,), lambda nccl, lane: nccl.allReduce(at, at, call.count, kind, total, lane)
+        )
+
+    def all_to_all(
+        self, out: Tensor, buf: Tensor, out_rows: Sequence[int], buf_rows: Sequence[int], after: Event | None = None
+    ) -> Event:
+        if self._on_host(buf):
+            return self._small.all_to_all(out, buf, out_rows, buf_rows, after)
+        call = all_to_all_call(out, buf, out_rows, buf_rows, self.size)
+        return self._start(call, after, (out, buf), lambda nccl, lane: self._swap(out, buf, call, nccl, lane))
+
+    def barrier(self) -> None:
+        """Meet on the board; the device may still be at work."""
+        self._small.barrier()
+
+    def check(self) -> None:
+        self._board.check()
+
+    def abort(self, reason: str) -> None:
+        self._board.abort(reason)
+        self._watchdog.hurry()
+
+    def close(self) -> None:
+        """Wait for the device, meet once more, and release NCCL's communicator; after an abort nothing is left to do."""
+        board = self._board
+        if board.failure is not None:
+            return
+        if self._lane is not None:
+            for mark in (self._lane.record(), self._lane.mark()):
+                while not mark.done():
+                    board.check()
+                    time.sleep(IDLE_POLL_S)
+        board.leave()
+        self._watchdog.stop()
+        if self._nccl is not None:
+            gc.collect()  # graphs that hold messages may be part of cycles
+            releasing = threading.Thread(target=self._nccl.destroy, name="release", daemon=True)
+            releasing.start()
+            releasing.join(DESTROY_S)
+
+    def _on_host(self, buf: Tensor) -> bool:
+        return self._nccl is None or buf.device.type != self._device_type
+
+    def _new_id(self) -> bytes:
+        """What rank 0 tells the others, so that their NCCL finds its."""
+        if self.rank != 0:
+            return b""
+        try:
+            return _packed(self._library.get_unique_id())
+        except (RuntimeError, KeyError) as error:
+            self._board.fail(f"rank 0 could not start NCCL: {_explained(error)}")
+
+    def _kind(self, buf: Tensor) -> int:
+        return int(getattr(self._library, TYPES[buf.dtype]))
+
+    def _start(
+        self, call: Call, after: Event | None, buffers: tuple[Tensor, ...], start: Callable[[Any, int], object]
+    ) -> Event:
+        """Have the lane start a message behind `after`, once all ranks are known to ask for the same."""
+        board, lane = self._board, self._lane
+        if lane is None:
+            raise CommError("no lane was given to NCCL")
+        board.begin(call)
+        if board.number <= self._checked_calls and not self._capturing():
+            board.compare()
+        with lane.working(after), self._watchdog.inside(f"call {board.number} ({call})"):
+            if call.count:
+                with self._moving():
+                    self._guarded(lambda: start(self._nccl, lane.handle))
+            return _NcclEvent(board, lane.record(), buffers)
+
+    def _guarded(self, start: Callable[[], object]) -> None:
+        """Call into NCCL, not while its communicator is aborted."""
+        board = self._board
+        with self._starting:
+            board.check()
+            try:
+                start()
+            except (RuntimeError, KeyError) as error:
+                board.fail(f"rank {self.rank}: NCCL failed in call {board.number} ({board.call}): {_explained(error)}")
+
+    def _swap(self, out: Tensor, buf: Tensor, call: Call, nccl: Any, lane: int) -> None:
+        """Send and receive in one group, so that no order of ranks can lock; own rows are copied."""
+        kind, row_bytes = self._kind(buf), call.count * buf.itemsize
+        sent, received = _starts(call.sends), _starts(call.receives)
+        me = self.rank
+        own = buf[sent[me] : sent[me] + call.sends[me]]
+        out[received[me] : received[me] + call.receives[me]].copy_(own)
+        self._library.groupStart()
+        for peer in range(self.size):
+            if peer != me and call.sends[peer]:
+                at = buf.data_ptr() + sent[peer] * row_bytes
+                nccl.send(at, call.sends[peer] * call.count, kind, peer, lane)
+            if peer != me and call.receives[peer]:
+                at = out.data_ptr() + received[peer] * row_bytes
+                nccl.recv(at, call.receives[peer] * call.count, kind, peer, lane)
+        self._library.groupEnd()
+
+    def _async_error(self) -> str | None:
+        try:
+            self._nccl.check_async_error()
+        except (RuntimeError, KeyError) as error:
+            return f"rank {self.rank}: NCCL failed in call {self._board.number} or before: {_explained(error)}"
+        return None
+
+    def _free_device(self) -> None:
+        """Abort NCCL's communicator: what waits for it on the device comes to its end."""
+        if self._nccl is None:
+            return
+        polite = self._starting.acquire(timeout=ABORT_POLITELY_S)
+        try:
+            self._nccl.abort()
+        finally:
+            if polite:
+                self._starting.release()
+
+
+@final
+class _NcclEvent:
+    """A message that the lane will have carried; its buffers live until it is waited for.
+
+    A failure that is known before or after the wait is raised.
+    """
+
+    def __init__(self, board: Board, event: Event, buffers: tuple[Tensor, ...]) -> None:
+        self._board = board
+        self._event = event
+        self._buffers = buffers
+
+    def wait(self) -> None:
+        self._board.check()
+        self._event.wait()
+        self._board.check()
+        self._buffers = ()
+
+
+def connect_nccl(
+    rank: int, size: int, init_method: str, timeout_s: float, end: Callable[[CommError], None]
+) -> NcclCommunicator:
+    """Join the other ranks at `init_method`; NCCL itself starts in `use_lane`.
+
+    timeout_s limits the meeting, later every wait, and how long the device may stand still in a message.
+    end: called by the watchdog if this rank hangs and cannot be freed; it must end the process.
+    Raises: BackendError if there is no NCCL; CommError naming the ranks that did not come.
+    """
+    library = nccl_library()
+    _, board = meet(rank, size, init_method, timeout_s)
+    return NcclCommunicator(board, library, Watchdog(board, end))
+
+
+def nccl_library() -> Any:
+    """Return cupy.cuda.nccl. Raises: BackendError that says what to install."""
+    try:
+        from cupy.cuda import nccl
+    except ImportError as error:
+        raise BackendError(
+            f'run.transport nccl needs CuPy ({error}); pip install "mggcn[cuda12]" or "[cuda13]"'
+        ) from error
+    if not nccl.available:
+        raise BackendError("CuPy finds no NCCL; pip install nvidia-nccl-cu12 or -cu13, as CuPy's own CUDA version")
+    return nccl
+
+
+def _packed(unique_id: bytes | tuple[int, ...]) -> bytes:
+    """CuPy 14 gives NCCL's id as bytes, CuPy 13 as a tuple of signed bytes: keep which."""
+    if isinstance(unique_id, bytes):
+        return b"b" + unique_id
+    return b"t" + bytes(value % 256 for value in unique_id)
+
+
+def _unpacked(text: bytes) -> bytes | tuple[int, ...]:
+    """Invert `_packed`."""
+    if text[:1] == b"b":
+        return text[1:]
+    return tuple(value - 256 if value > 127 else value for value in text[1:])
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    """The first row of each rank."""
+    return list(accumulate(counts, initial=0))
+
+
+def _explained(error: Exception) -> str:
+    """CuPy raises KeyError where its table of names lacks NCCL's status."""
+    return f"status {error}" if isinstance(error, KeyError) else str(error)

@@ -1,0 +1,194 @@
+"""What a rank that is a process does around its work: it joins the others, and leaves a report if it fails.
+
+No torch is imported here before a rank connects.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from mggcn.comm.failure import STOP_CODES, Interrupted, Report
+from mggcn.errors import BackendError, CommError, MggcnError
+
+if TYPE_CHECKING:
+    from mggcn.comm.base import Communicator
+
+PR_SET_PDEATHSIG: Final = 1
+
+End = Callable[[Exception], NoReturn]
+"""Ends the process with a report of the error."""
+
+
+def rank_main(
+    rank: int,
+    size: int,
+    rendezvous: Path,
+    timeout_s: float,
+    folder: Path,
+    body: Callable[[Communicator], None],
+    transport: str = "gloo",
+) -> int:
+    """Connect a rank that `run_ranks` started, and run `body`. Returns 0; after a failure the process ends in here.
+
+    The exception is left in folder/rank-R.error.json for the parent. `body` stops in order by raising Interrupted
+    on all ranks: they meet once more, and leave with its exit code. With transport nccl, body calls `use_lane`.
+    """
+    _die_with_parent(int(parent_path(rendezvous.parent).read_text()))
+
+    def join(end: End) -> Communicator:
+        comm = _connect(transport, rank, size, f"file://{rendezvous}", timeout_s, end, loopback=True)
+        up_path(rendezvous.parent, rank).touch()
+        return comm
+
+    return _run(rank, folder, join, body)
+
+
+def torchrun_main(timeout_s: float, folder: Path, body: Callable[[Communicator], None], transport: str = "gloo") -> int:
+    """As `rank_main`, for a rank that torchrun started; a failure is also printed, since torchrun reads no reports."""
+    rank, _, _ = _require_torchrun()
+    _die_with_parent(os.getppid())
+    folder.mkdir(parents=True, exist_ok=True)
+    return _run(rank, folder, lambda end: connect_torchrun(timeout_s, transport, end), body, show=True)
+
+
+def gpu_index(rank: int, num_gpus: int) -> int:
+    """Which GPU of its machine this process uses: torchrun's local rank, else the rank.
+
+    Raises: BackendError if there are not that many.
+    """
+    found = torchrun_env()
+    index = rank if found is None else found[2]
+    if index >= num_gpus:
+        where = "" if found is None else f" (local rank {index})"
+        raise BackendError(
+            f"rank {rank}{where} needs a GPU of its own, and this machine shows {num_gpus}; start fewer ranks, use "
+            "--transport threads for several ranks on one GPU, or look at CUDA_VISIBLE_DEVICES"
+        )
+    return index
+
+
+def torchrun_env() -> tuple[int, int, int] | None:
+    """(rank, size, local rank) if torchrun started this process, else None."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    if any(name not in os.environ for name in names):
+        return None
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+
+
+def connect_torchrun(timeout_s: float, transport: str = "gloo", end: End | None = None) -> Communicator:
+    """Join the ranks of this torchrun. Raises: CommError if there is none or a rank does not come.
+
+    end: what the watchdog of transport nccl does if the rank hangs for good; without it the error is printed.
+    """
+    rank, size, _ = _require_torchrun()
+    return _connect(transport, rank, size, "env://", timeout_s, end or _end_printing, loopback=False)
+
+
+def _connect(
+    transport: str, rank: int, size: int, init_method: str, timeout_s: float, end: End, *, loopback: bool
+) -> Communicator:
+    if transport == "nccl":
+        from mggcn.comm.nccl import connect_nccl
+
+        return connect_nccl(rank, size, init_method, timeout_s, end)
+    from mggcn.comm.distributed import connect
+
+    return connect(rank, size, init_method, timeout_s, loopback)
+
+
+def _end_printing(error: Exception) -> NoReturn:
+    print(f"mggcn: {error}", file=sys.stderr)
+    _leave(1)
+
+
+def _require_torchrun() -> tuple[int, int, int]:
+    found = torchrun_env()
+    if found is None:
+        raise CommError("expected RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: start with torchrun")
+    return found
+
+
+def _run(
+    rank: int,
+    folder: Path,
+    join: Callable[[End], Communicator],
+    body: Callable[[Communicator], None],
+    show: bool = False,
+) -> int:
+    def end(error: Exception) -> NoReturn:
+        _leave(_tell(rank, folder, error, show).exit_code)
+
+    comm: Communicator | None = None
+    try:
+        comm = join(end)
+        stopped = _stopped_by(body, comm)
+        comm.close()
+    except KeyboardInterrupt:
+        _leave(128 + signal.SIGINT)
+    except BaseException as error:
+        report = _tell(rank, folder, error, show)
+        if comm is not None:
+            comm.abort(f"rank {rank} failed: {report.name}: {report.message}")
+        _leave(report.exit_code)
+    if stopped is not None:
+        _leave(stopped.exit_code)
+    return 0
+
+
+def _tell(rank: int, folder: Path, error: BaseException, show: bool) -> Report:
+    """Leave a report for the parent; print the error as well if `show`, or if the report cannot be written."""
+    report = Report.of(rank, error)
+    try:
+        report.save(folder)
+    except OSError as problem:
+        print(f"cannot report in {folder}: {problem}", file=sys.stderr)
+        show = True
+    if show and isinstance(error, MggcnError):
+        print(f"mggcn: rank {rank}: {error}", file=sys.stderr)
+    elif show:
+        print(report.traceback, file=sys.stderr)
+    return report
+
+
+def _stopped_by(body: Callable[[Communicator], None], comm: Communicator) -> Interrupted | None:
+    try:
+        body(comm)
+    except Interrupted as stop:
+        return stop
+    except SystemExit as leaving:
+        if leaving.code not in STOP_CODES:
+            raise
+        return Interrupted(int(leaving.code) - 128)
+    return None
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without joining threads: one of gloo may still wait for a rank that has gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when `parent` dies, also if that has happened already. Linux only."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def parent_path(private: Path) -> Path:
+    """Where the parent of the ranks leaves its pid."""
+    return private / "parent"
+
+
+def up_path(private: Path, rank: int) -> Path:
+    """Where a rank says that it has connected."""
+    return private / f"up-{rank}"

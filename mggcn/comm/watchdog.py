@@ -1,0 +1,175 @@
+"""A thread that looks around while the rank's own is busy, asleep in a library, or waits for its device.
+
+It notices that another rank gave up, that the transport reports an error, that a call into a library does not return, and
+that the device stands still. It then tells all ranks, frees what waits on the device, and, if the rank's own
+thread does not come back to learn of it, ends the process with a report.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol, final
+
+from mggcn.backend.base import Event, Lane
+from mggcn.comm.board import Board
+from mggcn.errors import CommError
+
+TICK_S: Final = 0.25
+LEAVE_S: Final = 20.0
+"""After a failure the rank's thread has this long to learn of it by a call, a wait or `check`."""
+
+Look = Callable[[], str | None]
+"""Returns what is wrong, or None. May take a moment, must not wait for the device."""
+
+
+class Mark(Event, Protocol):
+    """A point in the work of a stream."""
+
+    def done(self) -> bool:
+        """Whether the device has passed it."""
+        ...
+
+
+class StreamLane(Lane, Protocol):
+    """A lane that is a stream of a device."""
+
+    @property
+    def handle(self) -> int:
+        """The stream's address, as the device's libraries take it."""
+        ...
+
+    @property
+    def capturing(self) -> threading.Lock:
+        """Held while the rank's work is recorded into a graph: nobody else may touch its streams then."""
+        ...
+
+    def record(self) -> Mark: ...
+
+    def mark(self) -> Mark:
+        """Return a point behind the rank's own work so far. A graph that is repeated runs there, its messages too."""
+        ...
+
+
+@final
+class Heartbeat:
+    """Whether a device moves: it leaves marks in the rank's work, and finds them passed or not.
+
+    A mark is passed once all work is done that the host had queued before: less than the time limit, or it barks.
+    """
+
+    def __init__(self, lane: StreamLane, board: Board) -> None:
+        self._lane = lane
+        self._board = board
+        self._mark: Mark | None = None
+        self._moved_s = time.monotonic()
+
+    def look(self) -> str | None:
+        """Look once, and leave a new mark if the last was passed."""
+        now = time.monotonic()
+        if self._lane.capturing.acquire(blocking=False):
+            try:
+                if self._mark is None or self._mark.done():
+                    self._mark = self._lane.mark()
+                    self._moved_s = now
+            finally:
+                self._lane.capturing.release()
+        board = self._board
+        if now - self._moved_s <= board.timeout_s:
+            return None
+        suspects = board.suspects(board.number)
+        return (
+            f"rank {board.rank} waited {board.timeout_s:g} s {suspects}: its device stands still, after or in call "
+            f"{board.number} ({board.call})"
+        )
+
+
+@final
+class Watchdog:
+    """Runs from `start` until `stop`, or until the rank's thread knows of a failure.
+
+    end: ends the process with a report.
+    """
+
+    def __init__(
+        self, board: Board, end: Callable[[CommError], None], *, tick_s: float = TICK_S, leave_s: float = LEAVE_S
+    ) -> None:
+        self._board = board
+        self._end = end
+        self._tick_s = tick_s
+        self._leave_s = leave_s
+        self._release: Callable[[], None] = lambda: None
+        self._looks: Sequence[Look] = (self._look_inside,)
+        self._inside: tuple[str, float] | None = None
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, release: Callable[[], None]) -> None:
+        """Start to look every `tick_s`.
+
+        release: frees what waits on the device; called after a failure, in a thread of its own, since it may hang itself.
+        """
+        self._release = release
+        self._thread = threading.Thread(target=self._run, name=f"watchdog of rank {self._board.rank}", daemon=True)
+        self._thread.start()
+
+    def add(self, *looks: Look) -> None:
+        """Look at these as well from now on."""
+        self._looks = (*self._looks, *looks)
+
+    @contextmanager
+    def inside(self, what: str) -> Iterator[None]:
+        """Guard a call into a library that may not return."""
+        self._inside = (what, time.monotonic())
+        try:
+            yield
+        finally:
+            self._inside = None
+
+    def hurry(self) -> None:
+        """Look now."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Look no more; what is being looked at is finished first."""
+        self._stopped = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        failed_at: float | None = None
+        while not self._stopped:
+            self._look()
+            if self._board.failure is not None:
+                if failed_at is None:
+                    failed_at = time.monotonic()
+                    threading.Thread(target=self._release, name="release", daemon=True).start()
+                if self._board.told:
+                    return
+                if time.monotonic() > failed_at + self._leave_s:
+                    self._end(CommError(self._board.failure))
+                    return
+            self._wake.wait(self._tick_s)
+            self._wake.clear()
+
+    def _look(self) -> None:
+        """Abort if something is wrong."""
+        board = self._board
+        board.look()
+        for look in self._looks if board.failure is None else ():
+            try:
+                reason = look()
+            except Exception as error:  # whatever a device or a library in trouble raises: here it can reach nobody
+                reason = f"rank {board.rank}: its device cannot be watched any more: {error}"
+            if reason is not None:
+                board.abort(reason)
+
+    def _look_inside(self) -> str | None:
+        board, inside = self._board, self._inside
+        if inside is None or time.monotonic() - inside[1] <= board.timeout_s:
+            return None
+        return f"rank {board.rank} waited {board.timeout_s:g} s {board.suspects(board.number)} in {inside[0]}"

@@ -1,0 +1,74 @@
+"""Folders that appear whole or not at all: arrays and JSON flushed to the disk, folders renamed into place."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mggcn.graph.csr import Rows
+from mggcn.graph.layout import npy_chunks, npy_nbytes
+
+
+def write_array(path: Path, rows: Rows) -> str:
+    """Write one array as `.npy`; return the SHA-256 of the file. Raises: OSError."""
+    digest = hashlib.sha256()
+    with path.open("wb", buffering=0) as file:
+        _reserve(file.fileno(), npy_nbytes(rows))
+        for piece in npy_chunks(rows):
+            digest.update(piece)
+            view = memoryview(piece)
+            while view:
+                view = view[file.write(view) :]
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _reserve(descriptor: int, nbytes: int) -> None:
+    """Take the space first, so that a full disk shows before hours of writing; not every file system can."""
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except AttributeError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+
+
+def write_meta(path: Path, meta: Mapping[str, Any]) -> None:
+    """Write a JSON file. Raises: OSError."""
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(meta, file, indent=1, default=str)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the entries of a folder durable. Raises: OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def move_folder(temporary: Path, target: Path, overwrite: bool) -> None:
+    """Rename a folder to its place; with `overwrite`, what was there goes only once the new one stands. Raises: OSError."""
+    old = temporary.with_suffix(".old")
+    if overwrite and target.exists():
+        os.rename(target, old)
+    try:
+        os.rename(temporary, target)
+    except BaseException:
+        if old.exists():
+            os.rename(old, target)
+        raise
+    try:
+        sync_folder(target.parent)
+    finally:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,54 @@
+"""What a plan must know of a kind of device, and of the types that a precision stores and sums in. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mggcn.config import RunConfig
+from mggcn.plan.machine import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """Fixed costs and sizes of one kind of device."""
+
+    process_bytes: int
+    """A process before it holds any data."""
+    rank_bytes: int
+    """What the libraries add for every rank of a process."""
+    block_rows: int
+    """Rows of a block of a dense product: what follows the product finds the block in the cache."""
+    partials: int
+    """Row chunks whose column sums are added in a fixed order: KernelBackend.partials."""
+    is_host: bool
+    """Whether its memory is the host's, in which set-up reads and sorts."""
+
+
+FIGURES = {
+    # The middle of 250 to 320 MiB for Python, torch, its math libraries and their work space: how much of torch's
+    # libraries is resident depends on the state of the page cache (bench/memory.py). 2048 rows: 2 MiB at width 256.
+    "cpu": DeviceFigures(285 * MIB, 0, 2048, 64, is_host=True),
+    # Context, cuBLAS and kernels of a process; cuBLAS takes 32 MiB of work space per stream. 32768 rows: 32 MiB at
+    # width 256, within the 40 to 50 MiB of an A100's or H100's L2. Estimates: docs/gpu.md says what was measured.
+    "cuda": DeviceFigures(868 * MIB, 32 * MIB, 32768, 1024, is_host=False),
+}
+
+STORAGE = {"fp32": "fp32", "tf32": "fp32", "bf16": "bf16", "fp64": "fp64"}
+"""Type of activations, gradients of activations and messages by run.precision."""
+REAL = {"fp32": "fp32", "tf32": "fp32", "bf16": "fp32", "fp64": "fp64"}
+"""Type of sums, scales, edge values, weights and their gradients by run.precision."""
+
+
+def not_captured(run: RunConfig) -> str:
+    """Return why an epoch is launched op by op on a GPU rather than as one captured CUDA graph; "" if it is captured."""
+    if run.timeline:
+        return "the timeline measures each op"
+    return "ranks that are threads meet on the host in every message" if run.transport == "threads" else ""
+
+
+def launching(run: RunConfig) -> str:
+    """Return how a GPU gets the work of an epoch, in words; "" for a device that works as it is called."""
+    if FIGURES[run.device].is_host:
+        return ""
+    reason = not_captured(run)
+    return f"launched op by op: {reason}" if reason else "captured as a CUDA graph after two epochs"

@@ -1,0 +1,135 @@
+"""Doctor: what --device cuda needs beside a GPU: torch built for CUDA, one CuPy of the same major, kernels that compile.
+
+CuPy is imported only where a GPU and CuPy are both there, and after torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from mggcn.errors import BackendError
+from mggcn.report.check_gpu import BOTH, OLDEST_CUDA13, Driver
+from mggcn.report.check_packages import installed_version
+from mggcn.report.findings import Finding
+
+CUPY = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy")
+PROBE = "rows.cu"
+"""The file whose kernels are compiled as a test."""
+
+
+def cuda_version() -> tuple[int, ...] | None:
+    """Return the CUDA version that torch is built for; None for a CPU build."""
+    import torch
+
+    built = torch.version.cuda
+    return None if built is None else tuple(map(int, built.split(".")))
+
+
+def check_torch_cuda(driver: Driver | None, compute: bool = True) -> Finding:
+    """Tell whether torch can use the GPUs; without `compute` none of them is used for it."""
+    import torch
+
+    name, built = "torch CUDA", torch.version.cuda
+    if built is None:
+        remedy = f"install torch for CUDA {driver.cuda_major}, see pytorch.org" if driver and driver.gpus else ""
+        return Finding(name, "missing", "torch is built for the CPU", remedy)
+    if driver is None or not driver.gpus:
+        return Finding(name, "missing", f"built for CUDA {built}, no GPU here")
+    remedy = f"install torch built for CUDA {driver.cuda_major}, see pytorch.org, or a newer driver"
+    if not torch.cuda.is_available():
+        return Finding(name, "broken", f"built for CUDA {built}, but it cannot use the GPU", remedy)
+    kernels = torch.cuda.get_arch_list()
+    strange = [gpu for gpu in driver.gpus if not has_kernels(kernels, gpu.capability)]
+    if strange:
+        old = "install torch built for CUDA 12.6: newer builds leave a V100 out"
+        new = "install a newer torch, see pytorch.org"
+        detail = f"built for CUDA {built}, with kernels for {', '.join(kernels)}: none for {strange[0]}"
+        return Finding(name, "broken", detail, old if strange[0].capability < OLDEST_CUDA13 else new)
+    try:
+        total = torch.ones(3, device="cuda").sum().item() if compute else 3.0
+    except RuntimeError as error:
+        return Finding(name, "broken", f"built for CUDA {built}: {error}", remedy)
+    if total != 3.0:
+        return Finding(name, "broken", "a sum on the GPU came out wrong", "reinstall torch and look at nvidia-smi")
+    return Finding(name, "ok", f"CUDA {built}, {driver.gpus[0].name}")
+
+
+def has_kernels(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Whether a build for `architectures` (sm_80, compute_120) runs on a GPU: machine code of its family, or older PTX."""
+    for name in architectures:
+        kind, _, digits = name.partition("_")
+        number = int("".join(filter(str.isdigit, digits)))
+        built = divmod(number, 10)
+        if built <= capability and (kind == "compute" or built[0] == capability[0]):
+            return True
+    return False
+
+
+def check_cupy(driver: Driver | None, torch_cuda: tuple[int, ...] | None, compute: bool = True) -> Finding:
+    """Import CuPy where it can work, compute with it, and compare its CUDA with torch's and the driver's."""
+    found = [f"{name} {version}" for name in CUPY if (version := installed_version(name))]
+    usable = driver is not None and bool(driver.gpus)
+    anew = f"pip uninstall {' '.join(CUPY)}, then {_install(driver, torch_cuda)}"
+    if len(found) > 1:
+        detail = f"several are installed: {', '.join(found)}"
+        return Finding("CuPy", "broken" if usable else "missing", detail, f"they overwrite each other: {anew}")
+    if not found:
+        return Finding("CuPy", "missing", "not installed", f"for --device cuda: {_install(driver, torch_cuda)}")
+    if driver is None or not usable:
+        return Finding("CuPy", "missing", f"{found[0]} is installed, no GPU here")
+    try:
+        cupy = importlib.import_module("cupy")
+        built = int(cupy.cuda.runtime.runtimeGetVersion())
+        total = int(cupy.arange(5).sum()) if compute else 10
+    except Exception as error:  # CuPy raises its own classes, which exist only once it is imported.
+        return Finding("CuPy", "broken", f"{found[0]}: {error}", anew)
+    major = built // 1000
+    shown = f"{found[0]}, CUDA {major}.{built % 1000 // 10}"
+    if total != 10:
+        return Finding("CuPy", "broken", f"{shown}: a sum came out as {total} instead of 10", "look at nvidia-smi")
+    if major > driver.cuda[0]:
+        return Finding("CuPy", "broken", f"{shown}; the driver has CUDA {driver.cuda[0]}.{driver.cuda[1]}", anew)
+    if torch_cuda is not None and major != torch_cuda[0]:
+        return Finding("CuPy", "broken", f"{shown}; torch is built for CUDA {torch_cuda[0]}", anew)
+    return Finding("CuPy", "ok", shown)
+
+
+def check_sources(cupy: Finding, compute: bool = True) -> Finding:
+    """Find the CUDA kernels and, where CuPy works, compile some for the GPU and load them."""
+    name = "CUDA kernels"
+    from mggcn.backend.cuda_kernels import folder
+
+    try:
+        sources = folder()
+    except BackendError as error:
+        remedy = "install mggcn again, see docs/install.md"
+        return Finding(name, "broken" if cupy.state == "ok" else "missing", str(error), remedy)
+    shown = f"{len(list(sources.glob('*.cu')))} files in {sources}"
+    if cupy.state != "ok":
+        return Finding(name, "missing", f"{shown}; CuPy, which compiles them, does not work here")
+    if not compute:
+        return Finding(name, "ok", shown)
+    try:
+        _compile((sources / PROBE).read_text(), str(sources))
+    except Exception as error:  # NVRTC's words, in a class of CuPy's; a cache that cannot be written.
+        remedy = "CuPy's NVRTC must load and its cache be writable: see CUPY_CACHE_DIR, docs/install.md"
+        return Finding(name, "broken", f"{PROBE} does not compile: {error}", remedy)
+    return Finding(name, "ok", f"{shown}, {PROBE} compiles")
+
+
+def _compile(source: str, includes: str) -> None:
+    from mggcn.backend.cuda_kernels import parameters
+
+    cupy: Any = importlib.import_module("cupy")
+    options = ("--std=c++17", f"-I{includes}", "-DMGGCN_F32")
+    module = cupy.RawModule(code=source, options=options, backend="nvrtc")
+    module.get_function(next(iter(parameters(source))))
+
+
+def _install(driver: Driver | None, torch_cuda: tuple[int, ...] | None) -> str:
+    """Return what installs the CuPy of torch's CUDA, or, if torch is a CPU build, of the driver's."""
+    if torch_cuda is not None:
+        return f"pip install cupy-cuda{torch_cuda[0]}x"
+    return BOTH if driver is None else driver.install

@@ -1,0 +1,145 @@
+"""A backend whose kernel calls leave marks: wraps any KernelBackend, which does the work.
+
+Shapes as in backend/base.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mggcn.backend.base import Dropout, Epilogue, Event, KernelBackend, Lane, Sparse, Timestamp
+from mggcn.trace.recorder import Recorder
+from mggcn.trace.work import matmul_work, spmm_work, streamed
+
+
+class TracedBackend:
+    """Forwards every call; those that compute are marked with their kind, bytes and FLOP."""
+
+    def __init__(self, inner: KernelBackend, recorder: Recorder) -> None:
+        self._inner = inner
+        self._recorder = recorder
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._inner.dtype
+
+    @property
+    def partials(self) -> int:
+        return self._inner.partials
+
+    @property
+    def rate_dtype(self) -> torch.dtype:
+        return self._inner.rate_dtype
+
+    @property
+    def queue_s(self) -> float:
+        return self._inner.queue_s
+
+    @property
+    def lane(self) -> Lane:
+        return self._inner.lane
+
+    def allocate(self, nbytes: int) -> Tensor:
+        return self._inner.allocate(nbytes)
+
+    def upload(self, array: npt.NDArray[Any]) -> Tensor:
+        return self._inner.upload(array)
+
+    def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
+        return self._inner.sparse(indptr, indices, values)
+
+    def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
+        work = spmm_work(adj, h, out, accumulate=accumulate)
+        with self._recorder.kernel("spmm", work, self._recorder.stage_of(adj)):
+            self._inner.spmm(adj, h, out, accumulate=accumulate, epilogue=epilogue)
+
+    def matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:
+        with self._recorder.kernel("gemm", matmul_work(a, b, out, accumulate=accumulate)):
+            self._inner.matmul(a, b, out, accumulate=accumulate)
+
+    def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
+        with self._recorder.kernel("epilogue", streamed(z, out)):
+            self._inner.finish(z, out, epilogue, first_row)
+
+    def activation_grad(
+        self,
+        g: Tensor,
+        h: Tensor,
+        *,
+        masked: bool,
+        keep_scale: float,
+        h_scale: Tensor | None,
+        out_scale: Tensor | None,
+        partials: Tensor | None,
+        first_row: int = 0,
+    ) -> None:
+        with self._recorder.kernel("activation-grad", streamed(g, h, h)):
+            self._inner.activation_grad(
+                g,
+                h,
+                masked=masked,
+                keep_scale=keep_scale,
+                h_scale=h_scale,
+                out_scale=out_scale,
+                partials=partials,
+                first_row=first_row,
+            )
+
+    def sum_partials(self, partials: Tensor, out: Tensor) -> None:
+        with self._recorder.kernel("bias-grad", streamed(partials, out)):
+            self._inner.sum_partials(partials, out)
+
+    def softmax_xent(
+        self,
+        z: Tensor,
+        labels: Tensor,
+        mask: Tensor,
+        inv_count: float,
+        row_scale: Tensor | None,
+        loss: Tensor,
+        partials: Tensor | None,
+    ) -> None:
+        with self._recorder.kernel("loss", streamed(z, z, labels, mask)):
+            self._inner.softmax_xent(z, labels, mask, inv_count, row_scale, loss, partials)
+
+    def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
+        with self._recorder.kernel("score", streamed(z, labels, mask)):
+            self._inner.confusion(z, labels, mask, counts)
+
+    def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
+        kept = streamed(matrix.indptr, matrix.indices, out, out, row_ids)
+        with self._recorder.kernel("input-dropout", kept):
+            self._inner.dropout_values(matrix, out, row_ids, dropout)
+
+    def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        with self._recorder.kernel("gather", streamed(out, out, index)):
+            self._inner.gather_rows(source, index, out)
+
+    def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        with self._recorder.kernel("scatter", streamed(source, source, source, index)):
+            self._inner.scatter_add_rows(source, index, out)
+
+    def record(self) -> Event:
+        return self._inner.record()
+
+    def timestamp(self) -> Timestamp:
+        return self._inner.timestamp()
+
+    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
+        # Work that a device repeats by itself is launched whole: there would be no calls to mark.
+        return function
+
+    def synchronize(self) -> None:
+        self._inner.synchronize()
+
+    def peak_bytes(self) -> int:
+        return self._inner.peak_bytes()

@@ -1,0 +1,137 @@
+"""Bytes of one rank by purpose: features, graph, vertex data, weights, kernels, the process itself; and of set-up.
+
+N vertices, V rows of this rank. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mggcn.backend.cuda_shape import cusparse_bytes, schedule_bytes, workspace_bytes
+from mggcn.config import Config
+from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
+from mggcn.model.lower import Model
+from mggcn.plan.device import FIGURES, REAL, STORAGE
+from mggcn.plan.machine import MIB
+from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES, BufferSpec
+from mggcn.train.shape import GraphShape
+
+CHUNK_BYTES = 24 * MIB
+"""What set-up reads and converts at a time, unless the graph is smaller (partition/sweep.py, partition/features.py)."""
+OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class RankSizes:
+    """What a rank's bytes follow from; forward, backward: nonzeros of its tiles of A^T, and of A if it differs."""
+
+    config: Config
+    shape: GraphShape
+    model: Model
+    inputs: InputShape
+    forward: Sequence[int]
+    backward: Sequence[int]
+    ranks: int
+
+    @property
+    def item(self) -> int:
+        """Bytes of a sum, scale, edge value or weight."""
+        return ITEM_BYTES[REAL[self.config.run.precision]]
+
+    @property
+    def weight_bytes(self) -> int:
+        """One copy of all weights, every matrix and vector aligned."""
+        sizes = [(c.d_in * c.d_out, c.d_out if self.config.model.bias else 0) for c in self.model.layers]
+        return sum(_padded(n * self.item) for pair in sizes for n in pair)
+
+    def regions(self, panel: int) -> dict[str, int]:
+        """Return bytes by purpose, but for the arena; panel: columns that set-up aggregates at a time, 0 for none."""
+        figures, rows = FIGURES[self.config.run.device], self.model.rows
+        graph = self.config.model.kind == "gcn"
+        regions = {
+            "features": self.model.input.nbytes,
+            "graph": self._graph_bytes() if graph else 0,
+            "vertex data": rows * (8 + 4 + 1 + (self.item if graph else 0)) + _metric_bytes(self.config, self.shape),
+            "weights and optimiser": self._all_weight_bytes(),
+            "runtime": figures.process_bytes + figures.rank_bytes,
+        }
+        return regions if figures.is_host else regions | self._kernel_regions(panel)
+
+    def setup_bytes(self, regions: Mapping[str, int]) -> int:
+        """Peak of set-up: the assignment of all vertices (20 bytes each while drawn, 6 after), the shard, chunks of files.
+
+        On a device with memory of its own: what has arrived there.
+        """
+        run, num_vertices = self.config.run, self.shape.num_vertices
+        shard = regions["features"] + regions["graph"] + regions["vertex data"]
+        if not FIGURES[run.device].is_host:
+            return regions["runtime"] + shard
+        sorting = 16 * (self.inputs.nnz or 0) if self.model.input.sparse else 0
+        if self.model.input.sparse and self.model.input.aggregated:
+            sorting += 16 * (self.shape.feature_nnz or 0) + 32 * self.inputs.aggregated_nnz
+        drawing = 20 * num_vertices if run.ranks > 1 or run.order == "permute" else 0
+        return regions["runtime"] + max(drawing, 6 * num_vertices + shard + sorting + min(CHUNK_BYTES, shard))
+
+    def _all_weight_bytes(self) -> int:
+        """Weights, gradients, best weights and optimiser states; a copy in the type of activations if that differs."""
+        copies = 3 + OPTIMIZER_STATES[self.config.train.optimizer]
+        stored = ITEM_BYTES[self.model.dtype]
+        return self.weight_bytes * copies + (self.weight_bytes * stored // self.item if stored != self.item else 0)
+
+    def _graph_bytes(self) -> int:
+        """Bytes of the tiles: 64-bit row pointers, 32-bit columns, values if edges have weights; A too if not symmetric."""
+        entry = 4 + (self.item if self.shape.weighted else 0)
+        pointers = self.ranks * (self.model.rows + 1) * 8
+        return (sum(self.forward) * entry + pointers) * (1 if self.shape.symmetric else 2)
+
+    def _matrices(self) -> list[tuple[int, int, bool]]:
+        """Rows, nonzeros, and whether there are values, of every sparse matrix: tiles, then sparse features both ways."""
+        tiles = [(self.model.rows, nnz, self.shape.weighted) for nnz in (*self.forward, *self.backward)]
+        choice = self.model.input
+        if not choice.sparse:
+            return tiles
+        nnz = self.inputs.aggregated_nnz if choice.aggregated else self.inputs.nnz or 0
+        return [*tiles, (self.model.rows, nnz, True), (self.inputs.cols, nnz, True)]
+
+    def _kernel_regions(self, panel: int) -> dict[str, int]:
+        """What a GPU's kernels keep beside its matrices; products share work space, since they follow each other."""
+        matrices = self._matrices()
+        width = max(
+            panel,
+            *(max(c.d_out, c.d_in if c.layer > 1 or not self.model.input.sparse else 0) for c in self.model.layers),
+        )
+        workspace = max((workspace_bytes(nnz, width, self.item) for _, nnz, _ in matrices), default=0)
+        regions = {
+            "kernel schedules": sum(schedule_bytes(rows, nnz) for rows, nnz, _ in matrices),
+            "kernel work space": workspace,
+        }
+        if self.config.run.spmm == "cusparse":
+            regions["cuSPARSE"] = sum(
+                cusparse_bytes(rows, nnz, weighted, self.item) for rows, nnz, weighted in matrices
+            )
+        return regions
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def input_bytes(config: Config, chosen: InputChoice, inputs: InputShape) -> int:
+    """Return the bytes of the chosen input on this rank."""
+    if not chosen.sparse:
+        return BufferSpec("", inputs.rows, inputs.cols, STORAGE[config.run.precision]).nbytes
+    nnz = inputs.aggregated_nnz if chosen.aggregated else inputs.nnz or 0
+    return sparse_bytes(inputs, nnz, config.run.precision, config.model.input_dropout > 0)
+
+
+def score_bytes(config: Config, shape: GraphShape) -> int:
+    """Return the bytes of the scores of all vertices, gathered for ROC AUC: one column for two classes; else 0."""
+    columns = 1 if shape.num_classes == 2 else shape.num_classes
+    return 8 * shape.num_vertices * columns if config.train.metric == "roc_auc" else 0
+
+
+def _metric_bytes(config: Config, shape: GraphShape) -> int:
+    """The gathered scores, labels and mask of ROC AUC, and the copies that ranking them takes (train/ranking.py)."""
+    scores = score_bytes(config, shape)
+    return 4 * scores + 64 * shape.num_vertices if scores else 0

@@ -1,0 +1,45 @@
+"""What a plan knows of a graph: its counts, from a store or as given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mggcn.errors import GraphError
+
+
+@dataclass(frozen=True, slots=True)
+class GraphShape:
+    """What a plan knows of a graph: a bare shape, or the counts of a store."""
+
+    name: str
+    num_vertices: int
+    num_edges: int
+    num_features: int
+    num_classes: int
+    symmetric: bool
+    weighted: bool = False
+    feature_nnz: int | None = None
+    """Nonzeros of sparse features; None: dense."""
+    aggregated_nnz: int = 0
+    """Estimated nonzeros of A_hat X for sparse features."""
+
+
+def check_shape(shape: GraphShape) -> None:
+    """Raise GraphError for counts that no graph to train on can have."""
+    if not 1 <= shape.num_vertices < 2**31:
+        raise GraphError(f"{shape.name} must have 1 .. 2^31 - 1 vertices (32-bit ids), got {shape.num_vertices:,}")
+    if not 0 <= shape.num_edges <= shape.num_vertices**2:
+        raise GraphError(
+            f"{shape.num_vertices:,} vertices have at most {shape.num_vertices**2:,} edges, got {shape.num_edges:,}"
+        )
+    if shape.feature_nnz is not None and not 0 <= shape.feature_nnz <= shape.num_vertices * shape.num_features:
+        raise GraphError(
+            f"{shape.num_vertices:,} x {shape.num_features:,} features have at most "
+            f"{shape.num_vertices * shape.num_features:,} nonzeros, got {shape.feature_nnz:,}"
+        )
+    for name in ("num_features", "num_classes"):
+        if getattr(shape, name) < 1:
+            raise GraphError(
+                f"{shape.name} has {name} = {getattr(shape, name)}, training needs at least 1; add "
+                f"{'features' if name == 'num_features' else 'labels'} when you prepare the graph"
+            )

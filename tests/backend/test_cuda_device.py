@@ -1,0 +1,83 @@
+"""What of the GPU's own device can be held to something: refusals without one, streams and captures with one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mggcn.backend import cuda_device
+from mggcn.errors import BackendError
+
+
+def test_a_machine_without_gpu_is_told_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if --device cuda ends in a traceback of torch or CuPy, or does not say what to do."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(BackendError, match="needs a torch built for CUDA") as error:
+        cuda_device.check_cuda("fp32")
+    assert "\n" not in str(error.value)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendError, match="no usable NVIDIA GPU") as error:
+        cuda_device.check_cuda("fp32")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_an_old_gpu_refuses_new_types(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a V100 is asked for bf16 and answers with something else."""
+    monkeypatch.setattr(cuda_device, "missing_for_cuda", lambda: "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
+    with pytest.raises(BackendError, match=rf"{precision} needs a GPU of compute capability 8.0 .* Tesla V100 has 7.0"):
+        cuda_device.check_cuda(precision)
+    cuda_device.check_cuda("fp32")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    cuda_device.check_cuda(precision)
+
+
+@pytest.mark.cuda
+def test_a_captured_function_repeats_itself() -> None:
+    """Fails if a replay does not do what the function did, or a warm call is lost."""
+    device = cuda_device.CudaDevice(0, capture=True)
+    total = torch.zeros(1, device=device.torch_device)
+    calls = []
+
+    def add() -> None:
+        calls.append(0)
+        total.add_(1.0)
+
+    run = device.repeatable(add)
+    for _ in range(10):
+        run()
+    assert total.item() == 10.0
+    assert len(calls) == cuda_device.WARM_CALLS + 1
+
+
+@pytest.mark.cuda
+def test_the_lane_waits_and_is_waited_for() -> None:
+    """Fails if a copy overtakes the kernel that writes its source, or what reads the copy overtakes it."""
+    device = cuda_device.CudaDevice(0, capture=False)
+    source = torch.zeros(1 << 24, device=device.torch_device)
+    target = torch.zeros_like(source)
+    for round_ in range(20):
+        for _ in range(50):
+            source.add_(1.0)
+        with device.lane.working(device.record()):
+            target.copy_(source)
+            arrived = device.lane.record()
+        arrived.wait()
+        total = target.sum()
+        assert total.item() == source.numel() * 50.0 * (round_ + 1)
+
+
+@pytest.mark.cuda
+def test_memory_and_time_are_measured() -> None:
+    """Fails if the peak misses an allocation, or timestamps run backwards."""
+    device = cuda_device.CudaDevice(0, capture=False)
+    before, began = device.peak_bytes(), device.timestamp()
+    held = torch.zeros(1 << 28, dtype=torch.uint8, device=device.torch_device)
+    ended = device.timestamp()
+    device.synchronize()
+    assert device.peak_bytes() >= before
+    assert device.peak_bytes() >= held.nbytes
+    assert ended.seconds_since(began) > 0

@@ -1,0 +1,33 @@
+"""A rank whose NCCL hangs at the start, as a process of its own: argv is the folder, then what run_ranks adds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from mggcn.comm import nccl, watchdog
+from mggcn.comm.base import Communicator
+from mggcn.comm.rank import rank_main
+from tests.comm.fake_nccl import FakeNccl, FakeStream
+
+
+class Hanging:
+    """A library whose start never returns."""
+
+    def get_unique_id(self) -> bytes:
+        return bytes(128)
+
+    def NcclCommunicator(self, ndev: int, unique_id: bytes, rank: int) -> None:  # noqa: N802
+        time.sleep(600)
+
+
+def body(comm: Communicator) -> None:
+    comm.use_lane(FakeStream(FakeNccl()))
+
+
+if __name__ == "__main__":
+    folder, _, rank, _, size, _, rendezvous = sys.argv[1:]
+    nccl.nccl_library = Hanging  # type: ignore[assignment]
+    watchdog.Watchdog.__init__.__kwdefaults__["leave_s"] = 0.5  # type: ignore[index]
+    sys.exit(rank_main(int(rank), int(size), Path(rendezvous), 1.0, Path(folder), body, "nccl"))

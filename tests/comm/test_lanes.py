@@ -1,0 +1,176 @@
+"""The threads transport on devices: no access without an event that orders it. See races.py for what that means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mggcn.aggregate.broadcast import Broadcast, BroadcastPlan
+from mggcn.backend.base import DONE, Event
+from mggcn.comm import meeting
+from mggcn.comm.base import Communicator
+from mggcn.comm.meeting import FINISHED, READY, REDUCED, ThreadWorld
+from mggcn.comm.threads import run_threads
+from tests.comm import cases
+from tests.comm.races import Races
+
+SIZES = (1, 2, 3, 5)
+
+
+def on_lanes(size: int, case: Callable[..., Any], *args: Any) -> tuple[list[Any], Races]:
+    races = Races()
+
+    def rank(comm: Communicator) -> Any:
+        with races.rank(comm.rank) as lane:
+            comm.use_lane(lane)
+            return case(comm, *args)
+
+    return run_threads(size, rank, 30.0), races
+
+
+CASES: tuple[Callable[[Communicator], Any], ...] = (
+    cases.broadcast_from_each_root,
+    cases.several_in_flight,
+    cases.buffers_are_free_after_wait,
+    cases.all_reduce_sums,
+    cases.uneven_all_to_all,
+    cases.row_order_in_all_to_all,
+    cases.empty_tensors,
+)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_every_access_is_ordered(size: int, case: Callable[[Communicator], Any]) -> None:
+    """Fails if a copy may overtake the write it reads, or a write the copy of another rank."""
+    _, races = on_lanes(size, case)
+    assert races.found == []
+
+
+def reuse_at_once(comm: Communicator) -> None:
+    """Every buffer is written before each call and after each wait, with nothing else between the two."""
+    rank, size = comm.rank, comm.size
+    buf, out = torch.zeros(3 * size), torch.zeros(3 * size)
+    for root in range(size):
+        buf.fill_(rank)
+        comm.broadcast(buf, root).wait()
+    for _ in range(2):
+        buf.fill_(rank)
+        comm.all_reduce(buf).wait()
+        comm.all_to_all(out, buf, [3] * size, [3] * size).wait()
+        buf.fill_(-1)
+        out.fill_(-1)
+
+
+@pytest.mark.parametrize("stage", [READY, REDUCED, FINISHED])
+def test_a_dropped_wait_is_found(stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the detector, or the cases, would let a protocol through that lacks one of its three waits."""
+    assert on_lanes(3, reuse_at_once)[1].found == []
+    await_stage = ThreadWorld.await_stage
+
+    def deaf(
+        self: ThreadWorld, number: int, where: meeting.Meeting, wanted: int, ranks: Iterable[int], waiter: int
+    ) -> list[Event]:
+        events = await_stage(self, number, where, wanted, ranks, waiter)
+        return [DONE for _ in events] if wanted == stage else events
+
+    monkeypatch.setattr(ThreadWorld, "await_stage", deaf)
+    assert on_lanes(3, reuse_at_once)[1].found
+
+
+def test_stretches_on_the_lane_can_be_measured() -> None:
+    """Fails if what is measured includes a wait for other ranks, leaves a copy out, or lies on the wrong stream."""
+
+    def rank(comm: Communicator) -> list[int]:
+        streams: list[str] = []
+
+        @contextmanager
+        def moving() -> Iterator[None]:
+            streams.append(races.here.stream.name)
+            yield
+
+        counts = []
+        with races.rank(comm.rank) as lane:
+            comm.use_lane(lane, moving)
+            buf, ones = torch.ones(3), [1] * 3
+            for call in (
+                lambda: comm.broadcast(buf, 1),
+                lambda: comm.all_reduce(buf),
+                lambda: comm.all_to_all(torch.ones(3), buf, ones, ones),
+            ):
+                event = call()
+                assert streams == []
+                event.wait()
+                assert set(streams) <= {f"lane of rank {comm.rank}"}
+                counts.append(len(streams))
+                streams.clear()
+        return counts
+
+    races = Races()
+    assert run_threads(3, rank, 30.0) == [[1, 1, 1], [0, 2, 1], [1, 2, 1]]
+
+
+def forgets_to_wait(comm: Communicator, writer: int) -> None:
+    buf = torch.full((4,), float(comm.rank))
+    event = comm.broadcast(buf, 0)
+    if comm.rank == writer:
+        buf.fill_(7)
+    event.wait()
+
+
+@pytest.mark.parametrize("writer", [0, 1])
+def test_work_between_call_and_wait_is_concurrent(writer: int) -> None:
+    """Fails if a program's mistakes do not show, or if a message waits for work that came after its call: no overlap."""
+    assert on_lanes(2, forgets_to_wait, writer)[1].found
+
+
+V, D = 4, 3
+
+
+def staged_sums(comm: Communicator, races: Races, guarded: bool) -> Tensor:
+    """Two rounds of the real strategy, with a sum for its product: two slots, refilled while the last one is read."""
+
+    def spmm(tile: object, dense: Tensor, out: Tensor, *, accumulate: bool, epilogue: object) -> None:
+        out.add_(dense) if accumulate else out.copy_(dense)
+
+    backend = SimpleNamespace(spmm=spmm, record=lambda: races.record() if guarded else DONE)
+    plan = BroadcastPlan(comm.rank, (V,) * comm.size)
+    tiles: Any = [SimpleNamespace(nnz=1)] * comm.size
+    strategy = Broadcast(plan, tiles, tiles, comm, backend)  # type: ignore[arg-type]
+    slots = [torch.zeros(V, D) for _ in range(plan.num_slots)]
+    h, out = torch.zeros(V, D), torch.zeros(V, D)
+    for turn in range(2):
+        h.fill_(1.0 + comm.rank + turn)
+        strategy.forward(h, out, slots, 0, None)
+    return out
+
+
+def run_staged(size: int, guarded: bool) -> tuple[list[Tensor], Races]:
+    races = Races()
+
+    def rank(comm: Communicator) -> Tensor:
+        with races.rank(comm.rank) as lane:
+            comm.use_lane(lane)
+            return staged_sums(comm, races, guarded)
+
+    return run_threads(size, rank, 30.0), races
+
+
+@pytest.mark.parametrize("size", [*SIZES, 8])
+def test_staged_broadcast_is_ordered(size: int) -> None:
+    """Fails if a block may overwrite a slot that is still multiplied, or a multiply starts before its block is there."""
+    results, races = run_staged(size, guarded=True)
+    assert races.found == []
+    for out in results:
+        assert torch.all(out == sum(range(2, size + 2)))
+
+
+def test_staged_broadcast_without_its_guards_races() -> None:
+    """Fails if the events with which the strategy guards its slots do not matter to the test above."""
+    assert run_staged(4, guarded=False)[1].found

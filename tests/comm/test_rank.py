@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mggcn.comm import rank as rank_module
+from mggcn.comm.rank import connect_torchrun, gpu_index, torchrun_env
+from mggcn.errors import BackendError, CommError
+from tests.comm.test_launch import ENV, ROOT, run_ranks
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_torchrun")
+def test_torchrun_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a lone RANK, which MPI starters set too, passes for torchrun."""
+    monkeypatch.setenv("RANK", "3")
+    assert torchrun_env() is None
+    with pytest.raises(CommError, match="torchrun"):
+        connect_torchrun(1.0)
+    for name, value in zip(NAMES, ("3", "8", "1", "a", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert torchrun_env() == (3, 8, 1)
+
+
+@pytest.mark.usefixtures("no_torchrun")
+def test_gpu_is_that_of_the_rank_on_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if two ranks of a machine share a GPU, or if a missing one is found out by CUDA."""
+    assert gpu_index(1, 2) == 1
+    with pytest.raises(BackendError, match=r"rank 2 needs a GPU of its own, and this machine shows 2; start fewer"):
+        gpu_index(2, 2)
+    for name, value in zip(NAMES, ("9", "16", "1", "a", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert gpu_index(9, 8) == 1
+    with pytest.raises(BackendError, match=r"rank 9 \(local rank 1\) needs .* shows 1"):
+        gpu_index(9, 1)
+
+
+def test_transport_decides_what_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if nccl, or the way to end a rank that hangs, gets lost on the way from the command to the transport."""
+    asked: list[tuple[object, ...]] = []
+    fake = SimpleNamespace(connect_nccl=lambda *args: asked.append(args), connect=lambda *args: asked.append(args))
+    monkeypatch.setitem(sys.modules, "mggcn.comm.nccl", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "mggcn.comm.distributed", fake)  # type: ignore[arg-type]
+    for name, value in zip(NAMES, ("1", "2", "1", "a", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    end = rank_module._end_printing
+    connect_torchrun(3.0, "nccl", end)
+    connect_torchrun(3.0)
+    assert asked == [(1, 2, "env://", 3.0, end), (1, 2, "env://", 3.0, False)]
+
+
+def test_rank_that_its_watchdog_ends_leaves_a_report(tmp_path: Path) -> None:
+    """Fails if a rank that hangs in NCCL's start is killed without a word, or not at all."""
+    program = str(Path(__file__).with_name("nccl_hang_worker.py"))
+    with pytest.raises(CommError, match=r"rank \d: rank \d waited 1 s with all other ranks in ncclCommInitRank"):
+        run_ranks([sys.executable, program, str(tmp_path)], 2, tmp_path, timeout_s=60.0, env={**ENV, "ROOT": str(ROOT)})
+    reports = [json.loads(path.read_text()) for path in tmp_path.glob("rank-*.error.json")]
+    assert reports
+    assert {report["name"] for report in reports} == {"CommError"}

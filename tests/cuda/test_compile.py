@@ -1,0 +1,134 @@
+"""Every kernel compiles for every GPU that mggcn supports, and keeps its registers. Needs CUDA's compilers, no GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from mggcn.backend.cuda_kernels import folder
+from tests.cuda import nvcc, nvrtc
+from tests.cuda.nvcc import ARCHITECTURES, CompileError, Resources
+from tests.cuda.units import Unit, all_units, samples
+
+OLD, CUPYS = "sm_70", "sm_90"
+F32 = ("-DMGGCN_F32",)
+Found = TypeVar("Found")
+
+
+def found_or_skip(found: Found | None, what: str) -> Found:
+    """Skip without a compiler; in CI, which installs them, fail."""
+    if found is None:
+        reason = f"{what} is not here: make test installs it, or pip install --group compilers"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Path:
+    return found_or_skip(nvcc.find(), "nvcc")
+
+
+@pytest.fixture(scope="module")
+def library() -> str:
+    return found_or_skip(nvrtc.find(), f"NVRTC of CUDA 12 ({nvrtc.LIBRARY})")
+
+
+def in_parallel(compile_one: Callable[[int], list[Resources]], count: int) -> list[list[Resources]]:
+    """Run the jobs, as many at once as there are cores."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(compile_one, range(count)))
+
+
+def spilling(units: Sequence[Unit], results: Sequence[Sequence[Resources]]) -> list[str]:
+    return [f"{unit}: {r}" for unit, found in zip(units, results, strict=True) for r in found if r.spills]
+
+
+def test_every_file_is_asked_for_in_every_type() -> None:
+    """Fails if a .cu file is added that no launcher, or no list here, knows."""
+    kinds = {unit.kind for unit in all_units()}
+    types = ("-DMGGCN_F32", "-DMGGCN_F64", "-DMGGCN_BF16")
+    assert kinds == {(path, option) for path in folder().glob("*.cu") for option in types}
+    assert {unit.kind for unit in samples(all_units())} == kinds
+
+
+@pytest.mark.timeout(600)
+def test_nvcc_compiles_every_file_without_spills(compiler: Path) -> None:
+    """Every file, type and architecture of CUDA 13; in all shapes: bench/kernel_resources.py."""
+    units = samples(all_units())
+    results = in_parallel(lambda i: nvcc.compile_unit(compiler, units[i]), len(units))
+    assert spilling(units, results) == []
+    for unit, found in zip(units, results, strict=True):
+        assert {r.arch for r in found} == set(ARCHITECTURES), unit
+        assert max(r.registers for r in found) <= 128, unit
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", [OLD, CUPYS])
+def test_nvrtc_compiles_all_as_cupy_does(library: str, target: str) -> None:
+    """Everything that the launchers ask for. CUDA 13's nvcc knows no sm_70: the V100 is CUDA 12's."""
+    units = all_units()
+    results = in_parallel(lambda i: nvrtc.compile_unit(library, units[i], target), len(units))
+    assert spilling(units, results) == []
+    assert {r.arch for found in results for r in found} == {int(target.removeprefix("sm_"))}
+
+
+def planted(folder: Path, body: str, bounds: str = "") -> Unit:
+    head = f'extern "C" __global__ void {bounds} fault(const real_t* x, real_t* out)'
+    path = folder / "fault.cu"
+    path.write_text(f'#include "common.cuh"\n{head} {{\n{body}\n}}\n')
+    return Unit(path, F32)
+
+
+HOARD = """
+  real_t held[48];
+  #pragma unroll
+  for (int i = 0; i < 48; ++i) held[i] = x[threadIdx.x + 64 * i];
+  __syncthreads();
+  #pragma unroll
+  for (int i = 0; i < 48; ++i) out[threadIdx.x + 64 * i] = held[i] * held[(7 * i + 5) % 48];
+"""
+
+
+def test_planted_spill_is_seen(compiler: Path, library: str, tmp_path: Path) -> None:
+    """48 values per thread do not fit into the 32 registers that two blocks of 1024 threads leave it."""
+    free, tight = planted(tmp_path, HOARD), "__launch_bounds__(1024, 2)"
+    assert spilling([free], [nvcc.compile_unit(compiler, free, (90,))]) == []
+    unit = planted(tmp_path, HOARD, tight)
+    for found in (nvcc.compile_unit(compiler, unit, (80, 90)), nvrtc.compile_unit(library, unit, OLD)):
+        assert found[0].spills
+        assert found[0].registers <= 32
+        assert found[0].stack > 0
+        assert f"{unit}: Resources(kernel='fault'" in spilling([unit], [found])[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("out[0] = x[0]", "expected a"), ("int unused = 3;", "unused"), ("out[0] = missing(x[0]);", "missing")],
+)
+def test_planted_error_is_seen(compiler: Path, library: str, tmp_path: Path, body: str, said: str) -> None:
+    """Neither a lacking semicolon nor a warning passes."""
+    unit = planted(tmp_path, body)
+    with pytest.raises(CompileError, match=said):
+        nvcc.compile_unit(compiler, unit, (75, 120))
+    with pytest.raises(CompileError, match=said):
+        nvrtc.compile_unit(library, unit, OLD)
+
+
+def test_shared_memory_is_reported(compiler: Path, tmp_path: Path) -> None:
+    body = "__shared__ real_t kept[96]; kept[threadIdx.x] = x[threadIdx.x]; __syncthreads(); out[0] = kept[5];"
+    (found,) = nvcc.compile_unit(compiler, planted(tmp_path, body), (100,))
+    assert (found.kernel, found.arch, found.shared, found.spills) == ("fault", 100, 384, False)
+
+
+def test_figures_that_are_missing_are_an_error() -> None:
+    with pytest.raises(CompileError, match="too little of rows for sm_90"):
+        nvcc.parse("ptxas info    : Compiling entry function 'rows' for 'sm_90'\n    Used 12 registers\n")
+    with pytest.raises(CompileError, match="names no kernel"):
+        nvcc.parse("nothing here")

@@ -1,0 +1,108 @@
+"""What the launchers ask a compiler for: each .cu file under each set of options, heard by a compiler that only listens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from mggcn.backend.base import Sparse
+from mggcn.backend.cuda_choice import Variant
+from mggcn.backend.cuda_kernels import TYPE_OPTIONS, Kernels, folder
+from mggcn.backend.cuda_shape import DeviceTraits
+from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
+
+WIDTHS = (16, 41, 64, 128, 256, 512)
+"""The widths that are measured (bench/)."""
+LADDER_WIDTH = 64
+"""Where the slower kernels of the ladder are asked for, too."""
+LARGE_L2, SMALL_L2 = 50 << 20, 1 << 7
+"""Bytes of an L2 cache that holds any operand here, and of one for which wide operands are cut into slices."""
+LADDER: tuple[Literal["simple", "groups"], ...] = ("simple", "groups")
+ROWS, NNZ = 4, 64
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Unit:
+    """One file under one set of options."""
+
+    path: Path
+    options: tuple[str, ...]
+
+    @property
+    def kind(self) -> tuple[Path, str]:
+        """The file and the storage type, which is the first option."""
+        return self.path, self.options[0]
+
+    def __str__(self) -> str:
+        return " ".join([self.path.name, *(option.removeprefix("-DMGGCN_") for option in self.options)])
+
+
+class Listener:
+    """A compiler whose kernels do nothing; it keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.heard: set[Unit] = set()
+
+    def __call__(self, path: Path, options: tuple[str, ...]) -> Listener:
+        self.heard.add(Unit(path, tuple(o for o in options if not o.startswith("-DMGGCN_HEADERS="))))
+        return self
+
+    def get_function(self, name: str) -> Any:
+        return lambda grid, block, args, shared_mem=0: None
+
+
+def all_units(widths: Iterable[int] = WIDTHS) -> list[Unit]:
+    """Return what runs of these widths ask for, in every storage type."""
+    return sorted({*_plain_units(), *_spmm_units(widths)})
+
+
+def samples(units: Iterable[Unit]) -> list[Unit]:
+    """Return one unit for every file and type: that with the most options, which leave the least of the file out."""
+    chosen: dict[tuple[Path, str], Unit] = {}
+    for unit in units:
+        known = chosen.get(unit.kind, unit)
+        chosen[unit.kind] = max(known, unit, key=lambda u: len(u.options))
+    return sorted(chosen.values())
+
+
+def _plain_units() -> Iterator[Unit]:
+    """Files whose launchers have no further options."""
+    for path in sorted(folder().glob("*.cu")):
+        if not path.name.startswith("spmm"):
+            yield from (Unit(path, (option,)) for option in TYPE_OPTIONS.values())
+
+
+def _spmm_units(widths: Iterable[int]) -> set[Unit]:
+    """What products ask for: by type, alignment, edge values and L2 cache, and by every kernel."""
+    listener = Listener()
+    kinds = [(t, t) for t in TYPE_OPTIONS] + [(torch.bfloat16, torch.float32)]
+    for (dtype, out_dtype), weighted, l2_bytes in product(kinds, (False, True), (LARGE_L2, SMALL_L2)):
+        own = OwnSpmm(Kernels(listener, dtype), DeviceTraits("", (9, 0), 132, l2_bytes), torch.empty(1 << 16))
+        adj = _matrix(weighted)
+        for width, aligned in product(widths, (True, False)):
+            h = torch.empty(ROWS, _stride(width, dtype, aligned), dtype=dtype)[:, :width]
+            out = torch.empty(ROWS, width, dtype=out_dtype)
+            ladder = [Variant(k, 8, 1, 4, aligned) for k in LADDER] if width == LADDER_WIDTH else []
+            for variant in [None, *ladder]:
+                own.multiply(adj, h, out, accumulate=False, epilogue=None, variant=variant)
+    return listener.heard
+
+
+def _stride(width: int, dtype: torch.dtype, aligned: bool) -> int:
+    """Elements from row to row: padded to 64 bytes, or tight and off 16 bytes."""
+    step = 64 // dtype.itemsize
+    return -(-width // step) * step if aligned else width + (width * dtype.itemsize % 16 == 0)
+
+
+def _matrix(weighted: bool) -> Sparse:
+    """A matrix with a hub, so that hubs' kernels are asked for as well."""
+    indptr = np.array([0, NNZ - 3, NNZ - 2, NNZ - 1, NNZ])
+    schedule = make_schedule(indptr, torch.from_numpy, shortest=4, segment=8)
+    values = torch.ones(NNZ) if weighted else None
+    return Sparse(torch.from_numpy(indptr), torch.zeros(NNZ, dtype=torch.int32), values, schedule)

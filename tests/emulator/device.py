@@ -1,0 +1,69 @@
+"""A device for the CUDA backend without a GPU: CPU tensors, emulated kernels, no streams; see mggcn/backend/device.py."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from mggcn.backend.cuda_shape import DeviceTraits
+from torch import Tensor
+
+from mggcn.backend.base import DONE, Done
+from mggcn.backend.host import HostLane, HostTime
+from mggcn.errors import BackendError
+from tests.emulator.module import EmulatedModule
+
+H100 = DeviceTraits("emulated GPU", (9, 0), 132, 50 * 2**20)
+
+
+class EmulatedDevice:
+    """seed: in which order the threads of a block and the blocks of a grid run; 0 is the natural one."""
+
+    def __init__(self, seed: int = 0, traits: DeviceTraits = H100) -> None:
+        self._seed = seed
+        self._traits = traits
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def traits(self) -> DeviceTraits:
+        return self._traits
+
+    @property
+    def lane(self) -> HostLane:
+        return HostLane()
+
+    @property
+    def cusparse(self) -> Any:
+        raise BackendError("the emulated device has no cuSPARSE")
+
+    def compile(self, path: Path, options: tuple[str, ...]) -> EmulatedModule:
+        return EmulatedModule(path, options, self._seed)
+
+    def mixed_matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool) -> None:
+        product = a.float() @ b.float()
+        if accumulate:
+            out.add_(product)
+        else:
+            out.copy_(product)
+
+    def record(self) -> Done:
+        return DONE
+
+    def timestamp(self) -> HostTime:
+        return HostTime(time.perf_counter())
+
+    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
+        return function
+
+    def synchronize(self) -> None:
+        return
+
+    def peak_bytes(self) -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

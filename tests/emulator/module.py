@@ -1,0 +1,168 @@
+"""Kernels of a .cu file on the CPU, with the calling convention of cupy.RawModule.
+
+    module = EmulatedModule(path, ("-DMGGCN_F32",), seed=5)
+    module.get_function("rows")((blocks,), (threads,), (tensor, np.int32(7)), shared_mem=0)
+
+Seed 0 runs the threads of a block in order, and blocks in order; other seeds shuffle them: run a test under several.
+What emulate.hpp can see going wrong raises EmulationError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import mmap
+import os
+import re
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+CHECKS = "-fsanitize=alignment,null,bounds,shift,integer-divide-by-zero"
+# No strict aliasing, as nvcc: a row of floats is also read as float4.
+COMPILE = (
+    *("g++", "-std=c++17", "-O1", "-fPIC", "-w", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
+    *("-fno-strict-aliasing", "-ffp-contract=off"),
+)
+KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(')
+LIMITS = (2**31 - 1, 65535, 65535)
+BLOCK_LIMITS = (1024, 1024, 64)
+SHARED_LIMIT = 48 * 1024
+STACKS_BYTES = 1024 * 64 * 1024
+_thread = threading.local()
+_compiling = threading.Lock()
+_libraries: dict[str, ctypes.CDLL] = {}
+
+
+class EmulationError(Exception):
+    """A kernel did what a GPU would not survive, or would answer with anything."""
+
+
+class _Launch(ctypes.Structure):
+    """struct Launch of schedule.hpp."""
+
+    _fields_: ClassVar = [
+        ("dims", ctypes.c_uint * 6),
+        ("seed", ctypes.c_uint),
+        ("shared_bytes", ctypes.c_size_t),
+        ("stacks", ctypes.c_void_p),
+        ("arguments", ctypes.c_char_p),
+        ("error", ctypes.c_char * 512),
+    ]
+
+
+def unit(path: Path) -> str:
+    """Return the translation unit: CUDA's names, the file as it is, one C function per kernel."""
+    source = path.read_text()
+    wrappers = "".join(f"EMULATE_KERNEL({name})\n" for name in KERNEL.findall(source))
+    # All that the file defines is its own: the same name in two files, or in two types, is two things.
+    return f'#include "emulate.hpp"\nnamespace {{\n#line 1 "{path}"\n{source}\n}}\n{wrappers}'
+
+
+def library(path: Path, options: tuple[str, ...]) -> ctypes.CDLL:
+    """Return the compiled file, from the cache of this machine's user if nothing changed."""
+    text = unit(path)
+    headers = [p.read_bytes() for p in (*sorted(HERE.glob("*.hpp")), *sorted(path.parent.glob("*.cuh")))]
+    key = hashlib.sha256(repr((text, headers, options, COMPILE, CHECKS)).encode()).hexdigest()[:24]
+    return _loaded(key, text, path.parent, options)
+
+
+def _loaded(key: str, text: str, includes: Path, options: tuple[str, ...]) -> ctypes.CDLL:
+    with _compiling:
+        if key not in _libraries:
+            cache = Path(tempfile.gettempdir()) / f"mggcn-emulated-{os.getuid()}"
+            cache.mkdir(mode=0o700, exist_ok=True)
+            if cache.stat().st_uid != os.getuid():
+                raise EmulationError(f"{cache} belongs to another user; remove it")
+            if not (cache / f"{key}.so").exists():
+                _compile(text, includes, options, cache / f"{key}.so")
+            _libraries[key] = ctypes.CDLL(str(cache / f"{key}.so"))
+        return _libraries[key]
+
+
+def _compile(text: str, includes: Path, options: tuple[str, ...], target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        source, objects, linked = (f"{folder}/unit.{end}" for end in ("cpp", "o", "so"))
+        Path(source).write_text(text)
+        # The checks call handlers of our own (emulate.hpp): the second step links no sanitizer's library.
+        _tool([*COMPILE, CHECKS, *options, f"-I{HERE}", f"-I{includes}", "-c", source, "-o", objects])
+        _tool(["g++", "-shared", objects, "-o", linked])
+        Path(linked).replace(target)
+
+
+def _tool(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EmulationError(f"{' '.join(command)}\n{done.stderr}")
+
+
+class EmulatedModule:
+    """A .cu file, whose kernels get_function offers as functions of (grid, block, args, shared_mem=bytes)."""
+
+    def __init__(self, path: str | Path, options: tuple[str, ...] = (), seed: int = 0) -> None:
+        self._library = library(Path(path).resolve(), tuple(options))
+        self._seed = seed
+
+    def get_function(self, name: str) -> Callable[..., None]:
+        run = getattr(self._library, f"emulate_run_{name}")
+        run.restype = None
+        text = ctypes.create_string_buffer(1024)
+        getattr(self._library, f"emulate_describe_{name}")(text)
+        return functools.partial(_launch, name, run, text.value.decode().split(), self._seed)
+
+
+def _launch(
+    name: str,
+    run: Any,
+    kinds: list[str],
+    seed: int,
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    args: tuple[Any, ...],
+    *,
+    shared_mem: int = 0,
+) -> None:
+    dims = (*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3])
+    _check_dims(name, dims, shared_mem)
+    if len(args) != len(kinds):
+        raise TypeError(f"{name} takes {len(kinds)} arguments, got {len(args)}")
+    packed = b"".join(map(_packed, kinds, args))
+    launch = _Launch((ctypes.c_uint * 6)(*dims), seed, shared_mem, _own_stacks(), packed)
+    run(ctypes.byref(launch))
+    if launch.error:
+        raise EmulationError(f"{name}: {launch.error.decode()}")
+
+
+def _own_stacks() -> int:
+    """The address of the calling thread's stacks for emulated threads; only what is used takes memory."""
+    if not hasattr(_thread, "address"):
+        _thread.stacks = mmap.mmap(-1, STACKS_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        _thread.address = ctypes.addressof(ctypes.c_char.from_buffer(_thread.stacks))
+    return int(_thread.address)
+
+
+def _check_dims(name: str, dims: tuple[int, ...], shared_mem: int) -> None:
+    limits = (*LIMITS, *BLOCK_LIMITS)
+    fits = all(1 <= dim <= limit for dim, limit in zip(dims, limits, strict=True))
+    if not fits or dims[3] * dims[4] * dims[5] > 1024 or not 0 <= shared_mem <= SHARED_LIMIT:
+        raise EmulationError(f"{name}: no GPU launches grid {dims[:3]} of blocks {dims[3:]} with {shared_mem} bytes")
+
+
+def _packed(kind: str, value: Any) -> bytes:
+    """The bytes of an argument; cupy passes NumPy scalars as they are, so a scalar of another type is an error."""
+    if kind == "p8":
+        if hasattr(value, "data_ptr"):
+            value = np.uint64(value.data_ptr())
+        elif isinstance(value, np.ndarray):
+            value = np.uint64(value.ctypes.data)
+        kind = "u8"
+    if not isinstance(value, np.generic) or value.dtype.str[1:] != kind:
+        raise TypeError(f"expected a NumPy scalar of type {kind}, got {value!r} of type {type(value).__name__}")
+    return value.tobytes().ljust(8, b"\0")

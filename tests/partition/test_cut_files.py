@@ -1,0 +1,196 @@
+"""Cuts on the disk: the same cut comes back, and only for its own graph and undamaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mggcn.errors import StoreError
+from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.graph.file_rows import FileRows
+from mggcn.graph.store import open_store
+from mggcn.graph.store_write import write_store
+from mggcn.partition import cut_files
+from mggcn.partition.cut_files import StoredCut, cuts_folder, find_or_make_cut
+from mggcn.partition.libra import LibraSettings
+from tests.partition.test_libra import dense_of, graph_of, same
+
+SETTINGS = LibraSettings(parts=5, seed=2718)
+
+
+def stored(kind: str, folder: Path, settings: LibraSettings = SETTINGS) -> tuple[Graph, StoredCut]:
+    """A graph as a store, and its cut, made just now."""
+    write_store(graph_of(dense_of(kind)), folder)
+    graph = open_store(folder)
+    return graph, find_or_make_cut(graph, settings, cuts_folder(folder))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["random", "loops", "directed", "weighted", "empty"])
+@pytest.mark.parametrize("parts", [1, 5, 70, 300])
+def test_a_cut_comes_back(kind: str, parts: int, tmp_path: Path) -> None:
+    """Fails if an array or a figure changes on the way, the folder has another name, or the cut is made twice."""
+    settings = LibraSettings(parts=parts, seed=99, edges="stored")
+    graph, made = stored(kind, tmp_path / "store", settings)
+    assert made.seconds is not None
+    assert made.folder == tmp_path / "store" / "partitions" / f"libra-{parts}-99-stored"
+    again = find_or_make_cut(graph, settings, cuts_folder(tmp_path / "store"))
+    assert again.seconds is None
+    assert again.folder == made.folder
+    assert same(again.cut, made.cut)
+    assert isinstance(again.cut.edge_part, FileRows)
+    assert (again.cut.edge_part_t is again.cut.edge_part) == graph.symmetric
+    files = ["edge_part.npy", "meta.json", "owner.npy", "parts.npy"]
+    assert names(made.folder) == files if graph.symmetric else sorted([*files, "edge_part_t.npy"])
+    assert names(made.folder.parent) == [made.folder.name]
+
+
+def test_what_meta_says(tmp_path: Path) -> None:
+    """Fails if the figures that people compare cuts by are not in meta.json, or not those of the cut."""
+    _, made = stored("random", tmp_path / "store")
+    meta = json.loads((made.folder / "meta.json").read_text())
+    statistics = made.cut.statistics
+    assert meta["settings"] == {"kind": "libra", "parts": 5, "seed": 2718, "edges": "shuffled"}
+    assert meta["replication"] == statistics.replication > 1
+    assert meta["edge_balance"] == statistics.edge_balance
+    assert meta["split_share"] == statistics.split_share
+    assert meta["seconds"] == made.seconds > 0
+    assert meta["statistics"]["edges_per_part"] == list(statistics.edges_per_part)
+
+
+def test_a_store_with_cuts_is_still_a_store(tmp_path: Path) -> None:
+    """Fails if the folder of cuts is taken for a part of the graph."""
+    graph, _ = stored("random", tmp_path / "store")
+    again = open_store(tmp_path / "store", verify=True)
+    assert again.meta["sha256"] == graph.meta["sha256"]
+
+
+def test_a_cut_of_another_graph_is_refused(tmp_path: Path) -> None:
+    """Fails if a graph that has changed, at equal sizes, is trained with the cut of what it was."""
+    graph, made = stored("random", tmp_path / "store")
+    indices = graph.adj.indices.array().copy()
+    order = np.random.default_rng(7).permutation(graph.num_vertices)
+    relabelled = graph_of(dense_of("random")[np.ix_(order, order)])
+    assert relabelled.num_edges == graph.num_edges
+    assert not np.array_equal(relabelled.adj.indices.array(), indices)
+    with pytest.raises(StoreError, match=r"was made of another graph than small is now .* --force"):
+        find_or_make_cut(relabelled, SETTINGS, made.folder.parent)
+    replaced = find_or_make_cut(relabelled, SETTINGS, made.folder.parent, force=True)
+    assert replaced.seconds is not None
+    assert same(find_or_make_cut(relabelled, SETTINGS, made.folder.parent).cut, replaced.cut)
+    assert names(made.folder.parent) == [made.folder.name]
+    with pytest.raises(StoreError, match="another graph"):
+        find_or_make_cut(graph, SETTINGS, made.folder.parent)
+
+
+def cut_short(folder: Path) -> None:
+    path = folder / "edge_part.npy"
+    os.truncate(path, path.stat().st_size - 3)
+
+
+def flip(folder: Path) -> None:
+    with (folder / "owner.npy").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def remove(folder: Path) -> None:
+    (folder / "parts.npy").unlink()
+
+
+def other_type(folder: Path) -> None:
+    np.save(folder / "owner.npy", np.load(folder / "owner.npy").astype(np.int64))
+
+
+def other_shape(folder: Path) -> None:
+    np.save(folder / "edge_part.npy", np.load(folder / "edge_part.npy")[:-1])
+
+
+def no_meta(folder: Path) -> None:
+    (folder / "meta.json").unlink()
+
+
+def edit(folder: Path, key: str, value: Any) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    meta[key] = value
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+DAMAGES = {
+    "announces": cut_short,
+    "SHA-256": flip,
+    "expected a readable .npy file": remove,
+    "holds int64": other_type,
+    "expected uint8": other_shape,
+    "cannot be read": no_meta,
+    "not a vertex cut of format 1": lambda folder: edit(folder, "format_version", 2),
+    "was made with": lambda folder: edit(folder, "settings", {"kind": "libra", "parts": 4}),
+    "meta.json says": lambda folder: edit(folder, "sha256", {}),
+    "statistics are damaged": lambda folder: edit(folder, "statistics", {"edges_per_part": [1]}),
+    "statistics are not of 5 parts": lambda folder: edit(
+        folder,
+        "statistics",
+        {"num_connected": 1, "num_copies": 1, "num_split": 0, "edges_per_part": [1], "rows_per_part": [1]},
+    ),
+}
+
+
+@pytest.mark.parametrize("text", DAMAGES)
+def test_a_damaged_cut_is_refused(text: str, tmp_path: Path) -> None:
+    """Fails if damage gets through, is answered with a traceback, or --force does not mend it."""
+    graph, made = stored("random", tmp_path / "store")
+    DAMAGES[text](made.folder)
+    with pytest.raises(StoreError, match=text):
+        find_or_make_cut(graph, SETTINGS, made.folder.parent)
+    if (made.folder / "owner.npy").exists():
+        find_or_make_cut(graph, SETTINGS, made.folder.parent, force=True)
+        assert same(find_or_make_cut(graph, SETTINGS, made.folder.parent).cut, made.cut)
+
+
+def test_what_is_in_the_way_stays(tmp_path: Path) -> None:
+    """Fails if --force removes a folder that is no cut."""
+    write_store(graph_of(dense_of("path")), tmp_path / "store")
+    graph = open_store(tmp_path / "store")
+    place = tmp_path / "out" / SETTINGS.name
+    place.mkdir(parents=True)
+    (place / "thesis.tex").write_text("years of work")
+    with pytest.raises(StoreError, match="not replaced"):
+        find_or_make_cut(graph, SETTINGS, tmp_path / "out", force=True)
+    assert (place / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("step", ["write_array", "write_meta", "sync_folder", "os.rename"])
+def test_a_failed_write_leaves_what_was(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if an error on the way leaves half a cut, loses the old one, or leaves a temporary folder."""
+    graph, made = stored("random", tmp_path / "store")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    other = LibraSettings(parts=3, seed=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "rename") if step == "os.rename" else (cut_files, step)), full)
+        for settings in (SETTINGS, other):
+            with pytest.raises(StoreError, match="No space left on device; free some space"):
+                find_or_make_cut(graph, settings, made.folder.parent, force=True)
+    assert names(made.folder.parent) == [made.folder.name]
+    assert same(find_or_make_cut(graph, SETTINGS, made.folder.parent).cut, made.cut)
+
+
+def test_a_graph_in_memory_finds_the_cut_of_its_store(tmp_path: Path) -> None:
+    """Fails if the digest tells a stored graph from the same graph in memory."""
+    graph, made = stored("random", tmp_path / "store")
+    held = graph_of(dense_of("random"))
+    assert isinstance(held.adj.indices, ArrayRows)
+    assert find_or_make_cut(held, SETTINGS, made.folder.parent).seconds is None
+    assert graph.num_edges == held.num_edges
