@@ -1,0 +1,110 @@
+"""Cora with Kipf and Welling's settings on CPU and GPU: test scores over seeds, loss curves with dropout, repeated bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from common import table
+from gpu_graphs import ROOT, find_store
+from gpu_lab import Lab, attempt
+
+from mggcn.assemble import Rank, make_rank, plan_graph, resolve
+from mggcn.comm.single import SingleCommunicator
+from mggcn.config import Config, from_tables, from_toml
+from mggcn.graph.csr import Graph
+from mggcn.graph.store import open_store
+
+RECIPE = ROOT / "recipes" / "cora-kipf.toml"
+CURVE = 50
+"""Epochs over which losses are compared."""
+AGREEMENT = 2e-5
+SEEDS = range(1, 11)
+Curve = npt.NDArray[np.float64]
+
+
+def measure(lab: Lab, case: str) -> None:
+    """Write rows of the kinds curve, repeat and scores."""
+    settings = lab.settings
+    graph = open_store(find_store(case, settings.scale, settings.cache, settings.data))
+    config = from_tables({"train": {"eval_every": 0}}, from_toml(RECIPE))
+    epochs = 3 if lab.emulated else CURVE
+    on_cpu = losses(train(lab, graph, config, "cpu"), epochs)
+    on_gpu = train(lab, graph, config, "cuda")
+    curve = losses(on_gpu, epochs)
+    apart = float(np.abs(curve / on_cpu - 1).max())
+    lab.write(kind="curve", graph=graph.name, epochs=epochs, apart=apart, cpu=on_cpu.tolist(), gpu=curve.tolist())
+    attempt(lab, {"kind": "repeat"}, repeated, lab, graph, config, on_gpu, curve)
+    seeds = SEEDS[:1] if settings.quick else SEEDS
+    for device in ("cuda", "cpu"):
+        attempt(lab, {"kind": "scores", "device": device}, scores, lab, graph, config, device, seeds)
+
+
+def train(lab: Lab, graph: Graph, config: Config, device: str, seed: int = 1) -> Rank:
+    """A rank that has yet to make its first step."""
+    tables = {"train": {"seed": seed}, "run": {"device": device, "memory_limit": lab.free_bytes()}}
+    config = resolve(from_tables(tables, config), graph)
+    plan, owners = plan_graph(config, graph)
+    return make_rank(config, graph, plan, owners, SingleCommunicator(), device_of=lambda *_: lab.device)
+
+
+def losses(rank: Rank, epochs: int) -> Curve:
+    """Train the first epochs; on a GPU they are queued without a look, as `mggcn train` does."""
+    first = rank.trainer.step(0)
+    return np.array([first, *rank.trainer._advance(1, epochs)[:, 0]])
+
+
+def repeated(lab: Lab, graph: Graph, config: Config, before: Rank, curve: Curve) -> dict[str, Any]:
+    """Train again; compare losses and weights bit for bit."""
+    again = train(lab, graph, config, "cuda")
+    same_losses = losses(again, curve.size).tobytes() == curve.tobytes()
+    one, two = (rank.trainer.runtime.weights.state_dict() for rank in (before, again))
+    return {"losses": same_losses, "weights": all(bool((one[name] == two[name]).all()) for name in one)}
+
+
+def scores(lab: Lab, graph: Graph, config: Config, device: str, seeds: range) -> dict[str, Any]:
+    """Test scores after the last epoch, and seconds of an epoch with dropout."""
+    last = 2 if lab.emulated else config.train.epochs
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=last))
+    found, seconds = [], []
+    for seed in seeds:
+        rank = train(lab, graph, config, device, seed)
+        rank.trainer.step(0)
+        middle = last // 2
+        rank.trainer._advance(1, middle)
+        began = time.perf_counter()
+        rank.trainer._advance(middle, last)
+        seconds.append((time.perf_counter() - began) / (last - middle))
+        found.append(rank.trainer.evaluate()["test"])
+    known = [score for score in found if score is not None]
+    average, deviation = (f(known) if known else None for f in (statistics.fmean, statistics.pstdev))
+    return {"test": found, "mean": average, "std": deviation, "epoch_s": statistics.median(seconds)}
+
+
+def describe(rows: list[dict[str, Any]]) -> str:
+    """The Markdown of this part."""
+    text = ""
+    for row in rows:
+        if row["kind"] == "curve":
+            verdict = "met" if row["apart"] <= AGREEMENT else "MISSED"
+            text += (
+                f"- losses of CPU and GPU over {row['epochs']} epochs with dropout ({row['graph']}): at most "
+                f"{row['apart']:.1e} apart, relatively ({verdict}, goal {AGREEMENT:g})\n"
+            )
+        if row["kind"] == "repeat" and "losses" in row:
+            text += f"- a second run has the same bits: losses {yes(row['losses'])}, weights {yes(row['weights'])}\n"
+    lines = [
+        [r["device"], f"{r['mean']:.4f} +- {r['std']:.4f}", len(r["test"]), f"{1e6 * r['epoch_s']:.0f}"]
+        for r in rows
+        if r["kind"] == "scores" and r.get("mean") is not None
+    ]
+    head = ["device", "test accuracy, last epoch", "seeds", "us per epoch, with dropout"]
+    return text + "\n" + table(head, lines) + "\nPublished: 0.815 (Kipf and Welling 2017, table 2).\n"
+
+
+def yes(value: bool) -> str:
+    return "yes" if value else "NO"

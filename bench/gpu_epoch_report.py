@@ -1,0 +1,119 @@
+"""The Markdown of the epochs: seconds, memory, products and launches of every contender, and the ratios aimed at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from common import table
+from gpu_cases import CASES
+from gpu_predict import epoch_work, from_ceilings, plan_case, total
+
+Rows = list[dict[str, Any]]
+GIB = 2**30
+FASTER = 3.0
+"""PyG's fastest seconds over mggcn's."""
+SMALLER = {"fp32": 0.65, "bf16": 0.4}
+"""mggcn's peak over that of PyG's fastest way, where PyG needs more than SIZE bytes."""
+SIZE = GIB
+CORA_S = 150e-6
+AGREEMENT = 1e-4
+BEST = ("captured", "emulated")
+
+
+def describe(parts: Mapping[str, Rows]) -> str:
+    """All cases: `parts` are the rows of every part by name, of which `epoch CASE` and `compile CASE` are read."""
+    text = ""
+    for name, rows in parts.items():
+        part, _, case = name.partition(" ")
+        if part == "epoch":
+            rows = [*rows, *parts.get(f"compile {case}", [])]
+            judged = verdicts(case, rows, predictions(case, rows, parts))
+            text += f"### {case}\n\n{extents(rows)}{judged}\n{contenders(rows)}\n"
+    return text
+
+
+def predictions(case: str, rows: Rows, parts: Mapping[str, Rows]) -> dict[str, float]:
+    """Seconds by precision as the measured ceilings let expect; none for a scaled graph or without ceilings."""
+    if case not in CASES or rows[0].get("settings", {}).get("scale") != 1.0 or "ceilings" not in parts:
+        return {}
+    rates = from_ceilings(parts["ceilings"], parts["ceilings"][0].get("device", {}))
+    plans = {precision: plan_case(*CASES[case], precision) for precision, _ in rates.gemm}
+    return {precision: total(epoch_work(plan), rates, precision) for precision, plan in plans.items()}
+
+
+def extents(rows: Rows) -> str:
+    row = next((row for row in rows if row["kind"] == "case"), None)
+    if row is None:
+        return ""
+    widths = ", ".join(map(str, row["hidden"]))
+    return (
+        f"{row['graph']}: {row['rows']:,} vertices, {row['nnz']:,} nonzeros with self-loops, hidden {widths}, "
+        f"{row['classes']} classes.\n\n"
+    )
+
+
+def timed(rows: Rows) -> Rows:
+    return [row for row in rows if row["kind"] == "epoch" and "median" in row]
+
+
+def fastest_peer(rows: Rows, precision: str = "fp32") -> dict[str, Any] | None:
+    """PyG's fastest way in a precision."""
+    peers = [row for row in timed(rows) if row["contender"].startswith("PyG") and row["precision"] == precision]
+    return min(peers, key=lambda row: row["median"], default=None)
+
+
+def verdicts(case: str, rows: Rows, predicted: dict[str, float]) -> str:
+    """Ratios with their goals, precision by precision."""
+    peer = fastest_peer(rows)
+    if peer is None:
+        return "- no PyG to compare with\n"
+    text = f"- PyG's fastest in float32: {peer['contender']}, {peer['mode']}\n"
+    for own in timed(rows):
+        if own["contender"] != "mggcn":
+            continue
+        precision = own["precision"]
+        rival = fastest_peer(rows, precision) or peer
+        ratio = rival["median"] / own["median"]
+        text += f"- {precision}: {ratio:.2f} times as fast as PyG in {rival['precision']}"
+        text += f" ({'met' if ratio >= FASTER else 'MISSED'}, goal {FASTER:g})"
+        used, theirs = own["memory"]["allocated"], peer["memory"]["allocated"]
+        if theirs:
+            text += f"; memory {used / theirs:.2f} of PyG's"
+            if precision in SMALLER and theirs > SIZE:
+                goal = SMALLER[precision]
+                text += f" ({'met' if used <= goal * theirs else 'MISSED'}, goal {goal:g})"
+        if precision in ("fp32", "tf32"):
+            text += f"; losses {apart(own, rival):.1e} apart"
+            text += "" if precision == "tf32" or apart(own, rival) <= AGREEMENT else ": NOT THE SAME NETWORK"
+        if case.startswith("cora"):
+            text += f"; {1e6 * own['median']:.0f} us ({'met' if own['median'] < CORA_S else 'MISSED'}, goal 150 us)"
+        text += f"; predicted {1e3 * predicted[precision]:.3f} ms" if precision in predicted else ""
+        text += "\n"
+    return text
+
+
+def apart(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest relative difference between the first losses of two contenders."""
+    return max((abs(a / b - 1) for a, b in zip(one["losses"], other["losses"], strict=False)), default=0.0)
+
+
+def contenders(rows: Rows) -> str:
+    """The table of a case."""
+    lines = [
+        [
+            row["contender"],
+            row["precision"],
+            row["mode"],
+            f"{1e3 * row['median']:.3f}",
+            f"{1e3 * row['min']:.3f} .. {1e3 * row['max']:.3f}",
+            f"{row['memory']['allocated'] / GIB:.2f}",
+            f"{row['planned'] / GIB:.2f}" if "planned" in row else "",
+            row.get("products") or "",
+            row.get("kernels") or "",
+            f"{row['losses'][0]:.6f}",
+        ]
+        for row in timed(rows)
+    ]
+    head = ["contender", "precision", "mode", "ms/epoch (median)", "min .. max", "peak GiB", "planned GiB"]
+    return table([*head, "products with the graph", "launches", "first loss"], lines)

@@ -1,0 +1,192 @@
+"""What every part of bench/gpu.py measures with: a device, random operands, a clock that the host does not disturb, a log.
+
+A part is a process of its own. It writes each row as soon as it has it, so that whatever ends it loses only the rest.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from common import spread
+from torch import Tensor
+
+from mggcn.backend.device import Device
+
+ROOT = Path(__file__).resolve().parents[1]
+SEED = 90217
+MIN_WINDOW_S = 0.004
+"""Shortest stretch that is timed: a hundred times the resolution of a CUDA event and more."""
+MAX_S = 0.4
+"""Seconds of a measurement of which three rounds must do."""
+MAX_COPIES = 48
+"""Sets of operands through which a measurement rotates, so that no call finds its own in the L2 cache."""
+
+Calls = Sequence[Callable[[], object]]
+
+
+class OutOfTimeError(Exception):
+    """The part has spent its budget."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a part is told; `scale` shrinks the generated graphs, `rounds` are timed stretches of each measurement."""
+
+    device: str
+    scale: float
+    rounds: int
+    budget_s: float
+    cache: str
+    data: str
+    quick: bool = False
+
+
+class Lab:
+    """A device to measure on, for one part."""
+
+    def __init__(self, settings: Settings, log: TextIO) -> None:
+        self.settings = settings
+        self.emulated = settings.device == "emulated"
+        self.device = make_device(settings.device)
+        self._log = log
+        self._generator = torch.Generator(self.device.torch_device).manual_seed(SEED)
+        self._until = time.monotonic() + settings.budget_s
+        # What the libraries hold is never garbage: searching it after each measurement would take longer than many.
+        gc.freeze()
+
+    def write(self, **row: Any) -> dict[str, Any]:
+        """Append a row to the part's results, on disk at once."""
+        self._log.write(json.dumps(row) + "\n")
+        self._log.flush()
+        return row
+
+    def check_time(self) -> None:
+        """Raise OutOfTimeError if the budget is spent."""
+        if time.monotonic() > self._until:
+            raise OutOfTimeError(f"budget of {self.settings.budget_s:.0f} s spent")
+
+    def random(self, rows: int, cols: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Random normal numbers in rows padded to 64 bytes, as planned buffers are."""
+        step = 64 // dtype.itemsize
+        padded = torch.empty(rows, -(-cols // step) * step, dtype=dtype, device=self.device.torch_device)
+        # By blocks: the whole in float32 beside it could be too much.
+        for block in padded.split(1 << 20):
+            block.copy_(torch.randn(block.shape, generator=self._generator, device=self.device.torch_device))
+        return padded[:, :cols]
+
+    def copies(self, nbytes: int) -> int:
+        """How many sets of operands of so many bytes exceed the L2 cache three times."""
+        return max(1, min(MAX_COPIES, math.ceil(3 * self.device.traits.l2_bytes / max(nbytes, 1))))
+
+    def time_calls(self, calls: Calls) -> dict[str, Any]:
+        """Seconds of one call: median and spread over rounds. `calls` do the same work, each on operands of its own.
+
+        Captured as a CUDA graph if that works, else launched from the host, which short kernels may then wait for;
+        `how` says which. The first calls, which compile and load, are not timed.
+        """
+        self.check_time()
+        repeat, how = self._repeatable(calls)
+        per_call = self._stretch(repeat, 1) / len(calls)
+        count = max(1, math.ceil(MIN_WINDOW_S / max(per_call * len(calls), 1e-9))) if not self.emulated else 1
+        rounds = min(self.settings.rounds, max(3, math.ceil(MAX_S / max(per_call * count * len(calls), 1e-9))))
+        seconds = [self._stretch(repeat, count) / (count * len(calls)) for _ in range(rounds)]
+        return {**spread(seconds), "calls": count * len(calls), "copies": len(calls), "how": how}
+
+    def _repeatable(self, calls: Calls) -> tuple[Callable[[], None], str]:
+        def whole() -> None:
+            for call in calls:
+                call()
+
+        whole()
+        if self.emulated:
+            return whole, "emulated"
+        repeat = self.device.repeatable(whole)
+        try:
+            for _ in range(4):  # two as they are, one recorded, one repeated
+                repeat()
+            self.device.synchronize()
+        except RuntimeError as error:
+            self.device.synchronize()
+            return whole, f"launched: {first_line(error)}"
+        return repeat, "captured"
+
+    def _stretch(self, repeat: Callable[[], None], count: int) -> float:
+        start = self.device.timestamp()
+        for _ in range(count):
+            repeat()
+        end = self.device.timestamp()
+        self.device.synchronize()
+        return float(end.seconds_since(start))
+
+    def forget(self) -> None:
+        """Give back the memory of what is no longer referred to, and start a new peak."""
+        gc.collect()
+        if not self.emulated:
+            self.device.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def memory(self) -> dict[str, int]:
+        """Peak bytes of torch's allocator since `forget`, mggcn's arena among them, and what it took from the GPU."""
+        if self.emulated:
+            return {"allocated": 0, "reserved": 0}
+        return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+
+    def free_bytes(self) -> int:
+        """Bytes that the device has free."""
+        return 1 << 34 if self.emulated else torch.cuda.mem_get_info()[0]
+
+
+def make_device(name: str, *, capture: bool = True) -> Device:
+    """The first GPU, or the tests' emulator, which is looked for in the checkout."""
+    if name == "emulated":
+        from tests.emulator.device import EmulatedDevice
+
+        return EmulatedDevice()
+    from mggcn.backend.cuda_device import CudaDevice
+
+    return CudaDevice(0, capture=capture)
+
+
+@contextmanager
+def tf32(allow: bool) -> Iterator[None]:
+    """Dense float32 products of the block may use TF32, or may not."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32" if allow else "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, short enough for a table."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
+
+
+def attempt(lab: Lab, what: dict[str, Any], measure: Callable[..., dict[str, Any]], *args: Any) -> None:
+    """Write `what` with what `measure(*args)` returns; if a contender cannot do it, write why and go on.
+
+    A fault that leaves the device unusable ends the part: what follows would be wrong. Raises: OutOfTimeError.
+    """
+    lab.check_time()
+    try:
+        lab.write(**what, **measure(*args))
+    except OutOfTimeError:
+        raise
+    except Exception as error:  # a compiler's, a library's or a driver's: each has classes of its own
+        print(f"{what}: {first_line(error)}", file=sys.stderr)
+        lab.write(**what, error=first_line(error))
+        lab.device.synchronize()
+    finally:
+        lab.forget()

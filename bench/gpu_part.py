@@ -1,0 +1,73 @@
+"""One task of bench/gpu.py in a process of its own: rows of JSON, from "start" to "end"."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+MODULES = {
+    "ceilings": "gpu_ceilings",
+    "spmm": "gpu_spmm",
+    "epoch": "gpu_epoch",
+    "accuracy": "gpu_accuracy",
+    "overlap": "gpu_overlap",
+    "compile": "gpu_compile",
+    "tune": "gpu_tune",
+}
+
+
+def device_facts(lab: Any) -> dict[str, Any]:
+    """What the report says of the GPU and of the software that only a GPU needs."""
+    import torch
+
+    traits = lab.device.traits
+    facts = {"name": traits.name, "sm": traits.multiprocessors, "l2_bytes": traits.l2_bytes, "cuda": torch.version.cuda}
+    facts["capability"] = ".".join(map(str, traits.capability))
+    for package in ("cupy-cuda12x", "cupy-cuda13x", "cupy"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            facts[package] = metadata.version(package)
+    query = "driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit"
+    with contextlib.suppress(OSError):
+        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"]
+        facts[query] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return facts
+
+
+def run(job: dict[str, Any]) -> int:
+    """Run one task; a row of the kind "end" says why it ended, if not because it was done."""
+    from common import surroundings
+
+    part, case, path, digest = (job.pop(key) for key in ("part", "case", "file", "digest"))
+    began, stopped = time.monotonic(), ""
+    with open(path, "w") as log:
+        from gpu_lab import Lab, OutOfTimeError, Settings, first_line
+
+        lab = Lab(Settings(**job), log)
+        around = surroundings()
+        lab.write(kind="start", settings=job, digest=digest, surroundings=around, device=device_facts(lab))
+        try:
+            importlib.import_module(MODULES[part]).measure(lab, case)
+        except OutOfTimeError as error:
+            stopped = str(error)
+        except Exception as error:
+            traceback.print_exc()
+            stopped = first_line(error)
+        lab.write(kind="end", seconds=time.monotonic() - began, stopped=stopped)
+    return int(bool(stopped))
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", "Sparse")
+    sys.exit(run(json.loads(sys.argv[1])))

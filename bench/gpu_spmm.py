@@ -1,0 +1,174 @@
+"""The sparse product of a graph and a dense matrix: every variant of our kernel, cuSPARSE, torch and PyG.
+
+Bytes are those of the algorithm: a column id and a row of the dense operand per nonzero, a pointer and a row of the
+result per vertex. The edges have no weights; contenders that cannot do without have ones. All results are
+checked against float64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_graphs import find_store, structure
+from gpu_lab import Lab, attempt
+from gpu_spmm_peers import cusparse_products, pyg_product, torch_product
+from torch import Tensor
+
+from mggcn.backend.base import Sparse
+from mggcn.backend.cuda_choice import Variant, choose
+from mggcn.backend.cuda_kernels import Kernels
+from mggcn.backend.cuda_shape import workspace_bytes
+from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
+
+WIDTHS = (16, 41, 64, 128, 256, 512)
+QUICK_WIDTHS = (41,)
+SAMPLE = 48
+"""Rows whose result is compared: the longest ones and some at random."""
+Product = Callable[[Tensor, Tensor], object]
+Contender = tuple[str, Callable[[], Product], dict[str, Any]]
+"""Name, maker, facts for the report."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """The adjacency with self-loops: on the host, and on the device with what our kernels need."""
+
+    indptr: np.ndarray[Any, np.dtype[np.int64]]
+    own: Sparse
+
+    @property
+    def rows(self) -> int:
+        return self.own.num_rows
+
+    @property
+    def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.diff(self.indptr)
+
+
+def load(lab: Lab, store: Path) -> Matrix:
+    """Read a store's structure, add self-loops on the device, make the schedule."""
+    from worker_pyg import with_loops
+
+    device = lab.device.torch_device
+    with torch.device(device):
+        indptr, indices = with_loops(*(torch.from_numpy(a).to(device) for a in structure(store)))
+    host = indptr.cpu().numpy()
+    schedule = make_schedule(host, lambda array: torch.from_numpy(array).to(device))
+    return Matrix(host, Sparse(indptr, indices, None, schedule))
+
+
+def measure(lab: Lab, case: str) -> None:
+    """Write a row per width and contender: first those that are compared, then other variants of our kernel."""
+    settings = lab.settings
+    matrix = load(lab, find_store(case, settings.scale, settings.cache, settings.data))
+    lab.write(kind="graph", rows=matrix.rows, nnz=matrix.own.nnz, longest=int(matrix.lengths.max()))
+    sample = sample_rows(matrix.lengths)
+    widths = QUICK_WIDTHS if settings.quick else WIDTHS
+    for contenders, width, dtype in itertools.product((compared, variants), widths, (torch.float32, torch.bfloat16)):
+        trial = Trial(lab, matrix, width, dtype, sample)
+        for name, make, more in contenders(lab, matrix, width, dtype):
+            what = {"kind": "spmm", "width": width, "type": str(dtype)[6:], "contender": name, **more}
+            attempt(lab, what, trial.one, make)
+
+
+class Trial:
+    """One width and type: operands that contenders share, and what their results must be."""
+
+    def __init__(self, lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype, sample: Tensor) -> None:
+        nbytes = 2 * matrix.rows * width * dtype.itemsize
+        count = 2 if lab.settings.quick else lab.copies(nbytes)
+        self._lab, self._matrix, self._sample = lab, matrix, sample.to(lab.device.torch_device)
+        self._operands = [
+            (lab.random(matrix.rows, width, dtype), lab.random(matrix.rows, width, dtype)) for _ in range(count)
+        ]
+        self._expected = reference(matrix, self._operands[0][0], sample)
+
+    def one(self, make: Callable[[], Product]) -> dict[str, Any]:
+        """Check one contender and time it. Raises: ValueError if it computes something else."""
+        product, matrix = make(), self._matrix
+        h, out = self._operands[0]
+        out.zero_()
+        returned = product(h, out)
+        got = (returned if isinstance(returned, Tensor) else out)[self._sample].double()
+        del returned
+        error = float(((got - self._expected).norm(dim=1) / self._expected.norm(dim=1).clamp_min(1e-9)).max())
+        if not error < (2e-2 if h.dtype == torch.bfloat16 else 1e-4):
+            raise ValueError(f"wrong by {error:.1e}")
+        found = self._lab.time_calls([functools.partial(product, *pair) for pair in self._operands])
+        width, nnz = h.shape[1], matrix.own.nnz
+        nbytes = nnz * (4 + width * h.itemsize) + matrix.rows * (8 + width * h.itemsize)
+        return {**found, "bytes": nbytes, "gb_per_s": nbytes / found["median"] / 1e9, "relative_error": error}
+
+
+def sample_rows(lengths: np.ndarray[Any, Any]) -> Tensor:
+    """The longest rows and some others."""
+    longest = np.argsort(lengths)[-SAMPLE // 4 :]
+    others = np.random.default_rng(90217).integers(lengths.size, size=SAMPLE)
+    return torch.from_numpy(np.concatenate([longest, others]))
+
+
+def reference(matrix: Matrix, h: Tensor, sample: Tensor) -> Tensor:
+    """The sampled rows of the product in float64."""
+    pairs = [(int(matrix.indptr[v]), int(matrix.indptr[v + 1])) for v in sample.tolist()]
+    return torch.stack([h[matrix.own.indices[a:b].long()].double().sum(0) for a, b in pairs])
+
+
+def compared(lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype) -> Iterator[Contender]:
+    """Our kernel as it chooses, and the others; nothing is made before it is asked for."""
+    adj = matrix.own
+    yield (
+        "own",
+        functools.partial(own_product, lab, matrix, width, dtype, None),
+        dataclasses.asdict(chosen_variant(lab, matrix, width, dtype)),
+    )
+    for name, make in cusparse_products(lab, adj).items():
+        yield name, make, {}
+    if dtype == torch.float32:
+        yield "own weighted", functools.partial(own_product, lab, matrix, width, dtype, None, weighted=True), {}
+        yield "torch CSR", functools.partial(torch_product, adj), {}
+        yield "PyG EdgeIndex", functools.partial(pyg_product, adj), {}
+
+
+def variants(lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype) -> Iterator[Contender]:
+    """The ladder below the chosen variant, and other shapes."""
+    others = alternatives(chosen_variant(lab, matrix, width, dtype), width * dtype.itemsize).items()
+    for name, variant in itertools.islice(others, 2 if lab.settings.quick else None):
+        yield name, functools.partial(own_product, lab, matrix, width, dtype, variant), dataclasses.asdict(variant)
+
+
+def chosen_variant(lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype) -> Variant:
+    return choose(matrix.rows, matrix.own.nnz, matrix.rows, width, dtype.itemsize, True, lab.device.traits)
+
+
+def alternatives(chosen: Variant, row_bytes: int) -> dict[str, Variant]:
+    """The ladder below the chosen variant, and slices of the columns where it has none, or none where it has."""
+    found = {
+        "own simple": dataclasses.replace(chosen, kernel="simple"),
+        "own groups": dataclasses.replace(chosen, kernel="groups"),
+    }
+    for nbytes, unroll in itertools.product((128, 256, 512, 1024), (4, 8)):
+        pieces = max(1, nbytes // 512)
+        shape = Variant("balanced", nbytes // (16 * pieces), pieces, unroll, True)
+        if nbytes <= max(row_bytes, 128) and shape != chosen:
+            found[f"own {nbytes} B x {unroll}"] = shape
+    return found
+
+
+def own_product(
+    lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype, variant: Variant | None, *, weighted: bool = False
+) -> Product:
+    """Our kernel in one variant, None: as it chooses."""
+    device = lab.device.torch_device
+    adj = matrix.own
+    if weighted:
+        adj = dataclasses.replace(adj, values=torch.ones(adj.nnz, device=device))
+    workspace = torch.empty(workspace_bytes(adj.nnz, width, 4) // 4, device=device)
+    spmm = OwnSpmm(Kernels(lab.device.compile, dtype), lab.device.traits, workspace)
+    return lambda h, out: spmm.multiply(adj, h, out, accumulate=False, epilogue=None, variant=variant)

@@ -1,0 +1,31 @@
+"""The scripts of bench/ as modules, and toy graphs for them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+from gpu_lab import Settings  # noqa: E402
+
+SCALE = 1e-4
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Settings of a dry run on emulated kernels, no real graphs, one round."""
+    cache = tmp_path_factory.mktemp("graphs")
+    return Settings("emulated", SCALE, 1, 120.0, str(cache), "", quick=True)
+
+
+@pytest.fixture(autouse=True)
+def searched() -> Iterator[None]:
+    """A Lab takes what is there out of the garbage collector's search: put it back."""
+    yield
+    gc.unfreeze()
