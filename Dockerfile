@@ -44,14 +44,14 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     pip install --no-cache-dir --constraint /opt/mggcn/torch.txt "$(ls /wheels/mggcn-*.whl)[report]" "cupy-cuda${CUDA_VERSION%%.*}x" \
  && pip check
 RUN useradd --create-home --uid 1010 mggcn \
- && install --directory --owner mggcn --group mggcn /work
+ && install --directory --owner mggcn --group mggcn /workspace
 # Compiled kernels; writable for any user that `docker run --user` names.
 ENV CUPY_CACHE_DIR=/tmp/mggcn-kernels \
     MPLCONFIGDIR=/tmp/mggcn-matplotlib \
     LOGNAME=mggcn \
     PYTHONUNBUFFERED=1
 USER mggcn
-WORKDIR /work
+WORKDIR /workspace
 # --quick computes nothing on the GPUs, so that a training beside it keeps their memory and time.
 HEALTHCHECK --interval=10m --timeout=2m --start-period=2m --retries=2 CMD ["mggcn", "doctor", "--quick"]
 ENTRYPOINT ["mggcn"]

@@ -251,6 +251,6 @@ def missing_for_cuda() -> str:
     try:
         import cupy
     except ImportError as error:
-        extra = f"cuda{torch.version.cuda.partition('.')[0]}"
-        return f'run.device cuda needs CuPy ({error}); pip install "mggcn[{extra}]" or use --device cpu'
+        package = f"cupy-cuda{torch.version.cuda.partition('.')[0]}x"
+        return f"run.device cuda needs CuPy ({error}); pip install {package}, or use --device cpu"
     return "" if cupy.cuda.is_available() else "CuPy cannot use the GPU that torch sees; run mggcn doctor"
