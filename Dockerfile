@@ -28,7 +28,7 @@ ARG CUDA_VERSION
 ARG PIP_INDEX_URL
 # Index of torch's builds for this CUDA (pytorch.org, "Get started"); without it torch is pip's default build.
 ARG TORCH_INDEX_URL
-# For example ==2.9.1; without it the newest.
+# For example ==2.11.0; without it the newest.
 ARG TORCH_VERSION
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends libgomp1 python3 python3-venv \

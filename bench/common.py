@@ -218,7 +218,7 @@ def surroundings() -> dict[str, Any]:
     git = ["git", "-C", str(HERE.parent)]
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     dirty = subprocess.run(
-        [*git, "status", "--porcelain", "--", "mggcn", "cpu"], capture_output=True, text=True, check=False
+        [*git, "status", "--porcelain", "--", "mggcn", "cpu", "cuda"], capture_output=True, text=True, check=False
     )
     return {
         "command": shlex.join(["python", *sys.argv]),

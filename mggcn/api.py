@@ -231,6 +231,7 @@ class Trainer:
         def body(comm: Any) -> None:
             rank = self._rank if comm.size == 1 and self._rank is not None else None
             rank = rank or make_rank(self._config, self._graph, plan, owners, comm)
+            rank.trainer.runtime.backend.activate()
             before = rank.trainer.runtime.weights.state_dict()
             rank.trainer.runtime.weights.load_state_dict(state)
             predicting.write_scores(comm, rank, target, self._graph.num_vertices, probabilities)

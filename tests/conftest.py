@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from pathlib import Path
 
 import pytest
 
 from mggcn import native
+
+NEEDS = {
+    "torch_geometric": ["graph/test_convert.py", "model/test_weights.py", "test_api.py"],
+    "matplotlib": ["report/test_breakdown.py", "report/test_gantt.py", "report/test_plots.py"],
+    "sklearn": ["train/test_metrics.py"],
+}
+"""Test files that compare with a package which the GPU tests (-m cuda) do without."""
+MISSING = {name: files for name, files in NEEDS.items() if importlib.util.find_spec(name) is None}
+collect_ignore = [file for files in MISSING.values() for file in files]
+
+
+def pytest_report_header() -> list[str]:
+    """Say which test files are left out, and why."""
+    return [f"{name} is not installed: without {', '.join(files)}" for name, files in MISSING.items()]
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

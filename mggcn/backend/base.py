@@ -163,6 +163,13 @@ class KernelBackend(Protocol):
         """Seconds of work that the host should queue before it waits for a result; 0 if calls return when done."""
         ...
 
+    def activate(self) -> None:
+        """Let what the calling thread does next run on this rank's device, in order behind what it did before.
+
+        To be called by whoever turns to a rank: the thread may have worked for another since.
+        """
+        ...
+
     def allocate(self, nbytes: int) -> Tensor:
         """Return `nbytes` of zeroed device memory as uint8, aligned to 64 bytes."""
         ...

@@ -80,6 +80,9 @@ class CpuBackend:
     def _run(self, name: str, *args: Any) -> None:
         native.kernel(name, self._kind if name.endswith("_") else "", self._isa)(*args)
 
+    def activate(self) -> None:
+        return
+
     def allocate(self, nbytes: int) -> Tensor:
         # Pages come straight from the kernel: no allocator keeps, splits or copies them, and untouched ones cost nothing.
         return torch.frombuffer(

@@ -81,6 +81,9 @@ class CudaBackend:
     def lane(self) -> Lane:
         return self._device.lane
 
+    def activate(self) -> None:
+        self._device.activate()
+
     def allocate(self, nbytes: int) -> Tensor:
         return torch.zeros(nbytes, dtype=torch.uint8, device=self._device.torch_device)
 

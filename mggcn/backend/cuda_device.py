@@ -6,6 +6,8 @@ behind the blocks of a long SpMM. torch is imported before CuPy: both load the C
 
 from __future__ import annotations
 
+import gc
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +23,10 @@ from mggcn.backend.cuda_shape import DeviceTraits
 from mggcn.backend.cusparse import Library
 from mggcn.errors import BackendError
 
-MIXED_PRODUCTS = "2.8"
-"""First version of torch whose products take bf16 and give float32 (compared as torch.__version__ compares)."""
+log = logging.getLogger(__name__)
+
+MIXED_PRODUCTS = "2.10"
+"""First torch whose products of bf16 add to float32 (compared as torch.__version__ compares)."""
 WARM_CALLS = 2
 """Calls made as they are before one is captured: the first loads modules and libraries, the second finds them there."""
 
@@ -105,11 +109,9 @@ class CudaDevice:
         self._capture = capture
         self._compute = torch.cuda.Stream(self._torch_device)
         self._lane = CudaLane(torch.cuda.Stream(self._torch_device, priority=-1), self._compute)
-        torch.cuda.set_stream(self._compute)
-        cupy.cuda.Device(index).use()
         # CuPy keeps no reference of its own to the current stream.
-        self._cupy_stream = cupy.cuda.ExternalStream(self._compute.cuda_stream, index)
-        self._cupy_stream.use()
+        self._cupy_stream = cupy_stream(cupy, self._compute.cuda_stream, index)
+        self.activate()
         figures = torch.cuda.get_device_properties(self._torch_device)
         self._traits = DeviceTraits(
             figures.name,
@@ -117,6 +119,16 @@ class CudaDevice:
             figures.multi_processor_count,
             int(cupy.cuda.runtime.getDeviceProperties(index)["l2CacheSize"]),
         )
+
+    def activate(self) -> None:
+        """Make the rank's stream the calling thread's current one in torch and CuPy, behind what the thread did before."""
+        torch.cuda.set_device(self._torch_device)
+        before = torch.cuda.current_stream()
+        if before != self._compute:
+            self._compute.wait_stream(before)
+            torch.cuda.set_stream(self._compute)
+        self._cupy.cuda.Device(self._torch_device.index).use()
+        self._cupy_stream.use()
 
     @property
     def torch_device(self) -> torch.device:
@@ -166,9 +178,30 @@ class CudaDevice:
         return others + torch.cuda.max_memory_reserved(self._torch_device)
 
 
+class _ForeignStream:
+    """A stream of torch's, as CuPy's protocol for streams of others asks for it."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
+def cupy_stream(cupy: Any, address: int, index: int) -> Any:
+    """Return CuPy's view of a stream; the stream must outlive it. CuPy 14 warns of the class that CuPy 13 has for it."""
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(_ForeignStream(address))
+    return cupy.cuda.ExternalStream(address, index)
+
+
 def _allow_tf32(allow: bool) -> None:
-    """Let float32 products round their operands to TF32, or not; said to all of the process, as torch has it."""
+    """Let float32 products round their operands to TF32, or not; said to all of the process, as torch has it.
+
+    Sums of bf16 products are float32 throughout, also where cuBLAS splits them.
+    """
     matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = False
     if hasattr(matmul, "fp32_precision"):  # torch 2.9 and later warn of the older name
         matmul.fp32_precision = "tf32" if allow else "ieee"
     else:
@@ -184,11 +217,12 @@ class Captured:
         self._lock = lock
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._refused = False
 
     def __call__(self) -> None:
         if self._graph is not None:
             self._graph.replay()
-        elif self._calls < WARM_CALLS:
+        elif self._calls < WARM_CALLS or self._refused:
             self._calls += 1
             self._function()
         else:
@@ -197,10 +231,22 @@ class Captured:
 
     def _record(self) -> None:
         # thread_local: other threads, such as the watchdog of a transport, may go on asking CUDA about events.
+        # What is garbage goes before: a graph or an event that is destroyed meanwhile would break the recording.
         graph = torch.cuda.CUDAGraph()
-        with self._lock, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            self._function()
-        self._graph = graph
+        gc.collect()
+        gc.disable()
+        try:
+            with self._lock, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                self._function()
+        except RuntimeError as error:
+            # Nothing of the recording has run: the work goes on op by op, which gives the same results.
+            self._refused = True
+            log.warning("an epoch cannot be captured and is launched op by op: %s", error.__context__ or error)
+            torch.cuda.synchronize()
+        else:
+            self._graph = graph
+        finally:
+            gc.enable()
 
 
 def num_gpus() -> int:

@@ -35,6 +35,10 @@ class Device(Protocol):
         """CuSPARSE on the rank's stream. Raises: BackendError if there is none."""
         ...
 
+    def activate(self) -> None:
+        """As KernelBackend.activate."""
+        ...
+
     def compile(self, path: Path, options: tuple[str, ...]) -> Module:
         """Compile a .cu file for this device."""
         ...

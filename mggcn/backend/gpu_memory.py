@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import sys
 from collections.abc import Callable
 
 from mggcn.errors import BackendError
@@ -27,6 +29,7 @@ def gpu_free_bytes(load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> int:
             "run.device cuda needs an NVIDIA GPU and its driver, and this machine has none (no libnvidia-ml.so.1); "
             "use --device cpu, or plan for another machine with --memory-limit"
         ) from error
+    _release_cached()
     _checked(nvml.nvmlInit_v2(), "start")
     try:
         count = ctypes.c_uint(0)
@@ -37,6 +40,14 @@ def gpu_free_bytes(load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> int:
     if not free:
         raise BackendError("no GPU is visible; look at nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu")
     return min(free)
+
+
+def _release_cached() -> None:
+    """Give back what torch's allocator keeps of finished runs of this process; nothing if it has used no GPU."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _visible(count: int) -> list[int]:

@@ -8,7 +8,7 @@ run, and every rank receives the same sums, by NCCL's design. A device cannot be
 aborts NCCL's communicator, which frees the stream, and `check` says so.
 
 Verified without a GPU, with a library of the same interface (tests/comm/fake_nccl.py): calls, orders, failures and
-messages. On GPUs nothing has been verified yet: tests/comm/test_nccl_gpu.py does it (`-m cuda` with one rank, `-m nccl`
+messages. On GPUs nothing has been verified yet: tests/comm/test_gpu.py does it (`-m cuda` with one rank, `-m nccl`
 with several).
 """
 

@@ -22,6 +22,7 @@ FLAGS = {
     ),
     "--device": ("run", "device", "cpu or cuda"),
     "--precision": ("run", "precision", "fp32 or fp64; on a GPU also tf32 or bf16"),
+    "--spmm": ("run", "spmm", "sparse products on a GPU: own or cusparse"),
     "--order": ("run", "order", "which rank owns which vertex: random, permute or none"),
     "--strategy": ("run", "strategy", "broadcast"),
     "--memory-limit": ("run", "memory_limit", "bytes per rank, such as 80GiB; 0: what is free"),

@@ -48,6 +48,9 @@ class TracedBackend:
     def lane(self) -> Lane:
         return self._inner.lane
 
+    def activate(self) -> None:
+        self._inner.activate()
+
     def allocate(self, nbytes: int) -> Tensor:
         return self._inner.allocate(nbytes)
 

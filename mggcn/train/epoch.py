@@ -6,9 +6,12 @@ learning rate and losses lie on the device.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import TrainConfig
@@ -19,6 +22,40 @@ from mggcn.train.runtime import RankRuntime
 
 LOSS, STOP, SECONDS = range(SIGNALS)
 """Columns of the signals and of their history."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _Work:
+    """What a device does in an epoch. It knows nothing of who repeats it: no cycle keeps a finished run's memory."""
+
+    plan: RankPlan
+    runtime: RankRuntime
+    comm: CountingCommunicator
+    optimizer: Optimizer
+    watch: Watch
+    rates: Tensor
+    rate: Tensor
+    history: Tensor
+    own: Tensor
+
+    def gradients(self) -> None:
+        runtime = self.runtime
+        runtime.signals.copy_(self.own)
+        runtime.run(self.plan.train)
+        if self.comm.size > 1:
+            summed = self.comm.all_reduce(runtime.weights.grad, runtime.backend.record())
+            signalled = self.comm.all_reduce(runtime.signals, runtime.backend.record())
+            summed.wait()
+            signalled.wait()
+
+    def epoch(self) -> None:
+        self.gradients()
+        epoch = self.runtime.clock[1:]
+        self.history.index_copy_(0, epoch, self.runtime.signals.view(1, -1))
+        torch.index_select(self.rates, 0, epoch, out=self.rate)
+        with self.watch.doing("optimizer"):
+            self.optimizer.step(self.rate[0])
+        epoch.add_(1)
 
 
 class TrainingEpoch:
@@ -37,63 +74,43 @@ class TrainingEpoch:
         watch: Watch,
     ) -> None:
         backend = runtime.backend
-        self._plan = plan
-        self._runtime = runtime
-        self._comm = comm
-        self._optimizer = optimizer
-        self._watch = watch
         rates = np.array([learning_rate(config, epoch) for epoch in range(config.epochs)])
-        self._rates = backend.upload(rates).to(backend.rate_dtype)
-        self._rate = self._rates[0:1].clone()
-        self._history = backend.allocate(8 * SIGNALS * config.epochs).view(torch.float64).view(-1, SIGNALS)
-        self._own = backend.allocate(8 * SIGNALS).view(torch.float64)
+        table = backend.upload(rates).to(backend.rate_dtype)
+        history = backend.allocate(8 * SIGNALS * config.epochs).view(torch.float64).view(-1, SIGNALS)
+        own = backend.allocate(8 * SIGNALS).view(torch.float64)
+        self._work = _Work(plan, runtime, comm, optimizer, watch, table, table[0:1].clone(), history, own)
         self._told = [0.0] * SIGNALS
         self._counted = 0
-        self._repeatable = backend.repeatable(self._whole)
+        self._repeatable = backend.repeatable(self._work.epoch)
 
     def start(self, seed: int, epoch: int) -> None:
         """Set seed and epoch, from 0, of the next run."""
-        self._runtime.clock.copy_(torch.tensor([seed, epoch], dtype=torch.int64))
+        self._work.runtime.clock.copy_(torch.tensor([seed, epoch], dtype=torch.int64))
 
     def tell(self, stop: float, seconds: float) -> None:
         """Set what this rank adds to the stop flag and the seconds of the epochs to come."""
         told = [0.0, stop, seconds]
         if told != self._told:
             self._told = told
-            self._own.copy_(torch.tensor(told, dtype=torch.float64))
+            self._work.own.copy_(torch.tensor(told, dtype=torch.float64))
 
     def run(self, epoch: int) -> None:
         """Queue one epoch, number `epoch` from 0, as the clock says too."""
-        self._comm.check()
-        self._runtime.aggregation.begin_epoch(epoch)
-        before = self._comm.bytes_sent
-        with self._watch.epoch(epoch):
+        work = self._work
+        work.comm.check()
+        work.runtime.aggregation.begin_epoch(epoch)
+        before = work.comm.bytes_sent
+        with work.watch.epoch(epoch):
             self._repeatable()
         # A repeated recording sends what its first run sent, past the counter.
-        sent = self._comm.bytes_sent - before
+        sent = work.comm.bytes_sent - before
         self._counted = sent or self._counted
-        self._comm.bytes_sent += self._counted - sent
+        work.comm.bytes_sent += self._counted - sent
 
     def gradients(self) -> None:
         """Forward, loss and backward; leaves the summed gradients in weights.grad and the summed signals."""
-        runtime = self._runtime
-        runtime.signals.copy_(self._own)
-        runtime.run(self._plan.train)
-        if self._comm.size > 1:
-            summed = self._comm.all_reduce(runtime.weights.grad, runtime.backend.record())
-            signalled = self._comm.all_reduce(runtime.signals, runtime.backend.record())
-            summed.wait()
-            signalled.wait()
+        self._work.gradients()
 
     def history(self, first: int, last: int) -> npt.NDArray[np.float64]:
         """Return the signals summed over ranks of epochs first .. last - 1, (last - first, 3). Waits for the device."""
-        return self._history[first:last].cpu().numpy()
-
-    def _whole(self) -> None:
-        self.gradients()
-        epoch = self._runtime.clock[1:]
-        self._history.index_copy_(0, epoch, self._runtime.signals.view(1, -1))
-        torch.index_select(self._rates, 0, epoch, out=self._rate)
-        with self._watch.doing("optimizer"):
-            self._optimizer.step(self._rate[0])
-        epoch.add_(1)
+        return self._work.history[first:last].cpu().numpy()

@@ -80,15 +80,12 @@ def _sparse(
     inputs = dataclasses.replace(base, sparse=_upload(backend, matrix), sparse_t=_upload(backend, matrix_t))
     if not config.input_dropout:
         return inputs
-    dropped, dropped_t = (dataclasses.replace(m, values=torch.zeros_like(given(m.values))) for m in _weighted(inputs))
-    # The transposed values are rewritten from the dropped ones: its constant copy is not needed.
+    constant = given(inputs.sparse)
+    dropped = dataclasses.replace(constant, values=torch.zeros_like(given(constant.values)))
+    # The transposed values are rewritten from the dropped ones: their constant copy is not needed.
     return dataclasses.replace(
-        inputs, sparse_t=None, dropped=dropped, dropped_t=dropped_t, position=backend.upload(position)
+        inputs, sparse_t=None, dropped=dropped, dropped_t=inputs.sparse_t, position=backend.upload(position)
     )
-
-
-def _weighted(inputs: Inputs) -> list[Sparse]:
-    return [m for m in (inputs.sparse, inputs.sparse_t) if m is not None]
 
 
 def upload_tiles(backend: KernelBackend, shard: Shard) -> tuple[list[Sparse], list[Sparse]]:

@@ -107,7 +107,7 @@ class RankSizes:
             "kernel work space": workspace,
         }
         if self.config.run.spmm == "cusparse":
-            regions["cuSPARSE"] = sum(
+            regions["cuSPARSE, but for its work space"] = sum(
                 cusparse_bytes(rows, nnz, weighted, self.item) for rows, nnz, weighted in matrices
             )
         return regions

@@ -73,6 +73,7 @@ class RankTrainer:
 
         Raises: TrainError if the loss is not finite.
         """
+        self.runtime.backend.activate()
         self._epoch.start(self._seed, epoch)
         self.runtime.aggregation.begin_epoch(epoch)
         self._epoch.gradients()
@@ -82,6 +83,7 @@ class RankTrainer:
 
     def step(self, epoch: int) -> float:
         """Train one epoch and return its loss. Raises: as `gradients`."""
+        self.runtime.backend.activate()
         self._epoch.start(self._seed, epoch)
         return float(self._advance(epoch, epoch + 1)[0, LOSS])
 
@@ -109,6 +111,7 @@ class RankTrainer:
     def evaluate(self) -> Scores:
         """Run the forward pass without dropout and return the scores of the three splits."""
         runtime = self.runtime
+        runtime.backend.activate()
         runtime.counts.zero_()
         self._score_again()
         if self._ranking is not None:
@@ -130,6 +133,7 @@ class RankTrainer:
 
         Resumes from the checkpoint in `folder` if there is one; saves as configured, when stopped, and at the end.
         """
+        self.runtime.backend.activate()
         self._resume(folder)
         log.start(self.progress.history_lines)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def _emulated(dtype: torch.dtype, seed: int) -> KernelBackend:
     return emulated_backend(dtype, seed)
 
 
-def _gpu(dtype: torch.dtype) -> KernelBackend:
+def _gpu(dtype: torch.dtype, spmm: Literal["own", "cusparse"] = "own") -> KernelBackend:
     from mggcn.backend.cuda import CudaBackend
     from mggcn.backend.cuda_device import CudaDevice, missing_for_cuda
     from tests.backend.emulated import WORKSPACE_BYTES
@@ -47,7 +47,7 @@ def _gpu(dtype: torch.dtype) -> KernelBackend:
     device = CudaDevice(0, capture=False)
     if dtype == torch.bfloat16 and device.traits.capability < (8, 0):
         pytest.skip("this GPU is older than sm_80, the first with bfloat16")
-    return CudaBackend(dtype, device, WORKSPACE_BYTES)
+    return CudaBackend(dtype, device, WORKSPACE_BYTES, spmm)
 
 
 @pytest.fixture(
@@ -55,6 +55,10 @@ def _gpu(dtype: torch.dtype) -> KernelBackend:
         *(pytest.param((_cpu, v), id=f"{type_name(v[0])}-{v[1]}-{v[2]}") for v in CPU),
         *(pytest.param((_emulated, v), id=f"emulated-{type_name(v[0])}-{v[1]}") for v in EMULATED),
         *(pytest.param((_gpu, (d,)), id=f"cuda-{type_name(d)}", marks=pytest.mark.cuda) for d in GPU),
+        *(
+            pytest.param((_gpu, (d, "cusparse")), id=f"cuda-cusparse-{type_name(d)}", marks=pytest.mark.cuda)
+            for d in GPU[:2]
+        ),
     ]
 )
 def backend(request: pytest.FixtureRequest) -> KernelBackend:

@@ -81,3 +81,26 @@ def test_memory_and_time_are_measured() -> None:
     assert device.peak_bytes() >= before
     assert device.peak_bytes() >= held.nbytes
     assert ended.seconds_since(began) > 0
+
+
+def test_cupy_is_given_the_stream_by_the_name_that_it_knows() -> None:
+    """Fails if CuPy 14, which warns of ExternalStream, is asked for it, or the address is lost on the way."""
+
+    class Streams:
+        def from_external(self, foreign: object) -> tuple[str, object]:
+            return "from_external", foreign.__cuda_stream__()  # type: ignore[attr-defined]
+
+    class New:
+        class cuda:  # noqa: N801
+            Stream = Streams()
+
+    class Old:
+        class cuda:  # noqa: N801
+            class Stream: ...
+
+            @staticmethod
+            def ExternalStream(address: int, index: int) -> tuple[str, int, int]:  # noqa: N802
+                return "ExternalStream", address, index
+
+    assert cuda_device.cupy_stream(New, 4096, 1) == ("from_external", (0, 4096))
+    assert cuda_device.cupy_stream(Old, 4096, 1) == ("ExternalStream", 4096, 1)

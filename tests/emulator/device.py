@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mggcn.backend.cuda_shape import DeviceTraits
 from torch import Tensor
 
 from mggcn.backend.base import DONE, Done
+from mggcn.backend.cuda_shape import DeviceTraits
 from mggcn.backend.host import HostLane, HostTime
 from mggcn.errors import BackendError
 from tests.emulator.module import EmulatedModule
@@ -26,6 +26,9 @@ class EmulatedDevice:
     def __init__(self, seed: int = 0, traits: DeviceTraits = H100) -> None:
         self._seed = seed
         self._traits = traits
+
+    def activate(self) -> None:
+        return
 
     @property
     def torch_device(self) -> torch.device:

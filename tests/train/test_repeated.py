@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mggcn.assemble import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
@@ -65,6 +66,45 @@ def test_an_epoch_can_be_recorded(name: str) -> None:
     assert device.repeats >= EPOCHS - 3
     expected = losses(config_of("cpu", train, **model), small(sparse, kind))
     np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("spmm", ["own", "cusparse"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_gpu_records_every_epoch(name: str, spmm: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Fails if an epoch of some kind cannot be captured, or its replays differ from the CPU's epochs."""
+    sparse, kind, train, model = CASES[name]
+    config = config_of("cuda", train, **model)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, spmm=spmm))  # type: ignore[arg-type]
+    found = losses(config, small(sparse, kind), GPU)
+    assert not caplog.records
+    np.testing.assert_allclose(found, losses(config_of("cpu", train, **model), small(sparse, kind)), rtol=2e-5)
+
+
+@pytest.mark.cuda
+def test_epochs_take_no_memory_and_two_runs_keep_apart() -> None:
+    """Fails if an epoch allocates, memory passes the plan, or a rank works on the stream of another."""
+    config = config_of("cuda", {"epochs": 30})
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+
+    def body(rank: Rank) -> tuple[Rank, int]:
+        rank.trainer.step(0)
+        rank.trainer.step(1)
+        rank.trainer.step(2)
+        count = torch.cuda.memory_stats()["allocation.all.allocated"]
+        for epoch in range(3, 10):
+            rank.trainer.step(epoch)
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] - count < 50  # only the host's looks
+        planned = sum(rank.plan.regions.values()) - rank.plan.regions["runtime"]
+        return rank, torch.cuda.max_memory_allocated() - before - planned
+
+    (one, over) = on_ranks(config, small(), body, device_of=GPU.device_of)[0]
+    assert over < 2**20
+    (other, _) = on_ranks(config, small(), body, device_of=GPU.device_of)[0]
+    scores = [rank.trainer.evaluate() for rank in (one, other, one, other, one, other, one, other)]
+    assert all(score == scores[0] for score in scores)
+    assert one.trainer.step(10) == other.trainer.step(10)
 
 
 @pytest.mark.parametrize("fault", ["look", "number", "allocation"])
