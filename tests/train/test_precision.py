@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from mggcn.assemble import Rank
+from mggcn.backend.cuda import CudaBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
@@ -112,3 +115,35 @@ def test_bf16_training_keeps_master_weights(where: Where) -> None:
     assert exact[-1] < exact[0]
     # Most weights lie near 0.2, where bf16 has a spacing of 1e-3: without master weights no step of 2e-4 would count.
     assert rounded[0] - rounded[-1] == pytest.approx(exact[0] - exact[-1], rel=0.3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("ranks", "features"), [(1, "dense"), (3, "dense"), (1, "sparse"), (2, "sparse")])
+def test_device_memory_is_as_planned(
+    precision: str, ranks: int, features: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a rank takes memory of a GPU that its plan does not know, or plans much that it never takes."""
+    taken: dict[int, int] = {}
+    for name in ("allocate", "upload"):
+        original = getattr(CudaBackend, name)
+
+        def count(self: CudaBackend, what: Any, _original: Any = original) -> torch.Tensor:
+            tensor: torch.Tensor = _original(self, what)
+            taken[id(self)] = taken.get(id(self), 0) + tensor.nbytes
+            return tensor
+
+        monkeypatch.setattr(CudaBackend, name, count)
+    graph = make_graph(
+        pattern("directed", 1500, 9), num_features=190, num_classes=7, sparse=True, weighted=False, seed=3
+    )
+    config = config_of(precision, ranks, hidden=(64, 32))
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, features=features))  # type: ignore[arg-type]
+
+    def share(rank: Rank) -> float:
+        plan = rank.plan
+        # The best weights and Adam's two states are torch's own; 16 KiB: losses by chunk and epoch, counts, clock.
+        found = taken[id(rank.trainer.runtime.backend)] + 3 * plan.gradient_bytes - 2**14
+        return found / (sum(plan.regions.values()) - plan.regions["runtime"])
+
+    for found in on_ranks(config, graph, share, device_of=EMULATED.device_of):
+        assert 0.93 < found <= 1.0
