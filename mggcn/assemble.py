@@ -121,7 +121,8 @@ def gpu_of_rank(config: Config, comm: Communicator) -> Device:
 
     Raises: BackendError.
     """
-    from mggcn.backend.cuda_device import CudaDevice, num_gpus
+    from mggcn.backend.cuda_device import CudaDevice
+    from mggcn.backend.cuda_presence import num_gpus
 
     run = config.run
     index = gpu_index(comm.rank, num_gpus()) if run.transport == "nccl" else 0

@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @functools.cache
 def missing_gpu() -> str:
     """Return what running on a GPU lacks here; "" if nothing."""
-    from mggcn.backend.cuda_device import missing_for_cuda
+    from mggcn.backend.cuda_presence import missing_for_cuda
 
     return missing_for_cuda()
 

@@ -1,4 +1,4 @@
-"""A GPU as one rank uses it: torch's memory and streams, CuPy's compiler, epochs captured as CUDA graphs.
+"""A GPU as one rank uses it: torch's memory and streams, CuPy's compiler.
 
 Two streams: kernels run on one, messages on the other, which has the higher priority, so that a small copy does not wait
 behind the blocks of a long SpMM. torch is imported before CuPy: both load the CUDA libraries that torch was built with.
@@ -6,8 +6,6 @@ behind the blocks of a long SpMM. torch is imported before CuPy: both load the C
 
 from __future__ import annotations
 
-import gc
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,17 +16,11 @@ import torch
 from torch import Tensor
 
 from mggcn.backend.base import Event
+from mggcn.backend.cuda_capture import Captured
 from mggcn.backend.cuda_kernels import Module, folder
+from mggcn.backend.cuda_presence import import_cupy
 from mggcn.backend.cuda_shape import DeviceTraits
 from mggcn.backend.cusparse import Library
-from mggcn.errors import BackendError
-
-log = logging.getLogger(__name__)
-
-MIXED_PRODUCTS = "2.10"
-"""First torch whose products of bf16 add to float32 (compared as torch.__version__ compares)."""
-WARM_CALLS = 2
-"""Calls made as they are before one is captured: the first loads modules and libraries, the second finds them there."""
 
 
 class CudaEvent:
@@ -206,97 +198,3 @@ def _allow_tf32(allow: bool) -> None:
         matmul.fp32_precision = "tf32" if allow else "ieee"
     else:
         matmul.allow_tf32 = allow
-
-
-class Captured:
-    """Device work that is launched piece by piece WARM_CALLS times, then recorded as a CUDA graph and launched whole."""
-
-    def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream, lock: threading.Lock) -> None:
-        self._function = function
-        self._stream = stream
-        self._lock = lock
-        self._calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._refused = False
-
-    def __call__(self) -> None:
-        if self._graph is not None:
-            self._graph.replay()
-        elif self._calls < WARM_CALLS or self._refused:
-            self._calls += 1
-            self._function()
-        else:
-            self._record()
-            self()
-
-    def _record(self) -> None:
-        # thread_local: other threads, such as the watchdog of a transport, may go on asking CUDA about events.
-        # What is garbage goes before: a graph or an event that is destroyed meanwhile would break the recording.
-        graph = torch.cuda.CUDAGraph()
-        gc.collect()
-        gc.disable()
-        try:
-            with self._lock, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                self._function()
-        except RuntimeError as error:
-            # Nothing of the recording has run: the work goes on op by op, which gives the same results.
-            self._refused = True
-            log.warning("an epoch cannot be captured and is launched op by op: %s", error.__context__ or error)
-            torch.cuda.synchronize()
-        else:
-            self._graph = graph
-        finally:
-            gc.enable()
-
-
-def num_gpus() -> int:
-    """Return how many GPUs this process sees."""
-    return torch.cuda.device_count()
-
-
-def import_cupy() -> Any:
-    """Return CuPy on a machine where it and torch can use a GPU. Raises: BackendError that names what is missing."""
-    missing = missing_for_cuda()
-    if missing:
-        raise BackendError(missing)
-    import cupy
-
-    return cupy
-
-
-def check_cuda(precision: str) -> None:
-    """Raise BackendError, in one line, if this machine lacks what run.device cuda with this precision needs."""
-    missing = missing_for_cuda()
-    if missing:
-        raise BackendError(missing)
-    capability = torch.cuda.get_device_capability()
-    if precision in ("bf16", "tf32") and capability < (8, 0):
-        raise BackendError(
-            f"run.precision {precision} needs a GPU of compute capability 8.0 or later (A100, H100 ...), "
-            f"{torch.cuda.get_device_name()} has {capability[0]}.{capability[1]}; use --precision fp32"
-        )
-    if precision == "bf16" and torch.__version__ < MIXED_PRODUCTS:
-        raise BackendError(
-            f"run.precision bf16 needs torch {MIXED_PRODUCTS} or later for products of bf16 with float32 results, found "
-            f"{torch.__version__}; use --precision fp32 or a newer torch"
-        )
-
-
-def missing_for_cuda() -> str:
-    """Return in one line what --device cuda lacks here and how to get it; "" if nothing."""
-    if torch.version.cuda is None:
-        return (
-            f"run.device cuda needs a torch built for CUDA, this one ({torch.__version__}) is built for the CPU; install "
-            "torch from its CUDA index (docs/install.md) or use --device cpu"
-        )
-    if not torch.cuda.is_available():
-        return (
-            "run.device cuda found no usable NVIDIA GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES, run mggcn doctor, "
-            "or use --device cpu"
-        )
-    try:
-        import cupy
-    except ImportError as error:
-        package = f"cupy-cuda{torch.version.cuda.partition('.')[0]}x"
-        return f"run.device cuda needs CuPy ({error}); pip install {package}, or use --device cpu"
-    return "" if cupy.cuda.is_available() else "CuPy cannot use the GPU that torch sees; run mggcn doctor"

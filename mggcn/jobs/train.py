@@ -54,7 +54,7 @@ def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | No
 def check_available(config: Config) -> None:
     """Refuse what can be planned but not run here, in one line, before anything is written. Raises: BackendError."""
     if config.run.device == "cuda":
-        from mggcn.backend.cuda_device import check_cuda
+        from mggcn.backend.cuda_presence import check_cuda
 
         check_cuda(config.run.precision)
 

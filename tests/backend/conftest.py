@@ -38,7 +38,8 @@ def _emulated(dtype: torch.dtype, seed: int) -> KernelBackend:
 
 def _gpu(dtype: torch.dtype, spmm: Literal["own", "cusparse"] = "own") -> KernelBackend:
     from mggcn.backend.cuda import CudaBackend
-    from mggcn.backend.cuda_device import CudaDevice, missing_for_cuda
+    from mggcn.backend.cuda_device import CudaDevice
+    from mggcn.backend.cuda_presence import missing_for_cuda
     from tests.backend.emulated import WORKSPACE_BYTES
 
     missing = missing_for_cuda()

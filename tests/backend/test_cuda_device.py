@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mggcn.backend import cuda_device
+from mggcn.backend import cuda_capture, cuda_device, cuda_presence
 from mggcn.errors import BackendError
 
 
@@ -13,26 +13,26 @@ def test_a_machine_without_gpu_is_told_so_in_one_line(monkeypatch: pytest.Monkey
     """Fails if --device cuda ends in a traceback of torch or CuPy, or does not say what to do."""
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(BackendError, match="needs a torch built for CUDA") as error:
-        cuda_device.check_cuda("fp32")
+        cuda_presence.check_cuda("fp32")
     assert "\n" not in str(error.value)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BackendError, match="no usable NVIDIA GPU") as error:
-        cuda_device.check_cuda("fp32")
+        cuda_presence.check_cuda("fp32")
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_an_old_gpu_refuses_new_types(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a V100 is asked for bf16 and answers with something else."""
-    monkeypatch.setattr(cuda_device, "missing_for_cuda", lambda: "")
+    monkeypatch.setattr(cuda_presence, "missing_for_cuda", lambda: "")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
     with pytest.raises(BackendError, match=rf"{precision} needs a GPU of compute capability 8.0 .* Tesla V100 has 7.0"):
-        cuda_device.check_cuda(precision)
-    cuda_device.check_cuda("fp32")
+        cuda_presence.check_cuda(precision)
+    cuda_presence.check_cuda("fp32")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    cuda_device.check_cuda(precision)
+    cuda_presence.check_cuda(precision)
 
 
 @pytest.mark.cuda
@@ -50,7 +50,7 @@ def test_a_captured_function_repeats_itself() -> None:
     for _ in range(10):
         run()
     assert total.item() == 10.0
-    assert len(calls) == cuda_device.WARM_CALLS + 1
+    assert len(calls) == cuda_capture.WARM_CALLS + 1
 
 
 @pytest.mark.cuda

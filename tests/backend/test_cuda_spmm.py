@@ -99,7 +99,8 @@ def emulated(dtype: torch.dtype, seed: int) -> Bench:
 
 def on_gpu(dtype: torch.dtype, seed: int) -> Bench:
     from mggcn.backend.cuda import CudaBackend
-    from mggcn.backend.cuda_device import CudaDevice, missing_for_cuda
+    from mggcn.backend.cuda_device import CudaDevice
+    from mggcn.backend.cuda_presence import missing_for_cuda
 
     missing = missing_for_cuda()
     if missing:

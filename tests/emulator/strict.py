@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mggcn.backend.cuda_device import WARM_CALLS
+from mggcn.backend.cuda_capture import WARM_CALLS
 from tests.emulator.device import EmulatedDevice
 
 LOOKS = {"aten._local_scalar_dense.default", "aten.item.default", "aten.nonzero.default", "aten.is_nonzero.default"}
