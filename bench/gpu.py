@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# The checkout need not be installed: what follows is imported from it (E402).
 sys.path.insert(0, str(ROOT))
 
 from gpu_graphs import Preparation, available, data_folder  # noqa: E402

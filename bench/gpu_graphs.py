@@ -86,7 +86,7 @@ class Preparation:
             try:
                 if real_store(name, data) is None:
                     make_store(workload(name, scale), cache)
-            except Exception as error:
+            except Exception as error:  # whatever goes wrong with one graph, the others are still made
                 self._errors[name] = str(error)
             self._done[name].set()
 

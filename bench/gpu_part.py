@@ -61,7 +61,7 @@ def run(job: dict[str, Any]) -> int:
             importlib.import_module(MODULES[part]).measure(lab, case)
         except OutOfTimeError as error:
             stopped = str(error)
-        except Exception as error:
+        except Exception as error:  # whatever ends a part, its rows and the reason reach the report
             traceback.print_exc()
             stopped = first_line(error)
         lab.write(kind="end", seconds=time.monotonic() - began, stopped=stopped)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from worker_pyg import make_graph, make_net
 
 from mggcn.graph.csr import CSR, Graph
+from mggcn.model.ops import given
 
 KINDS = ("fused", "scaled", "csr", "scatter")
 WARM_UP = 3
@@ -22,7 +23,7 @@ class Products(TorchDispatchMode):
     """Counts products with the graph: calls with a sparse operand, and sums of messages into rows."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own, without annotations
         self.count: int = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -55,7 +56,7 @@ class Peer:
             if need > lab.free_bytes():
                 raise ValueError(f"its messages need about {need / 2**30:.0f} GiB")
         x = features(graph).to(device)
-        labels = torch.from_numpy(graph.labels.array().copy()).to(device)  # type: ignore[union-attr]
+        labels = torch.from_numpy(given(graph.labels).array().copy()).to(device)
         train = torch.from_numpy(graph.splits["train"].read(0, 1)[0]).nonzero().view(-1).to(device)
         indptr = torch.from_numpy(graph.adj_t.indptr.array().copy()).to(device)
         indices = torch.from_numpy(graph.adj_t.indices.array().copy()).to(device)
@@ -110,8 +111,8 @@ def features(graph: Graph) -> torch.Tensor:
     """The features as a dense matrix."""
     found = graph.features
     if not isinstance(found, CSR):
-        return torch.from_numpy(found.array().copy())  # type: ignore[union-attr]
-    values = torch.from_numpy(found.values.array().copy())  # type: ignore[union-attr]
+        return torch.from_numpy(given(found).array().copy())
+    values = torch.from_numpy(given(found.values).array().copy())
     pointers, columns = (torch.from_numpy(rows.array().copy()) for rows in (found.indptr, found.indices))
     shape = (found.num_rows, found.num_cols)
     return torch.sparse_csr_tensor(pointers, columns.long(), values, shape, check_invariants=False).to_dense()

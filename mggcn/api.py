@@ -218,7 +218,7 @@ class Trainer:
             return scores
 
         scores = local_ranks.on_local_ranks(config, body)[0]
-        return predicting.softmax(scores) if probabilities else scores  # type: ignore[no-any-return]
+        return predicting.softmax(scores) if probabilities else scores
 
     @property
     def _in_process(self) -> bool:

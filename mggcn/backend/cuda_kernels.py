@@ -116,6 +116,6 @@ class Kernels:
 
 
 def _converted(kind: str, value: torch.Tensor | float | None) -> Any:
-    if kind == "*":
-        return np.uint64(0 if value is None else value.data_ptr())  # type: ignore[union-attr]
-    return _SCALARS[kind](value)
+    if isinstance(value, torch.Tensor):
+        return np.uint64(value.data_ptr())
+    return np.uint64(0) if value is None else _SCALARS[kind](value)

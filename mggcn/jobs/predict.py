@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mggcn.assemble import Rank, make_rank, plan_graph
 from mggcn.comm.launch import run_ranks
@@ -127,7 +128,8 @@ def write_scores(comm: Communicator, rank: Rank, target: Path, num_vertices: int
             temporary.unlink(missing_ok=True)
 
 
-def softmax(scores: Any) -> Any:
+def softmax(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
     """Return the probabilities (N, C) of logits (N, C)."""
-    shifted = np.exp(scores - scores.max(1, keepdims=True))
-    return shifted / shifted.sum(1, keepdims=True)
+    shifted: npt.NDArray[np.floating] = np.exp(scores - scores.max(1, keepdims=True))
+    total: npt.NDArray[np.floating] = shifted.sum(1, keepdims=True)
+    return shifted / total

@@ -167,9 +167,10 @@ def run_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) -> 
 def read_result(folder: Path) -> dict[str, Any]:
     """Return what result.json of a complete run holds. Raises: RunError if it cannot be read."""
     try:
-        return json.loads((folder / "result.json").read_text())  # type: ignore[no-any-return]
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     except (OSError, ValueError) as error:
         raise RunError(f"{folder} has no readable result.json: {error}; resume the run") from error
+    return result
 
 
 def train_worker(comm: Communicator, folder: Path, quiet: bool, started: float) -> None:
