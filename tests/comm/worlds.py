@@ -91,6 +91,8 @@ class Nccl:
         """Whether a case finds NCCL started."""
 
     def run(self, case: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+        held: list[Any] = []
+
         def body(rank: int) -> Any:
             board = Board(self.store, rank, self.size, timeout_s)
 
@@ -107,6 +109,7 @@ class Nccl:
                 capturing=lambda: self.capturing[rank],
                 checked_calls=self.checked_calls,
             )
+            hold_buffers(comm, held)
             try:
                 if self.start:
                     comm.use_lane(self.streams[rank])
@@ -122,6 +125,23 @@ class Nccl:
         finally:
             for stream in self.streams:
                 stream.stop()
+            held.clear()
+
+
+def hold_buffers(comm: Any, held: list[Any]) -> None:
+    """Keep what `comm` moves: the fake library's streams copy by address, also after a case has ended without waiting."""
+    original = comm._start
+
+    def start(call: Any, after: Any, buffers: Any, *rest: Any) -> Any:
+        try:
+            event = original(call, after, buffers, *rest)
+        except BaseException:
+            held.append(buffers)
+            raise
+        held.append(event)  # it has the buffers until it was waited for
+        return event
+
+    comm._start = start
 
 
 def in_threads(size: int, body: Callable[[int], Any]) -> list[Any]:
