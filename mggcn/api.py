@@ -90,7 +90,7 @@ class Trainer:
         if model is not None:
             base = dataclasses.replace(base, model=model)
         self._config = resolve(_with(base, settings | ({} if ranks is None else {"ranks": ranks})), self._graph)
-        self._plan, self._owners = plan_graph(self._config, self._graph)
+        self._plan, self._partition = plan_graph(self._config, self._graph)
         self._plan.check(memory_limit(self._config))
         self._out = None if out is None else Path(out)
         self._rank: Rank | None = None
@@ -132,7 +132,7 @@ class Trainer:
         self._folder = folder
         if self._in_process:
             self._rank = None
-            known = (self._plan, self._owners)
+            known = (self._plan, self._partition)
             with local_ranks.signalled_stop() as stop:
                 ranks = local_ranks.on_local_ranks(
                     self._config,
@@ -204,12 +204,12 @@ class Trainer:
 
         Raises: ConfigError if names or shapes differ from the model's.
         """
-        config = _with(self._config, {"ranks": 1, "transport": "single"})
-        plan, owners = plan_graph(config, self._graph)
+        config = _with(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast"})
+        plan, partition = plan_graph(config, self._graph)
         plan.check(memory_limit(config))
 
         def body(comm: Communicator) -> npt.NDArray[np.floating]:
-            rank = make_rank(config, self._graph, plan, owners, comm)
+            rank = make_rank(config, self._graph, plan, partition, comm)
             rank.trainer.runtime.weights.load_state_dict(state)
             rank.trainer.evaluate()
             logits = rank.trainer.scores()
@@ -226,11 +226,11 @@ class Trainer:
 
     def _predict_here(self, target: Path, weights: str, probabilities: bool) -> None:
         state = self.state_dict(weights)
-        plan, owners = self._plan, self._owners
+        plan, partition = self._plan, self._partition
 
         def body(comm: Any) -> None:
             rank = self._rank if comm.size == 1 and self._rank is not None else None
-            rank = rank or make_rank(self._config, self._graph, plan, owners, comm)
+            rank = rank or make_rank(self._config, self._graph, plan, partition, comm)
             rank.trainer.runtime.backend.activate()
             before = rank.trainer.runtime.weights.state_dict()
             rank.trainer.runtime.weights.load_state_dict(state)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from mggcn.aggregate.base import Strategy
+from mggcn.aggregate.broadcast import BroadcastStrategy
 from mggcn.backend.gpu_memory import gpu_free_bytes
 from mggcn.comm.rank import gpu_index
 from mggcn.config import Config
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.csr import CSR, Graph
-from mggcn.partition.order import Assignment, assign
-from mggcn.partition.statistics import (
-    TileStatistics,
-    estimate_aggregated_nnz,
-    expected_statistics,
-    tile_statistics,
-)
+from mggcn.partition.order import assign
+from mggcn.partition.parts import Figures, Partition, RowFigures, RowPartition, row_owners
+from mggcn.partition.statistics import estimate_aggregated_nnz, tile_statistics
 from mggcn.plan.device import REAL, not_captured
 from mggcn.plan.machine import free_bytes
+from mggcn.train.planjson import plan_from_dict
 from mggcn.train.runplan import SIGNALS, RankPlan, RunPlan, plan_run
 from mggcn.train.shape import GraphShape
 
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
     from mggcn.trace.timeline import Watch
     from mggcn.train.trainer import RankTrainer, Stop
 
+STRATEGIES: dict[str, Strategy] = {
+    "broadcast": BroadcastStrategy(),
+}
 _METRICS = {"accuracy": "accuracy", "roc_auc": "roc_auc", "roc auc": "roc_auc", "macro_f1": "macro_f1"}
 
 
@@ -70,7 +72,7 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
             f"{graph.name} has no features; give it some when you prepare it, for example a sparse identity matrix"
         )
     sparse = isinstance(features, CSR)
-    aggregates = config.model.kind == "gcn" and not config.model.input_dropout
+    aggregates = config.model.aggregates and not config.model.input_dropout
     return GraphShape(
         graph.name,
         graph.num_vertices,
@@ -84,26 +86,37 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
     )
 
 
-def plan_graph(config: Config, graph: Graph, statistics: TileStatistics | None = None) -> tuple[RunPlan, Assignment]:
-    """Assign the vertices and plan every rank of a run on `graph`.
+def partition_graph(config: Config, graph: Graph) -> Partition:
+    """Return who holds which rows of a run. Cost: O(N)."""
+    return RowPartition(assign(graph.num_vertices, config.run.ranks, config.run.order, config.train.seed))
 
-    Cost: two sweeps over the edges unless `statistics` are given. Raises: ConfigError, GraphError, PlanError.
+
+def partition_figures(config: Config, graph: Graph, partition: Partition) -> Figures:
+    """Return the sizes that a partition gives to its ranks. Cost: two sweeps over the edges."""
+    owners = row_owners(partition)
+    return RowFigures(owners.counts, tile_statistics(graph, owners, self_loops=config.model.self_loops))
+
+
+def plan_graph(config: Config, graph: Graph) -> tuple[RunPlan, Partition]:
+    """Share out the vertices and plan every rank of a run on `graph`.
+
+    Cost: two sweeps over the edges. Raises: ConfigError, GraphError, PlanError.
     """
-    shape = graph_shape(graph, config)
-    owners = assign(graph.num_vertices, config.run.ranks, config.run.order, config.train.seed)
-    if statistics is None:
-        statistics = tile_statistics(graph, owners, self_loops=config.model.self_loops)
-    return plan_run(config, shape, statistics, owners.counts), owners
+    shape, strategy = graph_shape(graph, config), STRATEGIES[config.run.strategy]
+    partition = partition_graph(config, graph)
+    return plan_run(config, shape, partition_figures(config, graph, partition), strategy), partition
 
 
 def plan_shape(config: Config, shape: GraphShape) -> RunPlan:
     """Plan a run on a graph of which only the shape is known, in the expectation over random assignments."""
-    from mggcn.partition.order import part_sizes
+    sizes = (shape.num_vertices, shape.num_edges, config.run.ranks)
+    figures = RowFigures.expected(*sizes, self_loops=config.model.self_loops)
+    return plan_run(config, shape, figures, STRATEGIES[config.run.strategy])
 
-    counts = part_sizes(shape.num_vertices, config.run.ranks)
-    loops = config.model.self_loops
-    statistics = expected_statistics(shape.num_vertices, shape.num_edges, counts, self_loops=loops)
-    return plan_run(config, shape, statistics, counts)
+
+def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:
+    """Return the plan that a run folder's plan.json records, planned again from its figures."""
+    return plan_from_dict(config, content, STRATEGIES[config.run.strategy])
 
 
 @dataclass(slots=True)
@@ -147,7 +160,7 @@ def make_rank(
     config: Config,
     graph: Graph,
     plan: RunPlan,
-    owners: Assignment,
+    partition: Partition,
     comm: Communicator,
     stop: Stop | None = None,
     device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
@@ -160,14 +173,15 @@ def make_rank(
     """
     import torch
 
-    from mggcn.aggregate.broadcast import Broadcast
+    from mggcn.aggregate.base import Built, Site
+    from mggcn.aggregate.nothing import Nothing
     from mggcn.comm.counting import CountingCommunicator
     from mggcn.partition.features import FeatureReader
     from mggcn.partition.shard import ShardOptions, build_shard
     from mggcn.trace.timeline import Timeline, Unwatched
-    from mggcn.train.inputs import load_inputs, upload_tiles
+    from mggcn.train.inputs import load_inputs
     from mggcn.train.ranking import RankingScores
-    from mggcn.train.runtime import DTYPES, RankRuntime, Weights, arena_views
+    from mggcn.train.runtime import DTYPES, RankRuntime, Weights, arena_views, state_views
     from mggcn.train.trainer import RankTrainer, Stop
 
     if config.run.ranks != comm.size:
@@ -185,7 +199,7 @@ def make_rank(
     counted = CountingCommunicator(comm)
     counted.use_lane(backend.lane)
     options = ShardOptions(
-        config.model.kind == "gcn",
+        config.model.aggregates,
         config.model.norm,
         config.model.self_loops,
         config.data.splits,
@@ -193,13 +207,16 @@ def make_rank(
         {"fp32": "float32", "fp64": "float64"}[REAL[config.run.precision]],
         threads,
     )
-    shard = build_shard(graph, owners, comm.rank, options)
+    shard = build_shard(graph, partition, comm.rank, options)
     if config.train.patience and not shard.split_sizes[1]:
         raise ConfigError("train.patience needs validation vertices, and this split has none; set train.patience = 0")
-    reader = FeatureReader(graph, owners, comm.rank, config.data.row_normalize)
+    reader = FeatureReader(graph, partition.held(comm.rank), comm.rank, config.data.row_normalize)
     inputs = load_inputs(backend, shard, reader, rank_plan.model, threads)
-    tiles, tiles_t = upload_tiles(backend, shard)
-    aggregation = Broadcast(rank_plan.aggregation, tiles, tiles_t, counted, backend)  # type: ignore[arg-type]
+    states = state_views(backend, rank_plan.states)
+    aggregates = Built(Nothing(), Nothing())
+    if options.aggregates:
+        site = Site(graph, partition, comm.rank, options, backend, counted, states)
+        aggregates = plan.strategy.build(rank_plan.aggregation, rank_plan.exact, site)
     programs = [rank_plan.train, rank_plan.evaluate, *([rank_plan.setup] if rank_plan.setup else [])]
     arena = backend.allocate(rank_plan.arena_bytes)
     weights = Weights(rank_plan.model.layers, config.model.bias, DTYPES[REAL[config.run.precision]], backend)
@@ -208,7 +225,9 @@ def make_rank(
     signals = backend.allocate(8 * SIGNALS).view(torch.float64)
     clock = backend.allocate(16).view(torch.int64)
     views = arena_views(arena, programs)
-    runtime = RankRuntime(backend, aggregation, inputs, weights, views, signals, counts, clock)
+    runtime = RankRuntime(
+        backend, aggregates.training, aggregates.exact, inputs, weights, views, signals, counts, clock
+    )
     if rank_plan.setup:
         runtime.run(rank_plan.setup)
     ranking = None
@@ -216,7 +235,7 @@ def make_rank(
         ranking = RankingScores(inputs, graph.num_vertices, classes, counted, backend)
     watched = rank_plan
     if timeline is not None:
-        timeline.number_tiles(tiles, tiles_t)
+        timeline.number_tiles(*aggregates.tiles)
         watched = dataclasses.replace(rank_plan, train=timeline.program(rank_plan.train))
     watch = timeline or Unwatched()
     trainer = RankTrainer(config, watched, runtime, counted, config.train.metric, ranking, stop or Stop(), watch)

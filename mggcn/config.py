@@ -22,6 +22,8 @@ def _require(condition: bool, message: str) -> None:
 
 MAX_RANKS = 4096
 """Ranks of a plan; more than any node has."""
+MAX_DELAY = 1000
+"""Epochs that a message of the delayed strategy may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +46,9 @@ class DataConfig:
 class ModelConfig:
     """Shape of the network."""
 
-    kind: Literal["gcn", "mlp"] = "gcn"
-    """gcn: graph convolutions (Kipf & Welling 2017); mlp: the same network without the graph."""
+    kind: Literal["gcn", "sage", "mlp"] = "gcn"
+    """gcn: graph convolutions (Kipf & Welling 2017); sage: GraphSAGE with the GCN aggregator, (sum of neighbours + self) /
+    (degree + 1) (DistGNN 6.1), whatever `norm` says; mlp: the same network without the graph."""
     hidden: tuple[int, ...] = (128, 128)
     """Width of each hidden layer, in features; the output layer has one column per class."""
     dropout: float = 0.0
@@ -65,6 +68,16 @@ class ModelConfig:
         for name in ("dropout", "input_dropout"):
             value = getattr(self, name)
             _require(0.0 <= value < 1.0, f"model.{name} must lie in [0, 1), got {value}")
+        if self.kind == "sage":
+            _require(
+                self.self_loops, "model.kind sage adds every vertex to its neighbours; leave model.self_loops true"
+            )
+            object.__setattr__(self, "norm", "mean")
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether the model reads the graph."""
+        return self.kind != "mlp"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,8 +154,14 @@ class RunConfig:
     """Which vertices each rank owns: random assignment that keeps the order, full permutation, or plain ranges."""
     spmm: Literal["own", "cusparse"] = "own"
     """Sparse products on a GPU: mggcn's kernels, or NVIDIA's cuSPARSE for comparison."""
-    strategy: Literal["broadcast"] = "broadcast"
-    """How neighbours' rows arrive: MG-GCN's staged broadcast."""
+    strategy: Literal["broadcast", "halo", "slice", "delayed"] = "broadcast"
+    """How neighbours' rows arrive. broadcast: MG-GCN's stages; halo: only the rows that are needed; slice: every rank
+    multiplies the whole graph with a slice of the columns; delayed: DistGNN's partial aggregates over a vertex cut."""
+    delay: str = "0"
+    """Of the delayed strategy: none (0c) never sends, 0 (cd-0) is exact, r >= 1 (cd-r) sends a bin of the split vertices
+    per epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact."""
+    between: Literal["last", "local"] = "last"
+    """Of cd-r: what a split vertex has between its turns, the last sum received or its local one (DistGNN, Algorithm 4)."""
     products: Literal["auto", "gemm-first", "aggregate-first"] = "auto"
     """Order of the two products of an inner layer; auto puts the narrower side through the graph."""
     features: Literal["auto", "dense", "sparse"] = "auto"
@@ -160,6 +179,10 @@ class RunConfig:
         _require(self.threads >= 0, f"run.threads must be 0 or more, got {self.threads}")
         _require(self.memory_limit >= 0, f"run.memory_limit must be 0 or more bytes, got {self.memory_limit}")
         _require(self.timeout_s > 0, f"run.timeout_s must be positive, got {self.timeout_s}")
+        _require(
+            self.delay == "none" or (self.delay.isascii() and self.delay.isdigit() and int(self.delay) <= MAX_DELAY),
+            f"run.delay must be none or a number of epochs in 0 .. {MAX_DELAY}, got {self.delay!r}",
+        )
         if self.transport == "nccl" and self.device == "cpu":
             raise ConfigError("run.transport nccl moves data between GPUs; use --device cuda, or gloo on CPUs")
         if self.transport == "gloo" and self.device == "cuda":
@@ -213,7 +236,7 @@ def _type_name(hint: Any) -> str:
         return "one of " + ", ".join(typing.get_args(hint))
     if origin is tuple:
         return "integers separated by commas, such as 64,64"
-    return {bool: "true or false", int: "an integer", float: "a finite number"}.get(hint, str(hint))
+    return {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}.get(hint, str(hint))
 
 
 def _convert(hint: Any, value: Any) -> Any:
@@ -233,6 +256,8 @@ def _convert(hint: Any, value: Any) -> Any:
         if isinstance(value, float):
             return int(value) if value.is_integer() else _bad(value)
         return int(value) if isinstance(value, str) else operator.index(value)
+    if hint is str:
+        return str(value)
     number = float(value)
     return number if math.isfinite(number) else _bad(value)
 

@@ -1,53 +1,93 @@
 """The contract of an aggregation strategy: how neighbours' rows reach a rank, forwards and backwards.
 
-V rows of this rank, D width; Aggregation moves rows, the sparse product itself is the backend's.
+V rows of this rank, D width; a strategy moves rows, the sparse products themselves are the backend's. Each strategy is one
+module of this room: a Strategy, which `assemble` names, an AggregationPlan and an Aggregation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from mggcn.backend.base import Epilogue
+from mggcn.backend.base import Epilogue, KernelBackend, Sparse
+from mggcn.config import RunConfig
+from mggcn.graph.csr import Graph
+from mggcn.partition.parts import Figures, Partition
+from mggcn.partition.shard import ShardOptions
 from mggcn.plan.memory import BufferSpec
+from mggcn.plan.steps import Step
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mggcn.comm.base import Communicator
+
+
+def aggregate_name(layer: int, backward: bool) -> str:
+    """Return the name of a layer's aggregation, with which the names of its buffers start."""
+    return f"{'aggregate-grad' if backward else 'aggregate'}{layer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Sizes of one sparse matrix that a rank holds."""
+
+    rows: int
+    nnz: int
+
 
 class AggregationPlan(Protocol):
-    """What a strategy needs and sends, known before it runs; needs no torch."""
+    """What a strategy needs and sends on one rank, known before it runs; needs no torch."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it gives the gradient of the whole graph in every epoch."""
+        ...
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The rank's sparse matrices for A^T."""
+        ...
+
+    @property
+    def matrices_t(self) -> tuple[Matrix, ...]:
+        """Those for A; empty if the ones for A^T serve both directions."""
+        ...
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the lists of rows that it sends and receives."""
+        ...
+
+    @property
+    def period(self) -> int:
+        """Epochs after which its steps repeat: 1 unless it sends something else in each."""
+        ...
 
     def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        """Return the buffers of one aggregation of width `cols`, their names starting with `op`."""
+        """Return the scratch of one aggregation of width `cols`, either direction, the names starting with `op`."""
         ...
 
-    @property
-    def num_spmm(self) -> int:
-        """Sparse products of one aggregation on this rank."""
+    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        """Return what aggregation `op` keeps from epoch to epoch, the names starting with `op`: memory of its own."""
         ...
 
-    @property
-    def messages(self) -> int:
-        """Messages of one aggregation that this rank takes part in."""
-        ...
-
-    def bytes_sent(self, spec: BufferSpec) -> int:
-        """Bytes that leave this rank when it aggregates the rows of buffer `spec`."""
+    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
+        """Return what one aggregation of width `cols` does, in order, in the epochs e with e mod period = turn."""
         ...
 
 
 class Aggregation(Protocol):
-    """Sums over neighbours across ranks.
-
-    `exact` says that backward is the adjoint of forward, and forward the product with A^T, in every epoch.
-    """
+    """Sums over neighbours across ranks. All ranks call the same methods in the same order, with equal widths."""
 
     @property
-    def exact(self) -> bool: ...
+    def exact(self) -> bool:
+        """Whether backward is the adjoint of forward, and forward the product with A^T, in every epoch."""
+        ...
 
     def begin_epoch(self, epoch: int) -> None:
-        """Called on every rank before the first op of an epoch."""
+        """Called on every rank before the first op of an epoch, from 0; 0 starts afresh."""
         ...
 
     def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
@@ -57,13 +97,64 @@ class Aggregation(Protocol):
     def backward(
         self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
     ) -> None:
-        """Out (V, D) = epilogue(A g) for this rank's rows. Collective."""
+        """Out (V, D) = epilogue(A g) for this rank's rows; g may be overwritten. Collective.
+
+        Where ranks hold copies of a row, activations are equal on all, and gradients are parts of a sum over them.
+        """
         ...
 
-    def state(self) -> Mapping[str, Any]:
-        """Return the tensors that survive an epoch; they are checkpointed per rank."""
+    def state(self) -> Mapping[str, Tensor]:
+        """Return the tensors that survive an epoch, on the host, once every message has come. Collective.
+
+        They are checkpointed per rank.
+        """
         ...
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` gave."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a rank's aggregations are built from. states: by op and name, the buffers that `state` of its plan asked for."""
+
+    graph: Graph
+    partition: Partition
+    rank: int
+    options: ShardOptions
+    backend: KernelBackend
+    comm: Communicator
+    states: Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A rank's aggregations: of training epochs, and the exact one of evaluation and set-up, often the same object.
+
+    tiles: matrices to be named in a timeline, in order of the owners of their columns, a list per direction.
+    """
+
+    training: Aggregation
+    exact: Aggregation
+    tiles: Sequence[Sequence[Sparse]] = ()
+
+
+class Strategy(Protocol):
+    """One way to aggregate. Needs no torch until `build`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> Literal["rows", "cut"]:
+        """The kind of partition that it works on."""
+        ...
+
+    def plan(self, run: RunConfig, figures: Figures, rank: int, symmetric: bool, training: bool) -> AggregationPlan:
+        """Plan one rank; training: False asks for the exact plan of evaluation and set-up."""
+        ...
+
+    def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
+        """Build a rank's aggregations as planned. Collective. Raises: GraphError, BackendError."""
         ...

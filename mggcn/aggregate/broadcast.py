@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, cast
 
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
 from mggcn.backend.base import Epilogue, Event, KernelBackend, Sparse
+from mggcn.config import RunConfig
+from mggcn.partition.parts import Figures, row_figures, row_owners
+from mggcn.partition.shard import row_tiles
 from mggcn.plan.memory import BufferSpec
+from mggcn.plan.steps import Await, Multiply, Send, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,31 +27,84 @@ if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
 
 
+class BroadcastStrategy:
+    """MG-GCN's staged broadcast over a partition of the rows."""
+
+    name = "broadcast"
+    kind: Literal["rows"] = "rows"
+
+    def plan(self, run: RunConfig, figures: Figures, rank: int, symmetric: bool, training: bool) -> BroadcastPlan:
+        counts, nnz = figures.counts, row_figures(figures).tiles.nnz
+        # Tile (i, j) of A^T has the edges from part j to part i: that of A those of tile (j, i).
+        backward = nnz[rank] if symmetric else nnz[:, rank]
+        return BroadcastPlan(rank, counts, _numbers(nnz[rank]), _numbers(backward), symmetric)
+
+    def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
+        tiles, tiles_t = row_tiles(site.graph, row_owners(site.partition), site.rank, site.options)
+        forward = [site.backend.sparse(t.indptr, t.indices, t.values) for t in tiles]
+        backward = (
+            forward if tiles_t is tiles else [site.backend.sparse(t.indptr, t.indices, t.values) for t in tiles_t]
+        )
+        strategy = Broadcast(cast(BroadcastPlan, training), forward, backward, site.comm, site.backend)
+        return Built(strategy, strategy, (forward, backward))
+
+
+def _numbers(row: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    return tuple(int(n) for n in row)
+
+
 @dataclass(frozen=True, slots=True)
 class BroadcastPlan:
-    """Slots and messages of the staged broadcast for one rank; counts: rows of every rank."""
+    """Slots and messages of the staged broadcast for one rank; counts: rows of every rank; nnz, nnz_t: of its tiles."""
 
     rank: int
     counts: tuple[int, ...]
+    nnz: tuple[int, ...]
+    nnz_t: tuple[int, ...]
+    symmetric: bool
+    exact: bool = True
+    index_bytes: int = 0
+    period: int = 1
 
     @property
     def num_slots(self) -> int:
         return min(2, len(self.counts) - 1)
 
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return tuple(Matrix(self.counts[self.rank], nnz) for nnz in self.nnz)
+
+    @property
+    def matrices_t(self) -> tuple[Matrix, ...]:
+        return () if self.symmetric else tuple(Matrix(self.counts[self.rank], nnz) for nnz in self.nnz_t)
+
     def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         others = [c for r, c in enumerate(self.counts) if r != self.rank]
         return tuple(BufferSpec(f"{op}.bc{s + 1}", max(others), cols, dtype) for s in range(self.num_slots))
 
-    @property
-    def num_spmm(self) -> int:
-        return len(self.counts)
+    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        return ()
 
-    @property
-    def messages(self) -> int:
-        return len(self.counts) if len(self.counts) > 1 else 0
+    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
+        size, me = len(self.counts), self.rank
+        nnz = self.nnz_t if backward else self.nnz
+        own = Multiply(self.counts[me], self.counts[me], nnz[me], cols)
+        if size == 1:
+            return (own,)
+        steps: list[Step] = [self._send(root, cols, dtype) for root in range(min(2, size))]
+        steps.append(own)
+        for j in range(size):
+            steps.append(Await(j))
+            if j != me:
+                steps.append(Multiply(self.counts[me], self.counts[j], nnz[j], cols))
+            if j + 2 < size:
+                steps.append(self._send(j + 2, cols, dtype))
+        return tuple(steps)
 
-    def bytes_sent(self, spec: BufferSpec) -> int:
-        return spec.nbytes * (len(self.counts) - 1)
+    def _send(self, root: int, cols: int, dtype: str) -> Send:
+        nbytes = BufferSpec("", self.counts[root], cols, dtype).nbytes
+        mine = root == self.rank
+        return Send("broadcast", nbytes * (len(self.counts) - 1) if mine else 0, 0 if mine else nbytes, root)
 
 
 class Broadcast:
@@ -76,10 +137,10 @@ class Broadcast:
     ) -> None:
         self._staged(self._tiles_t, g, out, buffers, epilogue)
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> Mapping[str, Tensor]:
         return {}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
         return
 
     def _staged(

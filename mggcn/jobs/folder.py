@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mggcn.assemble import partition_graph, plan_recorded
 from mggcn.config import Config, from_tables, from_toml, to_toml
 from mggcn.errors import ConfigError, MggcnError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256
-from mggcn.partition.order import Assignment, assign
-from mggcn.train.planjson import plan_from_dict, to_dict
+from mggcn.partition.parts import Partition
+from mggcn.train.planjson import to_dict
 from mggcn.train.runlog import write_json
 from mggcn.train.runplan import RunPlan
 
@@ -122,11 +123,12 @@ def write_plan(folder: Path, plan: RunPlan, store: Path | None, graph: Graph) ->
 
 def _assignment(config: Config) -> list[Any]:
     """What decides which rank owns which vertex."""
-    return [config.run.ranks, config.run.order, config.train.seed]
+    run = config.run
+    return [run.ranks, run.strategy, run.delay, run.order, config.train.seed]
 
 
-def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Assignment]:
-    """Return the plan that a run folder records, without another pass over the graph, and the assignment.
+def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Partition]:
+    """Return the plan that a run folder records, without another pass over the graph, and who holds which rows.
 
     Raises: RunError if the graph or the settings are not those that the run was planned for.
     """
@@ -138,8 +140,7 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Ass
         )
     if job["assignment"] != _assignment(config):
         raise RunError(
-            f"config.toml in {folder} asks for ranks, order, seed {_assignment(config)}, the run was planned for "
-            f"{job['assignment']}; put them back, or start a new run"
+            f"config.toml in {folder} asks for ranks, strategy, delay, order, seed {_assignment(config)}, the run was "
+            f"planned for {job['assignment']}; put them back, or start a new run"
         )
-    owners = assign(graph.num_vertices, config.run.ranks, config.run.order, config.train.seed)
-    return plan_from_dict(config, content), owners
+    return plan_recorded(config, content), partition_graph(config, graph)

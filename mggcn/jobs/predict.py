@@ -74,11 +74,11 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
     config, recorded, job = read_run(folder)
     graph = open_store(arguments["store"])
     if arguments["store"] == job["store"]:
-        plan, owners = known_plan(folder, config, graph)
+        plan, partition = known_plan(folder, config, graph)
     else:
         config, graph = for_scoring(config, graph, recorded["graph"]["num_classes"])
-        plan, owners = plan_graph(config, graph)
-    rank = make_rank(config, graph, plan, owners, comm)
+        plan, partition = plan_graph(config, graph)
+    rank = make_rank(config, graph, plan, partition, comm)
     found = load_checkpoint(folder / "checkpoints")
     if found is None:
         raise RunError(f"{folder} holds no checkpoint to predict with")
@@ -116,7 +116,10 @@ def write_scores(comm: Communicator, rank: Rank, target: Path, num_vertices: int
             np.lib.format.open_memmap(temporary, "w+", scores.dtype, (num_vertices, scores.shape[1])).flush()
         comm.barrier()
         whole = np.lib.format.open_memmap(temporary, "r+")
-        whole[trainer.runtime.inputs.row_ids.cpu().numpy()] = softmax(scores) if probabilities else scores
+        inputs = trainer.runtime.inputs
+        ids = inputs.row_ids.cpu().numpy()
+        mine = slice(None) if inputs.owned is None else inputs.owned.cpu().numpy()
+        whole[ids[mine]] = (softmax(scores) if probabilities else scores)[mine]
         whole.flush()
         comm.barrier()
         if comm.rank == 0:

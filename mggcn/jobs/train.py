@@ -27,7 +27,7 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store
 from mggcn.jobs.folder import discarded_if_refused, known_plan, make_run_folder, read_run, rewrite_config, write_plan
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
-from mggcn.partition.order import Assignment
+from mggcn.partition.parts import Partition
 from mggcn.train.runlog import RunLog, write_json
 from mggcn.train.runplan import RunPlan
 from mggcn.version import __version__
@@ -64,7 +64,7 @@ def train_rank(
     config: Config,
     graph: Graph,
     plan: RunPlan,
-    owners: Assignment,
+    partition: Partition,
     folder: Path,
     *,
     quiet: bool,
@@ -77,7 +77,7 @@ def train_rank(
     stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it.
     """
     started = time.perf_counter() if started is None else started
-    rank = make_rank(config, graph, plan, owners, comm, stop, folder=folder)
+    rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder)
     comm.barrier()
     setup_seconds = time.perf_counter() - started
     log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)

@@ -57,7 +57,7 @@ def choose_input(model: ModelConfig, shape: InputShape, width: int, setting: str
     Dense X without input dropout is kept as A_hat X: layer 1 then needs no SpMM in either direction. Sparse X stays in
     CSR and CSC as X or as A_hat X, or becomes dense, whichever does the least work per epoch.
     """
-    graph = model.kind == "gcn"
+    graph = model.aggregates
     constant = not model.input_dropout
     if shape.nnz is None or setting == "dense":
         nbytes = _dense_bytes(shape, precision)
@@ -95,7 +95,7 @@ def _sparse_options(
     model: ModelConfig, shape: InputShape, width: int, precision: str
 ) -> list[tuple[float, InputChoice]]:
     """Work per epoch and choice for each way to keep a sparse X."""
-    graph, dropped = model.kind == "gcn", model.input_dropout > 0
+    graph, dropped = model.aggregates, model.input_dropout > 0
     nnz = shape.nnz or 0
     spmm = 2 * shape.adj_nnz * width if graph else 0
     x_bytes = sparse_bytes(shape, nnz, precision, dropped)
@@ -134,7 +134,7 @@ def choose_layers(
     widths = (num_features, *model.hidden, num_classes)
     layers = []
     for layer, (d_in, d_out) in enumerate(pairwise(widths), start=1):
-        if model.kind == "mlp":
+        if not model.aggregates:
             kind, reason = "dense", "the model has no graph"
         elif layer == 1 and choice.aggregated:
             kind, reason = "precomputed", "A X is constant: no SpMM"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mggcn.aggregate.base import aggregate_name
 from mggcn.backend.base import Dropout, Epilogue
 from mggcn.model.ops import Finish, Runtime, dropped_block, given
 
@@ -168,6 +169,11 @@ class Aggregate:
     backward: bool = False
 
     @property
+    def name(self) -> str:
+        """Name of the aggregation, with which the names of its buffers start."""
+        return aggregate_name(self.layer, self.backward)
+
+    @property
     def label(self) -> str:
         return f"aggregate-grad {self.layer}" if self.backward else f"aggregate {self.layer}"
 
@@ -177,7 +183,8 @@ class Aggregate:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.dst, *self.slots)
+        # A strategy may use the gradient up.
+        return (self.dst, *([self.src] if self.backward else []), *self.slots)
 
     def run(self, rt: Runtime) -> None:
         move = rt.aggregation.backward if self.backward else rt.aggregation.forward

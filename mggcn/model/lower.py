@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mggcn.aggregate.base import AggregationPlan
+from mggcn.aggregate.base import AggregationPlan, aggregate_name
 from mggcn.config import ModelConfig
 from mggcn.model import backward as bwd
 from mggcn.model import forward as fwd
@@ -77,8 +77,7 @@ class _Builder:
         return tuple(s.name for s in specs)
 
     def aggregate(self, layer: int, src: str, dst: str, finish: Finish, backward: bool = False) -> None:
-        op = f"{'aggregate-grad' if backward else 'aggregate'}{layer}"
-        slots = self.slots(op, self.buffers[dst].cols)
+        slots = self.slots(aggregate_name(layer, backward), self.buffers[dst].cols)
         self.ops.append(fwd.Aggregate(layer, src, dst, slots, finish, backward))
 
     def finish(self, choice: LayerChoice, row_scale: bool) -> Finish:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Inputs:
     """What a rank's ops read besides buffers and weights; device tensors.
 
-    row_scale, col_scale (V,) or None: S_r, S_c; row_ids int64 (V,): original ids; labels int32, mask uint8 (V,).
+    row_scale, col_scale (V,) or None: S_r, S_c; row_ids int64 (V,): original ids; labels int32, mask uint8 (V,);
+    owned int64: rows that are no copies of another rank's, None if all.
     dense (V, D): X or A_hat X; sparse, sparse_t: the same as CSR and its transpose; dropped and dropped_t share their
     structure with values of their own, rewritten each epoch under input dropout; position int32 (nnz,): entry of
     `sparse` for each entry of `sparse_t`.
@@ -32,6 +33,7 @@ class Inputs:
     labels: Tensor
     mask: Tensor
     inv_count: float
+    owned: Tensor | None = None
     dense: Tensor | None = None
     sparse: Sparse | None = None
     sparse_t: Sparse | None = None
@@ -44,10 +46,12 @@ class Runtime(Protocol):
     """What ops run on: the named buffers of one rank and everything constant."""
 
     backend: KernelBackend
-    aggregation: Aggregation
     inputs: Inputs
     clock: Tensor
     """Seed and epoch, int64 (2,) on the device."""
+
+    @property
+    def aggregation(self) -> Aggregation: ...
 
     def buffer(self, name: str) -> Tensor: ...
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mggcn.errors import GraphError
 from mggcn.graph.csr import Graph
 from mggcn.partition.order import Assignment
+from mggcn.partition.parts import Partition
 from mggcn.partition.tiles import Tile, build_tiles, degrees, scales
 
 SPLITS = ("train", "val", "test")
@@ -26,16 +27,13 @@ ROWS = 1 << 20
 class Shard:
     """One rank's part of the graph.
 
-    global_ids int64 (V,): original id of each row; counts: rows of every rank; tiles: A^T by owner of the columns,
-    tiles_t: A alike (the same tuple if the graph is symmetric), both empty for a model without a graph.
-    row_scale, col_scale (V,) or None: S_r and S_c; labels int32 (V,); mask uint8 (V,); split_sizes: global.
+    global_ids int64 (V,): original id of each row; owned bool (V,): rows whose vertex is this rank's own, None if all.
+    row_scale, col_scale (V,) or None: S_r and S_c; labels int32 (V,); mask uint8 (V,), 0 for copies; split_sizes: global.
     """
 
     rank: int
-    counts: tuple[int, ...]
     global_ids: npt.NDArray[np.int64]
-    tiles: tuple[Tile, ...]
-    tiles_t: tuple[Tile, ...]
+    owned: npt.NDArray[np.bool_] | None
     row_scale: npt.NDArray[Any] | None
     col_scale: npt.NDArray[Any] | None
     labels: npt.NDArray[np.int32]
@@ -45,10 +43,6 @@ class Shard:
     @property
     def rows(self) -> int:
         return int(self.global_ids.shape[0])
-
-    @property
-    def size(self) -> int:
-        return len(self.counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +58,41 @@ class ShardOptions:
     threads: int
 
 
-def build_shard(graph: Graph, owners: Assignment, rank: int, options: ShardOptions) -> Shard:
-    """Build a rank's shard from forward sweeps over the graph with bounded buffers.
+def build_shard(graph: Graph, partition: Partition, rank: int, options: ShardOptions) -> Shard:
+    """Build what a rank holds of the vertices; its matrices are its strategy's: aggregate/.
 
-    Cost: two sweeps per direction and one for the degrees; memory is the shard, 6 N bytes of `owners`, N bytes per split
-    and chunks of 8 MiB. Raises: GraphError for a tile that is too large, negative in-degrees, missing splits or labels.
+    Cost: one sweep over the edges for the degrees; memory is the shard, 6 N bytes of the assignment, N bytes per split
+    and chunks of 8 MiB. Raises: GraphError for negative in-degrees, missing splits or labels.
     """
+    owners, owned = partition.held(rank), partition.owned(rank)
     ids = owners.owned(rank)
     labels = np.empty(ids.shape[0], np.int32)
     for chunk, local in _owned_chunks(owners, rank, graph.num_vertices):
         if graph.labels is not None:
             labels[local] = graph.labels.read(chunk.start, chunk.stop)[owners.owner[chunk] == rank]
     mask, sizes = _split_mask(graph, ids, options)
+    if owned is not None:
+        mask[~owned] = 0
     _check_labels(graph, ids, labels, mask)
-    tiles: tuple[Tile, ...] = ()
-    tiles_t: tuple[Tile, ...] = ()
     row_scale = col_scale = None
     if options.aggregates:
-        build = {"self_loops": options.self_loops, "threads": options.threads}
-        degree = degrees(graph.adj_t, owners, rank, **build)  # type: ignore[arg-type]
+        degree = degrees(graph.adj_t, owners, rank, self_loops=options.self_loops, threads=options.threads)
         row_scale, col_scale = scales(degree, options.norm)
         row_scale = row_scale.astype(options.dtype)
         col_scale = None if col_scale is None else row_scale
-        tiles = build_tiles(graph.adj_t, owners, rank, dtype=options.dtype, **build)  # type: ignore[arg-type]
-        tiles_t = tiles if graph.symmetric else build_tiles(graph.adj, owners, rank, dtype=options.dtype, **build)  # type: ignore[arg-type]
-    return Shard(rank, owners.counts, ids, tiles, tiles_t, row_scale, col_scale, labels, mask, sizes)
+    return Shard(rank, ids, owned, row_scale, col_scale, labels, mask, sizes)
+
+
+def row_tiles(
+    graph: Graph, owners: Assignment, rank: int, options: ShardOptions
+) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
+    """Return a rank's rows of A^T, and of A, cut by the owners of the columns; the same tuple if the graph is symmetric.
+
+    Cost: two sweeps per direction. Raises: GraphError for a tile that is too large.
+    """
+    build = {"self_loops": options.self_loops, "dtype": options.dtype, "threads": options.threads}
+    tiles = build_tiles(graph.adj_t, owners, rank, **build)  # type: ignore[arg-type]
+    return tiles, tiles if graph.symmetric else build_tiles(graph.adj, owners, rank, **build)  # type: ignore[arg-type]
 
 
 def _owned_chunks(owners: Assignment, rank: int, num_vertices: int) -> list[tuple[slice, npt.NDArray[np.int32]]]:

@@ -5,7 +5,9 @@ P ranks; tile (i, j) multiplies rows of rank j into rows of rank i.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +23,34 @@ COUNTED = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class TileStatistics:
-    """nnz, rows_needed int64 (P, P); exact is False if they are expectations of a bare shape."""
+    """nnz, rows_needed int64 (P, P) of the tiles of A^T; exact is False if they are expectations of a bare shape.
+
+    rows_needed_t: rows of rank j that rank i needs for its rows of A; the same array if the graph is symmetric.
+    """
 
     nnz: npt.NDArray[np.int64]
     rows_needed: npt.NDArray[np.int64]
+    rows_needed_t: npt.NDArray[np.int64]
     exact: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        needed = {"rows_needed": self.rows_needed.tolist()}
+        if self.rows_needed_t is not self.rows_needed:
+            needed["rows_needed_t"] = self.rows_needed_t.tolist()
+        return {
+            "nnz": self.nnz.tolist(),
+            **needed,
+            "exact": self.exact,
+            "critical_path_over_ideal": self.critical_path_over_ideal,
+        }
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> TileStatistics:
+        """Invert to_dict."""
+        needed = np.array(content["rows_needed"], np.int64)
+        needed_t = np.array(content["rows_needed_t"], np.int64) if "rows_needed_t" in content else needed
+        return TileStatistics(np.array(content["nnz"], np.int64), needed, needed_t, bool(content["exact"]))
 
     @property
     def critical_path_over_ideal(self) -> float:
@@ -66,7 +91,8 @@ def _part_masks(matrix: CSR, owners: Assignment, part: int) -> npt.NDArray[np.ui
 def tile_statistics(graph: Graph, owners: Assignment, *, self_loops: bool) -> TileStatistics:
     """Count the nonzeros and the distinct columns of every tile of A^T.
 
-    Cost: two sweeps over the edges (one more per 64 ranks), 8 N bytes. Inserted self-loops count, stored ones too.
+    Cost: two sweeps over the edges (one more per 64 ranks, and as many for a directed graph), 8 N bytes. Inserted
+    self-loops count, stored ones too.
     """
     ranks = owners.num_ranks
     nnz = np.zeros(ranks * ranks, np.int64)
@@ -79,15 +105,23 @@ def tile_statistics(graph: Graph, owners: Assignment, *, self_loops: bool) -> Ti
             stored[ids[ids == chunk.indices] - chunk.first] = True
             lacking = owners.owner[chunk.first : chunk.first + chunk.rows][~stored].astype(np.int64)
             nnz += np.bincount(lacking * ranks + lacking, minlength=ranks * ranks)
+    needed = _rows_needed(graph.adj, owners, self_loops)
+    needed_t = needed if graph.symmetric else _rows_needed(graph.adj_t, owners, self_loops)
+    return TileStatistics(nnz.reshape(ranks, ranks), needed, needed_t)
+
+
+def _rows_needed(matrix: CSR, owners: Assignment, self_loops: bool) -> npt.NDArray[np.int64]:
+    """Entry (i, j): rows u of rank j with an entry (u, v) of the matrix whose v lies on rank i."""
+    ranks = owners.num_ranks
     needed = np.zeros((ranks, ranks), np.int64)
     for part in range(0, ranks, 64):
-        masks = _part_masks(graph.adj, owners, part)
+        masks = _part_masks(matrix, owners, part)
         for i in range(part, min(part + 64, ranks)):
             wanted = (masks >> np.uint64(i - part)) & np.uint64(1) != 0
             if self_loops:
                 wanted |= owners.owner == i
             needed[i] = np.bincount(owners.owner[wanted], minlength=ranks)
-    return TileStatistics(nnz.reshape(ranks, ranks), needed)
+    return needed
 
 
 def expected_statistics(
@@ -106,7 +140,7 @@ def expected_statistics(
     needed = np.rint(np.outer(1.0 - (1.0 - share) ** degree, np.array(counts))).astype(np.int64)
     if self_loops:
         needed[np.diag_indices(len(counts))] = np.array(counts)
-    return TileStatistics(nnz, needed, exact=False)
+    return TileStatistics(nnz, needed, needed, exact=False)
 
 
 SAMPLED_ROWS = 2048

@@ -142,7 +142,7 @@ def _rank_tables(plan: Json) -> Iterable[str]:
     rows = [[show(rank[key]) if key in rank else "-" for key, show in shown.items()] for rank in plan["per_rank"]]
     head = [key.removesuffix("_bytes").replace("_", " ").replace("num spmm", "SpMMs") for key in shown]
     yield table(head, rows, numeric=range(len(head)))
-    needed = plan["tiles"].get("rows_needed")
+    needed = plan["partition"].get("rows_needed")
     if needed and len(needed) > 1:
         columns = ["rank", *(f"needs of {rank}" for rank in range(len(needed)))]
         lines = [(rank, *(f"{count:,}" for count in row)) for rank, row in enumerate(needed)]

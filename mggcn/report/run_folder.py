@@ -29,8 +29,8 @@ _PLAN_KEYS = (
     "reasons",
     "programs.train",
     "per_rank",
-    "tiles.nnz",
-    "tiles.critical_path_over_ideal",
+    "partition.nnz",
+    "partition.critical_path_over_ideal",
 )
 _RANK_KEYS = ("rank", "rows", "nnz", "arena_bytes", "regions", "total_bytes", "buffers")
 _BUFFER_KEYS = ("program", "name", "rows", "cols", "dtype", "lifetime", "nbytes", "offset", "first", "last")
@@ -162,7 +162,7 @@ def _read_plan(path: Path) -> Json:
         _require(entry, _RANK_KEYS, f"{path}: per_rank")
         for buffer in entry["buffers"]:
             _require(buffer, _BUFFER_KEYS, f"{path}: per_rank buffers")
-    tiles = plan["tiles"]["nnz"]
+    tiles = plan["partition"]["nnz"]
     if len(tiles) != ranks or any(len(row) != ranks for row in tiles):
-        raise RunError(f"{path}: tiles.nnz must be {ranks} x {ranks}, one row and column for each rank")
+        raise RunError(f"{path}: partition.nnz must be {ranks} x {ranks}, one row and column for each rank")
     return plan

@@ -14,14 +14,14 @@ from mggcn.report.run_folder import Json
 
 def draw_tiles(plan: Json, path: Path) -> Path:
     """Draw the heat map and the bars; one rank has a single tile and needs a small picture only."""
-    nnz = np.array(plan["tiles"]["nnz"], dtype=np.float64)
+    nnz = np.array(plan["partition"]["nnz"], dtype=np.float64)
     num_ranks = len(nnz)
     side = min(max(1.8, 0.62 * num_ranks), 6.0)
     figure = new_figure(2 * side + 3.6, side + 1.3)
     map_axes, bar_axes = figure.subplots(1, 2)
     _draw_map(map_axes, nnz)
     _draw_bars(bar_axes, nnz.sum(axis=1))
-    ratio = float(plan["tiles"]["critical_path_over_ideal"])
+    ratio = float(plan["partition"]["critical_path_over_ideal"])
     figure.suptitle(f"critical path over ideal: {ratio:.3f}", fontsize=10, color=INK)
     return save(figure, path)
 

@@ -8,8 +8,6 @@ import math
 from collections.abc import Callable
 
 from mggcn.errors import GraphError
-from mggcn.partition.order import part_sizes
-from mggcn.partition.statistics import expected_statistics
 from mggcn.train.runplan import RunPlan, plan_rank
 
 MAX_ADVISED_RANKS = 1024
@@ -58,17 +56,17 @@ def _estimate(plan: RunPlan, ranks: int, share: float) -> int:
     shape = plan.shape
     try:
         if ranks == plan.config.run.ranks:
-            counts, statistics = tuple(rank.model.rows for rank in plan.ranks), plan.statistics
+            figures = plan.figures
             chosen = set(range(ranks))
         else:
-            counts = part_sizes(shape.num_vertices, ranks)
             # The order may have left one rank with more than its share of the edges; it will again.
-            rows = plan.statistics.nnz.sum(1)
-            skew = float(rows.max() / rows.mean()) if rows.any() else 1.0
+            entries = [sum(m.nnz for m in rank.aggregation.matrices) for rank in plan.ranks]
+            skew = max(entries) * len(entries) / sum(entries) if any(entries) else 1.0
             edges = math.ceil(shape.num_edges * skew * SAMPLING_MARGIN)
-            statistics = expected_statistics(shape.num_vertices, edges, counts, self_loops=model.self_loops)
+            figures = plan.figures.resized(shape.num_vertices, edges, ranks, self_loops=model.self_loops)
+            counts = figures.counts
             # Parts have at most two sizes, and the smaller may have to hold a block of the larger.
             chosen = {counts.index(max(counts)), counts.index(min(counts))}
-        return max(plan_rank(config, shape, statistics, counts, r).total_bytes for r in chosen)
+        return max(plan_rank(config, shape, figures, plan.strategy, r).total_bytes for r in chosen)
     except GraphError:
         return 2**62

@@ -98,7 +98,7 @@ class TrainingEpoch:
         """Queue one epoch, number `epoch` from 0, as the clock says too."""
         work = self._work
         work.comm.check()
-        work.runtime.aggregation.begin_epoch(epoch)
+        work.runtime.training.begin_epoch(epoch)
         before = work.comm.bytes_sent
         with work.watch.epoch(epoch):
             self._repeatable()

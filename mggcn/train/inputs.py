@@ -33,6 +33,7 @@ def load_inputs(backend: KernelBackend, shard: Shard, reader: FeatureReader, mod
         backend.upload(shard.labels),
         backend.upload(shard.mask),
         1.0 / shard.split_sizes[0],
+        None if shard.owned is None else backend.upload(np.flatnonzero(shard.owned)),
     )
     if not model.input.sparse:
         return dataclasses.replace(base, dense=_dense(backend, reader, model))
@@ -86,9 +87,3 @@ def _sparse(
     return dataclasses.replace(
         inputs, sparse_t=None, dropped=dropped, dropped_t=inputs.sparse_t, position=backend.upload(position)
     )
-
-
-def upload_tiles(backend: KernelBackend, shard: Shard) -> tuple[list[Sparse], list[Sparse]]:
-    """Return the shard's tiles on the device, forward and backward; the same list if the graph is symmetric."""
-    tiles = [_upload(backend, tile) for tile in shard.tiles]
-    return tiles, tiles if shard.tiles_t is shard.tiles else [_upload(backend, tile) for tile in shard.tiles_t]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from mggcn.aggregate.base import Strategy
 from mggcn.config import Config
-from mggcn.partition.statistics import TileStatistics
+from mggcn.partition.parts import RowFigures
 from mggcn.plan.device import launching
 from mggcn.train.runplan import RankPlan, RunPlan, plan_run
 from mggcn.train.shape import GraphShape
@@ -40,12 +39,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "launching": launching(plan.config.run),
         "programs": {p.name: [op.label for op in p.ops] for p in programs},
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],
-        "tiles": {
-            "nnz": plan.statistics.nnz.tolist(),
-            "rows_needed": plan.statistics.rows_needed.tolist(),
-            "exact": plan.statistics.exact,
-            "critical_path_over_ideal": plan.statistics.critical_path_over_ideal,
-        },
+        "partition": plan.figures.to_dict(),
     }
 
 
@@ -85,12 +79,6 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
     }
 
 
-def plan_from_dict(config: Config, content: Mapping[str, Any]) -> RunPlan:
+def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strategy) -> RunPlan:
     """Return the plan that `to_dict` wrote, planned again from its figures. Raises: GraphError, PlanError."""
-    graph, tiles = content["graph"], content["tiles"]
-    shape = GraphShape(**graph)
-    statistics = TileStatistics(
-        np.array(tiles["nnz"], np.int64), np.array(tiles["rows_needed"], np.int64), bool(tiles["exact"])
-    )
-    counts = tuple(int(rank["rows"]) for rank in content["per_rank"])
-    return plan_run(config, shape, statistics, counts)
+    return plan_run(config, GraphShape(**content["graph"]), RowFigures.from_dict(content["partition"]), strategy)

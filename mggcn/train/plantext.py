@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mggcn.model.lower import Program
+from mggcn.partition.parts import row_figures
 from mggcn.plan.device import launching
 from mggcn.plan.machine import human
 from mggcn.train.advice import advice, smallest_ranks
@@ -119,7 +120,7 @@ def _ranks(plan: RunPlan) -> list[str]:
 
 
 def _tiles(plan: RunPlan) -> list[str]:
-    statistics = plan.statistics
+    statistics = row_figures(plan.figures).tiles
     kind = "counted" if statistics.exact else "expected"
     lines = [
         f"tiles ({kind}): critical path of the stages over the ideal {statistics.critical_path_over_ideal:.3f}, "

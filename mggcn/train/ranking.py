@@ -24,7 +24,8 @@ class RankingScores:
         self, inputs: Inputs, num_vertices: int, num_classes: int, comm: Communicator, backend: KernelBackend
     ) -> None:
         self._comm = comm
-        self._ids = inputs.row_ids
+        self._owned = slice(None) if inputs.owned is None else inputs.owned
+        self._ids = inputs.row_ids[self._owned]
         columns = 1 if num_classes == 2 else num_classes
         self._scores = backend.allocate(8 * num_vertices * columns).view(torch.float64).view(num_vertices, columns)
         self._labels = self._gather(inputs.labels.to(torch.float64)).astype(np.int32)
@@ -32,14 +33,14 @@ class RankingScores:
 
     def _gather(self, values: torch.Tensor) -> np.ndarray:
         whole = torch.zeros_like(self._scores[:, 0])
-        whole[self._ids] = values
+        whole[self._ids] = values[self._owned]
         if self._comm.size > 1:
             self._comm.all_reduce(whole).wait()
         return whole.cpu().numpy()
 
     def scores(self, logits: torch.Tensor) -> dict[str, float | None]:
         """Return ROC AUC of each split from this rank's logits (V, C). Collective."""
-        z = logits.to(torch.float64)
+        z = logits[self._owned].to(torch.float64)
         self._scores.zero_()
         self._scores[self._ids] = z[:, 1:2] - z[:, 0:1] if self._scores.shape[1] == 1 else z
         if self._comm.size > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mggcn.aggregate.base import Matrix
 from mggcn.backend.cuda_shape import cusparse_bytes, schedule_bytes, workspace_bytes
 from mggcn.config import Config
 from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
@@ -24,15 +25,18 @@ OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
 
 @dataclass(frozen=True, slots=True)
 class RankSizes:
-    """What a rank's bytes follow from; forward, backward: nonzeros of its tiles of A^T, and of A if it differs."""
+    """What a rank's bytes follow from; forward, backward: its matrices for A^T, and for A if others than those.
+
+    index_bytes: lists of rows that are sent and received.
+    """
 
     config: Config
     shape: GraphShape
     model: Model
     inputs: InputShape
-    forward: Sequence[int]
-    backward: Sequence[int]
-    ranks: int
+    forward: Sequence[Matrix]
+    backward: Sequence[Matrix]
+    index_bytes: int
 
     @property
     def item(self) -> int:
@@ -48,7 +52,7 @@ class RankSizes:
     def regions(self, panel: int) -> dict[str, int]:
         """Return bytes by purpose, but for the arena; panel: columns that set-up aggregates at a time, 0 for none."""
         figures, rows = FIGURES[self.config.run.device], self.model.rows
-        graph = self.config.model.kind == "gcn"
+        graph = self.config.model.aggregates
         regions = {
             "features": self.model.input.nbytes,
             "graph": self._graph_bytes() if graph else 0,
@@ -80,14 +84,14 @@ class RankSizes:
         return self.weight_bytes * copies + (self.weight_bytes * stored // self.item if stored != self.item else 0)
 
     def _graph_bytes(self) -> int:
-        """Bytes of the tiles: 64-bit row pointers, 32-bit columns, values if edges have weights; A too if not symmetric."""
+        """Bytes of the matrices: 64-bit row pointers, 32-bit columns, values if edges have weights; and of the lists."""
         entry = 4 + (self.item if self.shape.weighted else 0)
-        pointers = self.ranks * (self.model.rows + 1) * 8
-        return (sum(self.forward) * entry + pointers) * (1 if self.shape.symmetric else 2)
+        matrices = (*self.forward, *self.backward)
+        return self.index_bytes + sum(m.nnz * entry + (m.rows + 1) * 8 for m in matrices)
 
     def _matrices(self) -> list[tuple[int, int, bool]]:
         """Rows, nonzeros, and whether there are values, of every sparse matrix: tiles, then sparse features both ways."""
-        tiles = [(self.model.rows, nnz, self.shape.weighted) for nnz in (*self.forward, *self.backward)]
+        tiles = [(m.rows, m.nnz, self.shape.weighted) for m in (*self.forward, *self.backward)]
         choice = self.model.input
         if not choice.sparse:
             return tiles

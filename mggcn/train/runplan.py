@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from mggcn.aggregate.base import AggregationPlan
+from mggcn.aggregate.base import AggregationPlan, Strategy
 from mggcn.config import Config
 from mggcn.errors import PlanError
 from mggcn.model.choices import InputChoice, InputShape, choose_input, choose_layers
@@ -25,10 +25,12 @@ from mggcn.model.lower import (
     paper_arena_bytes,
     spmm_ops,
 )
-from mggcn.partition.statistics import TileStatistics
+from mggcn.partition.parts import Figures
 from mggcn.partition.tiles import check_tile_nnz
 from mggcn.plan.device import FIGURES, STORAGE
 from mggcn.plan.machine import human
+from mggcn.plan.memory import BufferSpec
+from mggcn.plan.steps import Step, bytes_sent, num_messages, num_products
 from mggcn.train.regions import RankSizes, input_bytes, score_bytes
 from mggcn.train.shape import GraphShape, check_shape
 
@@ -47,6 +49,11 @@ class RankPlan:
     setup_bytes: int
     """Peak of set-up, before the first epoch."""
     aggregation: AggregationPlan
+    """How training epochs aggregate."""
+    exact: AggregationPlan
+    """How evaluation and set-up aggregate."""
+    states: Mapping[str, tuple[BufferSpec, ...]]
+    """What the aggregations of training epochs keep, by name of the op."""
     gradient_bytes: int
     ranks: int
     nnz: int
@@ -67,24 +74,37 @@ class RankPlan:
     @cached_property
     def num_spmm(self) -> int:
         """Sparse products with the graph in one training epoch."""
-        return len(spmm_ops(self.train.ops)) * self.aggregation.num_spmm
+        return sum(num_products(steps) for steps in self.steps(self.train))
 
     @property
     def evaluate_spmm(self) -> int:
         """Sparse products with the graph in one evaluation."""
-        return len(spmm_ops(self.evaluate.ops)) * self.aggregation.num_spmm
+        return sum(num_products(steps) for steps in self.steps(self.evaluate))
+
+    def steps(self, program: Program, turn: int = 0) -> list[tuple[Step, ...]]:
+        """Return the steps of every aggregation of a program, in the epochs e with e mod period = turn."""
+        plan = self.aggregation if program is self.train else self.exact
+        specs = [(program.arena[op.src].spec, op.backward) for op in spmm_ops(program.ops)]
+        return [plan.steps(spec.cols, spec.dtype, backward, turn) for spec, backward in specs]
+
+    def _turns(self, program: Program) -> range:
+        return range(self.aggregation.period if program is self.train else 1)
 
     def messages(self, program: Program) -> int:
         """Collective operations of a program: broadcasts, and the sums of gradients, loss and counts."""
         if self.ranks == 1:
             return 0
-        return len(spmm_ops(program.ops)) * self.aggregation.messages + (2 if program is self.train else 1)
+        return sum(num_messages(steps) for steps in self.steps(program)) + (2 if program is self.train else 1)
 
     def bytes_sent(self, program: Program) -> int:
-        """Bytes that leave this rank in a program; an all-reduce counts as 2 (P - 1) / P of its buffer, as a ring sends."""
+        """Bytes that leave this rank in a program; an all-reduce counts as 2 (P - 1) / P of its buffer, as a ring sends.
+
+        Where epochs differ: the average over a period, rounded up.
+        """
         if self.ranks == 1:
             return 0
-        sent = sum(self.aggregation.bytes_sent(program.arena[op.src].spec) for op in spmm_ops(program.ops))
+        turns = self._turns(program)
+        sent = -(-sum(bytes_sent(steps) for turn in turns for steps in self.steps(program, turn)) // len(turns))
         sums = (self.gradient_bytes, 8 * SIGNALS) if program is self.train else (self.score_bytes,)
         return sent + sum(ring_bytes(nbytes, self.ranks) for nbytes in sums)
 
@@ -104,7 +124,8 @@ class RunPlan:
 
     config: Config
     shape: GraphShape
-    statistics: TileStatistics
+    figures: Figures
+    strategy: Strategy
     ranks: tuple[RankPlan, ...]
 
     @property
@@ -138,34 +159,36 @@ class RunPlan:
         )
 
 
-def plan_run(config: Config, shape: GraphShape, statistics: TileStatistics, counts: tuple[int, ...]) -> RunPlan:
-    """Plan every rank. `counts`: rows per rank. Cost: no pass over the graph.
+def plan_run(config: Config, shape: GraphShape, figures: Figures, strategy: Strategy) -> RunPlan:
+    """Plan every rank. Cost: no pass over the graph.
 
-    Raises: GraphError for a tile of 2^31 nonzeros or more; PlanError for an inconsistent program.
+    Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program.
     """
     check_shape(shape)
+    ranks = range(len(figures.counts))
     return RunPlan(
-        config, shape, statistics, tuple(plan_rank(config, shape, statistics, counts, r) for r in range(len(counts)))
+        config, shape, figures, strategy, tuple(plan_rank(config, shape, figures, strategy, rank) for rank in ranks)
     )
 
 
-def plan_rank(
-    config: Config, shape: GraphShape, statistics: TileStatistics, counts: tuple[int, ...], rank: int
-) -> RankPlan:
+def plan_rank(config: Config, shape: GraphShape, figures: Figures, strategy: Strategy, rank: int) -> RankPlan:
     """Plan one rank: choose, lower, place, and add up its bytes."""
-    from mggcn.aggregate.broadcast import BroadcastPlan
-
-    rows, ranks, precision = counts[rank], len(counts), config.run.precision
-    graph = config.model.kind == "gcn"
-    tiles = [int(n) for n in statistics.nnz[rank]] if graph else []
-    for nnz in tiles:
-        check_tile_nnz(nnz, ranks)
+    counts, precision = figures.counts, config.run.precision
+    rows, ranks = counts[rank], len(counts)
+    graph = config.model.aggregates
+    aggregation, exact = (
+        strategy.plan(config.run, figures, rank, shape.symmetric, training) for training in (True, False)
+    )
+    matrices, matrices_t = (aggregation.matrices, aggregation.matrices_t) if graph else ((), ())
+    for matrix in (*matrices, *matrices_t):
+        check_tile_nnz(matrix.nnz, ranks)
+    nnz = sum(matrix.nnz for matrix in matrices)
     share = rows / max(shape.num_vertices, 1)
     nnz_x = None if shape.feature_nnz is None else math.ceil(shape.feature_nnz * share)
-    inputs = InputShape(rows, shape.num_features, nnz_x, sum(tiles), math.ceil(shape.aggregated_nnz * share))
+    inputs = InputShape(rows, shape.num_features, nnz_x, nnz, math.ceil(shape.aggregated_nnz * share))
     # Every rank must make the same choice: it is made from global figures.
     whole = InputShape(
-        shape.num_vertices, shape.num_features, shape.feature_nnz, int(statistics.nnz.sum()), shape.aggregated_nnz
+        shape.num_vertices, shape.num_features, shape.feature_nnz, figures.num_entries, shape.aggregated_nnz
     )
     width = (*config.model.hidden, shape.num_classes)[0]
     chosen = choose_input(config.model, whole, width, config.run.features, precision)
@@ -173,16 +196,18 @@ def plan_rank(
     layers = choose_layers(config.model, shape.num_features, shape.num_classes, chosen, config.run.products)
     scaled = graph and config.model.norm == "symmetric"
     model = Model(config.model, choice, layers, rows, STORAGE[precision], scaled, FIGURES[config.run.device])
-    aggregation = BroadcastPlan(rank, counts)
-    train, evaluate = lower_training(model, aggregation), lower_evaluation(model, aggregation)
-    panel = _panel_width(model, counts)
-    setup = lower_setup(model, aggregation, panel)
+    train, evaluate = lower_training(model, aggregation), lower_evaluation(model, exact)
+    panel = _panel_width(config, shape, figures, strategy, model)
+    setup = lower_setup(model, exact, panel)
     programs = [train, evaluate, *([setup] if setup else [])]
     arena = max(p.arena.nbytes for p in programs)
-    # Tile (i, j) of A^T has the edges from part j to part i: that of A those of tile (j, i).
-    backward = [] if shape.symmetric or not graph else [int(n) for n in statistics.nnz[:, rank]]
-    sizes = RankSizes(config, shape, model, inputs, tiles, backward, ranks)
+    states = {
+        op.name: aggregation.state(op.name, train.arena[op.src].spec.cols, model.dtype) for op in spmm_ops(train.ops)
+    }
+    sizes = RankSizes(config, shape, model, inputs, matrices, matrices_t, aggregation.index_bytes if graph else 0)
     regions = {"arena": arena} | sizes.regions(panel if setup else 0)
+    if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
+        regions["messages and sums in flight"] = kept
     return RankPlan(
         rank,
         model,
@@ -192,19 +217,20 @@ def plan_rank(
         regions,
         sizes.setup_bytes(regions),
         aggregation,
+        exact,
+        states,
         sizes.weight_bytes,
         ranks,
-        sum(tiles),
+        nnz,
         paper_arena_bytes(model, ranks, max(counts)),
         score_bytes(config, shape) or 9 * shape.num_classes * 8,
     )
 
 
-def _panel_width(model: Model, counts: tuple[int, ...]) -> int:
+def _panel_width(config: Config, shape: GraphShape, figures: Figures, strategy: Strategy, model: Model) -> int:
     """Columns of a panel of set-up. The largest rank's sizes decide: a panel is sent, so all ranks take the same."""
-    from mggcn.aggregate.broadcast import BroadcastPlan
-
-    rank = counts.index(max(counts))
-    largest, aggregation = dataclasses.replace(model, rows=counts[rank]), BroadcastPlan(rank, counts)
-    programs = (lower_training(largest, aggregation), lower_evaluation(largest, aggregation))
-    return panel_width(largest, aggregation, max(p.arena.nbytes for p in programs))
+    rank = figures.counts.index(max(figures.counts))
+    largest = dataclasses.replace(model, rows=figures.counts[rank])
+    training, exact = (strategy.plan(config.run, figures, rank, shape.symmetric, kind) for kind in (True, False))
+    programs = (lower_training(largest, training), lower_evaluation(largest, exact))
+    return panel_width(largest, exact, max(p.arena.nbytes for p in programs))

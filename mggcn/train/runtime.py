@@ -18,7 +18,7 @@ from mggcn.errors import ConfigError
 from mggcn.model.choices import LayerChoice
 from mggcn.model.lower import Program
 from mggcn.model.ops import Inputs
-from mggcn.plan.memory import ALIGNMENT, Placement
+from mggcn.plan.memory import ALIGNMENT, BufferSpec, Placement
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "int64": torch.int64}
 
@@ -108,7 +108,8 @@ class RankRuntime:
     """The Runtime of model/ops.py: one rank's buffers, weights and inputs, for one program at a time."""
 
     backend: KernelBackend
-    aggregation: Aggregation
+    training: Aggregation
+    exact: Aggregation
     inputs: Inputs
     weights: Weights
     views: Mapping[str, Mapping[str, Tensor]]
@@ -116,6 +117,11 @@ class RankRuntime:
     counts: Tensor
     clock: Tensor
     program: str = "train"
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """That of training epochs, or the exact one of evaluation and set-up."""
+        return self.training if self.program == "train" else self.exact
 
     def buffer(self, name: str) -> Tensor:
         return self.views[self.program][name]
@@ -148,6 +154,19 @@ def arena_views(arena: Tensor, programs: Sequence[Program]) -> dict[str, dict[st
     return {
         program.name: {p.spec.name: buffer_view(arena, p) for p in program.arena.placements} for program in programs
     }
+
+
+def state_views(backend: KernelBackend, states: Mapping[str, Sequence[BufferSpec]]) -> dict[str, dict[str, Tensor]]:
+    """Allocate what strategies keep from epoch to epoch; return each op's buffers as (rows, cols) views by name."""
+    memory = backend.allocate(sum(spec.nbytes for specs in states.values() for spec in specs))
+    views: dict[str, dict[str, Tensor]] = {}
+    start = 0
+    for op, specs in states.items():
+        views[op] = {}
+        for spec in specs:
+            views[op][spec.name] = buffer_view(memory, Placement(spec, 0, 0, start))
+            start += spec.nbytes
+    return views
 
 
 class Poisoned:

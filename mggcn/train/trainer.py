@@ -75,7 +75,7 @@ class RankTrainer:
         """
         self.runtime.backend.activate()
         self._epoch.start(self._seed, epoch)
-        self.runtime.aggregation.begin_epoch(epoch)
+        self.runtime.training.begin_epoch(epoch)
         self._epoch.gradients()
         loss = float(self.runtime.signals[LOSS])
         self._check_losses(epoch, [loss])
@@ -236,10 +236,11 @@ class RankTrainer:
 
     def _save(self, log: RunLog, folder: Path | None) -> None:
         """Write a checkpoint: rank 0 what all ranks share, every rank what its strategy keeps."""
+        state = self.runtime.training.state()  # every message has come
         if folder is None:
             return
         self.progress.history_lines = log.lines
-        stage_state(folder / "checkpoints", self._plan.rank, self.runtime.aggregation.state())
+        stage_state(folder / "checkpoints", self._plan.rank, state)
         self._comm.barrier()
         if self._plan.rank == 0:
             log.flush()
@@ -263,7 +264,7 @@ class RankTrainer:
             self._best.copy_(weights.flat)
         weights.load_state_dict(parts["weights"])
         self._optimizer.load_tensors(parts.get("optimizer", {}))
-        self.runtime.aggregation.load_state(parts.get(f"rank-{self._plan.rank}", {}))
+        self.runtime.training.load_state(parts.get(f"rank-{self._plan.rank}", {}))
 
     def summary(self) -> dict[str, Any]:
         """Return the scores of all complete repeats: result.json's metric, best, final, and mean and deviation."""

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.aggregate.broadcast import Broadcast, BroadcastPlan
+from mggcn.aggregate.base import Site
+from mggcn.aggregate.broadcast import BroadcastPlan
+from mggcn.assemble import STRATEGIES, partition_figures, partition_graph
 from mggcn.backend.base import Epilogue, KernelBackend
 from mggcn.backend.cpu import CpuBackend
 from mggcn.backend.cuda import CudaBackend
@@ -16,11 +18,10 @@ from mggcn.comm.base import Communicator
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.comm.threads import run_threads
-from mggcn.config import Config, RunConfig
+from mggcn.config import Config, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
-from mggcn.partition.order import assign
 from mggcn.partition.shard import ShardOptions, build_shard
-from mggcn.train.inputs import upload_tiles
+from mggcn.plan.steps import bytes_sent, num_messages, num_products
 from tests.backend.cases import GUARD
 from tests.devices import CPU, WHERE, Where
 from tests.graphs import make_graph, pattern
@@ -34,10 +35,9 @@ class Result:
     ids: np.ndarray
     forward: np.ndarray
     backward: np.ndarray
-    bytes_sent: list[int]
-    messages: int
-    planned_bytes: int
-    planned_messages: int
+    sent: list[tuple[int, int]]
+    """Bytes and messages, forwards and backwards."""
+    planned: list[tuple[int, int]]
 
 
 def graph_of(kind: str, n: int) -> Graph:
@@ -63,57 +63,76 @@ def buffer(backend: KernelBackend, rows: int, cols: int, fill: float) -> tuple[t
 
 
 def aggregate(
-    graph: Graph, ranks: int, order: str, h: np.ndarray, g: np.ndarray, bias: np.ndarray, where: Where = CPU
+    name: str, graph: Graph, ranks: int, order: str, h: np.ndarray, g: np.ndarray, bias: np.ndarray, where: Where = CPU
 ) -> list[Result]:
     """forward(h) + bias and backward(g) on every rank, in float64."""
-    owners = assign(graph.num_vertices, ranks, order, 8)
+    config = Config(run=RunConfig(ranks=ranks, order=order, strategy=name), train=TrainConfig(seed=8))  # type: ignore[arg-type]
+    strategy = STRATEGIES[name]
+    partition = partition_graph(config, graph)
+    figures = partition_figures(config, graph, partition)
     options = ShardOptions(True, "mean", True, "main", 0, "f8", 1)
 
     def body(inner: Communicator) -> Result:
         torch.set_num_threads(1)
         comm, backend = CountingCommunicator(inner), backend_of(where, inner)
         comm.use_lane(backend.lane)
-        shard = build_shard(graph, owners, inner.rank, options)
-        plan = BroadcastPlan(inner.rank, owners.counts)
-        strategy = Broadcast(plan, *upload_tiles(backend, shard), comm, backend)
-        assert strategy.exact
-        strategy.begin_epoch(0)
+        shard = build_shard(graph, partition, inner.rank, options)
+        plan = strategy.plan(config.run, figures, inner.rank, graph.symmetric, True)
+        built = strategy.build(plan, plan, Site(graph, partition, inner.rank, options, backend, comm, {}))
+        aggregation = built.training
+        assert aggregation.exact
+        assert plan.exact
+        assert figures.counts[inner.rank] == shard.rows
+        aggregation.begin_epoch(0)
         specs = plan.buffers("op", COLS, "fp64")
+        assert plan.state("op", COLS, "fp64") == ()
         slots, guards = [], []
         for spec in specs:
-            assert spec.ld == 16
             slot, whole = buffer(backend, spec.rows, spec.cols, GUARD)
             slots.append(slot)
             guards.append(whole)
-        outs, sent = [], []
-        for move, dense, epilogue in (
-            (strategy.forward, h, Epilogue(bias=backend.upload(bias))),
-            (strategy.backward, g, None),
-        ):
+        outs, sent, messages, planned = [], [], [], []
+        for backward, dense, epilogue in ((False, h, Epilogue(bias=backend.upload(bias))), (True, g, None)):
             source, _ = buffer(backend, shard.rows, COLS, 7.0)
             source.copy_(torch.from_numpy(dense[shard.global_ids]))
+            if backward and shard.owned is not None:
+                source[torch.from_numpy(~shard.owned)] = 0.0  # copies hold parts of a sum
             out, _ = buffer(backend, shard.rows, COLS, float("nan"))
             comm.bytes_sent = comm.messages = 0
+            move = aggregation.backward if backward else aggregation.forward
             move(source, out, slots, 1, epilogue)
+            steps = plan.steps(COLS, "fp64", backward)
             sent.append(comm.bytes_sent)
+            messages.append(comm.messages)
+            planned.append((bytes_sent(steps), num_messages(steps)))
             outs.append(out.cpu().numpy().copy())
         inner.barrier()
         for spec, whole in zip(specs, guards, strict=True):
             assert (whole[:64] == GUARD).all()
-            assert (whole[64 + spec.rows * 16 :] == GUARD).all()
-        rows = type(specs[0])("h", shard.rows, COLS, "fp64") if specs else None
-        planned = plan.bytes_sent(rows) if rows else 0
-        assert strategy.state() == {}
-        strategy.load_state({})
-        return Result(shard.global_ids, *outs, sent, comm.messages, planned, plan.messages)
+            assert (whole[64 + spec.rows * spec.ld :] == GUARD).all()
+        assert aggregation.state() == {}
+        aggregation.load_state({})
+        return Result(shard.global_ids, *outs, list(zip(sent, messages, strict=True)), planned)
 
     return run_threads(ranks, body, 60) if ranks > 1 else [body(SingleCommunicator())]
 
 
+def summed(results: list[Result], n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The forward result, which all copies of a row share, and the sum of the backward results over its copies."""
+    forward, backward = np.full((n, COLS), np.nan), np.zeros((n, COLS))
+    for result in results:
+        known = ~np.isnan(forward[result.ids])
+        np.testing.assert_allclose(result.forward[known], forward[result.ids][known], rtol=1e-13, atol=1e-13)
+        forward[result.ids] = result.forward
+        backward[result.ids] += result.backward
+    return forward, backward
+
+
 @pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("kind", ["random", "directed", "weighted", "hub-row", "empty", "disconnected"])
-def test_aggregation_contract(where: Where, ranks: int, kind: str) -> None:
+def test_aggregation_contract(where: Where, name: str, ranks: int, kind: str) -> None:
     """Fails if a neighbour is missing, backward is not the adjoint, or slots, bytes or messages differ from the plan."""
     for n, order in ((37, "random"), (37, "none"), (4, "permute")):
         graph = graph_of(kind, max(n, 5)) if n > 4 else graph_of("random" if kind == "directed" else kind, n)
@@ -122,46 +141,51 @@ def test_aggregation_contract(where: Where, ranks: int, kind: str) -> None:
         h, g, bias = rng.normal(size=(n, COLS)), rng.normal(size=(n, COLS)), rng.normal(size=COLS)
         adj = dense_csr(graph.adj)
         np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
-        results = aggregate(graph, ranks, order, h, g, bias, where)
-        forward, backward = np.full((n, COLS), np.nan), np.full((n, COLS), np.nan)
+        results = aggregate(name, graph, ranks, order, h, g, bias, where)
+        forward, backward = summed(results, n)
         for result in results:
-            forward[result.ids], backward[result.ids] = result.forward, result.backward
-            assert result.bytes_sent == [result.planned_bytes] * 2
-            assert result.messages == result.planned_messages
+            assert result.sent == result.planned
         np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
         assert float(((forward - bias) * g).sum()) == pytest.approx(float((h * backward).sum()), rel=1e-12, abs=1e-10)
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_more_ranks_than_vertices(where: Where) -> None:
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_more_ranks_than_vertices(where: Where, name: str) -> None:
     """Fails if a rank without rows skips a message, or its neighbours wait for rows that it does not have."""
     graph = graph_of("random", 4)
     h, g, bias = (np.random.default_rng(i).normal(size=s) for i, s in enumerate([(4, COLS), (4, COLS), (COLS,)]))
     adj = dense_csr(graph.adj)
     np.fill_diagonal(adj, 1)
-    for result in aggregate(graph, 7, "random", h, g, bias, where):
-        np.testing.assert_allclose(result.forward, (adj.T @ h + bias)[result.ids], rtol=1e-12)
-        np.testing.assert_allclose(result.backward, (adj @ g)[result.ids], rtol=1e-12)
-        assert result.bytes_sent == [result.planned_bytes] * 2
+    results = aggregate(name, graph, 7, "random", h, g, bias, where)
+    forward, backward = summed(results, 4)
+    np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12)
+    np.testing.assert_allclose(backward, adj @ g, rtol=1e-12)
+    assert all(result.sent == result.planned for result in results)
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_bits_repeat(where: Where) -> None:
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_bits_repeat(where: Where, name: str) -> None:
     """Fails if the order of the sums depends on which message or thread comes first."""
     graph = graph_of("weighted", 37)
     h, g, bias = (np.random.default_rng(i).normal(size=s) for i, s in enumerate([(37, COLS), (37, COLS), (COLS,)]))
-    runs = [aggregate(graph, 3, "random", h, g, bias, where) for _ in range(3)]
+    runs = [aggregate(name, graph, 3, "random", h, g, bias, where) for _ in range(3)]
     for one, *others in zip(*runs, strict=True):
         assert all(np.array_equal(one.forward, o.forward) and np.array_equal(one.backward, o.backward) for o in others)
 
 
 def test_slots_are_as_large_as_the_largest_other_part() -> None:
     """Fails if a slot is too small for what arrives, or counts the rank's own rows."""
+
+    def plan(rank: int, *counts: int) -> BroadcastPlan:
+        return BroadcastPlan(rank, counts, (1,) * len(counts), (1,) * len(counts), True)
+
     for rank, rows in ((0, 9), (1, 9), (2, 7)):
-        plan = BroadcastPlan(rank, (7, 5, 9))
-        assert [b.rows for b in plan.buffers("x", 3, "fp32")] == [rows, rows]
-        assert (plan.num_spmm, plan.messages) == (3, 3)
-    assert len(BroadcastPlan(0, (3, 4)).buffers("x", 3, "fp32")) == 1
-    assert BroadcastPlan(0, (3,)).buffers("x", 3, "fp32") == ()
-    assert BroadcastPlan(0, (3,)).messages == 0
+        assert [b.rows for b in plan(rank, 7, 5, 9).buffers("x", 3, "fp32")] == [rows, rows]
+        steps = plan(rank, 7, 5, 9).steps(3, "fp32", False)
+        assert (num_products(steps), num_messages(steps)) == (3, 3)
+    assert len(plan(0, 3, 4).buffers("x", 3, "fp32")) == 1
+    assert plan(0, 3).buffers("x", 3, "fp32") == ()
+    assert num_messages(plan(0, 3).steps(3, "fp32", False)) == 0

@@ -14,10 +14,13 @@ from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.sources import load_source
 from mggcn.partition import shard as shard_module
 from mggcn.partition.order import assign
-from mggcn.partition.shard import ShardOptions, build_shard
+from mggcn.partition.parts import RowPartition
+from mggcn.partition.shard import ShardOptions, build_shard, row_tiles
 from tests.graphs import make_graph, pattern
 
 OPTIONS = ShardOptions(True, "symmetric", True, "main", 0, "f4", 1)
+
+WHOLE = RowPartition(assign(29, 1, "none", 1))
 
 
 def small(**changes: Any) -> Graph:
@@ -33,28 +36,29 @@ def test_every_vertex_keeps_its_label_and_splits(order: str, monkeypatch: pytest
     train, val = (graph.splits[s].array()[0] for s in ("train", "val"))
     for rank in range(3):
         owners = assign(29, 3, order, 4)
-        shard = build_shard(graph, owners, rank, OPTIONS)
+        shard = build_shard(graph, RowPartition(owners), rank, OPTIONS)
         ids = shard.global_ids
         assert np.array_equal(ids, owners.owned(rank))
         assert np.array_equal(shard.labels, graph.labels.array()[ids])  # type: ignore[union-attr]
         assert np.array_equal(shard.mask, train[ids] + 2 * val[ids])
         assert shard.split_sizes == (train.sum(), val.sum(), 0)
-        assert (shard.rows, shard.size) == (owners.counts[rank], 3)
-        assert len(shard.tiles) == len(shard.tiles_t) == 3
-        assert shard.tiles_t is not shard.tiles
+        assert shard.rows == owners.counts[rank]
+        tiles, tiles_t = row_tiles(graph, owners, rank, OPTIONS)
+        assert len(tiles) == len(tiles_t) == 3
+        assert tiles_t is not tiles
         assert shard.row_scale.dtype == np.float32  # type: ignore[union-attr]
 
 
-def test_symmetric_graphs_share_tiles_and_models_without_a_graph_have_none() -> None:
-    """Fails if A is stored twice, or an MLP pays for tiles."""
+def test_symmetric_graphs_share_tiles_and_models_without_a_graph_have_no_scales() -> None:
+    """Fails if A is stored twice, or an MLP pays for degrees."""
     graph = make_graph(pattern("random", 20, 2), num_features=3, num_classes=2, sparse=False, weighted=False, seed=6)
     owners = assign(20, 2, "random", 4)
-    shard = build_shard(graph, owners, 1, OPTIONS)
-    assert shard.tiles_t is shard.tiles
+    shard = build_shard(graph, RowPartition(owners), 1, OPTIONS)
+    tiles, tiles_t = row_tiles(graph, owners, 1, OPTIONS)
+    assert tiles_t is tiles
     assert shard.col_scale is shard.row_scale
-    assert build_shard(graph, owners, 1, dataclasses.replace(OPTIONS, norm="mean")).col_scale is None
-    bare = build_shard(graph, owners, 1, dataclasses.replace(OPTIONS, aggregates=False))
-    assert bare.tiles == bare.tiles_t == ()
+    assert build_shard(graph, RowPartition(owners), 1, dataclasses.replace(OPTIONS, norm="mean")).col_scale is None
+    bare = build_shard(graph, RowPartition(owners), 1, dataclasses.replace(OPTIONS, aggregates=False))
     assert bare.row_scale is bare.col_scale is None
 
 
@@ -73,7 +77,9 @@ def test_wrong_graphs_are_refused() -> None:
     ]
     for changes, options, message in wrong:
         with pytest.raises(GraphError, match=message):
-            build_shard(small(**changes), assign(29, 1, "none", 1), 0, dataclasses.replace(OPTIONS, **options))
+            build_shard(
+                small(**changes), RowPartition(assign(29, 1, "none", 1)), 0, dataclasses.replace(OPTIONS, **options)
+            )
 
 
 def test_unlabelled_vertices_outside_the_splits_are_welcome() -> None:
@@ -81,7 +87,9 @@ def test_unlabelled_vertices_outside_the_splits_are_welcome() -> None:
     labels = np.full(29, -1)
     labels[:5] = 1
     splits = {"train": ArrayRows((np.arange(29) < 5)[None])}
-    shard = build_shard(small(labels=ArrayRows(labels), splits=splits), assign(29, 1, "none", 1), 0, OPTIONS)
+    shard = build_shard(
+        small(labels=ArrayRows(labels), splits=splits), RowPartition(assign(29, 1, "none", 1)), 0, OPTIONS
+    )
     assert shard.labels.tolist() == labels.tolist()
 
 
@@ -92,7 +100,7 @@ def test_second_family_of_splits(data_root: Path) -> None:
     masks = []
     for splits, split in (("main", 0), ("alt", 0), ("alt", 3)):
         options = dataclasses.replace(OPTIONS, aggregates=False, splits=splits, split=split)
-        shard = build_shard(graph, owners, 0, options)
+        shard = build_shard(graph, RowPartition(owners), 0, options)
         name = "train" if splits == "main" else "alt_train"
         assert np.array_equal(shard.mask & 1, graph.splits[name].array()[split])
         masks.append(shard.mask)

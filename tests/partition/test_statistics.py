@@ -39,8 +39,10 @@ def test_counts_equal_brute_force(kind: str, loops: bool, monkeypatch: pytest.Mo
         ids = [owners.owned(r) for r in range(ranks)]
         for i, j in itertools.product(range(ranks), range(ranks)):
             block = adj_t[np.ix_(ids[i], ids[j])]
+            block_t = adj_t.T[np.ix_(ids[i], ids[j])]
             assert found.nnz[i, j] == block.sum()
             assert found.rows_needed[i, j] == block.any(0).sum()
+            assert found.rows_needed_t[i, j] == block_t.any(0).sum()
         assert found.exact
 
 
@@ -67,7 +69,8 @@ def test_critical_path_by_hand() -> None:
     assert critical_path(np.full((4, 4), 5)) == 20
     # Stage 2 waits until both slots' first blocks are multiplied by the slowest rank: 10, then 1.
     assert critical_path(np.array([[0, 0, 1], [10, 0, 1], [0, 0, 0]])) == 11
-    assert TileStatistics(np.zeros((3, 3), np.int64), np.zeros((3, 3), np.int64)).critical_path_over_ideal == 1.0
+    none = np.zeros((3, 3), np.int64)
+    assert TileStatistics(none, none, none).critical_path_over_ideal == 1.0
 
 
 def ranges_of_equal_edges(graph: Graph, ranks: int) -> Assignment:

@@ -131,7 +131,7 @@ def test_arena_is_never_more_than_the_papers(hidden: tuple[int, ...], ranks: int
         layers = choose_layers(config, features, classes, choice, "gemm-first")
         for rank in {0, ranks - 1}:
             model = Model(config, choice, layers, counts[rank], dtype, True)
-            aggregation = BroadcastPlan(rank, counts)
+            aggregation = BroadcastPlan(rank, counts, (0,) * ranks, (0,) * ranks, True)
             programs = [lower_training(model, aggregation), lower_evaluation(model, aggregation)]
             limit = max(p.arena.nbytes for p in programs)
             setup = lower_setup(model, aggregation, panel_width(model, aggregation, limit))

@@ -30,7 +30,7 @@ def make_plan(ranks: int, layers: int = 3, name: str = "arxiv") -> dict[str, Any
                     "layer 2: gemm-first, 256 -> 256 columns through the graph", "layer 3: gemm-first, 40 < 256"],
         "programs": {"train": train, "evaluate": train[: 3 * layers], "setup": ["aggregate 0"]},
         "per_rank": per_rank,
-        "tiles": {"nnz": nnz.tolist(), "rows_needed": (nnz // 9).tolist(), "critical_path_over_ideal": 1.034},
+        "partition": {"nnz": nnz.tolist(), "rows_needed": (nnz // 9).tolist(), "critical_path_over_ideal": 1.034},
     }  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def test_tiles_annotate_shares_that_sum_to_all(drawn: Callable[..., Any], ranks:
     plan = make_plan(ranks)
     figure = drawn(tiles, tiles.draw_tiles, plan)
     map_axes, bar_axes = figure.axes
-    nnz = np.array(plan["tiles"]["nnz"])
+    nnz = np.array(plan["partition"]["nnz"])
     np.testing.assert_allclose([bar.get_height() for bar in bar_axes.patches], nnz.sum(axis=1))
     assert "1.034" in figure._suptitle.get_text()
     shares = [float(text.get_text()) for text in map_axes.texts]
@@ -85,7 +85,7 @@ def test_tiles_annotate_shares_that_sum_to_all(drawn: Callable[..., Any], ranks:
 
 def test_tiles_without_edges(drawn: Callable[..., Any]) -> None:
     plan = make_plan(2)
-    plan["tiles"]["nnz"] = [[0, 0], [0, 0]]
+    plan["partition"]["nnz"] = [[0, 0], [0, 0]]
     drawn(tiles, tiles.draw_tiles, plan)
 
 

@@ -62,7 +62,7 @@ def test_damaged_file(tmp_path: Path, name: str, content: bytes, message: str) -
         (lambda plan: plan["per_rank"].pop(), "one entry for each of 2 ranks, got 1"),
         (lambda plan: plan["per_rank"][1].pop("regions"), "per_rank lacks 'regions'"),
         (lambda plan: plan["per_rank"][1]["buffers"][0].pop("offset"), "buffers lacks 'offset'"),
-        (lambda plan: plan["tiles"]["nnz"].pop(), "tiles.nnz must be 2 x 2"),
+        (lambda plan: plan["partition"]["nnz"].pop(), "partition.nnz must be 2 x 2"),
     ],
 )
 def test_partial_plan(tmp_path: Path, spoil: Callable[[dict[str, Any]], object], message: str) -> None:

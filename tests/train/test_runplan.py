@@ -99,7 +99,7 @@ def test_plan_survives_json() -> None:
     import json
 
     plan = plan_of(PRODUCTS, (64,), 3, "cpu")
-    again = plan_from_dict(plan.config, json.loads(json.dumps(to_dict(plan))))
+    again = plan_from_dict(plan.config, json.loads(json.dumps(to_dict(plan))), plan.strategy)
     assert to_dict(again) == to_dict(plan)
 
 

@@ -1,0 +1,34 @@
+"""The aggregation of a model without a graph: there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from mggcn.backend.base import Epilogue
+from mggcn.errors import PlanError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Nothing:
+    """Keeps nothing and sends nothing; an op that asks for it was planned wrongly."""
+
+    exact = True
+
+    def begin_epoch(self, epoch: int) -> None:
+        return
+
+    def forward(
+        self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+    ) -> NoReturn:
+        raise PlanError(f"layer {layer} aggregates, but the model has no graph")
+
+    backward = forward
+
+    def state(self) -> Mapping[str, Tensor]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        return

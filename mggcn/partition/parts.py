@@ -1,0 +1,124 @@
+"""Who holds which rows of a run, for any kind of partition, and the figures by which a run is planned.
+
+N vertices, P ranks, V rows of a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.errors import ConfigError
+from mggcn.partition.order import Assignment, part_sizes
+from mggcn.partition.statistics import TileStatistics, expected_statistics
+
+
+class Figures(Protocol):
+    """The sizes that a partition gives to its ranks: all that a plan needs. Written to the run folder's plan.json."""
+
+    @property
+    def kind(self) -> Literal["rows", "cut"]: ...
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Rows that each rank holds, copies of other ranks' rows included."""
+        ...
+
+    @property
+    def num_entries(self) -> int:
+        """Nonzeros of A with the self-loops that the model inserts."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether they were counted; else they are expectations of a bare shape."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        ...
+
+    def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> Figures:
+        """Return what is to be expected of the same kind of partition of another size."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowFigures:
+    """Of a partition of the rows: rows per rank and the P x P tiles of A^T."""
+
+    counts: tuple[int, ...]
+    tiles: TileStatistics
+    kind: Literal["rows"] = "rows"
+
+    @property
+    def num_entries(self) -> int:
+        return int(self.tiles.nnz.sum())
+
+    @property
+    def exact(self) -> bool:
+        return self.tiles.exact
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "counts": list(self.counts)} | self.tiles.to_dict()
+
+    def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> RowFigures:
+        return RowFigures.expected(num_vertices, num_edges, ranks, self_loops=self_loops)
+
+    @staticmethod
+    def expected(num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> RowFigures:
+        """Return the expectation over random assignments: `expected_statistics`."""
+        counts = part_sizes(num_vertices, ranks)
+        return RowFigures(counts, expected_statistics(num_vertices, num_edges, counts, self_loops=self_loops))
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> RowFigures:
+        """Invert to_dict."""
+        return RowFigures(tuple(int(n) for n in content["counts"]), TileStatistics.from_dict(content))
+
+
+class Partition(Protocol):
+    """Who holds which rows."""
+
+    @property
+    def kind(self) -> Literal["rows", "cut"]: ...
+
+    def held(self, rank: int) -> Assignment:
+        """Return an assignment under which the vertices of `rank` are those that it holds, with their rows there."""
+        ...
+
+    def owned(self, rank: int) -> npt.NDArray[np.bool_] | None:
+        """Return which of the rank's rows (V,) it owns, None if all: every vertex has one owner, others hold copies."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowPartition:
+    """Every vertex lies on one rank."""
+
+    owners: Assignment
+    kind: Literal["rows"] = "rows"
+
+    def held(self, rank: int) -> Assignment:
+        return self.owners
+
+    def owned(self, rank: int) -> npt.NDArray[np.bool_] | None:
+        return None
+
+
+def row_figures(figures: Figures) -> RowFigures:
+    """Return the figures of a partition of the rows. Raises: ConfigError for those of another kind."""
+    if not isinstance(figures, RowFigures):
+        raise ConfigError(f"this strategy works on a partition of the rows, got one of kind {figures.kind}")
+    return figures
+
+
+def row_owners(partition: Partition) -> Assignment:
+    """Return the assignment of a partition of the rows. Raises: ConfigError for one of another kind."""
+    if not isinstance(partition, RowPartition):
+        raise ConfigError(f"this strategy works on a partition of the rows, got one of kind {partition.kind}")
+    return partition.owners
