@@ -111,8 +111,17 @@ extern "C" __global__ void collectives(int* data, int width) {
   out[8] = __shfl_xor_sync(half, x, 8);
 }
 
+// 80 kB of stack, more than the emulator gives: the whole of it, or only its far end, with a leap over all between.
+// Not inlined, so that nothing else pays for it.
+static __device__ __attribute__((noinline)) float hoard(bool whole) {
+  volatile float large[20000];
+  for (int i = 0; i < (whole ? 20000 : 1); ++i) large[i] = 1.0f;
+  if (!whole) __syncwarp();
+  return large[0];
+}
+
 // One access that a GPU refuses: misaligned (0), null (1), outside an array (2), behind shared memory (3), shift (4),
-// stack (5).
+// stack, of a thread above another's (5) and of the lowest (6).
 extern "C" __global__ void forbidden(float* data, int how) {
   EMULATE_DYNAMIC_SHARED(float, buffer);
   __shared__ float fixed[8];
@@ -121,11 +130,8 @@ extern "C" __global__ void forbidden(float* data, int how) {
   if (how == 2) fixed[how * 4] = 1.0f;
   if (how == 3) buffer[threadIdx.x] = 1.0f;
   if (how == 4) data[0] = (float)(1u << (how * 8));
-  if (how == 5 && threadIdx.x == 1) {
-    volatile float large[20000];
-    for (int i = 0; i < 20000; ++i) large[i] = 1.0f;
-    data[0] = large[how];
-  }
+  if (how == 5 && threadIdx.x == 1) data[0] = hoard(true);
+  if (how == 6 && threadIdx.x == 0) data[0] = hoard(false);
 }
 
 // What nobody wrote: static and dynamic shared memory of each block.

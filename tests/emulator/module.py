@@ -36,6 +36,8 @@ LIMITS = (2**31 - 1, 65535, 65535)
 BLOCK_LIMITS = (1024, 1024, 64)
 SHARED_LIMIT = 48 * 1024
 STACKS_BYTES = 1024 * 64 * 1024
+SPARE_BYTES = 1 << 20
+"""Below the stacks: what overflows the lowest one must not reach Python's own objects, which the system maps there."""
 _thread = threading.local()
 _compiling = threading.Lock()
 _libraries: dict[str, ctypes.CDLL] = {}
@@ -143,8 +145,12 @@ def _launch(
 def _own_stacks() -> int:
     """The address of the calling thread's stacks for emulated threads; only what is used takes memory."""
     if not hasattr(_thread, "address"):
-        _thread.stacks = mmap.mmap(-1, STACKS_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        _thread.address = ctypes.addressof(ctypes.c_char.from_buffer(_thread.stacks))
+        _thread.stacks = mmap.mmap(-1, SPARE_BYTES + STACKS_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        lowest = ctypes.addressof(ctypes.c_char.from_buffer(_thread.stacks))
+        # Recursion without end stops this process here.
+        if ctypes.CDLL(None).mprotect(ctypes.c_void_p(lowest), ctypes.c_size_t(mmap.PAGESIZE), 0):
+            raise EmulationError("the system refuses to guard the stacks of emulated threads")
+        _thread.address = lowest + SPARE_BYTES
     return int(_thread.address)
 
 

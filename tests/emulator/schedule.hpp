@@ -26,6 +26,7 @@ namespace emulate {
 
 constexpr unsigned kMaxThreads = 1024;
 constexpr size_t kCanary = 64;
+constexpr const char* kOverflow = "a thread needs more stack than the emulator gives it";
 enum class State : unsigned char { ready, waiting, done };
 enum class Operation : unsigned char { none, sync, shuffle, ballot };
 
@@ -69,8 +70,12 @@ inline void fail(const char* what, unsigned line = 0) {
            threadIdx.x, threadIdx.y, threadIdx.z, where, what);
   failed = true;
 }
+// A frame may leap over the mark at a stack's end. Not inlined: its own frame lies below that of its caller.
+static __attribute__((noinline)) bool off_stack() {
+  return static_cast<char*>(__builtin_frame_address(0)) < stacks + current * kStack;
+}
 [[noreturn]] inline void die(const char* what, unsigned line = 0) {
-  fail(what, line);
+  fail(off_stack() ? kOverflow : what, line);
   Context abandoned;
   switch_to(abandoned, scheduler);
   abort();
@@ -91,6 +96,7 @@ inline void shuffle(unsigned* items, unsigned length) {
 }
 
 inline void wait_here() {
+  if (off_stack()) die(kOverflow);
   Fiber& f = fibers[current];
   f.state = State::waiting;
   switch_to(f.context, scheduler);
@@ -233,7 +239,7 @@ inline void run_block(bool shuffled) {
   for (size_t i = 0; i < kCanary && !failed; ++i)
     if (dynamic_shared[dynamic_size + i] != 0x5a) fail("the block wrote behind its dynamic shared memory");
   for (unsigned t = 0; t < count; ++t) {
-    if (!failed && overflowed(stacks + t * kStack)) fail("a thread needs more stack than the emulator gives it");
+    if (!failed && overflowed(stacks + t * kStack)) fail(kOverflow);
     fibers[t].state = State::done;
   }
 }
@@ -253,7 +259,8 @@ inline void run_grid(unsigned seed) {
   }
 }
 
-// One launch. dims: grid x y z, block x y z; stacks: kMaxThreads of kStack bytes, this caller's own.
+// One launch. dims: grid x y z, block x y z; stacks: kMaxThreads of kStack bytes, this caller's own, with room below
+// for the frame of a thread that overflows the lowest.
 struct Launch {
   unsigned dims[6];
   unsigned seed;

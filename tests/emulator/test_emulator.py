@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.emulator import module
 from tests.emulator.module import EmulatedModule, EmulationError
 
 EXAMPLE = Path(__file__).with_name("example.cu")
@@ -120,6 +123,31 @@ def test_forbidden_access_is_reported(how: int) -> None:
     data = np.zeros(64, np.float32)
     with pytest.raises(EmulationError, match=FAULTS[how]):
         run("forbidden", 1, 32, data, np.int32(how), shared=64)
+
+
+def below_the_stacks(how: int) -> tuple[str, bool]:
+    """What a launch says in a thread with stacks of its own, and whether it wrote below them."""
+
+    def launch() -> tuple[str, bool]:
+        with pytest.raises(EmulationError) as caught:
+            run("forbidden", 1, 32, np.zeros(64, np.float32), np.int32(how), shared=64)
+        return str(caught.value), any(module._thread.stacks[mmap.PAGESIZE : module.SPARE_BYTES])
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(launch).result()
+
+
+@pytest.mark.parametrize("how", range(len(FAULTS)), ids=FAULTS)
+def test_nothing_is_written_below_the_stacks(how: int) -> None:
+    """Fails if a kernel's frame is larger than a stack: on the lowest one it lay over objects of Python."""
+    assert not below_the_stacks(how)[1]
+
+
+def test_frame_that_leaps_below_the_stacks_is_reported() -> None:
+    """Fails if a frame that leaves the mark at its stack's end whole goes unnoticed, or hits what is not the emulator's."""
+    said, wrote = below_the_stacks(6)
+    assert "thread (0,0,0): a thread needs more stack" in said
+    assert wrote
 
 
 def test_shared_memory_of_a_block_is_poisoned() -> None:
