@@ -2,7 +2,8 @@
 // finish           out[v, :] = epilogue(in[v, :]); in == out works in place.                    moves 2 V D
 // activation_grad  h = out_scale * d with d = (h != 0) * keep_scale * h_scale * g; adds the columns of d, the unscaled
 //                  gradient, to partials.                                                       moves 3 V D
-// gather_rows      out[i, :] = in[index[i], :];  scatter_add_rows  out[index[i], :] += in[i, :], index without repeats.
+// gather_rows      out[i, :] = in[index[i], :]
+// scatter_rows     out[index[i], :] = in[i, :];  scatter_add_rows  out[index[i], :] += in[i, :]; index without repeats.
 // sum_partials     out[d] = sum over chunks, in order, of partials[chunk, d]. No atomics: bitwise repeatable.
 #include "common.h"
 #include "epilogue.h"
@@ -63,6 +64,13 @@ void gather_rows(const T* in, int64_t ld_in, const int32_t* index, T* out, int64
 }
 
 template <class T>
+void scatter_rows(const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,
+                  int32_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t i = 0; i < rows; ++i) memcpy(out + (int64_t)index[i] * ld_out, in + i * ld_in, cols * sizeof(T));
+}
+
+template <class T>
 void scatter_add_rows(const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows,
                       int64_t cols, int32_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
@@ -111,6 +119,11 @@ void dropout_values(const int64_t* indptr, const int32_t* indices, const T* valu
   (const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,          \
    int32_t threads) {                                                                                             \
     gather_rows<T>(in, ld_in, index, out, ld_out, rows, cols, threads);                                           \
+  }                                                                                                               \
+  MGGCN_EXPORT(mggcn_scatter_rows_##suffix)                                                                       \
+  (const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,          \
+   int32_t threads) {                                                                                             \
+    scatter_rows<T>(in, ld_in, index, out, ld_out, rows, cols, threads);                                          \
   }                                                                                                               \
   MGGCN_EXPORT(mggcn_scatter_add_rows_##suffix)                                                                   \
   (const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,          \

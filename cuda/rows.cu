@@ -41,6 +41,17 @@ extern "C" __global__ void __launch_bounds__(128)
   finish<8>(in, ld_in, out, ld_out, rows, cols, first_row, epilogue);
 }
 
+// kVector columns of a row, or the `left` ones at its end, bit for bit.
+__device__ __forceinline__ void copy_columns(const storage_t* from, storage_t* to, int left, bool aligned) {
+  if (aligned && left >= kVector) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+    return;
+  }
+#pragma unroll
+  for (int d = 0; d < kVector; ++d)
+    if (d < left) to[d] = from[d];
+}
+
 // gather_rows: out[i, :] = in[index[i], :], bit for bit.
 // in    in [N, D], index int32 [V];  out [V, D]. Moves 2 V D.
 // grid  as finish_rows
@@ -50,15 +61,21 @@ extern "C" __global__ void __launch_bounds__(128)
   const long long i = blockIdx.x * (long long)blockDim.y + threadIdx.y;
   const int column = (int)(blockIdx.y * blockDim.x + threadIdx.x) * kVector;
   if (i >= rows || column >= cols) return;
-  const storage_t* from = in + index[i] * ld_in + column;
-  storage_t* to = out + i * ld_out + column;
-  if (cols - column >= kVector && rows_aligned(in, ld_in) && rows_aligned(out, ld_out)) {
-    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-    return;
-  }
-#pragma unroll
-  for (int d = 0; d < kVector; ++d)
-    if (column + d < cols) to[d] = from[d];
+  const bool aligned = rows_aligned(in, ld_in) && rows_aligned(out, ld_out);
+  copy_columns(in + index[i] * ld_in + column, out + i * ld_out + column, cols - column, aligned);
+}
+
+// scatter_rows: out[index[i], :] = in[i, :], bit for bit; index without repeats, so that no two threads meet.
+// in    in [V, D], index int32 [V];  out [N, D]. Moves 2 V D.
+// grid  as finish_rows
+extern "C" __global__ void __launch_bounds__(128)
+    scatter_rows(const storage_t* in, long long ld_in, const int* index, storage_t* out, long long ld_out,
+                 long long rows, int cols) {
+  const long long i = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+  const int column = (int)(blockIdx.y * blockDim.x + threadIdx.x) * kVector;
+  if (i >= rows || column >= cols) return;
+  const bool aligned = rows_aligned(in, ld_in) && rows_aligned(out, ld_out);
+  copy_columns(in + i * ld_in + column, out + index[i] * ld_out + column, cols - column, aligned);
 }
 
 // scatter_add_rows: out[index[i], :] += in[i, :]; index without repeats, so that no two threads meet.

@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
     import torch
     from torch import Tensor
 
+    from mggcn.backend.edge_reduce import EdgeKernels
+
 
 class Event(Protocol):
     """A point in a rank's work that other work waits for."""
@@ -241,7 +243,11 @@ class KernelBackend(Protocol):
         ...
 
     def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        """out[i] = source[index[i]]; index int32."""
+        """out[i] = source[index[i]]; index int32. Here and in what follows either may be columns of a wider tensor."""
+        ...
+
+    def scatter_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        """out[index[i]] = source[i]; index int32 without repeats. Rows that it does not name stay."""
         ...
 
     def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
@@ -274,4 +280,9 @@ class KernelBackend(Protocol):
 
     def peak_bytes(self) -> int:
         """Return the peak memory of this process on the device, in bytes (CPU: VmHWM)."""
+        ...
+
+    @property
+    def edges(self) -> EdgeKernels:
+        """Messages along edges, reduced at their destinations, and their gradients."""
         ...

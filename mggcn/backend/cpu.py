@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mggcn import native
 from mggcn.backend.base import DONE, Done, Dropout, Epilogue, Sparse
+from mggcn.backend.edge_reduce_cpu import CpuEdges
 from mggcn.backend.host import HostLane, HostTime
 
 PARTIALS = 64
@@ -230,30 +231,23 @@ class CpuBackend:
         )
 
     def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        rows, cols = out.shape
-        self._run(
-            "mggcn_gather_rows_",
-            _address(source),
-            source.stride(0),
-            _address(index),
-            _address(out),
-            out.stride(0),
-            rows,
-            cols,
-            self._threads,
-        )
+        self._move_rows("mggcn_gather_rows_", source, index, out, out.shape)
+
+    def scatter_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        self._move_rows("mggcn_scatter_rows_", source, index, out, source.shape)
 
     def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        rows, cols = source.shape
+        self._move_rows("mggcn_scatter_add_rows_", source, index, out, source.shape)
+
+    def _move_rows(self, name: str, source: Tensor, index: Tensor, out: Tensor, shape: torch.Size) -> None:
         self._run(
-            "mggcn_scatter_add_rows_",
+            name,
             _address(source),
             source.stride(0),
             _address(index),
             _address(out),
             out.stride(0),
-            rows,
-            cols,
+            *shape,
             self._threads,
         )
 
@@ -276,3 +270,7 @@ class CpuBackend:
     def peak_bytes(self) -> int:
         with open("/proc/self/status") as status:
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+    @property
+    def edges(self) -> CpuEdges:
+        return CpuEdges(self._dtype, self._threads, self._isa)

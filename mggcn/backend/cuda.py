@@ -18,6 +18,7 @@ from mggcn.backend.base import Dropout, Epilogue, Event, Lane, Sparse, Timestamp
 from mggcn.backend.cuda_kernels import Kernels
 from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
 from mggcn.backend.device import Device
+from mggcn.backend.edge_reduce_cuda import CudaEdges
 
 QUEUE_S = 1.0
 """The host looks at results about once in as many seconds: signals and losses are seen this late."""
@@ -162,6 +163,9 @@ class CudaBackend:
     def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
         rows.gather_rows(self._kernels[source.dtype], source, index, out)
 
+    def scatter_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        rows.scatter_rows(self._kernels[source.dtype], source, index, out)
+
     def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
         rows.scatter_add_rows(self._kernels[source.dtype], source, index, out)
 
@@ -179,3 +183,7 @@ class CudaBackend:
 
     def peak_bytes(self) -> int:
         return self._device.peak_bytes()
+
+    @property
+    def edges(self) -> CudaEdges:
+        return CudaEdges(self._kernels[self._dtype])

@@ -40,7 +40,7 @@ def chunks(rows: int) -> int:
 
 def row_shape(rows: int, cols: int, width: int) -> Shape:
     """Return grid and block of a row pass whose threads have `width` columns each: whole rows side by side in a block."""
-    x = min(_ceil(cols, width), ROW_THREADS)
+    x = min(max(_ceil(cols, width), 1), ROW_THREADS)
     y = ROW_THREADS // x
     return (_ceil(rows, y), _ceil(cols, width * x)), (x, y)
 
@@ -198,6 +198,10 @@ def dropout_values(kernels: Kernels, matrix: Sparse, out: Tensor, row_ids: Tenso
 
 def gather_rows(kernels: Kernels, source: Tensor, index: Tensor, out: Tensor) -> None:
     _move_rows(kernels, "gather_rows", source, index, out, out.shape)
+
+
+def scatter_rows(kernels: Kernels, source: Tensor, index: Tensor, out: Tensor) -> None:
+    _move_rows(kernels, "scatter_rows", source, index, out, source.shape)
 
 
 def scatter_add_rows(kernels: Kernels, source: Tensor, index: Tensor, out: Tensor) -> None:

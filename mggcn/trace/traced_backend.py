@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mggcn.backend.base import Dropout, Epilogue, Event, KernelBackend, Lane, Sparse, Timestamp
+from mggcn.backend.edge_reduce import EdgeKernels
 from mggcn.trace.recorder import Recorder
 from mggcn.trace.work import matmul_work, spmm_work, streamed
 
@@ -127,6 +128,10 @@ class TracedBackend:
         with self._recorder.kernel("gather", streamed(out, out, index)):
             self._inner.gather_rows(source, index, out)
 
+    def scatter_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        with self._recorder.kernel("scatter", streamed(source, source, index)):
+            self._inner.scatter_rows(source, index, out)
+
     def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
         with self._recorder.kernel("scatter", streamed(source, source, source, index)):
             self._inner.scatter_add_rows(source, index, out)
@@ -146,3 +151,7 @@ class TracedBackend:
 
     def peak_bytes(self) -> int:
         return self._inner.peak_bytes()
+
+    @property
+    def edges(self) -> EdgeKernels:
+        return self._inner.edges  # no run that is traced has messages of edges

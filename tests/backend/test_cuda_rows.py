@@ -38,9 +38,10 @@ def test_shapes_cover_the_matrix_and_fit_a_gpu(rows: int, cols: int) -> None:
 
 
 def test_no_rows_is_an_empty_grid() -> None:
-    """Fails if a rank without rows would launch something."""
+    """Fails if a rank without rows, or a slice without columns, would launch something."""
     for shape in (cuda_rows.row_shape, cuda_rows.sum_shape):
         assert shape(0, 7, 4)[0][0] == 0
+    assert 0 in cuda_rows.row_shape(7, 0, 4)[0]
 
 
 @pytest.mark.parametrize("classes", [1, 4, 5, 8, 16, 17, 41, 1000, 7000])
@@ -66,6 +67,7 @@ def everything(backend: KernelBackend) -> list[Any]:
     some = padded(backend, 77, cols)[0]
     backend.gather_rows(z, index, some)
     backend.scatter_add_rows(some, index, z)
+    backend.scatter_rows(some, backend.upload(rng.permutation(rows)[:77].astype(np.int32)), z)
     m = RANDOM.adj
     sparse = backend.sparse(m.indptr.astype(np.int64), m.indices.astype(np.int32), numpy_reals(backend, m.data))
     values = zeros(backend, m.nnz, dtype=real_type(backend))
@@ -100,9 +102,13 @@ def test_offsets_are_64_bits_wide() -> None:
     near = filled(padded(backend, 5, 9)[0], values)
     index = torch.arange(5, dtype=torch.int32)
     far, back = far_rows(torch.bfloat16), padded(backend, 5, 9)[0]
-    backend.scatter_add_rows(near, index, far)
-    backend.gather_rows(far, index, back)
-    assert torch.equal(back, near)
+    for scatter in (backend.scatter_add_rows, backend.scatter_rows):
+        scatter(near, index, far)
+        backend.gather_rows(far, index, back)
+        assert torch.equal(back, near)
+        far.zero_()
+        back.zero_()
+    backend.scatter_rows(near, index, far)
     backend.finish(far, far, Epilogue(relu=True))
     backend.finish(far, back, Epilogue())
     assert torch.equal(back, near.relu())

@@ -1,4 +1,4 @@
-"""Row passes: dropout, epilogue, gradient of an activation, gather, scatter, dense products."""
+"""Row passes: dropout, epilogue, gradient of an activation, dense products."""
 
 from __future__ import annotations
 
@@ -186,41 +186,10 @@ def test_nan_passes_activation_grad(backend: KernelBackend) -> None:
     assert h.isnan().sum() == 1
 
 
-def test_gather_and_scatter(backend: KernelBackend) -> None:
-    """Fails if rows are mixed up, a row is lost, or the padding of a row is copied over a neighbour."""
-    rng = np.random.default_rng(55)
-    for cols, make in itertools.product((1, 7, 40, 530), (padded, tight, skewed)):
-        source = filled(padded(backend, 23, cols)[0], random_dense(23, cols, 1))
-        index = backend.upload(rng.permutation(23)[:11].astype(np.int32))
-        out, whole = make(backend, 11, cols)
-        backend.gather_rows(source, index, out)
-        assert torch.equal(out, source[index.long()])
-        assert guards_hold(whole, out, 1)
-        target, whole = make(backend, 23, cols)
-        target.fill_(1.0)
-        backend.scatter_add_rows(out, index, target)
-        expected = np.ones((23, cols))
-        expected[host(index)] += host(out)
-        assert np.array_equal(host(target), host(torch.from_numpy(expected).to(backend.dtype)))
-        assert guards_hold(whole, target, 1)
-
-
-def test_gather_of_edge_values(backend: KernelBackend) -> None:
-    """Fails if values, which are of the type of sums, are moved as if they were of the storage type."""
-    values = reals(backend, random_dense(300, 1, 12))
-    index = backend.upload(np.random.default_rng(77).integers(0, 300, 500).astype(np.int32))
-    out = zeros(backend, 500, 1, dtype=real_type(backend))
-    backend.gather_rows(values, index, out)
-    assert torch.equal(out, values[index.long()])
-
-
 def test_no_rows(backend: KernelBackend) -> None:
     """Fails if a rank without rows makes a launch that a device refuses, or leaves garbage in its sums."""
     empty, partials = padded(backend, 0, 5)[0], zeros(backend, backend.partials, 5, dtype=torch.float64)
-    index = backend.upload(np.zeros(0, np.int32))
     backend.finish(empty, empty, Epilogue(relu=True))
-    backend.gather_rows(empty, index, empty)
-    backend.scatter_add_rows(empty, index, empty)
     backend.activation_grad(empty, empty, masked=True, keep_scale=1.0, h_scale=None, out_scale=None, partials=partials)
     bias = zeros(backend, 5, dtype=real_type(backend)).fill_(7.0)
     backend.sum_partials(partials, bias)

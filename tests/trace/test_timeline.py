@@ -29,6 +29,8 @@ KERNELS = {
     "softmax_xent": "loss",
     "dropout_values": "input-dropout",
     "gather_rows": "gather",
+    "scatter_rows": "scatter",
+    "scatter_add_rows": "scatter",
 }
 
 
