@@ -1,14 +1,23 @@
-"""Cut a graph's edges into parts, each for one rank (Libra), print what the cut costs and keep it beside the store."""
+"""Cut a graph into parts, each for one rank, by Libra or METIS, print what the cut costs and keep it beside the store.
+
+Libra deals the edges, METIS the vertices. --list prints the cuts that are kept with a store.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mggcn.commands.settings import whole
+from mggcn.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
+    from mggcn.graph.csr import Graph
+    from mggcn.partition.cut_files import Stored
+    from mggcn.partition.edge_cut import EdgeCutStatistics
+    from mggcn.partition.kept import Kept
     from mggcn.partition.vertex_cut import CutStatistics
 
 
@@ -16,50 +25,92 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("store", help="store folder, or its name under --root")
     parser.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
-    parser.add_argument("--kind", choices=("libra",), default="libra", help="how to cut (default: libra)")
-    parser.add_argument("--parts", type=whole, required=True, metavar="P", help="number of parts, 1 to 1024")
+    parser.add_argument("--kind", choices=("libra", "metis"), default="libra", help="how to cut (default: libra)")
+    parser.add_argument("--parts", type=whole, metavar="P", help="number of parts, 1 to 1024")
     parser.add_argument("--seed", type=whole, default=1, help="seed of the cut (default: 1)")
     parser.add_argument(
-        "--edges",
-        choices=("shuffled", "stored"),
-        default="shuffled",
-        help="order in which edges are dealt (default: shuffled)",
+        "--edges", choices=("shuffled", "stored"), help="libra: order in which edges are dealt (default: shuffled)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of partitions (default: STORE/partitions)")
     parser.add_argument("--force", action="store_true", help="make the cut again if there is one")
+    parser.add_argument("--list", action="store_true", help="print the cuts that are kept, and make none")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Find or make the cut; exit code 2 if there is too little memory."""
+    """Find or make the cut, or list those that are there; exit code 2 if there is too little memory."""
     from mggcn.commands.train import store_path
-    from mggcn.errors import PlanError
     from mggcn.graph.store import open_store
-    from mggcn.partition.cut_files import cuts_folder, find_or_make_cut
-    from mggcn.partition.libra import LibraSettings, libra_nbytes
-    from mggcn.plan.machine import free_bytes, human
+    from mggcn.partition.cut_files import cuts_folder
 
     a = arguments
-    settings = LibraSettings(parts=a.parts, seed=a.seed, edges=a.edges)
+    if not a.list and a.parts is None:
+        raise ConfigError("partition needs --parts P, the number of parts, or --list")
+    if a.kind == "metis" and a.edges is not None:
+        raise ConfigError("--edges is the order in which Libra deals edges; METIS has none: leave it out")
     store = store_path(a.store, a.root)
     graph = open_store(store)
     folder = a.out or cuts_folder(store)
-    print(f"{graph.name}: Libra, {settings.parts} parts, seed {settings.seed}, edges {settings.edges}")
-    if a.force or not (folder / settings.name).exists():
-        regions = libra_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric, settings.parts)
-        need, free = sum(regions.values()), free_bytes()
-        parts = ", ".join(f"{name} {human(nbytes)}" for name, nbytes in regions.items())
-        print(f"planned memory: {human(need)} ({parts}), {human(free)} are free", flush=True)
-        if need > free:
-            raise PlanError(f"the cut needs {human(need)}, {human(free)} are free; free memory or use a larger machine")
-    stored = find_or_make_cut(graph, settings, folder, a.force)
-    print(summary(stored.cut.statistics))
-    made = "made before" if stored.seconds is None else f"made in {stored.seconds:.2f} s"
-    print(f"{made}, lies in {stored.folder}")
+    if a.list:
+        print(listed(graph, folder))
+    elif a.kind == "libra":
+        _libra(graph, folder, a)
+    else:
+        _metis(graph, folder, a)
     return 0
 
 
+def _libra(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
+    from mggcn.partition.cut_files import find_or_make_cut
+    from mggcn.partition.libra import LibraSettings, libra_nbytes
+
+    settings = LibraSettings(parts=a.parts, seed=a.seed, edges=a.edges or "shuffled")
+    print(f"{graph.name}: Libra, {settings.parts} parts, seed {settings.seed}, edges {settings.edges}")
+    if a.force or not (folder / settings.name).exists():
+        regions = libra_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric, settings.parts)
+        _check_memory(regions, 0, 0)
+    stored = find_or_make_cut(graph, settings, folder, a.force)
+    _report(stored, summary(stored.cut.statistics))
+
+
+def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
+    from mggcn.partition.cut_files import find_or_make_edge_cut
+    from mggcn.partition.metis import MetisSettings, metis_memory, require_pymetis
+
+    settings = MetisSettings(parts=a.parts, seed=a.seed)
+    print(f"{graph.name}: METIS, {settings.parts} parts, seed {settings.seed}")
+    if a.force or not (folder / settings.name).exists():
+        require_pymetis()
+        memory = metis_memory(graph.num_vertices, graph.num_edges, graph.symmetric)
+        _check_memory(memory.own, memory.metis_least, memory.metis_most)
+    stored = find_or_make_edge_cut(graph, settings, folder, a.force)
+    _report(stored, edge_cut_summary(stored.cut.statistics))
+
+
+def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
+    """Print what a cut holds, METIS's share lying between two figures. Raises: PlanError if it cannot fit."""
+    from mggcn.plan.machine import free_bytes, human
+
+    own, free = sum(regions.values()), free_bytes()
+    parts = [f"{name} {human(nbytes)}" for name, nbytes in regions.items()]
+    need = human(own + most)
+    if most:
+        need = f"{human(own + least)} to {need}"
+        parts.append(f"METIS {human(least)} to {human(most)}, the more the less the graph shrinks when it coarsens")
+    print(f"planned memory: {need} ({', '.join(parts)}), {human(free)} are free", flush=True)
+    if own + least > free:
+        raise PlanError(f"the cut needs {need}, {human(free)} are free; free memory or use a larger machine")
+    if own + most > free:
+        print("METIS may run out of memory", flush=True)
+
+
+def _report(stored: Stored[Any], text: str) -> None:
+    print(text)
+    made = "made before" if stored.seconds is None else f"made in {stored.seconds:.2f} s"
+    print(f"{made}, lies in {stored.folder}")
+
+
 def summary(statistics: CutStatistics) -> str:
-    """Return the figures of a cut as text."""
+    """Return the figures of a vertex cut as text."""
     s = statistics
     edges, rows = s.edges_per_part, s.rows_per_part
     return (
@@ -68,3 +119,49 @@ def summary(statistics: CutStatistics) -> str:
         f"row balance {s.row_balance:.4f} ({min(rows):,} to {max(rows):,} vertices and clones)\n"
         f"split vertices {s.split_share:.1%} of {s.num_connected:,} with edges"
     )
+
+
+def edge_cut_summary(statistics: EdgeCutStatistics) -> str:
+    """Return the figures of an edge cut as text."""
+    s = statistics
+    nonzeros, rows, halo = s.nonzeros_per_part, s.rows_per_part, s.halo_per_part
+    lines = [
+        f"edge cut {s.cut_share:.1%} ({s.num_cut:,} of {s.num_edges:,} edges)",
+        f"nonzero balance {s.nonzero_balance:.4f} "
+        f"(largest part over average; {min(nonzeros):,} to {max(nonzeros):,} nonzeros)",
+        f"row balance {s.row_balance:.4f} ({min(rows):,} to {max(rows):,} vertices)",
+        f"halo rows {s.halo_share:.1%} of the vertices ({min(halo):,} to {max(halo):,} rows that a part receives)",
+    ]
+    if s.halo_t_per_part != halo:
+        back = s.halo_t_per_part
+        lines.append(f"halo rows of the backward pass {min(back):,} to {max(back):,}")
+    return "\n".join(lines)
+
+
+def listed(graph: Graph, folder: Path) -> str:
+    """Return a table of the cuts in a folder, and what keeps any of them from being used with the graph."""
+    from mggcn.partition.kept import all_kept
+    from mggcn.train.plantext import table
+
+    found = all_kept(folder, graph)
+    if not found:
+        return f"no cuts in {folder}; mggcn partition makes them"
+    header = ("name", "kind", "parts", "seed", "cost", "balance", "bytes", "")
+    return "\n".join([f"cuts of {graph.name} in {folder}", *table(header, (_line(kept) for kept in found))])
+
+
+def _line(kept: Kept) -> tuple[str, ...]:
+    from mggcn.plan.machine import human
+
+    def figure(name: str, form: str) -> str:
+        value = kept.meta.get(name)
+        return format(value, form) if isinstance(value, int | float) else "?"
+
+    settings = kept.meta.get("settings")
+    known = settings if isinstance(settings, dict) else {}
+    kind = str(known.get("kind", "?"))
+    cost = {"libra": f"replication {figure('replication', '.3f')}", "metis": f"edge cut {figure('cut_share', '.1%')}"}
+    work = {"libra": ("edges", "edge_balance"), "metis": ("nonzeros", "nonzero_balance")}.get(kind)
+    balance = f"{work[0]} {figure(work[1], '.3f')}, rows {figure('row_balance', '.3f')}" if work else "?"
+    numbers = (str(known.get(name, "?")) for name in ("parts", "seed"))
+    return (kept.folder.name, kind, *numbers, cost.get(kind, "?"), balance, human(kept.nbytes), kept.state)

@@ -38,6 +38,11 @@ class Figures(Protocol):
         """Whether they were counted; else they are expectations of a bare shape."""
         ...
 
+    @property
+    def assignment_bytes(self) -> int:
+        """Bytes that set-up holds for each vertex of the graph to know who holds it."""
+        ...
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         ...
@@ -62,6 +67,10 @@ class RowFigures:
     @property
     def exact(self) -> bool:
         return self.tiles.exact
+
+    @property
+    def assignment_bytes(self) -> int:
+        return 6
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "counts": list(self.counts)} | self.tiles.to_dict()

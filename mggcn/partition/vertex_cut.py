@@ -46,15 +46,16 @@ class CutStatistics:
     @property
     def edge_balance(self) -> float:
         """Edges of the fullest part over the average."""
-        return _balance(self.edges_per_part)
+        return balance(self.edges_per_part)
 
     @property
     def row_balance(self) -> float:
         """Vertices of the part with most of them over the average."""
-        return _balance(self.rows_per_part)
+        return balance(self.rows_per_part)
 
 
-def _balance(counts: tuple[int, ...]) -> float:
+def balance(counts: tuple[int, ...]) -> float:
+    """Return the largest count over the average, 1 if all are 0."""
     return max(counts) * len(counts) / sum(counts) if any(counts) else 1.0
 
 

@@ -15,10 +15,19 @@ from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
-from mggcn.partition import cut_files
-from mggcn.partition.cut_files import StoredCut, cuts_folder, find_or_make_cut
+from mggcn.partition import kept
+from mggcn.partition.cut_files import (
+    StoredCut,
+    StoredEdgeCut,
+    cuts_folder,
+    find_or_make_cut,
+    find_or_make_edge_cut,
+)
+from mggcn.partition.kept import all_kept
 from mggcn.partition.libra import LibraSettings
+from mggcn.partition.metis import MetisSettings
 from tests.partition.test_libra import dense_of, graph_of, same
+from tests.partition.test_metis import needs_pymetis
 
 SETTINGS = LibraSettings(parts=5, seed=2718)
 
@@ -133,7 +142,7 @@ DAMAGES = {
     "holds int64": other_type,
     "expected uint8": other_shape,
     "cannot be read": no_meta,
-    "not a vertex cut of format 1": lambda folder: edit(folder, "format_version", 2),
+    "not a cut of format 1": lambda folder: edit(folder, "format_version", 2),
     "was made with": lambda folder: edit(folder, "settings", {"kind": "libra", "parts": 4}),
     "meta.json says": lambda folder: edit(folder, "sha256", {}),
     "statistics are damaged": lambda folder: edit(folder, "statistics", {"edges_per_part": [1]}),
@@ -179,7 +188,7 @@ def test_a_failed_write_leaves_what_was(step: str, tmp_path: Path, monkeypatch: 
 
     other = LibraSettings(parts=3, seed=5)
     with monkeypatch.context() as patch:
-        patch.setattr(*((os, "rename") if step == "os.rename" else (cut_files, step)), full)
+        patch.setattr(*((os, "rename") if step == "os.rename" else (kept, step)), full)
         for settings in (SETTINGS, other):
             with pytest.raises(StoreError, match="No space left on device; free some space"):
                 find_or_make_cut(graph, settings, made.folder.parent, force=True)
@@ -194,3 +203,92 @@ def test_a_graph_in_memory_finds_the_cut_of_its_store(tmp_path: Path) -> None:
     assert isinstance(held.adj.indices, ArrayRows)
     assert find_or_make_cut(held, SETTINGS, made.folder.parent).seconds is None
     assert graph.num_edges == held.num_edges
+
+
+METIS = MetisSettings(parts=5, seed=31)
+
+
+def stored_edge_cut(kind: str, folder: Path) -> tuple[Graph, StoredEdgeCut]:
+    """A graph as a store, and its edge cut, made just now."""
+    write_store(graph_of(dense_of(kind)), folder)
+    graph = open_store(folder)
+    return graph, find_or_make_edge_cut(graph, METIS, cuts_folder(folder))
+
+
+@needs_pymetis
+@pytest.mark.parametrize("kind", ["random", "directed", "empty"])
+def test_an_edge_cut_comes_back(kind: str, tmp_path: Path) -> None:
+    """Fails if an array or a figure changes on the way, the folder has another name, or the cut is made twice."""
+    graph, made = stored_edge_cut(kind, tmp_path / "store")
+    assert made.seconds is not None
+    assert made.folder == tmp_path / "store" / "partitions" / "metis-5-31"
+    again = find_or_make_edge_cut(graph, METIS, cuts_folder(tmp_path / "store"))
+    assert again.seconds is None
+    assert np.array_equal(again.cut.owner, made.cut.owner)
+    assert again.cut.statistics == made.cut.statistics
+    assert again.cut.assignment().counts == made.cut.statistics.rows_per_part
+    assert names(made.folder) == ["meta.json", "owner.npy"]
+    meta = json.loads((made.folder / "meta.json").read_text())
+    assert meta["settings"] == {"kind": "metis", "parts": 5, "seed": 31}
+    assert meta["cut_share"] == made.cut.statistics.cut_share
+    assert meta["nonzero_balance"] == made.cut.statistics.nonzero_balance
+    assert meta["row_balance"] == made.cut.statistics.row_balance
+    assert meta["halo_share"] == made.cut.statistics.halo_share
+    assert meta["statistics"]["halo_per_part"] == list(made.cut.statistics.halo_per_part)
+    assert meta["pymetis"]
+
+
+EDGE_CUT_DAMAGES = {
+    "SHA-256": flip,
+    "expected a readable .npy file": lambda folder: (folder / "owner.npy").unlink(),
+    "holds int64": other_type,
+    "cannot be read": no_meta,
+    "was made with": lambda folder: edit(folder, "settings", {"kind": "libra", "parts": 5, "seed": 31}),
+    "statistics are damaged": lambda folder: edit(folder, "statistics", {"rows_per_part": [1] * 5}),
+}
+
+
+@needs_pymetis
+@pytest.mark.parametrize("text", EDGE_CUT_DAMAGES)
+def test_a_damaged_edge_cut_is_refused(text: str, tmp_path: Path) -> None:
+    """Fails if damage gets through or is answered with a traceback."""
+    graph, made = stored_edge_cut("random", tmp_path / "store")
+    EDGE_CUT_DAMAGES[text](made.folder)
+    with pytest.raises(StoreError, match=text):
+        find_or_make_edge_cut(graph, METIS, made.folder.parent)
+
+
+@needs_pymetis
+def test_an_edge_cut_of_another_graph_is_refused(tmp_path: Path) -> None:
+    """Fails if rows are dealt by the cut of another graph of equal size."""
+    _, made = stored_edge_cut("random", tmp_path / "store")
+    other = graph_of(dense_of("path"))
+    with pytest.raises(StoreError, match=r"was made of another graph than small is now .* --force"):
+        find_or_make_edge_cut(other, METIS, made.folder.parent)
+    assert find_or_make_edge_cut(other, METIS, made.folder.parent, force=True).seconds is not None
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    """Fails if a cut is missing, out of order, said to be usable when it is not, or hides the others."""
+    graph, made = stored("random", tmp_path / "store")
+    folder = made.folder.parent
+    for parts in (16, 4, 7):
+        find_or_make_cut(graph, LibraSettings(parts=parts), folder)
+    find_or_make_cut(graph_of(dense_of("path")), LibraSettings(parts=6), folder)
+    no_meta(folder / "libra-7-1-shuffled")
+    (folder / ".libra-8-1-shuffled.0a0a0a0a.tmp").mkdir()
+    (folder / "notes.txt").write_text("not a cut")
+    kept_cuts = all_kept(folder, graph)
+    assert [(cut.folder.name, cut.state) for cut in kept_cuts] == [
+        ("libra-4-1-shuffled", ""),
+        ("libra-5-2718-shuffled", ""),
+        ("libra-6-1-shuffled", "of another graph"),
+        ("libra-7-1-shuffled", "damaged, or no cut"),
+        ("libra-16-1-shuffled", ""),
+    ]
+    assert kept_cuts[1].nbytes == sum(file.stat().st_size for file in made.folder.iterdir())
+    assert kept_cuts[1].meta["replication"] == made.cut.statistics.replication
+    assert all_kept(tmp_path / "nowhere", graph) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot list"):
+        all_kept(tmp_path / "file", graph)

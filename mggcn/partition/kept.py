@@ -1,0 +1,170 @@
+"""Cuts of a graph as folders of `.npy` files and a meta.json, kept beside it: STORE/partitions/NAME.
+
+A folder appears whole or not at all, and is used only for the graph that it was made of. Which files a kind of cut has is
+cut_files.py's matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mggcn.errors import StoreError
+from mggcn.graph.csr import Graph, Rows
+from mggcn.graph.durable import move_folder, sync_folder, write_array, write_meta
+from mggcn.graph.file_rows import FileRows
+from mggcn.graph.layout import graph_sha256
+from mggcn.version import __version__
+
+FORMAT_VERSION = 1
+REMEDY = "make it again with mggcn partition --force"
+Form = tuple[np.dtype[Any], tuple[int, ...]]
+"""Type and shape of an array."""
+S = TypeVar("S")
+
+
+def write_kept(
+    folder: Path, graph: Graph, settings: Mapping[str, Any], arrays: Mapping[str, Rows], figures: Mapping[str, Any]
+) -> None:
+    """Write a cut of a graph beside its place, flush it to the disk, and put it there instead of an older one.
+
+    figures: what else meta.json says of the cut.
+    Raises: StoreError if the disk is full or not writable, or something else than a cut is in the way; nothing is left.
+    """
+    if folder.exists() and not (folder / "owner.npy").is_file():
+        raise StoreError(f"{folder} is not the folder of a cut, so it is not replaced; choose another place")
+    meta = {
+        "format_version": FORMAT_VERSION,
+        "settings": dict(settings),
+        "graph": graph.name,
+        "graph_sha256": graph_sha256(graph),
+        **figures,
+        "created_by": f"mggcn {__version__}",
+    }
+    temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        temporary.mkdir(parents=True)
+        ordered = sorted(arrays.items())
+        meta["sha256"] = {f"{name}.npy": write_array(temporary / f"{name}.npy", rows) for name, rows in ordered}
+        write_meta(temporary / "meta.json", meta)
+        sync_folder(temporary)
+        move_folder(temporary, folder, overwrite=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {folder}: {error.strerror or error}; free some space or choose another place (--out)"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_kept(
+    folder: Path, graph: Graph, settings: Mapping[str, Any], forms: Mapping[str, Form]
+) -> tuple[dict[str, Any], dict[str, FileRows]]:
+    """Open a cut: what meta.json says, and its arrays by name.
+
+    Cost: every file is read once, to compare its SHA-256.
+    Raises: StoreError if the folder is no cut by these settings, is damaged, or was made of another graph.
+    """
+    meta = read_meta(folder)
+    if meta.get("graph_sha256") != graph_sha256(graph):
+        raise StoreError(
+            f"{folder} was made of another graph than {graph.name} is now (its digest differs); {REMEDY}, "
+            "or choose another place (--out)"
+        )
+    if meta.get("settings") != dict(settings):
+        raise StoreError(f"{folder} was made with {meta.get('settings')}, expected {dict(settings)}; {REMEDY}")
+    digests = meta.get("sha256")
+    return meta, {name: _open(folder, name, *form, digests) for name, form in forms.items()}
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Return what the meta.json of a cut says. Raises: StoreError if it says nothing that can be understood."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{folder / 'meta.json'} cannot be read ({error}); {REMEDY}") from error
+    if not isinstance(meta, dict) or meta.get("format_version") != FORMAT_VERSION or "settings" not in meta:
+        raise StoreError(f"{folder} is not a cut of format {FORMAT_VERSION}; {REMEDY}")
+    return meta
+
+
+def read_statistics(folder: Path, came: object, kind: type[S], num_parts: int) -> S:
+    """Return the statistics of a cut, a dataclass whose tuples have an entry per part. Raises: StoreError."""
+    try:
+        fields = dict(came)  # type: ignore[call-overload]
+        per_part = [name for name in fields if name.endswith("_per_part")]
+        for name in per_part:
+            fields[name] = tuple(int(count) for count in fields[name])
+        statistics = kind(**fields)
+    except (TypeError, ValueError, KeyError) as error:
+        raise StoreError(f"{folder / 'meta.json'}: the statistics are damaged ({error}); {REMEDY}") from error
+    if {len(fields[name]) for name in per_part} != {num_parts}:
+        raise StoreError(f"{folder / 'meta.json'}: the statistics are not of {num_parts} parts; {REMEDY}")
+    return statistics
+
+
+def statistics_meta(statistics: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return statistics as meta.json holds them: the counts, and by name the figures that one compares cuts by."""
+    return {"statistics": dataclasses.asdict(statistics), **{name: getattr(statistics, name) for name in names}}
+
+
+def _open(folder: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], digests: object) -> FileRows:
+    path = folder / f"{name}.npy"
+    rows = FileRows.open(path)
+    if rows.dtype != dtype or rows.shape != shape:
+        raise StoreError(f"{path} holds {rows.dtype} {rows.shape}, expected {dtype} {shape}; {REMEDY}")
+    with path.open("rb") as file:
+        came = hashlib.file_digest(file, "sha256").hexdigest()
+    if not isinstance(digests, dict) or digests.get(path.name) != came:
+        raise StoreError(f"{path} has not the SHA-256 that meta.json says: one of them is damaged; {REMEDY}")
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A folder among the cuts of a store: meta is empty if it cannot be understood, which `state` says."""
+
+    folder: Path
+    meta: Mapping[str, Any]
+    nbytes: int
+    state: str
+    """What keeps the cut from being used, "" if nothing is known: files are not compared with their digests."""
+
+
+def all_kept(folder: Path, graph: Graph) -> list[Kept]:
+    """Return what lies in a store's folder of cuts, by kind, parts and seed.
+
+    Cost: the meta.json of each. Raises: StoreError if the folder cannot be read.
+    """
+    try:
+        found = [e for e in folder.iterdir() if e.is_dir() and not e.name.startswith(".")]
+        return [_kept(entry, graph) for entry in sorted(found, key=_by_number)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"cannot list {folder}: {error.strerror}; choose a folder of cuts (--out)") from error
+
+
+def _by_number(folder: Path) -> list[int | str]:
+    """libra-8 comes before libra-16."""
+    return [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", folder.name)]
+
+
+def _kept(folder: Path, graph: Graph) -> Kept:
+    nbytes = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    try:
+        meta = read_meta(folder)
+    except StoreError:
+        return Kept(folder, {}, nbytes, "damaged, or no cut")
+    same = meta.get("graph_sha256") == graph_sha256(graph)
+    return Kept(folder, meta, nbytes, "" if same else "of another graph")

@@ -1,0 +1,70 @@
+"""From a graph to a partition of any kind, and to the figures by which it is planned.
+
+N vertices, P ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from mggcn.graph.csr import Graph
+from mggcn.graph.store import store_folder
+from mggcn.partition.cut_files import cuts_folder, find_or_make_cut, find_or_make_edge_cut
+from mggcn.partition.cut_rows import CutFigures, CutPartition, cut_figures, cut_partition
+from mggcn.partition.edge_cut import EdgeCut
+from mggcn.partition.libra import LibraSettings, libra
+from mggcn.partition.metis import MetisSettings, metis
+from mggcn.partition.order import assign
+from mggcn.partition.parts import Figures, Partition, RowFigures, RowPartition
+from mggcn.partition.statistics import tile_statistics
+from mggcn.partition.vertex_cut import VertexCut
+
+
+def make_partition(
+    kind: Literal["rows", "cut"], graph: Graph, *, ranks: int, order: str, seed: int, bins: int
+) -> Partition:
+    """Share out a graph: its rows in some order, or its edges by Libra, the split vertices dealt into `bins`.
+
+    Cost: O(N) for rows; a cut, of vertices or METIS's of edges, is read from beside the store, or made there once.
+    Raises: ConfigError, StoreError, BackendError without pymetis.
+    """
+    if kind == "cut":
+        return CutPartition(_cut(graph, LibraSettings(parts=ranks, seed=seed)), bins)
+    if order == "metis" and ranks > 1:
+        return RowPartition(_edge_cut(graph, MetisSettings(parts=ranks, seed=seed % 2**31)).assignment())
+    return RowPartition(assign(graph.num_vertices, ranks, "none" if order == "metis" else order, seed))
+
+
+def _cut(graph: Graph, settings: LibraSettings) -> VertexCut:
+    store = store_folder(graph)
+    if store is None or not _kept(cuts_folder(store), settings):
+        return libra(graph, settings)
+    return find_or_make_cut(graph, settings, cuts_folder(store)).cut
+
+
+def _edge_cut(graph: Graph, settings: MetisSettings) -> EdgeCut:
+    store = store_folder(graph)
+    if store is None or not _kept(cuts_folder(store), settings):
+        return metis(graph, settings)
+    return find_or_make_edge_cut(graph, settings, cuts_folder(store)).cut
+
+
+def _kept(folder: Path, settings: LibraSettings | MetisSettings) -> bool:
+    """Whether a cut lies in a store or can be kept there."""
+    return (folder / settings.name).exists() or os.access(folder if folder.exists() else folder.parent, os.W_OK)
+
+
+def figures_of(graph: Graph, partition: Partition, *, self_loops: bool) -> Figures:
+    """Return the sizes that a partition gives to its ranks. Cost: one to four sweeps over the edges."""
+    if isinstance(partition, RowPartition):
+        owners = partition.owners
+        return RowFigures(owners.counts, tile_statistics(graph, owners, self_loops=self_loops))
+    return cut_figures(graph, cut_partition(partition), self_loops=self_loops)
+
+
+def figures_from_dict(content: Mapping[str, Any]) -> Figures:
+    """Invert Figures.to_dict."""
+    return CutFigures.from_dict(content) if content["kind"] == "cut" else RowFigures.from_dict(content)
