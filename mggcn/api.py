@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph, resolve
+from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph
 from mggcn.config import Config, ModelConfig, from_tables
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.convert import from_object
@@ -28,6 +28,7 @@ from mggcn.jobs import folder as run_folders
 from mggcn.jobs import local as local_ranks
 from mggcn.jobs import predict as predicting
 from mggcn.jobs import train as training
+from mggcn.jobs.auto import settled
 from mggcn.train.runplan import RunPlan
 
 if TYPE_CHECKING:
@@ -63,14 +64,22 @@ def MLP(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfi
     return from_tables({"model": settings | {"kind": "mlp", "hidden": hidden}}).model
 
 
+def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
+    """Describe GraphSAGE with the GCN aggregator, (sum of neighbours + self) / (degree + 1) (DistGNN, section 6.1).
+
+    settings are the fields of ModelConfig. Raises: as GCN.
+    """
+    return from_tables({"model": settings | {"kind": "sage", "hidden": hidden}}).model
+
+
 class Trainer:
     """Trains a model on a whole graph.
 
     One rank trains in this process; P ranks are processes of this machine on the graph's store (for a graph in memory,
     a temporary one). The plan is made and checked at once, before anything is allocated.
 
-    Args: graph: from `load`, or what `load` takes; model: `GCN(...)` or `MLP(...)`; ranks: P; out: folder of the first
-    `fit` (default, and for later ones: a temporary one, deleted with the trainer); config: all settings at once;
+    Args: graph: from `load`, or what `load` takes; model: `GCN(...)`, `SAGE(...)` or `MLP(...)`; ranks: P; out: folder of
+    the first `fit` (default, and for later ones: a temporary one, deleted with the trainer); config: all settings at once;
     settings: single ones such as lr=0.01, seed=3, precision="fp64", row_normalize=True, transport="threads".
     Raises: ConfigError, GraphError, PlanError.
     """
@@ -89,7 +98,8 @@ class Trainer:
         base = config or Config()
         if model is not None:
             base = dataclasses.replace(base, model=model)
-        self._config = resolve(_with(base, settings | ({} if ranks is None else {"ranks": ranks})), self._graph)
+        asked = _with(base, settings | ({} if ranks is None else {"ranks": ranks}))
+        self._config, self._choice = settled(asked, self._graph)
         self._plan, self._partition = plan_graph(self._config, self._graph)
         self._plan.check(memory_limit(self._config))
         self._out = None if out is None else Path(out)
@@ -128,7 +138,7 @@ class Trainer:
         store = self._store()
         temporary = None if out is not None else _temporary(self)
         folder = run_folders.make_run_folder(self._config, self._graph.name, out or temporary)
-        run_folders.write_plan(folder, self._plan, store, self._graph)
+        run_folders.write_plan(folder, self._plan, store, self._graph, self._choice)
         self._folder = folder
         if self._in_process:
             self._rank = None

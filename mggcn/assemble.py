@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mggcn.aggregate.base import Strategy
 from mggcn.aggregate.broadcast import BroadcastStrategy
+from mggcn.aggregate.delayed import DelayedStrategy
+from mggcn.aggregate.halo import HaloStrategy
+from mggcn.aggregate.slice import SliceStrategy
 from mggcn.backend.gpu_memory import gpu_free_bytes
 from mggcn.comm.rank import gpu_index
 from mggcn.config import Config
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.csr import CSR, Graph
-from mggcn.partition.order import assign
-from mggcn.partition.parts import Figures, Partition, RowFigures, RowPartition, row_owners
-from mggcn.partition.statistics import estimate_aggregated_nnz, tile_statistics
+from mggcn.partition.cut_rows import CutFigures
+from mggcn.partition.make import figures_of, make_partition
+from mggcn.partition.parts import Partition, RowFigures
+from mggcn.partition.statistics import estimate_aggregated_nnz
 from mggcn.plan.device import REAL, not_captured
 from mggcn.plan.machine import free_bytes
 from mggcn.train.planjson import plan_from_dict
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
 
 STRATEGIES: dict[str, Strategy] = {
     "broadcast": BroadcastStrategy(),
+    "halo": HaloStrategy(),
+    "slice": SliceStrategy(),
+    "delayed": DelayedStrategy(),
 }
 _METRICS = {"accuracy": "accuracy", "roc_auc": "roc_auc", "roc auc": "roc_auc", "macro_f1": "macro_f1"}
 
@@ -47,6 +54,9 @@ def resolve(config: Config, graph: Graph) -> Config:
     if run.transport == "auto":
         several: Literal["gloo", "nccl"] = "gloo" if run.device == "cpu" else "nccl"
         run = dataclasses.replace(run, transport="single" if run.ranks == 1 else several)
+    if run.ranks == 1 and STRATEGIES[run.strategy].kind == "cut":
+        # One rank has nothing to cut and nothing to delay.
+        run = dataclasses.replace(run, strategy="broadcast")
     return dataclasses.replace(config, train=train, run=run)
 
 
@@ -87,31 +97,40 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
 
 
 def partition_graph(config: Config, graph: Graph) -> Partition:
-    """Return who holds which rows of a run. Cost: O(N)."""
-    return RowPartition(assign(graph.num_vertices, config.run.ranks, config.run.order, config.train.seed))
-
-
-def partition_figures(config: Config, graph: Graph, partition: Partition) -> Figures:
-    """Return the sizes that a partition gives to its ranks. Cost: two sweeps over the edges."""
-    owners = row_owners(partition)
-    return RowFigures(owners.counts, tile_statistics(graph, owners, self_loops=config.model.self_loops))
+    """Return who holds which rows of a run. Cost: O(N), or a vertex cut, which is kept beside the store."""
+    run = config.run
+    bins = max(run.delay_epochs or 0, 1)
+    kind = STRATEGIES[run.strategy].kind
+    return make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=config.train.seed, bins=bins)
 
 
 def plan_graph(config: Config, graph: Graph) -> tuple[RunPlan, Partition]:
     """Share out the vertices and plan every rank of a run on `graph`.
 
-    Cost: two sweeps over the edges. Raises: ConfigError, GraphError, PlanError.
+    Cost: a few sweeps over the edges. Raises: ConfigError, GraphError, StoreError, PlanError.
     """
     shape, strategy = graph_shape(graph, config), STRATEGIES[config.run.strategy]
     partition = partition_graph(config, graph)
-    return plan_run(config, shape, partition_figures(config, graph, partition), strategy), partition
+    figures = figures_of(graph, partition, self_loops=config.model.self_loops)
+    return plan_run(config, shape, figures, strategy), partition
 
 
-def plan_shape(config: Config, shape: GraphShape) -> RunPlan:
-    """Plan a run on a graph of which only the shape is known, in the expectation over random assignments."""
-    sizes = (shape.num_vertices, shape.num_edges, config.run.ranks)
-    figures = RowFigures.expected(*sizes, self_loops=config.model.self_loops)
-    return plan_run(config, shape, figures, STRATEGIES[config.run.strategy])
+def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0) -> RunPlan:
+    """Plan a run on a graph of which only the shape is known: in the expectation over random assignments.
+
+    replication: copies of a vertex on average, which a strategy that cuts vertices asks for. Raises: ConfigError.
+    """
+    strategy, run, loops = STRATEGIES[config.run.strategy], config.run, config.model.self_loops
+    sizes = (shape.num_vertices, shape.num_edges, run.ranks)
+    if strategy.kind == "rows":
+        return plan_run(config, shape, RowFigures.expected(*sizes, self_loops=loops), strategy)
+    if not replication:
+        raise ConfigError(
+            f"the replication of a vertex cut is not known from a shape; give it (--replication), for example "
+            f"{run.ranks**0.5:.2f} for {run.ranks} ranks, or plan the strategy {strategy.name} on a store"
+        )
+    bins = max(run.delay_epochs or 0, 1)
+    return plan_run(config, shape, CutFigures.expected(*sizes, replication, bins=bins, self_loops=loops), strategy)
 
 
 def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:

@@ -150,13 +150,15 @@ class RunConfig:
     """Where the kernels run."""
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
     """Type of activations and messages; tf32 rounds the operands of dense products, bf16 keeps weights and sums in fp32."""
-    order: Literal["random", "permute", "none"] = "random"
-    """Which vertices each rank owns: random assignment that keeps the order, full permutation, or plain ranges."""
+    order: Literal["random", "permute", "none", "metis", "auto"] = "random"
+    """Which vertices each rank owns: random assignment that keeps the order, full permutation, plain ranges, or METIS's
+    parts; auto takes the one with the least predicted seconds."""
     spmm: Literal["own", "cusparse"] = "own"
     """Sparse products on a GPU: mggcn's kernels, or NVIDIA's cuSPARSE for comparison."""
-    strategy: Literal["broadcast", "halo", "slice", "delayed"] = "broadcast"
+    strategy: Literal["broadcast", "halo", "slice", "delayed", "auto"] = "broadcast"
     """How neighbours' rows arrive. broadcast: MG-GCN's stages; halo: only the rows that are needed; slice: every rank
-    multiplies the whole graph with a slice of the columns; delayed: DistGNN's partial aggregates over a vertex cut."""
+    multiplies the whole graph with a slice of the columns; delayed: DistGNN's partial aggregates over a vertex cut; auto:
+    the exact one with the least predicted seconds that fits."""
     delay: str = "0"
     """Of the delayed strategy: none (0c) never sends, 0 (cd-0) is exact, r >= 1 (cd-r) sends a bin of the split vertices
     per epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact."""
@@ -193,6 +195,12 @@ class RunConfig:
             raise ConfigError(f"run.precision {self.precision} needs --device cuda; on a CPU use fp32 or fp64")
         if self.transport == "single" and self.ranks > 1:
             raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
+
+
+    @property
+    def delay_epochs(self) -> int | None:
+        """Epochs that a message of the delayed strategy takes; None: it is never sent."""
+        return None if self.delay == "none" else int(self.delay)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,6 +68,9 @@ def dense_features(graph: Graph) -> np.ndarray:
 def normalized(graph: Graph, model: ModelConfig) -> np.ndarray:
     """A_hat = S_r A^T S_c, dense."""
     adj = dense_csr(graph.adj)
+    if model.kind == "sage":
+        neighbours = adj.T - np.diag(np.diagonal(adj))
+        return (neighbours + np.eye(len(adj))) / (neighbours.sum(1, keepdims=True) + 1)
     if model.self_loops:
         diagonal = np.einsum("ii->i", adj)
         diagonal[diagonal == 0] = 1.0
@@ -85,7 +88,7 @@ def loss_and_gradients(
     ids = np.arange(graph.num_vertices)
     params = {n: w.to(torch.float64).clone().requires_grad_(True) for n, w in weights.items()}
     a_hat = (
-        torch.from_numpy(normalized(graph, model)) if model.kind == "gcn" else torch.eye(graph.num_vertices).double()
+        torch.from_numpy(normalized(graph, model)) if model.aggregates else torch.eye(graph.num_vertices).double()
     )
     h = torch.from_numpy(dense_features(graph))
     h = h * torch.from_numpy(dropout_mask(ids, h.shape[1], model.input_dropout, seed, epoch, 0))

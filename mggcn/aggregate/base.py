@@ -91,7 +91,11 @@ class Aggregation(Protocol):
         ...
 
     def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        """Out (V, D) = epilogue(A^T h) for this rank's rows; `buffers` as its plan declared them. Collective."""
+        """Out (V, D) = epilogue(A^T h) for this rank's rows. Collective.
+
+        `buffers` as its plan declared them for this width, or for a larger one of which h is the first columns. Out may be
+        columns of any wider tensor that start at a multiple of 64 bytes.
+        """
         ...
 
     def backward(

@@ -149,7 +149,8 @@ class Broadcast:
         me, size = self._plan.rank, len(self._plan.counts)
         remote = [j for j in range(size) if j != me]
         last = remote[-1] if remote else me
-        blocks = {j: slots[k % len(slots)][: self._plan.counts[j]] for k, j in enumerate(remote)}
+        width = dense.shape[1]
+        blocks = {j: slots[k % len(slots)][: self._plan.counts[j], :width] for k, j in enumerate(remote)}
         blocks[me] = dense
         arrivals: list[Event] = []
         for root in range(min(2, size)):

@@ -1,4 +1,4 @@
-"""Print the memory, messages and order of products of a run, and whether it fits, without running it.
+"""Print the memory, messages, order of products and predicted seconds of a run, and whether it fits, without running it.
 
 From a store, or from a bare shape: --vertices N --edges E --features D --classes C.
 """
@@ -9,10 +9,14 @@ import argparse
 import json
 from pathlib import Path
 
-from mggcn.assemble import memory_limit, plan_graph, plan_shape, resolve
+from mggcn.assemble import memory_limit, plan_graph, plan_shape
 from mggcn.commands.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.errors import ConfigError
+from mggcn.jobs.auto import settled, settled_shape
+from mggcn.plan.description import Machine, default_machine, find_machine, shipped_machines, tuned_path
+from mggcn.train.choose import Choice, choice_dict, choice_lines
+from mggcn.train.costtext import cost_dict, cost_lines
 from mggcn.train.planjson import to_dict
 from mggcn.train.plantext import render
 from mggcn.train.runplan import RunPlan
@@ -29,6 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=whole, metavar="NUMBER", help=f"number of {name} of a bare shape")
     parser.add_argument("--symmetric", action="store_true", help="bare shape: every edge is stored in both directions")
     parser.add_argument("--feature-nonzeros", type=whole, metavar="NUMBER", help="bare shape: the features are sparse")
+    parser.add_argument(
+        "--replication",
+        type=float,
+        metavar="R",
+        help="bare shape: ranks that hold a vertex of a vertex cut, on average",
+    )
+    parser.add_argument(
+        "--machine",
+        metavar="FILE|NAME",
+        help=f"machine on which seconds and memory are planned: a file that mggcn tune wrote, or one of "
+        f"{', '.join(shipped_machines())} (default: the tuned file of this machine, or assumed figures)",
+    )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_settings(parser)
 
@@ -36,24 +52,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; exit code 2 if it does not fit."""
     config = read_settings(arguments)
-    config, plan = _from_shape(arguments, config) if arguments.store is None else _from_store(arguments, config)
-    limit = memory_limit(config)
-    print(json.dumps(to_dict(plan), indent=1) if arguments.json else render(plan, limit))
+    machine = _machine(arguments, config)
+    limit = None if arguments.machine is None else _machine_limit(config, machine)
+    from_ = _from_shape if arguments.store is None else _from_store
+    config, plan, choice = from_(arguments, config, machine, limit)
+    limit = memory_limit(config) if limit is None else limit
+    if arguments.json:
+        found = to_dict(plan) | {"predicted": cost_dict(plan, machine, arguments.replication)}
+        print(json.dumps(found if choice is None else found | {"choice": choice_dict(choice)}, indent=1))
+    else:
+        chosen = [] if choice is None else [*choice_lines(choice), ""]
+        print(render(plan, limit, [*chosen, *cost_lines(plan, machine, arguments.replication)]))
     return 0 if plan.largest.total_bytes <= limit else 2
 
 
-def _from_store(arguments: argparse.Namespace, config: Config) -> tuple[Config, RunPlan]:
+def _machine(arguments: argparse.Namespace, config: Config) -> Machine:
+    """Return the machine to plan for. Raises: ConfigError if it has other devices than the run."""
+    device, replication = config.run.device, arguments.replication
+    if replication is not None and not 1 <= replication <= config.run.ranks:
+        raise ConfigError(
+            f"--replication must lie in 1 .. {config.run.ranks}, the number of ranks, got {replication:g}"
+        )
+    if arguments.machine is None:
+        return default_machine(device, tuned_path())
+    machine = find_machine(arguments.machine)
+    if machine.device.kind != device:
+        raise ConfigError(
+            f"machine {machine.name} has devices of kind {machine.device.kind}, the run is planned for {device}; "
+            f"add --device {machine.device.kind}"
+        )
+    return machine
+
+
+def _machine_limit(config: Config, machine: Machine) -> int:
+    """Bytes that one rank may use on a named machine: as set, or what the machine has."""
+    return config.run.memory_limit or machine.memory_per_rank(config.run.ranks)
+
+
+def _from_store(
+    arguments: argparse.Namespace, config: Config, machine: Machine, limit: int | None
+) -> tuple[Config, RunPlan, Choice | None]:
     from mggcn.commands.train import store_path
     from mggcn.graph.store import open_store
 
     if any(getattr(arguments, name) is not None for name in SHAPE):
         raise ConfigError("give a STORE or the sizes of a bare shape, not both")
     graph = open_store(store_path(arguments.store, arguments.root))
-    config = resolve(config, graph)
-    return config, plan_graph(config, graph)[0]
+    config, choice = settled(config, graph, machine, limit)
+    return config, plan_graph(config, graph)[0], choice
 
 
-def _from_shape(arguments: argparse.Namespace, config: Config) -> tuple[Config, RunPlan]:
+def _from_shape(
+    arguments: argparse.Namespace, config: Config, machine: Machine, limit: int | None
+) -> tuple[Config, RunPlan, Choice | None]:
     missing = [f"--{name}" for name in SHAPE if getattr(arguments, name) is None]
     if missing:
         raise ConfigError(f"mggcn plan needs a STORE or a bare shape; {', '.join(missing)} missing")
@@ -69,7 +120,9 @@ def _from_shape(arguments: argparse.Namespace, config: Config) -> tuple[Config, 
         feature_nnz=arguments.feature_nonzeros,
         aggregated_nnz=_upper_aggregated(arguments),
     )
-    return config, plan_shape(config, shape)
+    replication = arguments.replication or 0.0
+    config, choice = settled_shape(config, shape, replication, machine, limit)
+    return config, plan_shape(config, shape, replication), choice
 
 
 def _upper_aggregated(arguments: argparse.Namespace) -> int:

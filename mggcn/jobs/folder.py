@@ -16,6 +16,7 @@ from mggcn.errors import ConfigError, MggcnError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256
 from mggcn.partition.parts import Partition
+from mggcn.train.choose import Choice, choice_dict
 from mggcn.train.planjson import to_dict
 from mggcn.train.runlog import write_json
 from mggcn.train.runplan import RunPlan
@@ -114,9 +115,12 @@ def discarded_if_refused(folder: Path) -> Iterator[None]:
         raise
 
 
-def write_plan(folder: Path, plan: RunPlan, store: Path | None, graph: Graph) -> None:
-    """Record the plan, the store and the graph's digest in a run folder, for its ranks, for resuming and predicting."""
-    write_json(folder / "plan.json", to_dict(plan))
+def write_plan(folder: Path, plan: RunPlan, store: Path | None, graph: Graph, choice: Choice | None = None) -> None:
+    """Record the plan, the store and the graph's digest in a run folder, for its ranks, for resuming and predicting.
+
+    choice: what `auto` chose from, if it chose.
+    """
+    write_json(folder / "plan.json", to_dict(plan) | ({} if choice is None else {"choice": choice_dict(choice)}))
     job = {"store": None if store is None else str(store.resolve()), "graph_sha256": graph_sha256(graph)}
     write_json(folder / "job.json", job | {"assignment": _assignment(plan.config)})
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.assemble import Rank, make_rank, plan_graph
+from mggcn.assemble import Rank, make_rank, partition_graph, plan_graph
 from mggcn.comm.launch import run_ranks
 from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
@@ -60,6 +60,8 @@ def predict(
         "probabilities": probabilities,
     }
     if in_processes(config):
+        if store is not None:
+            partition_graph(config, open_store(store))  # once, before every rank looks for it
         command = [sys.executable, "-m", "mggcn.worker", "predict", str(folder), "--arguments", json.dumps(arguments)]
         run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
     else:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mggcn import native
-from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph, resolve, threads_per_rank
+from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph, threads_per_rank
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.launch import run_ranks
 from mggcn.comm.rank import torchrun_env, torchrun_main
@@ -25,6 +25,7 @@ from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store
+from mggcn.jobs.auto import settled
 from mggcn.jobs.folder import discarded_if_refused, known_plan, make_run_folder, read_run, rewrite_config, write_plan
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.partition.parts import Partition
@@ -43,11 +44,11 @@ def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | No
     Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
     """
     check_available(config)
-    config = resolve(config, graph)
+    config, choice = settled(config, graph)
     plan, _ = plan_graph(config, graph)
     plan.check(memory_limit(config))
     folder = make_run_folder(config, graph.name, out)
-    write_plan(folder, plan, store, graph)
+    write_plan(folder, plan, store, graph, choice)
     return folder, config
 
 

@@ -216,7 +216,7 @@ class Panel:
     def run(self, rt: Runtime) -> None:
         columns = given(rt.inputs.dense)[:, self.first : self.first + self.width]
         panel = rt.buffer(self.panel)[:, : self.width]
-        slots = [rt.buffer(name)[:, : self.width] for name in self.slots]
+        slots = [rt.buffer(name) for name in self.slots]
         rt.backend.finish(columns, panel, Epilogue(out_scale=rt.inputs.col_scale))
         rt.aggregation.forward(panel, columns, slots, 1, Epilogue(row_scale=rt.inputs.row_scale))
 

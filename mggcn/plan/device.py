@@ -43,7 +43,13 @@ def not_captured(run: RunConfig) -> str:
     """Return why an epoch is launched op by op on a GPU rather than as one captured CUDA graph; "" if it is captured."""
     if run.timeline:
         return "the timeline measures each op"
-    return "ranks that are threads meet on the host in every message" if run.transport == "threads" else ""
+    if run.transport == "threads":
+        return "ranks that are threads meet on the host in every message"
+    return (
+        "delayed aggregates send something else in every epoch"
+        if run.strategy == "delayed" and run.delay_epochs
+        else ""
+    )
 
 
 def launching(run: RunConfig) -> str:

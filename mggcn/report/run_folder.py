@@ -30,7 +30,6 @@ _PLAN_KEYS = (
     "programs.train",
     "per_rank",
     "partition.nnz",
-    "partition.critical_path_over_ideal",
 )
 _RANK_KEYS = ("rank", "rows", "nnz", "arena_bytes", "regions", "total_bytes", "buffers")
 _BUFFER_KEYS = ("program", "name", "rows", "cols", "dtype", "lifetime", "nbytes", "offset", "first", "last")
@@ -162,7 +161,10 @@ def _read_plan(path: Path) -> Json:
         _require(entry, _RANK_KEYS, f"{path}: per_rank")
         for buffer in entry["buffers"]:
             _require(buffer, _BUFFER_KEYS, f"{path}: per_rank buffers")
-    tiles = plan["partition"]["nnz"]
-    if len(tiles) != ranks or any(len(row) != ranks for row in tiles):
+    partition = plan["partition"]
+    cut = partition.get("kind") == "cut"
+    _require(partition, ("leaves", "replication") if cut else ("critical_path_over_ideal",), f"{path}: partition")
+    tiles = partition["nnz"]
+    if len(tiles) != ranks or (not cut and any(len(row) != ranks for row in tiles)):
         raise RunError(f"{path}: partition.nnz must be {ranks} x {ranks}, one row and column for each rank")
     return plan

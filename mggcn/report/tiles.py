@@ -1,4 +1,4 @@
-"""tiles.png: how the nonzeros spread over the P x P tiles of the adjacency and over the ranks."""
+"""tiles.png: how nonzeros spread over the P x P tiles and over ranks; of a vertex cut: how its copies do."""
 
 from __future__ import annotations
 
@@ -14,21 +14,31 @@ from mggcn.report.run_folder import Json
 
 def draw_tiles(plan: Json, path: Path) -> Path:
     """Draw the heat map and the bars; one rank has a single tile and needs a small picture only."""
-    nnz = np.array(plan["partition"]["nnz"], dtype=np.float64)
+    partition = plan["partition"]
+    nnz = np.array(partition["nnz"], dtype=np.float64)
     num_ranks = len(nnz)
+    cut = partition.get("kind") == "cut"
     side = min(max(1.8, 0.62 * num_ranks), 6.0)
     figure = new_figure(2 * side + 3.6, side + 1.3)
     map_axes, bar_axes = figure.subplots(1, 2)
-    _draw_map(map_axes, nnz)
+    if cut:
+        leaves = np.array(partition["leaves"], dtype=np.float64).sum(0)
+        _draw_map(map_axes, leaves, "share of the leaves (%)", "root on rank", "leaf on rank")
+    else:
+        _draw_map(map_axes, nnz, "share of the nonzeros (%)", "columns owned by rank", "rows owned by rank")
     _draw_bars(bar_axes, nnz.sum(axis=1))
-    ratio = float(plan["partition"]["critical_path_over_ideal"])
-    figure.suptitle(f"critical path over ideal: {ratio:.3f}", fontsize=10, color=INK)
+    title = (
+        f"{float(partition['replication']):.3f} copies of a vertex on average"
+        if cut
+        else f"critical path over ideal: {float(partition['critical_path_over_ideal']):.3f}"
+    )
+    figure.suptitle(title, fontsize=10, color=INK)
     return save(figure, path)
 
 
-def _draw_map(axes: Any, nnz: npt.NDArray[np.float64]) -> None:
-    num_ranks = len(nnz)
-    share = 100 * nnz / max(nnz.sum(), 1.0)
+def _draw_map(axes: Any, counts: npt.NDArray[np.float64], title: str, across: str, down: str) -> None:
+    num_ranks = len(counts)
+    share = 100 * counts / max(counts.sum(), 1.0)
     # The largest share takes a middling blue, so that dark figures stay legible on every tile.
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1.6 * max(share.max(), 1e-9), aspect="equal", interpolation="nearest")
     if num_ranks <= 16:
@@ -38,9 +48,9 @@ def _draw_map(axes: Any, nnz: npt.NDArray[np.float64]) -> None:
     ticks = range(num_ranks) if num_ranks <= 16 else range(0, num_ranks, -(-num_ranks // 8))
     axes.set_xticks(list(ticks))
     axes.set_yticks(list(ticks))
-    axes.set_xlabel("columns owned by rank", fontsize=9)
-    axes.set_ylabel("rows owned by rank", fontsize=9)
-    axes.set_title("share of the nonzeros (%)", fontsize=9, loc="left", color=INK)
+    axes.set_xlabel(across, fontsize=9)
+    axes.set_ylabel(down, fontsize=9)
+    axes.set_title(title, fontsize=9, loc="left", color=INK)
     tidy(axes)
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mggcn.aggregate.base import Strategy
 from mggcn.config import Config
-from mggcn.partition.parts import RowFigures
+from mggcn.partition.make import figures_from_dict
 from mggcn.plan.device import launching
 from mggcn.train.runplan import RankPlan, RunPlan, plan_run
 from mggcn.train.shape import GraphShape
@@ -81,4 +81,4 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
 
 def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strategy) -> RunPlan:
     """Return the plan that `to_dict` wrote, planned again from its figures. Raises: GraphError, PlanError."""
-    return plan_run(config, GraphShape(**content["graph"]), RowFigures.from_dict(content["partition"]), strategy)
+    return plan_run(config, GraphShape(**content["graph"]), figures_from_dict(content["partition"]), strategy)

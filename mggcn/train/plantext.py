@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mggcn.model.lower import Program
+from mggcn.partition.cut_rows import CutFigures
 from mggcn.partition.parts import row_figures
 from mggcn.plan.device import launching
 from mggcn.plan.machine import human
@@ -28,8 +29,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     ]
 
 
-def render(plan: RunPlan, limit: int | None = None) -> str:
-    """Return the plan as text; with `limit` bytes per rank, the verdict too."""
+def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = ()) -> str:
+    """Return the plan as text; with `limit` bytes per rank, the verdict too. notes: lines before it, such as its cost."""
     config, shape, rank = plan.config, plan.shape, plan.largest
     widths = " -> ".join(str(w) for w in (shape.num_features, *config.model.hidden, shape.num_classes))
     features = "dense" if shape.feature_nnz is None else f"sparse, {shape.feature_nnz:,} nonzeros"
@@ -55,6 +56,8 @@ def render(plan: RunPlan, limit: int | None = None) -> str:
     ]
     if len(plan.ranks) > 1:
         lines += ["", *_ranks(plan), "", *_tiles(plan)]
+    if notes:
+        lines += ["", *notes]
     if limit is not None:
         lines += ["", verdict(plan, limit)]
     return "\n".join(lines)
@@ -120,6 +123,8 @@ def _ranks(plan: RunPlan) -> list[str]:
 
 
 def _tiles(plan: RunPlan) -> list[str]:
+    if isinstance(plan.figures, CutFigures):
+        return _cut(plan.figures)
     statistics = row_figures(plan.figures).tiles
     kind = "counted" if statistics.exact else "expected"
     lines = [
@@ -133,6 +138,21 @@ def _tiles(plan: RunPlan) -> list[str]:
         rows = [(f"rank {i}", *(f"{int(n):,}" for n in row)) for i, row in enumerate(matrix)]
         lines += [f"  {title}", *table(names, rows)]
     return lines
+
+
+def _cut(figures: CutFigures) -> list[str]:
+    """What the vertex cut costs."""
+    kind = "counted" if figures.exact else "expected"
+    lines = [
+        f"vertex cut ({kind}): {figures.replication:.3f} copies of a vertex on average, {figures.split_share:.1%} of the "
+        f"vertices are split, fullest part over the average {figures.edge_balance:.4f}"
+    ]
+    leaves = figures.leaves.sum(0)
+    if len(leaves) > SHOWN_TILES:
+        return lines
+    names = ["leaves of \\ root on", *(f"rank {rank}" for rank in range(len(leaves)))]
+    rows = [(f"rank {rank}", *(f"{int(n):,}" for n in row)) for rank, row in enumerate(leaves)]
+    return [*lines, "  leaves", *table(names, rows)]
 
 
 def verdict(plan: RunPlan, limit: int) -> str:

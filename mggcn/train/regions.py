@@ -27,7 +27,7 @@ OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
 class RankSizes:
     """What a rank's bytes follow from; forward, backward: its matrices for A^T, and for A if others than those.
 
-    index_bytes: lists of rows that are sent and received.
+    index_bytes: lists of rows that are sent and received; assignment_bytes: of each vertex of the graph, in set-up.
     """
 
     config: Config
@@ -37,6 +37,7 @@ class RankSizes:
     forward: Sequence[Matrix]
     backward: Sequence[Matrix]
     index_bytes: int
+    assignment_bytes: int
 
     @property
     def item(self) -> int:
@@ -63,7 +64,7 @@ class RankSizes:
         return regions if figures.is_host else regions | self._kernel_regions(panel)
 
     def setup_bytes(self, regions: Mapping[str, int]) -> int:
-        """Peak of set-up: the assignment of all vertices (20 bytes each while drawn, 6 after), the shard, chunks of files.
+        """Peak of set-up: the assignment of all vertices (20 bytes each while drawn), the shard, chunks of files.
 
         On a device with memory of its own: what has arrived there.
         """
@@ -75,7 +76,9 @@ class RankSizes:
         if self.model.input.sparse and self.model.input.aggregated:
             sorting += 16 * (self.shape.feature_nnz or 0) + 32 * self.inputs.aggregated_nnz
         drawing = 20 * num_vertices if run.ranks > 1 or run.order == "permute" else 0
-        return regions["runtime"] + max(drawing, 6 * num_vertices + shard + sorting + min(CHUNK_BYTES, shard))
+        return regions["runtime"] + max(
+            drawing, self.assignment_bytes * num_vertices + shard + sorting + min(CHUNK_BYTES, shard)
+        )
 
     def _all_weight_bytes(self) -> int:
         """Weights, gradients, best weights and optimiser states; a copy in the type of activations if that differs."""

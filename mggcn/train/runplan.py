@@ -31,6 +31,7 @@ from mggcn.plan.device import FIGURES, STORAGE
 from mggcn.plan.machine import human
 from mggcn.plan.memory import BufferSpec
 from mggcn.plan.steps import Step, bytes_sent, num_messages, num_products
+from mggcn.plan.work import ring_bytes
 from mggcn.train.regions import RankSizes, input_bytes, score_bytes
 from mggcn.train.shape import GraphShape, check_shape
 
@@ -111,11 +112,6 @@ class RankPlan:
 
 SIGNALS = 3
 """Loss, stop flag and seconds, float64, summed over ranks once an epoch."""
-
-
-def ring_bytes(nbytes: int, ranks: int) -> int:
-    """Bytes that one rank of a ring sends to sum a buffer over the ranks."""
-    return 2 * nbytes * (ranks - 1) // ranks
 
 
 @dataclass(frozen=True)
@@ -204,7 +200,8 @@ def plan_rank(config: Config, shape: GraphShape, figures: Figures, strategy: Str
     states = {
         op.name: aggregation.state(op.name, train.arena[op.src].spec.cols, model.dtype) for op in spmm_ops(train.ops)
     }
-    sizes = RankSizes(config, shape, model, inputs, matrices, matrices_t, aggregation.index_bytes if graph else 0)
+    indices = aggregation.index_bytes if graph else 0
+    sizes = RankSizes(config, shape, model, inputs, matrices, matrices_t, indices, figures.assignment_bytes)
     regions = {"arena": arena} | sizes.regions(panel if setup else 0)
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
         regions["messages and sums in flight"] = kept

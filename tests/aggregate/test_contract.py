@@ -10,7 +10,7 @@ import torch
 
 from mggcn.aggregate.base import Site
 from mggcn.aggregate.broadcast import BroadcastPlan
-from mggcn.assemble import STRATEGIES, partition_figures, partition_graph
+from mggcn.assemble import STRATEGIES, partition_graph
 from mggcn.backend.base import Epilogue, KernelBackend
 from mggcn.backend.cpu import CpuBackend
 from mggcn.backend.cuda import CudaBackend
@@ -20,6 +20,7 @@ from mggcn.comm.single import SingleCommunicator
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
+from mggcn.partition.make import figures_of
 from mggcn.partition.shard import ShardOptions, build_shard
 from mggcn.plan.steps import bytes_sent, num_messages, num_products
 from tests.backend.cases import GUARD
@@ -63,13 +64,29 @@ def buffer(backend: KernelBackend, rows: int, cols: int, fill: float) -> tuple[t
 
 
 def aggregate(
-    name: str, graph: Graph, ranks: int, order: str, h: np.ndarray, g: np.ndarray, bias: np.ndarray, where: Where = CPU
+    name: str,
+    graph: Graph,
+    ranks: int,
+    order: str,
+    h: np.ndarray,
+    g: np.ndarray,
+    bias: np.ndarray,
+    where: Where = CPU,
+    slot_cols: int = 0,
+    first: int = 0,
+    source_cols: int = 0,
 ) -> list[Result]:
-    """forward(h) + bias and backward(g) on every rank, in float64."""
+    """forward(h) + bias and backward(g) on every rank, in float64.
+
+    slot_cols: width that the buffers are planned for, if wider. first: place of the result's columns in a wider tensor.
+    source_cols: width of the tensor that h and g are columns of, if not that of the buffers.
+    """
+    cols = h.shape[1]
+    slot_cols = slot_cols or cols
     config = Config(run=RunConfig(ranks=ranks, order=order, strategy=name), train=TrainConfig(seed=8))  # type: ignore[arg-type]
     strategy = STRATEGIES[name]
     partition = partition_graph(config, graph)
-    figures = partition_figures(config, graph, partition)
+    figures = figures_of(graph, partition, self_loops=True)
     options = ShardOptions(True, "mean", True, "main", 0, "f8", 1)
 
     def body(inner: Communicator) -> Result:
@@ -84,8 +101,8 @@ def aggregate(
         assert plan.exact
         assert figures.counts[inner.rank] == shard.rows
         aggregation.begin_epoch(0)
-        specs = plan.buffers("op", COLS, "fp64")
-        assert plan.state("op", COLS, "fp64") == ()
+        specs = plan.buffers("op", slot_cols, "fp64")
+        assert plan.state("op", slot_cols, "fp64") == ()
         slots, guards = [], []
         for spec in specs:
             slot, whole = buffer(backend, spec.rows, spec.cols, GUARD)
@@ -93,19 +110,23 @@ def aggregate(
             guards.append(whole)
         outs, sent, messages, planned = [], [], [], []
         for backward, dense, epilogue in ((False, h, Epilogue(bias=backend.upload(bias))), (True, g, None)):
-            source, _ = buffer(backend, shard.rows, COLS, 7.0)
+            source = buffer(backend, shard.rows, source_cols or slot_cols, 7.0)[0][:, :cols]
             source.copy_(torch.from_numpy(dense[shard.global_ids]))
             if backward and shard.owned is not None:
                 source[torch.from_numpy(~shard.owned)] = 0.0  # copies hold parts of a sum
-            out, _ = buffer(backend, shard.rows, COLS, float("nan"))
+            wide, _ = buffer(backend, shard.rows, first + cols + (24 if first else 0), float("nan"))
+            out = wide[:, first : first + cols]
             comm.bytes_sent = comm.messages = 0
             move = aggregation.backward if backward else aggregation.forward
             move(source, out, slots, 1, epilogue)
-            steps = plan.steps(COLS, "fp64", backward)
+            steps = plan.steps(cols, "fp64", backward)
             sent.append(comm.bytes_sent)
             messages.append(comm.messages)
             planned.append((bytes_sent(steps), num_messages(steps)))
             outs.append(out.cpu().numpy().copy())
+            # Up to 64 bytes from the first column are the result's padding.
+            beside = (wide[:, :first], wide[:, first + -(-cols // 8) * 8 :]) if first else ()
+            assert all(bool(columns.isnan().all()) for columns in beside)
         inner.barrier()
         for spec, whole in zip(specs, guards, strict=True):
             assert (whole[:64] == GUARD).all()
@@ -119,7 +140,8 @@ def aggregate(
 
 def summed(results: list[Result], n: int) -> tuple[np.ndarray, np.ndarray]:
     """The forward result, which all copies of a row share, and the sum of the backward results over its copies."""
-    forward, backward = np.full((n, COLS), np.nan), np.zeros((n, COLS))
+    cols = results[0].forward.shape[1]
+    forward, backward = np.full((n, cols), np.nan), np.zeros((n, cols))
     for result in results:
         known = ~np.isnan(forward[result.ids])
         np.testing.assert_allclose(result.forward[known], forward[result.ids][known], rtol=1e-13, atol=1e-13)
@@ -163,6 +185,21 @@ def test_more_ranks_than_vertices(where: Where, name: str) -> None:
     np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12)
     np.testing.assert_allclose(backward, adj @ g, rtol=1e-12)
     assert all(result.sent == result.planned for result in results)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_columns_of_wider_tensors(where: Where, name: str) -> None:
+    """Fails if a width below the planned one, or a result between other columns, is read or written in another shape."""
+    for ranks, cols, kind in ((1, 11, "random"), (2, 1, "directed"), (3, 5, "weighted"), (3, 11, "random")):
+        graph = graph_of(kind, 37)
+        rng = np.random.default_rng(cols)
+        h, g, bias = rng.normal(size=(37, cols)), rng.normal(size=(37, cols)), rng.normal(size=cols)
+        adj = dense_csr(graph.adj)
+        np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
+        forward, backward = summed(aggregate(name, graph, ranks, "random", h, g, bias, where, 29, 16), 37)
+        np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from mggcn.aggregate.broadcast import Broadcast, BroadcastPlan
 from mggcn.backend.base import DONE, Event
 from mggcn.comm import meeting
 from mggcn.comm.base import Communicator
@@ -128,49 +125,3 @@ def forgets_to_wait(comm: Communicator, writer: int) -> None:
 def test_work_between_call_and_wait_is_concurrent(writer: int) -> None:
     """Fails if a program's mistakes do not show, or if a message waits for work that came after its call: no overlap."""
     assert on_lanes(2, forgets_to_wait, writer)[1].found
-
-
-V, D = 4, 3
-
-
-def staged_sums(comm: Communicator, races: Races, guarded: bool) -> Tensor:
-    """Two rounds of the real strategy, with a sum for its product: two slots, refilled while the last one is read."""
-
-    def spmm(tile: object, dense: Tensor, out: Tensor, *, accumulate: bool, epilogue: object) -> None:
-        out.add_(dense) if accumulate else out.copy_(dense)
-
-    backend = SimpleNamespace(spmm=spmm, record=lambda: races.record() if guarded else DONE)
-    plan = BroadcastPlan(comm.rank, (V,) * comm.size)
-    tiles: Any = [SimpleNamespace(nnz=1)] * comm.size
-    strategy = Broadcast(plan, tiles, tiles, comm, backend)  # type: ignore[arg-type]
-    slots = [torch.zeros(V, D) for _ in range(plan.num_slots)]
-    h, out = torch.zeros(V, D), torch.zeros(V, D)
-    for turn in range(2):
-        h.fill_(1.0 + comm.rank + turn)
-        strategy.forward(h, out, slots, 0, None)
-    return out
-
-
-def run_staged(size: int, guarded: bool) -> tuple[list[Tensor], Races]:
-    races = Races()
-
-    def rank(comm: Communicator) -> Tensor:
-        with races.rank(comm.rank) as lane:
-            comm.use_lane(lane)
-            return staged_sums(comm, races, guarded)
-
-    return run_threads(size, rank, 30.0), races
-
-
-@pytest.mark.parametrize("size", [*SIZES, 8])
-def test_staged_broadcast_is_ordered(size: int) -> None:
-    """Fails if a block may overwrite a slot that is still multiplied, or a multiply starts before its block is there."""
-    results, races = run_staged(size, guarded=True)
-    assert races.found == []
-    for out in results:
-        assert torch.all(out == sum(range(2, size + 2)))
-
-
-def test_staged_broadcast_without_its_guards_races() -> None:
-    """Fails if the events with which the strategy guards its slots do not matter to the test above."""
-    assert run_staged(4, guarded=False)[1].found

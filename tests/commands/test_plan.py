@@ -49,7 +49,7 @@ def test_plan_generate_and_help_need_no_torch(tmp_path: Path) -> None:
     script = f"""
 import contextlib, io, sys
 from mggcn.cli import main
-commands = ["prepare", "plan", "train", "predict", "report", "generate", "doctor"]
+commands = ["prepare", "plan", "train", "predict", "report", "generate", "tune", "doctor"]
 for arguments in [["--help"], ["--version"], *([name, "--help"] for name in commands),
                   ["generate", "rmat", "--help"], ["generate", "community", {str(tmp_path / "g")!r}, "--vertices", "200",
                   "--edges", "1e3"], ["plan", {str(tmp_path / "g")!r}], ["prepare", {str(tmp_path / "g")!r}, "--verify"],
@@ -72,6 +72,7 @@ def test_json_and_text_plan_the_same_run(data_root: Path, tmp_path: Path, capsys
     settings = ["--threads", 1, "--ranks", 2, "--transport", "threads", "--set", "model.hidden=16", "--epochs", 1]
     assert run_main("plan", "cora", "--root", data_root, *settings, "--json") == 0
     plan = json.loads(capsys.readouterr().out)
+    assert plan.pop("predicted")["training"]["seconds"] > 0
     assert run_main("plan", data_root / "cora", *settings) == 0
     text = capsys.readouterr().out
     assert "cora: 2,708 vertices, 10,556 edges (symmetric)" in text

@@ -83,6 +83,18 @@ def test_tiles_annotate_shares_that_sum_to_all(drawn: Callable[..., Any], ranks:
     assert overlaps(figure, [*visible_ticks(map_axes.xaxis), *visible_ticks(bar_axes.xaxis)]) == []
 
 
+def test_a_cut_shows_its_leaves_in_place_of_tiles(drawn: Callable[..., Any]) -> None:
+    """Fails if the report of a vertex cut looks for tiles, or shows the nonzeros as if they were copies."""
+    plan = make_plan(3)
+    leaves = [[[0, 2, 0], [1, 0, 0], [0, 0, 0]], [[0, 0, 1], [0, 0, 0], [0, 4, 0]]]
+    plan["partition"] = {"kind": "cut", "nnz": [[5, 1, 2], [3, 3, 2], [0, 9, 0]], "leaves": leaves, "replication": 1.25}
+    figure = drawn(tiles, tiles.draw_tiles, plan)
+    map_axes, bar_axes = figure.axes
+    assert [bar.get_height() for bar in bar_axes.patches] == [8, 8, 9]
+    assert sorted(float(text.get_text()) for text in map_axes.texts)[-4:] == [12.5, 12.5, 25.0, 50.0]
+    assert "1.250 copies" in figure._suptitle.get_text()
+
+
 def test_tiles_without_edges(drawn: Callable[..., Any]) -> None:
     plan = make_plan(2)
     plan["partition"]["nnz"] = [[0, 0], [0, 0]]

@@ -39,6 +39,10 @@ CASES: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd"},
     "two-ranks": {"ranks": 2},
     "two-ranks-dropout": {"ranks": 2, "dropout": 0.5},
+    "two-ranks-halo": {"ranks": 2, "dropout": 0.5, "strategy": "halo"},
+    "two-ranks-slice": {"ranks": 2, "dropout": 0.5, "strategy": "slice"},
+    "two-ranks-cd-0": {"ranks": 2, "dropout": 0.5, "strategy": "delayed"},
+    "two-ranks-cd-2": {"ranks": 2, "dropout": 0.5, "strategy": "delayed", "delay": "2"},
 }
 
 
@@ -68,11 +72,12 @@ class Greedy:
 
 
 def config_of(case: str) -> Config:
-    chosen = {"ranks": 1, "features": "auto", "products": "auto", "optimizer": "adam", **CASES[case]}
-    ranks, features, products = chosen.pop("ranks"), chosen.pop("features"), chosen.pop("products")
+    chosen = {"optimizer": "adam", **CASES[case]}
+    given = {name: chosen.pop(name) for name in ("features", "products", "strategy", "delay") if name in chosen}
+    ranks = chosen.pop("ranks", 1)
     train = TrainConfig(seed=20011, optimizer=chosen.pop("optimizer"))
     transport = "threads" if ranks > 1 else "single"
-    run = RunConfig(ranks=ranks, threads=2 // ranks, transport=transport, features=features, products=products)
+    run = RunConfig(ranks=ranks, threads=2 // ranks, transport=transport, **given)
     return Config(model=ModelConfig(hidden=(256, 256), **chosen), train=train, run=run)
 
 

@@ -25,6 +25,10 @@ CASES = [
     "sgd",
     "two-ranks",
     "two-ranks-dropout",
+    "two-ranks-halo",
+    "two-ranks-slice",
+    "two-ranks-cd-0",
+    "two-ranks-cd-2",
 ]
 
 

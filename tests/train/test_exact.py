@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from mggcn.aggregate.broadcast import Broadcast
+from mggcn.assemble import STRATEGIES
+from mggcn.backend.cpu import CpuBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.model import forward
@@ -22,13 +24,13 @@ HIDDEN = {1: (), 2: (7,), 3: (16, 5), 4: (5, 9, 13)}
 SEED = 20011
 
 
-def config_of(ranks: int, order: str = "random", **model: object) -> Config:
+def config_of(ranks: int, order: str = "random", strategy: str = "broadcast", **model: object) -> Config:
+    transport = "threads" if ranks > 1 else "single"
+    run = {"transport": transport, "precision": "fp64", "order": order, "strategy": strategy}
     return Config(
         model=ModelConfig(**model),  # type: ignore[arg-type]
         train=TrainConfig(seed=SEED),
-        run=RunConfig(
-            ranks=ranks, threads=1, transport="threads" if ranks > 1 else "single", precision="fp64", order=order
-        ),  # type: ignore[arg-type]
+        run=RunConfig(ranks=ranks, threads=1, **run),  # type: ignore[arg-type]
     )
 
 
@@ -82,6 +84,21 @@ def test_gradients_equal_autograd(where: Where, cell: tuple[int, int, str]) -> N
         assert relative_error(config, graph_of(kind, depth, sparse), where) < TOLERANCE, config
 
 
+OTHERS = [name for name in STRATEGIES if name != "broadcast"]
+OTHER_CELLS = [(name, cell) for name in OTHERS for cell in OUTER]
+
+
+@pytest.mark.parametrize(("where", "case"), everywhere(OTHER_CELLS, lambda number: number % 11 == 7))
+def test_gradients_of_other_strategies_equal_autograd(where: Where, case: tuple[str, tuple[int, int, str]]) -> None:
+    """Fails if a strategy loses a row, sends it to the wrong place, or multiplies A where A^T is due."""
+    name, (ranks, depth, kind) = case
+    number = OUTER.index((ranks, depth, kind))
+    order, (dropout, input_dropout), norm, sparse = sample(number)[number % SAMPLES]
+    model = {"hidden": HIDDEN[depth], "dropout": dropout, "input_dropout": input_dropout, "norm": norm}
+    config = config_of(ranks, order, name, **model)
+    assert relative_error(config, graph_of(kind, depth, sparse), where) < TOLERANCE, config
+
+
 def test_the_sample_covers_every_pair() -> None:
     """Fails if some value of one setting is never combined with some value of another, or a combination is left out."""
     taken = [(*cell, *inner) for number, cell in enumerate(OUTER) for inner in sample(number)]
@@ -106,6 +123,19 @@ def test_gradients_on_hostile_graphs(where: Where, case: tuple[int, str, bool]) 
     assert relative_error(config, graph, where) < TOLERANCE
 
 
+OTHER_HOSTILE = list(itertools.product(OTHERS, (1, 2, 3, 5), ("empty", "path", "star", "hub-row", "disconnected")))
+
+
+@pytest.mark.parametrize(("where", "case"), everywhere(OTHER_HOSTILE, lambda number: number % 7 == 3))
+def test_gradients_of_other_strategies_on_hostile_graphs(where: Where, case: tuple[str, int, str]) -> None:
+    """Fails where a rank sends or needs nothing, everything, or rows without edges."""
+    name, ranks, kind = case
+    graph = make_graph(pattern(kind, 23, 3), num_features=6, num_classes=3, sparse=False, weighted=False, seed=2)
+    for norm, loops in (("mean", ranks % 2 == 1), ("symmetric", ranks % 2 == 0)):
+        config = config_of(ranks, strategy=name, hidden=(8, 4), dropout=0.5, norm=norm, self_loops=loops)
+        assert relative_error(config, graph, where) < TOLERANCE
+
+
 CHOICES = list(itertools.product(("gemm-first", "aggregate-first"), ("auto", "dense", "sparse"), (True, False)))
 
 
@@ -124,29 +154,33 @@ def test_gradients_for_every_choice(where: Where, case: tuple[str, str, bool]) -
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_more_ranks_than_vertices(where: Where) -> None:
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_more_ranks_than_vertices(where: Where, name: str) -> None:
     """Fails if a rank without rows divides by zero, skips a collective or sends garbage."""
     graph = make_graph(pattern("random", 4, 6), num_features=3, num_classes=2, sparse=False, weighted=False, seed=9)
-    config = config_of(6, hidden=(5,), dropout=0.5)
+    config = config_of(6, strategy=name, hidden=(5,), dropout=0.5)
     assert relative_error(config, graph, where) < TOLERANCE
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("norm", ["symmetric", "mean"])
-def test_wide_features_are_aggregated_by_panels(ranks: int, norm: str) -> None:
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_wide_features_are_aggregated_by_panels(ranks: int, norm: str, name: str) -> None:
     """Fails if a panel of A_hat X overwrites the next one, or ranks cut panels differently and wait for each other."""
     graph = make_graph(pattern("directed", 38, 6), num_features=71, num_classes=4, sparse=False, weighted=False, seed=8)
-    config = config_of(ranks, hidden=(8,), dropout=0.5, norm=norm)
+    config = config_of(ranks, strategy=name, hidden=(8,), dropout=0.5, norm=norm)
     panels = on_ranks(config, graph, lambda rank: [op.label for op in rank.plan.setup.ops])
     assert len(panels[0]) > 2
     assert all(other == panels[0] for other in panels)
     assert relative_error(config, graph) < TOLERANCE
 
 
-def _error_with(monkeypatch: pytest.MonkeyPatch, name: str, value: object, owner: type) -> float:
+def _error_with(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: object, owner: type, strategy: str = "broadcast"
+) -> float:
     graph = make_graph(pattern("random", 37, 6), num_features=11, num_classes=4, sparse=False, weighted=False, seed=8)
     monkeypatch.setattr(owner, name, value)
-    return relative_error(config_of(3, hidden=(16, 5)), graph)
+    return relative_error(config_of(3, strategy=strategy, hidden=(16, 5)), graph)
 
 
 def test_planted_dropped_tile_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +193,16 @@ def test_planted_dropped_tile_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
         original(self, tile, dense, out, accumulate, epilogue)
 
     assert _error_with(monkeypatch, "_multiply", drop, Broadcast) > 1e-6 or pytest.fail("a dropped tile went unnoticed")
+
+
+def test_planted_row_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exactness test itself fails when a rank sends the rows that others need in another order."""
+    original = CpuBackend.gather_rows
+
+    def backwards(self, source, index, out):  # type: ignore[no-untyped-def]
+        original(self, source, index.flip(0), out)
+
+    assert _error_with(monkeypatch, "gather_rows", backwards, CpuBackend, "halo") > 1e-6
 
 
 def test_planted_skipped_spmm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,13 +218,14 @@ def test_planted_skipped_spmm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     assert _error_with(monkeypatch, "run", skip, forward.Aggregate) > 1e-6
 
 
-def test_no_op_reads_memory_it_was_not_given() -> None:
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_op_reads_memory_it_was_not_given(name: str) -> None:
     """Fails if live ranges are too short: buffers are NaN before and after their planned life."""
     from mggcn.train.runtime import Poisoned
 
     graph = make_graph(pattern("directed", 37, 6), num_features=11, num_classes=4, sparse=False, weighted=False, seed=8)
     for ranks, hidden, p in itertools.product((1, 3), ((16, 5), (5, 16), ()), (0.0, 0.5)):
-        config = config_of(ranks, hidden=hidden, dropout=p, input_dropout=p)
+        config = config_of(ranks, strategy=name, hidden=hidden, dropout=p, input_dropout=p)
 
         def body(rank):  # type: ignore[no-untyped-def]
             trainer = rank.trainer

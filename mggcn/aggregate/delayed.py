@@ -1,0 +1,354 @@
+"""DistGNN's partial aggregates over a vertex cut (section 5.3, Algorithm 4): 0c, cd-0 and cd-r.
+
+A rank multiplies the edges of its part. A split vertex then has partial sums on several ranks: the leaves send theirs to
+the root, which adds them and sends the total back. Activations are equal on all copies, gradients are parts of a sum, so
+the exchange is its own adjoint: cd-0 is exact. cd-r sends a bin of the split vertices per epoch and waits r epochs later
+(delayed_epochs.py); 0c never sends. V rows of this rank, the first S of them split; L leaves, R roots once per leaf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
+from mggcn.backend.base import Epilogue, Event, KernelBackend, Sparse
+from mggcn.config import RunConfig
+from mggcn.partition.cut_rows import (
+    CutFigures,
+    CutPartition,
+    Lists,
+    cut_partition,
+    exchange_lists,
+    figures_of_cut,
+    row_ranges,
+)
+from mggcn.partition.cut_tiles import cut_tile, row_slices
+from mggcn.partition.parts import Figures
+from mggcn.plan.memory import BufferSpec
+from mggcn.plan.steps import Await, Copy, Multiply, Send, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mggcn.comm.base import Communicator
+
+
+class DelayedStrategy:
+    """Partial aggregates over a vertex cut; run.delay says when they travel."""
+
+    name = "delayed"
+    kind: Literal["cut"] = "cut"
+
+    def plan(self, run: RunConfig, figures: Figures, rank: int, symmetric: bool, training: bool) -> DelayedPlan:
+        delay = run.delay_epochs if training else 0
+        return DelayedPlan(rank, figures_of_cut(figures), symmetric, delay, run.between == "last")
+
+    def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
+        plan = cast(DelayedPlan, training)
+        part = _build_part(plan, site)
+        complete = Complete(part, site.comm)
+        if plan.delay is None:
+            return Built(LocalOnly(part), complete)
+        if plan.delay == 0:
+            return Built(complete, complete)
+        from mggcn.aggregate.delayed_epochs import DelayedByEpochs
+
+        return Built(DelayedByEpochs(plan, part, site.comm, site.states), complete)
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedPlan:
+    """One rank's part of a vertex cut. delay: None never sends; keep_last: roots and leaves keep what came last."""
+
+    rank: int
+    figures: CutFigures
+    symmetric: bool
+    delay: int | None
+    keep_last: bool
+
+    @property
+    def exact(self) -> bool:
+        return self.delay == 0 or len(self.figures.counts) == 1
+
+    @property
+    def period(self) -> int:
+        return max(self.delay or 0, 1)
+
+    @property
+    def rows(self) -> int:
+        return self.figures.counts[self.rank]
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        return row_ranges(self.figures.split[self.rank], self.rows)
+
+    def num_leaves(self, number: int | None = None) -> int:
+        """L: leaves of this rank, of all bins or one."""
+        leaves = self.figures.leaves
+        return int((leaves.sum(0) if number is None else leaves[number])[self.rank].sum())
+
+    def num_roots(self, number: int | None = None) -> int:
+        """R: leaves on other ranks whose root is here, of all bins or one."""
+        leaves = self.figures.leaves
+        return int((leaves.sum(0) if number is None else leaves[number])[:, self.rank].sum())
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        bounds = self.bounds
+        sizes = (last - first for first, last in itertools.pairwise(bounds))
+        return tuple(Matrix(rows, nnz) for rows, nnz in zip(sizes, self.figures.nnz[self.rank], strict=True))
+
+    @property
+    def matrices_t(self) -> tuple[Matrix, ...]:
+        return () if self.symmetric else (Matrix(self.rows, sum(self.figures.nnz[self.rank])),)
+
+    @property
+    def index_bytes(self) -> int:
+        return 4 * (self.num_leaves() + self.num_roots()) * (2 if self.period > 1 else 1)
+
+    def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        if self.delay != 0 or len(self.figures.counts) == 1:
+            return ()
+        # First the leaves' sums go from one to the other, then the totals come back.
+        return (
+            BufferSpec(f"{op}.leaves", self.num_leaves(), cols, dtype),
+            BufferSpec(f"{op}.roots", self.num_roots(), cols, dtype),
+        )
+
+    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        if not self.delay:
+            return ()
+        # Both ends of a message are the transport's until it has come.
+        names = {"leaves-out": True, "leaves-in": True, "roots-out": False, "roots-in": False}
+        if self.keep_last:
+            names |= {"leaves-last": True, "roots-last": False}
+        leaves, roots = self.num_leaves(), self.num_roots()
+        return tuple(
+            BufferSpec(f"{op}.{name}", leaves if of_leaves else roots, cols, dtype, "state")
+            for name, of_leaves in names.items()
+        )
+
+    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
+        split, middle, rest = (Multiply(m.rows, self.rows, m.nnz, cols) for m in self.matrices)
+        whole = (split, middle, rest)
+        if backward and not self.symmetric:
+            whole = (Multiply(self.rows, self.rows, sum(self.figures.nnz[self.rank]), cols),)  # type: ignore[assignment]
+        if self.delay is None or len(self.figures.counts) == 1:
+            return whole
+        leaves, roots = self.num_leaves(turn), self.num_roots(turn)
+        width = BufferSpec("", 1, cols, dtype).nbytes
+        # Roots add what each leaf sent, gather the totals, and leaves take them.
+        up: tuple[Step, ...] = (Copy(leaves, cols), Send("all_to_all", leaves * width, roots * width))
+        down: tuple[Step, ...] = (Copy(2 * roots, cols), Send("all_to_all", roots * width, leaves * width))
+        if self.delay:
+            exchange = (*up, *down, Copy(leaves, cols))
+            return (*exchange, *whole) if backward else (*whole, *exchange, Copy(split.rows, cols))
+        if backward:
+            return (*up, Await(0), *down, Await(1), Copy(leaves, cols), *whole)
+        return (split, *up, middle, Await(0), *down, rest, Await(1), Copy(leaves, cols), Copy(split.rows, cols))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rank's part on the device: matrices of its ranges of rows for A^T, those for A, and its lists.
+
+    lists: of all split vertices; bins: of each bin, for cd-r.
+    """
+
+    backend: KernelBackend
+    bounds: tuple[int, ...]
+    forward: Sequence[Sparse]
+    backward: Sequence[Sparse]
+    lists: DeviceLists
+    bins: Sequence[DeviceLists]
+
+    @property
+    def num_split(self) -> int:
+        return self.bounds[1]
+
+    def multiply(self, h: Tensor, out: Tensor, number: int, epilogue: Epilogue | None) -> None:
+        """Rows `number` of out = epilogue(A^T h)."""
+        first, last = self.bounds[number : number + 2]
+        if last > first:
+            finish = None if epilogue is None else rows_from(epilogue, first)
+            self.backend.spmm(self.forward[number], h, out[first:last], accumulate=False, epilogue=finish)
+
+    def finish(self, out: Tensor, epilogue: Epilogue | None) -> None:
+        """The epilogue on the split rows, once their sums are complete."""
+        if epilogue is not None and self.num_split:
+            self.backend.finish(out[: self.num_split], out[: self.num_split], epilogue)
+
+    def multiply_t(self, g: Tensor, out: Tensor, epilogue: Epilogue | None) -> None:
+        """Out = epilogue(A g)."""
+        bounds = self.bounds if len(self.backward) > 1 else (0, out.shape[0])
+        for matrix, first, last in zip(self.backward, bounds, bounds[1:], strict=False):
+            if last > first:
+                finish = None if epilogue is None else rows_from(epilogue, first)
+                self.backend.spmm(matrix, g, out[first:last], accumulate=False, epilogue=finish)
+
+
+def rows_from(epilogue: Epilogue, first: int) -> Epilogue:
+    """Return an epilogue for rows first, ...: its vectors start there."""
+
+    def tail(vector: Tensor | None) -> Tensor | None:
+        return None if vector is None else vector[first:]
+
+    return dataclasses.replace(
+        epilogue,
+        row_scale=tail(epilogue.row_scale),
+        row_ids=tail(epilogue.row_ids),
+        out_scale=tail(epilogue.out_scale),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLists:
+    """One bin's Lists on the device. roots: one list for each leaf's rank, without repeats."""
+
+    leaves: Tensor
+    leaf_counts: tuple[int, ...]
+    roots: tuple[Tensor, ...]
+    root_counts: tuple[int, ...]
+
+    def send_up(self, comm: Communicator, leaves: Tensor, roots: Tensor, after: Event) -> Event:
+        """Send the leaves' rows (L, D) to the ranks of their roots, where they arrive in `roots` (R, D)."""
+        return comm.all_to_all(whole_rows(roots), whole_rows(leaves), self.root_counts, self.leaf_counts, after)
+
+    def send_down(self, comm: Communicator, roots: Tensor, leaves: Tensor, after: Event) -> Event:
+        """Send the roots' rows (R, D) to the ranks of their leaves, where they arrive in `leaves` (L, D)."""
+        return comm.all_to_all(whole_rows(leaves), whole_rows(roots), self.leaf_counts, self.root_counts, after)
+
+    def gather_leaves(self, backend: KernelBackend, sums: Tensor, out: Tensor) -> None:
+        """Out (L, D) = the rows of the leaves."""
+        backend.gather_rows(sums, self.leaves, out)
+
+    def scatter_leaves(self, backend: KernelBackend, totals: Tensor, sums: Tensor) -> None:
+        """The leaves take their totals (L, D)."""
+        backend.scatter_rows(totals, self.leaves, sums)
+
+    def add_to_roots(self, backend: KernelBackend, partial: Tensor, sums: Tensor) -> None:
+        """Every root adds what its leaves sent (R, D), rank after rank."""
+        first = 0
+        for rows in self.roots:
+            last = first + rows.shape[0]
+            if last > first:
+                backend.scatter_add_rows(partial[first:last], rows, sums)
+            first = last
+
+    def gather_roots(self, backend: KernelBackend, sums: Tensor, out: Tensor) -> None:
+        """Out (R, D) = the rows of the roots, once for each leaf."""
+        first = 0
+        for rows in self.roots:
+            last = first + rows.shape[0]
+            if last > first:
+                backend.gather_rows(sums, rows, out[first:last])
+            first = last
+
+
+def device_lists(backend: KernelBackend, lists: Lists) -> DeviceLists:
+    """Return the lists on the device."""
+    bounds = [0]
+    for count in lists.root_counts:
+        bounds.append(bounds[-1] + count)
+    roots = tuple(backend.upload(lists.roots[a:b]) for a, b in itertools.pairwise(bounds))
+    return DeviceLists(backend.upload(lists.leaves), lists.leaf_counts, roots, lists.root_counts)
+
+
+def _build_part(plan: DelayedPlan, site: Site) -> Part:
+    """Build the matrices and lists of a rank. Raises: GraphError for a matrix that is too large."""
+    partition, options, backend = cut_partition(site.partition), site.options, site.backend
+    held, graph, cut = partition.held(site.rank), site.graph, partition.cut
+    build = {"self_loops": options.self_loops, "dtype": options.dtype}
+    tile = cut_tile(graph.adj_t, cut.edge_part_t, partition, held, site.rank, **build)  # type: ignore[arg-type]
+    forward = [backend.sparse(t.indptr, t.indices, t.values) for t in row_slices(tile, plan.bounds)]
+    backward = forward
+    if not graph.symmetric:
+        tile_t = cut_tile(graph.adj, cut.edge_part, partition, held, site.rank, **build)  # type: ignore[arg-type]
+        backward = [backend.sparse(tile_t.indptr, tile_t.indices, tile_t.values)]
+    complete = device_lists(backend, exchange_lists(CutPartition(cut), site.rank)[0])
+    bins = [complete]
+    if plan.period > 1:
+        bins = [device_lists(backend, lists) for lists in exchange_lists(partition, site.rank)]
+    return Part(backend, plan.bounds, forward, backward, complete, bins)
+
+
+class _Stateless:
+    """An aggregation that keeps nothing from epoch to epoch."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        return
+
+    def state(self) -> Mapping[str, Tensor]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        return
+
+
+class LocalOnly(_Stateless):
+    """0c: partial sums stay what they are."""
+
+    exact = False
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+
+    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
+        for number in range(len(self._part.forward)):
+            self._part.multiply(h, out, number, epilogue)
+
+    def backward(
+        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+    ) -> None:
+        self._part.multiply_t(g, out, epilogue)
+
+
+class Complete(_Stateless):
+    """cd-0: every copy of a split vertex gets the complete sum in the same aggregation."""
+
+    exact = True
+
+    def __init__(self, part: Part, comm: Communicator) -> None:
+        self._part = part
+        self._comm = comm
+
+    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
+        part = self._part
+        part.multiply(h, out, 0, None)
+        # While the sums of the split rows travel, the others are multiplied: half of them each way.
+        self._exchange(out, buffers, lambda half: part.multiply(h, out, half, epilogue))
+        part.finish(out, epilogue)
+
+    def backward(
+        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+    ) -> None:
+        self._exchange(g, buffers, lambda half: None)
+        self._part.multiply_t(g, out, epilogue)
+
+    def _exchange(self, sums: Tensor, buffers: Sequence[Tensor], meanwhile: Callable[[int], None]) -> None:
+        """Replace the split rows of `sums`, parts of a sum on each rank, by the total on all."""
+        if self._comm.size == 1:
+            meanwhile(1)
+            meanwhile(2)
+            return
+        lists, backend = self._part.lists, self._part.backend
+        leaves, roots = (buffer[:, : sums.shape[1]] for buffer in buffers)
+        lists.gather_leaves(backend, sums, leaves)
+        arrived = lists.send_up(self._comm, leaves, roots, backend.record())
+        meanwhile(1)
+        arrived.wait()
+        lists.add_to_roots(backend, roots, sums)
+        lists.gather_roots(backend, sums, roots)
+        arrived = lists.send_down(self._comm, roots, leaves, backend.record())
+        meanwhile(2)
+        arrived.wait()
+        lists.scatter_leaves(backend, leaves, sums)
+
+
+def whole_rows(block: Tensor) -> Tensor:
+    """Return rows with their padding: a message is one contiguous range."""
+    return block.as_strided((block.shape[0], block.stride(0)), block.stride())

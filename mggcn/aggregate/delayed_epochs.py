@@ -1,0 +1,172 @@
+"""cd-r: split vertices take turns, a bin per epoch, and messages arrive r epochs later (DistGNN, Algorithm 4).
+
+In epoch e bin b = e mod r has its turn: its leaves send their partial sums, which the roots add r epochs later, and the
+roots send totals, which the leaves take another r epochs later. Between its turns a split vertex has its local partial
+sum (Algorithm 4 as written) or what came last: roots add the last partial sums to their own fresh one, leaves keep the
+last total. The same in both directions, each aggregation with messages of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from mggcn.aggregate.base import aggregate_name
+from mggcn.aggregate.delayed import DelayedPlan, Part
+from mggcn.backend.base import DONE, Epilogue, Event
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mggcn.comm.base import Communicator
+
+
+class DelayedByEpochs:
+    """The strategy on one rank; states: the planned buffers of every aggregation."""
+
+    exact = False
+
+    def __init__(
+        self, plan: DelayedPlan, part: Part, comm: Communicator, states: Mapping[str, Mapping[str, Tensor]]
+    ) -> None:
+        self._part = part
+        self._posts = {op: _Post(op, plan, part, comm, buffers) for op, buffers in states.items()}
+        self._epoch = 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        if epoch == 0:
+            for post in self._posts.values():
+                post.forget()
+
+    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
+        self._part.multiply(h, out, 0, None)
+        self._posts[aggregate_name(layer, False)].exchange(out, self._epoch)
+        for half in (1, 2):
+            self._part.multiply(h, out, half, epilogue)
+        self._part.finish(out, epilogue)
+
+    def backward(
+        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+    ) -> None:
+        self._posts[aggregate_name(layer, True)].exchange(g, self._epoch)
+        self._part.multiply_t(g, out, epilogue)
+
+    def state(self) -> Mapping[str, Tensor]:
+        return {name: tensor for post in self._posts.values() for name, tensor in post.state().items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        for op, post in self._posts.items():
+            post.load_state({name: tensor for name, tensor in state.items() if name.startswith(f"{op}.")})
+
+
+class _Post:
+    """The messages of one aggregation: what is on its way in each bin, and what came last."""
+
+    def __init__(
+        self, op: str, plan: DelayedPlan, part: Part, comm: Communicator, buffers: Mapping[str, Tensor]
+    ) -> None:
+        self._op = op
+        self._comm = comm
+        self._backend = part.backend
+        self._bins = part.bins
+        self._keep_last = plan.keep_last
+        self._buffers = {name.removeprefix(f"{op}."): buffer for name, buffer in buffers.items()}
+        self._leaf_rows = _ranges([plan.num_leaves(number) for number in range(plan.period)])
+        self._root_rows = _ranges([plan.num_roots(number) for number in range(plan.period)])
+        self._up: dict[int, Event] = {}
+        self._down: dict[int, Event] = {}
+        self._have_up: set[int] = set()
+        self._have_down: set[int] = set()
+
+    def exchange(self, sums: Tensor, epoch: int) -> None:
+        """Give the split rows of `sums` (V, D), local partial sums, what has come; send those of this epoch's bin."""
+        turn = epoch % len(self._bins)
+        lists = self._bins[turn]
+        if turn in self._up:
+            self._arrive(self._up, turn, "roots", self._root_rows)
+            self._have_up.add(turn)
+        lists.gather_leaves(self._backend, sums, self._rows("leaves-out", turn))
+        for number in sorted(self._have_up) if self._keep_last else [turn]:
+            if number in self._have_up:
+                self._bins[number].add_to_roots(self._backend, self._rows(self._last("roots"), number), sums)
+        arriving = self._rows("roots-in", turn)
+        self._up[turn] = lists.send_up(self._comm, self._rows("leaves-out", turn), arriving, self._backend.record())
+        if turn in self._down:
+            self._arrive(self._down, turn, "leaves", self._leaf_rows)
+            self._have_down.add(turn)
+        if turn in self._have_up:
+            lists.gather_roots(self._backend, sums, self._rows("roots-out", turn))
+        for number in sorted(self._have_down) if self._keep_last else [turn]:
+            if number in self._have_down:
+                self._bins[number].scatter_leaves(self._backend, self._rows(self._last("leaves"), number), sums)
+        if turn in self._have_up:
+            arriving = self._rows("leaves-in", turn)
+            self._down[turn] = lists.send_down(
+                self._comm, self._rows("roots-out", turn), arriving, self._backend.record()
+            )
+
+    def _arrive(self, events: dict[int, Event], turn: int, end: str, rows: Sequence[slice]) -> None:
+        events.pop(turn).wait()
+        if self._keep_last:
+            self._rows(f"{end}-last", turn).copy_(self._rows(f"{end}-in", turn))
+
+    def _last(self, end: str) -> str:
+        """The buffer of what came last at one end: kept apart, or where it arrived until the next message starts."""
+        return f"{end}-last" if self._keep_last else f"{end}-in"
+
+    def _rows(self, name: str, number: int) -> Tensor:
+        rows = self._leaf_rows if name.startswith("leaves") else self._root_rows
+        return self._buffers[name][rows[number]]
+
+    def forget(self) -> None:
+        """Start afresh once nothing is on its way."""
+        self._settle()
+        for known in (self._up, self._down, self._have_up, self._have_down):
+            known.clear()
+
+    def _settle(self) -> None:
+        """Wait for every message, in the same order on all ranks."""
+        for number in range(len(self._bins)):
+            for events in (self._up, self._down):
+                if number in events:
+                    events[number].wait()
+                    events[number] = DONE
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what has come, and int64 (2, r) for each bin and way: 0 nothing, 1 sent, 2 received and sent again."""
+        self._settle()
+        kept = [name for name in self._buffers if not name.endswith("-out")]
+        tensors = {f"{self._op}.{name}": self._buffers[name].cpu().contiguous() for name in kept}
+        progress = torch.zeros(2, len(self._bins), dtype=torch.int64)
+        for row, (sent, have) in enumerate(((self._up, self._have_up), (self._down, self._have_down))):
+            for number in range(len(self._bins)):
+                progress[row, number] = (number in sent) + (number in have)
+        return tensors | {f"{self._op}.progress": progress}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state` gave; nothing at all starts afresh."""
+        self.forget()
+        if not state:
+            return
+        for name, tensor in state.items():
+            if (short := name.removeprefix(f"{self._op}.")) in self._buffers:
+                self._buffers[short].copy_(tensor)
+        progress = state[f"{self._op}.progress"]
+        for row, (sent, have) in enumerate(((self._up, self._have_up), (self._down, self._have_down))):
+            for number, stage in enumerate(progress[row].tolist()):
+                if stage >= 1:
+                    sent[number] = DONE
+                if stage >= 2:
+                    have.add(number)
+
+
+def _ranges(counts: Sequence[int]) -> list[slice]:
+    """Return the successive ranges of so many rows."""
+    result, first = [], 0
+    for count in counts:
+        result.append(slice(first, first + count))
+        first += count
+    return result

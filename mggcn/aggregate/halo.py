@@ -1,0 +1,220 @@
+"""Halo exchange: every rank receives the rows that its own rows multiply, and no others, in one uneven all-to-all.
+
+The own tile is multiplied meanwhile. V rows of this rank, K rows of its halo, S rows that it sends, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
+from mggcn.backend.base import Epilogue, KernelBackend, Sparse
+from mggcn.config import RunConfig
+from mggcn.errors import PlanError
+from mggcn.partition.halo import Halo, build_halos
+from mggcn.partition.parts import Figures, row_figures, row_owners
+from mggcn.plan.memory import BufferSpec
+from mggcn.plan.steps import Await, Copy, Multiply, Send, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mggcn.comm.base import Communicator
+
+INDEX_BYTES = 4
+
+
+class HaloStrategy:
+    """The halo exchange over a partition of the rows."""
+
+    name = "halo"
+    kind: Literal["rows"] = "rows"
+
+    def plan(self, run: RunConfig, figures: Figures, rank: int, symmetric: bool, training: bool) -> HaloPlan:
+        tiles = row_figures(figures).tiles
+        forward = _exchange(tiles.nnz, tiles.rows_needed, rank)
+        backward = forward if symmetric else _exchange(tiles.nnz.T, tiles.rows_needed_t, rank)
+        return HaloPlan(rank, figures.counts, forward, backward, symmetric)
+
+    def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
+        plan = cast(HaloPlan, training)
+        halos = build_halos(site.graph, row_owners(site.partition), site.rank, site.options)
+        for halo, exchange in zip(halos, (plan.forward, plan.backward), strict=True):
+            _check(halo, exchange, site.rank)
+        forward = _upload(halos[0], site.backend)
+        backward = forward if halos[1] is halos[0] else _upload(halos[1], site.backend)
+        strategy = HaloExchange(plan, forward, backward, site.comm, site.backend)
+        return Built(strategy, strategy)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One direction on one rank: rows sent to and received from every rank, nonzeros of the own tile and of the others."""
+
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    own_nnz: int
+    halo_nnz: int
+
+    @property
+    def num_sent(self) -> int:
+        return sum(self.sent)
+
+    @property
+    def num_received(self) -> int:
+        return sum(self.received)
+
+
+def _exchange(nnz: npt.NDArray[np.int64], needed: npt.NDArray[np.int64], rank: int) -> Exchange:
+    """Read one rank's direction from the figures of all tiles; entry (i, j): of rows of rank j that rank i needs."""
+    others = np.arange(nnz.shape[0]) != rank
+    own = int(nnz[rank, rank])
+    return Exchange(
+        _numbers(needed[:, rank] * others), _numbers(needed[rank] * others), own, int(nnz[rank].sum()) - own
+    )
+
+
+def _numbers(row: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    return tuple(int(n) for n in row)
+
+
+def _check(halo: Halo, exchange: Exchange, rank: int) -> None:
+    """Raise PlanError unless the lists are as long as planned: else ranks would disagree about their messages."""
+    if (halo.sent, halo.received) != (exchange.sent, exchange.received):
+        raise PlanError(
+            f"rank {rank} was planned to send {exchange.sent} rows to the ranks and to receive {exchange.received}, its "
+            f"part of the graph asks for {halo.sent} and {halo.received}; plan this graph and partition again"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HaloPlan:
+    """Slots and messages of the halo exchange for one rank; counts: rows of every rank."""
+
+    rank: int
+    counts: tuple[int, ...]
+    forward: Exchange
+    backward: Exchange
+    symmetric: bool
+    exact: bool = True
+    period: int = 1
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self._matrices(self.forward)
+
+    @property
+    def matrices_t(self) -> tuple[Matrix, ...]:
+        return () if self.symmetric else self._matrices(self.backward)
+
+    @property
+    def index_bytes(self) -> int:
+        return INDEX_BYTES * (self.forward.num_sent + (0 if self.symmetric else self.backward.num_sent))
+
+    def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        if len(self.counts) == 1:
+            return ()
+        sent = max(self.forward.num_sent, self.backward.num_sent)
+        received = max(self.forward.num_received, self.backward.num_received)
+        return BufferSpec(f"{op}.sent", sent, cols, dtype), BufferSpec(f"{op}.halo", received, cols, dtype)
+
+    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        return ()
+
+    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
+        exchange, rows = self.backward if backward else self.forward, self.counts[self.rank]
+        own = Multiply(rows, rows, exchange.own_nnz, cols)
+        if len(self.counts) == 1:
+            return (own,)
+        row = BufferSpec("", 1, cols, dtype).nbytes
+        return (
+            Copy(exchange.num_sent, cols),
+            Send("all_to_all", row * exchange.num_sent, row * exchange.num_received),
+            own,
+            Await(0),
+            Multiply(rows, exchange.num_received, exchange.halo_nnz, cols),
+        )
+
+    def _matrices(self, exchange: Exchange) -> tuple[Matrix, ...]:
+        rows = self.counts[self.rank]
+        own, halo = Matrix(rows, exchange.own_nnz), Matrix(rows, exchange.halo_nnz)
+        return (own, halo) if len(self.counts) > 1 else (own,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One direction on the device: own (V, V), halo (V, K), None on a single rank; rows int32 (S,): those that are sent."""
+
+    own: Sparse
+    halo: Sparse | None
+    rows: Tensor
+
+
+def _upload(halo: Halo, backend: KernelBackend) -> _Side:
+    tiles = (halo.own, halo.halo) if len(halo.sent) > 1 else (halo.own,)
+    own, *others = (backend.sparse(tile.indptr, tile.indices, tile.values) for tile in tiles)
+    return _Side(own, others[0] if others else None, backend.upload(halo.rows))
+
+
+class HaloExchange:
+    """The strategy on one rank; a symmetric graph has one side for both directions."""
+
+    exact = True
+
+    def __init__(
+        self, plan: HaloPlan, forward: _Side, backward: _Side, comm: Communicator, backend: KernelBackend
+    ) -> None:
+        self._plan = plan
+        self._forward = forward
+        self._backward = backward
+        self._comm = comm
+        self._backend = backend
+
+    def begin_epoch(self, epoch: int) -> None:
+        return
+
+    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
+        self._aggregate(self._forward, self._plan.forward, h, out, buffers, epilogue)
+
+    def backward(
+        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+    ) -> None:
+        self._aggregate(self._backward, self._plan.backward, g, out, buffers, epilogue)
+
+    def state(self) -> Mapping[str, Tensor]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        return
+
+    def _aggregate(
+        self,
+        side: _Side,
+        exchange: Exchange,
+        dense: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        epilogue: Epilogue | None,
+    ) -> None:
+        if side.halo is None:
+            self._backend.spmm(side.own, dense, out, accumulate=False, epilogue=epilogue)
+            return
+        width = dense.shape[1]
+        sent, halo = buffers[0][: exchange.num_sent], buffers[1][: exchange.num_received]
+        self._backend.gather_rows(dense, side.rows, sent[:, :width])
+        arrival = self._comm.all_to_all(
+            _padded(halo), _padded(sent), exchange.received, exchange.sent, self._backend.record()
+        )
+        self._backend.spmm(side.own, dense, out, accumulate=False, epilogue=None)
+        arrival.wait()
+        self._backend.spmm(side.halo, halo[:, :width], out, accumulate=True, epilogue=epilogue)
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """Return rows with their padding, so that a message is one contiguous range."""
+    return rows.as_strided((rows.shape[0], rows.stride(0)), rows.stride())

@@ -1,0 +1,161 @@
+"""`auto` for strategy and order: every way to run at hand is planned and costed, and the fastest exact one is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from mggcn.assemble import STRATEGIES, graph_shape, memory_limit, plan_shape, resolve
+from mggcn.config import Config, RunConfig
+from mggcn.errors import BackendError, GraphError, MggcnError, PlanError
+from mggcn.graph.csr import Graph
+from mggcn.graph.store import store_folder
+from mggcn.partition.cut_files import cuts_folder
+from mggcn.partition.cut_rows import CutFigures
+from mggcn.partition.libra import LibraSettings
+from mggcn.partition.make import figures_of, make_partition
+from mggcn.partition.metis import MetisSettings
+from mggcn.partition.parts import Figures
+from mggcn.plan.description import Machine, default_machine, tuned_path
+from mggcn.train.choose import Candidate, Choice, choose
+from mggcn.train.runplan import plan_run
+from mggcn.train.shape import GraphShape
+
+ORDERS = ("random", "none")
+"""Orders that cost nothing to make; METIS's parts are a candidate where they are kept with the store."""
+CUT_EDGES = 20_000_000
+"""Stored edges up to which a vertex cut is made to be compared; above, one that is kept with the store is."""
+DELAYED = "5"
+"""The delay that is listed beside the exact ones."""
+
+
+def is_auto(config: Config) -> bool:
+    """Return whether the plan has something to choose."""
+    return "auto" in (config.run.strategy, config.run.order)
+
+
+def settled(
+    config: Config, graph: Graph, machine: Machine | None = None, limit: int | None = None
+) -> tuple[Config, Choice | None]:
+    """Return the configuration with strategy, order and all else that is `auto` chosen for a graph, and the choice if any.
+
+    machine: where the seconds are predicted (default: this one, as tuned or assumed); limit: bytes that a rank may use.
+    Cost: a few sweeps over the edges per order, a vertex cut of a small graph. Raises: PlanError if nothing fits.
+    """
+    if not is_auto(config):
+        return resolve(config, graph), None
+    machine = machine or default_machine(config.run.device, tuned_path())
+    base = resolve(_with(config, _fallback(config.run)), graph)
+    choice = choose(list(_candidates(config, base, graph)), machine, memory_limit(base) if limit is None else limit)
+    return _taken(base, choice), choice
+
+
+def settled_shape(
+    config: Config, shape: GraphShape, replication: float, machine: Machine | None = None, limit: int | None = None
+) -> tuple[Config, Choice | None]:
+    """The same for a bare shape, in the expectation over random assignments; a vertex cut needs its replication."""
+    if not is_auto(config):
+        return config, None
+    machine = machine or default_machine(config.run.device, tuned_path())
+    base = _with(config, _fallback(config.run))
+    candidates = []
+    for run, exact in _ways(config.run, ("random",)):
+        trial = _with(base, run)
+        partition = "libra" if STRATEGIES[trial.run.strategy].kind == "cut" else "rows"
+        try:
+            plan = plan_shape(trial, shape, replication)
+        except MggcnError as error:
+            candidates.append(_candidate(trial.run, partition, exact, None, str(error)))
+        else:
+            candidates.append(_candidate(trial.run, partition, exact, plan))
+    choice = choose(candidates, machine, memory_limit(base) if limit is None else limit)
+    return _taken(base, choice), choice
+
+
+def _taken(base: Config, choice: Choice) -> Config:
+    settings = choice.require().settings
+    if settings is None:
+        raise PlanError("the chosen strategy has no settings")
+    return _with(base, dict(settings["run"]))
+
+
+def _with(config: Config, run: dict[str, Any]) -> Config:
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, **run))
+
+
+def _fallback(run: RunConfig) -> dict[str, Any]:
+    """Settings that hold whatever is chosen, so that all the rest can be resolved."""
+    return {
+        "strategy": "broadcast" if run.strategy == "auto" else run.strategy,
+        "order": "random" if run.order == "auto" else run.order,
+    }
+
+
+def _ways(run: RunConfig, orders: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yield the settings of every way to run, and whether it is exact; what the user named is not varied."""
+    names = list(STRATEGIES) if run.strategy == "auto" else [str(run.strategy)]
+    tried = orders if run.order == "auto" else (str(run.order),)
+    for name in names:
+        if STRATEGIES[name].kind == "rows":
+            for order in tried:
+                yield {"strategy": name, "order": order}, True
+        elif run.ranks > 1:
+            delays = ("0", DELAYED, "none") if run.strategy == "auto" else (run.delay,)
+            for delay in delays:
+                yield {"strategy": name, "order": "random", "delay": delay}, delay == "0"
+
+
+def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: str = "") -> Candidate:
+    settings: dict[str, str] = {"strategy": run.strategy, "order": run.order}
+    name: str = run.strategy
+    if STRATEGIES[run.strategy].kind == "cut":
+        settings["delay"] = run.delay
+        name = f"{run.strategy} {'0c' if run.delay == 'none' else f'cd-{run.delay}'}"
+    order = run.order if STRATEGIES[run.strategy].kind == "rows" else ""
+    return Candidate(name, order, partition, exact, plan, reason, {"run": settings})
+
+
+def _candidates(config: Config, base: Config, graph: Graph) -> Iterator[Candidate]:
+    """Plan every way to run on a graph; partitions are shared out once per order and number of bins."""
+    shape, seed, ranks = graph_shape(graph, base), base.train.seed, base.run.ranks
+    store = store_folder(graph)
+    orders: tuple[str, ...] = ORDERS
+    if store is not None and (cuts_folder(store) / MetisSettings(parts=ranks, seed=seed % 2**31).name).exists():
+        orders = (*orders, "metis")
+    known: dict[tuple[str, str, int], Figures | str] = {}
+    for run, exact in _ways(config.run, orders):
+        trial = _with(base, run)
+        kind = STRATEGIES[trial.run.strategy].kind
+        bins = max(trial.run.delay_epochs or 0, 1) if kind == "cut" else 1
+        key = (kind, trial.run.order, bins)
+        if key not in known:
+            known[key] = _figures(graph, trial, kind, bins)
+        figures = known[key]
+        if isinstance(figures, str):
+            yield _candidate(trial.run, "libra" if kind == "cut" else "rows", exact, None, figures)
+            continue
+        partition = "rows"
+        if isinstance(figures, CutFigures):
+            partition = f"libra, replication {figures.replication:.2f}"
+        try:
+            plan = plan_run(trial, shape, figures, STRATEGIES[trial.run.strategy])
+        except (GraphError, PlanError) as error:
+            yield _candidate(trial.run, partition, exact, None, str(error))
+        else:
+            yield _candidate(trial.run, partition, exact, plan)
+
+
+def _figures(graph: Graph, config: Config, kind: Any, bins: int) -> Figures | str:
+    """Return what a partition gives to its ranks, or why it is not at hand."""
+    run, seed = config.run, config.train.seed
+    store = store_folder(graph)
+    if kind == "cut" and graph.num_edges > CUT_EDGES:
+        kept = store is not None and (cuts_folder(store) / LibraSettings(parts=run.ranks, seed=seed).name).exists()
+        if not kept:
+            return f"no vertex cut at hand; make one with mggcn partition --parts {run.ranks} --seed {seed}"
+    try:
+        partition = make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=seed, bins=bins)
+    except (BackendError, GraphError) as error:
+        return str(error)
+    return figures_of(graph, partition, self_loops=config.model.self_loops)

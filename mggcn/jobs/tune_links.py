@@ -1,0 +1,171 @@
+"""What messages between ranks cost on this machine, over threads and over gloo: run by every rank, as ranks really run.
+
+`python -m mggcn.jobs.tune_links FOLDER ... --rank R --size P --rendezvous FILE` is one rank process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mggcn import native
+from mggcn.comm.board import CHECKED_CALLS
+from mggcn.comm.launch import run_ranks
+from mggcn.comm.rank import rank_main
+from mggcn.errors import CommError
+
+if TYPE_CHECKING:
+    from mggcn.comm.base import Communicator, Event
+
+SMALL, LARGE = 16, 2**22
+"""Numbers of float32 values to each receiver: 64 bytes show the latency, 16 MiB the rate."""
+TIMEOUT_S: Final = 60.0
+KINDS: Final = ("broadcast", "all_to_all", "all_reduce")
+
+
+def measure_links(
+    ranks: Sequence[int], cores: int, seconds: float, folder: Path, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Return the [[link]] tables of both transports for each number of ranks. Raises: CommError."""
+    links = []
+    for size in ranks:
+        say(f"messages of {size} ranks that are threads")
+        links.append(link_table("threads", size, cores, _on_threads(size, seconds)))
+        say(f"messages of {size} ranks over gloo")
+        links.append(link_table("gloo", size, cores, _on_processes(size, cores, seconds, folder)))
+    return links
+
+
+def link_table(transport: str, size: int, cores: int, found: dict[str, Any]) -> dict[str, Any]:
+    """Turn rank 0's measurements into a [[link]] table.
+
+    A message takes latency + bytes that reach any rank / rate. Threads move a message while they wait for it, so that
+    nothing overlaps; what gloo takes from computing is the processor time of all ranks, over all cores.
+    """
+    moved = {"broadcast": size - 1, "all_to_all": size * (size - 1), "all_reduce": 2 * (size - 1)}
+    latency, rates = {}, {}
+    for kind in KINDS:
+        small, large = found["small_s"][kind], found["large_s"][kind]
+        latency[kind] = float(f"{small:.3g}")
+        rates[kind] = float(f"{moved[kind] * 4 * LARGE / max(large - small, 0.1 * large):.3g}")
+    # Processor time is the same beside other load, and the fastest message had the cores to itself.
+    share = sum(found["processor_s"].values()) / (sum(found["large_s"].values()) * cores)
+    busy = 1.0 if transport == "threads" else min(1.0, share)
+    return {
+        "transport": transport,
+        "ranks": size,
+        "rates": rates,
+        "latency_s": latency,
+        "pooled": True,
+        "busy": round(busy, 2),
+    }
+
+
+def _on_threads(size: int, seconds: float) -> dict[str, Any]:
+    from mggcn.comm.threads import run_threads
+
+    return run_threads(size, lambda comm: measure(comm, seconds, 1), TIMEOUT_S)[0]
+
+
+def _on_processes(size: int, cores: int, seconds: float, folder: Path) -> dict[str, Any]:
+    result = folder / f"links-{size}.json"
+    result.unlink(missing_ok=True)
+    threads = max(1, cores // size)
+    settings = ["--seconds", str(seconds), "--threads", str(threads), "--result", str(result)]
+    command = [sys.executable, "-m", "mggcn.jobs.tune_links", str(folder), *settings]
+    run_ranks(command, size, folder, timeout_s=TIMEOUT_S)
+    try:
+        found: dict[str, Any] = json.loads(result.read_text())
+    except (OSError, ValueError) as error:
+        raise CommError(f"{size} ranks over gloo have left no result in {result}: {error}") from error
+    return found
+
+
+def measure(comm: Communicator, seconds: float, threads: int) -> dict[str, Any]:
+    """Measure on one rank, by kind: fastest seconds of small and large messages, processor time of all ranks for a large
+    one. Collective.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
+    size, me = comm.size, comm.rank
+
+    def sender(kind: str, count: int) -> Callable[[], Event]:
+        if kind == "all_to_all":
+            # As strategies do: nothing goes from a rank to itself.
+            rows = [0 if rank == me else 1 for rank in range(size)]
+            out, buf = (torch.ones(size - 1, count) for _ in range(2))
+            return lambda: comm.all_to_all(out, buf, rows, rows)
+        data = torch.ones(count) if kind == "broadcast" else torch.zeros(count)
+        return (lambda: comm.broadcast(data, 0)) if kind == "broadcast" else (lambda: comm.all_reduce(data))
+
+    for _ in range(-(-CHECKED_CALLS // 2)):  # the first calls of a run are compared over ranks, later ones are not
+        comm.all_reduce(torch.zeros(1)).wait()
+        comm.broadcast(torch.zeros(1), 0).wait()
+    small = {kind: _timed(comm, sender(kind, SMALL), seconds, 5)[0] for kind in KINDS}
+    large = {kind: _timed(comm, sender(kind, LARGE), seconds, 1) for kind in KINDS}
+    processor = torch.tensor([spent for _, spent in large.values()], dtype=torch.float64)
+    comm.all_reduce(processor).wait()
+    return {
+        "small_s": small,
+        "large_s": {kind: fastest for kind, (fastest, _) in large.items()},
+        "processor_s": dict(zip(KINDS, processor.tolist(), strict=True)),
+    }
+
+
+def _timed(comm: Communicator, send: Callable[[], Event], seconds: float, calls: int) -> tuple[float, float]:
+    """Return the seconds of one message, the best of groups of `calls`, and this rank's processor time per message.
+
+    All ranks make the same number of groups, three at least. Collective.
+    """
+    import torch
+
+    best, spent, groups, done = float("inf"), 0.0, 3, 0
+    while done < groups:
+        comm.barrier()
+        began, processor = time.perf_counter(), time.process_time()
+        for _ in range(calls):
+            send().wait()
+        # The message takes as long as on the slowest rank, which decides how many groups follow.
+        slowest = torch.zeros(comm.size, dtype=torch.float64)
+        slowest[comm.rank] = (time.perf_counter() - began) / calls
+        spent += time.process_time() - processor
+        comm.all_reduce(slowest).wait()
+        best = min(best, float(slowest.max()))
+        done += 1
+        if done == 3:
+            groups = 3 + min(200, int(seconds / max(best * calls, 1e-6)))
+    return best, spent / (done * calls)
+
+
+def main() -> int:
+    """Run one rank process and leave the measurements of rank 0."""
+    native.limit_spinning()
+    parser = argparse.ArgumentParser(prog="mggcn.jobs.tune_links")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--size", type=int, required=True)
+    parser.add_argument("--rendezvous", type=Path, required=True)
+    a = parser.parse_args()
+
+    def body(comm: Communicator) -> None:
+        found = measure(comm, a.seconds, a.threads)
+        if comm.rank == 0:
+            temporary = a.result.with_suffix(".tmp")
+            temporary.write_text(json.dumps(found))
+            os.replace(temporary, a.result)
+
+    return rank_main(a.rank, a.size, a.rendezvous, TIMEOUT_S, a.folder, body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

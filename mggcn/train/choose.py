@@ -1,0 +1,226 @@
+"""Which strategy, order and partition a run should take: candidates costed on a machine, in a table, with the reason.
+
+Only exact candidates that fit into memory can be chosen. The 1.5D partition of MG-GCN 5.1 is a row of analysis. Needs
+no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mggcn.errors import PlanError
+from mggcn.plan.analysis import analyse_15d
+from mggcn.plan.description import Machine
+from mggcn.plan.machine import human
+from mggcn.plan.steps import bytes_sent
+from mggcn.plan.work import KINDS
+from mggcn.train.costtext import parts_cells, seconds_text
+from mggcn.train.opwork import epoch_cost
+from mggcn.train.plantext import table
+from mggcn.train.runplan import RunPlan
+
+REPLICATED: Final = ("arena", "features", "vertex data")
+"""Regions of a rank that grow with its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run: its names, whether its gradients are those of the whole graph, and its plan or why there is none.
+
+    partition: who holds what, in words, such as "rows" or "libra, replication 1.64". settings: what makes this candidate,
+    as nested settings of a configuration, such as {"run": {"strategy": "halo", "order": "random"}}.
+    """
+
+    strategy: str
+    order: str
+    partition: str
+    exact: bool
+    plan: RunPlan | None
+    reason: str = ""
+    settings: Mapping[str, Mapping[str, Any]] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy}, order {self.order}" if self.order else self.strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A candidate with its figures; None where there is no plan, or, in a row of analysis, no prediction.
+
+    verdict: "fits", "does not fit", "not possible", "not exact" or "analysis".
+    """
+
+    candidate: Candidate
+    verdict: str
+    bytes_sent: int | None = None
+    memory_bytes: int | None = None
+    seconds: float | None = None
+    parts: Mapping[str, float] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """All rows in the order of the candidates, the chosen one if any can be, and why."""
+
+    machine: Machine
+    rows: tuple[Row, ...]
+    chosen: Row | None
+    reason: str
+
+    def require(self) -> Candidate:
+        """Return the chosen candidate. Raises: PlanError that says why there is none."""
+        if self.chosen is None:
+            raise PlanError(self.reason)
+        return self.chosen.candidate
+
+
+def choose(candidates: Sequence[Candidate], machine: Machine, limit: int) -> Choice:
+    """Cost the candidates on `machine`, each rank of which may use `limit` bytes, and choose the fastest exact one.
+
+    Equal predictions are decided by fewer bytes sent, then by less memory, then by the order of the candidates.
+    Raises: PlanError, ConfigError as `epoch_cost`.
+    """
+    rows = [_row(candidate, machine, limit) for candidate in candidates]
+    eligible = [row for row in rows if row.verdict == "fits"]
+    best = min(eligible, key=_rank, default=None)
+    if analysed := _row_15d(candidates, machine):
+        rows.append(analysed)
+    reason = _none_reason(rows, limit) if best is None else _reason(best, rows)
+    return Choice(machine, tuple(rows), best, reason)
+
+
+def _rank(row: Row) -> tuple[float, int, int]:
+    return (row.seconds or 0.0, row.bytes_sent or 0, row.memory_bytes or 0)
+
+
+def _row(candidate: Candidate, machine: Machine, limit: int) -> Row:
+    plan = candidate.plan
+    if plan is None:
+        return Row(candidate, "not possible", note=candidate.reason)
+    cost = epoch_cost(plan, machine).train
+    memory = plan.largest.total_bytes
+    verdict, note = "fits", ""
+    if memory > limit:
+        verdict, note = "does not fit", f"{human(limit)} may be used"
+    if not candidate.exact:
+        verdict, note = "not exact", "; ".join(filter(None, ["never chosen by auto", note]))
+    sent = max(rank.bytes_sent(rank.train) for rank in plan.ranks)
+    parts = {str(kind): seconds for kind, seconds in cost.parts.items()}
+    return Row(candidate, verdict, sent, memory, cost.seconds, parts, note)
+
+
+def _row_15d(candidates: Sequence[Candidate], machine: Machine) -> Row | None:
+    """The 1.5D partition beside the first broadcast; None without one, or on a single rank."""
+    base = next((c for c in candidates if c.strategy == "broadcast" and c.plan is not None), None)
+    if base is None or base.plan is None or len(base.plan.ranks) == 1:
+        return None
+    candidate = Candidate("1.5D broadcast", base.order, base.partition, True, None)
+    found = analyse_15d(machine, len(base.plan.ranks))
+    if isinstance(found, str):
+        return Row(candidate, "analysis", note=f"MG-GCN 5.1: {found}")
+    rank = base.plan.largest
+    grown = sum(nbytes for name, nbytes in rank.regions.items() if name in REPLICATED)
+    # The sums of gradients stay what they are.
+    aggregated = [sum(bytes_sent(steps) for steps in r.steps(r.train)) for r in base.plan.ranks]
+    sent = [
+        r.bytes_sent(r.train) - n + round(n * found.sent_ratio)
+        for r, n in zip(base.plan.ranks, aggregated, strict=True)
+    ]
+    return Row(
+        candidate,
+        "analysis",
+        max(sent),
+        rank.total_bytes + (found.replication - 1) * grown,
+        note=f"MG-GCN 5.1: {found.replication} copies of all rows, communication takes {found.time_ratio:.2f} of 1D's",
+    )
+
+
+def _reason(best: Row, rows: Sequence[Row]) -> str:
+    """Say what was chosen, by how much it wins, and what would have been faster but may not be chosen."""
+    text = f"{best.candidate.name} is chosen: {seconds_text(best.seconds)} per epoch predicted"
+    others = [row for row in rows if row.verdict == "fits" and row is not best]
+    second = min(others, key=_rank, default=None)
+    if second is None:
+        text += ", the only exact one that fits"
+    elif best.seconds and second.seconds:
+        text += f", {second.candidate.name} takes {second.seconds / best.seconds:.2f} times as long"
+    for row in rows:
+        if row.verdict in ("not exact", "does not fit") and (row.seconds or 0) < (best.seconds or 0):
+            text += f"; {row.candidate.name} would take {seconds_text(row.seconds)} but {_but(row)}"
+    return text
+
+
+def _but(row: Row) -> str:
+    return "is not exact" if row.verdict == "not exact" else f"needs {human(row.memory_bytes or 0)} per rank"
+
+
+def _none_reason(rows: Sequence[Row], limit: int) -> str:
+    large = [row for row in rows if row.verdict == "does not fit"]
+    if large:
+        least = min(large, key=lambda row: row.memory_bytes or 0)
+        return (
+            f"no exact strategy fits into {human(limit)} per rank; {least.candidate.name} needs the least, "
+            f"{human(least.memory_bytes or 0)}; use more ranks or narrower layers, or raise --memory-limit"
+        )
+    reasons = "; ".join(f"{r.candidate.name}: {r.note}" for r in rows if r.verdict == "not possible")
+    return f"no exact strategy is possible{': ' if reasons else ''}{reasons}; name one with --strategy"
+
+
+def choice_lines(choice: Choice) -> list[str]:
+    """Return the table and the reason as text."""
+    header = ("", "strategy", "order", "partition", "exact", "sent per epoch", "memory", "predicted", "verdict")
+    cells = [
+        (
+            "*" if row is choice.chosen else "",
+            row.candidate.strategy,
+            row.candidate.order,
+            row.candidate.partition,
+            "yes" if row.candidate.exact else "no",
+            "-" if row.bytes_sent is None else human(row.bytes_sent),
+            "-" if row.memory_bytes is None else human(row.memory_bytes),
+            seconds_text(row.seconds),
+            "; ".join(filter(None, [row.verdict, row.note])),
+        )
+        for row in choice.rows
+    ]
+    caveat = f" ({choice.machine.caveat})" if choice.machine.caveat else ""
+    lines = [f"strategies on {choice.machine.title}{caveat}, per rank", *table(header, cells), f"  {choice.reason}"]
+    return [*lines, "", *parts_lines(choice.rows)]
+
+
+def parts_lines(rows: Sequence[Row]) -> list[str]:
+    """Return where the predicted seconds of every row go, as text."""
+    costed = [row for row in rows if row.parts is not None]
+    if not costed:
+        return []
+    cells = [(row.candidate.name, *parts_cells(row.parts or {})) for row in costed]
+    return ["predicted seconds of an epoch, on the rank that computes longest", *table(("", *KINDS.values()), cells)]
+
+
+def choice_dict(choice: Choice) -> dict[str, Any]:
+    """Return the table as plain values, for JSON."""
+    return {
+        "machine": choice.machine.name,
+        "machine_origin": choice.machine.origin,
+        "chosen": None if choice.chosen is None else choice.rows.index(choice.chosen),
+        "reason": choice.reason,
+        "candidates": [
+            {
+                "strategy": row.candidate.strategy,
+                "order": row.candidate.order,
+                "partition": row.candidate.partition,
+                "exact": row.candidate.exact,
+                "verdict": row.verdict,
+                "note": row.note,
+                "bytes_sent_per_epoch": row.bytes_sent,
+                "memory_bytes": row.memory_bytes,
+                "predicted_seconds": row.seconds,
+                "predicted_parts": None if row.parts is None else dict(row.parts),
+            }
+            for row in choice.rows
+        ],
+    }

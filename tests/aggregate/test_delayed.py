@@ -1,0 +1,190 @@
+"""DistGNN's delayed aggregates: Algorithm 4 bit for bit, what is sent and when, and what survives an interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mggcn.aggregate.delayed import DeviceLists
+from mggcn.assemble import Rank, partition_graph, resolve
+from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
+from mggcn.graph.csr import Graph
+from mggcn.partition.cut_rows import CutPartition
+from tests.aggregate.algorithm4 import Algorithm4, Simulated
+from tests.graphs import make_graph, on_ranks, pattern
+from tests.train.test_trainer import fit
+
+EPOCHS = 13
+
+
+def config_of(ranks: int, delay: str, between: str = "last", **train: Any) -> Config:
+    run = RunConfig(
+        ranks=ranks,
+        threads=1,
+        transport="threads",
+        precision="fp64",
+        strategy="delayed",
+        delay=delay,
+        between=between,  # type: ignore[arg-type]
+    )
+    model = ModelConfig(hidden=(6, 5), dropout=0.3, input_dropout=0.2)
+    return Config(model=model, train=TrainConfig(**{"seed": 5, "epochs": EPOCHS, "lr": 0.05} | train), run=run)
+
+
+def graph_of(kind: str, n: int = 41) -> Graph:
+    return make_graph(pattern(kind, n, 6), num_features=7, num_classes=3, sparse=False, weighted=False, seed=2)
+
+
+def trained(config: Config, graph: Graph, simulate: bool = False) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights after all epochs, by the strategy or by the simulator in its place."""
+    config = resolve(config, graph)
+    partition = partition_graph(config, graph)
+    assert isinstance(partition, CutPartition)
+    delay = config.run.delay_epochs
+    assert delay
+    simulator = Algorithm4(graph, partition.cut, delay, config.run.between == "last")
+    barrier, shared = threading.Barrier(config.run.ranks), {}  # type: ignore[var-annotated]
+
+    def body(rank: Rank) -> tuple[list[float], dict[str, torch.Tensor]]:
+        runtime = rank.trainer.runtime
+        if simulate:
+            ids = runtime.inputs.row_ids.numpy()
+            stand_in = Simulated(simulator, rank.plan.rank, ids, runtime.backend, barrier)
+            stand_in.shared = shared
+            runtime.training = stand_in
+        return [rank.trainer.step(epoch) for epoch in range(config.train.epochs)], runtime.weights.state_dict()
+
+    return on_ranks(config, graph, body)[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("between", ["last", "local"])
+@pytest.mark.parametrize("delay", ["1", "2", "5"])
+def test_delayed_epochs_are_algorithm_4(delay: str, between: str, ranks: int) -> None:
+    """Fails if one bit of a loss or weight differs from an independent run of Algorithm 4 in one process."""
+    for kind in ("random", "directed", "hub-row"):
+        graph, config = graph_of(kind), config_of(ranks, delay, between)
+        losses, weights = trained(config, graph)
+        expected, expected_weights = trained(config, graph, simulate=True)
+        assert losses == expected
+        assert all(torch.equal(weights[name], w) for name, w in expected_weights.items())
+
+
+def test_planted_errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself fails when other bins have the turn, sums are kept or not, or a root adds in another order."""
+    graph, config = graph_of("hub-row"), config_of(4, "2")
+    right, _ = trained(config, graph, simulate=True)
+    assert trained(config, graph)[0] == right
+    assert trained(config_of(4, "2", "local"), graph)[0] != right
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            CutPartition, "bin_of", property(lambda cut: (np.arange(cut.split.size) + 1).astype(np.int32) % 2)
+        )
+        assert trained(config, graph)[0] != right
+    with monkeypatch.context() as patch:
+        original = DeviceLists.add_to_roots
+
+        def backwards(self: DeviceLists, backend: Any, partial: torch.Tensor, sums: torch.Tensor) -> None:
+            parts = [piece.clone() for piece in partial.split([rows.shape[0] for rows in self.roots])]
+            turned = dataclasses.replace(self, roots=self.roots[::-1])
+            original(turned, backend, torch.cat(parts[::-1]), sums)
+
+        patch.setattr(DeviceLists, "add_to_roots", backwards)
+        assert trained(config, graph)[0] != right
+
+
+@pytest.mark.parametrize("between", ["last", "local"])
+@pytest.mark.parametrize("delay", ["1", "2", "5"])
+def test_resuming_with_messages_in_flight(delay: str, between: str, tmp_path: Path) -> None:
+    """Fails if an interrupted run, continued, differs in one bit: a message lost, taken twice or in another epoch."""
+    graph, config = graph_of("random"), config_of(3, delay, between, repeat=2)
+    folders = [tmp_path / "whole", tmp_path / "parts"]
+    for folder in folders:
+        folder.mkdir()
+    whole = fit(config, graph, folders[0])
+    for stop_after in (2, 4, 11):
+        done, *_ = fit(config, graph, folders[1], stop_after)
+        assert not done
+    done, weights, history, summary = fit(config, graph, folders[1])
+    assert (done, history, summary) == (True, whole[2], whole[3])
+    assert all(torch.equal(weights[name], w) for name, w in whole[1].items())
+
+
+def bytes_per_epoch(config: Config, graph: Graph, epochs: int) -> list[list[int]]:
+    """What each rank sends in each epoch, the sums of gradients left out, and the plan's figure last."""
+
+    def body(rank: Rank) -> list[int]:
+        sums = [2 * n * (rank.comm.size - 1) // rank.comm.size for n in (rank.trainer.runtime.weights.grad.nbytes, 24)]
+        sent = []
+        for epoch in range(epochs):
+            before = rank.comm.bytes_sent
+            rank.trainer.step(epoch)
+            sent.append(rank.comm.bytes_sent - before - sum(sums))
+        return [*sent, rank.plan.bytes_sent(rank.plan.train) - sum(sums)]
+
+    return on_ranks(config, graph, body)
+
+
+@pytest.mark.parametrize("kind", ["random", "directed", "hub-row"])
+def test_bytes_of_the_delays(kind: str) -> None:
+    """Fails if 0c sends more than gradients, or the epochs of a period of cd-r not exactly what cd-0 sends in one."""
+    graph = graph_of(kind, 60)
+    for ranks in (2, 4):
+        assert all(set(sent) == {0} for sent in bytes_per_epoch(config_of(ranks, "none"), graph, 3))
+        complete = bytes_per_epoch(config_of(ranks, "0"), graph, 2)
+        assert all(first == second == planned > 0 for first, second, planned in complete)
+        for r in (1, 2, 5):
+            for rank, (*sent, planned) in enumerate(
+                bytes_per_epoch(config_of(ranks, str(r), epochs=3 * r), graph, 3 * r)
+            ):
+                # From epoch r on both ways are in use.
+                assert sum(sent[r : 2 * r]) == sum(sent[2 * r :]) == complete[rank][0]
+                assert planned == -(-complete[rank][0] // r)
+
+
+def test_copies_are_counted_once(tmp_path: Path) -> None:
+    """Fails if the scores of a run on copies differ from one rank's: a copy in the loss, the confusion or a ranking."""
+    graph = make_graph(pattern("random", 53, 6), num_features=7, num_classes=2, sparse=False, weighted=False, seed=2)
+    for metric in ("accuracy", "macro_f1", "roc_auc"):
+        config = config_of(3, "0", metric=metric, epochs=4)
+        tables = []
+        for ranks in (1, 3):
+            run = RunConfig(
+                ranks=ranks,
+                threads=1,
+                transport="single" if ranks == 1 else "threads",
+                precision="fp64",
+                strategy="delayed",
+            )
+            folder = tmp_path / f"{metric}-{ranks}"
+            folder.mkdir()
+            tables.append(fit(Config(model=config.model, train=config.train, run=run), graph, folder)[2])
+        for one, three in zip(*tables, strict=True):
+            assert {k: one[k] for k in ("train", "val", "test")} == {k: three[k] for k in ("train", "val", "test")}
+            assert one["loss"] == pytest.approx(three["loss"], rel=1e-10)
+
+
+def test_evaluation_is_exact_whatever_the_delay() -> None:
+    """Fails if an evaluation sees partial or late sums: logits must be those of the exact strategy for the same weights."""
+    graph = graph_of("random")
+
+    def body(rank: Rank) -> tuple[np.ndarray, np.ndarray]:
+        rank.trainer.step(0)
+        rank.trainer.runtime.weights.initialize(3)
+        rank.trainer.evaluate()
+        return rank.trainer.runtime.inputs.row_ids.numpy().copy(), rank.trainer.logits().numpy().copy()
+
+    logits = {}
+    for delay in ("none", "0", "3"):
+        whole = np.zeros((graph.num_vertices, 3))
+        for ids, found in on_ranks(config_of(4, delay), graph, body):
+            whole[ids] = found
+        logits[delay] = whole
+    assert np.array_equal(logits["none"], logits["0"])
+    assert np.array_equal(logits["3"], logits["0"])

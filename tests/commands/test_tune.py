@@ -1,0 +1,104 @@
+"""`mggcn tune`: what it measures is plausible, is written where plans find it, and is read back as written."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mggcn.comm.threads import run_threads
+from mggcn.errors import ConfigError
+from mggcn.jobs import tune_device
+from mggcn.jobs.tune import TuneSettings, write_machine
+from mggcn.jobs.tune_device import fastest
+from mggcn.jobs.tune_links import KINDS, LARGE, link_table, measure
+from mggcn.plan.description import read_machine
+from tests.commands.runs import refused, run_main
+
+SHAPE = ["--vertices", "1000", "--edges", "1e4", "--features", "8", "--classes", "3"]
+
+
+def test_tune_writes_what_plans_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the figures do not land where plans look for them, cannot be read, or are not those of a computer."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(tune_device, "FOOTPRINTS", (2**18, 2**22))
+    monkeypatch.setattr(tune_device, "GATHERED", 2**24)
+    assert run_main("plan", *SHAPE) == 0
+    assert "assumed, not measured; run mggcn tune" in capsys.readouterr().out
+    assert run_main("tune", "--ranks", "2", "--threads", "1", "--seconds", "0.01") == 0
+    said = capsys.readouterr().out
+    path = tmp_path / "mggcn" / "machine.toml"
+    assert f"written to {path}" in said
+    machine = read_machine(path)
+    assert (machine.origin, machine.device.kind, machine.device.cores) == ("measured", "cpu", 1)
+    assert [size for size, _ in machine.device.gather.points] == [2**18, 2**22]
+    rates = [rate for table in (machine.device.gather, machine.device.copy) for _, rate in table.points]
+    assert all(1e7 < rate < 1e13 for rate in rates)
+    assert set(machine.device.gemm) == {"fp32", "fp64"}
+    assert all(1e8 < rate < 1e15 for rate in machine.device.gemm.values())
+    assert 1e-8 < machine.device.call_s < 1
+    assert 0 <= machine.device.row_s < 1e-5
+    assert [(link.transport, link.ranks) for link in machine.links] == [("threads", 2), ("gloo", 2)]
+    assert all(link.pooled and 0 <= link.busy <= 1 for link in machine.links)
+    assert all(1e-7 < seconds < 1 for link in machine.links for seconds in link.latency_s.values())
+    assert all(1e6 < rate < 1e13 for link in machine.links for rate in link.rates.values())
+    assert run_main("plan", *SHAPE, "--ranks", 2) == 0
+    out = capsys.readouterr().out
+    assert f"predicted on {machine.title}, parts of rank" in out
+    assert "not measured" not in out
+
+
+def test_links_as_the_cost_model_reads_them() -> None:
+    """Fails if rates do not give back the seconds that were measured, or gloo's share of the cores is another."""
+    small = {"broadcast": 2e-4, "all_to_all": 3e-4, "all_reduce": 4e-4}
+    large = {"broadcast": 0.011, "all_to_all": 0.031, "all_reduce": 0.021}
+    found: dict[str, Any] = {
+        "small_s": small,
+        "large_s": large,
+        "processor_s": {"broadcast": 0.049, "all_to_all": 0.1, "all_reduce": 0.04},
+    }
+    table = link_table("gloo", 3, 4, found)
+    received = {"broadcast": 2 * 4 * LARGE, "all_to_all": 6 * 4 * LARGE, "all_reduce": 4 * 4 * LARGE}
+    assert table["latency_s"] == small
+    for kind, nbytes in received.items():
+        assert table["latency_s"][kind] + nbytes / table["rates"][kind] == pytest.approx(large[kind], rel=0.01)
+    assert (table["busy"], table["pooled"], table["ranks"]) == (0.75, True, 3)
+    assert link_table("threads", 3, 4, found)["busy"] == 1.0
+    assert link_table("gloo", 3, 1, found)["busy"] == 1.0
+
+
+def test_ranks_measure_together() -> None:
+    """Fails if ranks make different numbers of calls, a kind is left out, or more bytes take no longer."""
+    found = run_threads(3, lambda comm: measure(comm, 0.01, 1), 60)
+    for result in found:
+        assert set(result["small_s"]) == set(KINDS)
+        for kind in KINDS:
+            assert 0 < result["small_s"][kind] < result["large_s"][kind]
+            assert result["processor_s"][kind] > 0
+    assert found[0] == found[1] == found[2]
+
+
+def test_the_fastest_try_counts() -> None:
+    """Fails if the warm-up or a slow try decides, or fewer than three tries are made."""
+    clock = itertools.count()
+    calls: list[int] = []
+    assert fastest(lambda: calls.append(next(clock)), 0.0) < 0.1
+    assert len(calls) == 4
+
+
+def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if senseless ranks or a place that cannot be written are found out after a minute, or with a traceback."""
+    assert "--ranks expects numbers of ranks such as 2,4, got 'two'" in refused(capsys, "tune", "--ranks", "two")
+    assert "numbers of ranks from 2 on, got 1 and (1, 2)" in refused(capsys, "tune", "--ranks", "1,2", "--threads", 1)
+    assert "--seconds" in refused(capsys, "tune", "--seconds", "-1")
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert "cannot be written to" in refused(capsys, "tune", "--out", blocked / "machine.toml")
+    with pytest.raises(ConfigError, match="name one with --out"):
+        write_machine({}, blocked / "machine.toml")
+    with pytest.raises(ConfigError, match="1 thread or more"):
+        TuneSettings(0)

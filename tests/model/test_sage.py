@@ -1,0 +1,40 @@
+"""GraphSAGE with the GCN aggregator: (sum of neighbours + self) / (degree + 1)."""
+
+from __future__ import annotations
+
+import pytest
+
+import mggcn
+from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
+from mggcn.errors import ConfigError
+from tests.graphs import make_graph, pattern
+from tests.train.test_exact import SEED, relative_error
+
+
+@pytest.mark.parametrize("strategy", ["broadcast", "delayed"])
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("kind", ["random", "directed", "path"])
+def test_gradients_equal_the_formula(kind: str, ranks: int, strategy: str) -> None:
+    """Fails if a vertex, also one with a stored self-loop, is not exactly one of the degree + 1 that are averaged."""
+    graph = make_graph(pattern(kind, 31, 4), num_features=9, num_classes=3, sparse=False, weighted=False, seed=1)
+    for dropped in (0.0, 0.3):
+        config = Config(
+            model=ModelConfig(kind="sage", hidden=(7, 5), dropout=0.4, input_dropout=dropped, norm="symmetric"),
+            train=TrainConfig(seed=SEED),
+            run=RunConfig(
+                ranks=ranks,
+                threads=1,
+                transport="threads" if ranks > 1 else "single",
+                precision="fp64",
+                strategy=strategy,  # type: ignore[arg-type]
+            ),
+        )
+        assert config.model.norm == "mean"
+        assert relative_error(config, graph) < 1e-10
+
+
+def test_without_itself_there_is_no_sage() -> None:
+    """Fails if a setting that contradicts the aggregator is dropped silently."""
+    with pytest.raises(ConfigError, match="adds every vertex to its neighbours"):
+        ModelConfig(kind="sage", self_loops=False)
+    assert mggcn.SAGE(hidden=(4,)).kind == "sage"
