@@ -1,0 +1,122 @@
+"""From a graph to a partition of any kind: what is kept beside a store, what is made again, and what trains on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mggcn.assemble import partition_graph
+from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
+from mggcn.graph.csr import Graph
+from mggcn.graph.store import open_store, write_store
+from mggcn.partition import make
+from mggcn.partition.cut_rows import CutPartition, cut_figures, exchange_lists
+from mggcn.partition.make import figures_from_dict, figures_of, make_partition
+from mggcn.partition.parts import RowPartition
+from tests.graphs import make_graph, one_epoch, pattern
+from tests.reference import dense_csr, loss_and_gradients
+
+needs_metis = pytest.mark.skipif(
+    importlib.util.find_spec("pymetis") is None, reason="needs pymetis: pip install pymetis"
+)
+
+
+def graph_of(kind: str, n: int = 60) -> Graph:
+    return make_graph(pattern(kind, n, 4), num_features=9, num_classes=3, sparse=False, weighted=False, seed=1)
+
+
+@pytest.mark.parametrize("kind", ["random", "directed", "star", "hub-row", "empty", "disconnected", "path"])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_every_edge_and_vertex_has_its_place(kind: str, ranks: int) -> None:
+    """Fails if an owner is missing or double, copies are listed wrongly, or the figures are not those of the lists."""
+    graph = graph_of(kind)
+    partition = make_partition("cut", graph, ranks=ranks, order="random", seed=3, bins=2)
+    assert isinstance(partition, CutPartition)
+    figures = cut_figures(graph, partition, self_loops=True)
+    owned, held = np.zeros(60, int), np.zeros(60, int)
+    lists = [exchange_lists(partition, rank) for rank in range(ranks)]
+    for rank in range(ranks):
+        ids, mine = partition.ids(rank), partition.owned(rank)
+        assert mine is not None
+        owned[ids[mine]] += 1
+        held[ids] += 1
+        assert np.array_equal(partition.held(rank).owned(rank), ids)
+        assert figures.counts[rank] == ids.size
+        assert figures.split[rank] == partition.split[ids].sum() == partition.split[ids[: figures.split[rank]]].sum()
+        for other in range(ranks):
+            for number in range(2):
+                sent, got = lists[rank][number], lists[other][number]
+                assert sent.leaf_counts[other] == got.root_counts[rank] == figures.leaves[number, rank, other]
+                leaves = np.split(sent.leaves, np.cumsum(sent.leaf_counts)[:-1])[other]
+                roots = np.split(got.roots, np.cumsum(got.root_counts)[:-1])[rank]
+                assert np.array_equal(ids[leaves], partition.ids(other)[roots])
+                assert (partition.bin_of[ids[leaves]] == number).all()
+    assert (owned == 1).all()
+    assert ((held > 1) == partition.split).all()
+    adj_t = dense_csr(graph.adj_t)
+    np.fill_diagonal(adj_t, 1)
+    assert figures.num_entries == (adj_t != 0).sum()
+    assert figures_from_dict(json.loads(json.dumps(figures.to_dict()))).to_dict() == figures.to_dict()
+
+
+def test_cuts_are_kept_beside_a_store_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if every run cuts again, or a store that cannot be written cannot be trained on."""
+    write_store(graph_of("random"), tmp_path / "store")
+    graph = open_store(tmp_path / "store")
+    first = make_partition("cut", graph, ranks=3, order="random", seed=1, bins=1)
+    assert isinstance(first, CutPartition)
+    kept = tmp_path / "store" / "partitions" / "libra-3-1-shuffled"
+    assert kept.is_dir()
+    with monkeypatch.context() as patch:
+        patch.setattr("mggcn.partition.cut_files.libra", None)
+        again = make_partition("cut", graph, ranks=3, order="random", seed=1, bins=1)
+    assert isinstance(again, CutPartition)
+    assert np.array_equal(again.cut.parts, first.cut.parts)
+    monkeypatch.setattr(make.os, "access", lambda *_: False)
+    other = make_partition("cut", graph, ranks=2, order="random", seed=1, bins=1)
+    assert isinstance(other, CutPartition)
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+@needs_metis
+@pytest.mark.parametrize("strategy", ["broadcast", "halo", "slice"])
+def test_training_on_the_parts_of_metis(strategy: str, tmp_path: Path) -> None:
+    """Fails if parts of unequal size break a strategy: gradients must be those of the dense formula."""
+    graph = graph_of("disconnected")
+    for ranks in (1, 3):
+        run = RunConfig(
+            ranks=ranks,
+            threads=1,
+            transport="threads" if ranks > 1 else "single",
+            precision="fp64",
+            order="metis",
+            strategy=strategy,  # type: ignore[arg-type]
+        )
+        config = Config(model=ModelConfig(hidden=(6, 5), dropout=0.3), train=TrainConfig(seed=11), run=run)
+        partition = partition_graph(config, graph)
+        assert isinstance(partition, RowPartition)
+        figures = figures_of(graph, partition, self_loops=True)
+        assert sum(figures.counts) == 60
+        found = one_epoch(config, graph)
+        loss, grads, _ = loss_and_gradients(graph, config.model, found[0].weights, 11, 3)
+        assert found[0].loss == pytest.approx(loss, rel=1e-10)
+        for name, expected in grads.items():
+            np.testing.assert_allclose(found[0].grads[name], expected, atol=1e-10 * (np.abs(expected).max() or 1))
+
+
+@needs_metis
+def test_the_parts_of_metis_are_kept(tmp_path: Path) -> None:
+    """Fails if training makes them anew, or auto does not compare what is at hand."""
+    from mggcn.jobs.auto import settled
+
+    write_store(graph_of("disconnected"), tmp_path / "store")
+    graph = open_store(tmp_path / "store")
+    make_partition("rows", graph, ranks=2, order="metis", seed=1, bins=1)
+    assert (tmp_path / "store" / "partitions" / "metis-2-1").is_dir()
+    _, choice = settled(Config(run=RunConfig(ranks=2, strategy="halo", order="auto")), graph)
+    assert choice is not None
+    assert "metis" in {row.candidate.order for row in choice.rows}
