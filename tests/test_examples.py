@@ -42,6 +42,17 @@ def test_pyg_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(differences) < 1e-5
 
 
+def test_own_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the example breaks, or a module of one's own trains otherwise on three ranks than on one."""
+    monkeypatch.setattr("sys.argv", ["own_model.py", "3"])
+    runpy.run_path(str(EXAMPLES / "own_model.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    differences = numbers(r"3 ranks, \w+: losses differ by (\S+) from", out)
+    assert len(differences) == 2
+    assert max(differences) < 1e-5
+    assert min(numbers(r"test accuracy ([\d.]+)", out)) > 0.8
+
+
 def test_torchrun_train(tmp_path: Path) -> None:
     """Fails if the example breaks, or more than one rank prints."""
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLES / "torchrun_train.py"))

@@ -1,0 +1,53 @@
+"""The sum over in-neighbours across ranks as a differentiable torch function.
+
+V rows of this rank, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mggcn.errors import GraphError
+from mggcn.nn.once import once
+from mggcn.nn.partitioned import PartitionedGraph
+
+
+def aggregate(x: Tensor, graph: PartitionedGraph) -> Tensor:
+    """Return this rank's rows of z = S_r A^T S_c x, (V, D): z[v] sums x over the edges u -> v, normalised as shared.
+
+    x: (V, D) of the graph's dtype on its device; rows that are copies of another rank's must equal those, and so then do
+    the results. Collective: all ranks call it in one order with one D, forwards, and, if x needs a gradient, backwards;
+    so a loss must depend on every aggregation on every rank, also where it has no labelled rows (a sum over none will do).
+    Gradients: those of the sum over ranks of their losses, exactly; on copies, parts of a sum over all of them.
+    Cost: a strategy's products and messages (`mggcn plan` prices them); two (V, D) tensors, or one where rows of x are
+    whole multiples of 64 bytes and not scaled; memory for messages once per width.
+    Raises: GraphError if x does not fit; CommError if another rank failed or calls something else.
+    """
+    if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[0] != graph.num_rows or x.shape[1] < 1:
+        came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise GraphError(f"rank {graph.rank} aggregates ({graph.num_rows}, D) with D >= 1, its own rows; got {came}")
+    if x.dtype != graph.dtype or x.device != graph.device:
+        raise GraphError(
+            f"the graph is shared in {graph.dtype} on {graph.device}, got rows in {x.dtype} on {x.device}; convert them "
+            "or share the graph in another precision"
+        )
+    z: Tensor = _Aggregate.apply(x, graph)  # type: ignore[no-untyped-call]
+    return z
+
+
+class _Aggregate(torch.autograd.Function):
+    """The product and its adjoint."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, graph: PartitionedGraph) -> Tensor:
+        ctx.graph = graph
+        return graph.aggregation.apply(x, adjoint=False)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        with torch.no_grad():
+            grad = ctx.graph.aggregation.apply(g, adjoint=True)
+        return once(grad, "aggregate", g), None

@@ -1,0 +1,57 @@
+"""What a message along an edge is, and how it depends on its operands: a table of first derivatives.
+
+Source: DistGNN, Table 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mggcn.backend.edge_reduce import Of, Op, Partial, Reducer
+
+Side = Literal["lhs", "rhs"]
+SIDES: tuple[Side, ...] = get_args(Side)
+
+
+@dataclass(frozen=True, slots=True)
+class Derivative:
+    """d message / d operand: scale times `partial` of backend/edge_reduce.py with these operands as its a and b."""
+
+    partial: Partial
+    scale: float = 1.0
+    a: Side | None = None
+    b: Side | None = None
+
+
+DERIVATIVES: dict[tuple[Op, Side], Derivative] = {
+    ("add", "lhs"): Derivative("one"),
+    ("add", "rhs"): Derivative("one"),
+    ("sub", "lhs"): Derivative("one"),
+    ("sub", "rhs"): Derivative("one", -1.0),
+    ("mul", "lhs"): Derivative("times", 1.0, "rhs"),
+    ("mul", "rhs"): Derivative("times", 1.0, "lhs"),
+    ("div", "lhs"): Derivative("over", 1.0, "rhs"),
+    ("div", "rhs"): Derivative("ratio", -1.0, "lhs", "rhs"),
+    ("copy", "lhs"): Derivative("one"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """op(lhs, rhs) reduced at the destination; a copy has no rhs."""
+
+    op: Op
+    reducer: Reducer
+    lhs_of: Of
+    rhs_of: Of = "edge"
+
+    def of(self, side: Side) -> Of:
+        """Return whose rows an operand has."""
+        return self.lhs_of if side == "lhs" else self.rhs_of
+
+    def read_for(self, sides: Iterable[Side]) -> set[Side]:
+        """Return the operands that the gradients by `sides` read."""
+        found = [DERIVATIVES[self.op, side] for side in sides]
+        return {name for d in found for name in (d.a, d.b) if name is not None}

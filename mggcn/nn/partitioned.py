@@ -1,0 +1,160 @@
+"""One rank's part of a shared graph: its rows, and what a training loop of one's own asks of the other ranks.
+
+N vertices, P ranks, V rows of this rank, D width. What is marked collective must be called by all ranks in one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mggcn.assemble import gpu_of_rank, threads_per_rank
+from mggcn.backend.device import Device
+from mggcn.comm.base import Communicator
+from mggcn.config import Config
+from mggcn.errors import ConfigError
+from mggcn.nn.devices import rank_backend
+from mggcn.nn.rank_aggregation import PANEL, RankAggregation
+from mggcn.nn.rows import VertexRows
+from mggcn.nn.sharing import Shared
+
+
+class PartitionedGraph:
+    """What `run` gives to each rank. Collective.
+
+    Raises: GraphError, BackendError; ConfigError if the graph is shared out for another number of ranks.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        comm: Communicator,
+        device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
+    ) -> None:
+        config, graph = shared.config, shared.graph
+        if config.run.ranks != comm.size:
+            raise ConfigError(f"the graph is shared out to {config.run.ranks} ranks, but {comm.size} are connected")
+        torch.set_num_threads(threads_per_rank(config))
+        most_edges = graph.num_edges + graph.num_vertices
+        self._backend = rank_backend(config, comm, device_of, most_edges, PANEL)
+        comm.use_lane(self._backend.lane)
+        self._comm = comm
+        self._num_vertices = graph.num_vertices
+        self._rows = VertexRows(graph, shared.partition, comm.rank, self._backend)
+        self._features: Tensor | None = None
+        self.aggregation = RankAggregation(shared, self._backend, comm)
+        """How rows are aggregated; `mggcn.nn.aggregate` calls it."""
+        self.has_copies = shared.partition.owned(comm.rank) is not None
+        """Whether a vertex may have rows on several ranks: under a vertex cut."""
+
+    @property
+    def rank(self) -> int:
+        return self._comm.rank
+
+    @property
+    def num_ranks(self) -> int:
+        return self._comm.size
+
+    @property
+    def num_vertices(self) -> int:
+        """N, of the whole graph."""
+        return self._num_vertices
+
+    @property
+    def num_rows(self) -> int:
+        """V, copies of other ranks' vertices included."""
+        return self._rows.count
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the rows that are aggregated."""
+        return self._backend.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._rows.ids.device
+
+    @property
+    def ids(self) -> Tensor:
+        """Original id of each row, int64 (V,)."""
+        return self._rows.ids
+
+    @property
+    def owned(self) -> Tensor:
+        """Rows that count in losses and scores, bool (V,): every vertex is owned by one rank."""
+        return self._rows.owned
+
+    @property
+    def features(self) -> Tensor:
+        """X (V, D), dense; read on first use. Raises: GraphError if the graph has none."""
+        if self._features is None:
+            self._features = self._rows.features()
+        return self._features
+
+    def labels(self) -> Tensor:
+        """Return the classes, int64 (V,), -1 for none. Raises: GraphError if the graph has none."""
+        return self._rows.labels()
+
+    def split(self, name: str, number: int = 0) -> Tensor:
+        """Return which owned rows belong to a split such as "train", bool (V,). Raises: GraphError if there is none."""
+        return self._rows.split(name, number)
+
+    def take(self, values: Any) -> Tensor:
+        """Return this rank's rows (V, ...) of an array or tensor (N, ...) in original order. Raises: GraphError."""
+        return self._rows.take(values)
+
+    def total(self, value: Tensor | float) -> Tensor:
+        """Return the sum over ranks of a number or tensor, in float64 and without a gradient. Collective."""
+        self._backend.activate()
+        summed = torch.as_tensor(value, device=self.device).detach().to(torch.float64, copy=True).contiguous()
+        self._comm.all_reduce(summed).wait()
+        return summed
+
+    def count(self, mask: Tensor) -> int:
+        """Return how many rows of all ranks are set in a mask of owned rows. Collective."""
+        return int(self.total((mask & self.owned).sum()))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return the owned rows (V, ...) of all ranks as (N, ...) in original order, on every rank. Collective.
+
+        Cost: N rows of memory on every rank, and as much on the wire.
+        """
+        self._backend.activate()
+        every = rows.new_zeros((self._num_vertices, *rows.shape[1:]))
+        every[self.ids[self.owned]] = rows.detach()[self.owned]
+        self._comm.all_reduce(every).wait()
+        return every
+
+    def sum_gradients(self, module: torch.nn.Module) -> None:
+        """Replace every gradient by its sum over ranks, which a loss that is divided by global counts asks for. Collective.
+
+        Call it between backward() and the optimiser's step. A parameter without a gradient on any rank keeps none.
+        """
+        self._backend.activate()
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        for dtype in dict.fromkeys(p.dtype for p in parameters):  # in one order on all ranks
+            self._sum_group([p for p in parameters if p.dtype == dtype])
+
+    def _sum_group(self, group: list[torch.nn.Parameter]) -> None:
+        """One message: who has a gradient, and the gradients, zeros where there is none."""
+        here = [p.grad is not None for p in group]
+        present = torch.tensor(here, dtype=group[0].dtype, device=self.device)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in group]
+        flat = torch.cat([present, *(g.detach().reshape(-1) for g in grads)])
+        self._comm.all_reduce(flat).wait()
+        found, *sums = flat.split([len(group), *(p.numel() for p in group)])
+        anywhere = here if all(here) else found.tolist()  # a look at the device, which a GPU's host would wait for
+        for parameter, grad, there, summed in zip(group, grads, anywhere, sums, strict=True):
+            parameter.grad = grad.copy_(summed.view_as(grad)) if there else None
+
+    def share_weights(self, module: torch.nn.Module) -> None:
+        """Give every rank the parameters and buffers of rank 0. Collective."""
+        self._backend.activate()
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                sent = tensor.detach().contiguous().clone()
+                self._comm.broadcast(sent, 0).wait()
+                tensor.copy_(sent)

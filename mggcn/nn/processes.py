@@ -1,0 +1,160 @@
+"""Ranks as processes that multiprocessing starts, so that a function of a user's script can be their work.
+
+The function travels by name, its results come back through a pipe; failures are told and watched as for the ranks that
+the command starts (comm/rank.py, comm/failure.py).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mggcn import native
+from mggcn.comm.board import loopback_interface
+from mggcn.comm.failure import Ending, first_error
+from mggcn.comm.rank import parent_path, rank_main
+from mggcn.errors import ConfigError
+from mggcn.graph.csr import Graph
+from mggcn.graph.store import open_store, store_folder
+from mggcn.graph.store_write import write_store
+from mggcn.nn.sharing import Sharing, share
+
+if TYPE_CHECKING:
+    from mggcn.comm.base import Communicator
+    from mggcn.nn.partitioned import PartitionedGraph
+
+T = TypeVar("T")
+POLL_S = 0.05
+GRACE_S = 2.0
+"""After the first failure the other ranks have this long to report theirs."""
+TERMINATE_S = 3.0
+"""Between SIGTERM and SIGKILL."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A rank as the parent sees it. results: what it sent, once it did."""
+
+    number: int
+    process: SpawnProcess
+    pipe: Connection
+    results: list[Any]
+    ending: Ending | None = None
+
+    def look(self) -> None:
+        """Take what it sent, and note how it ended."""
+        if not self.results and self.pipe.poll():
+            try:
+                self.results.append(self.pipe.recv())
+            except EOFError:
+                pass  # it ended without a result: its exit code says more
+        code = self.process.exitcode
+        if code and self.ending is None:
+            self.ending = Ending(rank=self.number, code=code, seen_s=time.monotonic())
+
+
+def run_processes(
+    body: Callable[[PartitionedGraph], T], graph: Graph, sharing: Sharing, ranks: int, transport: str, timeout_s: float
+) -> list[T]:
+    """Call `body` on each of P processes with its part of the graph; see run.run.
+
+    Cost: a graph in memory is written to a temporary store; each process imports torch, some seconds.
+    Raises: ConfigError if body is not picklable; the first error of any rank.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="mggcn-"))
+    started: list[_Rank] = []
+    native.limit_spinning()  # for the ranks, which load torch before any of this runs
+    try:
+        store = store_folder(graph)
+        if store is None:
+            store = folder / "graph"
+            write_store(graph, store)
+        private = folder / "ranks"
+        private.mkdir(mode=0o700)
+        parent_path(private).write_text(str(os.getpid()))
+        for rank in range(ranks):
+            started.append(_start(rank, (ranks, folder, store, sharing, transport, timeout_s, body)))
+        _watch(started)
+        error = first_error([r.ending for r in started if r.ending is not None], [], folder)
+        if error is not None:
+            raise error
+        return [rank.results[0] for rank in started]
+    finally:
+        _stop(started)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(rank: int, arguments: tuple[Any, ...]) -> _Rank:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(rank, *arguments, theirs), name=f"rank {rank}")
+    try:
+        process.start()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:  # pickle raises all of them
+        raise ConfigError(
+            f"what ranks that are processes do must be picklable: a function at the top of a module, or functools.partial "
+            f"of one ({error}); or use transport='threads'"
+        ) from error
+    finally:
+        theirs.close()
+    return _Rank(rank, process, ours, [])
+
+
+def _work(
+    rank: int,
+    size: int,
+    folder: Path,
+    store: Path,
+    sharing: Sharing,
+    transport: str,
+    timeout_s: float,
+    body: Callable[[PartitionedGraph], Any],
+    pipe: Connection,
+) -> None:
+    """The life of a rank process; after a failure it ends in rank_main, its report in `folder`."""
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback_interface())
+
+    def work(comm: Communicator) -> None:
+        from mggcn.nn.run import on_rank
+
+        pipe.send(on_rank(body, share(open_store(store), sharing, size, transport), comm))
+
+    rank_main(rank, size, folder / "ranks" / "store", timeout_s, folder, work, transport=transport)
+
+
+def _watch(ranks: Sequence[_Rank]) -> None:
+    """Return when all ranks have ended, or GRACE_S after the first that failed."""
+    failed_at: float | None = None
+    while any(rank.process.is_alive() for rank in ranks):
+        time.sleep(POLL_S)
+        for rank in ranks:
+            rank.look()
+        if failed_at is None and any(rank.ending for rank in ranks):
+            failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() > failed_at + GRACE_S:
+            return
+    for rank in ranks:
+        rank.look()
+
+
+def _stop(ranks: Sequence[_Rank]) -> None:
+    """End what still runs."""
+    for rank in ranks:
+        rank.process.terminate()
+    for rank in ranks:
+        rank.process.join(TERMINATE_S)
+        if rank.process.is_alive():
+            rank.process.kill()
+        rank.process.join()
+        rank.pipe.close()

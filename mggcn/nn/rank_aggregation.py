@@ -1,0 +1,108 @@
+"""A rank's share of z = S_r A^T S_c x by any exact strategy, and of its adjoint, between plain torch tensors.
+
+V rows of this rank, D width. Rows travel padded to 64 bytes, so operands that are not are copied first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mggcn.aggregate.base import Aggregation, AggregationPlan, Site
+from mggcn.assemble import STRATEGIES, threads_per_rank
+from mggcn.backend.base import Epilogue, KernelBackend
+from mggcn.comm.base import Communicator
+from mggcn.errors import ConfigError
+from mggcn.nn.sharing import Shared
+from mggcn.partition.shard import ShardOptions
+from mggcn.partition.tiles import degrees, scales
+from mggcn.plan.device import FIGURES, REAL, STORAGE
+from mggcn.plan.memory import ALIGNMENT, BufferSpec, Placement
+from mggcn.train.runtime import buffer_view
+
+PANEL = 512
+"""Columns that a GPU aggregates at a time: its kernels' work space is as wide."""
+SCALES = {"fp32": "float32", "fp64": "float64"}
+
+
+class RankAggregation:
+    """Built once per rank; memory for messages is taken once per width. Collective."""
+
+    def __init__(self, shared: Shared, backend: KernelBackend, comm: Communicator) -> None:
+        graph, sharing, run, rank = shared.graph, shared.sharing, shared.config.run, comm.rank
+        real = SCALES[REAL[run.precision]]
+        threads = threads_per_rank(shared.config)
+        options = ShardOptions(True, sharing.norm, sharing.self_loops, "main", 0, real, threads)
+        strategy = STRATEGIES[run.strategy]
+        # The plan of evaluation: for every strategy the exact one.
+        self._plan: AggregationPlan = strategy.plan(run, shared.figures, rank, graph.symmetric, False)
+        if not self._plan.exact:
+            raise ConfigError(f"aggregate is exact, and strategy {run.strategy} is not here; choose another")
+        site = Site(graph, shared.partition, rank, options, backend, comm, {})
+        self._aggregation: Aggregation = strategy.build(self._plan, self._plan, site).exact
+        self._aggregation.begin_epoch(0)
+        self._backend = backend
+        self._dtype = STORAGE[run.precision]
+        self._panel = 2**31 if FIGURES[run.device].is_host else PANEL
+        self._slots: dict[int, list[Tensor]] = {}
+        self.rows = shared.figures.counts[rank]
+        self._row_scale: Tensor | None = None
+        self._col_scale: Tensor | None = None
+        if sharing.norm != "none":
+            owners = shared.partition.held(rank)
+            degree = degrees(graph.adj_t, owners, rank, self_loops=sharing.self_loops, threads=threads)
+            row_scale, col_scale = scales(degree, sharing.norm)
+            self._row_scale = backend.upload(row_scale.astype(real))
+            self._col_scale = None if col_scale is None else self._row_scale
+
+    def apply(self, x: Tensor, *, adjoint: bool) -> Tensor:
+        """Return S_r A^T S_c x, or S_c A S_r x, as a new contiguous tensor (V, D). Collective."""
+        self._backend.activate()
+        out = self._padded(x.shape[1], x)
+        for first in range(0, x.shape[1], self._panel):
+            columns = slice(first, first + self._panel)
+            self._apply(x[:, columns], out[:, columns], adjoint)
+        return out.contiguous()
+
+    def _apply(self, x: Tensor, out: Tensor, adjoint: bool) -> None:
+        row, col = self._row_scale, self._col_scale
+        before, after = (row, col) if adjoint else (col, row)
+        move = self._aggregation.backward if adjoint else self._aggregation.forward
+        # A strategy may overwrite what it takes the adjoint of, which is torch's.
+        h = self._operand(x, before, fresh=adjoint)
+        move(h, out, self._buffers(x.shape[1]), 1, None if after is None else Epilogue(row_scale=after))
+
+    def _operand(self, x: Tensor, scale: Tensor | None, *, fresh: bool) -> Tensor:
+        """The rows as messages carry them: padded, aligned, scaled."""
+        fits = x.stride() == (self._spec(x.shape[1]).ld, 1) and x.data_ptr() % ALIGNMENT == 0
+        if fits and scale is None and not fresh:
+            return x
+        h = self._padded(x.shape[1], x)
+        if scale is None:
+            h.copy_(x)
+        else:
+            torch.mul(x, scale[:, None], out=h)
+        return h
+
+    def _padded(self, cols: int, like: Tensor) -> Tensor:
+        """A new (V, cols) tensor whose rows are padded to 64 bytes, with zeros: what is not a number may be slow."""
+        spec = self._spec(cols)
+        whole = like.new_empty((spec.rows, spec.ld))
+        whole[:, cols:].zero_()
+        return whole[:, :cols]
+
+    def _spec(self, cols: int) -> BufferSpec:
+        return BufferSpec("", self.rows, cols, self._dtype)
+
+    def _buffers(self, cols: int) -> Sequence[Tensor]:
+        """What the strategy planned for a width."""
+        if cols not in self._slots:
+            specs = self._plan.buffers("aggregate", cols, self._dtype)
+            memory = self._backend.allocate(sum(spec.nbytes for spec in specs))
+            self._slots[cols], start = [], 0
+            for spec in specs:
+                self._slots[cols].append(buffer_view(memory, Placement(spec, 0, 0, start)))
+                start += spec.nbytes
+        return self._slots[cols]

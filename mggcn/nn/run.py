@@ -1,0 +1,105 @@
+"""Ranks for a function of one's own: one, P threads of this process, P processes, or those that torchrun started."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from mggcn.assemble import gpu_of_rank
+from mggcn.backend.device import Device
+from mggcn.comm.base import Communicator
+from mggcn.comm.rank import torchrun_env, torchrun_main
+from mggcn.config import Config
+from mggcn.errors import ConfigError, GraphError, MggcnError
+from mggcn.graph.csr import Graph
+from mggcn.jobs.local import on_local_ranks
+from mggcn.nn.partitioned import PartitionedGraph
+from mggcn.nn.processes import run_processes
+from mggcn.nn.sharing import Shared, Sharing, share
+
+T = TypeVar("T")
+TRANSPORTS = ("auto", "single", "threads", "gloo", "nccl")
+DeviceOf = Callable[[Config, Communicator], Device]
+
+
+def run(
+    body: Callable[[PartitionedGraph], T],
+    graph: Graph,
+    *,
+    ranks: int = 1,
+    transport: str = "auto",
+    timeout_s: float = 600.0,
+    device_of: DeviceOf = gpu_of_rank,
+    **sharing: Any,
+) -> list[T]:
+    """Share out a graph, call `body` with each rank's part, and return what it returned, in rank order.
+
+    transport: auto and threads take threads of this process; gloo (CPUs) and nccl (a GPU each) start processes, for which
+    body and what it returns must be picklable, and the calling script guarded by `if __name__ == "__main__"`.
+    Under torchrun each of its processes makes this call and is one of its ranks, whatever `ranks` says; the list then
+    holds that rank's result alone. sharing: the fields of Sharing: strategy, order, norm, self_loops, precision, device,
+    threads, seed. device_of: which device serves a rank on a GPU.
+    Raises: ConfigError, GraphError; the first error of any rank, after which the others stop within seconds.
+    """
+    if not isinstance(graph, Graph):
+        raise GraphError(f"expected a graph from mggcn.load(...), got {type(graph).__name__}")
+    if transport not in TRANSPORTS:
+        raise ConfigError(f"transport must be one of {', '.join(TRANSPORTS)}, got {transport!r}")
+    settings = _settings(sharing)
+    if (found := torchrun_env()) is not None:
+        return [_under_torchrun(body, graph, settings, found[1], transport, timeout_s, device_of)]
+    if ranks > 1 and transport in ("gloo", "nccl"):
+        return run_processes(body, graph, settings, ranks, transport, timeout_s)
+    local = "single" if ranks == 1 else "threads"
+    shared = share(graph, settings, ranks, local if transport == "auto" else transport)
+    return on_local_ranks(shared.config, lambda comm: on_rank(body, shared, comm, device_of))
+
+
+def on_rank(
+    body: Callable[[PartitionedGraph], T], shared: Shared, comm: Communicator, device_of: DeviceOf = gpu_of_rank
+) -> T:
+    """Build a rank's part and call `body` with it, backward passes in this thread.
+
+    torch runs those of a GPU in one thread of the process, in which ranks that are threads would wait for each other.
+    """
+    with torch.autograd.set_multithreading_enabled(False):
+        return body(PartitionedGraph(shared, comm, device_of))
+
+
+def _settings(sharing: dict[str, Any]) -> Sharing:
+    known = Sharing.__dataclass_fields__
+    if unknown := sorted(sharing.keys() - known.keys()):
+        raise ConfigError(f"unknown setting {unknown[0]!r}; known are {', '.join(known)}")
+    return Sharing(**sharing)
+
+
+def _under_torchrun(
+    body: Callable[[PartitionedGraph], T],
+    graph: Graph,
+    settings: Sharing,
+    size: int,
+    transport: str,
+    timeout_s: float,
+    device_of: DeviceOf,
+) -> T:
+    """Join the ranks of this torchrun; after a failure of any of them the process ends in here, with its report."""
+    if transport in ("auto", "threads", "single"):
+        transport = "gloo" if settings.device == "cpu" else "nccl"
+    folder = Path(tempfile.mkdtemp(prefix="mggcn-"))
+    results: list[T] = []
+
+    def work(comm: Communicator) -> None:
+        results.append(on_rank(body, share(graph, settings, size, transport), comm, device_of))
+
+    try:
+        code = torchrun_main(timeout_s, folder, work, transport)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if code or not results:
+        raise MggcnError(f"the ranks of torchrun left with exit code {code}")
+    return results[0]

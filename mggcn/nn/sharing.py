@@ -1,0 +1,85 @@
+"""How a graph is shared out to ranks for a module of one's own, and who then holds what.
+
+N vertices, P ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mggcn.assemble import STRATEGIES, partition_graph, resolve
+from mggcn.config import Config, RunConfig, TrainConfig, from_tables
+from mggcn.errors import ConfigError
+from mggcn.graph.csr import Graph
+from mggcn.partition.make import figures_of
+from mggcn.partition.parts import Figures, Partition
+
+Norm = Literal["none", "mean", "symmetric"]
+NORMS: tuple[Norm, ...] = get_args(Norm)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharing:
+    """Settings of a shared graph. Raises: ConfigError for values that are unknown or contradict each other."""
+
+    strategy: str = "broadcast"
+    """How neighbours' rows arrive: broadcast, halo, slice, or delayed (a vertex cut, here always exact: cd-0)."""
+    order: str = "random"
+    """Which vertices each rank owns: random, permute or none."""
+    norm: Norm = "none"
+    """aggregate gives S_r A^T S_c x; none: the sum over in-neighbours; mean: over the in-degree; symmetric: in-degree^-1/2
+    on both sides, as in GCN."""
+    self_loops: bool = False
+    """Insert the self-loops that the graph lacks, with weight 1."""
+    precision: str = "fp32"
+    """Type of the rows: fp32, fp64, on a GPU also bf16."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    threads: int = 0
+    """Threads of each rank; 0 divides the cores among the ranks."""
+    seed: int = 1
+    """Seed of the partition."""
+
+    def __post_init__(self) -> None:
+        if self.norm not in NORMS:
+            raise ConfigError(f"norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
+        if self.precision == "tf32":
+            raise ConfigError("precision tf32 rounds dense products, which are torch's here; set it there, use fp32")
+        self.config(1, "auto")
+
+    def config(self, ranks: int, transport: str) -> Config:
+        """Return a run's configuration with these settings."""
+        run = {
+            "ranks": ranks,
+            "transport": transport,
+            "strategy": self.strategy,
+            "order": self.order,
+            "precision": self.precision,
+            "device": self.device,
+            "threads": self.threads,
+        }
+        return from_tables({"run": run}, Config(run=RunConfig(), train=TrainConfig(seed=self.seed)))
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A graph and who holds which of its rows: the same on all ranks."""
+
+    graph: Graph
+    sharing: Sharing
+    config: Config
+    partition: Partition
+    figures: Figures
+
+
+def share(graph: Graph, sharing: Sharing, ranks: int, transport: str = "auto") -> Shared:
+    """Share out a graph among P ranks. Cost: some sweeps over the edges, or a vertex cut, which is kept beside a store.
+
+    Raises: ConfigError, GraphError, StoreError.
+    """
+    config = resolve(sharing.config(ranks, transport), graph)
+    if config.run.strategy not in STRATEGIES:
+        raise ConfigError(f"strategy must be one of {', '.join(STRATEGIES)}, got {config.run.strategy!r}")
+    partition = partition_graph(config, graph)
+    return Shared(graph, sharing, config, partition, figures_of(graph, partition, self_loops=sharing.self_loops))

@@ -1,0 +1,141 @@
+"""Ranks of every kind run a function of one's own, and its failures come back."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mggcn.errors import ConfigError, GraphError
+from mggcn.graph.store import open_store
+from mggcn.graph.store_write import write_store
+from mggcn.nn import PartitionedGraph, aggregate, run
+from tests.nn.test_aggregate import graph_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def sums(part: PartitionedGraph, width: int) -> tuple[int, float, bool]:
+    """Something that needs all ranks: picklable, for ranks that are processes."""
+    x = torch.ones(part.num_rows, width, dtype=part.dtype, requires_grad=True)
+    aggregate(x, part).sum().backward()
+    assert x.grad is not None
+    return part.rank, part.total(x.grad.sum()).item(), torch.autograd.is_multithreading_enabled()
+
+
+def fail(part: PartitionedGraph) -> None:
+    if part.rank == 1:
+        raise ValueError("the second rank's own mistake")
+    part.total(1.0)
+
+
+def leave(part: PartitionedGraph) -> None:
+    if part.rank == 1:
+        os._exit(7)
+    part.total(1.0)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_threads(ranks: int) -> None:
+    """Fails if threads get parts of other ranks, or the caller's torch settings are left changed."""
+    before = torch.get_num_threads()
+    graph = graph_of("random")
+    found = run(functools.partial(sums, width=3), graph, ranks=ranks, precision="fp64", threads=1)
+    assert found == [(rank, 3.0 * graph.num_edges, False) for rank in range(ranks)]
+    assert torch.get_num_threads() == before
+    assert torch.autograd.is_multithreading_enabled()
+
+
+def test_processes(tmp_path: Path) -> None:
+    """Fails if processes do not come up with their parts of a store; a graph in memory is the next test's."""
+    graph = graph_of("weighted")
+    wanted = 2 * float(graph.adj.values.array().sum())  # type: ignore[union-attr]
+    write_store(graph, tmp_path / "store")
+    store = open_store(tmp_path / "store")
+    found = run(functools.partial(sums, width=2), store, ranks=2, transport="gloo", precision="fp64", threads=1)
+    assert [rank for rank, _, _ in found] == [0, 1]
+    assert [total for _, total, _ in found] == pytest.approx([wanted, wanted], rel=1e-5)
+
+
+@pytest.mark.parametrize("transport", ["threads", "gloo"])
+def test_the_first_error_comes_back(transport: str) -> None:
+    """Fails if a rank's error is lost behind those that follow from it, or the others wait for their time limit."""
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="the second rank's own mistake"):
+        run(fail, graph_of("random"), ranks=3, transport=transport, threads=1, timeout_s=120)
+    assert time.monotonic() - start < 90
+
+
+def test_a_process_that_vanishes_is_named() -> None:
+    """Fails if a rank that leaves without a word leaves the caller waiting."""
+    with pytest.raises(Exception, match="rank 1 left with exit code 7 and no report"):
+        run(leave, graph_of("random"), ranks=2, transport="gloo", threads=1, timeout_s=60)
+
+
+def test_what_cannot_travel_is_refused() -> None:
+    """Fails if a function that no process can find ends in an error of pickle's."""
+    with pytest.raises(ConfigError, match="must be picklable: a function at the top of a module"):
+        run(lambda part: part.rank, graph_of("random"), ranks=2, transport="gloo")
+
+
+TORCHRUN = """
+import torch
+from mggcn.nn import run
+from tests.nn.test_aggregate import graph_of
+from tests.nn.test_run import sums
+found = run(lambda part: sums(part, 3), graph_of("random"), ranks=7, precision="fp64", threads=1)
+print("found", *found, flush=True)
+"""
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    """Fails if a script under torchrun starts ranks of its own, or is not the rank that it was told to be."""
+    script = tmp_path / "script.py"
+    script.write_text(TORCHRUN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = 3.0 * graph_of("random").num_edges
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("found")) == [
+        f"found (0, {wanted}, False)",
+        f"found (1, {wanted}, False)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "settings"),
+    [
+        (ConfigError, "transport must be one of auto", {"transport": "mpi"}),
+        (ConfigError, "unknown setting 'strategi'; known are strategy, order", {"strategi": "halo"}),
+        (ConfigError, "norm must be one of none, mean, symmetric", {"norm": "both"}),
+        (ConfigError, "run.strategy expects one of", {"strategy": "magic"}),
+        (ConfigError, "run.order expects one of", {"order": "magic"}),
+        (ConfigError, "precision tf32", {"precision": "tf32"}),
+        (ConfigError, "bf16 needs --device cuda", {"precision": "bf16"}),
+        (ConfigError, "run.ranks must lie in", {"ranks": 0}),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(error: type[Exception], message: str, settings: dict[str, Any]) -> None:
+    """Fails if a wrong setting is accepted, or surfaces only on the ranks."""
+    with pytest.raises(error, match=message):
+        run(lambda part: None, graph_of("random"), **settings)
+
+
+def test_what_is_no_graph_is_refused() -> None:
+    """Fails if something else than a graph reaches the partition."""
+    with pytest.raises(GraphError, match=r"expected a graph from mggcn\.load"):
+        run(lambda part: None, torch.ones(2, 2))  # type: ignore[arg-type]
