@@ -12,11 +12,15 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
 from mggcn.backend.base import Epilogue, Event, KernelBackend, Sparse
 from mggcn.config import RunConfig
+from mggcn.graph.csr import Graph
 from mggcn.partition.cut_rows import (
     CutFigures,
     CutPartition,
@@ -27,7 +31,10 @@ from mggcn.partition.cut_rows import (
     row_ranges,
 )
 from mggcn.partition.cut_tiles import cut_tile, row_slices
+from mggcn.partition.order import Assignment
 from mggcn.partition.parts import Figures
+from mggcn.partition.shard import ShardOptions
+from mggcn.partition.tiles import Tile, degrees
 from mggcn.plan.memory import BufferSpec
 from mggcn.plan.steps import Await, Copy, Multiply, Send, Step
 
@@ -108,7 +115,10 @@ class DelayedPlan:
 
     @property
     def index_bytes(self) -> int:
-        return 4 * (self.num_leaves() + self.num_roots()) * (2 if self.period > 1 else 1)
+        lists = 4 * (self.num_leaves() + self.num_roots()) * (2 if self.period > 1 else 1)
+        # What is missing of each split row, in the states that follow each other in a period.
+        shares = 0 if self.delay == 0 else 1 if self.delay is None or self.keep_last else self.period
+        return lists + 8 * self.figures.split[self.rank] * shares
 
     def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         if self.delay != 0 or len(self.figures.counts) == 1:
@@ -156,7 +166,8 @@ class DelayedPlan:
 class Part:
     """A rank's part on the device: matrices of its ranges of rows for A^T, those for A, and its lists.
 
-    lists: of all split vertices; bins: of each bin, for cd-r.
+    lists: of all split vertices; bins: of each bin, for cd-r; missing (S,), on the host: the degree of a split vertex in
+    the whole graph over that in this part, 1 without edges here.
     """
 
     backend: KernelBackend
@@ -165,6 +176,7 @@ class Part:
     backward: Sequence[Sparse]
     lists: DeviceLists
     bins: Sequence[DeviceLists]
+    missing: npt.NDArray[Any]
 
     @property
     def num_split(self) -> int:
@@ -176,6 +188,12 @@ class Part:
         if last > first:
             finish = None if epilogue is None else rows_from(epilogue, first)
             self.backend.spmm(self.forward[number], h, out[first:last], accumulate=False, epilogue=finish)
+
+    def scale(self, sums: Tensor, shares: Tensor) -> None:
+        """Multiply the split rows of `sums` by `shares` (S,)."""
+        if self.num_split:
+            split = sums[: self.num_split]
+            self.backend.finish(split, split, Epilogue(row_scale=shares))
 
     def finish(self, out: Tensor, epilogue: Epilogue | None) -> None:
         """The epilogue on the split rows, once their sums are complete."""
@@ -230,6 +248,10 @@ class DeviceLists:
         """The leaves take their totals (L, D)."""
         backend.scatter_rows(totals, self.leaves, sums)
 
+    def add_to_leaves(self, backend: KernelBackend, others: Tensor, sums: Tensor) -> None:
+        """The leaves add what the other copies have (L, D)."""
+        backend.scatter_add_rows(others, self.leaves, sums)
+
     def add_to_roots(self, backend: KernelBackend, partial: Tensor, sums: Tensor) -> None:
         """Every root adds what its leaves sent (R, D), rank after rank."""
         first = 0
@@ -273,7 +295,21 @@ def _build_part(plan: DelayedPlan, site: Site) -> Part:
     bins = [complete]
     if plan.period > 1:
         bins = [device_lists(backend, lists) for lists in exchange_lists(partition, site.rank)]
-    return Part(backend, plan.bounds, forward, backward, complete, bins)
+    missing = np.ones(plan.bounds[1], options.dtype)
+    if plan.delay != 0:
+        missing = _missing(graph, tile, held, site.rank, options, plan.bounds[1])
+    return Part(backend, plan.bounds, forward, backward, complete, bins, missing)
+
+
+def _missing(
+    graph: Graph, tile: Tile, held: Assignment, rank: int, options: ShardOptions, num_split: int
+) -> npt.NDArray[Any]:
+    """Return the degree of each split row in the whole graph over that in this part (S,). Cost: a sweep over the edges."""
+    whole = degrees(graph.adj_t, held, rank, self_loops=options.self_loops, threads=options.threads)[:num_split]
+    entries = np.ones(tile.nnz) if tile.values is None else tile.values.astype(np.float64)
+    row = np.repeat(np.arange(tile.indptr.shape[0] - 1), np.diff(tile.indptr))
+    here = np.bincount(row, entries, minlength=num_split)[:num_split]
+    return np.divide(whole, here, out=np.ones(num_split), where=here > 0).astype(options.dtype)
 
 
 class _Stateless:
@@ -290,20 +326,25 @@ class _Stateless:
 
 
 class LocalOnly(_Stateless):
-    """0c: partial sums stay what they are."""
+    """0c: partial sums stand for the whole ones, by the degree that they lack; the backward pass is the adjoint of that."""
 
     exact = False
 
     def __init__(self, part: Part) -> None:
         self._part = part
+        self._shares = part.backend.upload(part.missing)
 
     def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        for number in range(len(self._part.forward)):
-            self._part.multiply(h, out, number, epilogue)
+        part = self._part
+        part.multiply(h, out, 0, Epilogue(row_scale=self._shares))
+        for number in range(1, len(part.forward)):
+            part.multiply(h, out, number, epilogue)
+        part.finish(out, epilogue)
 
     def backward(
         self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
     ) -> None:
+        self._part.scale(g, self._shares)
         self._part.multiply_t(g, out, epilogue)
 
 

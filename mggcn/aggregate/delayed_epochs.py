@@ -2,8 +2,10 @@
 
 In epoch e bin b = e mod r has its turn: its leaves send their partial sums, which the roots add r epochs later, and the
 roots send totals, which the leaves take another r epochs later. Between its turns a split vertex has its local partial
-sum (Algorithm 4 as written) or what came last: roots add the last partial sums to their own fresh one, leaves keep the
-last total. The same in both directions, each aggregation with messages of its own.
+sum (`local`, Algorithm 4 as written), or every copy adds what last came from the others to its own fresh sum (`last`: a
+root then sends each leaf the total without that leaf's part). Where nothing has come, the local sum is scaled up by the
+degree that it lacks, as in 0c: degrees travel with the sums. The same in both directions, each aggregation with messages
+of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mggcn.aggregate.base import aggregate_name
-from mggcn.aggregate.delayed import DelayedPlan, Part
+from mggcn.aggregate.delayed import DelayedPlan, DeviceLists, Part
 from mggcn.backend.base import DONE, Epilogue, Event
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ class DelayedByEpochs:
         self, plan: DelayedPlan, part: Part, comm: Communicator, states: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
         self._part = part
-        self._posts = {op: _Post(op, plan, part, comm, buffers) for op, buffers in states.items()}
+        shares = _Shares(part)
+        self._posts = {op: _Post(op, plan, part, shares, comm, buffers) for op, buffers in states.items()}
         self._epoch = 0
 
     def begin_epoch(self, epoch: int) -> None:
@@ -62,14 +65,44 @@ class DelayedByEpochs:
             post.load_state({name: tensor for name, tensor in state.items() if name.startswith(f"{op}.")})
 
 
+class _Shares:
+    """What stands for the sums that have not come: factors of the split rows, for each state of the bins."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
+
+    def apply(self, sums: Tensor, up: tuple[int, ...], down: tuple[int, ...]) -> None:
+        """Scale up the split rows but for the roots of bins `up` and the leaves of bins `down`, which have all."""
+        part, count = self._part, len(self._part.bins)
+        if len(up) == len(down) == count:
+            return
+        if (up, down) not in self._known:
+            if len(self._known) >= count:
+                self._known.clear()  # states of the first epochs do not come back
+            shares = part.missing.copy()
+            complete = [rows for number in up for rows in part.bins[number].roots]
+            for rows in (*complete, *(part.bins[number].leaves for number in down)):
+                shares[rows.cpu().numpy()] = 1
+            self._known[up, down] = part.backend.upload(shares)
+        part.scale(sums, self._known[up, down])
+
+
 class _Post:
     """The messages of one aggregation: what is on its way in each bin, and what came last."""
 
     def __init__(
-        self, op: str, plan: DelayedPlan, part: Part, comm: Communicator, buffers: Mapping[str, Tensor]
+        self,
+        op: str,
+        plan: DelayedPlan,
+        part: Part,
+        shares: _Shares,
+        comm: Communicator,
+        buffers: Mapping[str, Tensor],
     ) -> None:
         self._op = op
         self._comm = comm
+        self._shares = shares
         self._backend = part.backend
         self._bins = part.bins
         self._keep_last = plan.keep_last
@@ -88,25 +121,34 @@ class _Post:
         if turn in self._up:
             self._arrive(self._up, turn, "roots", self._root_rows)
             self._have_up.add(turn)
-        lists.gather_leaves(self._backend, sums, self._rows("leaves-out", turn))
-        for number in sorted(self._have_up) if self._keep_last else [turn]:
-            if number in self._have_up:
-                self._bins[number].add_to_roots(self._backend, self._rows(self._last("roots"), number), sums)
-        arriving = self._rows("roots-in", turn)
-        self._up[turn] = lists.send_up(self._comm, self._rows("leaves-out", turn), arriving, self._backend.record())
         if turn in self._down:
             self._arrive(self._down, turn, "leaves", self._leaf_rows)
             self._have_down.add(turn)
+        lists.gather_leaves(self._backend, sums, self._rows("leaves-out", turn))
+        told = range(len(self._bins)) if self._keep_last else [turn]
+        up, down = (tuple(number for number in told if number in have) for have in (self._have_up, self._have_down))
+        self._shares.apply(sums, up, down)
+        for number in up:
+            self._bins[number].add_to_roots(self._backend, self._rows(self._last("roots"), number), sums)
         if turn in self._have_up:
-            lists.gather_roots(self._backend, sums, self._rows("roots-out", turn))
-        for number in sorted(self._have_down) if self._keep_last else [turn]:
-            if number in self._have_down:
-                self._bins[number].scatter_leaves(self._backend, self._rows(self._last("leaves"), number), sums)
+            self._gather_roots(lists, sums, turn)
+        arriving = self._rows("roots-in", turn)
+        self._up[turn] = lists.send_up(self._comm, self._rows("leaves-out", turn), arriving, self._backend.record())
+        for number in down:
+            give = self._bins[number].add_to_leaves if self._keep_last else self._bins[number].scatter_leaves
+            give(self._backend, self._rows(self._last("leaves"), number), sums)
         if turn in self._have_up:
             arriving = self._rows("leaves-in", turn)
             self._down[turn] = lists.send_down(
                 self._comm, self._rows("roots-out", turn), arriving, self._backend.record()
             )
+
+    def _gather_roots(self, lists: DeviceLists, sums: Tensor, turn: int) -> None:
+        """Copy the totals of a bin to where they are sent from, each without its leaf's part if the leaf has that fresh."""
+        totals = self._rows("roots-out", turn)
+        lists.gather_roots(self._backend, sums, totals)
+        if self._keep_last:
+            totals.sub_(self._rows("roots-last", turn))
 
     def _arrive(self, events: dict[int, Event], turn: int, end: str, rows: Sequence[slice]) -> None:
         events.pop(turn).wait()

@@ -22,7 +22,10 @@ Vectors = dict[int, np.ndarray]
 
 
 class Algorithm4:
-    """r >= 1 epochs of delay; keep_last: between its turns a vertex has what came last, else its local partial sum."""
+    """r >= 1 epochs of delay; keep_last: every copy adds what last came from the others, else Algorithm 4 as written.
+
+    A partial sum to which nothing has come stands for the whole one: it is scaled by the degree that it lacks.
+    """
 
     def __init__(self, graph: Graph, cut: VertexCut, r: int, keep_last: bool) -> None:
         self.ranks = range(cut.num_parts)
@@ -34,6 +37,11 @@ class Algorithm4:
         self.bins = [{v for i, v in enumerate(by_root) if i % r == b} for b in range(r)]
         self.into = self._neighbours(graph.adj_t, cut.edge_part_t.read(0, graph.num_edges))
         self.out_of = self._neighbours(graph.adj, cut.edge_part.read(0, graph.num_edges))
+        degree = [{v: len(near) for v, near in self.into[p].items()} for p in self.ranks]
+        whole = {v: sum(d.get(v, 0) for d in degree) for v in self.lies_in}
+        self.missing = {
+            (v, p): whole[v] / degree[p][v] if degree[p].get(v) else 1.0 for v in split for p in self.lies_in[v]
+        }
         self.up: dict[tuple[str, int], Any] = {}
         self.down: dict[tuple[str, int], Any] = {}
         self.last_up: dict[str, dict[tuple[int, int], np.ndarray]] = defaultdict(dict)
@@ -71,23 +79,33 @@ class Algorithm4:
 
     def exchange(self, op: str, epoch: int, f: Sequence[Vectors]) -> list[Vectors]:
         """Lines 9 to 21; f[p][v]: the local aggregate of v in partition p."""
-        f = [dict(vectors) for vectors in f]
-        turn = self.bins[epoch % self.r]
-        self.up[op, epoch] = {(v, p): f[p][v] for v in turn for p in self.lies_in[v] if p != self.owner[v]}
-        if epoch >= self.r:
-            came = self.up.pop((op, epoch - self.r))
+        local, f = f, [dict(vectors) for vectors in f]
+        r, owner = self.r, self.owner
+        turn = self.bins[epoch % r]
+        leaves = [(v, p) for v in turn for p in self.lies_in[v] if p != owner[v]]
+        self.up[op, epoch] = {(v, p): local[p][v] for v, p in leaves}
+        from_leaves, from_roots = {}, {}
+        if epoch >= r:
+            came = self.up.pop((op, epoch - r))
             self.last_up[op].update(came)
-            known = self.last_up[op] if self.keep_last else came
-            for (v, _), vector in sorted(known.items(), key=lambda item: item[0]):
-                f[self.owner[v]][v] = f[self.owner[v]][v] + vector
-            self.down[op, epoch] = {
-                (v, p): f[self.owner[v]][v] for v in turn for p in self.lies_in[v] if p != self.owner[v]
-            }
-        if epoch >= 2 * self.r:
-            came = self.down.pop((op, epoch - self.r))
+            from_leaves = self.last_up[op] if self.keep_last else came
+        if epoch >= 2 * r:
+            came = self.down.pop((op, epoch - r))
             self.last_down[op].update(came)
-            for (v, p), vector in (self.last_down[op] if self.keep_last else came).items():
-                f[p][v] = vector
+            from_roots = self.last_down[op] if self.keep_last else came
+        told = {(v, owner[v]) for v, _ in from_leaves} | set(from_roots)
+        for (v, p), share in self.missing.items():
+            if (v, p) not in told:
+                f[p][v] = f[p][v] * share
+        for (v, _), vector in sorted(from_leaves.items(), key=lambda item: item[0]):
+            f[owner[v]][v] = f[owner[v]][v] + vector
+        if epoch >= r:
+            parts = self.last_up[op]
+            self.down[op, epoch] = {
+                (v, p): f[owner[v]][v] - parts[v, p] if self.keep_last else f[owner[v]][v] for v, p in leaves
+            }
+        for (v, p), vector in from_roots.items():
+            f[p][v] = f[p][v] + vector if self.keep_last else vector
         return f
 
 
