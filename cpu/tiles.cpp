@@ -2,9 +2,14 @@
 // tile_count   counts[q (V + 1) + local[v] + 1] += neighbours of v that rank q owns, for rows v that `rank` owns
 // tile_fill    writes their local ids (and values) in the order of the row, at indptr[q (V + 1) + local[v]];
 //              self_loops: a missing diagonal is counted and filled as the last entry of its row in the own tile.
+// tile_sort    sorts each row of a tile by column, values along: products of long rows are up to 1.26 times faster if
+//              they go through the operand in order (docs/notes/0011-locality.md). Rows that are sorted but for their
+//              last entry, an inserted diagonal, stay as they are.
 // tile_degree  degree[local[v]] = sum of values (or count) of row v, diagonal inserted alike.
 // balance      chunks[0..num_chunks]: row ranges of about equal work indptr[v] + 8 v.   Cost: one pass over the edges.
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "common.h"
 
@@ -26,6 +31,31 @@ inline bool lacks_diagonal(const Sweep& s, int64_t i) {
   const int32_t* begin = s.indices + s.indptr[i];
   const int32_t* end = s.indices + s.indptr[i + 1];
   return !std::binary_search(begin, end, (int32_t)(s.first_row + i));
+}
+
+template <class T>
+void sort_rows(const int64_t* indptr, int64_t rows, int32_t* indices, T* values, int32_t threads) {
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<std::pair<int32_t, T>> row;
+#pragma omp for schedule(dynamic, 1024)
+    for (int64_t v = 0; v < rows; ++v) {
+      int32_t *begin = indices + indptr[v], *end = indices + indptr[v + 1];
+      if (end - std::is_sorted_until(begin, end) <= 1) continue;
+      if (!values) {
+        std::sort(begin, end);
+        continue;
+      }
+      T* weights = values + indptr[v];
+      row.resize(end - begin);
+      for (int64_t k = 0; k < end - begin; ++k) row[k] = {begin[k], weights[k]};
+      std::sort(row.begin(), row.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+      for (int64_t k = 0; k < end - begin; ++k) {
+        begin[k] = row[k].first;
+        weights[k] = row[k].second;
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -66,6 +96,14 @@ MGGCN_EXPORT(mggcn_tile_fill)(const Sweep* s, const int64_t* indptr, int32_t* co
     }
     delete[] next;
   }
+}
+
+MGGCN_EXPORT(mggcn_tile_sort)(const int64_t* indptr, int64_t rows, int32_t* indices, void* values, int32_t wide,
+                              int32_t threads) {
+  if (wide)
+    sort_rows(indptr, rows, indices, static_cast<double*>(values), threads);
+  else
+    sort_rows(indptr, rows, indices, static_cast<float*>(values), threads);
 }
 
 MGGCN_EXPORT(mggcn_tile_degree)(const Sweep* s, double* degree, int32_t threads) {

@@ -138,7 +138,7 @@ class Trainer:
         store = self._store()
         temporary = None if out is not None else _temporary(self)
         folder = run_folders.make_run_folder(self._config, self._graph.name, out or temporary)
-        run_folders.write_plan(folder, self._plan, store, self._graph, self._choice)
+        run_folders.write_plan(folder, self._plan, self._partition, store, self._graph, self._choice)
         self._folder = folder
         if self._in_process:
             self._rank = None

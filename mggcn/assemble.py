@@ -17,14 +17,15 @@ from mggcn.aggregate.slice import SliceStrategy
 from mggcn.backend.gpu_memory import gpu_free_bytes
 from mggcn.comm.rank import gpu_index
 from mggcn.config import Config
-from mggcn.errors import ConfigError, GraphError
+from mggcn.errors import ConfigError, GraphError, PlanError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.cut_rows import CutFigures
-from mggcn.partition.make import figures_of, make_partition
+from mggcn.partition.libra import libra_nbytes
+from mggcn.partition.make import cut_is_kept, figures_of, make_partition
 from mggcn.partition.parts import Partition, RowFigures
 from mggcn.partition.statistics import estimate_aggregated_nnz
 from mggcn.plan.device import REAL, not_captured
-from mggcn.plan.machine import free_bytes
+from mggcn.plan.machine import free_bytes, human
 from mggcn.train.planjson import plan_from_dict
 from mggcn.train.runplan import SIGNALS, RankPlan, RunPlan, plan_run
 from mggcn.train.shape import GraphShape
@@ -101,6 +102,13 @@ def partition_graph(config: Config, graph: Graph) -> Partition:
     run = config.run
     bins = max(run.delay_epochs or 0, 1)
     kind = STRATEGIES[run.strategy].kind
+    if kind == "cut":
+        need = sum(libra_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric, run.ranks).values())
+        if need > (free := free_bytes()) and not cut_is_kept(graph, ranks=run.ranks, seed=config.train.seed):
+            raise PlanError(
+                f"Libra needs {human(need)} to cut the graph, {human(free)} are free; cut it on a larger machine with "
+                f"mggcn partition --parts {run.ranks} --seed {config.train.seed}, or choose another strategy"
+            )
     return make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=config.train.seed, bins=bins)
 
 
@@ -121,6 +129,10 @@ def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0) -> R
     replication: copies of a vertex on average, which a strategy that cuts vertices asks for. Raises: ConfigError.
     """
     strategy, run, loops = STRATEGIES[config.run.strategy], config.run, config.model.self_loops
+    if run.ranks == 1 and strategy.kind == "cut":
+        replication = 1.0
+    if run.order in ("metis", "locality") and strategy.kind == "rows":
+        raise ConfigError(f"the order {run.order} follows the edges, which a shape does not say; plan it on a store")
     sizes = (shape.num_vertices, shape.num_edges, run.ranks)
     if strategy.kind == "rows":
         return plan_run(config, shape, RowFigures.expected(*sizes, self_loops=loops), strategy)
@@ -226,15 +238,16 @@ def make_rank(
         {"fp32": "float32", "fp64": "float64"}[REAL[config.run.precision]],
         threads,
     )
-    shard = build_shard(graph, partition, comm.rank, options)
+    held = partition.held(comm.rank)
+    shard = build_shard(graph, partition, comm.rank, options, held)
     if config.train.patience and not shard.split_sizes[1]:
         raise ConfigError("train.patience needs validation vertices, and this split has none; set train.patience = 0")
-    reader = FeatureReader(graph, partition.held(comm.rank), comm.rank, config.data.row_normalize)
+    reader = FeatureReader(graph, held, comm.rank, config.data.row_normalize)
     inputs = load_inputs(backend, shard, reader, rank_plan.model, threads)
     states = state_views(backend, rank_plan.states)
     aggregates = Built(Nothing(), Nothing())
     if options.aggregates:
-        site = Site(graph, partition, comm.rank, options, backend, counted, states)
+        site = Site(graph, partition, comm.rank, options, backend, counted, states, held)
         aggregates = plan.strategy.build(rank_plan.aggregation, rank_plan.exact, site)
     programs = [rank_plan.train, rank_plan.evaluate, *([rank_plan.setup] if rank_plan.setup else [])]
     arena = backend.allocate(rank_plan.arena_bytes)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import operator
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mggcn.config_values import convert, type_name
 from mggcn.errors import ConfigError
 
 
@@ -150,9 +149,10 @@ class RunConfig:
     """Where the kernels run."""
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
     """Type of activations and messages; tf32 rounds the operands of dense products, bf16 keeps weights and sums in fp32."""
-    order: Literal["random", "permute", "none", "metis", "auto"] = "random"
-    """Which vertices each rank owns: random assignment that keeps the order, full permutation, plain ranges, or METIS's
-    parts; auto takes the one with the least predicted seconds."""
+    order: Literal["random", "permute", "none", "metis", "locality", "auto"] = "random"
+    """Which vertices each rank owns: random assignment that keeps the order, full permutation, plain ranges, METIS's
+    parts, or ranges of an order in which neighbours lie near each other, on one rank too; auto takes the one with the
+    least predicted seconds."""
     spmm: Literal["own", "cusparse"] = "own"
     """Sparse products on a GPU: mggcn's kernels, or NVIDIA's cuSPARSE for comparison."""
     strategy: Literal["broadcast", "halo", "slice", "delayed", "auto"] = "broadcast"
@@ -162,8 +162,9 @@ class RunConfig:
     delay: str = "0"
     """Of the delayed strategy: none (0c) never sends, 0 (cd-0) is exact, r >= 1 (cd-r) sends a bin of the split vertices
     per epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact."""
-    between: Literal["last", "local"] = "last"
-    """Of cd-r: what a split vertex has between its turns, the last sum received or its local one (DistGNN, Algorithm 4)."""
+    between: Literal["local", "last"] = "local"
+    """Of cd-r: between its turns a split vertex adds what last came to its own fresh sum, or has that alone, scaled up
+    (DistGNN, Algorithm 4)."""
     products: Literal["auto", "gemm-first", "aggregate-first"] = "auto"
     """Order of the two products of an inner layer; auto puts the narrower side through the graph."""
     features: Literal["auto", "dense", "sparse"] = "auto"
@@ -185,6 +186,7 @@ class RunConfig:
             self.delay == "none" or (self.delay.isascii() and self.delay.isdigit() and int(self.delay) <= MAX_DELAY),
             f"run.delay must be none or a number of epochs in 0 .. {MAX_DELAY}, got {self.delay!r}",
         )
+        object.__setattr__(self, "delay", self.delay if self.delay == "none" else str(int(self.delay)))
         if self.transport == "nccl" and self.device == "cpu":
             raise ConfigError("run.transport nccl moves data between GPUs; use --device cuda, or gloo on CPUs")
         if self.transport == "gloo" and self.device == "cuda":
@@ -195,7 +197,6 @@ class RunConfig:
             raise ConfigError(f"run.precision {self.precision} needs --device cuda; on a CPU use fp32 or fp64")
         if self.transport == "single" and self.ranks > 1:
             raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
-
 
     @property
     def delay_epochs(self) -> int | None:
@@ -233,55 +234,9 @@ def parse_value(table: str, key: str, value: Any) -> Any:
     if key not in hints:
         raise ConfigError(f"unknown setting {table}.{key}; known in [{table}] are {', '.join(hints)}")
     try:
-        return _convert(hints[key], value)
+        return convert(hints[key], value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{table}.{key} expects {_type_name(hints[key])}, got {value!r}") from error
-
-
-def _type_name(hint: Any) -> str:
-    origin = typing.get_origin(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(typing.get_args(hint))
-    if origin is tuple:
-        return "integers separated by commas, such as 64,64"
-    return {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}.get(hint, str(hint))
-
-
-def _convert(hint: Any, value: Any) -> Any:
-    """Convert text or a TOML value to a field's type; ValueError, TypeError or OverflowError if it does not fit."""
-    origin = typing.get_origin(hint)
-    if origin is Literal:
-        return value if isinstance(value, str) and value in typing.get_args(hint) else _bad(value)
-    if origin is tuple:
-        return tuple(_convert(int, part) for part in _parts(value))
-    if hint is bool:
-        if isinstance(value, str):
-            return {"true": True, "false": False}[value.lower()] if value.lower() in ("true", "false") else _bad(value)
-        return value if isinstance(value, bool) else _bad(value)
-    if isinstance(value, bool):
-        return _bad(value)
-    if hint is int:
-        if isinstance(value, float):
-            return int(value) if value.is_integer() else _bad(value)
-        return int(value) if isinstance(value, str) else operator.index(value)
-    if hint is str:
-        return str(value)
-    number = float(value)
-    return number if math.isfinite(number) else _bad(value)
-
-
-def _parts(value: Any) -> Sequence[Any]:
-    """Split what may stand for a tuple: `64,64`, one number or a sequence. One comma may trail."""
-    if isinstance(value, str):
-        parts = value.strip().split(",")
-        return parts if parts[-1] else parts[:-1]
-    if isinstance(value, list | tuple):
-        return value
-    return [value]
-
-
-def _bad(value: Any) -> Any:
-    raise ValueError(value)
+        raise ConfigError(f"{table}.{key} expects {type_name(hints[key])}, got {value!r}") from error
 
 
 def from_tables(tables: Mapping[str, Any], base: Config | None = None) -> Config:

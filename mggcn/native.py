@@ -99,7 +99,39 @@ class LibraArgs(ctypes.Structure):
     )
 
 
+class ChunkArgs(ctypes.Structure):
+    """`Chunk` of cpu/locality.h."""
+
+    _fields_ = (
+        ("indptr", ctypes.c_void_p),
+        ("indices", ctypes.c_void_p),
+        ("indptr_t", ctypes.c_void_p),
+        ("indices_t", ctypes.c_void_p),
+        ("first_row", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class ClustersArgs(ctypes.Structure):
+    """`Clusters` of cpu/locality.cpp."""
+
+    _fields_ = (
+        ("cluster", ctypes.c_void_p),
+        ("volume", ctypes.c_void_p),
+        ("own", ctypes.c_void_p),
+        ("active", ctypes.c_void_p),
+        ("wanted", ctypes.c_void_p),
+        ("batch", ctypes.c_void_p),
+        ("total", ctypes.c_int64),
+        ("scale", ctypes.c_int64),
+        ("key", ctypes.c_uint64),
+        ("moved", ctypes.c_int64),
+    )
+
+
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
+_U = ctypes.c_uint64
 # Argument types by kernel; a name ending in _ exists for f32 and f64.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_spmm_": (_L, _P, _P, _P, _P, _P, _L, _P, _L, _L, _I, _P, _I),
@@ -116,6 +148,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_confusion_": (_P, _L, _L, _L, _P, _P, _P, _I),
     "mggcn_tile_count": (_P, _P, _I),
     "mggcn_tile_fill": (_P, _P, _P, _P, _I, _I, _I),
+    "mggcn_tile_sort": (_P, _L, _P, _P, _I, _I),
     "mggcn_tile_degree": (_P, _P, _I),
     "mggcn_balance": (_P, _L, _L, _P),
     "mggcn_libra_edges": (_P, _P, _L, _L, _I, _P),
@@ -123,6 +156,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_cut_roots": (_P, _L, _I, _L, _P, _P, _P),
     "mggcn_cut_isolated": (_P, _L, _I, _P, _I, _L, _P),
     "mggcn_cut_edge_parts": (_P, _P, _L, _L, _I, _P, _P, _I, _P, _P),
+    "mggcn_locality_move": (_P, _P),
+    "mggcn_locality_cut": (_P, _P, _I, _U, _U, _P, _P),
+    "mggcn_locality_csr": (_P, _L, _L, _P, _P),
+    "mggcn_locality_group": (_P, _L, _L, _P, _P),
+    "mggcn_locality_gaps": (_P, _P, _P),
+    "mggcn_reuse_trace": (_P, _P, _P, _I, _U, _P, _P, _P),
+    "mggcn_reuse_distances": (_P, _P, _P, _L, _I, _P, _P, _P),
 }
 
 

@@ -87,9 +87,7 @@ def loss_and_gradients(
     """Loss, gradient of every weight and logits of one training epoch in float64."""
     ids = np.arange(graph.num_vertices)
     params = {n: w.to(torch.float64).clone().requires_grad_(True) for n, w in weights.items()}
-    a_hat = (
-        torch.from_numpy(normalized(graph, model)) if model.aggregates else torch.eye(graph.num_vertices).double()
-    )
+    a_hat = torch.from_numpy(normalized(graph, model)) if model.aggregates else torch.eye(graph.num_vertices).double()
     h = torch.from_numpy(dense_features(graph))
     h = h * torch.from_numpy(dropout_mask(ids, h.shape[1], model.input_dropout, seed, epoch, 0))
     layers = len(model.hidden) + 1

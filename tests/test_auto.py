@@ -10,11 +10,14 @@ import pytest
 
 import mggcn
 from mggcn.cli import main
-from mggcn.config import Config, RunConfig, from_toml
+from mggcn.config import Config, ModelConfig, RunConfig, from_toml
 from mggcn.errors import ConfigError, PlanError
-from mggcn.graph.store import write_store
-from mggcn.jobs.auto import is_auto, settled, settled_shape
+from mggcn.graph.generate import community
+from mggcn.graph.store import open_store, write_store
+from mggcn.jobs import auto
+from mggcn.jobs.auto import _figures, is_auto, settled, settled_shape
 from mggcn.plan.description import find_machine
+from mggcn.train.choose import choice_dict, choice_lines
 from mggcn.train.shape import GraphShape
 from tests.graphs import make_graph, pattern
 
@@ -33,7 +36,7 @@ def test_every_strategy_and_order_is_compared() -> None:
     assert choice is not None
     assert not is_auto(config)
     rows = {(row.candidate.strategy, row.candidate.order): row for row in choice.rows}
-    exact = {(name, order) for name in ("broadcast", "halo", "slice") for order in ("random", "none")}
+    exact = {(name, order) for name in ("broadcast", "halo", "slice") for order in ("random", "none", "locality")}
     delayed = {(f"delayed {kind}", "") for kind in ("cd-0", "cd-5", "0c")}
     assert set(rows) == exact | delayed | {("1.5D broadcast", "random")}
     assert not any(rows[key].candidate.exact for key in delayed - {("delayed cd-0", "")})
@@ -42,6 +45,47 @@ def test_every_strategy_and_order_is_compared() -> None:
     assert choice.chosen is not None
     assert choice.chosen.seconds == fastest.seconds
     assert config.run.strategy in choice.chosen.candidate.strategy
+
+
+def test_an_order_by_locality_is_taken_where_it_pays() -> None:
+    """Fails if planted communities under random ids are left in that order, the reason is not said, or nobody is asked."""
+    planted = community(20000, 200000, 16, 40, seed=11, homophily=0.9, train=0.5)
+    base = Config(model=ModelConfig(hidden=(512, 512)), run=RunConfig(ranks=1, order="auto"))
+    machine = find_machine("assumed-cpu")
+    config, choice = settled(base, planted, machine)
+    assert config.run.order == "locality"
+    assert choice is not None
+    rows = {row.candidate.order: row for row in choice.rows}
+    near = {order: row.near or 0.0 for order, row in rows.items()}
+    assert near["locality"] > 0.8
+    assert near["random"] == near["none"] < 0.4
+    sparse = {order: (row.parts or {})["sparse"] for order, row in rows.items()}
+    assert sparse["locality"] < 0.8 * sparse["random"]
+    why = (
+        f"{near['locality']:.0%} of its gathers find their row among the 4,096 last used ones, {near['random']:.0%} of"
+    )
+    assert why in choice.reason
+    assert rows["locality"].path == 1.0
+    text = "\n".join(choice_lines(choice))
+    assert f"{near['locality']:.0%}" in text
+    assert choice_dict(choice)["candidates"][0]["near_share"] == near["random"]
+    # Where the stages of a broadcast wait for each other, that is said too.
+    _, several = settled(dataclasses.replace(base, run=RunConfig(ranks=4, order="auto")), planted, machine)
+    assert several is not None
+    paths = {row.candidate.order: row.path for row in several.rows if row.candidate.strategy == "broadcast"}
+    assert paths["locality"] > paths["random"] > 1.0  # type: ignore[operator]
+
+
+def test_a_large_graph_is_not_ordered_to_be_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fails if `auto` spends minutes on an order that nobody asked for, or leaves out one that is kept."""
+    monkeypatch.setattr(auto, "ORDER_EDGES", 10)
+    write_store(graph(), tmp_path / "store")
+    stored = open_store(tmp_path / "store")
+    for expected in (False, True):
+        _, choice = settled(config_of(strategy="halo"), stored)
+        assert choice is not None
+        assert ("locality" in {row.candidate.order for row in choice.rows}) == expected
+        assert main(["partition", str(tmp_path / "store"), "--kind", "locality", "--parts", "3"]) == 0
 
 
 def test_what_is_named_is_kept() -> None:
@@ -104,8 +148,9 @@ def test_a_run_records_what_was_chosen(tmp_path: Path, capsys: pytest.CaptureFix
     chosen = record["choice"]["candidates"][record["choice"]["chosen"]]
     assert config.run.strategy in chosen["strategy"]
     assert main(["predict", str(out)]) == 0
-    # The cut that was compared is kept with the store.
-    assert [path.name for path in (tmp_path / "store" / "partitions").iterdir()] == ["libra-2-1-shuffled"]
+    # The cut and the order that were compared are kept with the store.
+    kept = sorted(path.name for path in (tmp_path / "store" / "partitions").iterdir())
+    assert kept == ["libra-2-1-shuffled", "locality-2-1"]
 
 
 def test_a_shape_that_auto_cannot_plan_is_refused() -> None:
@@ -128,3 +173,47 @@ def test_the_api_chooses_too() -> None:
     )
     assert trainer.config.run.strategy != "auto"
     assert len(trainer.fit(epochs=2)) == 2
+
+
+def test_what_cannot_be_made_is_a_row_and_no_error(tmp_path: Path) -> None:
+    """Fails if one candidate that is damaged or impossible keeps the others from being chosen."""
+    write_store(graph(), tmp_path / "store")
+    stored = open_store(tmp_path / "store")
+    settled(config_of(2), stored)
+    owner = tmp_path / "store" / "partitions" / "libra-2-1-shuffled" / "owner.npy"
+    damaged = bytearray(owner.read_bytes())
+    damaged[-1] ^= 1
+    owner.write_bytes(damaged)
+    config, choice = settled(config_of(2), stored)
+    assert choice is not None
+    verdicts = {row.candidate.strategy: row for row in choice.rows}
+    assert verdicts["delayed cd-0"].verdict == "not possible"
+    assert "SHA-256" in verdicts["delayed cd-0"].note
+    assert config.run.strategy in ("broadcast", "halo", "slice")
+    assert "at most 1024 parts" in str(_figures(graph(), config_of(1100, order="random"), "cut", 1))
+
+
+@pytest.mark.parametrize(("ranks", "delay"), [(1, "0"), (3, "5"), (3, "none")])
+def test_a_cut_has_no_order_to_choose(ranks: int, delay: str) -> None:
+    """Fails if an inexact strategy that was named is refused because the order was left open."""
+    config, choice = settled(config_of(ranks, strategy="delayed", delay=delay), graph())
+    assert choice is None
+    assert config.run.order == "random"
+    assert config.run.strategy == ("broadcast" if ranks == 1 else "delayed")
+
+
+def test_a_named_delay_is_listed() -> None:
+    """Fails if auto compares another delay than the one that was asked for."""
+    _, choice = settled(config_of(3, delay="3"), graph())
+    assert choice is not None
+    assert {"delayed cd-0", "delayed cd-3", "delayed 0c"} < {row.candidate.strategy for row in choice.rows}
+
+
+def test_orders_that_follow_edges_need_a_store() -> None:
+    """Fails if a bare shape is planned as if METIS had cut it, or one rank is asked for its replication."""
+    from mggcn.assemble import plan_shape
+
+    shape = GraphShape("shape", 1000, 5000, 10, 4, True)
+    with pytest.raises(ConfigError, match="plan it on a store"):
+        plan_shape(config_of(4, strategy="halo", order="metis"), shape)
+    assert plan_shape(config_of(1, strategy="delayed", order="random"), shape).ranks[0].aggregation.exact

@@ -54,7 +54,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "order": "permute",
         "strategy": "delayed",
         "delay": "5",
-        "between": "local",
+        "between": "last",
         "products": "gemm-first",
         "features": "sparse",
         "memory_limit": 2**40 + 1,

@@ -223,10 +223,27 @@ def test_changed_settings_are_refused(run: Path, tmp_path: Path) -> None:
     for changed in (
         dataclasses.replace(config, run=dataclasses.replace(config.run, order="permute")),
         dataclasses.replace(config, run=dataclasses.replace(config.run, ranks=3)),
+        dataclasses.replace(config, run=dataclasses.replace(config.run, between="local")),
         dataclasses.replace(config, train=dataclasses.replace(config.train, seed=24)),
     ):
-        with pytest.raises(RunError, match="put them back"):
+        with pytest.raises(RunError, match="put it back"):
             run_folders.known_plan(run, changed, graph)
+    with pytest.raises(RunError, match=r"asks for delay 2, the run was planned for delay 0; put it back"):
+        run_folders.known_plan(run, dataclasses.replace(config, run=dataclasses.replace(config.run, delay="2")), graph)
+
+
+def test_plans_of_other_versions_are_refused(run: Path, tmp_path: Path) -> None:
+    """Fails if a job.json without names of settings, or a plan without a partition, is blamed on config.toml."""
+    graph, config = open_store(tmp_path / "store"), run_folders.read_run(run)[0]
+    files = {name: json.loads((run / name).read_text()) for name in ("job.json", "plan.json")}
+    older = {"job.json": files["job.json"] | {"assignment": [2, "random", 23]}}
+    older["plan.json"] = {key: value for key, value in files["plan.json"].items() if key != "partition"}
+    for name, content in older.items():
+        (run / name).write_text(json.dumps(content))
+        with pytest.raises(RunError, match="another version of mggcn"):
+            run_folders.known_plan(run, config, graph)
+        (run / name).write_text(json.dumps(files[name]))
+    assert run_folders.known_plan(run, config, graph)
 
 
 def test_epochs_of_repeats_and_cosine_schedules_stay(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.graph.csr import Graph
+from mggcn.partition.order import Assignment
 from mggcn.partition.parts import Figures, Partition
 from mggcn.partition.shard import ShardOptions
 from mggcn.plan.memory import BufferSpec
@@ -121,7 +122,10 @@ class Aggregation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a rank's aggregations are built from. states: by op and name, the buffers that `state` of its plan asked for."""
+    """What a rank's aggregations are built from.
+
+    states: by op and name, the buffers that `state` of its plan asked for; held: of the partition, for this rank, if known.
+    """
 
     graph: Graph
     partition: Partition
@@ -130,6 +134,7 @@ class Site:
     backend: KernelBackend
     comm: Communicator
     states: Mapping[str, Mapping[str, Tensor]]
+    held: Assignment | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
 from mggcn.backend.base import Epilogue, Event, KernelBackend, Sparse
 from mggcn.config import RunConfig
+from mggcn.partition.locality_estimate import UNKNOWN, Reuse
 from mggcn.partition.parts import Figures, row_figures, row_owners
 from mggcn.partition.shard import row_tiles
 from mggcn.plan.memory import BufferSpec
@@ -37,7 +38,8 @@ class BroadcastStrategy:
         counts, nnz = figures.counts, row_figures(figures).tiles.nnz
         # Tile (i, j) of A^T has the edges from part j to part i: that of A those of tile (j, i).
         backward = nnz[rank] if symmetric else nnz[:, rank]
-        return BroadcastPlan(rank, counts, _numbers(nnz[rank]), _numbers(backward), symmetric)
+        reuse = row_figures(figures).reuse
+        return BroadcastPlan(rank, counts, _numbers(nnz[rank]), _numbers(backward), symmetric, reuse=reuse)
 
     def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
         tiles, tiles_t = row_tiles(site.graph, row_owners(site.partition), site.rank, site.options)
@@ -65,6 +67,7 @@ class BroadcastPlan:
     exact: bool = True
     index_bytes: int = 0
     period: int = 1
+    reuse: Reuse = UNKNOWN
 
     @property
     def num_slots(self) -> int:
@@ -88,7 +91,7 @@ class BroadcastPlan:
     def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
         size, me = len(self.counts), self.rank
         nnz = self.nnz_t if backward else self.nnz
-        own = Multiply(self.counts[me], self.counts[me], nnz[me], cols)
+        own = Multiply(self.counts[me], self.counts[me], nnz[me], cols, self.reuse.own)
         if size == 1:
             return (own,)
         steps: list[Step] = [self._send(root, cols, dtype) for root in range(min(2, size))]
@@ -96,7 +99,7 @@ class BroadcastPlan:
         for j in range(size):
             steps.append(Await(j))
             if j != me:
-                steps.append(Multiply(self.counts[me], self.counts[j], nnz[j], cols))
+                steps.append(Multiply(self.counts[me], self.counts[j], nnz[j], cols, self.reuse.others))
             if j + 2 < size:
                 steps.append(self._send(j + 2, cols, dtype))
         return tuple(steps)

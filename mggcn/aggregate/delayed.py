@@ -8,33 +8,21 @@ the exchange is its own adjoint: cd-0 is exact. cd-r sends a bin of the split ve
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
-
-import numpy as np
-import numpy.typing as npt
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, cast
 
 from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
-from mggcn.backend.base import Epilogue, Event, KernelBackend, Sparse
+from mggcn.aggregate.delayed_part import Part, build_part
+from mggcn.backend.base import Epilogue
 from mggcn.config import RunConfig
-from mggcn.graph.csr import Graph
 from mggcn.partition.cut_rows import (
     CutFigures,
-    CutPartition,
-    Lists,
-    cut_partition,
-    exchange_lists,
     figures_of_cut,
     row_ranges,
 )
-from mggcn.partition.cut_tiles import cut_tile, row_slices
-from mggcn.partition.order import Assignment
 from mggcn.partition.parts import Figures
-from mggcn.partition.shard import ShardOptions
-from mggcn.partition.tiles import Tile, degrees
 from mggcn.plan.memory import BufferSpec
 from mggcn.plan.steps import Await, Copy, Multiply, Send, Step
 
@@ -56,7 +44,7 @@ class DelayedStrategy:
 
     def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
         plan = cast(DelayedPlan, training)
-        part = _build_part(plan, site)
+        part = build_part(site, plan.bounds, plan.period, partial=plan.delay != 0)
         complete = Complete(part, site.comm)
         if plan.delay is None:
             return Built(LocalOnly(part), complete)
@@ -106,7 +94,7 @@ class DelayedPlan:
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         bounds = self.bounds
-        sizes = (last - first for first, last in itertools.pairwise(bounds))
+        sizes = (last - first for first, last in pairwise(bounds))
         return tuple(Matrix(rows, nnz) for rows, nnz in zip(sizes, self.figures.nnz[self.rank], strict=True))
 
     @property
@@ -153,6 +141,9 @@ class DelayedPlan:
         width = BufferSpec("", 1, cols, dtype).nbytes
         # Roots add what each leaf sent, gather the totals, and leaves take them.
         up: tuple[Step, ...] = (Copy(leaves, cols), Send("all_to_all", leaves * width, roots * width))
+        if self.delay:
+            # What arrived is kept, the split rows are scaled, and totals lose their leaves' parts.
+            up = (Copy(leaves + 2 * roots, cols), Copy(split.rows, cols), *up)
         down: tuple[Step, ...] = (Copy(2 * roots, cols), Send("all_to_all", roots * width, leaves * width))
         if self.delay:
             exchange = (*up, *down, Copy(leaves, cols))
@@ -160,156 +151,6 @@ class DelayedPlan:
         if backward:
             return (*up, Await(0), *down, Await(1), Copy(leaves, cols), *whole)
         return (split, *up, middle, Await(0), *down, rest, Await(1), Copy(leaves, cols), Copy(split.rows, cols))
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A rank's part on the device: matrices of its ranges of rows for A^T, those for A, and its lists.
-
-    lists: of all split vertices; bins: of each bin, for cd-r; missing (S,), on the host: the degree of a split vertex in
-    the whole graph over that in this part, 1 without edges here.
-    """
-
-    backend: KernelBackend
-    bounds: tuple[int, ...]
-    forward: Sequence[Sparse]
-    backward: Sequence[Sparse]
-    lists: DeviceLists
-    bins: Sequence[DeviceLists]
-    missing: npt.NDArray[Any]
-
-    @property
-    def num_split(self) -> int:
-        return self.bounds[1]
-
-    def multiply(self, h: Tensor, out: Tensor, number: int, epilogue: Epilogue | None) -> None:
-        """Rows `number` of out = epilogue(A^T h)."""
-        first, last = self.bounds[number : number + 2]
-        if last > first:
-            finish = None if epilogue is None else rows_from(epilogue, first)
-            self.backend.spmm(self.forward[number], h, out[first:last], accumulate=False, epilogue=finish)
-
-    def scale(self, sums: Tensor, shares: Tensor) -> None:
-        """Multiply the split rows of `sums` by `shares` (S,)."""
-        if self.num_split:
-            split = sums[: self.num_split]
-            self.backend.finish(split, split, Epilogue(row_scale=shares))
-
-    def finish(self, out: Tensor, epilogue: Epilogue | None) -> None:
-        """The epilogue on the split rows, once their sums are complete."""
-        if epilogue is not None and self.num_split:
-            self.backend.finish(out[: self.num_split], out[: self.num_split], epilogue)
-
-    def multiply_t(self, g: Tensor, out: Tensor, epilogue: Epilogue | None) -> None:
-        """Out = epilogue(A g)."""
-        bounds = self.bounds if len(self.backward) > 1 else (0, out.shape[0])
-        for matrix, first, last in zip(self.backward, bounds, bounds[1:], strict=False):
-            if last > first:
-                finish = None if epilogue is None else rows_from(epilogue, first)
-                self.backend.spmm(matrix, g, out[first:last], accumulate=False, epilogue=finish)
-
-
-def rows_from(epilogue: Epilogue, first: int) -> Epilogue:
-    """Return an epilogue for rows first, ...: its vectors start there."""
-
-    def tail(vector: Tensor | None) -> Tensor | None:
-        return None if vector is None else vector[first:]
-
-    return dataclasses.replace(
-        epilogue,
-        row_scale=tail(epilogue.row_scale),
-        row_ids=tail(epilogue.row_ids),
-        out_scale=tail(epilogue.out_scale),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceLists:
-    """One bin's Lists on the device. roots: one list for each leaf's rank, without repeats."""
-
-    leaves: Tensor
-    leaf_counts: tuple[int, ...]
-    roots: tuple[Tensor, ...]
-    root_counts: tuple[int, ...]
-
-    def send_up(self, comm: Communicator, leaves: Tensor, roots: Tensor, after: Event) -> Event:
-        """Send the leaves' rows (L, D) to the ranks of their roots, where they arrive in `roots` (R, D)."""
-        return comm.all_to_all(whole_rows(roots), whole_rows(leaves), self.root_counts, self.leaf_counts, after)
-
-    def send_down(self, comm: Communicator, roots: Tensor, leaves: Tensor, after: Event) -> Event:
-        """Send the roots' rows (R, D) to the ranks of their leaves, where they arrive in `leaves` (L, D)."""
-        return comm.all_to_all(whole_rows(leaves), whole_rows(roots), self.leaf_counts, self.root_counts, after)
-
-    def gather_leaves(self, backend: KernelBackend, sums: Tensor, out: Tensor) -> None:
-        """Out (L, D) = the rows of the leaves."""
-        backend.gather_rows(sums, self.leaves, out)
-
-    def scatter_leaves(self, backend: KernelBackend, totals: Tensor, sums: Tensor) -> None:
-        """The leaves take their totals (L, D)."""
-        backend.scatter_rows(totals, self.leaves, sums)
-
-    def add_to_leaves(self, backend: KernelBackend, others: Tensor, sums: Tensor) -> None:
-        """The leaves add what the other copies have (L, D)."""
-        backend.scatter_add_rows(others, self.leaves, sums)
-
-    def add_to_roots(self, backend: KernelBackend, partial: Tensor, sums: Tensor) -> None:
-        """Every root adds what its leaves sent (R, D), rank after rank."""
-        first = 0
-        for rows in self.roots:
-            last = first + rows.shape[0]
-            if last > first:
-                backend.scatter_add_rows(partial[first:last], rows, sums)
-            first = last
-
-    def gather_roots(self, backend: KernelBackend, sums: Tensor, out: Tensor) -> None:
-        """Out (R, D) = the rows of the roots, once for each leaf."""
-        first = 0
-        for rows in self.roots:
-            last = first + rows.shape[0]
-            if last > first:
-                backend.gather_rows(sums, rows, out[first:last])
-            first = last
-
-
-def device_lists(backend: KernelBackend, lists: Lists) -> DeviceLists:
-    """Return the lists on the device."""
-    bounds = [0]
-    for count in lists.root_counts:
-        bounds.append(bounds[-1] + count)
-    roots = tuple(backend.upload(lists.roots[a:b]) for a, b in itertools.pairwise(bounds))
-    return DeviceLists(backend.upload(lists.leaves), lists.leaf_counts, roots, lists.root_counts)
-
-
-def _build_part(plan: DelayedPlan, site: Site) -> Part:
-    """Build the matrices and lists of a rank. Raises: GraphError for a matrix that is too large."""
-    partition, options, backend = cut_partition(site.partition), site.options, site.backend
-    held, graph, cut = partition.held(site.rank), site.graph, partition.cut
-    build = {"self_loops": options.self_loops, "dtype": options.dtype}
-    tile = cut_tile(graph.adj_t, cut.edge_part_t, partition, held, site.rank, **build)  # type: ignore[arg-type]
-    forward = [backend.sparse(t.indptr, t.indices, t.values) for t in row_slices(tile, plan.bounds)]
-    backward = forward
-    if not graph.symmetric:
-        tile_t = cut_tile(graph.adj, cut.edge_part, partition, held, site.rank, **build)  # type: ignore[arg-type]
-        backward = [backend.sparse(tile_t.indptr, tile_t.indices, tile_t.values)]
-    complete = device_lists(backend, exchange_lists(CutPartition(cut), site.rank)[0])
-    bins = [complete]
-    if plan.period > 1:
-        bins = [device_lists(backend, lists) for lists in exchange_lists(partition, site.rank)]
-    missing = np.ones(plan.bounds[1], options.dtype)
-    if plan.delay != 0:
-        missing = _missing(graph, tile, held, site.rank, options, plan.bounds[1])
-    return Part(backend, plan.bounds, forward, backward, complete, bins, missing)
-
-
-def _missing(
-    graph: Graph, tile: Tile, held: Assignment, rank: int, options: ShardOptions, num_split: int
-) -> npt.NDArray[Any]:
-    """Return the degree of each split row in the whole graph over that in this part (S,). Cost: a sweep over the edges."""
-    whole = degrees(graph.adj_t, held, rank, self_loops=options.self_loops, threads=options.threads)[:num_split]
-    entries = np.ones(tile.nnz) if tile.values is None else tile.values.astype(np.float64)
-    row = np.repeat(np.arange(tile.indptr.shape[0] - 1), np.diff(tile.indptr))
-    here = np.bincount(row, entries, minlength=num_split)[:num_split]
-    return np.divide(whole, here, out=np.ones(num_split), where=here > 0).astype(options.dtype)
 
 
 class _Stateless:
@@ -388,8 +229,3 @@ class Complete(_Stateless):
         meanwhile(2)
         arrived.wait()
         lists.scatter_leaves(backend, leaves, sums)
-
-
-def whole_rows(block: Tensor) -> Tensor:
-    """Return rows with their padding: a message is one contiguous range."""
-    return block.as_strided((block.shape[0], block.stride(0)), block.stride())

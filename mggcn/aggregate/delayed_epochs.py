@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from mggcn.aggregate.base import aggregate_name
-from mggcn.aggregate.delayed import DelayedPlan, DeviceLists, Part
+from mggcn.aggregate.delayed import DelayedPlan
+from mggcn.aggregate.delayed_part import DeviceLists, Part
 from mggcn.backend.base import DONE, Epilogue, Event
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.errors import PlanError
 from mggcn.partition.halo import Halo, build_halos
+from mggcn.partition.locality_estimate import UNKNOWN, Reuse
 from mggcn.partition.parts import Figures, row_figures, row_owners
 from mggcn.plan.memory import BufferSpec
 from mggcn.plan.steps import Await, Copy, Multiply, Send, Step
@@ -39,7 +40,7 @@ class HaloStrategy:
         tiles = row_figures(figures).tiles
         forward = _exchange(tiles.nnz, tiles.rows_needed, rank)
         backward = forward if symmetric else _exchange(tiles.nnz.T, tiles.rows_needed_t, rank)
-        return HaloPlan(rank, figures.counts, forward, backward, symmetric)
+        return HaloPlan(rank, figures.counts, forward, backward, symmetric, reuse=row_figures(figures).reuse)
 
     def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
         plan = cast(HaloPlan, training)
@@ -103,6 +104,7 @@ class HaloPlan:
     symmetric: bool
     exact: bool = True
     period: int = 1
+    reuse: Reuse = UNKNOWN
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -128,7 +130,7 @@ class HaloPlan:
 
     def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
         exchange, rows = self.backward if backward else self.forward, self.counts[self.rank]
-        own = Multiply(rows, rows, exchange.own_nnz, cols)
+        own = Multiply(rows, rows, exchange.own_nnz, cols, self.reuse.own)
         if len(self.counts) == 1:
             return (own,)
         row = BufferSpec("", 1, cols, dtype).nbytes
@@ -137,7 +139,7 @@ class HaloPlan:
             Send("all_to_all", row * exchange.num_sent, row * exchange.num_received),
             own,
             Await(0),
-            Multiply(rows, exchange.num_received, exchange.halo_nnz, cols),
+            Multiply(rows, exchange.num_received, exchange.halo_nnz, cols, self.reuse.others),
         )
 
     def _matrices(self, exchange: Exchange) -> tuple[Matrix, ...]:

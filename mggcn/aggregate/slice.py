@@ -19,6 +19,7 @@ from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.errors import GraphError
+from mggcn.partition.locality_estimate import Shares
 from mggcn.partition.parts import Figures, row_figures, row_owners
 from mggcn.partition.shard import row_tiles
 from mggcn.partition.tiles import MAX_TILE_NNZ
@@ -43,13 +44,14 @@ class SliceStrategy:
     kind: Literal["rows"] = "rows"
 
     def plan(self, run: RunConfig, figures: Figures, rank: int, symmetric: bool, training: bool) -> SlicePlan:
-        nnz = row_figures(figures).num_entries
+        rows = row_figures(figures)
+        nnz, own = rows.num_entries, int(rows.tiles.nnz.trace())
         if nnz > MAX_TILE_NNZ:
             raise GraphError(
                 f"run.strategy slice keeps the whole matrix on every rank, and its {nnz:,} nonzeros exceed the limit of "
                 f"{MAX_TILE_NNZ:,}; choose halo or broadcast"
             )
-        return SlicePlan(rank, figures.counts, nnz, symmetric)
+        return SlicePlan(rank, figures.counts, nnz, symmetric, reuse=rows.reuse.together(own, nnz - own))
 
     def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
         tiles = row_tiles(site.graph, rank_major(row_owners(site.partition)), 0, site.options)
@@ -97,6 +99,7 @@ class SlicePlan:
     exact: bool = True
     index_bytes: int = 0
     period: int = 1
+    reuse: Shares = ()
 
     @property
     def num_vertices(self) -> int:
@@ -124,13 +127,13 @@ class SlicePlan:
     def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
         me, num_vertices, rows = self.rank, self.num_vertices, self.counts[self.rank]
         if len(self.counts) == 1:
-            return (Multiply(num_vertices, num_vertices, self.nnz, cols),)
+            return (Multiply(num_vertices, num_vertices, self.nnz, cols, self.reuse),)
         deal = Deal.of(cols, len(self.counts), ITEM_BYTES[dtype])
         mine = deal.slices()[me]
         away = UNIT_BYTES * rows * (sum(deal.units) - deal.units[me])
         here = UNIT_BYTES * (num_vertices - rows) * deal.units[me]
         width = mine.stop - mine.start
-        product = (Multiply(num_vertices, num_vertices, self.nnz, width),) if width else ()
+        product = (Multiply(num_vertices, num_vertices, self.nnz, width, self.reuse),) if width else ()
         return (
             Copy(rows, cols),
             Send("all_to_all", away, here),

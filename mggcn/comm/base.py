@@ -22,7 +22,8 @@ class Communicator(Protocol):
 
     Every operation is asynchronous: it starts after the event `after` (None: after the rank's work so far) and returns
     an event; buffers belong to the transport until that event has been waited for, on the sending side too. A rank must
-    wait for each of its events, all ranks in the same order; a message may be waited for long after later ones were. Tensors are contiguous; one thread of a rank makes its calls.
+    wait for each of its events, all ranks in the same order; a message may be waited for long after later ones were.
+    Tensors are contiguous; one thread of a rank makes its calls.
     Any call or wait may raise CommError: another rank failed or did not come, or the ranks asked for different things.
     On a device that works later than it is told, a message that fails after the wait shows in `check`.
     """

@@ -1,6 +1,7 @@
-"""Cut a graph into parts, each for one rank, by Libra or METIS, print what the cut costs and keep it beside the store.
+"""Cut a graph into parts, each for one rank, print what the cut costs and keep it beside the store.
 
-Libra deals the edges, METIS the vertices. --list prints the cuts that are kept with a store.
+Libra deals the edges, METIS the vertices; locality cuts an order in which neighbours lie near each other, with one part
+too. --list prints the cuts that are kept with a store.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mggcn.partition.cut_files import Stored
     from mggcn.partition.edge_cut import EdgeCutStatistics
     from mggcn.partition.kept import Kept
+    from mggcn.partition.locality import LocalityStatistics
     from mggcn.partition.vertex_cut import CutStatistics
 
 
@@ -25,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("store", help="store folder, or its name under --root")
     parser.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
-    parser.add_argument("--kind", choices=("libra", "metis"), default="libra", help="how to cut (default: libra)")
+    parser.add_argument(
+        "--kind", choices=("libra", "metis", "locality"), default="libra", help="how to cut (default: libra)"
+    )
     parser.add_argument("--parts", type=whole, metavar="P", help="number of parts, 1 to 1024")
     parser.add_argument("--seed", type=whole, default=1, help="seed of the cut (default: 1)")
     parser.add_argument(
@@ -45,17 +49,16 @@ def run(arguments: argparse.Namespace) -> int:
     a = arguments
     if not a.list and a.parts is None:
         raise ConfigError("partition needs --parts P, the number of parts, or --list")
-    if a.kind == "metis" and a.edges is not None:
-        raise ConfigError("--edges is the order in which Libra deals edges; METIS has none: leave it out")
+    if a.kind != "libra" and a.edges is not None:
+        which = {"metis": "METIS", "locality": "an order by locality"}[a.kind]
+        raise ConfigError(f"--edges is the order in which Libra deals edges; {which} has none: leave it out")
     store = store_path(a.store, a.root)
     graph = open_store(store)
     folder = a.out or cuts_folder(store)
     if a.list:
         print(listed(graph, folder))
-    elif a.kind == "libra":
-        _libra(graph, folder, a)
     else:
-        _metis(graph, folder, a)
+        {"libra": _libra, "metis": _metis, "locality": _locality}[a.kind](graph, folder, a)
     return 0
 
 
@@ -84,6 +87,18 @@ def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
         _check_memory(memory.own, memory.metis_least, memory.metis_most)
     stored = find_or_make_edge_cut(graph, settings, folder, a.force)
     _report(stored, edge_cut_summary(stored.cut.statistics))
+
+
+def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
+    from mggcn.partition.cut_files import find_or_make_locality
+    from mggcn.partition.locality import LocalitySettings, locality_nbytes
+
+    settings = LocalitySettings(parts=a.parts, seed=a.seed)
+    print(f"{graph.name}: order by locality, {settings.parts} parts, seed {settings.seed}")
+    if a.force or not (folder / settings.name).exists():
+        _check_memory(locality_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric), 0, 0)
+    stored = find_or_make_locality(graph, settings, folder, a.force)
+    _report(stored, locality_summary(stored.cut.statistics))
 
 
 def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
@@ -138,6 +153,21 @@ def edge_cut_summary(statistics: EdgeCutStatistics) -> str:
     return "\n".join(lines)
 
 
+def locality_summary(statistics: LocalityStatistics) -> str:
+    """Return the figures of an order by locality as text."""
+    s = statistics
+    nonzeros, rows = s.nonzeros_per_part, s.rows_per_part
+    return (
+        f"edges inside clusters {s.inside_share:.1%} ({s.num_clusters:,} clusters, the largest of {s.largest_cluster:,} "
+        f"vertices, in {s.num_levels} levels)\n"
+        f"average gap {s.gap:,.0f} places between the ends of an edge ({s.gap_before:,.0f} before)\n"
+        f"critical path {s.critical_path:.3f} (of staged products, over that of equal tiles)\n"
+        f"nonzero balance {s.nonzero_balance:.4f} "
+        f"(largest part over average; {min(nonzeros):,} to {max(nonzeros):,} nonzeros)\n"
+        f"row balance {s.row_balance:.4f} ({min(rows):,} to {max(rows):,} vertices)"
+    )
+
+
 def listed(graph: Graph, folder: Path) -> str:
     """Return a table of the cuts in a folder, and what keeps any of them from being used with the graph."""
     from mggcn.partition.kept import all_kept
@@ -160,8 +190,13 @@ def _line(kept: Kept) -> tuple[str, ...]:
     settings = kept.meta.get("settings")
     known = settings if isinstance(settings, dict) else {}
     kind = str(known.get("kind", "?"))
-    cost = {"libra": f"replication {figure('replication', '.3f')}", "metis": f"edge cut {figure('cut_share', '.1%')}"}
-    work = {"libra": ("edges", "edge_balance"), "metis": ("nonzeros", "nonzero_balance")}.get(kind)
+    nonzeros = ("nonzeros", "nonzero_balance")
+    cost = {
+        "libra": f"replication {figure('replication', '.3f')}",
+        "metis": f"edge cut {figure('cut_share', '.1%')}",
+        "locality": f"inside clusters {figure('inside_share', '.1%')}",
+    }
+    work = {"libra": ("edges", "edge_balance"), "metis": nonzeros, "locality": nonzeros}.get(kind)
     balance = f"{work[0]} {figure(work[1], '.3f')}, rows {figure('row_balance', '.3f')}" if work else "?"
     numbers = (str(known.get(name, "?")) for name in ("parts", "seed"))
     return (kept.folder.name, kind, *numbers, cost.get(kind, "?"), balance, human(kept.nbytes), kept.state)

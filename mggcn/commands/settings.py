@@ -23,7 +23,7 @@ FLAGS = {
     "--device": ("run", "device", "cpu or cuda"),
     "--precision": ("run", "precision", "fp32 or fp64; on a GPU also tf32 or bf16"),
     "--spmm": ("run", "spmm", "sparse products on a GPU: own or cusparse"),
-    "--order": ("run", "order", "which rank owns which vertex: random, permute, none, metis or auto"),
+    "--order": ("run", "order", "which rank owns which vertex: random, permute, none, metis, locality or auto"),
     "--strategy": ("run", "strategy", "how neighbours' rows arrive: broadcast, halo, slice, delayed or auto"),
     "--delay": ("run", "delay", "of the delayed strategy: none, 0 or a number of epochs"),
     "--memory-limit": ("run", "memory_limit", "bytes per rank, such as 80GiB; 0: what is free"),

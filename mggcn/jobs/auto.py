@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from mggcn.assemble import STRATEGIES, graph_shape, memory_limit, plan_shape, resolve
 from mggcn.config import Config, RunConfig
-from mggcn.errors import BackendError, GraphError, MggcnError, PlanError
+from mggcn.errors import GraphError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
 from mggcn.partition.cut_files import cuts_folder
 from mggcn.partition.cut_rows import CutFigures
 from mggcn.partition.libra import LibraSettings
+from mggcn.partition.locality import LocalitySettings
 from mggcn.partition.make import figures_of, make_partition
 from mggcn.partition.metis import MetisSettings
 from mggcn.partition.parts import Figures
+from mggcn.partition.vertex_cut import MAX_PARTS
 from mggcn.plan.description import Machine, default_machine, tuned_path
 from mggcn.train.choose import Candidate, Choice, choose
 from mggcn.train.runplan import plan_run
@@ -24,6 +27,8 @@ from mggcn.train.shape import GraphShape
 
 ORDERS = ("random", "none")
 """Orders that cost nothing to make; METIS's parts are a candidate where they are kept with the store."""
+ORDER_EDGES = 50_000_000
+"""Stored edges up to which an order by locality is made to be compared: some seconds; above, one that is kept is."""
 CUT_EDGES = 20_000_000
 """Stored edges up to which a vertex cut is made to be compared; above, one that is kept with the store is."""
 DELAYED = "5"
@@ -43,6 +48,7 @@ def settled(
     machine: where the seconds are predicted (default: this one, as tuned or assumed); limit: bytes that a rank may use.
     Cost: a few sweeps over the edges per order, a vertex cut of a small graph. Raises: PlanError if nothing fits.
     """
+    config = _without_order(config)
     if not is_auto(config):
         return resolve(config, graph), None
     machine = machine or default_machine(config.run.device, tuned_path())
@@ -55,6 +61,7 @@ def settled_shape(
     config: Config, shape: GraphShape, replication: float, machine: Machine | None = None, limit: int | None = None
 ) -> tuple[Config, Choice | None]:
     """The same for a bare shape, in the expectation over random assignments; a vertex cut needs its replication."""
+    config = _without_order(config)
     if not is_auto(config):
         return config, None
     machine = machine or default_machine(config.run.device, tuned_path())
@@ -71,6 +78,13 @@ def settled_shape(
             candidates.append(_candidate(trial.run, partition, exact, plan))
     choice = choose(candidates, machine, memory_limit(base) if limit is None else limit)
     return _taken(base, choice), choice
+
+
+def _without_order(config: Config) -> Config:
+    """A vertex cut has no order: there is nothing to choose."""
+    run = config.run
+    named = run.strategy != "auto" and STRATEGIES[run.strategy].kind == "cut"
+    return _with(config, {"order": "random"}) if named and run.order == "auto" else config
 
 
 def _taken(base: Config, choice: Choice) -> Config:
@@ -101,8 +115,8 @@ def _ways(run: RunConfig, orders: tuple[str, ...]) -> Iterator[tuple[dict[str, A
             for order in tried:
                 yield {"strategy": name, "order": order}, True
         elif run.ranks > 1:
-            delays = ("0", DELAYED, "none") if run.strategy == "auto" else (run.delay,)
-            for delay in delays:
+            listed = run.delay if run.delay_epochs else DELAYED
+            for delay in ("0", listed, "none") if run.strategy == "auto" else (run.delay,):
                 yield {"strategy": name, "order": "random", "delay": delay}, delay == "0"
 
 
@@ -121,8 +135,13 @@ def _candidates(config: Config, base: Config, graph: Graph) -> Iterator[Candidat
     shape, seed, ranks = graph_shape(graph, base), base.train.seed, base.run.ranks
     store = store_folder(graph)
     orders: tuple[str, ...] = ORDERS
-    if store is not None and (cuts_folder(store) / MetisSettings(parts=ranks, seed=seed % 2**31).name).exists():
+    # More ranks than a kept partition can have parts: none is kept.
+    if ranks <= MAX_PARTS and _is_kept(store, MetisSettings(parts=ranks, seed=seed % 2**31)):
         orders = (*orders, "metis")
+    if ranks <= MAX_PARTS and (
+        graph.num_edges <= ORDER_EDGES or _is_kept(store, LocalitySettings(parts=ranks, seed=seed))
+    ):
+        orders = (*orders, "locality")
     known: dict[tuple[str, str, int], Figures | str] = {}
     for run, exact in _ways(config.run, orders):
         trial = _with(base, run)
@@ -146,16 +165,21 @@ def _candidates(config: Config, base: Config, graph: Graph) -> Iterator[Candidat
             yield _candidate(trial.run, partition, exact, plan)
 
 
+def _is_kept(store: Path | None, settings: LibraSettings | MetisSettings | LocalitySettings) -> bool:
+    """Whether a partition lies with the store."""
+    return store is not None and (cuts_folder(store) / settings.name).exists()
+
+
 def _figures(graph: Graph, config: Config, kind: Any, bins: int) -> Figures | str:
     """Return what a partition gives to its ranks, or why it is not at hand."""
     run, seed = config.run, config.train.seed
     store = store_folder(graph)
-    if kind == "cut" and graph.num_edges > CUT_EDGES:
-        kept = store is not None and (cuts_folder(store) / LibraSettings(parts=run.ranks, seed=seed).name).exists()
-        if not kept:
-            return f"no vertex cut at hand; make one with mggcn partition --parts {run.ranks} --seed {seed}"
+    if kind == "cut" and run.ranks > MAX_PARTS:
+        return f"a vertex cut has at most {MAX_PARTS} parts"
+    if kind == "cut" and graph.num_edges > CUT_EDGES and not _is_kept(store, LibraSettings(parts=run.ranks, seed=seed)):
+        return f"no vertex cut at hand; make one with mggcn partition --parts {run.ranks} --seed {seed}"
     try:
         partition = make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=seed, bins=bins)
-    except (BackendError, GraphError) as error:
+    except MggcnError as error:
         return str(error)
     return figures_of(graph, partition, self_loops=config.model.self_loops)

@@ -115,26 +115,45 @@ def discarded_if_refused(folder: Path) -> Iterator[None]:
         raise
 
 
-def write_plan(folder: Path, plan: RunPlan, store: Path | None, graph: Graph, choice: Choice | None = None) -> None:
-    """Record the plan, the store and the graph's digest in a run folder, for its ranks, for resuming and predicting.
+def write_plan(
+    folder: Path,
+    plan: RunPlan,
+    partition: Partition,
+    store: Path | None,
+    graph: Graph,
+    choice: Choice | None = None,
+) -> None:
+    """Record the plan, the store and the digests of graph and partition in a run folder, for its ranks and for later.
 
     choice: what `auto` chose from, if it chose.
     """
     write_json(folder / "plan.json", to_dict(plan) | ({} if choice is None else {"choice": choice_dict(choice)}))
     job = {"store": None if store is None else str(store.resolve()), "graph_sha256": graph_sha256(graph)}
+    job["owners_sha256"] = partition.digest()
     write_json(folder / "job.json", job | {"assignment": _assignment(plan.config)})
 
 
-def _assignment(config: Config) -> list[Any]:
-    """What decides which rank owns which vertex."""
+def _assignment(config: Config) -> dict[str, Any]:
+    """What decides which rank owns which vertex, and what it keeps from epoch to epoch."""
     run = config.run
-    return [run.ranks, run.strategy, run.delay, run.order, config.train.seed]
+    return {
+        "ranks": run.ranks,
+        "strategy": run.strategy,
+        "delay": run.delay,
+        "between": run.between,
+        "order": run.order,
+        "seed": config.train.seed,
+    }
+
+
+def _named(settings: dict[str, Any], names: list[str]) -> str:
+    return ", ".join(f"{name} {settings[name]}" for name in names)
 
 
 def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Partition]:
     """Return the plan that a run folder records, without another pass over the graph, and who holds which rows.
 
-    Raises: RunError if the graph or the settings are not those that the run was planned for.
+    Raises: RunError if the graph or the settings are not those that the run was planned for, or another version planned it.
     """
     _, content, job = read_run(folder)
     if job["graph_sha256"] != graph_sha256(graph):
@@ -142,9 +161,21 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Par
             f"{job['store'] or graph.name} is not the graph that the run in {folder} was made for: it has changed since; "
             "start a new run, or score it with mggcn predict --store"
         )
-    if job["assignment"] != _assignment(config):
+    planned, asked = job["assignment"], _assignment(config)
+    if not isinstance(planned, dict) or planned.keys() != asked.keys() or "partition" not in content:
         raise RunError(
-            f"config.toml in {folder} asks for ranks, strategy, delay, order, seed {_assignment(config)}, the run was "
-            f"planned for {job['assignment']}; put them back, or start a new run"
+            f"the plan of the run in {folder} was recorded by another version of mggcn, and this one cannot continue it; "
+            "use that version, or start a new run"
         )
-    return plan_recorded(config, content), partition_graph(config, graph)
+    if changed := [name for name in asked if asked[name] != planned[name]]:
+        raise RunError(
+            f"config.toml in {folder} asks for {_named(asked, changed)}, the run was planned for "
+            f"{_named(planned, changed)}; put it back, or start a new run"
+        )
+    partition = partition_graph(config, graph)
+    if partition.digest() != job.get("owners_sha256"):
+        raise RunError(
+            f"the run in {folder} was planned for another partition than {job['store'] or graph.name} has now: it was made "
+            "again, by another version; start a new run, or score it with mggcn predict --store"
+        )
+    return plan_recorded(config, content), partition

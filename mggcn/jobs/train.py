@@ -45,10 +45,10 @@ def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | No
     """
     check_available(config)
     config, choice = settled(config, graph)
-    plan, _ = plan_graph(config, graph)
+    plan, partition = plan_graph(config, graph)
     plan.check(memory_limit(config))
     folder = make_run_folder(config, graph.name, out)
-    write_plan(folder, plan, store, graph, choice)
+    write_plan(folder, plan, partition, store, graph, choice)
     return folder, config
 
 

@@ -1,7 +1,7 @@
 """Cuts of both kinds, found beside a graph or made and kept there: which files each has, and what its meta.json says.
 
 Libra: parts uint64 (N, W), owner uint16 (N,), edge_part uint8 or uint16 (E,), edge_part_t unless the graph is symmetric.
-METIS: owner uint16 (N,).
+METIS: owner uint16 (N,). Order by locality: owner uint16 (N,), local int32 (N,).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from mggcn.graph.store_write import CUTS
 from mggcn.partition.edge_cut import EdgeCut, EdgeCutStatistics
 from mggcn.partition.kept import Form, read_kept, read_statistics, statistics_meta, write_kept
 from mggcn.partition.libra import LibraSettings, libra
+from mggcn.partition.locality import LocalityOrder, LocalitySettings, LocalityStatistics, locality
 from mggcn.partition.metis import MetisSettings, metis
+from mggcn.partition.order import Assignment
 from mggcn.partition.vertex_cut import CutStatistics, VertexCut, num_words, part_dtype
 
 C = TypeVar("C")
@@ -38,6 +40,7 @@ class Stored(Generic[C]):
 
 StoredCut = Stored[VertexCut]
 StoredEdgeCut = Stored[EdgeCut]
+StoredLocality = Stored[LocalityOrder]
 
 
 def cuts_folder(store: Path) -> Path:
@@ -80,6 +83,26 @@ def find_or_make_edge_cut(graph: Graph, settings: MetisSettings, folder: Path, f
     return Stored(cut, target, seconds)
 
 
+def find_or_make_locality(
+    graph: Graph, settings: LocalitySettings, folder: Path, force: bool = False
+) -> StoredLocality:
+    """Return the order by locality, as `find_or_make_cut`.
+
+    Cost: the digest of 6 N bytes, or that of `locality` and of writing them. Raises: StoreError.
+    """
+    target, described = folder / settings.name, {"kind": "locality", **dataclasses.asdict(settings)}
+    if target.exists() and not force:
+        return Stored(_read_locality(target, graph, described), target, None)
+    began = time.perf_counter()
+    found = locality(graph, settings)
+    seconds = time.perf_counter() - began
+    names = ("inside_share", "gap", "nonzero_balance", "row_balance", "critical_path")
+    figures = statistics_meta(found.statistics, names) | {"seconds": seconds}
+    arrays: dict[str, Rows] = {"owner": ArrayRows(found.owners.owner), "local": ArrayRows(found.owners.local)}
+    write_kept(target, graph, described, arrays, figures)
+    return Stored(found, target, seconds)
+
+
 def _vertex_cut_arrays(cut: VertexCut) -> dict[str, Rows]:
     arrays: dict[str, Rows] = {"parts": ArrayRows(cut.parts), "owner": ArrayRows(cut.owner), "edge_part": cut.edge_part}
     return arrays if cut.edge_part_t is cut.edge_part else arrays | {"edge_part_t": cut.edge_part_t}
@@ -109,3 +132,12 @@ def _read_edge_cut(folder: Path, graph: Graph, settings: Mapping[str, Any]) -> E
     meta, files = read_kept(folder, graph, settings, forms)
     statistics = read_statistics(folder, meta.get("statistics"), EdgeCutStatistics, num_parts)
     return EdgeCut(num_parts, files["owner"].read(0, graph.num_vertices), statistics)
+
+
+def _read_locality(folder: Path, graph: Graph, settings: Mapping[str, Any]) -> LocalityOrder:
+    num = graph.num_vertices
+    forms: dict[str, Form] = {"owner": (np.dtype(np.uint16), (num,)), "local": (np.dtype(np.int32), (num,))}
+    meta, files = read_kept(folder, graph, settings, forms)
+    statistics = read_statistics(folder, meta.get("statistics"), LocalityStatistics, int(settings["parts"]))
+    owner, local = (files[name].read(0, num) for name in ("owner", "local"))
+    return LocalityOrder(Assignment(owner, local, statistics.rows_per_part), statistics)

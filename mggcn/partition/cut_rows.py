@@ -6,6 +6,7 @@ rank's V rows the first S are those of split vertices, by original id, then the 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from mggcn.partition.parts import Figures, Partition
 from mggcn.partition.sweep import sweep
 from mggcn.partition.vertex_cut import CutStatistics, VertexCut
 
+CHUNK = 1 << 18
+"""Vertices whose parts are looked at at a time."""
 RANGES = 3
 """Ranges of a rank's rows: the split ones, and two halves of the others, multiplied while messages travel."""
 
@@ -55,8 +58,13 @@ class CutFigures:
 
     @property
     def assignment_bytes(self) -> int:
-        # Part sets and owner of the cut; owner and row of the rank's own assignment.
-        return 8 * -(-len(self.counts) // 64) + 2 + 6
+        # Owner and row of the rank's own assignment.
+        return self.kept_bytes + 6
+
+    @property
+    def kept_bytes(self) -> int:
+        # Part sets and owner of the cut, what is split and its bin.
+        return 8 * -(-len(self.counts) // 64) + 2 + 1 + (4 if self.leaves.shape[0] > 1 else 0)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -139,11 +147,12 @@ class CutPartition:
     @cached_property
     def split(self) -> npt.NDArray[np.bool_]:
         """Which vertices lie in two parts or more (N,)."""
-        parts = self.cut.parts
-        several = np.asarray((parts & (parts - np.uint64(1))).any(1), np.bool_)
-        if parts.shape[1] > 1:
-            several |= (parts != 0).sum(1) > 1
-        return several
+        split = np.empty(self.cut.parts.shape[0], np.bool_)
+        for first in range(0, split.shape[0], CHUNK):
+            parts = self.cut.parts[first : first + CHUNK]
+            several = (parts & (parts - np.uint64(1))).any(1) | ((parts != 0).sum(1) > 1)
+            split[first : first + CHUNK] = several
+        return split
 
     @cached_property
     def bin_of(self) -> npt.NDArray[np.int32]:
@@ -173,6 +182,11 @@ class CutPartition:
         owned: npt.NDArray[np.bool_] = self.cut.owner[self.ids(rank)] == rank
         return owned
 
+    def digest(self) -> str:
+        digest = hashlib.sha256(np.ascontiguousarray(self.cut.owner).data)
+        digest.update(np.ascontiguousarray(self.cut.parts).data)
+        return digest.hexdigest()
+
 
 @dataclass(frozen=True, slots=True)
 class Lists:
@@ -188,16 +202,22 @@ class Lists:
     root_counts: tuple[int, ...]
 
 
-def exchange_lists(partition: CutPartition, rank: int) -> tuple[Lists, ...]:
-    """Return a rank's lists, one for each bin. Cost: P passes over its split rows, a sort of its leaves."""
+def exchange_lists(partition: CutPartition, rank: int, bins: int) -> tuple[Lists, ...]:
+    """Return a rank's lists, one for each bin: the partition's, or all in one. Cost: P passes over its split rows, a sort.
+
+    Raises: ConfigError for another number of bins.
+    """
+    if bins not in (1, partition.bins):
+        raise ConfigError(f"the split vertices are dealt into {partition.bins} bins, lists for {bins} were asked for")
     cut, ranks = partition.cut, partition.cut.num_parts
     ids = partition.ids(rank)
     ids = ids[: int(partition.split[ids].sum())]
-    owner, bins = cut.owner[ids], partition.bin_of[ids]
+    owner = cut.owner[ids]
+    bin_of = partition.bin_of[ids] if bins > 1 else np.zeros(ids.shape[0], np.int32)
     rows = np.arange(ids.shape[0], dtype=np.int32)
     result = []
-    for number in range(partition.bins):
-        mine = bins == number
+    for number in range(bins):
+        mine = bin_of == number
         leaves = rows[mine & (owner != rank)]
         leaves = leaves[np.argsort(owner[leaves], kind="stable")]
         leaf_counts = np.bincount(owner[leaves], minlength=ranks)

@@ -12,10 +12,12 @@ from typing import Any, Literal
 
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
-from mggcn.partition.cut_files import cuts_folder, find_or_make_cut, find_or_make_edge_cut
+from mggcn.partition.cut_files import cuts_folder, find_or_make_cut, find_or_make_edge_cut, find_or_make_locality
 from mggcn.partition.cut_rows import CutFigures, CutPartition, cut_figures, cut_partition
 from mggcn.partition.edge_cut import EdgeCut
 from mggcn.partition.libra import LibraSettings, libra
+from mggcn.partition.locality import LocalityOrder, LocalitySettings, locality
+from mggcn.partition.locality_estimate import estimate_reuse
 from mggcn.partition.metis import MetisSettings, metis
 from mggcn.partition.order import assign
 from mggcn.partition.parts import Figures, Partition, RowFigures, RowPartition
@@ -28,14 +30,23 @@ def make_partition(
 ) -> Partition:
     """Share out a graph: its rows in some order, or its edges by Libra, the split vertices dealt into `bins`.
 
-    Cost: O(N) for rows; a cut, of vertices or METIS's of edges, is read from beside the store, or made there once.
+    Cost: O(N) for rows; a cut, of vertices or METIS's of edges, or an order by locality is read from beside the store, or
+    made there once.
     Raises: ConfigError, StoreError, BackendError without pymetis.
     """
     if kind == "cut":
         return CutPartition(_cut(graph, LibraSettings(parts=ranks, seed=seed)), bins)
+    if order == "locality":
+        return RowPartition(_locality(graph, LocalitySettings(parts=ranks, seed=seed)).owners)
     if order == "metis" and ranks > 1:
         return RowPartition(_edge_cut(graph, MetisSettings(parts=ranks, seed=seed % 2**31)).assignment())
     return RowPartition(assign(graph.num_vertices, ranks, "none" if order == "metis" else order, seed))
+
+
+def cut_is_kept(graph: Graph, *, ranks: int, seed: int) -> bool:
+    """Return whether the vertex cut of a run lies beside the store."""
+    store = store_folder(graph)
+    return store is not None and (cuts_folder(store) / LibraSettings(parts=ranks, seed=seed).name).exists()
 
 
 def _cut(graph: Graph, settings: LibraSettings) -> VertexCut:
@@ -52,16 +63,24 @@ def _edge_cut(graph: Graph, settings: MetisSettings) -> EdgeCut:
     return find_or_make_edge_cut(graph, settings, cuts_folder(store)).cut
 
 
-def _kept(folder: Path, settings: LibraSettings | MetisSettings) -> bool:
+def _locality(graph: Graph, settings: LocalitySettings) -> LocalityOrder:
+    store = store_folder(graph)
+    if store is None or not _kept(cuts_folder(store), settings):
+        return locality(graph, settings)
+    return find_or_make_locality(graph, settings, cuts_folder(store)).cut
+
+
+def _kept(folder: Path, settings: LibraSettings | MetisSettings | LocalitySettings) -> bool:
     """Whether a cut lies in a store or can be kept there."""
     return (folder / settings.name).exists() or os.access(folder if folder.exists() else folder.parent, os.W_OK)
 
 
 def figures_of(graph: Graph, partition: Partition, *, self_loops: bool) -> Figures:
-    """Return the sizes that a partition gives to its ranks. Cost: one to four sweeps over the edges."""
+    """Return the sizes that a partition gives to its ranks. Cost: two to five sweeps over the edges."""
     if isinstance(partition, RowPartition):
         owners = partition.owners
-        return RowFigures(owners.counts, tile_statistics(graph, owners, self_loops=self_loops))
+        tiles = tile_statistics(graph, owners, self_loops=self_loops)
+        return RowFigures(owners.counts, tiles, reuse=estimate_reuse(graph, owners, len(os.sched_getaffinity(0))))
     return cut_figures(graph, cut_partition(partition), self_loops=self_loops)
 
 

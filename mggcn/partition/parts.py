@@ -5,6 +5,7 @@ N vertices, P ranks, V rows of a rank.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import ConfigError
+from mggcn.partition.locality_estimate import UNKNOWN, Reuse
 from mggcn.partition.order import Assignment, part_sizes
 from mggcn.partition.statistics import TileStatistics, expected_statistics
 
@@ -43,6 +45,11 @@ class Figures(Protocol):
         """Bytes that set-up holds for each vertex of the graph to know who holds it."""
         ...
 
+    @property
+    def kept_bytes(self) -> int:
+        """Those of them that stay for the whole run."""
+        ...
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         ...
@@ -54,11 +61,12 @@ class Figures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowFigures:
-    """Of a partition of the rows: rows per rank and the P x P tiles of A^T."""
+    """Of a partition of the rows: rows per rank, the P x P tiles of A^T, and how local their products' gathers are."""
 
     counts: tuple[int, ...]
     tiles: TileStatistics
     kind: Literal["rows"] = "rows"
+    reuse: Reuse = UNKNOWN
 
     @property
     def num_entries(self) -> int:
@@ -70,10 +78,15 @@ class RowFigures:
 
     @property
     def assignment_bytes(self) -> int:
+        # Owner and row; halo and slice number the vertices once more.
+        return 12
+
+    @property
+    def kept_bytes(self) -> int:
         return 6
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "counts": list(self.counts)} | self.tiles.to_dict()
+        return {"kind": self.kind, "counts": list(self.counts), "reuse": self.reuse.to_dict()} | self.tiles.to_dict()
 
     def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> RowFigures:
         return RowFigures.expected(num_vertices, num_edges, ranks, self_loops=self_loops)
@@ -87,7 +100,8 @@ class RowFigures:
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> RowFigures:
         """Invert to_dict."""
-        return RowFigures(tuple(int(n) for n in content["counts"]), TileStatistics.from_dict(content))
+        reuse = Reuse.from_dict(content["reuse"]) if "reuse" in content else UNKNOWN
+        return RowFigures(tuple(int(n) for n in content["counts"]), TileStatistics.from_dict(content), reuse=reuse)
 
 
 class Partition(Protocol):
@@ -98,6 +112,10 @@ class Partition(Protocol):
 
     def held(self, rank: int) -> Assignment:
         """Return an assignment under which the vertices of `rank` are those that it holds, with their rows there."""
+        ...
+
+    def digest(self) -> str:
+        """Return the SHA-256 of who owns what."""
         ...
 
     def owned(self, rank: int) -> npt.NDArray[np.bool_] | None:
@@ -117,6 +135,9 @@ class RowPartition:
 
     def owned(self, rank: int) -> npt.NDArray[np.bool_] | None:
         return None
+
+    def digest(self) -> str:
+        return hashlib.sha256(np.ascontiguousarray(self.owners.owner).data).hexdigest()
 
 
 def row_figures(figures: Figures) -> RowFigures:

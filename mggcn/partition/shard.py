@@ -58,13 +58,15 @@ class ShardOptions:
     threads: int
 
 
-def build_shard(graph: Graph, partition: Partition, rank: int, options: ShardOptions) -> Shard:
-    """Build what a rank holds of the vertices; its matrices are its strategy's: aggregate/.
+def build_shard(
+    graph: Graph, partition: Partition, rank: int, options: ShardOptions, held: Assignment | None = None
+) -> Shard:
+    """Build what a rank holds of the vertices; its matrices are its strategy's. held: of the partition, if known.
 
     Cost: one sweep over the edges for the degrees; memory is the shard, 6 N bytes of the assignment, N bytes per split
     and chunks of 8 MiB. Raises: GraphError for negative in-degrees, missing splits or labels.
     """
-    owners, owned = partition.held(rank), partition.owned(rank)
+    owners, owned = held or partition.held(rank), partition.owned(rank)
     ids = owners.owned(rank)
     labels = np.empty(ids.shape[0], np.int32)
     for chunk, local in _owned_chunks(owners, rank, graph.num_vertices):

@@ -64,6 +64,7 @@ def build_tiles(
 ) -> tuple[Tile, ...]:
     """Cut the rows that `rank` owns into P tiles, with missing diagonals inserted if `self_loops`.
 
+    Columns ascend in each row, but for a diagonal that may come last.
     Cost: two sweeps over the matrix in chunks of 8 MiB; besides the tiles nothing of the size of the graph is held.
     Raises: GraphError if a tile has 2^31 nonzeros or more.
     """
@@ -81,11 +82,16 @@ def build_tiles(
     values = [np.empty(int(p[-1]), dtype) if weighted else None for p in indptr]
     addresses = (ctypes.c_void_p * ranks)(*[a.ctypes.data for a in indices])
     value_addresses = (ctypes.c_void_p * ranks)(*[None if a is None else a.ctypes.data for a in values])
+    wide = int(np.dtype(dtype) == np.float64)
     for chunk in sweep(matrix):
         arguments = _arguments(chunk, owners, rank, self_loops)
-        wide = int(np.dtype(dtype) == np.float64)
         fill(ctypes.byref(arguments), indptr.ctypes.data, addresses, value_addresses, wide, ranks, threads)
-    return tuple(Tile(p, i, v) for p, i, v in zip(indptr, indices, values, strict=True))
+    tiles = tuple(Tile(p, i, v) for p, i, v in zip(indptr, indices, values, strict=True))
+    sort = native.kernel("mggcn_tile_sort")
+    for p, tile in zip(indptr, tiles, strict=True):
+        weights = None if tile.values is None else tile.values.ctypes.data
+        sort(p.ctypes.data, rows, tile.indices.ctypes.data, weights, wide, threads)
+    return tiles
 
 
 def degrees(matrix: CSR, owners: Assignment, rank: int, *, self_loops: bool, threads: int) -> npt.NDArray[np.float64]:

@@ -19,6 +19,9 @@ class Multiply:
     columns: int
     nnz: int
     width: int
+    reuse: tuple[float, ...] = ()
+    """How local the reads are: their shares by the distance of the row's last use, partition/locality_estimate.py's
+    BOUNDS; (): at random."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from mggcn.errors import PlanError
-from mggcn.plan.description import DeviceRates
+from mggcn.plan.description import DeviceRates, RateTable
 from mggcn.plan.steps import Await, Send
 
 Kind = Literal["sparse", "dense", "elementwise", "messages", "sums", "overhead"]
@@ -38,6 +38,9 @@ class Work:
     flop: int = 0
     precision: str = "fp32"
     calls: int = 1
+    reuse: tuple[tuple[int, float], ...] = ()
+    """How local the gathers are: (bytes of the rows used since the same one was, at most; share of the gathers), rising;
+    (): at random over the footprint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,33 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
     """
     moving = 0.0
     if work.rows:
-        gather = device.gather.at(work.footprint * sharing) / sharing
-        moving += work.rows * (work.row_bytes / gather + device.row_s * sharing)
+        moving += work.rows * sharing * (work.row_bytes * _gathered_byte_s(work, device.gather, sharing) + device.row_s)
     if work.streamed:
         moving += work.streamed * sharing / device.copy.at((work.span or work.streamed) * sharing)
     computing = work.flop * sharing / _gemm(device, work.precision) if work.flop else 0.0
     return max(moving, computing), work.calls * device.call_s * max(1.0, sharing / device.cores)
+
+
+def _gathered_byte_s(work: Work, gather: RateTable, sharing: int) -> float:
+    """Return the seconds of a gathered byte, the average over the distances between two uses of a row.
+
+    Rows at random from a matrix of R bytes have distances of 0 to R bytes equally often. So the bytes that come from
+    between a and b take (b t(b) - a t(a)) / (b - a) each, if t(R) is what the table says; with equally frequent distances
+    the sum is t(R) again.
+    """
+
+    def until(footprint: int) -> float:
+        return footprint / gather.at(footprint * sharing) if footprint else 0.0
+
+    seconds = each = 0.0
+    below = 0
+    for bound, share in work.reuse or ((work.footprint, 1.0),):
+        above = min(bound, work.footprint)
+        if above > below:
+            each = (until(above) - until(below)) / (above - below)
+            below = above
+        seconds += share * each
+    return seconds
 
 
 def _gemm(device: DeviceRates, precision: str) -> float:

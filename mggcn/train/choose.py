@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mggcn.errors import PlanError
+from mggcn.partition.locality_estimate import near_share
+from mggcn.partition.parts import row_figures
 from mggcn.plan.analysis import analyse_15d
 from mggcn.plan.description import Machine
 from mggcn.plan.machine import human
@@ -21,6 +23,8 @@ from mggcn.train.opwork import epoch_cost
 from mggcn.train.plantext import table
 from mggcn.train.runplan import RunPlan
 
+NEAR_ROWS: Final = 4096
+"""Rows of a width of 128 that a cache of 2 MiB holds; one of partition/locality_estimate.py's BOUNDS."""
 REPLICATED: Final = ("arena", "features", "vertex data")
 """Regions of a rank that grow with its rows."""
 
@@ -60,6 +64,10 @@ class Row:
     seconds: float | None = None
     parts: Mapping[str, float] | None = None
     note: str = ""
+    near: float | None = None
+    """Share of the gathers that find their row among the NEAR_ROWS last used ones; None where it is not known."""
+    path: float | None = None
+    """Critical path of the stages over that of equal tiles; None but for partitions of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,17 @@ def _row(candidate: Candidate, machine: Machine, limit: int) -> Row:
         verdict, note = "not exact", "; ".join(filter(None, ["never chosen by auto", note]))
     sent = max(rank.bytes_sent(rank.train) for rank in plan.ranks)
     parts = {str(kind): seconds for kind, seconds in cost.parts.items()}
-    return Row(candidate, verdict, sent, memory, cost.seconds, parts, note)
+    return Row(candidate, verdict, sent, memory, cost.seconds, parts, note, *_order_figures(plan))
+
+
+def _order_figures(plan: RunPlan) -> tuple[float | None, float | None]:
+    """Return `near` and `path` of a row."""
+    if plan.figures.kind != "rows":
+        return None, None
+    figures = row_figures(plan.figures)
+    own, total = int(figures.tiles.nnz.trace()), int(figures.tiles.nnz.sum())
+    shares = figures.reuse.together(own, total - own)
+    return near_share(shares, NEAR_ROWS) if shares else None, figures.tiles.critical_path_over_ideal
 
 
 def _row_15d(candidates: Sequence[Candidate], machine: Machine) -> Row | None:
@@ -148,9 +166,23 @@ def _reason(best: Row, rows: Sequence[Row]) -> str:
         text += ", the only exact one that fits"
     elif best.seconds and second.seconds:
         text += f", {second.candidate.name} takes {second.seconds / best.seconds:.2f} times as long"
+    text += _order_reason(best, others)
     for row in rows:
         if row.verdict in ("not exact", "does not fit") and (row.seconds or 0) < (best.seconds or 0):
             text += f"; {row.candidate.name} would take {seconds_text(row.seconds)} but {_but(row)}"
+    return text
+
+
+def _order_reason(best: Row, others: Sequence[Row]) -> str:
+    """Say what the order of the chosen row is like beside the next best one under the same strategy."""
+    same = [row for row in others if row.candidate.strategy == best.candidate.strategy and row.near is not None]
+    other = min(same, key=_rank, default=None)
+    if other is None or best.near is None:
+        return ""
+    text = f"; {best.near:.0%} of its gathers find their row among the {NEAR_ROWS:,} last used ones"
+    text += f", {other.near:.0%} of those of order {other.candidate.order}"
+    if best.path is not None and other.path is not None:
+        text += f", and the stages take {best.path:.2f} of equal tiles' time, there {other.path:.2f}"
     return text
 
 
@@ -172,7 +204,8 @@ def _none_reason(rows: Sequence[Row], limit: int) -> str:
 
 def choice_lines(choice: Choice) -> list[str]:
     """Return the table and the reason as text."""
-    header = ("", "strategy", "order", "partition", "exact", "sent per epoch", "memory", "predicted", "verdict")
+    figures = ("near", "path", "sent per epoch", "memory", "predicted")
+    header = ("", "strategy", "order", "partition", "exact", *figures, "verdict")
     cells = [
         (
             "*" if row is choice.chosen else "",
@@ -180,6 +213,8 @@ def choice_lines(choice: Choice) -> list[str]:
             row.candidate.order,
             row.candidate.partition,
             "yes" if row.candidate.exact else "no",
+            "-" if row.near is None else f"{row.near:.0%}",
+            "-" if row.path is None else f"{row.path:.2f}",
             "-" if row.bytes_sent is None else human(row.bytes_sent),
             "-" if row.memory_bytes is None else human(row.memory_bytes),
             seconds_text(row.seconds),
@@ -189,7 +224,8 @@ def choice_lines(choice: Choice) -> list[str]:
     ]
     caveat = f" ({choice.machine.caveat})" if choice.machine.caveat else ""
     lines = [f"strategies on {choice.machine.title}{caveat}, per rank", *table(header, cells), f"  {choice.reason}"]
-    return [*lines, "", *parts_lines(choice.rows)]
+    near = f"  near: gathers that find their row among the {NEAR_ROWS:,} last used ones"
+    return [*lines, f"{near}; path: time of the stages over that of equal tiles", "", *parts_lines(choice.rows)]
 
 
 def parts_lines(rows: Sequence[Row]) -> list[str]:
@@ -218,6 +254,8 @@ def choice_dict(choice: Choice) -> dict[str, Any]:
                 "note": row.note,
                 "bytes_sent_per_epoch": row.bytes_sent,
                 "memory_bytes": row.memory_bytes,
+                "near_share": row.near,
+                "critical_path_over_ideal": row.path,
                 "predicted_seconds": row.seconds,
                 "predicted_parts": None if row.parts is None else dict(row.parts),
             }

@@ -16,6 +16,7 @@ from mggcn.model import backward as bwd
 from mggcn.model import forward as fwd
 from mggcn.model.lower import Program
 from mggcn.model.ops import Finish, Op
+from mggcn.partition.locality_estimate import BOUNDS
 from mggcn.plan.cost import Cost, mean_cost, predict
 from mggcn.plan.description import Machine
 from mggcn.plan.device import REAL
@@ -142,7 +143,8 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int) -> Iterator[It
                 # No more rows of the operand are touched than there are nonzeros.
                 footprint = min(step.columns, step.nnz) * row
                 streamed = step.nnz * sizes.edge + step.rows * (8 + 2 * row)
-                yield Work("sparse", rows=step.nnz, row_bytes=row, footprint=footprint, streamed=streamed)
+                reuse = tuple((bound * row, share) for bound, share in zip(BOUNDS, step.reuse, strict=False))
+                yield Work("sparse", step.nnz, row, footprint, streamed, reuse=reuse)
             case Copy():
                 row = sizes.row(step.width)
                 streamed = step.rows * (4 + row)

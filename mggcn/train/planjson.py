@@ -29,6 +29,8 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "device": plan.config.run.device,
         "precision": plan.config.run.precision,
         "strategy": plan.config.run.strategy,
+        "delay": plan.config.run.delay,
+        "exact": first.aggregation.exact,
         "order": plan.config.run.order,
         "graph": {
             name: getattr(plan.shape, name)

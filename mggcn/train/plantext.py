@@ -39,7 +39,7 @@ def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = ()) -
         f"({'symmetric' if shape.symmetric else 'directed'}{', weighted' if shape.weighted else ''}), "
         f"{shape.num_features:,} features ({features}), {shape.num_classes} classes",
         f"{config.model.kind} {widths}, {config.run.precision}, {len(plan.ranks)} rank{'s' * (len(plan.ranks) > 1)} on "
-        f"{config.run.device}, order {config.run.order}, strategy {config.run.strategy}",
+        f"{config.run.device}, {_strategy(plan)}",
         "",
         "order of products",
         *(f"  {line}" for line in layer_reasons(plan)),
@@ -61,6 +61,17 @@ def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = ()) -
     if limit is not None:
         lines += ["", verdict(plan, limit)]
     return "\n".join(lines)
+
+
+def _strategy(plan: RunPlan) -> str:
+    """How neighbours' rows arrive, and whether that gives the gradient of the whole graph."""
+    run = plan.config.run
+    if plan.figures.kind == "rows":
+        return f"order {run.order}, strategy {run.strategy}"
+    name = f"strategy {run.strategy}, {'0c' if run.delay == 'none' else f'cd-{run.delay}'}"
+    if plan.ranks[0].aggregation.exact:
+        return name
+    return f"{name}: training gradients are APPROXIMATE (sums over neighbours are partial or late), evaluation is exact"
 
 
 def _buffers(program: Program) -> list[str]:

@@ -13,6 +13,7 @@ from mggcn.backend.cuda_shape import cusparse_bytes, schedule_bytes, workspace_b
 from mggcn.config import Config
 from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
 from mggcn.model.lower import Model
+from mggcn.partition.locality import locality_nbytes
 from mggcn.plan.device import FIGURES, REAL, STORAGE
 from mggcn.plan.machine import MIB
 from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES, BufferSpec
@@ -64,7 +65,8 @@ class RankSizes:
         return regions if figures.is_host else regions | self._kernel_regions(panel)
 
     def setup_bytes(self, regions: Mapping[str, int]) -> int:
-        """Peak of set-up: the assignment of all vertices (20 bytes each while drawn), the shard, chunks of files.
+        """Peak of set-up: the assignment of all vertices (20 bytes each while drawn, some 70 for an order by locality), the
+        shard, chunks of files.
 
         On a device with memory of its own: what has arrived there.
         """
@@ -76,6 +78,8 @@ class RankSizes:
         if self.model.input.sparse and self.model.input.aggregated:
             sorting += 16 * (self.shape.feature_nnz or 0) + 32 * self.inputs.aggregated_nnz
         drawing = 20 * num_vertices if run.ranks > 1 or run.order == "permute" else 0
+        if run.order == "locality":
+            drawing = sum(locality_nbytes(num_vertices, self.shape.num_edges, self.shape.symmetric).values())
         return regions["runtime"] + max(
             drawing, self.assignment_bytes * num_vertices + shard + sorting + min(CHUNK_BYTES, shard)
         )

@@ -203,6 +203,8 @@ def plan_rank(config: Config, shape: GraphShape, figures: Figures, strategy: Str
     indices = aggregation.index_bytes if graph else 0
     sizes = RankSizes(config, shape, model, inputs, matrices, matrices_t, indices, figures.assignment_bytes)
     regions = {"arena": arena} | sizes.regions(panel if setup else 0)
+    if model.device.is_host:
+        regions["who holds which rows"] = figures.kept_bytes * shape.num_vertices
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
         regions["messages and sums in flight"] = kept
     return RankPlan(

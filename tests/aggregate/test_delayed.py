@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.aggregate.delayed import DeviceLists
-from mggcn.assemble import Rank, partition_graph, resolve
+from mggcn.aggregate.delayed_part import DeviceLists
+from mggcn.assemble import Rank, partition_graph, plan_graph, resolve
+from mggcn.cli import main
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
+from mggcn.errors import RunError
 from mggcn.graph.csr import Graph
+from mggcn.graph.store import open_store, write_store
+from mggcn.jobs.folder import known_plan, read_run
 from mggcn.partition.cut_rows import CutPartition
+from mggcn.train.planjson import to_dict
 from tests.aggregate.algorithm4 import Algorithm4, Simulated
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.train.test_trainer import fit
@@ -188,3 +195,63 @@ def test_evaluation_is_exact_whatever_the_delay() -> None:
         logits[delay] = whole
     assert np.array_equal(logits["none"], logits["0"])
     assert np.array_equal(logits["3"], logits["0"])
+
+
+def test_a_graph_of_which_every_vertex_is_split() -> None:
+    """Fails if a rank without rows of its own part, or ranges of rows that are empty, are special."""
+    dense = np.ones((24, 24), np.float32) - np.eye(24, dtype=np.float32)
+    graph = make_graph(dense, num_features=7, num_classes=3, sparse=False, weighted=False, seed=2)
+    for ranks in (3, 5):
+        partition = partition_graph(config_of(ranks, "0"), graph)
+        assert isinstance(partition, CutPartition)
+        assert partition.split.all()
+        found = on_ranks(config_of(ranks, "0"), graph, lambda rank: [rank.trainer.step(e) for e in range(5)])[0]
+        run = RunConfig(ranks=1, threads=1, transport="single", precision="fp64")
+        whole = dataclasses.replace(config_of(ranks, "0"), run=run)
+        expected = on_ranks(whole, graph, lambda rank: [rank.trainer.step(e) for e in range(5)])[0]
+        assert found == pytest.approx(expected, rel=1e-12)
+        local, _ = trained(config_of(ranks, "2"), graph)
+        assert local == trained(config_of(ranks, "2"), graph, simulate=True)[0]
+
+
+def test_weights_of_both_signs_are_not_blown_up() -> None:
+    """Fails if a partial sum is scaled by a quotient of weights, which may be next to nothing."""
+    rng = np.random.default_rng(3)
+    dense = np.triu((rng.random((60, 60)) < 0.2) * rng.choice([0.6, -0.5], (60, 60)), 1).astype(np.float32)
+    dense += dense.T + 6 * np.eye(60, dtype=np.float32)
+    graph = make_graph(dense, num_features=7, num_classes=3, sparse=False, weighted=True, seed=2)
+    for delay in ("none", "2"):
+        shares = on_ranks(config_of(3, delay), graph, lambda rank: rank.trainer.runtime.training._part.missing.copy())
+        most = max(graph.adj.indptr.read(0, 61)[1:] - graph.adj.indptr.read(0, 60)) + 1
+        assert all((s >= 1).all() and (s <= most).all() for s in shares)
+
+
+def test_the_plan_says_what_is_approximate() -> None:
+    """Fails if a plan that gives up exactness does not say so, or an exact one says it does."""
+    graph = graph_of("random")
+    for delay, exact in (("0", True), ("2", False), ("none", False)):
+        plan, _ = plan_graph(config_of(3, delay), graph)
+        assert ("APPROXIMATE" in str(plan)) == (not exact)
+        assert to_dict(plan)["exact"] is exact
+
+
+def test_a_run_refuses_a_partition_that_was_made_again(tmp_path: Path) -> None:
+    """Fails if a run continues on other parts than it was planned for."""
+    write_store(graph_of("random"), tmp_path / "store")
+    run = ["--ranks", "2", "--transport", "threads", "--strategy", "delayed", "--epochs", "2", "--quiet"]
+    assert main(["train", str(tmp_path / "store"), *run, "--out", str(tmp_path / "run")]) == 0
+    kept = tmp_path / "store" / "partitions"
+    assert main(["partition", str(tmp_path / "store"), "--parts", "2", "--seed", "9"]) == 0
+    old, new = kept / "libra-2-1-shuffled", kept / "libra-2-9-shuffled"
+    meta = json.loads((new / "meta.json").read_text())
+    meta["settings"]["seed"] = 1
+    (new / "meta.json").write_text(json.dumps(meta))
+    shutil.rmtree(old)
+    new.rename(old)
+    assert main(["predict", str(tmp_path / "run")]) != 0
+    with pytest.raises(RunError, match="another partition"):
+        known_plan(tmp_path / "run", *read_for(tmp_path / "run", tmp_path / "store"))
+
+
+def read_for(folder: Path, store: Path) -> tuple[Config, Graph]:
+    return read_run(folder)[0], open_store(store)

@@ -16,6 +16,7 @@ from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, RunConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
+from mggcn.partition.locality_estimate import BOUNDS
 from mggcn.partition.make import figures_of
 from mggcn.partition.parts import RowFigures
 from mggcn.partition.shard import ShardOptions
@@ -50,7 +51,9 @@ def test_a_plan_by_hand() -> None:
     assert [plan.index_bytes for plan in plans] == [8, 8]
     # 17 columns of float32 take two lines of 64 bytes.
     assert [(b.rows, b.cols, b.nbytes) for b in plans[0].buffers("x", 17, "fp32")] == [(2, 17, 256)] * 2
-    steps = (Copy(0, 17), Send("all_to_all", 0, 256), Multiply(3, 3, 4, 17), Await(0), Multiply(3, 2, 3, 17))
+    near = (1.0, *[0.0] * (len(BOUNDS) - 1))  # five rows lie within the first bound of each other
+    products = Multiply(3, 3, 4, 17, near), Multiply(3, 2, 3, 17, near)
+    steps = (Copy(0, 17), Send("all_to_all", 0, 256), products[0], Await(0), products[1])
     assert plans[1].steps(17, "fp32", False) == steps
 
 

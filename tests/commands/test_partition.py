@@ -14,8 +14,9 @@ import pytest
 from mggcn.errors import PlanError
 from mggcn.graph.store import open_store
 from mggcn.partition import cut_files, metis
-from mggcn.partition.cut_files import find_or_make_cut, find_or_make_edge_cut
+from mggcn.partition.cut_files import find_or_make_cut, find_or_make_edge_cut, find_or_make_locality
 from mggcn.partition.libra import LibraSettings
+from mggcn.partition.locality import LocalitySettings
 from mggcn.partition.metis import MetisSettings
 from mggcn.plan import machine
 from tests.commands.runs import refused, run_main
@@ -79,10 +80,14 @@ def test_what_is_refused(
     by_metis = ("partition", store, "--kind", "metis", *out)
     assert "METIS has none" in refused(capsys, *by_metis, "--parts", 2, "--edges", "stored")
     assert "got 1025" in refused(capsys, *by_metis, "--parts", 1025)
+    by_locality = ("partition", store, "--kind", "locality", *out)
+    assert "an order by locality has none" in refused(capsys, *by_locality, "--parts", 2, "--edges", "stored")
+    assert "1 to 1024 parts, got 0" in refused(capsys, *by_locality, "--parts", 0)
     assert "there is no nowhere" in refused(capsys, "partition", "nowhere", "--parts", 2, *out)
     with monkeypatch.context() as patch:
         patch.setattr(machine, "free_bytes", lambda: 1000)
         assert "1000 B are free" in refused(capsys, "partition", store, "--parts", 2, *out)
+        assert "1000 B are free" in refused(capsys, *by_locality, "--parts", 2)
         patch.setattr(metis, "require_pymetis", lambda: None)
         assert "1000 B are free" in refused(capsys, *by_metis, "--parts", 2)
     assert not (tmp_path / "cuts").exists()
@@ -132,6 +137,42 @@ def test_metis_is_made_and_found_again(store: Path, tmp_path: Path, capsys: pyte
     assert "planned memory: " not in again
     assert run_main(*command, "--force") == 0
     assert "made in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_an_order_by_locality_is_made_and_found_again(
+    parts: int, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the figures are not those of the order that lies where the command says, or it is made twice."""
+    capsys.readouterr()
+    command = ("partition", store, "--kind", "locality", "--parts", parts, "--seed", 77, "--out", tmp_path)
+    assert run_main(*command) == 0
+    said = capsys.readouterr().out
+    assert f"lies in {tmp_path / f'locality-{parts}-77'}" in said
+    assert said.index("planned memory: ") < said.index("edges inside clusters") < said.index("made in")
+    found = find_or_make_locality(open_store(store), LocalitySettings(parts=parts, seed=77), tmp_path)
+    assert found.seconds is None
+    s = found.cut.statistics
+    assert s.num_edges == 4096
+    for text in (
+        f"edges inside clusters {s.inside_share:.1%} ({s.num_clusters:,} clusters",
+        f"average gap {s.gap:,.0f} places between the ends of an edge ({s.gap_before:,.0f} before)",
+        f"critical path {s.critical_path:.3f}",
+        f"nonzero balance {s.nonzero_balance:.4f}",
+        f"row balance {s.row_balance:.4f}",
+    ):
+        assert text in said
+    assert run_main(*command) == 0
+    again = capsys.readouterr().out
+    assert "made before" in again
+    assert "planned memory: " not in again
+    assert run_main(*command, "--force") == 0
+    assert "made in" in capsys.readouterr().out
+    assert run_main("partition", store, "--list", "--out", tmp_path) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.split()[:4] == [f"locality-{parts}-77", "locality", str(parts), "77"]
+    assert f"inside clusters {s.inside_share:.1%}" in line
+    assert f"nonzeros {s.nonzero_balance:.3f}, rows {s.row_balance:.3f}" in line
 
 
 @needs_pymetis

@@ -1,4 +1,4 @@
-"""The command under every exact strategy: trained as processes, interrupted, resumed, predicted with, bytes as planned."""
+"""The command under the other strategies: trained as processes, interrupted, resumed, predicted with, bytes as planned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from tests.commands.runs import history, interrupt, losses, result, run_main, same_tensors, saved_epochs, start
 
-STRATEGIES = ("halo", "slice")
+EXACT = ("halo", "slice", "delayed")
+STRATEGIES = (*EXACT, "delayed --delay 2")
 EPOCHS = 50
 SETTINGS = ["--threads", 1, "--seed", 7333, "--set", "model.dropout=0.4", "--set", "model.hidden=24"]
 
@@ -24,7 +25,7 @@ def community(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(store: Path, folder: Path, strategy: str, ranks: int, epochs: int, transport: str = "threads") -> Path:
-    ways = ["--ranks", ranks, "--transport", transport, "--strategy", strategy]
+    ways = ["--ranks", ranks, "--transport", transport, "--strategy", *strategy.split()]
     assert run_main("train", store, *SETTINGS, *ways, "--epochs", epochs, "--out", folder, "--quiet") == 0
     return folder
 
@@ -37,7 +38,7 @@ def staged(community: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EXACT)
 def test_losses_and_scores_are_those_of_broadcast(community: Path, staged: Path, tmp_path: Path, strategy: str) -> None:
     """Fails if the losses of 50 epochs with dropout, or the scores of the best weights, differ by more than rounding."""
     folder = train(community, tmp_path / "run", strategy, 2, EPOCHS)
@@ -50,7 +51,7 @@ def test_losses_and_scores_are_those_of_broadcast(community: Path, staged: Path,
 def test_processes_interrupted_and_resumed(community: Path, tmp_path: Path, strategy: str) -> None:
     """Fails if gloo moves other rows than threads do, or an interruption changes a bit."""
     broken = tmp_path / "broken"
-    ways = ["--ranks", 2, "--strategy", strategy, "--set", "train.checkpoint_every=2"]
+    ways = ["--ranks", 2, "--strategy", *strategy.split(), "--set", "train.checkpoint_every=2"]
     process = start("train", community, *SETTINGS, *ways, "--epochs", 10**6, "--out", broken, "--quiet")
     code, _, err = interrupt(process, broken, signal.SIGTERM, 3)
     assert (code, err) == (143, "mggcn: interrupted by SIGTERM\n")
@@ -65,7 +66,7 @@ def test_processes_interrupted_and_resumed(community: Path, tmp_path: Path, stra
     assert np.array_equal(np.load(broken / "scores.npy"), np.load(whole / "scores.npy"))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EXACT)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_measured_bytes_are_those_of_the_plan(community: Path, tmp_path: Path, strategy: str, ranks: int) -> None:
     """Fails if the counter of a run and plan.json differ by a byte per epoch."""

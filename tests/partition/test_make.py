@@ -38,7 +38,7 @@ def test_every_edge_and_vertex_has_its_place(kind: str, ranks: int) -> None:
     assert isinstance(partition, CutPartition)
     figures = cut_figures(graph, partition, self_loops=True)
     owned, held = np.zeros(60, int), np.zeros(60, int)
-    lists = [exchange_lists(partition, rank) for rank in range(ranks)]
+    lists = [exchange_lists(partition, rank, bins=2) for rank in range(ranks)]
     for rank in range(ranks):
         ids, mine = partition.ids(rank), partition.owned(rank)
         assert mine is not None

@@ -53,6 +53,23 @@ def test_tiles_equal_slices(kind: str, ranks: int, monkeypatch: pytest.MonkeyPat
                 assert tile.nnz == np.count_nonzero(wanted)
 
 
+@pytest.mark.parametrize("kind", ["random", "weighted", "hub-row"])
+@pytest.mark.parametrize("order", ["permute", "random"])
+def test_columns_ascend(kind: str, order: str) -> None:
+    """Fails if a product leaps back and forth in its operand, or a sorted row's inserted diagonal moves from its end."""
+    for ranks, threads in ((1, 2), (3, 1)):
+        stored, _ = looped(kind, 61, False)
+        owners = assign(61, ranks, order, 5)
+        matrix = csr(stored, kind == "weighted")
+        for tile in build_tiles(matrix, owners, 0, self_loops=True, dtype="f8", threads=threads):
+            rows = [tile.indices[a:b] for a, b in itertools.pairwise(tile.indptr)]
+            assert all((np.diff(row[:-1]) > 0).all() for row in rows)
+            assert any(row.size > 2 for row in rows)
+        if ranks == 1 and order == "random":
+            lacking = np.flatnonzero(np.diagonal(stored) == 0)
+            assert all(rows[v][-1] == v for v in lacking)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("loops", [False, True])
 def test_degrees_and_scales_equal_numpy(kind: str, loops: bool) -> None:

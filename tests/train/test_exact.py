@@ -56,14 +56,17 @@ def relative_error(config: Config, graph: object, where: Where = CPU) -> float:
 OUTER = list(itertools.product((1, 2, 3, 5), (1, 2, 3, 4), ("random", "directed", "weighted")))
 INNER = list(
     itertools.product(
-        ("random", "permute", "none"), ((0.0, 0.0), (0.5, 0.0), (0.3, 0.4)), ("symmetric", "mean"), (False, True)
+        ("random", "permute", "none", "locality"),
+        ((0.0, 0.0), (0.5, 0.0), (0.3, 0.4)),
+        ("symmetric", "mean"),
+        (False, True),
     )
 )
 SAMPLES = 3
 
 
 def sample(cell: int) -> list[tuple[str, tuple[float, float], str, bool]]:
-    """A few of INNER, others for each cell of OUTER; 7 and 36 have no common divisor, so all come in turn."""
+    """A few of INNER, others for each cell of OUTER; 7 and 48 have no common divisor, so all come in turn."""
     return [INNER[(7 * (SAMPLES * cell + k)) % len(INNER)] for k in range(SAMPLES)]
 
 
@@ -85,6 +88,7 @@ def test_gradients_equal_autograd(where: Where, cell: tuple[int, int, str]) -> N
 
 
 OTHERS = [name for name in STRATEGIES if name != "broadcast"]
+ROW_STRATEGIES = [name for name, strategy in STRATEGIES.items() if strategy.kind == "rows"]
 OTHER_CELLS = [(name, cell) for name in OTHERS for cell in OUTER]
 
 
@@ -133,6 +137,19 @@ def test_gradients_of_other_strategies_on_hostile_graphs(where: Where, case: tup
     graph = make_graph(pattern(kind, 23, 3), num_features=6, num_classes=3, sparse=False, weighted=False, seed=2)
     for norm, loops in (("mean", ranks % 2 == 1), ("symmetric", ranks % 2 == 0)):
         config = config_of(ranks, strategy=name, hidden=(8, 4), dropout=0.5, norm=norm, self_loops=loops)
+        assert relative_error(config, graph, where) < TOLERANCE
+
+
+LOCAL = list(itertools.product((1, 2, 3), ("empty", "path", "star", "hub-row", "disconnected"), ROW_STRATEGIES))
+
+
+@pytest.mark.parametrize(("where", "case"), everywhere(LOCAL, lambda number: number % 9 == 4))
+def test_gradients_under_an_order_by_locality(where: Where, case: tuple[int, str, str]) -> None:
+    """Fails if rows of another order than the vertices', or parts of different sizes, get each other's numbers."""
+    ranks, kind, name = case
+    graph = make_graph(pattern(kind, 23, 3), num_features=6, num_classes=3, sparse=True, weighted=False, seed=2)
+    for norm, loops in (("mean", True), ("symmetric", False)):
+        config = config_of(ranks, "locality", name, hidden=(8, 4), dropout=0.5, norm=norm, self_loops=loops)
         assert relative_error(config, graph, where) < TOLERANCE
 
 

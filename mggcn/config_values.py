@@ -1,0 +1,55 @@
+"""Text and TOML values as the types of settings: Literal, tuples of integers, bool, int, float, str."""
+
+from __future__ import annotations
+
+import math
+import operator
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal
+
+
+def type_name(hint: Any) -> str:
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(typing.get_args(hint))
+    if origin is tuple:
+        return "integers separated by commas, such as 64,64"
+    return {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}.get(hint, str(hint))
+
+
+def convert(hint: Any, value: Any) -> Any:
+    """Convert text or a TOML value to a field's type; ValueError, TypeError or OverflowError if it does not fit."""
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return value if isinstance(value, str) and value in typing.get_args(hint) else _bad(value)
+    if origin is tuple:
+        return tuple(convert(int, part) for part in _parts(value))
+    if hint is bool:
+        if isinstance(value, str):
+            return {"true": True, "false": False}[value.lower()] if value.lower() in ("true", "false") else _bad(value)
+        return value if isinstance(value, bool) else _bad(value)
+    if isinstance(value, bool):
+        return _bad(value)
+    if hint is int:
+        if isinstance(value, float):
+            return int(value) if value.is_integer() else _bad(value)
+        return int(value) if isinstance(value, str) else operator.index(value)
+    if hint is str:
+        return str(value)
+    number = float(value)
+    return number if math.isfinite(number) else _bad(value)
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    """Split what may stand for a tuple: `64,64`, one number or a sequence. One comma may trail."""
+    if isinstance(value, str):
+        parts = value.strip().split(",")
+        return parts if parts[-1] else parts[:-1]
+    if isinstance(value, list | tuple):
+        return value
+    return [value]
+
+
+def _bad(value: Any) -> Any:
+    raise ValueError(value)
