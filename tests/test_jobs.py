@@ -223,7 +223,7 @@ def test_changed_settings_are_refused(run: Path, tmp_path: Path) -> None:
     for changed in (
         dataclasses.replace(config, run=dataclasses.replace(config.run, order="permute")),
         dataclasses.replace(config, run=dataclasses.replace(config.run, ranks=3)),
-        dataclasses.replace(config, run=dataclasses.replace(config.run, between="local")),
+        dataclasses.replace(config, run=dataclasses.replace(config.run, between="last")),
         dataclasses.replace(config, train=dataclasses.replace(config.train, seed=24)),
     ):
         with pytest.raises(RunError, match="put it back"):
