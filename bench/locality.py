@@ -161,7 +161,8 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     spmm = in_turn(products(graph, orders, args), args.rounds, args.threads)
     steps, predicted = epochs(graph, orders, args)
     parts = {
-        "random": assign(graph.num_vertices, RANKS, "random", SEED),
+        # Not the seed by which ids were drawn.
+        "random": assign(graph.num_vertices, RANKS, "random", SEED + 1),
         "locality": locality(graph, LocalitySettings(parts=RANKS, seed=SEED), args.threads).owners,
     }
     tiles = {order: tile_statistics(graph, owners, self_loops=True) for order, owners in parts.items()}

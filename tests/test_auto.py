@@ -84,8 +84,13 @@ def test_a_large_graph_is_not_ordered_to_be_compared(monkeypatch: pytest.MonkeyP
     for expected in (False, True):
         _, choice = settled(config_of(strategy="halo"), stored)
         assert choice is not None
-        assert ("locality" in {row.candidate.order for row in choice.rows}) == expected
+        row = next(row for row in choice.rows if row.candidate.order == "locality")
+        assert row.verdict == ("fits" if expected else "not possible")
+        assert ("mggcn partition --kind locality --parts 3 --seed 1" in row.note) != expected
         assert main(["partition", str(tmp_path / "store"), "--kind", "locality", "--parts", "3"]) == 0
+    # Who names it gets it.
+    config, _ = settled(config_of(ranks=2, order="locality"), stored)
+    assert config.run.order == "locality"
 
 
 def test_what_is_named_is_kept() -> None:

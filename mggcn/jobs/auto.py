@@ -138,9 +138,7 @@ def _candidates(config: Config, base: Config, graph: Graph) -> Iterator[Candidat
     # More ranks than a kept partition can have parts: none is kept.
     if ranks <= MAX_PARTS and _is_kept(store, MetisSettings(parts=ranks, seed=seed % 2**31)):
         orders = (*orders, "metis")
-    if ranks <= MAX_PARTS and (
-        graph.num_edges <= ORDER_EDGES or _is_kept(store, LocalitySettings(parts=ranks, seed=seed))
-    ):
+    if ranks <= MAX_PARTS:
         orders = (*orders, "locality")
     known: dict[tuple[str, str, int], Figures | str] = {}
     for run, exact in _ways(config.run, orders):
@@ -149,7 +147,8 @@ def _candidates(config: Config, base: Config, graph: Graph) -> Iterator[Candidat
         bins = max(trial.run.delay_epochs or 0, 1) if kind == "cut" else 1
         key = (kind, trial.run.order, bins)
         if key not in known:
-            known[key] = _figures(graph, trial, kind, bins)
+            unasked = config.run.order == "auto" and kind == "rows"
+            known[key] = (unasked and _too_large(graph, trial)) or _figures(graph, trial, kind, bins)
         figures = known[key]
         if isinstance(figures, str):
             yield _candidate(trial.run, "libra" if kind == "cut" else "rows", exact, None, figures)
@@ -168,6 +167,16 @@ def _candidates(config: Config, base: Config, graph: Graph) -> Iterator[Candidat
 def _is_kept(store: Path | None, settings: LibraSettings | MetisSettings | LocalitySettings) -> bool:
     """Whether a partition lies with the store."""
     return store is not None and (cuts_folder(store) / settings.name).exists()
+
+
+def _too_large(graph: Graph, config: Config) -> str:
+    """Say why an order is not made only to be compared; "" if it is, or costs nothing, or lies with the store."""
+    run, seed = config.run, config.train.seed
+    if run.order != "locality" or graph.num_edges <= ORDER_EDGES:
+        return ""
+    if _is_kept(store_folder(graph), LocalitySettings(parts=run.ranks, seed=seed)):
+        return ""
+    return f"not at hand; make it with mggcn partition --kind locality --parts {run.ranks} --seed {seed}"
 
 
 def _figures(graph: Graph, config: Config, kind: Any, bins: int) -> Figures | str:
