@@ -1,9 +1,10 @@
-// What every kernel shares: the names of an instruction set, vectors, and the row epilogue.
+// What every kernel shares: the names of an instruction set, vectors, storage types, and the chunks of sums.
 // Each .cpp is compiled once per instruction set (MGGCN_ISA = baseline, avx2); all code but the exported C functions
 // lies in an anonymous namespace, so that no inlined copy of one set is linked into the other.
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #define MGGCN_JOIN2(a, b) a##_##b
 #define MGGCN_JOIN(a, b) MGGCN_JOIN2(a, b)
@@ -28,6 +29,46 @@ struct Vector {
   static inline void store(T* p, type v) { *reinterpret_cast<unaligned*>(p) = v; }
   static inline type fill(T x) { return x - type{}; }
 };
+
+// bfloat16: the upper half of a float. Stored only; sums, scales and edge values beside it are float.
+struct bf16 {
+  uint16_t bits;
+};
+
+template <class S>
+struct RealOf {
+  typedef S type;
+};
+template <>
+struct RealOf<bf16> {
+  typedef float type;
+};
+template <class S>
+using Real = typename RealOf<S>::type;
+
+template <class T>
+inline T widen(T x) {
+  return x;
+}
+inline float widen(bf16 x) {
+  const uint32_t bits = (uint32_t)x.bits << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+template <class S>
+inline S narrow(Real<S> x) {
+  if constexpr (std::is_same_v<S, bf16>) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return bf16{(uint16_t)(x == x ? rounded : bits >> 16 | 0x40)};
+  } else {
+    return x;
+  }
+}
 
 // Fixed number of row chunks whose partial sums are added in order: sums do not depend on the number of threads.
 constexpr int kPartials = 64;

@@ -1,5 +1,6 @@
 // The epilogue of a row: z = out_scale * drop(relu(row_scale * z + bias)); null pointers and zeros switch parts off.
-// Scales are in the storage type, one per row. NaN passes through ReLU, so that a broken sum is seen in the loss.
+// Scales are in the type of sums, one per row. NaN passes through ReLU, so that a broken sum is seen in the loss.
+// `first` is the column of the row at which z begins, a multiple of 8: columns may be finished in several pieces.
 #pragma once
 #include "philox.h"
 
@@ -16,27 +17,31 @@ struct Epilogue {
 };
 
 template <class T>
-inline void drop_row(T* z, int64_t cols, int64_t id, const Dropout& dropout) {
+inline void drop_row(T* z, int64_t first, int64_t cols, int64_t id, const Dropout& dropout) {
   const T scale = (T)(float)dropout.keep_scale;
   uint16_t words[64];
-  for (int64_t first = 0; first < cols; first += 64) {
-    philox_words(dropout, id, (uint32_t)(first / 8), words);
-    const int64_t count = cols - first < 64 ? cols - first : 64;
-    for (int64_t d = 0; d < count; ++d) z[first + d] = words[d] >= dropout.threshold ? z[first + d] * scale : (T)0;
+  for (int64_t at = 0; at < cols; at += 64) {
+    const int64_t count = cols - at < 64 ? cols - at : 64;
+    const uint32_t group = (uint32_t)((first + at) / 8);
+    if (count <= 32)
+      philox_words<4>(dropout, id, group, words);
+    else
+      philox_words<8>(dropout, id, group, words);
+    for (int64_t d = 0; d < count; ++d) z[at + d] = words[d] >= dropout.threshold ? z[at + d] * scale : (T)0;
   }
 }
 
 template <class T>
-inline void finish_row(T* z, int64_t cols, int64_t row, const Epilogue<T>& e) {
+inline void finish_row(T* z, int64_t first, int64_t cols, int64_t row, const Epilogue<T>& e) {
   if (e.row_scale) {
     const T s = e.row_scale[row];
     for (int64_t d = 0; d < cols; ++d) z[d] *= s;
   }
   if (e.bias)
-    for (int64_t d = 0; d < cols; ++d) z[d] += e.bias[d];
+    for (int64_t d = 0; d < cols; ++d) z[d] += e.bias[first + d];
   if (e.relu)
     for (int64_t d = 0; d < cols; ++d) z[d] = z[d] < (T)0 ? (T)0 : z[d];
-  if (e.dropout.threshold) drop_row(z, cols, e.row_ids[row], e.dropout);
+  if (e.dropout.threshold) drop_row(z, first, cols, e.row_ids[row], e.dropout);
   if (e.out_scale) {
     const T s = e.out_scale[row];
     for (int64_t d = 0; d < cols; ++d) z[d] *= s;

@@ -1,6 +1,7 @@
 // softmax_xent: masked cross-entropy of logits, its gradient written over them in one pass.
-// in    z T [V, C], labels int32 [V], mask uint8 [V] (bit 0: the row counts), inv_count = 1 / global number of those
-// out   z = row_scale * (softmax(z) - onehot(label)) * inv_count on rows that count, 0 on the others
+// in    z S [V, C] (float, double, or bfloat16, whose rows are computed in float and rounded once), labels int32 [V],
+// mask uint8 [V] (bit 0: the row counts), inv_count = 1 / global number of those out   z = row_scale * (softmax(z) -
+// onehot(label)) * inv_count on rows that count, 0 on the others
 //       loss double [1] adds sum(logsumexp(z) - z[label]) * inv_count
 //       partials (double [64, C] or null) gains the columns of the gradient before row_scale
 // Stable for any finite logits: the maximum is subtracted. Bitwise repeatable.
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "common.h"
+#include "pieces.h"
 
 namespace {
 
@@ -51,24 +53,36 @@ double xent_row(T* z, int64_t cols, int32_t label, T inv_count) {
   return std::log(sum) + (double)top - (double)chosen;
 }
 
-template <class T>
-void softmax_xent(T* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask,
-                  double inv_count, const T* row_scale, double* loss, double* partials, int32_t threads) {
+template <class S>
+void softmax_xent(S* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask,
+                  double inv_count, const Real<S>* row_scale, double* loss, double* partials, int32_t threads) {
+  typedef Real<S> R;
+  constexpr bool in_place = std::is_same_v<S, R>;
   double losses[kPartials] = {0};
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t c = 0; c < kPartials; ++c) {
-    double* sums = partials ? partials + c * cols : nullptr;
-    for (int64_t v = chunk_start(rows, c); v < chunk_start(rows, c + 1); ++v) {
-      T* row = z + v * ld;
-      if (!(mask[v] & 1)) {
-        memset(row, 0, cols * sizeof(T));
-        continue;
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<R> widened(in_place ? 0 : cols);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t c = 0; c < kPartials; ++c) {
+      double* sums = partials ? partials + c * cols : nullptr;
+      for (int64_t v = chunk_start(rows, c); v < chunk_start(rows, c + 1); ++v) {
+        S* stored = z + v * ld;
+        if (!(mask[v] & 1)) {
+          memset(stored, 0, cols * sizeof(S));
+          continue;
+        }
+        R* row;
+        if constexpr (in_place)
+          row = stored;
+        else
+          widen_row(stored, row = widened.data(), cols);
+        losses[c] += xent_row<R>(row, cols, labels[v], (R)inv_count);
+        if (sums)
+          for (int64_t d = 0; d < cols; ++d) sums[d] += row[d];
+        if (row_scale)
+          for (int64_t d = 0; d < cols; ++d) row[d] *= row_scale[v];
+        if constexpr (!in_place) narrow_row(row, stored, cols);
       }
-      losses[c] += xent_row<T>(row, cols, labels[v], (T)inv_count);
-      if (sums)
-        for (int64_t d = 0; d < cols; ++d) sums[d] += row[d];
-      if (row_scale)
-        for (int64_t d = 0; d < cols; ++d) row[d] *= row_scale[v];
     }
   }
   double sum = 0;
@@ -76,8 +90,8 @@ void softmax_xent(T* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* l
   *loss += sum * inv_count;
 }
 
-template <class T>
-void confusion(const T* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask,
+template <class S>
+void confusion(const S* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask,
                int64_t* counts, int32_t threads) {
 #pragma omp parallel num_threads(threads)
   {
@@ -85,9 +99,9 @@ void confusion(const T* z, int64_t ld, int64_t rows, int64_t cols, const int32_t
 #pragma omp for schedule(static)
     for (int64_t v = 0; v < rows; ++v) {
       if (!(mask[v] & 7)) continue;
-      const T* row = z + v * ld;
+      const S* row = z + v * ld;
       int64_t best = 0;
-      for (int64_t d = 1; d < cols; ++d) best = row[d] > row[best] ? d : best;
+      for (int64_t d = 1; d < cols; ++d) best = widen(row[d]) > widen(row[best]) ? d : best;
       for (int s = 0; s < 3; ++s) {
         if (!(mask[v] >> s & 1)) continue;
         mine[(3 * s) * cols + best] += best == labels[v];
@@ -102,16 +116,17 @@ void confusion(const T* z, int64_t ld, int64_t rows, int64_t cols, const int32_t
 
 }  // namespace
 
-#define MGGCN_LOSS(suffix, T)                                                                                       \
+#define MGGCN_LOSS(suffix, S)                                                                                       \
   MGGCN_EXPORT(mggcn_softmax_xent_##suffix)                                                                         \
-  (T * z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask, double inv_count,     \
-   const T* row_scale, double* loss, double* partials, int32_t threads) {                                           \
-    softmax_xent<T>(z, ld, rows, cols, labels, mask, inv_count, row_scale, loss, partials, threads);                \
+  (S * z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask, double inv_count,     \
+   const Real<S>* row_scale, double* loss, double* partials, int32_t threads) {                                     \
+    softmax_xent<S>(z, ld, rows, cols, labels, mask, inv_count, row_scale, loss, partials, threads);                \
   }                                                                                                                 \
   MGGCN_EXPORT(mggcn_confusion_##suffix)                                                                            \
-  (const T* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask, int64_t* counts, \
+  (const S* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask, int64_t* counts, \
    int32_t threads) {                                                                                               \
-    confusion<T>(z, ld, rows, cols, labels, mask, counts, threads);                                                 \
+    confusion<S>(z, ld, rows, cols, labels, mask, counts, threads);                                                 \
   }
 MGGCN_LOSS(f32, float)
 MGGCN_LOSS(f64, double)
+MGGCN_LOSS(bf16, bf16)

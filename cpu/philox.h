@@ -10,9 +10,8 @@ struct Dropout {
   double keep_scale;                       // 65536 / (65536 - threshold)
 };
 
-constexpr int kLanes = 8;  // Philox blocks computed together: 64 columns
-
-// words[64]: the 16-bit words of columns first .. first + 63, first a multiple of 8.
+// words[8 kLanes]: the 16-bit words of the columns from 8 first_group on; the Philox blocks are computed together.
+template <int kLanes>
 inline void philox_words(const Dropout& key, int64_t id, uint32_t first_group, uint16_t* words) {
   uint32_t c0[kLanes], c1[kLanes], c2[kLanes], c3[kLanes];
   for (int l = 0; l < kLanes; ++l) {

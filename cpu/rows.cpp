@@ -1,82 +1,50 @@
-// Row passes over dense data: epilogue, activation gradient, gather, scatter, and the sums of columns.
+// Row passes over dense data: epilogue, gather, scatter, and the mask of sparse features.
 // finish           out[v, :] = epilogue(in[v, :]); in == out works in place.                    moves 2 V D
-// activation_grad  h = out_scale * d with d = (h != 0) * keep_scale * h_scale * g; adds the columns of d, the unscaled
-//                  gradient, to partials.                                                       moves 3 V D
 // gather_rows      out[i, :] = in[index[i], :]
 // scatter_rows     out[index[i], :] = in[i, :];  scatter_add_rows  out[index[i], :] += in[i, :]; index without repeats.
-// sum_partials     out[d] = sum over chunks, in order, of partials[chunk, d]. No atomics: bitwise repeatable.
+// dropout_values   out[e] = values[e] under the mask of the dense row that has it.
+// Dense rows are stored as S = float, double or bfloat16; scales, bias, values and what is computed between a load and
+// a store are of the type of sums (common.h), so bfloat16 is rounded once. Twin: cuda/rows.cu.
 #include "common.h"
 #include "epilogue.h"
+#include "pieces.h"
 
 namespace {
 
-template <class T>
-void finish(const T* in, int64_t ld_in, T* out, int64_t ld_out, int64_t rows, int64_t cols, int64_t first_row,
-            const Epilogue<T>* epilogue, int32_t threads) {
+template <class S>
+void finish(const S* in, int64_t ld_in, S* out, int64_t ld_out, int64_t rows, int64_t cols, int64_t first_row,
+            const Epilogue<Real<S>>* epilogue, int32_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t v = 0; v < rows; ++v) {
-    T* z = out + v * ld_out;
-    if (in != out) memcpy(z, in + v * ld_in, cols * sizeof(T));
-    finish_row(z, cols, first_row + v, *epilogue);
+    S* row = out + v * ld_out;
+    if (in != out) memcpy(row, in + v * ld_in, cols * sizeof(S));
+    in_pieces(row, cols,
+              [&](Real<S>* z, int64_t first, int64_t count) { finish_row(z, first, count, first_row + v, *epilogue); });
   }
 }
 
-template <class T>
-void activation_grad(const T* g, int64_t ld_g, T* h, int64_t ld_h, int64_t rows, int64_t cols, int64_t first_row,
-                     int32_t masked, double keep_scale, const T* h_scale, const T* out_scale, double* partials,
-                     int32_t threads) {
-  const T keep = (T)(float)keep_scale;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t c = 0; c < kPartials; ++c) {
-    double* sums = partials ? partials + c * cols : nullptr;
-    for (int64_t v = chunk_start(rows, c); v < chunk_start(rows, c + 1); ++v) {
-      const T* in = g + v * ld_g;
-      T* out = h + v * ld_h;
-      const T scale = h_scale ? keep * h_scale[first_row + v] : keep;
-      if (masked)
-        for (int64_t d = 0; d < cols; ++d) out[d] = out[d] != (T)0 ? in[d] * scale : (T)0;
-      else
-        for (int64_t d = 0; d < cols; ++d) out[d] = in[d] * scale;
-      if (sums)
-        for (int64_t d = 0; d < cols; ++d) sums[d] += out[d];
-      if (out_scale) {
-        const T s = out_scale[first_row + v];
-        for (int64_t d = 0; d < cols; ++d) out[d] *= s;
-      }
-    }
-  }
-}
-
-template <class T>
-void sum_partials(const double* partials, T* out, int64_t cols) {
-  for (int64_t d = 0; d < cols; ++d) {
-    double sum = 0;
-    for (int64_t c = 0; c < kPartials; ++c) sum += partials[c * cols + d];
-    out[d] = (T)sum;
-  }
-}
-
-template <class T>
-void gather_rows(const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,
+template <class S>
+void gather_rows(const S* in, int64_t ld_in, const int32_t* index, S* out, int64_t ld_out, int64_t rows, int64_t cols,
                  int32_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t i = 0; i < rows; ++i) memcpy(out + i * ld_out, in + (int64_t)index[i] * ld_in, cols * sizeof(T));
+  for (int64_t i = 0; i < rows; ++i) memcpy(out + i * ld_out, in + (int64_t)index[i] * ld_in, cols * sizeof(S));
 }
 
-template <class T>
-void scatter_rows(const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,
+template <class S>
+void scatter_rows(const S* in, int64_t ld_in, const int32_t* index, S* out, int64_t ld_out, int64_t rows, int64_t cols,
                   int32_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t i = 0; i < rows; ++i) memcpy(out + (int64_t)index[i] * ld_out, in + i * ld_in, cols * sizeof(T));
+  for (int64_t i = 0; i < rows; ++i) memcpy(out + (int64_t)index[i] * ld_out, in + i * ld_in, cols * sizeof(S));
 }
 
-template <class T>
-void scatter_add_rows(const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows,
+template <class S>
+void scatter_add_rows(const S* in, int64_t ld_in, const int32_t* index, S* out, int64_t ld_out, int64_t rows,
                       int64_t cols, int32_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t i = 0; i < rows; ++i) {
-    T* z = out + (int64_t)index[i] * ld_out;
-    for (int64_t d = 0; d < cols; ++d) z[d] += in[i * ld_in + d];
+    S* z = out + (int64_t)index[i] * ld_out;
+    const S* x = in + i * ld_in;
+    for (int64_t d = 0; d < cols; ++d) z[d] = narrow<S>(widen(z[d]) + widen(x[d]));
   }
 }
 
@@ -91,7 +59,7 @@ void dropout_values(const int64_t* indptr, const int32_t* indices, const T* valu
     int64_t ready = -1;
     for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
       const int64_t block = indices[e] / 64;
-      if (block != ready) philox_words(*dropout, row_ids[v], (uint32_t)(8 * block), words);
+      if (block != ready) philox_words<8>(*dropout, row_ids[v], (uint32_t)(8 * block), words);
       ready = block;
       out[e] = words[indices[e] % 64] >= dropout->threshold ? values[e] * scale : (T)0;
     }
@@ -100,40 +68,36 @@ void dropout_values(const int64_t* indptr, const int32_t* indices, const T* valu
 
 }  // namespace
 
-#define MGGCN_ROWS(suffix, T)                                                                                     \
-  MGGCN_EXPORT(mggcn_finish_##suffix)                                                                             \
-  (const T* in, int64_t ld_in, T* out, int64_t ld_out, int64_t rows, int64_t cols, int64_t first_row,             \
-   const Epilogue<T>* epilogue, int32_t threads) {                                                                \
-    finish<T>(in, ld_in, out, ld_out, rows, cols, first_row, epilogue, threads);                                  \
-  }                                                                                                               \
-  MGGCN_EXPORT(mggcn_activation_grad_##suffix)                                                                    \
-  (const T* g, int64_t ld_g, T* h, int64_t ld_h, int64_t rows, int64_t cols, int64_t first_row, int32_t masked,   \
-   double keep_scale, const T* h_scale, const T* out_scale, double* partials, int32_t threads) {                  \
-    activation_grad<T>(g, ld_g, h, ld_h, rows, cols, first_row, masked, keep_scale, h_scale, out_scale, partials, \
-                       threads);                                                                                  \
-  }                                                                                                               \
-  MGGCN_EXPORT(mggcn_sum_partials_##suffix)(const double* partials, T* out, int64_t cols) {                       \
-    sum_partials<T>(partials, out, cols);                                                                         \
-  }                                                                                                               \
-  MGGCN_EXPORT(mggcn_gather_rows_##suffix)                                                                        \
-  (const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,          \
-   int32_t threads) {                                                                                             \
-    gather_rows<T>(in, ld_in, index, out, ld_out, rows, cols, threads);                                           \
-  }                                                                                                               \
-  MGGCN_EXPORT(mggcn_scatter_rows_##suffix)                                                                       \
-  (const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,          \
-   int32_t threads) {                                                                                             \
-    scatter_rows<T>(in, ld_in, index, out, ld_out, rows, cols, threads);                                          \
-  }                                                                                                               \
-  MGGCN_EXPORT(mggcn_scatter_add_rows_##suffix)                                                                   \
-  (const T* in, int64_t ld_in, const int32_t* index, T* out, int64_t ld_out, int64_t rows, int64_t cols,          \
-   int32_t threads) {                                                                                             \
-    scatter_add_rows<T>(in, ld_in, index, out, ld_out, rows, cols, threads);                                      \
-  }                                                                                                               \
-  MGGCN_EXPORT(mggcn_dropout_values_##suffix)                                                                     \
-  (const int64_t* indptr, const int32_t* indices, const T* values, T* out, int64_t rows, const int64_t* row_ids,  \
-   const Dropout* dropout, int32_t threads) {                                                                     \
-    dropout_values<T>(indptr, indices, values, out, rows, row_ids, dropout, threads);                             \
+#define MGGCN_ROWS(suffix, S)                                                                            \
+  MGGCN_EXPORT(mggcn_finish_##suffix)                                                                    \
+  (const S* in, int64_t ld_in, S* out, int64_t ld_out, int64_t rows, int64_t cols, int64_t first_row,    \
+   const Epilogue<Real<S>>* epilogue, int32_t threads) {                                                 \
+    finish<S>(in, ld_in, out, ld_out, rows, cols, first_row, epilogue, threads);                         \
+  }                                                                                                      \
+  MGGCN_EXPORT(mggcn_gather_rows_##suffix)                                                               \
+  (const S* in, int64_t ld_in, const int32_t* index, S* out, int64_t ld_out, int64_t rows, int64_t cols, \
+   int32_t threads) {                                                                                    \
+    gather_rows<S>(in, ld_in, index, out, ld_out, rows, cols, threads);                                  \
+  }                                                                                                      \
+  MGGCN_EXPORT(mggcn_scatter_rows_##suffix)                                                              \
+  (const S* in, int64_t ld_in, const int32_t* index, S* out, int64_t ld_out, int64_t rows, int64_t cols, \
+   int32_t threads) {                                                                                    \
+    scatter_rows<S>(in, ld_in, index, out, ld_out, rows, cols, threads);                                 \
+  }                                                                                                      \
+  MGGCN_EXPORT(mggcn_scatter_add_rows_##suffix)                                                          \
+  (const S* in, int64_t ld_in, const int32_t* index, S* out, int64_t ld_out, int64_t rows, int64_t cols, \
+   int32_t threads) {                                                                                    \
+    scatter_add_rows<S>(in, ld_in, index, out, ld_out, rows, cols, threads);                             \
   }
 MGGCN_ROWS(f32, float)
 MGGCN_ROWS(f64, double)
+MGGCN_ROWS(bf16, bf16)
+
+#define MGGCN_VALUES(suffix, T)                                                                                  \
+  MGGCN_EXPORT(mggcn_dropout_values_##suffix)                                                                    \
+  (const int64_t* indptr, const int32_t* indices, const T* values, T* out, int64_t rows, const int64_t* row_ids, \
+   const Dropout* dropout, int32_t threads) {                                                                    \
+    dropout_values<T>(indptr, indices, values, out, rows, row_ids, dropout, threads);                            \
+  }
+MGGCN_VALUES(f32, float)
+MGGCN_VALUES(f64, double)

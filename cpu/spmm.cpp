@@ -1,109 +1,169 @@
 // spmm: out[v, :] (+)= sum over e in row v of values[e] * dense[indices[e], :], then the row epilogue if one is given.
-// in    indptr int64 [V+1], indices int32 [nnz], values T [nnz] or null (ones), dense T [N, D] row-major, leading ld
-// out   T [V, D]; accumulate != 0 adds to it. Rows of a chunk run in order in one thread: bitwise repeatable.
-//       Columns of a row up to the next whole vector, if within its ld, may be overwritten: they are padding.
-// work  nnz D multiply-adds; moves nnz (4 + D sizeof T) + 2 V D sizeof T bytes when dense misses the caches.
-// chunks int64 [num_chunks+1] are row ranges of about equal work, handed out dynamically. Twin: cuda/spmm.cu.
-#include "common.h"
+// in    indptr int64 [V+1], indices int32 [nnz], values R [nnz] or null (ones), dense S [N, D] row-major, leading ld
+// out   O [V, D]; accumulate != 0 adds to it. S, O, R: float, float, float; double; bf16, bf16 or float, float. O is
+//       rounded once, after the epilogue. Where O is R, columns of a row up to the next whole vector, if within its ld,
+//       may be overwritten: they are padding.
+// work  nnz D multiply-adds; moves nnz (4 + D sizeof S) + V D (sizeof O) bytes when dense misses the caches.
+// Three ways, the same bits, since a column's sum is taken in the order of the row in each (docs/notes/0012):
+//   rows    all columns of a row at once
+//   panels  a few columns of dense are packed to consecutive memory that the cache holds, then multiplied; then the
+//   next blocks  all rows times the first N / blocks rows of dense, then the next (DistGNN, Algorithms 2 and 3).
+//   Entries but
+//           for the last of a row must ascend; O is R
+// Rows of more than `hub` entries are cut into parts, which all threads share and which are added in order. chunks are
+// row ranges of about equal work, handed out dynamically: no sum depends on who computes it. Twin: cuda/spmm.cu.
 #include "epilogue.h"
+#include "pieces.h"
+#include "spmm_row.h"
 
 namespace {
 
-// One row times `Tile` vectors of columns, the sums in registers. A negative tile count is never instantiated.
-template <int Tile, bool Weighted, class T>
-inline __attribute__((always_inline)) void row_tile(int64_t begin, int64_t end, const int32_t* indices, const T* values,
-                                                    const T* dense, int64_t ld, T* out, bool accumulate) {
-  typedef Vector<T> V;
-  typename V::type sum[Tile];
-#pragma GCC unroll 16
-  for (int k = 0; k < Tile; ++k) sum[k] = accumulate ? V::load(out + k * V::width) : typename V::type{};
-  for (int64_t e = begin; e < end; ++e) {
-    const T* x = dense + (int64_t)indices[e] * ld;
-    if (Weighted) {
-      const typename V::type w = V::fill(values[e]);
-#pragma GCC unroll 16
-      for (int k = 0; k < Tile; ++k) sum[k] += w * V::load(x + k * V::width);
+struct Part {
+  int64_t begin, end;
+};
+
+struct Hub {
+  int64_t row, first_part, num_parts;
+};
+
+template <class S, class O>
+struct Product {  // `ProductArgs` of mggcn/backend/cpu_spmm.py
+  int64_t num_chunks, num_parts, num_hubs;
+  const int64_t* chunks;  // [num_chunks + 1]
+  const Part* parts;
+  const Hub* hubs;  // by row
+  const int64_t* indptr;
+  const int32_t* indices;
+  const Real<S>* values;
+  const S* dense;
+  O* out;
+  const Epilogue<Real<S>>* epilogue;  // or null
+  S* packed;                          // [N, panel] or null
+  int64_t* next;                      // [V] where the next block of a row begins, if blocks > 1
+  Real<S>* sums;                      // [num_parts, ld_sums]
+  int64_t ld_dense, ld_out, ld_sums, inner, cols, hub, panel, blocks, ahead;
+  int32_t accumulate, threads;
+};
+
+// Columns [first, first + cols) of out from those of dense, and which block of its rows.
+template <class S>
+struct Pass {
+  const S* dense;
+  int64_t ld, first, cols, block;
+};
+
+inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+template <class S, class O>
+inline Entries<S> entries_of(const Product<S, O>& a, int64_t begin, int64_t end) {
+  const int64_t nnz = a.indptr[a.chunks[a.num_chunks]];
+  return {a.indices, a.values, begin, end, end + a.ahead <= nnz ? a.ahead : 0};
+}
+
+template <class S, class O>
+void sum_part(const Product<S, O>& a, int64_t part) {
+  const int64_t whole = up(a.cols, Group<S>::width);
+  const Entries<S> entries = entries_of(a, a.parts[part].begin, a.parts[part].end);
+  add_row(entries, a.dense, a.ld_dense, a.sums + part * a.ld_sums, a.ld_dense >= whole ? whole : a.cols, false);
+}
+
+template <class S, class O>
+inline void add_parts(const Product<S, O>& a, int64_t row, int64_t first, Real<S>* z, int64_t cols) {
+  const Hub* hub = a.hubs;
+  for (int64_t count = a.num_hubs; count > 1 && hub->row != row;) {
+    const int64_t half = count / 2;
+    if (hub[half].row <= row) hub += half;
+    count -= half;
+  }
+  for (int64_t part = hub->first_part; part < hub->first_part + hub->num_parts; ++part) {
+    const Real<S>* sums = a.sums + part * a.ld_sums + first;
+    for (int64_t d = 0; d < cols; ++d) z[d] += sums[d];
+  }
+}
+
+// The whole row, in pieces that are rounded to the type of storage when they are finished.
+template <class S, class O>
+inline void store_row(const Product<S, O>& a, const Pass<S>& p, int64_t v, bool hub) {
+  Real<S> sums[kPiece] = {};
+  for (int64_t at = 0; at < p.cols; at += kPiece) {
+    const int64_t cols = p.cols - at < kPiece ? p.cols - at : kPiece, whole = up(cols, Group<S>::width);
+    const int64_t first = p.first + at;
+    O* z = a.out + v * a.ld_out + first;
+    if (a.accumulate) widen_row(z, sums, cols);
+    if (hub) {
+      if (!a.accumulate) memset(sums, 0, sizeof sums);
+      add_parts(a, v, first, sums, cols);
     } else {
-#pragma GCC unroll 16
-      for (int k = 0; k < Tile; ++k) sum[k] += V::load(x + k * V::width);
+      add_row(entries_of(a, a.indptr[v], a.indptr[v + 1]), p.dense + at, p.ld, sums, at + whole <= p.ld ? whole : cols,
+              a.accumulate != 0);
     }
+    if (a.epilogue) finish_row(sums, first, cols, v, *a.epilogue);
+    narrow_row(sums, z, cols);
   }
-#pragma GCC unroll 16
-  for (int k = 0; k < Tile; ++k) V::store(out + k * V::width, sum[k]);
 }
 
-template <bool Weighted, class T>
-inline void row_tail(int64_t begin, int64_t end, const int32_t* indices, const T* values, const T* dense, int64_t ld,
-                     T* out, int64_t cols, bool accumulate) {
-  T sum[Vector<T>::width];
-  for (int64_t d = 0; d < cols; ++d) sum[d] = accumulate ? out[d] : (T)0;
-  for (int64_t e = begin; e < end; ++e) {
-    const T* x = dense + (int64_t)indices[e] * ld;
-    const T w = Weighted ? values[e] : (T)1;
-    for (int64_t d = 0; d < cols; ++d) sum[d] += w * x[d];
-  }
-  for (int64_t d = 0; d < cols; ++d) out[d] = sum[d];
-}
-
-template <bool Weighted, class T>
-inline void spmm_row(int64_t begin, int64_t end, const int32_t* indices, const T* values, const T* dense, int64_t ld,
-                     T* out, int64_t cols, bool accumulate) {
-  constexpr int width = Vector<T>::width;
-  int64_t vectors = cols / width;
-  // Tiles of nearly equal size: 16 vectors run as 8 + 8, not 12 + 4.
-  const int64_t passes = (vectors + kMaxTile - 1) / kMaxTile;
-  for (int64_t pass = passes; pass > 0; --pass) {
-    const int64_t tile = (vectors + pass - 1) / pass;
-    switch (tile) {
-      // clang-format off
-#define MGGCN_TILE(N)                                                                  \
-  case N:                                                                              \
-    row_tile<N, Weighted, T>(begin, end, indices, values, dense, ld, out, accumulate); \
-    break;
-      MGGCN_TILE(1) MGGCN_TILE(2) MGGCN_TILE(3) MGGCN_TILE(4) MGGCN_TILE(5) MGGCN_TILE(6) MGGCN_TILE(7) MGGCN_TILE(8)
-#if defined(__AVX2__)
-      MGGCN_TILE(9) MGGCN_TILE(10) MGGCN_TILE(11) MGGCN_TILE(12)
-#endif
-// clang-format on
-#undef MGGCN_TILE
+template <class S>
+inline void add_block(const Product<S, Real<S>>& a, const Pass<S>& p, int64_t v, bool hub) {
+  const bool last = p.block + 1 == a.blocks, fresh = p.block == 0 && !a.accumulate;
+  const int64_t stop = a.indptr[v + 1], begin = p.block ? a.next[v] : a.indptr[v];
+  Real<S>* z = a.out + v * a.ld_out + p.first;
+  if (hub) {
+    if (!last) return;
+    if (!a.accumulate) memset(z, 0, p.cols * sizeof(Real<S>));
+    add_parts(a, v, p.first, z, p.cols);
+  } else {
+    int64_t end = stop;
+    if (!last) {
+      const int64_t limit = a.inner * (p.block + 1) / a.blocks;
+      for (end = begin; end + 1 < stop && a.indices[end] < limit;) ++end;
+      a.next[v] = end;
     }
-    dense += tile * width;
-    out += tile * width;
-    vectors -= tile;
+    // Rows padded to whole vectors run without a scalar tail: the padding holds numbers that nobody reads.
+    const int64_t whole = up(p.cols, Group<S>::width);
+    const bool padded = p.ld >= whole && p.first + whole <= a.ld_out;
+    if (begin < end || fresh) add_row(entries_of(a, begin, end), p.dense, p.ld, z, padded ? whole : p.cols, !fresh);
   }
-  if (cols % width) row_tail<Weighted, T>(begin, end, indices, values, dense, ld, out, cols % width, accumulate);
+  if (last && a.epilogue) finish_row(z, p.first, p.cols, v, *a.epilogue);
 }
 
-template <class T>
-void spmm(int64_t num_chunks, const int64_t* chunks, const int64_t* indptr, const int32_t* indices, const T* values,
-          const T* dense, int64_t ld_dense, T* out, int64_t ld_out, int64_t cols, int32_t accumulate,
-          const Epilogue<T>* epilogue, int32_t threads) {
-  // Rows padded to whole vectors run without a scalar tail: the padding holds numbers that nobody reads.
-  constexpr int width = Vector<T>::width;
-  const int64_t padded = (cols + width - 1) / width * width;
-  const int64_t run = ld_dense >= padded && ld_out >= padded ? padded : cols;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t c = 0; c < num_chunks; ++c) {
-    for (int64_t v = chunks[c]; v < chunks[c + 1]; ++v) {
-      T* z = out + v * ld_out;
-      if (values)
-        spmm_row<true, T>(indptr[v], indptr[v + 1], indices, values, dense, ld_dense, z, run, accumulate != 0);
-      else
-        spmm_row<false, T>(indptr[v], indptr[v + 1], indices, values, dense, ld_dense, z, run, accumulate != 0);
-      if (epilogue) finish_row(z, cols, v, *epilogue);
+template <class S, class O>
+void spmm(const Product<S, O>& a) {
+#pragma omp parallel num_threads(a.threads)
+  {
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t part = 0; part < a.num_parts; ++part) sum_part(a, part);
+    for (int64_t first = 0; first < a.cols; first += a.panel) {
+      const int64_t cols = a.cols - first < a.panel ? a.cols - first : a.panel;
+      Pass<S> pass = {a.dense + first, a.ld_dense, first, cols, 0};
+      if (a.packed) {
+        const int64_t whole = up(cols, Group<S>::width), copied = first + whole <= a.ld_dense ? whole : cols;
+#pragma omp for schedule(static)
+        for (int64_t u = 0; u < a.inner; ++u)
+          memcpy(a.packed + u * a.panel, pass.dense + u * a.ld_dense, copied * sizeof(S));
+        pass.dense = a.packed;
+        pass.ld = a.panel;
+      }
+      for (; pass.block < a.blocks; ++pass.block) {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t c = 0; c < a.num_chunks; ++c) {
+          for (int64_t v = a.chunks[c]; v < a.chunks[c + 1]; ++v) {
+            const bool hub = a.indptr[v + 1] - a.indptr[v] > a.hub;
+            if constexpr (std::is_same_v<O, Real<S>>)
+              add_block(a, pass, v, hub);
+            else
+              store_row(a, pass, v, hub);
+          }
+        }
+      }
     }
   }
 }
 
 }  // namespace
 
-#define MGGCN_SPMM(name, T)                                                                                        \
-  MGGCN_EXPORT(name)                                                                                               \
-  (int64_t num_chunks, const int64_t* chunks, const int64_t* indptr, const int32_t* indices, const T* values,      \
-   const T* dense, int64_t ld_dense, T* out, int64_t ld_out, int64_t cols, int32_t accumulate,                     \
-   const Epilogue<T>* epilogue, int32_t threads) {                                                                 \
-    spmm<T>(num_chunks, chunks, indptr, indices, values, dense, ld_dense, out, ld_out, cols, accumulate, epilogue, \
-            threads);                                                                                              \
-  }
-MGGCN_SPMM(mggcn_spmm_f32, float)
-MGGCN_SPMM(mggcn_spmm_f64, double)
+#define MGGCN_SPMM(name, S, O) \
+  MGGCN_EXPORT(name)(const Product<S, O>* product) { spmm(*product); }
+MGGCN_SPMM(mggcn_spmm_f32, float, float)
+MGGCN_SPMM(mggcn_spmm_f64, double, double)
+MGGCN_SPMM(mggcn_spmm_bf16, bf16, bf16)
+MGGCN_SPMM(mggcn_spmm_bf16_f32, bf16, float)

@@ -6,9 +6,8 @@ Shapes as in base.py. Every method runs to its end before it returns, so every e
 from __future__ import annotations
 
 import ctypes
-import mmap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,45 +17,35 @@ from torch import Tensor
 
 from mggcn import native
 from mggcn.backend.base import DONE, Done, Dropout, Epilogue, Sparse
+from mggcn.backend.cpu_args import address, dropout_args, epilogue_args
+from mggcn.backend.cpu_choice import Choices, choose_gemm
+from mggcn.backend.cpu_gemm import CpuGemm
+from mggcn.backend.cpu_machine import caches_of, multiplies_bf16
+from mggcn.backend.cpu_memory import Workspace, allocate
+from mggcn.backend.cpu_spmm import NAMES, CpuSpmm, make_schedule
 from mggcn.backend.edge_reduce_cpu import CpuEdges
 from mggcn.backend.host import HostLane, HostTime
+from mggcn.errors import BackendError
 
 PARTIALS = 64
 """Row chunks whose column sums are added in order (cpu/common.h)."""
-CHUNKS = 512
-"""Row chunks of a sparse matrix: enough for 64 threads to balance, few enough to cost nothing."""
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _dropout_args(dropout: Dropout | None) -> native.DropoutArgs:
-    if dropout is None:
-        return native.DropoutArgs(0, 0, 0, 0, 1.0)
-    seed, epoch = dropout.clock.tolist()
-    return native.DropoutArgs(seed, epoch, dropout.layer, dropout.threshold, dropout.keep_scale)
-
-
-def _epilogue_args(epilogue: Epilogue) -> native.EpilogueArgs:
-    return native.EpilogueArgs(
-        _address(epilogue.row_scale),
-        _address(epilogue.bias),
-        _address(epilogue.out_scale),
-        _address(epilogue.row_ids),
-        _dropout_args(epilogue.dropout),
-        int(epilogue.relu),
-    )
+NO_CHOICES: Mapping[Any, Any] = {}
 
 
 class CpuBackend:
-    """Kernels of the host with a fixed number of threads."""
+    """Kernels of the host with a fixed number of threads.
 
-    def __init__(self, dtype: torch.dtype, threads: int, isa: str = "") -> None:
+    choices: ways of sparse products that were measured to be faster than those that the model chooses.
+    """
+
+    def __init__(self, dtype: torch.dtype, threads: int, isa: str = "", choices: Choices = NO_CHOICES) -> None:
         self._dtype = dtype
-        self._kind = {torch.float32: "f32", torch.float64: "f64"}[dtype]
+        self._real = torch.float64 if dtype == torch.float64 else torch.float32
         self._threads = threads
         self._isa = isa or native.isa()
+        workspace = Workspace()
+        self.sparse_products = CpuSpmm(dtype, threads, self._isa, caches_of(threads), workspace, choices)
+        self._gemm = CpuGemm(choose_gemm(dtype.itemsize, multiplies_bf16()), workspace)
 
     @property
     def name(self) -> str:
@@ -78,65 +67,42 @@ class CpuBackend:
     def queue_s(self) -> float:
         return 0.0
 
-    def _run(self, name: str, *args: Any) -> None:
-        native.kernel(name, self._kind if name.endswith("_") else "", self._isa)(*args)
+    def _run(self, name: str, dtype: torch.dtype, *args: Any) -> None:
+        native.kernel(name, NAMES[dtype], self._isa)(*args)
 
     def activate(self) -> None:
         return
 
     def allocate(self, nbytes: int) -> Tensor:
-        # Pages come straight from the kernel: no allocator keeps, splits or copies them, and untouched ones cost nothing.
-        return torch.frombuffer(
-            mmap.mmap(-1, max(nbytes, 64), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
-        )[:nbytes]
+        return allocate(nbytes)
 
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))
 
     def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
-        rows = indptr.shape[0] - 1
-        chunks = np.empty(max(1, min(rows, CHUNKS)) + 1, np.int64)
-        self._run("mggcn_balance", indptr.ctypes.data, rows, chunks.shape[0] - 1, chunks.ctypes.data)
+        indptr, indices = np.ascontiguousarray(indptr), np.ascontiguousarray(indices)
         return Sparse(
             self.upload(indptr),
             self.upload(indices),
             None if values is None else self.upload(values),
-            torch.from_numpy(chunks),
+            make_schedule(indptr, indices, self._threads, self._isa),
         )
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
-        args = None if epilogue is None else ctypes.byref(_epilogue_args(epilogue))
-        self._run(
-            "mggcn_spmm_",
-            adj.schedule.shape[0] - 1,
-            _address(adj.schedule),
-            _address(adj.indptr),
-            _address(adj.indices),
-            _address(adj.values),
-            _address(h),
-            h.stride(0),
-            _address(out),
-            out.stride(0),
-            out.shape[1],
-            int(accumulate),
-            args,
-            self._threads,
-        )
+        self.sparse_products.multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
 
     def matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:
-        if accumulate:
-            out.addmm_(a, b)
-        else:
-            torch.mm(a, b, out=out)
+        self._gemm.multiply(a, b, out, accumulate=accumulate)
 
     def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
-        args = ctypes.byref(_epilogue_args(epilogue))
+        args = ctypes.byref(epilogue_args(epilogue))
         rows, cols = out.shape
         self._run(
             "mggcn_finish_",
-            _address(z),
+            z.dtype,
+            address(z),
             z.stride(0),
-            _address(out),
+            address(out),
             out.stride(0),
             rows,
             cols,
@@ -159,23 +125,24 @@ class CpuBackend:
     ) -> None:
         self._run(
             "mggcn_activation_grad_",
-            _address(g),
+            self._dtype,
+            address(g),
             g.stride(0),
-            _address(h),
+            address(h),
             h.stride(0),
             h.shape[0],
             h.shape[1],
             first_row,
             int(masked),
             keep_scale,
-            _address(h_scale),
-            _address(out_scale),
-            _address(partials),
+            address(h_scale),
+            address(out_scale),
+            address(partials),
             self._threads,
         )
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:
-        self._run("mggcn_sum_partials_", _address(partials), _address(out), out.shape[0])
+        self._run("mggcn_sum_partials_", self._real, address(partials), address(out), out.shape[0])
 
     def softmax_xent(
         self,
@@ -189,16 +156,17 @@ class CpuBackend:
     ) -> None:
         self._run(
             "mggcn_softmax_xent_",
-            _address(z),
+            self._dtype,
+            address(z),
             z.stride(0),
             z.shape[0],
             z.shape[1],
-            _address(labels),
-            _address(mask),
+            address(labels),
+            address(mask),
             inv_count,
-            _address(row_scale),
-            _address(loss),
-            _address(partials),
+            address(row_scale),
+            address(loss),
+            address(partials),
             self._threads,
         )
 
@@ -206,26 +174,28 @@ class CpuBackend:
         rows, cols = z.shape
         self._run(
             "mggcn_confusion_",
-            _address(z),
+            self._dtype,
+            address(z),
             z.stride(0),
             rows,
             cols,
-            _address(labels),
-            _address(mask),
-            _address(counts),
+            address(labels),
+            address(mask),
+            address(counts),
             self._threads,
         )
 
     def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
-        args = ctypes.byref(_dropout_args(dropout))
+        args = ctypes.byref(dropout_args(dropout))
         self._run(
             "mggcn_dropout_values_",
-            _address(matrix.indptr),
-            _address(matrix.indices),
-            _address(matrix.values),
-            _address(out),
+            self._real,
+            address(matrix.indptr),
+            address(matrix.indices),
+            address(matrix.values),
+            address(out),
             matrix.num_rows,
-            _address(row_ids),
+            address(row_ids),
             args,
             self._threads,
         )
@@ -242,10 +212,11 @@ class CpuBackend:
     def _move_rows(self, name: str, source: Tensor, index: Tensor, out: Tensor, shape: torch.Size) -> None:
         self._run(
             name,
-            _address(source),
+            source.dtype,
+            address(source),
             source.stride(0),
-            _address(index),
-            _address(out),
+            address(index),
+            address(out),
             out.stride(0),
             *shape,
             self._threads,
@@ -273,4 +244,8 @@ class CpuBackend:
 
     @property
     def edges(self) -> CpuEdges:
+        if self._dtype == torch.bfloat16:
+            raise BackendError(
+                "messages along edges need float32 or float64 on a CPU, got bfloat16; convert the features, or use a GPU"
+            )
         return CpuEdges(self._dtype, self._threads, self._isa)

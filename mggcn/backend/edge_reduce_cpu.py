@@ -143,7 +143,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 def _rows_args(edges: EdgeRows) -> EdgeRowsArgs:
     matrix = edges.matrix
-    chunks: Any = matrix.schedule
+    chunks: Any = matrix.schedule.chunks
     return EdgeRowsArgs(
         chunks.shape[0] - 1,
         chunks.data_ptr(),

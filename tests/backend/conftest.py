@@ -18,6 +18,8 @@ CPU = [
     (torch.float32, "avx2", 2),
     (torch.float64, "baseline", 2),
     (torch.float64, "avx2", 1),
+    (torch.bfloat16, "baseline", 2),
+    (torch.bfloat16, "avx2", 1),
 ]
 # Seed 0 is the natural order of threads; others shuffle it.
 EMULATED = [(torch.float32, 0), (torch.float32, 5), (torch.float32, 991), (torch.float64, 17), (torch.bfloat16, 331)]

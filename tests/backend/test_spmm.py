@@ -150,12 +150,12 @@ def test_balance_covers_all_rows_in_order() -> None:
     lengths[1234] = 10**6
     for counts in (lengths, lengths[:0], lengths[:1], np.zeros(700, np.int64), lengths[:513]):
         indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        chunks = backend.sparse(indptr, np.zeros(int(indptr[-1]), np.int32), None).schedule.numpy()
+        chunks = backend.sparse(indptr, np.zeros(int(indptr[-1]), np.int32), None).schedule.chunks.numpy()
         assert chunks[0] == 0
         assert chunks[-1] == counts.size
         assert (np.diff(chunks) >= 0).all()
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    chunks = backend.sparse(indptr, np.zeros(int(indptr[-1]), np.int32), None).schedule.numpy()
+    chunks = backend.sparse(indptr, np.zeros(int(indptr[-1]), np.int32), None).schedule.chunks.numpy()
     work = np.diff(indptr[chunks] + 8 * chunks)
     share = work.sum() / (chunks.size - 1)
     assert sorted(work)[-2] <= 2 * share + 9

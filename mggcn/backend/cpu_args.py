@@ -1,0 +1,30 @@
+"""Arguments of the CPU kernels that several of them take."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mggcn import native
+from mggcn.backend.base import Dropout, Epilogue
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def dropout_args(dropout: Dropout | None) -> native.DropoutArgs:
+    if dropout is None:
+        return native.DropoutArgs(0, 0, 0, 0, 1.0)
+    seed, epoch = dropout.clock.tolist()
+    return native.DropoutArgs(seed, epoch, dropout.layer, dropout.threshold, dropout.keep_scale)
+
+
+def epilogue_args(epilogue: Epilogue) -> native.EpilogueArgs:
+    return native.EpilogueArgs(
+        address(epilogue.row_scale),
+        address(epilogue.bias),
+        address(epilogue.out_scale),
+        address(epilogue.row_ids),
+        dropout_args(epilogue.dropout),
+        int(epilogue.relu),
+    )

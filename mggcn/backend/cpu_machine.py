@@ -1,0 +1,69 @@
+"""What the choice of CPU kernels knows of this machine: caches, instructions for bfloat16. Needs no torch."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """Bytes of cache: each thread's own, and what all threads of a rank have of the one that they share."""
+
+    own_bytes: int
+    shared_bytes: int
+
+
+USUAL = Caches(2**20, 2**24)
+"""For a machine that does not tell: a small server's share for two threads."""
+
+
+def caches_of(threads: int) -> Caches:
+    """Return the caches of a rank's threads, as Linux tells them; USUAL where it does not.
+
+    Fewer threads than cores share the last cache with other ranks: their part of it counts. More threads than cores have
+    several such caches, each of which then holds the same rows of an operand: the size of one counts.
+    """
+    found = _levels()
+    if 2 not in found:
+        return USUAL
+    own, _ = found[2]
+    size, cores = found.get(3, found[2])
+    return Caches(own, max(own, size * min(threads, cores) // cores))
+
+
+@functools.cache
+def _levels() -> dict[int, tuple[int, int]]:
+    """Bytes of each level's data cache, and how many cores share it."""
+    found = {}
+    for index in sorted(CACHES.glob("index*")):
+        try:
+            if (index / "type").read_text().strip() != "Instruction":
+                size = (index / "size").read_text().strip()
+                scale = {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]]
+                shared = _count((index / "shared_cpu_list").read_text().strip())
+                found[int((index / "level").read_text())] = (int(size[:-1]) * scale, shared)
+        except (OSError, ValueError, KeyError):
+            continue
+    return found
+
+
+def _count(cpus: str) -> int:
+    """Processors of a list such as 0-3,8-11."""
+    ranges = [part.split("-") for part in cpus.split(",")]
+    return sum(int(ends[-1]) - int(ends[0]) + 1 for ends in ranges)
+
+
+@functools.cache
+def multiplies_bf16() -> bool:
+    """Return whether the processor has instructions for products of bfloat16, which torch then uses."""
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((set(line.split()) for line in lines if line.startswith(("flags", "Features"))), set())
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & flags)

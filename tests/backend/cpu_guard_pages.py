@@ -1,0 +1,44 @@
+"""Sparse products on the CPU whose arrays end where memory ends: a read or write behind one kills this process.
+
+    python -m tests.backend.cpu_guard_pages
+
+Run by test_cpu_spmm.py in a process of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+
+from mggcn import native
+from mggcn.backend.base import Sparse
+from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu_choice import SpmmChoice
+from mggcn.backend.cpu_spmm import make_schedule
+from tests.backend.cases import numpy_reals
+from tests.backend.guard_pages import guarded, matrix, upload
+
+
+def main() -> None:
+    case = matrix()
+    indptr, indices = case.indptr.astype(np.int64), case.indices.astype(np.int32)
+    dense = case.toarray()
+    for dtype, isa in itertools.product((torch.float32, torch.float64, torch.bfloat16), native.isas()):
+        backend = CpuBackend(dtype, 2, isa)
+        line = 64 // dtype.itemsize
+        schedule = make_schedule(indptr, indices, 2, isa, hub=40)
+        adj = Sparse(upload(indptr), upload(indices), upload(numpy_reals(backend, case.data)), schedule)
+        choices = [SpmmChoice(ahead=2), SpmmChoice(ahead=30), SpmmChoice("panels", line, 1, 30)]
+        choices += [SpmmChoice("blocks", 0, 3)] if dtype != torch.bfloat16 else []
+        for (cols, ld), choice in itertools.product(((16, 16), (41, 64), (41, 44), (41, 41), (7, 7)), choices):
+            h = guarded(torch.randn(160, ld, generator=torch.Generator().manual_seed(ld)).to(dtype))[:, :cols]
+            out = guarded(torch.zeros(case.shape[0], ld, dtype=dtype))[:, :cols]
+            backend.sparse_products.multiply(adj, h, out, accumulate=False, epilogue=None, choice=choice)
+            rounding = 2.0**-8 if dtype == torch.bfloat16 else 2e-5
+            np.testing.assert_allclose(out.double().numpy(), dense @ h.double().numpy(), rtol=rounding, atol=1e-4)
+
+
+if __name__ == "__main__":
+    main()
