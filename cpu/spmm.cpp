@@ -126,6 +126,14 @@ inline void add_block(const Product<S, Real<S>>& a, const Pass<S>& p, int64_t v,
   if (last && a.epilogue) finish_row(z, p.first, p.cols, v, *a.epilogue);
 }
 
+// Whether nothing is left to do for row v because it has no entries: then it costs its store, if that.
+template <class S, class O>
+inline bool skip_row(const Product<S, O>& a, const Pass<S>& p, int64_t v) {
+  if (a.indptr[v + 1] > a.indptr[v] || a.epilogue) return false;
+  if (!a.accumulate && p.block == 0) memset(a.out + v * a.ld_out + p.first, 0, p.cols * sizeof(O));
+  return true;
+}
+
 template <class S, class O>
 void spmm(const Product<S, O>& a) {
 #pragma omp parallel num_threads(a.threads)
@@ -147,6 +155,7 @@ void spmm(const Product<S, O>& a) {
 #pragma omp for schedule(dynamic, 1)
         for (int64_t c = 0; c < a.num_chunks; ++c) {
           for (int64_t v = a.chunks[c]; v < a.chunks[c + 1]; ++v) {
+            if (skip_row(a, pass, v)) continue;
             const bool hub = a.indptr[v + 1] - a.indptr[v] > a.hub;
             if constexpr (std::is_same_v<O, Real<S>>)
               add_block(a, pass, v, hub);

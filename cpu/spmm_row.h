@@ -15,6 +15,25 @@ struct Entries {
   int64_t begin, end, ahead;
 };
 
+// Even and odd columns of two vectors, and two vectors of such columns in order again.
+#if defined(__AVX2__)
+#define MGGCN_EVEN 0, 2, 4, 6, 8, 10, 12, 14
+#define MGGCN_ODD 1, 3, 5, 7, 9, 11, 13, 15
+#define MGGCN_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define MGGCN_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define MGGCN_EVEN 0, 2, 4, 6
+#define MGGCN_ODD 1, 3, 5, 7
+#define MGGCN_LOW 0, 4, 1, 5
+#define MGGCN_HIGH 2, 6, 3, 7
+#endif
+#if defined(__clang__)
+#define MGGCN_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t Lanes __attribute__((vector_size(kVectorBytes)));
+#define MGGCN_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Lanes){__VA_ARGS__})
+#endif
+
 // A group of columns that one 32-byte (16-byte) load brings: one vector of sums, or two of the even and the odd columns
 // of bfloat16, which a shift and a mask widen.
 template <class S>
@@ -37,10 +56,13 @@ struct Group<bf16> {
   static constexpr int width = 2 * V::width, registers = 2;
   static inline words load(const bf16* x) { return (words) * reinterpret_cast<const loose*>(x); }
   inline void read(const float* p) {
-    for (int k = 0; k < V::width; ++k) sum[0][k] = p[2 * k], sum[1][k] = p[2 * k + 1];
+    const V::type low = V::load(p), high = V::load(p + V::width);
+    sum[0] = MGGCN_SHUFFLE(low, high, MGGCN_EVEN);
+    sum[1] = MGGCN_SHUFFLE(low, high, MGGCN_ODD);
   }
   inline void write(float* p) const {
-    for (int k = 0; k < V::width; ++k) p[2 * k] = sum[0][k], p[2 * k + 1] = sum[1][k];
+    V::store(p, MGGCN_SHUFFLE(sum[0], sum[1], MGGCN_LOW));
+    V::store(p + V::width, MGGCN_SHUFFLE(sum[0], sum[1], MGGCN_HIGH));
   }
   inline void add(const bf16* x) {
     const words both = load(x);

@@ -6,7 +6,8 @@
 //              they go through the operand in order (docs/notes/0011-locality.md). Rows that are sorted but for their
 //              last entry, an inserted diagonal, stay as they are.
 // tile_degree  degree[local[v]] = sum of values (or count) of row v, diagonal inserted alike.
-// balance      chunks[0..num_chunks]: row ranges of about equal work indptr[v] + 8 v.   Cost: one pass over the edges.
+// balance      chunks[0..num_chunks]: row ranges of about equal work: entries, and 8 for a row's begin and end, or 2 for
+//              a row without entries.                                                     Cost: two passes over the rows.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -118,19 +119,13 @@ MGGCN_EXPORT(mggcn_tile_degree)(const Sweep* s, double* degree, int32_t threads)
 }
 
 MGGCN_EXPORT(mggcn_balance)(const int64_t* indptr, int64_t rows, int64_t num_chunks, int64_t* chunks) {
-  const int64_t work = indptr[rows] + 8 * rows;
-  int64_t v = 0;
+  const auto work_of = [=](int64_t v) { return indptr[v + 1] > indptr[v] ? indptr[v + 1] - indptr[v] + 8 : 2; };
+  int64_t work = 0, done = 0, v = 0;
+  for (int64_t u = 0; u < rows; ++u) work += work_of(u);
   for (int64_t c = 0; c < num_chunks; ++c) {
     const int64_t target = (int64_t)((__int128)work * c / num_chunks);
-    int64_t low = v, high = rows;
-    while (low < high) {
-      const int64_t mid = (low + high) / 2;
-      if (indptr[mid] + 8 * mid < target)
-        low = mid + 1;
-      else
-        high = mid;
-    }
-    chunks[c] = v = low;
+    while (v < rows && done < target) done += work_of(v++);
+    chunks[c] = v;
   }
   chunks[num_chunks] = rows;
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from mggcn.partition.libra import libra_nbytes
 from mggcn.partition.make import cut_is_kept, figures_of, make_partition
 from mggcn.partition.parts import Partition, RowFigures
 from mggcn.partition.statistics import estimate_aggregated_nnz
-from mggcn.plan.device import REAL, not_captured
+from mggcn.plan.device import REAL, not_captured, threads_of
 from mggcn.plan.machine import free_bytes, human
 from mggcn.train.planjson import plan_from_dict
 from mggcn.train.runplan import SIGNALS, RankPlan, RunPlan, plan_run
@@ -63,7 +62,7 @@ def resolve(config: Config, graph: Graph) -> Config:
 
 def threads_per_rank(config: Config) -> int:
     """Return the threads of one rank: as set, or an equal share of the cores that this process may use."""
-    return config.run.threads or max(1, len(os.sched_getaffinity(0)) // config.run.ranks)
+    return threads_of(config.run)
 
 
 def memory_limit(config: Config) -> int:

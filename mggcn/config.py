@@ -193,8 +193,8 @@ class RunConfig:
             raise ConfigError(
                 "run.transport gloo moves host memory; with --device cuda use nccl, or threads on one GPU"
             )
-        if self.precision in ("tf32", "bf16") and self.device == "cpu":
-            raise ConfigError(f"run.precision {self.precision} needs --device cuda; on a CPU use fp32 or fp64")
+        if self.precision == "tf32" and self.device == "cpu":
+            raise ConfigError("run.precision tf32 needs --device cuda; on a CPU use fp32, bf16 or fp64")
         if self.transport == "single" and self.ranks > 1:
             raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
 

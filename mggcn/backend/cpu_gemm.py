@@ -7,9 +7,7 @@ from torch import Tensor
 
 from mggcn.backend.cpu_choice import GemmChoice
 from mggcn.backend.cpu_memory import Workspace
-
-BLOCK = 2048
-"""Rows that are converted at a time: they stay in the cache until they are multiplied."""
+from mggcn.backend.cpu_shape import GEMM_ROWS, aligned, converted_shapes
 
 
 class CpuGemm:
@@ -26,41 +24,45 @@ class CpuGemm:
                 out.addmm_(a, b)
             else:
                 torch.mm(a, b, out=out)
-        elif a.shape[1] > a.shape[0]:
-            self._sum_of_blocks(a, b, out, accumulate)
         else:
-            self._blocks_of_rows(a, b, out, accumulate)
+            shapes = converted_shapes(a.shape[0], a.shape[1], b.shape[1], summed=out.dtype == torch.float32)
+            with self._workspace.lock:
+                floats = self._floats(shapes)
+                if a.shape[1] > a.shape[0]:
+                    _sum_of_blocks(a, b, out, accumulate, *floats)
+                else:
+                    _blocks_of_rows(a, b, out, accumulate, *floats)
 
-    def _blocks_of_rows(self, a: Tensor, b: Tensor, out: Tensor, accumulate: bool) -> None:
-        """Rows of out one block after the other."""
-        rows = min(BLOCK, a.shape[0])
-        with self._workspace.lock:
-            left, right, sums = self._floats((rows, a.shape[1]), tuple(b.shape), (rows, out.shape[1]))
-            right.copy_(b)
-            for first in range(0, a.shape[0], BLOCK):
-                some = a[first : first + BLOCK]
-                part, result = out[first : first + BLOCK], sums[: some.shape[0]]
-                torch.mm(left[: some.shape[0]].copy_(some), right, out=result)
-                part.copy_(result.add_(part) if accumulate else result)
-
-    def _sum_of_blocks(self, a: Tensor, b: Tensor, out: Tensor, accumulate: bool) -> None:
-        """The whole of out, summed over blocks of columns of a in their order."""
-        inner = min(BLOCK, a.shape[1])
-        with self._workspace.lock:
-            left, right, sums = self._floats((inner, a.shape[0]), (inner, b.shape[1]), tuple(out.shape))
-            total = out if out.dtype == torch.float32 else sums.copy_(out)
-            if not accumulate:
-                total.zero_()
-            for first in range(0, a.shape[1], BLOCK):
-                rows = b[first : first + BLOCK]
-                count = rows.shape[0]
-                # Gradients of weights have a transposed: its rows are then copied as they lie.
-                total.addmm_(left[:count].copy_(a[:, first : first + BLOCK].t()).t(), right[:count].copy_(rows))
-            if total is not out:
-                out.copy_(total)
-
-    def _floats(self, *shapes: tuple[int, ...]) -> list[Tensor]:
+    def _floats(self, shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
         """Float32 matrices in the work space, each aligned to a cache line."""
-        sizes = [-(-shape[0] * shape[1] // 16) * 16 for shape in shapes]
+        sizes = [aligned(4 * shape[0] * shape[1]) // 4 for shape in shapes]
         flat = self._workspace.take(4 * sum(sizes)).view(torch.float32)
         return [part[: s[0] * s[1]].view(s) for part, s in zip(flat.split(sizes), shapes, strict=True)]
+
+
+def _blocks_of_rows(
+    a: Tensor, b: Tensor, out: Tensor, accumulate: bool, left: Tensor, right: Tensor, sums: Tensor
+) -> None:
+    """Rows of out one block after the other."""
+    right.copy_(b)
+    for first in range(0, a.shape[0], GEMM_ROWS):
+        some = a[first : first + GEMM_ROWS]
+        part, result = out[first : first + GEMM_ROWS], sums[: some.shape[0]]
+        torch.mm(left[: some.shape[0]].copy_(some), right, out=result)
+        part.copy_(result.add_(part) if accumulate else result)
+
+
+def _sum_of_blocks(
+    a: Tensor, b: Tensor, out: Tensor, accumulate: bool, left: Tensor, right: Tensor, sums: Tensor | None = None
+) -> None:
+    """The whole of out, summed over blocks of columns of a in their order; sums: unless out is float32."""
+    total = out if sums is None else sums.copy_(out)
+    if not accumulate:
+        total.zero_()
+    for first in range(0, a.shape[1], GEMM_ROWS):
+        rows = b[first : first + GEMM_ROWS]
+        count = rows.shape[0]
+        # Gradients of weights have a transposed: its rows are then copied as they lie.
+        total.addmm_(left[:count].copy_(a[:, first : first + GEMM_ROWS].t()).t(), right[:count].copy_(rows))
+    if total is not out:
+        out.copy_(total)

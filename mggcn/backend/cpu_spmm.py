@@ -20,10 +20,9 @@ from mggcn.backend.cpu_args import address, epilogue_args
 from mggcn.backend.cpu_choice import LINE, Choices, MatrixTraits, SpmmChoice, SpmmKey, choose_spmm, hub_length
 from mggcn.backend.cpu_machine import Caches
 from mggcn.backend.cpu_memory import Workspace
+from mggcn.backend.cpu_shape import CHUNKS, aligned, padded_columns
 from mggcn.errors import BackendError
 
-CHUNKS = 512
-"""Row chunks of a sparse matrix: enough for 64 threads to balance, few enough to cost nothing."""
 STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
 """Where in a matrix distinct columns are counted, among how many entries at first, and how often that number doubles."""
 NAMES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16"}
@@ -144,9 +143,9 @@ class CpuSpmm:
         self._check(plan.traits, h, out, chosen)
         kind = NAMES[h.dtype] + ("" if out.dtype == h.dtype else "_" + NAMES[out.dtype])
         arguments = None if epilogue is None else epilogue_args(epilogue)
-        ld_sums = -(-out.shape[1] // 64) * 64
+        ld_sums = padded_columns(out.shape[1])
         sizes = (
-            h.shape[0] * chosen.panel * h.itemsize,
+            plan.traits.columns * chosen.panel * h.itemsize,
             8 * adj.num_rows if chosen.blocks > 1 else 0,
             plan.parts.shape[0] * ld_sums * self._real.itemsize,
         )
@@ -171,7 +170,7 @@ class CpuSpmm:
                 h.stride(0),
                 out.stride(0),
                 ld_sums,
-                h.shape[0],
+                plan.traits.columns,
                 out.shape[1],
                 plan.hub,
                 chosen.panel or out.shape[1],
@@ -184,7 +183,7 @@ class CpuSpmm:
 
     def _split(self, sizes: tuple[int, ...]) -> list[int | None]:
         """Addresses of consecutive parts of the work space, each aligned to a cache line; None for empty ones."""
-        padded = [-(-size // 64) * 64 for size in sizes]
+        padded = [aligned(size) for size in sizes]
         if not any(padded):
             return [None] * len(sizes)
         start = self._workspace.take(sum(padded)).data_ptr()
@@ -199,4 +198,10 @@ class CpuSpmm:
         if chosen.panel * h.itemsize % LINE:
             raise BackendError(
                 f"a panel has rows of whole cache lines, multiples of {LINE // h.itemsize} columns; got {chosen.panel}"
+            )
+        packed = traits.columns * chosen.panel * h.itemsize
+        if packed > self._caches.shared_bytes:
+            raise BackendError(
+                f"a packed panel must fit the {self._caches.shared_bytes} bytes of the shared cache, which plans reckon "
+                f"with; {chosen.panel} columns of {traits.columns} rows take {packed}"
             )

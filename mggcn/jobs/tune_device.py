@@ -31,6 +31,7 @@ WIDE, NARROW, DEGREE = 128, 16, 24
 GATHERED: Final = 2**28
 """Bytes that one sparse product gathers: some 10 to 50 ms."""
 GEMM: Final = (8192, 256, 256)
+PRECISIONS: Final = ("fp32", "bf16", "fp64")
 CALLS: Final = 5
 SEED: Final = 271828
 
@@ -62,7 +63,7 @@ def device_table(threads: int, seconds: float, say: Callable[[str], None]) -> di
         say("passes over matrices")
         copy = [[size, probe.copy(size)] for size in footprints]
         say("dense products and calls")
-        gemm = {name: Probe(_backend(threads, name), seconds).gemm() for name in ("fp32", "fp64")}
+        gemm = {name: Probe(_backend(threads, name), seconds).gemm() for name in PRECISIONS}
         call_s = probe.call()
     finally:
         torch.set_num_threads(before)

@@ -19,8 +19,7 @@ from mggcn.train.runtime import DTYPES
 
 BackendOf = Callable[[torch.dtype, int], KernelBackend]
 """Gives the kernels for a storage type and sparse products of a width. Raises: BackendError for other types."""
-CPU_TYPES = (torch.float32, torch.float64)
-CUDA_TYPES = (torch.float32, torch.float64, torch.bfloat16)
+TYPES = (torch.float32, torch.float64, torch.bfloat16)
 NARROWEST = 128
 """Work space for hub rows is as wide as a product, rounded up to a power of two, but not less than this."""
 
@@ -45,7 +44,7 @@ def _cpu(threads: int) -> BackendOf:
     made = functools.cache(lambda dtype: CpuBackend(dtype, threads))
 
     def backend_of(dtype: torch.dtype, cols: int) -> KernelBackend:
-        _check(dtype, CPU_TYPES, "CPU")
+        _check(dtype, "CPU")
         return made(dtype)
 
     return backend_of
@@ -63,7 +62,7 @@ def _cuda(index: int, num_edges: int) -> BackendOf:
         return CudaBackend(dtype, device, workspace_bytes(num_edges, cols, item))
 
     def backend_of(dtype: torch.dtype, cols: int) -> KernelBackend:
-        _check(dtype, CUDA_TYPES, "GPU")
+        _check(dtype, "GPU")
         return made(dtype, max(NARROWEST, 1 << (cols - 1).bit_length()))
 
     return backend_of
@@ -84,9 +83,9 @@ def rank_backend(
     return CudaBackend(dtype, device_of(config, comm), workspace_bytes(num_edges, cols, item))
 
 
-def _check(dtype: torch.dtype, known: tuple[torch.dtype, ...], where: str) -> None:
-    if dtype not in known:
-        names = ", ".join(str(d).removeprefix("torch.") for d in known)
+def _check(dtype: torch.dtype, where: str) -> None:
+    if dtype not in TYPES:
+        names = ", ".join(str(d).removeprefix("torch.") for d in TYPES)
         raise BackendError(
             f"a {where}'s kernels take {names}, got {str(dtype).removeprefix('torch.')}; convert the tensor"
         )

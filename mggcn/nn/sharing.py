@@ -33,7 +33,7 @@ class Sharing:
     self_loops: bool = False
     """Insert the self-loops that the graph lacks, with weight 1."""
     precision: str = "fp32"
-    """Type of the rows: fp32, fp64, on a GPU also bf16."""
+    """Type of the rows: fp32, fp64 or bf16."""
     device: str = "cpu"
     """cpu or cuda."""
     threads: int = 0

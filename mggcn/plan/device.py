@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from mggcn.config import RunConfig
@@ -37,6 +38,11 @@ STORAGE = {"fp32": "fp32", "tf32": "fp32", "bf16": "bf16", "fp64": "fp64"}
 """Type of activations, gradients of activations and messages by run.precision."""
 REAL = {"fp32": "fp32", "tf32": "fp32", "bf16": "fp32", "fp64": "fp64"}
 """Type of sums, scales, edge values, weights and their gradients by run.precision."""
+
+
+def threads_of(run: RunConfig) -> int:
+    """Return the threads of one rank: as set, or an equal share of the cores that this process may use."""
+    return run.threads or max(1, len(os.sched_getaffinity(0)) // run.ranks)
 
 
 def not_captured(run: RunConfig) -> str:

@@ -99,6 +99,6 @@ def _gemm(device: DeviceRates, precision: str) -> float:
     if precision not in device.gemm:
         raise PlanError(
             f"the machine's file has rates of dense products in {', '.join(device.gemm)}, none in {precision}; "
-            "choose another --precision, or add the rate to the file"
+            "choose another --precision, measure this machine again with mggcn tune, or add the rate to the file"
         )
     return device.gemm[precision]

@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mggcn.aggregate.base import Matrix
+from mggcn.backend import cpu_shape
+from mggcn.backend.cpu_machine import caches_of
 from mggcn.backend.cuda_shape import cusparse_bytes, schedule_bytes, workspace_bytes
 from mggcn.config import Config
 from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
 from mggcn.model.lower import Model
 from mggcn.partition.locality import locality_nbytes
-from mggcn.plan.device import FIGURES, REAL, STORAGE
+from mggcn.plan.device import FIGURES, REAL, STORAGE, threads_of
 from mggcn.plan.machine import MIB
 from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES, BufferSpec
 from mggcn.train.shape import GraphShape
@@ -62,7 +64,7 @@ class RankSizes:
             "weights and optimiser": self._all_weight_bytes(),
             "runtime": figures.process_bytes + figures.rank_bytes,
         }
-        return regions if figures.is_host else regions | self._kernel_regions(panel)
+        return regions | (self._host_kernel_regions(panel) if figures.is_host else self._kernel_regions(panel))
 
     def setup_bytes(self, regions: Mapping[str, int]) -> int:
         """Peak of set-up: the assignment of all vertices (20 bytes each while drawn, some 70 for an order by locality), the
@@ -105,13 +107,31 @@ class RankSizes:
         nnz = self.inputs.aggregated_nnz if choice.aggregated else self.inputs.nnz or 0
         return [*tiles, (self.model.rows, nnz, True), (self.inputs.cols, nnz, True)]
 
-    def _kernel_regions(self, panel: int) -> dict[str, int]:
-        """What a GPU's kernels keep beside its matrices; products share work space, since they follow each other."""
-        matrices = self._matrices()
-        width = max(
+    def _widest(self, panel: int) -> int:
+        """Columns of the widest operand of a sparse product."""
+        return max(
             panel,
             *(max(c.d_out, c.d_in if c.layer > 1 or not self.model.input.sparse else 0) for c in self.model.layers),
         )
+
+    def _host_kernel_regions(self, panel: int) -> dict[str, int]:
+        """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
+        matrices, width, model = self._matrices(), self._widest(panel), self.model
+        stored, caches = ITEM_BYTES[model.dtype], caches_of(threads_of(self.config.run))
+        columns = max(self.shape.num_vertices, self.inputs.cols)
+        products = [
+            cpu_shape.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, caches)
+            for rows, nnz, _ in matrices
+        ]
+        converted = [cpu_shape.gemm_bytes(model.rows, c.d_in, c.d_out) for c in model.layers if model.dtype == "bf16"]
+        return {
+            "kernel schedules": sum(cpu_shape.schedule_bytes(rows, nnz) for rows, nnz, _ in matrices),
+            "kernel work space": max([*products, *converted], default=0),
+        }
+
+    def _kernel_regions(self, panel: int) -> dict[str, int]:
+        """What a GPU's kernels keep beside its matrices; products share work space, since they follow each other."""
+        matrices, width = self._matrices(), self._widest(panel)
         workspace = max((workspace_bytes(nnz, width, self.item) for _, nnz, _ in matrices), default=0)
         regions = {
             "kernel schedules": sum(schedule_bytes(rows, nnz) for rows, nnz, _ in matrices),

@@ -38,7 +38,7 @@ def test_tune_writes_what_plans_read(
     assert [size for size, _ in machine.device.gather.points] == [2**18, 2**22]
     rates = [rate for table in (machine.device.gather, machine.device.copy) for _, rate in table.points]
     assert all(1e7 < rate < 1e13 for rate in rates)
-    assert set(machine.device.gemm) == {"fp32", "fp64"}
+    assert set(machine.device.gemm) == {"fp32", "bf16", "fp64"}
     assert all(1e8 < rate < 1e15 for rate in machine.device.gemm.values())
     assert 1e-8 < machine.device.call_s < 1
     assert 0 <= machine.device.row_s < 1e-5
