@@ -13,6 +13,7 @@ from mggcn.aggregate.broadcast import BroadcastStrategy
 from mggcn.aggregate.delayed import DelayedStrategy
 from mggcn.aggregate.halo import HaloStrategy
 from mggcn.aggregate.slice import SliceStrategy
+from mggcn.backend.cpu_choice import NO_CHOICES, Choices
 from mggcn.backend.gpu_memory import gpu_free_bytes
 from mggcn.comm.rank import gpu_index
 from mggcn.config import Config
@@ -172,15 +173,17 @@ def gpu_of_rank(config: Config, comm: Communicator) -> Device:
     return CudaDevice(index, capture=not not_captured(run), tf32=run.precision == "tf32")
 
 
-def make_backend(config: Config, plan: RankPlan, device: Callable[[], Device]) -> KernelBackend:
-    """Return the kernels of one rank. Raises: BackendError."""
+def make_backend(
+    config: Config, plan: RankPlan, device: Callable[[], Device], choices: Choices = NO_CHOICES
+) -> KernelBackend:
+    """Return the kernels of one rank; choices: measured ways of a CPU's sparse products. Raises: BackendError."""
     from mggcn.train.runtime import DTYPES
 
     storage = DTYPES[plan.model.dtype]
     if config.run.device == "cpu":
         from mggcn.backend.cpu import CpuBackend
 
-        return CpuBackend(storage, threads_per_rank(config))
+        return CpuBackend(storage, threads_per_rank(config), choices=choices)
     from mggcn.backend.cuda import CudaBackend
 
     return CudaBackend(storage, device(), plan.regions["kernel work space"], config.run.spmm)
@@ -195,10 +198,12 @@ def make_rank(
     stop: Stop | None = None,
     device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
     folder: Path | None = None,
+    choices: Choices = NO_CHOICES,
 ) -> Rank:
     """Build one rank: its shard, its device memory as planned, its inputs. Collective.
 
     device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
+    choices: measured ways of a CPU's sparse products; they change no result.
     Raises: GraphError, BackendError.
     """
     import torch
@@ -219,7 +224,7 @@ def make_rank(
     threads = threads_per_rank(config)
     torch.set_num_threads(threads)
     rank_plan = plan.ranks[comm.rank]
-    backend = make_backend(config, rank_plan, lambda: device_of(config, comm))
+    backend = make_backend(config, rank_plan, lambda: device_of(config, comm), choices)
     timeline = None
     if config.run.timeline and folder is not None:
         ranges = torch.cuda.nvtx.range if torch.cuda.is_available() else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from mggcn import native
 from mggcn.backend.base import DONE, Done, Dropout, Epilogue, Sparse
 from mggcn.backend.cpu_args import address, dropout_args, epilogue_args
-from mggcn.backend.cpu_choice import Choices, choose_gemm
+from mggcn.backend.cpu_choice import NO_CHOICES, Choices, choose_gemm
 from mggcn.backend.cpu_gemm import CpuGemm
 from mggcn.backend.cpu_machine import caches_of, multiplies_bf16
 from mggcn.backend.cpu_memory import Workspace, allocate
@@ -29,7 +29,6 @@ from mggcn.errors import BackendError
 
 PARTIALS = 64
 """Row chunks whose column sums are added in order (cpu/common.h)."""
-NO_CHOICES: Mapping[Any, Any] = {}
 
 
 class CpuBackend:
@@ -43,9 +42,9 @@ class CpuBackend:
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
         self._threads = threads
         self._isa = isa or native.isa()
-        workspace = Workspace()
-        self.sparse_products = CpuSpmm(dtype, threads, self._isa, caches_of(threads), workspace, choices)
-        self._gemm = CpuGemm(choose_gemm(dtype.itemsize, multiplies_bf16()), workspace)
+        self._workspace = Workspace()
+        self.sparse_products = CpuSpmm(dtype, threads, self._isa, caches_of(threads), self._workspace, choices)
+        self._gemm = CpuGemm(choose_gemm(dtype.itemsize, multiplies_bf16()), self._workspace)
 
     @property
     def name(self) -> str:
@@ -66,6 +65,11 @@ class CpuBackend:
     @property
     def queue_s(self) -> float:
         return 0.0
+
+    @property
+    def work_space_bytes(self) -> int:
+        """Bytes that products have worked in at most."""
+        return self._workspace.nbytes
 
     def _run(self, name: str, dtype: torch.dtype, *args: Any) -> None:
         native.kernel(name, NAMES[dtype], self._isa)(*args)

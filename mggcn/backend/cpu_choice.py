@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from mggcn.backend.cpu_machine import Caches
@@ -15,6 +16,8 @@ from mggcn.backend.cpu_machine import Caches
 LINE = 64
 PANELS = (64, 128, 256)
 """Bytes of a packed row: whole cache lines; beyond four, few loads are in flight per line."""
+BLOCKS = (2, 4, 8, 16)
+"""Ranges of the operand's rows that are timed."""
 SHARE = 0.5
 """Part of the shared cache that an operand gets beside indices, results and other programs."""
 GAIN = 1.1
@@ -100,6 +103,7 @@ class SpmmKey:
 
 Choices = Mapping[SpmmKey, SpmmChoice]
 """What `mggcn tune` found faster than the choice of the model."""
+NO_CHOICES: Choices = MappingProxyType({})
 
 
 def hub_length(nnz: int) -> int:
@@ -114,7 +118,7 @@ def ahead_of(line_bytes: int, operand_bytes: int, caches: Caches) -> int:
     """Return how many entries ahead rows of `line_bytes` are fetched: none if a core's own cache holds the operand."""
     if operand_bytes <= caches.own_bytes:
         return 0
-    return NARROW_AHEAD if line_bytes <= 2 * LINE else WIDE_AHEAD
+    return _distance(line_bytes)
 
 
 @functools.lru_cache(maxsize=512)
@@ -143,6 +147,25 @@ def choose_spmm(matrix: MatrixTraits, width: int, item: int, caches: Caches, *, 
         reason = f"{blocks} blocks of the operand's rows promise a factor of {whole / promised:.2f}"
         best = SpmmChoice("blocks", 0, blocks, 0, reason)
     return best
+
+
+def candidates(
+    matrix: MatrixTraits, width: int, item: int, caches: Caches, *, summed: bool = True
+) -> dict[str, SpmmChoice]:
+    """Return every way that a product allows, by name: what there is to be timed. Arguments as for `choose_spmm`."""
+    row_bytes = width * item
+    found = {"rows": SpmmChoice(), "rows ahead": SpmmChoice(ahead=_distance(row_bytes))}
+    for size in PANELS:
+        if size < row_bytes and matrix.columns * size <= caches.shared_bytes:
+            found[f"panels {size} B"] = SpmmChoice("panels", size // item)
+            found[f"panels {size} B ahead"] = SpmmChoice("panels", size // item, 1, NARROW_AHEAD)
+    if summed and matrix.ascending:
+        found |= {f"{count} blocks": SpmmChoice("blocks", 0, count) for count in BLOCKS if count <= matrix.columns}
+    return found
+
+
+def _distance(line_bytes: int) -> int:
+    return NARROW_AHEAD if line_bytes <= 2 * LINE else WIDE_AHEAD
 
 
 def _lines(nbytes: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +58,27 @@ def _count(cpus: str) -> int:
     """Processors of a list such as 0-3,8-11."""
     ranges = [part.split("-") for part in cpus.split(",")]
     return sum(int(ends[-1]) - int(ends[0]) + 1 for ends in ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What measured ways of products belong to."""
+
+    processor: str
+    kernels: str
+    """The instruction set."""
+    threads: int
+    """Of one rank."""
+    caches: Caches
+
+
+def processor_name() -> str:
+    """Return the processor's name as the kernel gives it, for the record of a run."""
+    with contextlib.suppress(OSError):
+        for line in CPUINFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 @functools.cache

@@ -29,6 +29,10 @@ class Workspace:
         self.lock = threading.Lock()
         self._memory = allocate(0)
 
+    @property
+    def nbytes(self) -> int:
+        return self._memory.shape[0]
+
     def take(self, nbytes: int) -> Tensor:
         """Return `nbytes` of what earlier uses may have written to; to be called with the lock held, once per use."""
         if nbytes > self._memory.shape[0]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from mggcn import native
 from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.cpu_args import address, epilogue_args
-from mggcn.backend.cpu_choice import LINE, Choices, MatrixTraits, SpmmChoice, SpmmKey, choose_spmm, hub_length
+from mggcn.backend.cpu_choice import LINE, Choices, MatrixTraits, SpmmChoice, SpmmKey, candidates, choose_spmm, hub_length
 from mggcn.backend.cpu_machine import Caches
 from mggcn.backend.cpu_memory import Workspace
 from mggcn.backend.cpu_shape import CHUNKS, aligned, padded_columns
@@ -55,6 +55,18 @@ class CpuSchedule:
     hub: int
     """A row of more entries is cut into parts."""
     traits: MatrixTraits
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A kind of product that was asked for: a pattern without its values, and how it is done."""
+
+    pattern: Sparse
+    weighted: bool
+    width: int
+    summed: bool
+    """Whether the result is of the type of sums."""
+    choice: SpmmChoice
 
 
 def make_schedule(
@@ -112,15 +124,31 @@ class CpuSpmm:
         self._caches = caches
         self._workspace = workspace
         self._choices = choices
+        self._products: dict[tuple[int, int, bool], Product] = {}
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """The kinds of products asked for so far, in the order in which they came first."""
+        return tuple(self._products.values())
 
     def choice(self, adj: Sparse, h: Tensor, out: Tensor) -> SpmmChoice:
-        """Return the way in which a product is done."""
-        traits: MatrixTraits = adj.schedule.traits
-        width = out.shape[1]
-        key = SpmmKey(traits.rows, traits.columns, traits.nnz, width, h.itemsize)
-        return self._choices.get(key) or choose_spmm(
-            traits, width, h.itemsize, self._caches, summed=out.dtype == self._real
-        )
+        """Return the way in which a product is done: as measured, or as the model says."""
+        width, summed = out.shape[1], out.dtype == self._real
+        at = (id(adj.schedule), width, summed)
+        found = self._products.get(at)
+        if found is None:
+            traits: MatrixTraits = adj.schedule.traits
+            key = SpmmKey(traits.rows, traits.columns, traits.nnz, width, h.itemsize)
+            choice = self._choices.get(key) or choose_spmm(traits, width, h.itemsize, self._caches, summed=summed)
+            # The pattern keeps its schedule alive, and so the schedule's id its own.
+            pattern = Sparse(adj.indptr, adj.indices, None, adj.schedule)
+            found = self._products[at] = Product(pattern, adj.values is not None, width, summed, choice)
+        return found.choice
+
+    def candidates(self, product: Product) -> dict[str, SpmmChoice]:
+        """Return every way in which a product can be done, by name; the first is plain rows."""
+        traits: MatrixTraits = product.pattern.schedule.traits
+        return candidates(traits, product.width, self._dtype.itemsize, self._caches, summed=product.summed)
 
     def multiply(
         self,

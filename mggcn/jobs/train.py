@@ -18,6 +18,7 @@ import numpy as np
 
 from mggcn import native
 from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph, threads_per_rank
+from mggcn.backend.cpu_machine import processor_name
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.launch import run_ranks
 from mggcn.comm.rank import torchrun_env, torchrun_main
@@ -133,15 +134,6 @@ def result_of(
         },
         "graph_sha256": graph_sha256(graph),
     }
-
-
-def processor_name() -> str:
-    """Return the processor's name as the kernel gives it, for the record of a run."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def run_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) -> dict[str, Any]:

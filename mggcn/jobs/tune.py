@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mggcn.backend.cpu_machine import processor_name
 from mggcn.errors import ConfigError
 from mggcn.jobs.tune_device import device_table
 from mggcn.jobs.tune_links import measure_links
@@ -93,6 +94,4 @@ def _value(value: Any) -> str:
 
 
 def _processor() -> str:
-    from mggcn.jobs.train import processor_name
-
     return processor_name() or "unknown processor"
