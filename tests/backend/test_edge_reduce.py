@@ -36,6 +36,14 @@ KINDS: list[tuple[Of, bool]] = [(of, narrow) for of in OFS for narrow in (False,
 MAKES = (padded, tight, skewed)
 
 
+@pytest.fixture
+def backend(backend: KernelBackend) -> KernelBackend:
+    """Every backend but for the CPU's bfloat16, which has no passes over edges: test_cpu_spmm.py holds it to its refusal."""
+    if backend.dtype == torch.bfloat16 and backend.name.startswith("cpu"):
+        pytest.skip("messages along edges take float32 and float64 on a CPU")
+    return backend
+
+
 def pairs(cols: int, which: int, step: int) -> Iterator[tuple[tuple[Of, bool], tuple[Of, bool]]]:
     """Every step-th pair of operand kinds of which at least one has all columns."""
     wide = [(a, b) for a, b in itertools.product(KINDS, KINDS) if cols == 1 or not (a[1] and b[1])]

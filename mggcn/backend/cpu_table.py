@@ -1,0 +1,79 @@
+"""Measured ways of sparse products in a JSON file: a table for each host, beside a store and in a run folder.
+
+Every way gives the same bits, so a table changes how long a product takes and nothing else. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mggcn.backend.cpu_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey
+from mggcn.backend.cpu_machine import Host
+from mggcn.errors import StoreError
+
+FORMAT_VERSION = 1
+STORE_FILE = "tuned.json"
+"""Beside the arrays of a store."""
+RUN_FILE = "products.json"
+"""In a run folder: what the run was started with."""
+REMEDY = "measure again with mggcn tune --store, or remove the file"
+
+
+def read_choices(path: Path, host: Host) -> Choices:
+    """Return what was measured on this host; nothing if there is no file, or none of its tables is this host's.
+
+    Raises: StoreError if the file cannot be understood.
+    """
+    table = next((t for t in _read(path) if t["host"] == _plain(host)), None)
+    if table is None:
+        return NO_CHOICES
+    try:
+        return {SpmmKey(**row["product"]): SpmmChoice(**row["way"]) for row in table["products"]}
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"{path}: a measured product is damaged ({error}); {REMEDY}") from error
+
+
+def write_choices(path: Path, host: Host, choices: Mapping[SpmmKey, SpmmChoice | None]) -> None:
+    """Put choices into the file, in one step, in the place of older ones for the same products; None takes one out.
+
+    Tables of other hosts stay. Raises: StoreError if the file is damaged or cannot be written.
+    """
+    known = dict(read_choices(path, host)) | choices
+    products = [
+        {"product": dataclasses.asdict(key), "way": dataclasses.asdict(way)}
+        for key, way in sorted(known.items(), key=lambda item: dataclasses.astuple(item[0]))
+        if way is not None
+    ]
+    others = [table for table in _read(path) if table["host"] != _plain(host)]
+    content = {"format_version": FORMAT_VERSION, "tables": [*others, {"host": _plain(host), "products": products}]}
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise StoreError(
+            f"the measured products cannot be written to {path}: {error.strerror}; copy the store to a folder of your own"
+        ) from error
+
+
+def _plain(host: Host) -> dict[str, Any]:
+    return dataclasses.asdict(host)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path} cannot be read ({error}); {REMEDY}") from error
+    tables = content.get("tables") if isinstance(content, dict) else None
+    if not isinstance(tables, list) or content.get("format_version") != FORMAT_VERSION:
+        raise StoreError(f"{path} holds no measured products of format {FORMAT_VERSION}; {REMEDY}")
+    if not all(isinstance(table, dict) and table.keys() == {"host", "products"} for table in tables):
+        raise StoreError(f"{path}: a table lacks its host or its products; {REMEDY}")
+    return tables
