@@ -18,9 +18,8 @@ GRAPHS = {name: dataclasses.replace(work, features=1) for name, work in WORKLOAD
 }
 PLAIN = "rows"
 CHOSEN = "chosen"
-BLOCKS = (2, 4, 8, 16)
-LINE, NARROW, WIDE = 64, 32, 16
-"""Bytes of a cache line; entries fetched ahead, for rows of up to two lines and of more."""
+LINE = 64
+"""Bytes of a cache line."""
 
 
 @dataclass
@@ -47,27 +46,11 @@ def load(store: Path, width: int, threads: int) -> Operands:
     return Operands(np.load(store / "indptr.npy"), np.load(store / "indices.npy"), width, threads)
 
 
-def ways(width: int, item: int, columns: int, largest: int, *, with_blocks: bool) -> dict[str, Any]:
-    """Every switch of our kernel by name, as the choice that turns on it alone; packed operands of up to `largest` bytes."""
-    from mggcn.backend.cpu_choice import PANELS, SpmmChoice
-
-    row = width * item
-    named = {PLAIN: SpmmChoice(), "rows ahead": SpmmChoice(ahead=NARROW if row <= 2 * LINE else WIDE)}
-    for size in PANELS:
-        if size < row and columns * size <= largest:
-            named[f"panels {size} B"] = SpmmChoice("panels", size // item, 1, 0)
-            named[f"panels {size} B ahead"] = SpmmChoice("panels", size // item, 1, NARROW)
-    if with_blocks:
-        named |= {f"{count} blocks": SpmmChoice("blocks", 0, count, 0) for count in BLOCKS}
-    return named
-
-
 def own(data: Operands, kind: str, every_way: bool) -> tuple[dict[str, Callable[[], Any]], Any]:
     """Our kernel for a storage type, in the plain and the chosen way or in every one; and the choice."""
     import torch
 
     from mggcn.backend.cpu import CpuBackend
-    from mggcn.backend.cpu_machine import caches_of
 
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[kind]
     backend = CpuBackend(dtype, data.threads)
@@ -76,8 +59,7 @@ def own(data: Operands, kind: str, every_way: bool) -> tuple[dict[str, Callable[
     dense.copy_(values(data))
     kernel = backend.sparse_products
     chosen = kernel.choice(adj, dense, out)
-    limit = caches_of(data.threads).shared_bytes
-    named = ways(data.width, dtype.itemsize, data.num_rows, limit, with_blocks=kind == "float32")
+    named = kernel.candidates(kernel.products[0])
     named = {PLAIN: named[PLAIN], CHOSEN: chosen} | (named if every_way else {})
 
     def runner(choice: Any) -> Callable[[], Any]:

@@ -247,8 +247,8 @@ def test_settings_are_checked_when_they_are_given(tmp_path: Path) -> None:
         small(ranks=2, transport="single")
     with pytest.raises(PlanError, match=r"needs .* may be used"):
         small(memory_limit=1 << 20)
-    with pytest.raises(ConfigError, match="precision bf16 needs --device cuda"):
-        small(precision="bf16")
+    with pytest.raises(ConfigError, match="precision tf32 needs --device cuda"):
+        small(precision="tf32")
     if not torch.cuda.is_available():
         with pytest.raises(BackendError, match=r"run.device cuda needs .* use --device cpu"):
             small(device="cuda", out=tmp_path / "run").fit(1)

@@ -24,7 +24,7 @@ def max_parts(nnz: int) -> int:
 def schedule_bytes(rows: int, nnz: int) -> int:
     """Return the most bytes of a matrix's schedule: ends of the chunks, parts of hub rows, hub rows."""
     hubs = nnz // (hub_length(nnz) + 1)
-    return 8 * (min(rows, CHUNKS) + 1) + 16 * max_parts(nnz) + 24 * hubs
+    return 8 * (max(1, min(rows, CHUNKS)) + 1) + 16 * max_parts(nnz) + 24 * hubs
 
 
 def spmm_bytes(rows: int, columns: int, nnz: int, width: int, item: int, real: int, caches: Caches) -> int:

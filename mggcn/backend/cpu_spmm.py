@@ -17,7 +17,16 @@ from torch import Tensor
 from mggcn import native
 from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.cpu_args import address, epilogue_args
-from mggcn.backend.cpu_choice import LINE, Choices, MatrixTraits, SpmmChoice, SpmmKey, candidates, choose_spmm, hub_length
+from mggcn.backend.cpu_choice import (
+    LINE,
+    Choices,
+    MatrixTraits,
+    SpmmChoice,
+    SpmmKey,
+    candidates,
+    choose_spmm,
+    hub_length,
+)
 from mggcn.backend.cpu_machine import Caches
 from mggcn.backend.cpu_memory import Workspace
 from mggcn.backend.cpu_shape import CHUNKS, aligned, padded_columns
@@ -82,7 +91,7 @@ def make_schedule(
     traits = _traits(indptr, indices, threads, isa)
     hub = hub or hub_length(nnz)
     parts, hubs = _cut(indptr, hub)
-    return CpuSchedule(*(torch.from_numpy(a) for a in (chunks, parts, hubs)), hub, traits)
+    return CpuSchedule(torch.from_numpy(chunks), torch.from_numpy(parts), torch.from_numpy(hubs), hub, traits)
 
 
 def _traits(indptr: npt.NDArray[Any], indices: npt.NDArray[Any], threads: int, isa: str) -> MatrixTraits:

@@ -42,7 +42,7 @@ def write_choices(path: Path, host: Host, choices: Mapping[SpmmKey, SpmmChoice |
 
     Tables of other hosts stay. Raises: StoreError if the file is damaged or cannot be written.
     """
-    known = dict(read_choices(path, host)) | choices
+    known: dict[SpmmKey, SpmmChoice | None] = {**read_choices(path, host), **choices}
     products = [
         {"product": dataclasses.asdict(key), "way": dataclasses.asdict(way)}
         for key, way in sorted(known.items(), key=lambda item: dataclasses.astuple(item[0]))

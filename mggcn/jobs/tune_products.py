@@ -22,7 +22,7 @@ from mggcn.graph.csr import Graph
 from mggcn.jobs.local import on_local_ranks
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
     from mggcn.backend.cpu import CpuBackend
     from mggcn.backend.cpu_spmm import Product
@@ -130,7 +130,7 @@ def time_ways(backend: CpuBackend, product: Product, seconds: float, rank: int =
     return Timed(rank, key, product.choice, medians.pop(""), ways, medians)
 
 
-def _matrix(backend: CpuBackend, rows: int, cols: int, dtype: torch.dtype) -> Tensor:
+def _matrix(backend: CpuBackend, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
     """Ones in rows that are padded as a run's are; pages that nobody has written would all be one in the cache."""
     ld = -(-cols * dtype.itemsize // 64) * 64 // dtype.itemsize
     whole = backend.allocate(rows * ld * dtype.itemsize).view(dtype).view(rows, ld)

@@ -38,7 +38,7 @@ MAKES = (padded, tight, skewed)
 
 @pytest.fixture
 def backend(backend: KernelBackend) -> KernelBackend:
-    """Every backend but for the CPU's bfloat16, which has no passes over edges: test_cpu_spmm.py holds it to its refusal."""
+    """Every backend but for the CPU's bfloat16, whose refusal test_cpu_spmm.py tests."""
     if backend.dtype == torch.bfloat16 and backend.name.startswith("cpu"):
         pytest.skip("messages along edges take float32 and float64 on a CPU")
     return backend

@@ -1,0 +1,91 @@
+"""What a plan reckons the CPU's kernels to keep and to work in: never less than they take, and not much more."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from mggcn import native
+from mggcn.backend import cpu_shape
+from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu_choice import MatrixTraits, candidates, hub_length
+from mggcn.backend.cpu_gemm import CpuGemm
+from mggcn.backend.cpu_machine import Caches
+from mggcn.backend.cpu_memory import Workspace
+from mggcn.backend.cpu_spmm import make_schedule
+
+LENGTHS: dict[str, list[int]] = {
+    "no rows": [],
+    "no entries": [0] * 40,
+    "short rows": [3] * 1000,
+    "one entry more than a hub needs": [8193] * 21,
+    "hubs just above two parts": [8193, 0, 8200, 1] * 9,
+    "one row": [10**6],
+    "hubs among many": [1] * 5000 + [60_000] * 3 + [9000] * 5,
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_schedules_take_what_is_planned(name: str) -> None:
+    """Fails if a matrix of hubs alone is cut into more parts than its numbers of rows and entries say."""
+    lengths = LENGTHS[name]
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    nnz = int(indptr[-1])
+    schedule = make_schedule(indptr, np.zeros(nnz, np.int32), 1, native.isa())
+    kept = schedule.chunks.nbytes + schedule.parts.nbytes + schedule.hubs.nbytes
+    assert kept <= cpu_shape.schedule_bytes(len(lengths), nnz)
+    assert schedule.parts.shape[0] <= cpu_shape.max_parts(nnz)
+    if nnz and nnz == sum(n for n in lengths if n > hub_length(nnz)):
+        assert schedule.parts.shape[0] >= 0.6 * cpu_shape.max_parts(nnz)
+
+
+def test_no_way_of_a_product_works_in_more_than_is_planned() -> None:
+    """Fails if a way that may be chosen, or timed by `mggcn tune`, packs or remembers more than a plan reckons with."""
+    caches = Caches(2**12, 2**16)
+    for (rows, columns), width, (item, real) in itertools.product(
+        ((300, 500), (5000, 700), (40, 3000)), (1, 16, 41, 300), ((4, 4), (8, 8), (2, 4))
+    ):
+        planned = cpu_shape.spmm_bytes(rows, columns, 9 * rows, width, item, real, caches)
+        for summed in {True, item == real}:
+            found = candidates(MatrixTraits(rows, columns, 9 * rows), width, item, caches, summed=summed)
+            blocks = [way for way in found.values() if way.blocks > 1]
+            assert all(columns * way.panel * item <= planned for way in found.values())
+            # A plan knows of float32 results of bfloat16, which are those of few rows: gradients of weights.
+            assert all(8 * rows <= planned for _ in blocks) or item != real
+
+
+@pytest.mark.parametrize(
+    "shape", [(5000, 70, 33), (100, 300, 41), (2048, 64, 64), (2049, 500, 3), (1, 9, 9), (7, 1, 1)]
+)
+def test_converted_products_work_in_what_is_planned(shape: tuple[int, int, int]) -> None:
+    """Fails if a product of a layer converts more at a time than its plan says, or is wrong where it is cut in blocks."""
+    rows, d, e = shape
+    planned = cpu_shape.gemm_bytes(rows, d, e)
+    torch.manual_seed(8803)
+    h, w, g = (torch.randn(*size).bfloat16() for size in ((rows, d), (d, e), (rows, e)))
+    most = 0
+    for a, b, dtype in ((h, w, torch.bfloat16), (g, w.t(), torch.bfloat16), (h.t(), g, torch.float32)):
+        for accumulate in (False, True):
+            workspace = Workspace()
+            out = torch.ones(a.shape[0], b.shape[1], dtype=dtype)
+            CpuGemm("converted", workspace).multiply(a, b, out, accumulate=accumulate)
+            expected = a.double() @ b.double() + accumulate
+            close = {"rtol": 2.0**-8, "atol": 0.05} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-3}
+            torch.testing.assert_close(out.double(), expected, **close)
+            assert workspace.nbytes <= planned
+            most = max(most, workspace.nbytes)
+    assert most == planned
+
+
+def test_a_work_space_is_shared_and_keeps_its_size() -> None:
+    """Fails if a smaller product gives memory back, which the next epoch would ask for again."""
+    backend = CpuBackend(torch.bfloat16, 1)
+    sizes = []
+    for rows in (300, 50, 300):
+        a, b = torch.ones(rows, 20, dtype=torch.bfloat16), torch.ones(20, 5, dtype=torch.bfloat16)
+        backend.matmul(a.t().contiguous().t(), b, torch.empty(rows, 5))
+        sizes.append(backend.work_space_bytes)
+    assert sizes[0] == sizes[1] == sizes[2] > 0
