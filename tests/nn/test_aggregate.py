@@ -230,7 +230,7 @@ def test_memory_for_messages_is_taken_once_per_width() -> None:
     on_ranks(graph, 3, body)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
 def test_the_same_bits_in_every_run(precision: str) -> None:
     """Fails if sums depend on which rank is faster."""
     graph = graph_of("weighted")

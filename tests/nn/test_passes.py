@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[type[MggcnError], str, dict[str, Any]]] = {
     "number": (GraphError, r"expected .* got \(\)", {"lhs": torch.tensor(1.0)}),
     "widths": (GraphError, "lhs has 4 columns, rhs 3; expected equal widths, or 1", {"rhs": W[:, :3]}),
     "types": (GraphError, "lhs is torch.float32, rhs torch.float64; convert", {"rhs": W.double()}),
-    "half": (BackendError, "float32, float64, got float16", {"lhs": X.half(), "rhs": W.half()}),
+    "half": (BackendError, "float32, float64, bfloat16, got float16", {"lhs": X.half(), "rhs": W.half()}),
     "bfloat16 on a CPU": (BackendError, "got bfloat16; convert", {"lhs": X.bfloat16(), "rhs": W.bfloat16()}),
     "integers": (BackendError, "got int64; convert", {"lhs": X.long(), "rhs": W.long()}),
     "complex": (BackendError, "got complex64", {"lhs": X.cfloat(), "rhs": W.cfloat()}),

@@ -120,6 +120,15 @@ def test_bfloat16_on_a_gpu(where: Where) -> None:
         check(graph, case, call, tables_of(case, call, (8, width)), torch.bfloat16)
 
 
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("width", [1, 8, 41])
+def test_sums_of_copied_rows_in_bfloat16(where: Where, width: int) -> None:
+    """Fails if a plain sum over neighbours, or its gradient, is refused in bfloat16 or rounded more than once."""
+    case = EDGE_CASES[1]
+    call = {"op": "copylhs", "reducer": "sum", "lhs_of": "source", "rhs_of": "edge"}
+    check(device_graph(case, where), case, call, tables_of(case, call, (width, width)), torch.bfloat16)
+
+
 @pytest.mark.parametrize("reducer", REDUCERS)
 @pytest.mark.parametrize("op", OPS)
 def test_gradients_are_those_of_finite_differences(op: str, reducer: str) -> None:

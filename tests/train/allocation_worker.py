@@ -37,10 +37,12 @@ CASES: dict[str, dict[str, Any]] = {
     "aggregate-first": {"products": "aggregate-first"},
     "mlp": {"kind": "mlp"},
     "sgd": {"optimizer": "sgd"},
+    "bf16": {"precision": "bf16", "dropout": 0.5},
     "two-ranks": {"ranks": 2},
     "two-ranks-dropout": {"ranks": 2, "dropout": 0.5},
     "two-ranks-halo": {"ranks": 2, "dropout": 0.5, "strategy": "halo"},
     "two-ranks-slice": {"ranks": 2, "dropout": 0.5, "strategy": "slice"},
+    "two-ranks-bf16": {"ranks": 2, "precision": "bf16", "input_dropout": 0.5},
     "two-ranks-cd-0": {"ranks": 2, "dropout": 0.5, "strategy": "delayed"},
     "two-ranks-cd-2": {"ranks": 2, "dropout": 0.5, "strategy": "delayed", "delay": "2"},
 }
@@ -73,7 +75,7 @@ class Greedy:
 
 def config_of(case: str) -> Config:
     chosen = {"optimizer": "adam", **CASES[case]}
-    given = {name: chosen.pop(name) for name in ("features", "products", "strategy", "delay") if name in chosen}
+    given = {name: chosen.pop(name) for name in ("features", "products", "strategy", "delay", "precision") if name in chosen}
     ranks = chosen.pop("ranks", 1)
     train = TrainConfig(seed=20011, optimizer=chosen.pop("optimizer"))
     transport = "threads" if ranks > 1 else "single"

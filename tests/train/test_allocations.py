@@ -23,10 +23,12 @@ CASES = [
     "aggregate-first",
     "mlp",
     "sgd",
+    "bf16",
     "two-ranks",
     "two-ranks-dropout",
     "two-ranks-halo",
     "two-ranks-slice",
+    "two-ranks-bf16",
     "two-ranks-cd-0",
     "two-ranks-cd-2",
 ]
