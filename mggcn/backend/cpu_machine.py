@@ -1,8 +1,7 @@
-"""What the choice of CPU kernels knows of this machine: caches, instructions for bfloat16. Needs no torch."""
+"""What the choice of CPU kernels knows of this machine: caches, BLAS, instructions for bfloat16. Needs no torch."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import platform
 from dataclasses import dataclass
@@ -74,19 +73,54 @@ class Host:
 
 def processor_name() -> str:
     """Return the processor's name as the kernel gives it, for the record of a run."""
-    with contextlib.suppress(OSError):
-        for line in CPUINFO.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+    return _field("model name") or platform.processor()
+
+
+@dataclass(frozen=True, slots=True)
+class Blas:
+    """NumPy's BLAS in this process and the processor's maker; name "": none whose threads can be set."""
+
+    name: str
+    vendor: str
+
+
+TORCH_ALONE = Blas("", "")
+"""Nothing but torch multiplies."""
+
+
+@functools.cache
+def numpy_blas() -> Blas:
+    """Return the BLAS that NumPy was loaded with. Cost: some milliseconds, once."""
+    import numpy
+    import threadpoolctl
+
+    home = Path(numpy.__file__).parent
+    # Wheels keep it beside the package; other builds link one library for all of the process.
+    beside = (home.with_name("numpy.libs"), home / ".dylibs")
+    found = [library for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
+    own = [library for library in found if Path(library["filepath"]).parent.resolve() in beside]
+    names = {library["internal_api"] for library in own or found}
+    return Blas(names.pop() if len(names) == 1 else "", vendor())
+
+
+def vendor() -> str:
+    """Return the processor's maker as Linux tells it, "" if it does not."""
+    return _field("vendor_id")
+
+
+def _field(name: str) -> str:
+    return next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith(name)), "")
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return CPUINFO.read_text().splitlines()
+    except OSError:
+        return []
 
 
 @functools.cache
 def multiplies_bf16() -> bool:
     """Return whether the processor has instructions for products of bfloat16, which torch then uses."""
-    try:
-        lines = CPUINFO.read_text().splitlines()
-    except OSError:
-        return False
-    flags = next((set(line.split()) for line in lines if line.startswith(("flags", "Features"))), set())
+    flags = next((set(line.split()) for line in _cpuinfo() if line.startswith(("flags", "Features"))), set())
     return bool({"avx512_bf16", "amx_bf16", "bf16"} & flags)
