@@ -38,7 +38,7 @@ class CpuGemm:
 
     def _product(self, a: Tensor, b: Tensor, out: Tensor) -> None:
         """As torch.mm, by the library that is faster at these sizes."""
-        if a.dtype != torch.bfloat16 and choose_gemm(*a.shape, b.shape[1], self._blas) == "numpy":
+        if a.dtype != torch.bfloat16 and choose_gemm(a.shape[0], a.shape[1], b.shape[1], self._blas) == "numpy":
             np.matmul(a.numpy(), b.numpy(), out=out.numpy())
         else:
             torch.mm(a, b, out=out)
