@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mggcn import native
+from mggcn.backend.cpu_cores import bind_rank
 from mggcn.comm.rank import rank_main
 from mggcn.jobs.folder import read_run
+from mggcn.plan.device import threads_of
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
@@ -28,6 +30,8 @@ def main() -> int:
     parser.add_argument("--arguments", type=json.loads, required=True)
     a = parser.parse_args()
     config, _, _ = read_run(a.folder)
+    if config.run.device == "cpu":
+        bind_rank(a.rank, a.size, threads_of(config.run))
 
     def body(comm: Communicator) -> None:
         if a.job == "train":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
+from mggcn.backend.cpu_cores import usable_cores
 from mggcn.config import RunConfig
 from mggcn.plan.machine import MIB
 
@@ -42,7 +42,7 @@ REAL = {"fp32": "fp32", "tf32": "fp32", "bf16": "fp32", "fp64": "fp64"}
 
 def threads_of(run: RunConfig) -> int:
     """Return the threads of one rank: as set, or an equal share of the cores that this process may use."""
-    return run.threads or max(1, len(os.sched_getaffinity(0)) // run.ranks)
+    return run.threads or max(1, usable_cores() // run.ranks)
 
 
 def not_captured(run: RunConfig) -> str:

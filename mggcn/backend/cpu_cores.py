@@ -1,0 +1,76 @@
+"""Which cores a rank uses: where memory belongs to nodes of a machine (NUMA), those of one node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+SYSTEM = Path("/sys/devices/system")
+
+_before_binding: set[int] = set()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use, or might before it was bound to some of them."""
+    return len(_before_binding or os.sched_getaffinity(0))
+
+
+def bind_rank(rank: int, ranks: int, threads: int, system: Path = SYSTEM) -> list[int]:
+    """Bind this process, one of `ranks` on this machine, to the cores of its threads; return them.
+
+    Memory lies on the node of the core that first writes it, so a rank's memory is then its cores' own. To be called
+    before threads are started. Does nothing, and returns none, on a machine of one node, where the ranks have more
+    threads than cores, and where nodes have no room for the threads of whole ranks.
+    """
+    allowed = os.sched_getaffinity(0)
+    cores = cores_of_rank(rank, ranks, threads, [[c for c in node if c in allowed] for node in nodes(system)])
+    if cores:
+        _before_binding.update(allowed)
+        os.sched_setaffinity(0, cores)
+    return cores
+
+
+def cores_of_rank(rank: int, ranks: int, threads: int, free: Sequence[Sequence[int]]) -> list[int]:
+    """Return `threads` cores of one node for a rank, none if that cannot be had for all; free: by node, the best first.
+
+    Ranks go to the nodes in turn, so that all memories are used.
+    """
+    nodes_in_use = [node for node in free if node]
+    if len(nodes_in_use) < 2:
+        return []
+    rooms = [(k, number) for number, node in enumerate(nodes_in_use) for k in range(len(node) // threads)]
+    if len(rooms) < ranks:
+        return []
+    k, number = sorted(rooms)[rank]
+    return list(nodes_in_use[number][k * threads : (k + 1) * threads])
+
+
+def nodes(system: Path = SYSTEM) -> list[list[int]]:
+    """Return the cores of every memory node, each node's physical cores before their second threads.
+
+    One without memory or cores is left out; none if the system does not tell.
+    """
+    found = []
+    for folder in sorted((system / "node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
+        try:
+            cores = cores_in((folder / "cpulist").read_text())
+            first = {core: _siblings(system, core).index(core) for core in cores}
+        except (OSError, ValueError):
+            return []
+        found.append(sorted(cores, key=lambda core: (first[core], core)))
+    return [node for node in found if node]
+
+
+def cores_in(text: str) -> list[int]:
+    """Return the numbers of a list such as 0-3,8-11. Raises: ValueError for anything else."""
+    ranges = [part.split("-") for part in text.strip().split(",") if part]
+    return [core for ends in ranges for core in range(int(ends[0]), int(ends[-1]) + 1)]
+
+
+def _siblings(system: Path, core: int) -> list[int]:
+    """Threads of the physical core of `core`."""
+    try:
+        return cores_in((system / "cpu" / f"cpu{core}" / "topology" / "thread_siblings_list").read_text())
+    except OSError:
+        return [core]

@@ -1,0 +1,81 @@
+"""Ranks are bound to cores of one memory node, where a machine has several."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mggcn.backend.cpu_cores import cores_in, cores_of_rank, nodes
+
+
+def _system(folder: Path, lists: list[str], threads_per_core: int = 1) -> Path:
+    """A machine as Linux describes it: a core list for each node; second threads are the upper half of the numbers."""
+    cores = sorted(core for text in lists for core in cores_in(text))
+    physical = len(cores) // threads_per_core
+    for number, text in enumerate(lists):
+        (folder / "node" / f"node{number}").mkdir(parents=True)
+        (folder / "node" / f"node{number}" / "cpulist").write_text(text + "\n")
+    for core in cores:
+        place = folder / "cpu" / f"cpu{core}" / "topology"
+        place.mkdir(parents=True)
+        place.joinpath("thread_siblings_list").write_text(
+            ",".join(map(str, range(core % physical, len(cores), physical)))
+        )
+    return folder
+
+
+def test_nodes_of_a_machine(tmp_path: Path) -> None:
+    """Fails if nodes are read in the order of their names, or second threads come before free physical cores."""
+    two = _system(tmp_path / "two", ["0-3,8-11", "4-7,12-15"], threads_per_core=2)
+    assert nodes(two) == [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]]
+    many = _system(tmp_path / "many", [str(k) for k in range(12)])
+    assert nodes(many) == [[k] for k in range(12)]
+    memory_only = _system(tmp_path / "memory", ["0-1", ""])
+    assert nodes(memory_only) == [[0, 1]]
+    assert nodes(tmp_path / "absent") == []
+
+
+def test_ranks_share_no_core_and_stay_on_a_node() -> None:
+    """Fails if two ranks get a core, one rank gets cores of two nodes, or nodes get unequal shares."""
+    free = [list(range(16)), list(range(16, 32))]
+    for ranks, threads in ((2, 16), (2, 8), (4, 8), (3, 5), (32, 1)):
+        given = [cores_of_rank(rank, ranks, threads, free) for rank in range(ranks)]
+        used = [core for cores in given for core in cores]
+        assert len(used) == len(set(used)) == ranks * threads
+        homes = [{core // 16 for core in cores} for cores in given]
+        assert all(len(home) == 1 for home in homes)
+        assert abs(homes.count({0}) - homes.count({1})) <= 1
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "free"),
+    [
+        (2, 4, [list(range(8))]),
+        (4, 9, [list(range(16)), list(range(16, 32))]),
+        (1, 20, [[0] * 16, [1] * 16]),
+        (1, 1, []),
+    ],
+)
+def test_ranks_that_do_not_fit_are_not_bound(ranks: int, threads: int, free: list[list[int]]) -> None:
+    """Fails if a rank is squeezed into fewer cores than it has threads, or bound where there is one memory."""
+    assert {tuple(cores_of_rank(rank, ranks, threads, free)) for rank in range(ranks)} == {()}
+
+
+def test_a_bound_process_still_counts_all_cores(tmp_path: Path) -> None:
+    """Fails if a rank that was bound takes the share of a share, or is not bound."""
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < 2:
+        pytest.skip("this process may use one core")
+    system = _system(tmp_path, [str(core) for core in allowed])
+    code = (
+        "import os, sys, pathlib\n"
+        "from mggcn.backend.cpu_cores import bind_rank, usable_cores\n"
+        "bound = bind_rank(1, 2, 1, pathlib.Path(sys.argv[1]))\n"
+        "print(bound, sorted(os.sched_getaffinity(0)), usable_cores())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(system)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{[allowed[1]]} {[allowed[1]]} {len(allowed)}"
