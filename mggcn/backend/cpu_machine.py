@@ -7,6 +7,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from mggcn.backend.cpu_cores import cores_in
+
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -46,17 +48,11 @@ def _levels() -> dict[int, tuple[int, int]]:
             if (index / "type").read_text().strip() != "Instruction":
                 size = (index / "size").read_text().strip()
                 scale = {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]]
-                shared = _count((index / "shared_cpu_list").read_text().strip())
+                shared = len(cores_in((index / "shared_cpu_list").read_text()))
                 found[int((index / "level").read_text())] = (int(size[:-1]) * scale, shared)
         except (OSError, ValueError, KeyError):
             continue
     return found
-
-
-def _count(cpus: str) -> int:
-    """Processors of a list such as 0-3,8-11."""
-    ranges = [part.split("-") for part in cpus.split(",")]
-    return sum(int(ends[-1]) - int(ends[0]) + 1 for ends in ranges)
 
 
 @dataclass(frozen=True, slots=True)
