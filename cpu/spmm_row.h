@@ -109,19 +109,34 @@ inline __attribute__((always_inline)) void row_tile(const Entries<S>& entries, c
   for (int k = 0; k < Tile; ++k) group[k].write(out + k * G::width);
 }
 
+// `N` columns, fewer than a group has: a fixed number of sums stays in registers.
+template <int N, bool Weighted, class S>
+inline __attribute__((always_inline)) void few_columns(const Entries<S>& entries, const S* dense, int64_t ld,
+                                                       Real<S>* out, bool accumulate) {
+  Real<S> sum[N];
+#pragma GCC unroll 16
+  for (int d = 0; d < N; ++d) sum[d] = accumulate ? out[d] : 0;
+  for (int64_t e = entries.begin; e < entries.end; ++e) {
+    const S* x = dense + (int64_t)entries.indices[e] * ld;
+    const Real<S> w = Weighted ? entries.values[e] : (Real<S>)1;
+#pragma GCC unroll 16
+    for (int d = 0; d < N; ++d) sum[d] += Weighted ? w * widen(x[d]) : widen(x[d]);
+  }
+#pragma GCC unroll 16
+  for (int d = 0; d < N; ++d) out[d] = sum[d];
+}
+
 template <bool Weighted, class S>
 inline void row_tail(const Entries<S>& entries, const S* dense, int64_t ld, Real<S>* out, int64_t cols,
                      bool accumulate) {
-  Real<S> sum[Group<S>::width];
-  for (int64_t d = 0; d < cols; ++d) sum[d] = accumulate ? out[d] : 0;
-  for (int64_t e = entries.begin; e < entries.end; ++e) {
-    const S* x = dense + (int64_t)entries.indices[e] * ld;
-    if (Weighted)
-      for (int64_t d = 0; d < cols; ++d) sum[d] += entries.values[e] * widen(x[d]);
-    else
-      for (int64_t d = 0; d < cols; ++d) sum[d] += widen(x[d]);
+  for (; cols >= 4; cols -= 4) {
+    few_columns<4, Weighted, S>(entries, dense, ld, out, accumulate);
+    dense += 4;
+    out += 4;
   }
-  for (int64_t d = 0; d < cols; ++d) out[d] = sum[d];
+  if (cols == 3) few_columns<3, Weighted, S>(entries, dense, ld, out, accumulate);
+  if (cols == 2) few_columns<2, Weighted, S>(entries, dense, ld, out, accumulate);
+  if (cols == 1) few_columns<1, Weighted, S>(entries, dense, ld, out, accumulate);
 }
 
 // out[0 .. cols) (+)= the entries times columns of the operand. Tiles are nearly equal: 16 groups run as 8 + 8.
