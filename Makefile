@@ -14,8 +14,9 @@ train: $(VENV)/installed
 	@echo "--- GCN: the same features and the graph"
 	@$(BIN)/mggcn train stores/community --config recipes/community.toml
 
+# Test files are shared out to processes: most tests use one core.
 test: $(VENV)/test-installed $(VENV)/compilers
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Seconds per epoch and bytes sent of every strategy on P ranks over gloo, beside what the plan predicts on this machine.
 
-Five graphs of different kind. All strategies of a graph train in the same P processes, one epoch of each in turn.
+Five graphs of different kind. All strategies of a graph train in the same P processes, in turn, PERIOD timed epochs each.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--strategies", default="", help="default: all that mggcn has")
     parser.add_argument("--orders", default="random,none", help="orders of the strategies over partitions of the rows")
-    parser.add_argument("--rounds", type=int, default=10, help=f"timed epochs of each, best a multiple of {PERIOD}")
+    parser.add_argument("--rounds", type=int, default=4, help=f"turns of {PERIOD} timed epochs of each")
     parser.add_argument(
         "--warm-up", type=int, default=2 * PERIOD, help="epochs before them, until delayed sums have come back"
     )
@@ -138,7 +138,8 @@ def measure(store: Path, ranks: int, args: argparse.Namespace, machine: str) -> 
         predicted[name] = {"seconds": cost.seconds, "parts": dict(cost.parts), "link_s": cost.link_s}
     with tempfile.TemporaryDirectory(prefix="mggcn-bench-") as temporary:
         job = Path(temporary) / "job.json"
-        content = {"store": str(store), "configurations": settings, "warm_up": args.warm_up, "rounds": args.rounds}
+        content = {"store": str(store), "configurations": settings, "warm_up": args.warm_up}
+        content |= {"rounds": args.rounds, "turn": PERIOD}
         job.write_text(json.dumps(content))
         command = [sys.executable, str(Path(__file__).with_name("worker_strategies.py")), str(job)]
         run_ranks(command, ranks, job.parent, timeout_s=TIMEOUT_S)

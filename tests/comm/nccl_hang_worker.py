@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from pathlib import Path
@@ -30,4 +31,9 @@ if __name__ == "__main__":
     folder, _, rank, _, size, _, rendezvous = sys.argv[1:]
     nccl.nccl_library = Hanging  # type: ignore[assignment]
     watchdog.Watchdog.__init__.__kwdefaults__["leave_s"] = 0.5  # type: ignore[index]
-    sys.exit(rank_main(int(rank), int(size), Path(rendezvous), 1.0, Path(folder), body, "nccl"))
+    # The time limit is for the hang alone: both ranks begin once both have loaded what takes long.
+    importlib.import_module("torch.distributed")
+    Path(folder, f"ready-{rank}").touch()
+    while not all(Path(folder, f"ready-{other}").exists() for other in range(int(size))):
+        time.sleep(0.01)
+    sys.exit(rank_main(int(rank), int(size), Path(rendezvous), 3.0, Path(folder), body, "nccl"))
