@@ -164,7 +164,7 @@ def expected_wanted(
         needed_t = np.outer(1.0 - (1.0 - part) ** degree, rows * share)
         if self_loops:
             own = np.diag_indices(len(counts))
-            needed[own] = np.maximum(needed[own], rows * share)
+            needed[own] = rows * (1.0 - (1.0 - share) * (1.0 - part * share) ** degree)
             needed_t[own] = rows * share
         nnz, reads, reads_t = (np.rint(array).astype(np.int64) for array in (full.nnz * entries, needed, needed_t))
         tiles = TileStatistics(nnz, reads, reads_t, exact=False)
