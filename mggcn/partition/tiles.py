@@ -89,7 +89,7 @@ def build_tiles(
 
     only: which entries, diagonals included; the tiles have all V rows, and those that are not wanted are empty.
 
-    Columns ascend in each row, but for a diagonal that may come last.
+    Columns ascend in each row, but for inserted diagonals, which come last where the rank keeps the original order.
     Cost: two sweeps over the matrix in chunks of 8 MiB; besides the tiles nothing of the size of the graph is held.
     Raises: GraphError if a tile has 2^31 nonzeros or more.
     """
@@ -113,10 +113,20 @@ def build_tiles(
         fill(ctypes.byref(arguments), indptr.ctypes.data, addresses, value_addresses, wide, ranks, threads)
     tiles = tuple(Tile(p, i, v) for p, i, v in zip(indptr, indices, values, strict=True))
     sort = native.kernel("mggcn_tile_sort")
-    for p, tile in zip(indptr, tiles, strict=True):
+    for owner, (p, tile) in enumerate(zip(indptr, tiles, strict=True)):
+        if _keeps_order(owners, owner):
+            continue
         weights = None if tile.values is None else tile.values.ctypes.data
         sort(p.ctypes.data, rows, tile.indices.ctypes.data, weights, wide, threads)
     return tiles
+
+
+def _keeps_order(owners: Assignment, owner: int) -> bool:
+    """Whether the rows of a rank lie in the original order: then columns ascend as they come, diagonals last.
+
+    All rows of a tile are treated alike, whatever they hold: so a row has its order also where entries are left out.
+    """
+    return bool((np.diff(owners.local[owners.owner == owner]) > 0).all())
 
 
 def degrees(matrix: CSR, owners: Assignment, rank: int, *, self_loops: bool, threads: int) -> npt.NDArray[np.float64]:
