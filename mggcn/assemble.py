@@ -152,8 +152,8 @@ def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0) -> R
     sizes = (shape.num_vertices, shape.num_edges, run.ranks)
     if strategy.kind == "rows":
         depth = len(config.model.hidden) + 1
-        share = (shape.num_training or 0) / shape.num_vertices
-        shares = expected_shares(share, shape.num_edges / shape.num_vertices, depth) if share else []
+        share = (shape.num_training or 0) / max(shape.num_vertices, 1)
+        shares = expected_shares(share, shape.num_edges / max(shape.num_vertices, 1), depth) if share else []
         return plan_run(config, shape, RowFigures.expected(*sizes, self_loops=loops, shares=shares), strategy)
     if not replication:
         raise ConfigError(
