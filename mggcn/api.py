@@ -214,7 +214,7 @@ class Trainer:
 
         Raises: ConfigError if names or shapes differ from the model's.
         """
-        config = _with(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast"})
+        config = _with(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
         plan, partition = plan_graph(config, self._graph)
         plan.check(memory_limit(config))
 

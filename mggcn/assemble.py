@@ -22,11 +22,14 @@ from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.cut_rows import CutFigures
 from mggcn.partition.libra import libra_nbytes
 from mggcn.partition.make import cut_is_kept, figures_of, make_partition
-from mggcn.partition.parts import Partition, RowFigures
+from mggcn.partition.parts import Figures, Partition, RowFigures
+from mggcn.partition.splits import training_rows
 from mggcn.partition.statistics import estimate_aggregated_nnz
+from mggcn.partition.wanted import expected_shares
 from mggcn.plan.device import REAL, not_captured, threads_of
 from mggcn.plan.machine import free_bytes, human
 from mggcn.train.planjson import plan_from_dict
+from mggcn.train.prune import build_pruned
 from mggcn.train.runplan import SIGNALS, RankPlan, RunPlan, plan_run
 from mggcn.train.shape import GraphShape
 
@@ -119,8 +122,21 @@ def plan_graph(config: Config, graph: Graph) -> tuple[RunPlan, Partition]:
     """
     shape, strategy = graph_shape(graph, config), STRATEGIES[config.run.strategy]
     partition = partition_graph(config, graph)
-    figures = figures_of(graph, partition, self_loops=config.model.self_loops)
-    return plan_run(config, shape, figures, strategy), partition
+    return plan_run(config, shape, partition_figures(config, graph, partition), strategy), partition
+
+
+def partition_figures(config: Config, graph: Graph, partition: Partition) -> Figures:
+    """Return the sizes of a partition, and what training epochs need of it if they may leave rows out.
+
+    Cost: a few sweeps over the edges.
+    """
+    model, data = config.model, config.data
+    depth = len(model.hidden) + 1
+    if not isinstance(graph.features, CSR) and not model.input_dropout:
+        depth -= 1  # layer 1 aggregates no more once its input is A X
+    pruning = config.run.prune == "auto" and model.aggregates and depth
+    training = training_rows(graph, data.splits, data.split) if pruning else None
+    return figures_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth)
 
 
 def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0) -> RunPlan:
@@ -135,7 +151,10 @@ def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0) -> R
         raise ConfigError(f"the order {run.order} follows the edges, which a shape does not say; plan it on a store")
     sizes = (shape.num_vertices, shape.num_edges, run.ranks)
     if strategy.kind == "rows":
-        return plan_run(config, shape, RowFigures.expected(*sizes, self_loops=loops), strategy)
+        depth = len(config.model.hidden) + 1
+        share = (shape.num_training or 0) / max(shape.num_vertices, 1)
+        shares = expected_shares(share, shape.num_edges / max(shape.num_vertices, 1), depth) if share else []
+        return plan_run(config, shape, RowFigures.expected(*sizes, self_loops=loops, shares=shares), strategy)
     if not replication:
         raise ConfigError(
             f"the replication of a vertex cut is not known from a shape; give it (--replication), for example "
@@ -257,7 +276,8 @@ def make_rank(
     aggregates = Built(Nothing(), Nothing())
     if options.aggregates:
         site = Site(graph, partition, comm.rank, options, backend, counted, states, held)
-        aggregates = plan.strategy.build(rank_plan.aggregation, rank_plan.exact, site)
+        every = plan.strategy.build(rank_plan.aggregation, rank_plan.exact, site)
+        aggregates = build_pruned(plan.strategy, every, rank_plan.rows, rank_plan.pruned, site)
     programs = [rank_plan.train, rank_plan.evaluate, *([rank_plan.setup] if rank_plan.setup else [])]
     arena = backend.allocate(rank_plan.arena_bytes)
     weights = Weights(rank_plan.model.layers, config.model.bias, DTYPES[REAL[config.run.precision]], backend)

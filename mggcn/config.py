@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mggcn.config_values import convert, type_name
+from mggcn.config_values import parse_field
+from mggcn.config_values import require as _require
+from mggcn.config_values import settle as _settle
 from mggcn.errors import ConfigError
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)
-
 
 MAX_RANKS = 4096
 """Ranks of a plan; more than any node has."""
@@ -169,6 +164,9 @@ class RunConfig:
     """Order of the two products of an inner layer; auto puts the narrower side through the graph."""
     features: Literal["auto", "dense", "sparse"] = "auto"
     """How the input is kept; auto compares bytes and work."""
+    prune: Literal["auto", "off"] = "auto"
+    """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
+    and the strategy is exact over rows; off computes everything. Evaluation always does."""
     timeline: bool = False
     """Record when every op of a few epochs ran, on which stream: the run folder's timeline.json."""
     memory_limit: int = 0
@@ -217,12 +215,6 @@ class Config:
 TABLES: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig, "run": RunConfig}
 
 
-def _settle(table: Any, name: str) -> None:
-    """Bring every field of a table to its declared type, also when Python rather than TOML filled it."""
-    for item in dataclasses.fields(table):
-        object.__setattr__(table, item.name, parse_value(name, item.name, getattr(table, item.name)))
-
-
 def parse_value(table: str, key: str, value: Any) -> Any:
     """Convert text or a TOML value to the type of the setting `table.key`.
 
@@ -230,13 +222,7 @@ def parse_value(table: str, key: str, value: Any) -> Any:
     """
     if table not in TABLES:
         raise ConfigError(f"unknown table [{table}]; known are {', '.join(TABLES)}")
-    hints = typing.get_type_hints(TABLES[table])
-    if key not in hints:
-        raise ConfigError(f"unknown setting {table}.{key}; known in [{table}] are {', '.join(hints)}")
-    try:
-        return convert(hints[key], value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{table}.{key} expects {type_name(hints[key])}, got {value!r}") from error
+    return parse_field(TABLES[table], table, key, value)
 
 
 def from_tables(tables: Mapping[str, Any], base: Config | None = None) -> Config:

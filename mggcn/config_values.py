@@ -1,12 +1,44 @@
-"""Text and TOML values as the types of settings: Literal, tuples of integers, bool, int, float, str."""
+"""Text and TOML values as the types of settings (Literal, tuples of integers, bool, int, float, str), and their checks."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 import typing
 from collections.abc import Sequence
 from typing import Any, Literal
+
+from mggcn.errors import ConfigError
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError with a message unless a condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def settle(table: Any, name: str) -> None:
+    """Bring every field of a table to its declared type, also when Python rather than TOML filled it.
+
+    Raises: ConfigError as `parse_field`.
+    """
+    for item in dataclasses.fields(table):
+        object.__setattr__(table, item.name, parse_field(type(table), name, item.name, getattr(table, item.name)))
+
+
+def parse_field(kind: type, table: str, key: str, value: Any) -> Any:
+    """Convert text or a TOML value to the type of the field `key` of a table's class.
+
+    Raises: ConfigError if there is no such field, or the value does not fit its type.
+    """
+    hints = typing.get_type_hints(kind)
+    if key not in hints:
+        raise ConfigError(f"unknown setting {table}.{key}; known in [{table}] are {', '.join(hints)}")
+    try:
+        return convert(hints[key], value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{table}.{key} expects {type_name(hints[key])}, got {value!r}") from error
 
 
 def type_name(hint: Any) -> str:

@@ -57,6 +57,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "between": "last",
         "products": "gemm-first",
         "features": "sparse",
+        "prune": "off",
         "memory_limit": 2**40 + 1,
         "timeout_s": 12.5,
     },

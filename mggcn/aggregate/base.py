@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.graph.csr import Graph
@@ -125,6 +128,7 @@ class Site:
     """What a rank's aggregations are built from.
 
     states: by op and name, the buffers that `state` of its plan asked for; held: of the partition, for this rank, if known.
+    wanted: bool (N,), the rows of A^T, so columns of A, that the aggregation computes, the others being zero; None: all.
     """
 
     graph: Graph
@@ -135,6 +139,7 @@ class Site:
     comm: Communicator
     states: Mapping[str, Mapping[str, Tensor]]
     held: Assignment | None = None
+    wanted: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)

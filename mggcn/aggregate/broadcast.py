@@ -42,7 +42,7 @@ class BroadcastStrategy:
         return BroadcastPlan(rank, counts, _numbers(nnz[rank]), _numbers(backward), symmetric, reuse=reuse)
 
     def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
-        tiles, tiles_t = row_tiles(site.graph, row_owners(site.partition), site.rank, site.options)
+        tiles, tiles_t = row_tiles(site.graph, row_owners(site.partition), site.rank, site.options, site.wanted)
         forward = [site.backend.sparse(t.indptr, t.indices, t.values) for t in tiles]
         backward = (
             forward if tiles_t is tiles else [site.backend.sparse(t.indptr, t.indices, t.values) for t in tiles_t]

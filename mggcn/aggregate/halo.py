@@ -44,7 +44,7 @@ class HaloStrategy:
 
     def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
         plan = cast(HaloPlan, training)
-        halos = build_halos(site.graph, row_owners(site.partition), site.rank, site.options)
+        halos = build_halos(site.graph, row_owners(site.partition), site.rank, site.options, site.wanted)
         for halo, exchange in zip(halos, (plan.forward, plan.backward), strict=True):
             _check(halo, exchange, site.rank)
         forward = _upload(halos[0], site.backend)

@@ -54,7 +54,7 @@ class SliceStrategy:
         return SlicePlan(rank, figures.counts, nnz, symmetric, reuse=rows.reuse.together(own, nnz - own))
 
     def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
-        tiles = row_tiles(site.graph, rank_major(row_owners(site.partition)), 0, site.options)
+        tiles = row_tiles(site.graph, rank_major(row_owners(site.partition)), 0, site.options, site.wanted)
         (forward,), (backward,) = tiles
         matrix = site.backend.sparse(forward.indptr, forward.indices, forward.values)
         matrix_t = matrix

@@ -34,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--symmetric", action="store_true", help="bare shape: every edge is stored in both directions")
     parser.add_argument("--feature-nonzeros", type=whole, metavar="NUMBER", help="bare shape: the features are sparse")
     parser.add_argument(
+        "--training",
+        type=whole,
+        metavar="NUMBER",
+        help="bare shape: vertices that train, to plan which rows are computed",
+    )
+    parser.add_argument(
         "--replication",
         type=float,
         metavar="R",
@@ -95,7 +101,7 @@ def _from_store(
     from mggcn.commands.train import store_path
     from mggcn.graph.store import open_store
 
-    if any(getattr(arguments, name) is not None for name in SHAPE):
+    if any(getattr(arguments, name) is not None for name in (*SHAPE, "training")):
         raise ConfigError("give a STORE or the sizes of a bare shape, not both")
     graph = open_store(store_path(arguments.store, arguments.root))
     config, choice = settled(config, graph, machine, limit)
@@ -119,6 +125,7 @@ def _from_shape(
         arguments.symmetric,
         feature_nnz=arguments.feature_nonzeros,
         aggregated_nnz=_upper_aggregated(arguments),
+        num_training=arguments.training,
     )
     replication = arguments.replication or 0.0
     config, choice = settled_shape(config, shape, replication, machine, limit)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mggcn.assemble import STRATEGIES, graph_shape, memory_limit, plan_shape, resolve
+from mggcn.assemble import STRATEGIES, graph_shape, memory_limit, partition_figures, plan_shape, resolve
 from mggcn.config import Config, RunConfig
 from mggcn.errors import GraphError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
@@ -16,7 +16,7 @@ from mggcn.partition.cut_files import cuts_folder
 from mggcn.partition.cut_rows import CutFigures
 from mggcn.partition.libra import LibraSettings
 from mggcn.partition.locality import LocalitySettings
-from mggcn.partition.make import figures_of, make_partition
+from mggcn.partition.make import make_partition
 from mggcn.partition.metis import MetisSettings
 from mggcn.partition.parts import Figures
 from mggcn.partition.vertex_cut import MAX_PARTS
@@ -191,4 +191,4 @@ def _figures(graph: Graph, config: Config, kind: Any, bins: int) -> Figures | st
         partition = make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=seed, bins=bins)
     except MggcnError as error:
         return str(error)
-    return figures_of(graph, partition, self_loops=config.model.self_loops)
+    return partition_figures(config, graph, partition)

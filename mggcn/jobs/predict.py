@@ -74,6 +74,8 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
     from mggcn.train.checkpoint import load_checkpoint
 
     config, recorded, job = read_run(folder)
+    # What is only evaluated needs no matrices of training epochs.
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, prune="off"))
     graph = open_store(arguments["store"])
     if arguments["store"] == job["store"]:
         plan, partition = known_plan(folder, config, graph)

@@ -5,7 +5,7 @@ V rows of this rank, L layers; layer l maps width d(l - 1) to d(l).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mggcn.aggregate.base import AggregationPlan, aggregate_name
@@ -53,6 +53,7 @@ class _Builder:
     model: Model
     aggregation: AggregationPlan
     training: bool
+    of_layer: Mapping[int, AggregationPlan] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     buffers: dict[str, BufferSpec] = field(default_factory=dict)
 
@@ -71,13 +72,13 @@ class _Builder:
             else ""
         )
 
-    def slots(self, op: str, cols: int) -> tuple[str, ...]:
-        specs = self.aggregation.buffers(op, cols, self.model.dtype)
+    def slots(self, op: str, cols: int, layer: int) -> tuple[str, ...]:
+        specs = self.of_layer.get(layer, self.aggregation).buffers(op, cols, self.model.dtype)
         self.buffers.update({s.name: s for s in specs})
         return tuple(s.name for s in specs)
 
     def aggregate(self, layer: int, src: str, dst: str, finish: Finish, backward: bool = False) -> None:
-        slots = self.slots(aggregate_name(layer, backward), self.buffers[dst].cols)
+        slots = self.slots(aggregate_name(layer, backward), self.buffers[dst].cols, layer)
         self.ops.append(fwd.Aggregate(layer, src, dst, slots, finish, backward))
 
     def finish(self, choice: LayerChoice, row_scale: bool) -> Finish:
@@ -199,9 +200,14 @@ def _input_layer_backward(b: _Builder, choice: LayerChoice) -> None:
         b.ops.append(bwd.DroppedWeightGrad(1, block, g, b.dropped(), model.block_rows))
 
 
-def lower_training(model: Model, aggregation: AggregationPlan) -> Program:
-    """Lower one training epoch: forward, loss, backward. Weight gradients are local sums, to be added over ranks."""
-    builder = _Builder(model, aggregation, training=True)
+def lower_training(
+    model: Model, aggregation: AggregationPlan, of_layer: Mapping[int, AggregationPlan] | None = None
+) -> Program:
+    """Lower one training epoch: forward, loss, backward. Weight gradients are local sums, to be added over ranks.
+
+    of_layer: plans of layers that do not aggregate as `aggregation` says.
+    """
+    builder = _Builder(model, aggregation, training=True, of_layer=of_layer or {})
     _forward(builder)
     _backward(builder)
     return builder.program("train")
@@ -224,7 +230,7 @@ def lower_setup(model: Model, aggregation: AggregationPlan, width: int) -> Progr
         return None
     builder = _Builder(model, aggregation, training=False)
     panel = builder.buffer("panel", width)
-    slots = builder.slots("panel", width)
+    slots = builder.slots("panel", width, 1)
     builder.ops.extend(
         fwd.Panel(panel, slots, first, min(width, model.layers[0].d_in - first))
         for first in range(0, model.layers[0].d_in, width)

@@ -15,7 +15,7 @@ from mggcn.partition.order import Assignment
 from mggcn.partition.shard import ShardOptions
 from mggcn.partition.statistics import COUNTED
 from mggcn.partition.sweep import sweep
-from mggcn.partition.tiles import Tile, build_tiles
+from mggcn.partition.tiles import EVERYTHING, Only, Tile, build_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +34,50 @@ class Halo:
     sent: tuple[int, ...]
 
 
-def build_halos(graph: Graph, owners: Assignment, rank: int, options: ShardOptions) -> tuple[Halo, Halo]:
+def build_halos(
+    graph: Graph,
+    owners: Assignment,
+    rank: int,
+    options: ShardOptions,
+    wanted: npt.NDArray[np.bool_] | None = None,
+) -> tuple[Halo, Halo]:
     """Return a rank's halo for A^T and for A; the same object if the graph is symmetric.
+
+    wanted: bool (N,), of A^T the rows, and of A the columns, that are taken: two halos then, whatever the graph.
 
     No rank asks another: for A^T, rank q needs those rows u of this one that have an entry (u, v) of A with v on rank q.
     Cost: three sweeps per direction; besides the tiles N bytes and V for each rank, then 6 N while they are built.
     Raises: GraphError for a tile that is too large.
     """
-    needed, toward = _neighbours(graph.adj_t, owners, rank)
-    if graph.symmetric:
+    rows, cols = Only(rows=wanted), Only(cols=wanted)
+    needed, toward = _neighbours(graph.adj_t, owners, rank, rows)
+    if graph.symmetric and wanted is None:
         halo = _build(graph.adj_t, needed, toward, owners, rank, options)
         return halo, halo
-    needed_t, toward_t = _neighbours(graph.adj, owners, rank)
+    needed_t, toward_t = _neighbours(graph.adj, owners, rank, cols)
     return (
-        _build(graph.adj_t, needed, toward_t, owners, rank, options),
-        _build(graph.adj, needed_t, toward, owners, rank, options),
+        _build(graph.adj_t, needed, toward_t, owners, rank, options, rows),
+        _build(graph.adj, needed_t, toward, owners, rank, options, cols),
     )
 
 
-def _neighbours(matrix: CSR, owners: Assignment, rank: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
+def _neighbours(
+    matrix: CSR, owners: Assignment, rank: int, only: Only
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
     """Whether the rank's rows have entries in a column (N,) of another rank; owner and row (2, ...) of such, once each."""
     needed = np.zeros(matrix.num_rows, bool)
     toward = np.zeros((owners.num_ranks, owners.counts[rank]), bool)
     for chunk in sweep(matrix, COUNTED):
         rows = slice(chunk.first, chunk.first + chunk.rows)
         mine, lengths = owners.owner[rows] == rank, np.diff(chunk.indptr)
-        columns = chunk.indices[np.repeat(mine, lengths)]
+        if only.rows is not None:
+            mine &= only.rows[rows]
+        columns, local = chunk.indices[np.repeat(mine, lengths)], np.repeat(owners.local[rows][mine], lengths[mine])
+        if only.cols is not None:
+            taken = only.cols[columns]
+            columns, local = columns[taken], local[taken]
         needed[columns] = True
-        toward[owners.owner[columns], np.repeat(owners.local[rows][mine], lengths[mine])] = True
+        toward[owners.owner[columns], local] = True
     needed[owners.owner == rank] = False
     toward[rank] = False
     # In order of the receiver, then of the row.
@@ -75,6 +91,7 @@ def _build(
     owners: Assignment,
     rank: int,
     options: ShardOptions,
+    only: Only = EVERYTHING,
 ) -> Halo:
     """Cut the rank's rows into the own tile and the halo, as those of two ranks: itself, and one with all others' rows."""
     local, received = owners.local.copy(), list[int]()
@@ -85,7 +102,9 @@ def _build(
         received.append(int(ids.size))
     # Others' rows that are not needed have no entry here, so what they are called does not matter.
     two = Assignment((owners.owner != rank).astype(np.uint16), local, (owners.counts[rank], sum(received)))
-    own, halo = build_tiles(matrix, two, 0, self_loops=options.self_loops, dtype=options.dtype, threads=options.threads)
+    own, halo = build_tiles(
+        matrix, two, 0, self_loops=options.self_loops, dtype=options.dtype, threads=options.threads, only=only
+    )
     receivers, rows = toward
     sent = np.bincount(receivers, minlength=owners.num_ranks)
     return Halo(own, halo, tuple(received), rows, tuple(int(n) for n in sent))

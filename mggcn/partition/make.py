@@ -5,10 +5,14 @@ N vertices, P ranks.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
@@ -23,6 +27,7 @@ from mggcn.partition.order import assign
 from mggcn.partition.parts import Figures, Partition, RowFigures, RowPartition
 from mggcn.partition.statistics import tile_statistics
 from mggcn.partition.vertex_cut import VertexCut
+from mggcn.partition.wanted import wanted_figures
 
 
 def make_partition(
@@ -75,12 +80,28 @@ def _kept(folder: Path, settings: LibraSettings | MetisSettings | LocalitySettin
     return (folder / settings.name).exists() or os.access(folder if folder.exists() else folder.parent, os.W_OK)
 
 
-def figures_of(graph: Graph, partition: Partition, *, self_loops: bool) -> Figures:
-    """Return the sizes that a partition gives to its ranks. Cost: two to five sweeps over the edges."""
+def figures_of(
+    graph: Graph,
+    partition: Partition,
+    *,
+    self_loops: bool,
+    training: npt.NDArray[np.bool_] | None = None,
+    depth: int = 0,
+) -> Figures:
+    """Return the sizes that a partition gives to its ranks.
+
+    training: vertices that the loss reads, bool (N,), to count what the last `depth` layers need of a partition of rows.
+    Cost: two to five sweeps over the edges; two for each layer that needs little of them.
+    """
     if isinstance(partition, RowPartition):
-        owners = partition.owners
+        owners, threads = partition.owners, len(os.sched_getaffinity(0))
         tiles = tile_statistics(graph, owners, self_loops=self_loops)
-        return RowFigures(owners.counts, tiles, reuse=estimate_reuse(graph, owners, len(os.sched_getaffinity(0))))
+        figures = RowFigures(owners.counts, tiles, reuse=estimate_reuse(graph, owners, threads))
+        if training is None:
+            return figures
+        total = figures.num_entries
+        wanted = wanted_figures(graph, owners, training, depth, total, self_loops=self_loops, threads=threads)
+        return dataclasses.replace(figures, wanted=wanted)
     return cut_figures(graph, cut_partition(partition), self_loops=self_loops)
 
 

@@ -6,7 +6,7 @@ N vertices, P ranks, V rows of a rank.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -17,6 +17,7 @@ from mggcn.errors import ConfigError
 from mggcn.partition.locality_estimate import UNKNOWN, Reuse
 from mggcn.partition.order import Assignment, part_sizes
 from mggcn.partition.statistics import TileStatistics, expected_statistics
+from mggcn.partition.wanted import WantedRows, expected_wanted
 
 
 class Figures(Protocol):
@@ -61,12 +62,17 @@ class Figures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowFigures:
-    """Of a partition of the rows: rows per rank, the P x P tiles of A^T, and how local their products' gathers are."""
+    """Of a partition of the rows: rows per rank, the P x P tiles of A^T, and how local their products' gathers are.
+
+    wanted: what a training epoch needs of the last layer, of the one before, ..., as far as `wanted_figures` goes; (): not
+    known.
+    """
 
     counts: tuple[int, ...]
     tiles: TileStatistics
     kind: Literal["rows"] = "rows"
     reuse: Reuse = UNKNOWN
+    wanted: tuple[WantedRows, ...] = ()
 
     @property
     def num_entries(self) -> int:
@@ -86,22 +92,42 @@ class RowFigures:
         return 6
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "counts": list(self.counts), "reuse": self.reuse.to_dict()} | self.tiles.to_dict()
+        figures = {"kind": self.kind, "counts": list(self.counts), "reuse": self.reuse.to_dict()}
+        return figures | self.tiles.to_dict() | {"wanted": [rows.to_dict() for rows in self.wanted]}
+
+    def only(self, level: int) -> RowFigures:
+        """Return the figures of an aggregation that computes no rows but those of `wanted[level]`.
+
+        Its matrices for A^T and A differ, also in a symmetric graph. How local its gathers are is taken from all rows.
+        """
+        return RowFigures(self.counts, self.wanted[level].tiles, reuse=self.reuse)
 
     def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> RowFigures:
-        return RowFigures.expected(num_vertices, num_edges, ranks, self_loops=self_loops)
+        rows, entries = max(sum(self.counts), 1), max(self.num_entries, 1)
+        shares = [(wanted.num_rows / rows, wanted.num_entries / entries) for wanted in self.wanted]
+        return RowFigures.expected(num_vertices, num_edges, ranks, self_loops=self_loops, shares=shares)
 
     @staticmethod
-    def expected(num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> RowFigures:
-        """Return the expectation over random assignments: `expected_statistics`."""
-        counts = part_sizes(num_vertices, ranks)
-        return RowFigures(counts, expected_statistics(num_vertices, num_edges, counts, self_loops=self_loops))
+    def expected(
+        num_vertices: int,
+        num_edges: int,
+        ranks: int,
+        *,
+        self_loops: bool,
+        shares: Sequence[tuple[float, float]] = (),
+    ) -> RowFigures:
+        """Return the expectation over random assignments: `expected_statistics`, and `expected_wanted` for the shares."""
+        counts, sizes = part_sizes(num_vertices, ranks), (num_vertices, num_edges)
+        tiles = expected_statistics(*sizes, counts, self_loops=self_loops)
+        return RowFigures(counts, tiles, wanted=expected_wanted(*sizes, counts, shares, self_loops=self_loops))
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> RowFigures:
         """Invert to_dict."""
         reuse = Reuse.from_dict(content["reuse"]) if "reuse" in content else UNKNOWN
-        return RowFigures(tuple(int(n) for n in content["counts"]), TileStatistics.from_dict(content), reuse=reuse)
+        counts = tuple(int(n) for n in content["counts"])
+        wanted = tuple(WantedRows.from_dict(rows) for rows in content.get("wanted", ()))
+        return RowFigures(counts, TileStatistics.from_dict(content), reuse=reuse, wanted=wanted)
 
 
 class Partition(Protocol):

@@ -15,7 +15,8 @@ from mggcn.errors import GraphError
 from mggcn.graph.csr import Graph
 from mggcn.partition.order import Assignment
 from mggcn.partition.parts import Partition
-from mggcn.partition.tiles import Tile, build_tiles, degrees, scales
+from mggcn.partition.splits import split_name
+from mggcn.partition.tiles import Only, Tile, build_tiles, degrees, scales
 
 SPLITS = ("train", "val", "test")
 """Bit s of a vertex's mask says whether it belongs to split SPLITS[s]."""
@@ -86,13 +87,19 @@ def build_shard(
 
 
 def row_tiles(
-    graph: Graph, owners: Assignment, rank: int, options: ShardOptions
+    graph: Graph, owners: Assignment, rank: int, options: ShardOptions, wanted: npt.NDArray[np.bool_] | None = None
 ) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
     """Return a rank's rows of A^T, and of A, cut by the owners of the columns; the same tuple if the graph is symmetric.
 
+    wanted: bool (N,), of A^T the rows, and of A the columns, that are taken: two matrices then, whatever the graph.
     Cost: two sweeps per direction. Raises: GraphError for a tile that is too large.
     """
     build = {"self_loops": options.self_loops, "dtype": options.dtype, "threads": options.threads}
+    if wanted is not None:
+        return (
+            build_tiles(graph.adj_t, owners, rank, **build, only=Only(rows=wanted)),  # type: ignore[arg-type]
+            build_tiles(graph.adj, owners, rank, **build, only=Only(cols=wanted)),  # type: ignore[arg-type]
+        )
     tiles = build_tiles(graph.adj_t, owners, rank, **build)  # type: ignore[arg-type]
     return tiles, tiles if graph.symmetric else build_tiles(graph.adj, owners, rank, **build)  # type: ignore[arg-type]
 
@@ -101,11 +108,6 @@ def _owned_chunks(owners: Assignment, rank: int, num_vertices: int) -> list[tupl
     """Ranges of ROWS vertices, each with the local ids of those that `rank` owns, in the original order."""
     ranges = [slice(start, min(start + ROWS, num_vertices)) for start in range(0, num_vertices, ROWS)]
     return [(chunk, owners.local[chunk][owners.owner[chunk] == rank]) for chunk in ranges]
-
-
-def split_name(splits: str, name: str) -> str:
-    """Return the store's name of a split: "val" of the main family, "alt_val" of the second."""
-    return name if splits == "main" else f"alt_{name}"
 
 
 def _split_mask(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,17 @@ class Tile:
         return int(self.indices.shape[0])
 
 
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Which entries of a matrix are taken: those of wanted rows and columns, bool (N,) by original id; None: of all."""
+
+    rows: npt.NDArray[np.bool_] | None = None
+    cols: npt.NDArray[np.bool_] | None = None
+
+
+EVERYTHING: Final = Only()
+
+
 def check_tile_nnz(nnz: int, ranks: int) -> None:
     """Raise GraphError if a tile of `nnz` nonzeros cannot be addressed."""
     if nnz > MAX_TILE_NNZ:
@@ -44,7 +55,10 @@ def check_tile_nnz(nnz: int, ranks: int) -> None:
         )
 
 
-def _arguments(chunk: Chunk, owners: Assignment, rank: int, self_loops: bool) -> native.SweepArgs:
+def sweep_arguments(
+    chunk: Chunk, owners: Assignment, rank: int, self_loops: bool, only: Only = EVERYTHING
+) -> native.SweepArgs:
+    """Return a chunk as kernels take it; the arrays of all arguments must live as long."""
     return native.SweepArgs(
         chunk.indptr.ctypes.data,
         chunk.indices.ctypes.data,
@@ -56,15 +70,26 @@ def _arguments(chunk: Chunk, owners: Assignment, rank: int, self_loops: bool) ->
         owners.counts[rank],
         rank,
         int(self_loops),
+        None if only.rows is None else only.rows.ctypes.data,
+        None if only.cols is None else only.cols.ctypes.data,
     )
 
 
 def build_tiles(
-    matrix: CSR, owners: Assignment, rank: int, *, self_loops: bool, dtype: npt.DTypeLike, threads: int
+    matrix: CSR,
+    owners: Assignment,
+    rank: int,
+    *,
+    self_loops: bool,
+    dtype: npt.DTypeLike,
+    threads: int,
+    only: Only = EVERYTHING,
 ) -> tuple[Tile, ...]:
     """Cut the rows that `rank` owns into P tiles, with missing diagonals inserted if `self_loops`.
 
-    Columns ascend in each row, but for a diagonal that may come last.
+    only: which entries, diagonals included; the tiles have all V rows, and those that are not wanted are empty.
+
+    Columns ascend in each row, but for inserted diagonals, which come last where the rank keeps the original order.
     Cost: two sweeps over the matrix in chunks of 8 MiB; besides the tiles nothing of the size of the graph is held.
     Raises: GraphError if a tile has 2^31 nonzeros or more.
     """
@@ -72,7 +97,7 @@ def build_tiles(
     indptr = np.zeros((ranks, rows + 1), np.int64)
     count, fill = native.kernel("mggcn_tile_count"), native.kernel("mggcn_tile_fill")
     for chunk in sweep(matrix):
-        arguments = _arguments(chunk, owners, rank, self_loops)
+        arguments = sweep_arguments(chunk, owners, rank, self_loops, only)
         count(ctypes.byref(arguments), indptr.ctypes.data, threads)
     for pointers in indptr:
         np.cumsum(pointers, out=pointers)
@@ -84,14 +109,24 @@ def build_tiles(
     value_addresses = (ctypes.c_void_p * ranks)(*[None if a is None else a.ctypes.data for a in values])
     wide = int(np.dtype(dtype) == np.float64)
     for chunk in sweep(matrix):
-        arguments = _arguments(chunk, owners, rank, self_loops)
+        arguments = sweep_arguments(chunk, owners, rank, self_loops, only)
         fill(ctypes.byref(arguments), indptr.ctypes.data, addresses, value_addresses, wide, ranks, threads)
     tiles = tuple(Tile(p, i, v) for p, i, v in zip(indptr, indices, values, strict=True))
     sort = native.kernel("mggcn_tile_sort")
-    for p, tile in zip(indptr, tiles, strict=True):
+    for owner, (p, tile) in enumerate(zip(indptr, tiles, strict=True)):
+        if _keeps_order(owners, owner):
+            continue
         weights = None if tile.values is None else tile.values.ctypes.data
         sort(p.ctypes.data, rows, tile.indices.ctypes.data, weights, wide, threads)
     return tiles
+
+
+def _keeps_order(owners: Assignment, owner: int) -> bool:
+    """Whether the rows of a rank lie in the original order: then columns ascend as they come, diagonals last.
+
+    All rows of a tile are treated alike, whatever they hold: so a row has its order also where entries are left out.
+    """
+    return bool((np.diff(owners.local[owners.owner == owner]) > 0).all())
 
 
 def degrees(matrix: CSR, owners: Assignment, rank: int, *, self_loops: bool, threads: int) -> npt.NDArray[np.float64]:
@@ -102,7 +137,7 @@ def degrees(matrix: CSR, owners: Assignment, rank: int, *, self_loops: bool, thr
     degree = np.zeros(owners.counts[rank])
     kernel = native.kernel("mggcn_tile_degree")
     for chunk in sweep(matrix):
-        kernel(ctypes.byref(_arguments(chunk, owners, rank, self_loops)), degree.ctypes.data, threads)
+        kernel(ctypes.byref(sweep_arguments(chunk, owners, rank, self_loops)), degree.ctypes.data, threads)
     if degree.size and degree.min() < 0:
         raise GraphError(f"in-degrees must be 0 or more, got {degree.min():g} from negative edge weights; drop them")
     return degree

@@ -1,4 +1,4 @@
-"""What would fit, where a plan does not: more ranks, or narrower layers."""
+"""What would fit, where a plan does not: one copy of the graph, more ranks, or narrower layers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,13 @@ def smallest_ranks(plan: RunPlan, limit: int) -> int:
 
 
 def advice(plan: RunPlan, limit: int) -> str:
-    """Say which number of ranks, each with `limit` bytes, or which narrower widths would fit."""
+    """Say whether one copy of the graph, how many ranks, each with `limit` bytes, or which narrower widths would fit."""
     hints = []
     own, hidden = plan.config.run.ranks, plan.config.model.hidden
+    if plan.ranks[0].pruned:
+        run = dataclasses.replace(plan.config.run, prune="off")
+        if _estimate(dataclasses.replace(plan, config=dataclasses.replace(plan.config, run=run)), own, 1.0) <= limit:
+            hints.append("--set run.prune=off, which computes all rows from one copy of the graph, would fit")
     ranks = _first(own + 1, MAX_ADVISED_RANKS + 1, lambda p: _estimate(plan, p, 1.0) <= limit)
     if ranks:
         hints.append(f"{ranks} ranks with as much memory each would fit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from mggcn.plan.description import Machine
 from mggcn.plan.work import KINDS
 from mggcn.train.opwork import EpochCost, epoch_cost
 from mggcn.train.plantext import table
-from mggcn.train.runplan import RunPlan
+from mggcn.train.runplan import RunPlan, plan_run
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -32,8 +33,9 @@ def cost_lines(plan: RunPlan, machine: Machine, replication: float | None = None
     replication: ranks that hold a vertex, on average, if it is not the plan's own. Raises: PlanError, ConfigError as
     `epoch_cost`.
     """
-    cost = epoch_cost(plan, machine)
-    rows = [(name, seconds_text(c.seconds), *parts_cells(c.parts)) for name, c in _costs(cost).items()]
+    cost, whole = epoch_cost(plan, machine), unpruned(plan)
+    costs = _costs(cost) | ({} if whole is None else {"training, all rows": epoch_cost(whole, machine).train})
+    rows = [(name, seconds_text(c.seconds), *parts_cells(c.parts)) for name, c in costs.items()]
     rank = f", parts of rank {cost.train.critical}, which computes longest" if len(plan.ranks) > 1 else ""
     caveat = f" ({machine.caveat})" if machine.caveat else ""
     lines = [f"predicted on {machine.title}{caveat}{rank}", *table(("", "seconds", *KINDS.values()), rows)]
@@ -42,6 +44,14 @@ def cost_lines(plan: RunPlan, machine: Machine, replication: float | None = None
     if len(plan.ranks) > 1 and machine.topology is not None:
         lines.append(f"1.5D instead of 1D (MG-GCN 5.1, analysis only): {text_15d(machine, len(plan.ranks))}")
     return lines
+
+
+def unpruned(plan: RunPlan) -> RunPlan | None:
+    """Return the plan with all rows computed in training epochs, None if they are."""
+    if not plan.ranks[0].pruned:
+        return None
+    run = dataclasses.replace(plan.config.run, prune="off")
+    return plan_run(dataclasses.replace(plan.config, run=run), plan.shape, plan.figures, plan.strategy)
 
 
 def text_15d(machine: Machine, ranks: int) -> str:
@@ -68,6 +78,8 @@ def cost_dict(plan: RunPlan, machine: Machine, replication: float | None = None)
     found: dict[str, Any] = {"machine": machine.name, "origin": machine.origin}
     for name, cost in _costs(epoch_cost(plan, machine)).items():
         found[name] = {"seconds": cost.seconds, "link_seconds": cost.link_s, "ranks": [dict(r) for r in cost.ranks]}
+    if (whole := unpruned(plan)) is not None:
+        found["training_all_rows"] = {"seconds": epoch_cost(whole, machine).train.seconds}
     if plan.config.model.aggregates:
         found["aggregation_work"] = plan_work(plan, replication).total
     analysed = analyse_15d(machine, len(plan.ranks))

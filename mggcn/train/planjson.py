@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,8 +37,9 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
             name: getattr(plan.shape, name)
             for name in ("name", "num_vertices", "num_edges", "num_features", "num_classes", "symmetric", "weighted")
         }
-        | {"feature_nnz": plan.shape.feature_nnz, "aggregated_nnz": plan.shape.aggregated_nnz},
+        | {name: getattr(plan.shape, name) for name in ("feature_nnz", "aggregated_nnz", "num_training")},
         "reasons": layer_reasons(plan),
+        "training_rows": [dataclasses.asdict(rows) for rows in first.rows],
         "launching": launching(plan.config.run),
         "programs": {p.name: [op.label for op in p.ops] for p in programs},
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],

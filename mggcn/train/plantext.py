@@ -43,6 +43,7 @@ def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = ()) -
         "",
         "order of products",
         *(f"  {line}" for line in layer_reasons(plan)),
+        *_training_rows(plan),
         "",
         f"rank {rank.rank}{', the largest' if len(plan.ranks) > 1 else ''}: {rank.model.rows:,} rows, "
         f"{rank.nnz:,} nonzeros",
@@ -72,6 +73,33 @@ def _strategy(plan: RunPlan) -> str:
     if plan.ranks[0].aggregation.exact:
         return name
     return f"{name}: training gradients are APPROXIMATE (sums over neighbours are partial or late), evaluation is exact"
+
+
+def _training_rows(plan: RunPlan) -> list[str]:
+    """What every aggregation of a training epoch computes, and why; nothing without one."""
+    vertices, entries = plan.shape.num_vertices, plan.figures.num_entries
+    rows = [
+        (
+            f"layer {layer.layer}",
+            _of(layer.rows, vertices),
+            _of(layer.nnz, entries),
+            "all rows" if layer.level is None else "these rows alone",
+            layer.reason,
+        )
+        for layer in plan.ranks[0].rows
+    ]
+    if not rows:
+        return []
+    kind = "" if plan.figures.exact else " (expected of random training vertices)"
+    return [
+        "",
+        f"aggregations of a training epoch{kind}",
+        *table(("", "rows wanted", "nonzeros", "computed", "since"), rows),
+    ]
+
+
+def _of(count: int | None, total: int) -> str:
+    return "-" if count is None else f"{count:,} ({count / max(total, 1):.1%})"
 
 
 def _buffers(program: Program) -> list[str]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from mggcn.aggregate.base import AggregationPlan, Strategy
@@ -32,6 +32,7 @@ from mggcn.plan.machine import human
 from mggcn.plan.memory import BufferSpec
 from mggcn.plan.steps import Step, bytes_sent, num_messages, num_products
 from mggcn.plan.work import ring_bytes
+from mggcn.train.prune import LayerRows, choose_rows, of_layers, pruned_plans, set_bytes
 from mggcn.train.regions import RankSizes, input_bytes, score_bytes
 from mggcn.train.shape import GraphShape, check_shape
 
@@ -61,6 +62,10 @@ class RankPlan:
     paper_bytes: int
     score_bytes: int
     """What an evaluation sums over ranks: counts of each class, or the scores of all vertices for ROC AUC."""
+    rows: tuple[LayerRows, ...] = ()
+    """What every aggregating layer computes in training epochs."""
+    pruned: Mapping[int, AggregationPlan] = field(default_factory=dict)
+    """How layers aggregate that do not compute all rows, by level of the figures' `wanted`."""
 
     @property
     def arena_bytes(self) -> int:
@@ -84,9 +89,10 @@ class RankPlan:
 
     def steps(self, program: Program, turn: int = 0) -> list[tuple[Step, ...]]:
         """Return the steps of every aggregation of a program, in the epochs e with e mod period = turn."""
-        plan = self.aggregation if program is self.train else self.exact
-        specs = [(program.arena[op.src].spec, op.backward) for op in spmm_ops(program.ops)]
-        return [plan.steps(spec.cols, spec.dtype, backward, turn) for spec, backward in specs]
+        plans = of_layers(self.rows, self.pruned) if program is self.train else {}
+        every = self.aggregation if program is self.train else self.exact
+        specs = [(op, program.arena[op.src].spec) for op in spmm_ops(program.ops)]
+        return [plans.get(op.layer, every).steps(spec.cols, spec.dtype, op.backward, turn) for op, spec in specs]
 
     def _turns(self, program: Program) -> range:
         return range(self.aggregation.period if program is self.train else 1)
@@ -175,10 +181,7 @@ def plan_rank(config: Config, shape: GraphShape, figures: Figures, strategy: Str
     aggregation, exact = (
         strategy.plan(config.run, figures, rank, shape.symmetric, training) for training in (True, False)
     )
-    matrices, matrices_t = (aggregation.matrices, aggregation.matrices_t) if graph else ((), ())
-    for matrix in (*matrices, *matrices_t):
-        check_tile_nnz(matrix.nnz, ranks)
-    nnz = sum(matrix.nnz for matrix in matrices)
+    nnz = sum(matrix.nnz for matrix in aggregation.matrices) if graph else 0
     share = rows / max(shape.num_vertices, 1)
     nnz_x = None if shape.feature_nnz is None else math.ceil(shape.feature_nnz * share)
     inputs = InputShape(rows, shape.num_features, nnz_x, nnz, math.ceil(shape.aggregated_nnz * share))
@@ -192,16 +195,25 @@ def plan_rank(config: Config, shape: GraphShape, figures: Figures, strategy: Str
     layers = choose_layers(config.model, shape.num_features, shape.num_classes, chosen, config.run.products)
     scaled = graph and config.model.norm == "symmetric"
     model = Model(config.model, choice, layers, rows, STORAGE[precision], scaled, FIGURES[config.run.device])
-    train, evaluate = lower_training(model, aggregation), lower_evaluation(model, exact)
-    panel = _panel_width(config, shape, figures, strategy, model)
+    wanted = choose_rows(config.run, layers, figures, strategy)
+    pruned = pruned_plans(config.run, wanted, figures, strategy, rank)
+    held = (aggregation, *pruned.values()) if graph else ()
+    matrices, matrices_t = ([m for p in held for m in getattr(p, side)] for side in ("matrices", "matrices_t"))
+    for matrix in (*matrices, *matrices_t):
+        check_tile_nnz(matrix.nnz, ranks)
+    of_layer = of_layers(wanted, pruned)
+    train, evaluate = lower_training(model, aggregation, of_layer), lower_evaluation(model, exact)
+    panel = _panel_width(config, shape, figures, strategy, model, wanted)
     setup = lower_setup(model, exact, panel)
     programs = [train, evaluate, *([setup] if setup else [])]
     arena = max(p.arena.nbytes for p in programs)
     states = {
-        op.name: aggregation.state(op.name, train.arena[op.src].spec.cols, model.dtype) for op in spmm_ops(train.ops)
+        op.name: of_layer.get(op.layer, aggregation).state(op.name, train.arena[op.src].spec.cols, model.dtype)
+        for op in spmm_ops(train.ops)
     }
-    indices = aggregation.index_bytes if graph else 0
-    sizes = RankSizes(config, shape, model, inputs, matrices, matrices_t, indices, figures.assignment_bytes)
+    indices = sum(plan.index_bytes for plan in held)
+    assignment = figures.assignment_bytes + set_bytes(pruned)
+    sizes = RankSizes(config, shape, model, inputs, matrices, matrices_t, indices, assignment)
     regions = {"arena": arena} | sizes.regions(panel if setup else 0)
     if model.device.is_host:
         regions["who holds which rows"] = figures.kept_bytes * shape.num_vertices
@@ -223,13 +235,23 @@ def plan_rank(config: Config, shape: GraphShape, figures: Figures, strategy: Str
         nnz,
         paper_arena_bytes(model, ranks, max(counts)),
         score_bytes(config, shape) or 9 * shape.num_classes * 8,
+        wanted,
+        pruned,
     )
 
 
-def _panel_width(config: Config, shape: GraphShape, figures: Figures, strategy: Strategy, model: Model) -> int:
+def _panel_width(
+    config: Config,
+    shape: GraphShape,
+    figures: Figures,
+    strategy: Strategy,
+    model: Model,
+    wanted: Sequence[LayerRows],
+) -> int:
     """Columns of a panel of set-up. The largest rank's sizes decide: a panel is sent, so all ranks take the same."""
     rank = figures.counts.index(max(figures.counts))
     largest = dataclasses.replace(model, rows=figures.counts[rank])
     training, exact = (strategy.plan(config.run, figures, rank, shape.symmetric, kind) for kind in (True, False))
-    programs = (lower_training(largest, training), lower_evaluation(largest, exact))
+    of_layer = of_layers(wanted, pruned_plans(config.run, wanted, figures, strategy, rank))
+    programs = (lower_training(largest, training, of_layer), lower_evaluation(largest, exact))
     return panel_width(largest, exact, max(p.arena.nbytes for p in programs))

@@ -22,6 +22,8 @@ class GraphShape:
     """Nonzeros of sparse features; None: dense."""
     aggregated_nnz: int = 0
     """Estimated nonzeros of A_hat X for sparse features."""
+    num_training: int | None = None
+    """Of a bare shape: vertices that the loss reads; None: not known, or known of the graph one by one."""
 
 
 def check_shape(shape: GraphShape) -> None:
@@ -37,6 +39,8 @@ def check_shape(shape: GraphShape) -> None:
             f"{shape.num_vertices:,} x {shape.num_features:,} features have at most "
             f"{shape.num_vertices * shape.num_features:,} nonzeros, got {shape.feature_nnz:,}"
         )
+    if shape.num_training is not None and not 0 < shape.num_training <= shape.num_vertices:
+        raise GraphError(f"1 .. {shape.num_vertices:,} of the vertices can train, got {shape.num_training:,}")
     for name in ("num_features", "num_classes"):
         if getattr(shape, name) < 1:
             raise GraphError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,9 @@ from mggcn.comm.threads import run_threads
 from mggcn.config import Config, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.partition.make import figures_of
+from mggcn.partition.parts import row_figures, row_owners
 from mggcn.partition.shard import ShardOptions, build_shard
+from mggcn.partition.wanted import count_wanted
 from mggcn.plan.steps import bytes_sent, num_messages, num_products
 from tests.backend.cases import GUARD
 from tests.devices import CPU, WHERE, Where
@@ -75,18 +78,23 @@ def aggregate(
     slot_cols: int = 0,
     first: int = 0,
     source_cols: int = 0,
+    wanted: np.ndarray | None = None,
 ) -> list[Result]:
     """forward(h) + bias and backward(g) on every rank, in float64.
 
     slot_cols: width that the buffers are planned for, if wider. first: place of the result's columns in a wider tensor.
     source_cols: width of the tensor that h and g are columns of, if not that of the buffers.
+    wanted: the rows that are computed, if not all.
     """
     cols = h.shape[1]
     slot_cols = slot_cols or cols
     config = Config(run=RunConfig(ranks=ranks, order=order, strategy=name), train=TrainConfig(seed=8))  # type: ignore[arg-type]
     strategy = STRATEGIES[name]
     partition = partition_graph(config, graph)
-    figures = figures_of(graph, partition, self_loops=True)
+    figures, symmetric = figures_of(graph, partition, self_loops=True), graph.symmetric
+    if wanted is not None:
+        level = count_wanted(graph, row_owners(partition), wanted, self_loops=True, threads=1)
+        figures, symmetric = dataclasses.replace(row_figures(figures), wanted=(level,)).only(0), False
     options = ShardOptions(True, "mean", True, "main", 0, "f8", 1)
 
     def body(inner: Communicator) -> Result:
@@ -94,8 +102,9 @@ def aggregate(
         comm, backend = CountingCommunicator(inner), backend_of(where, inner)
         comm.use_lane(backend.lane)
         shard = build_shard(graph, partition, inner.rank, options)
-        plan = strategy.plan(config.run, figures, inner.rank, graph.symmetric, True)
-        built = strategy.build(plan, plan, Site(graph, partition, inner.rank, options, backend, comm, {}))
+        plan = strategy.plan(config.run, figures, inner.rank, symmetric, True)
+        site = Site(graph, partition, inner.rank, options, backend, comm, {}, wanted=wanted)
+        built = strategy.build(plan, plan, site)
         aggregation = built.training
         assert aggregation.exact
         assert plan.exact
@@ -170,6 +179,30 @@ def test_aggregation_contract(where: Where, name: str, ranks: int, kind: str) ->
         np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
         assert float(((forward - bias) * g).sum()) == pytest.approx(float((h * backward).sum()), rel=1e-12, abs=1e-10)
+
+
+ROWS = [name for name, strategy in STRATEGIES.items() if strategy.kind == "rows"]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_wanted_rows_alone(where: Where, name: str, ranks: int) -> None:
+    """Fails if a row is computed that is not wanted, backward is not the adjoint, or bytes differ from the plan."""
+    for kind, share in (("random", 0.3), ("weighted", 0.5), ("hub-row", 0.0)):
+        graph = graph_of(kind, 37)
+        rng = np.random.default_rng(ranks)
+        wanted = rng.random(37) < share
+        h, g, bias = rng.normal(size=(37, COLS)), rng.normal(size=(37, COLS)), rng.normal(size=COLS)
+        adj = dense_csr(graph.adj)
+        np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
+        kept = adj * wanted
+        results = aggregate(name, graph, ranks, "random", h, g, bias, where, wanted=wanted)
+        forward, backward = summed(results, 37)
+        assert all(result.sent == result.planned for result in results)
+        np.testing.assert_allclose(forward, kept.T @ h + bias, rtol=1e-12, atol=1e-12)
+        np.testing.assert_array_equal(forward[~wanted], np.tile(bias, ((~wanted).sum(), 1)))
+        np.testing.assert_allclose(backward, kept @ g, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -83,6 +83,20 @@ def test_json_and_text_plan_the_same_run(data_root: Path, tmp_path: Path, capsys
     assert f"{sent:,} bytes sent" in text
 
 
+def test_training_vertices_of_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if --training does not reach the plan, or is taken beside a store that says who trains."""
+    shape = ["--vertices", 10_000, "--edges", 30_000, "--features", 9, "--classes", 4, "--training"]
+    assert run_main("plan", *shape, 100, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [(row["layer"], row["rows"], row["level"]) for row in plan["training_rows"]] == [(2, 394, 1), (3, 100, 0)]
+    assert plan["predicted"]["training"]["seconds"] < plan["predicted"]["training_all_rows"]["seconds"]
+    assert run_main("plan", *shape, 100, "--set", "run.prune=off", "--json") == 0
+    assert "training_all_rows" not in json.loads(capsys.readouterr().out)["predicted"]
+    assert "1 .. 10,000 of the vertices can train, got 0" in refused(capsys, "plan", *shape, 0)
+    assert run_main("generate", "community", tmp_path / "g", "--vertices", 50, "--edges", 100) == 0
+    assert "not both" in refused(capsys, "plan", tmp_path / "g", "--training", 10)
+
+
 def test_what_plan_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if half a shape, a shape beside a store or a nonsensical size is planned."""
     assert "--features, --classes missing" in refused(capsys, "plan", "--vertices", 10, "--edges", 20)

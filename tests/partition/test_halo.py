@@ -14,6 +14,7 @@ from mggcn.partition.order import assign
 from mggcn.partition.shard import ShardOptions
 from mggcn.partition.statistics import tile_statistics
 from mggcn.partition.tiles import Tile
+from mggcn.partition.wanted import count_wanted
 from mggcn.partition.whole import rank_major
 from tests.graphs import make_graph, pattern
 from tests.reference import dense_csr
@@ -61,6 +62,32 @@ def check(halos: list[Halo], matrix: np.ndarray, ids: list[np.ndarray]) -> None:
         assert np.array_equal(dense_tile(halo.halo, sum(halo.received)), mine[:, np.concatenate(came)])
         assert halo.rows.dtype == np.int32
         assert halo.rows.shape == (sum(halo.sent),)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [1, 3, 7])
+def test_halos_of_wanted_rows(kind: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a row travels that no wanted row needs, or the lists are not as long as the figures say."""
+    monkeypatch.setattr(sweep_module.sweep, "__defaults__", (31, 8))
+    weighted = kind == "weighted"
+    graph = make_graph(pattern(kind, 37, 4), num_features=2, num_classes=2, sparse=False, weighted=weighted, seed=4)
+    wanted = np.random.default_rng(6).random(37) < 0.3
+    others = np.arange(ranks)
+    for order, loops in (("random", True), ("none", False)):
+        options = ShardOptions(True, "mean", loops, "main", 0, "f8", 1)
+        owners = assign(37, ranks, order, 77)
+        ids = [owners.owned(rank) for rank in range(ranks)]
+        built = [build_halos(graph, owners, rank, options, wanted) for rank in range(ranks)]
+        full = dense_csr(graph.adj_t)
+        if loops:
+            np.fill_diagonal(full, np.where(np.diagonal(full) == 0, 1.0, np.diagonal(full)))
+        kept = full * wanted[:, None]
+        found = count_wanted(graph, owners, wanted, self_loops=loops, threads=1).tiles
+        for side, (matrix, needed) in enumerate(((kept, found.rows_needed), (kept.T, found.rows_needed_t))):
+            check([halos[side] for halos in built], matrix, ids)
+            for rank, halos in enumerate(built):
+                assert halos[side].received == tuple(needed[rank] * (others != rank))
+                assert halos[side].sent == tuple(needed[:, rank] * (others != rank))
 
 
 @pytest.mark.parametrize("kind", ["random", "directed"])

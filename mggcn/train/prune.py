@@ -1,0 +1,108 @@
+"""Which layers of a training epoch aggregate fewer than all rows, why, and their aggregations on a rank.
+
+Rows that nothing reads have no gradient either, so leaving them out is exact: partition/wanted.py. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mggcn.aggregate.base import AggregationPlan, Built, Site, Strategy
+from mggcn.aggregate.by_layer import ByLayer
+from mggcn.config import RunConfig
+from mggcn.errors import GraphError
+from mggcn.model.choices import LayerChoice
+from mggcn.partition.parts import Figures, row_figures
+from mggcn.partition.splits import training_rows
+from mggcn.partition.wanted import LEAST_SAVED, pays, wanted_sets
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """What the aggregation of a layer computes in a training epoch.
+
+    rows, nnz: what the loss needs of it, of all ranks, at least; None: not known. level: of the figures' `wanted`; None:
+    all rows are computed.
+    """
+
+    layer: int
+    rows: int | None
+    nnz: int | None
+    level: int | None
+    reason: str
+
+
+def choose_rows(
+    run: RunConfig, layers: Sequence[LayerChoice], figures: Figures, strategy: Strategy
+) -> tuple[LayerRows, ...]:
+    """Choose for every layer that aggregates. Every rank makes the same choice: it is made from global counts."""
+    aggregating = [choice.layer for choice in layers if choice.products in ("gemm-first", "aggregate-first")]
+    if run.prune == "off":
+        return _everything(aggregating, "as set by run.prune")
+    if strategy.kind != "rows":
+        return _everything(
+            aggregating, f"the strategy {strategy.name} cuts vertices; pruning works on partitions of rows"
+        )
+    known = row_figures(figures).wanted
+    if not known:
+        return _everything(aggregating, "it is not known which vertices train")
+    chosen = []
+    for layer in aggregating:
+        level = min(len(layers) - layer, len(known) - 1)
+        rows, nnz = known[level].num_rows, known[level].num_entries
+        if pays(nnz, figures.num_entries):
+            reason = "the others are not read, and have no gradient"
+            chosen.append(LayerRows(layer, rows, nnz, level, reason))
+        else:
+            reason = f"less than {LEAST_SAVED:.0%} of the nonzeros would be saved"
+            chosen.append(LayerRows(layer, rows, nnz, None, reason))
+    return tuple(chosen)
+
+
+def _everything(layers: Sequence[int], reason: str) -> tuple[LayerRows, ...]:
+    return tuple(LayerRows(layer, None, None, None, reason) for layer in layers)
+
+
+def pruned_plans(
+    run: RunConfig, rows: Sequence[LayerRows], figures: Figures, strategy: Strategy, rank: int
+) -> dict[int, AggregationPlan]:
+    """Return a rank's plan for every level in use: that of the same strategy over fewer rows."""
+    levels = sorted({layer.level for layer in rows if layer.level is not None})
+    # The rows of A^T that are kept are the columns of A: two matrices, also of a symmetric graph.
+    return {level: strategy.plan(run, row_figures(figures).only(level), rank, False, True) for level in levels}
+
+
+def of_layers(rows: Sequence[LayerRows], plans: Mapping[int, AggregationPlan]) -> dict[int, AggregationPlan]:
+    """Return the plans of the layers that do not compute all rows, from those of the levels."""
+    return {layer.layer: plans[layer.level] for layer in rows if layer.level is not None}
+
+
+def set_bytes(plans: Mapping[int, AggregationPlan]) -> int:
+    """Return the bytes for each vertex of the graph that set-up holds to know which rows are wanted."""
+    return max(plans) + 1 if plans else 0
+
+
+def build_pruned(
+    strategy: Strategy, every: Built, rows: Sequence[LayerRows], plans: Mapping[int, AggregationPlan], site: Site
+) -> Built:
+    """Return a rank's aggregations with those of pruned layers in training. Collective.
+
+    Cost: as each would cost alone; a sweep over the edges for each level but the first.
+    Raises: GraphError if the training split is missing; as Strategy.build.
+    """
+    if not plans:
+        return every
+    options = site.options
+    training = training_rows(site.graph, options.splits, options.split)
+    if training is None:
+        raise GraphError(f"{site.graph.name} has lost the training split that the run was planned for; start a new run")
+    sets = wanted_sets(site.graph, training, max(plans) + 1, options.threads)
+    built = {
+        level: strategy.build(plan, plan, dataclasses.replace(site, wanted=sets[level]))
+        for level, plan in plans.items()
+    }
+    of_layer = {layer.layer: built[layer.level].training for layer in rows if layer.level is not None}
+    tiles = [side for one in (every, *built.values()) for side in one.tiles]
+    return Built(ByLayer(every.training, of_layer), every.exact, tiles)

@@ -1,0 +1,25 @@
+"""What bench/pruning.py makes of its figures; what it measures needs minutes."""
+
+from __future__ import annotations
+
+from tests.bench.conftest import BENCH  # noqa: F401  (puts bench/ on the path)
+
+import pruning  # isort: skip
+
+
+def test_the_report() -> None:
+    """Fails if figures land in other columns, or a ratio is upside down."""
+    result = {
+        "graph": "some",
+        "hidden": (16, 8),
+        "nonzeros": 1000,
+        "layers": [
+            {"layer": 2, "rows": 90, "nnz": 900, "pruned": False},
+            {"layer": 3, "rows": 10, "nnz": 125, "pruned": True},
+        ],
+        "epoch": {"off": {"wall": [0.3], "cpu": [0.2]}, "auto": {"wall": [0.2], "cpu": [0.1]}},
+        "seconds": {"off": {"plan": 1.0, "set-up": 2.0}, "auto": {"plan": 1.5, "set-up": 2.25}},
+        "graph_bytes": {"off": 2**20, "auto": 3 * 2**20},
+    }
+    row = "| some | 16-8 | 3: 12.5%, 2: 90.0% (all computed) | 300.0 | 200.0 | 1.500 | 2.000 | 2.0 | 0.50 | 0.25 |"
+    assert row in pruning.describe([result])
