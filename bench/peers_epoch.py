@@ -18,7 +18,7 @@ import ceilings
 from common import Worker, alternate, memory_free, spread, surroundings, write_report
 from peers_cases import CACHE, CASES, Case, available, find_data, store_of
 from peers_env import FOLDER, Peers, find_peers
-from peers_epoch_report import describe
+from peers_epoch_report import describe, plots_of
 from peers_switches import ALL_ON, OWN, base_settings, switches, without
 
 PYG_KINDS = ("fused", "scaled", "csr", "sparse", "scatter")
@@ -209,6 +209,7 @@ def main() -> None:
             record["left_out"][name] = "the graph is not in the data folder"
             continue
         record["measured"].append(measure(case, store_of(case.graph, args.cache, args.scale, data), peers, args))
+    record["plots"] = plots_of(record)
     write_report("peers-epoch", "Training epochs: mggcn, DGL and PyG", describe(record), record, args.out)
     if faults := wrong(record):
         sys.exit("the contenders do not compute the same: " + "; ".join(faults))

@@ -8,6 +8,7 @@ import ceilings
 from common import MIB, table
 from peers_cases import CASES, MEMORY_OF_DGL, Case
 from peers_switches import OWN
+from plots import bars
 
 Found = dict[str, Any]
 HEAD = (
@@ -126,6 +127,34 @@ def describe_case(found: Found, record: Found) -> str:
     if tried:
         text += f"PyG's ways, each alone (the fastest is compared):\n\n{table(['way', 'ms/epoch'], tried)}\n"
     return text + (verdicts(case, found, record["ceilings"]) if settings["scale"] == 1.0 else "")
+
+
+def plots_of(record: Found) -> list[dict[str, Any]]:
+    """Ratios of time and memory over mggcn's, and of time over that with every switch on, by case."""
+    cells: dict[str, dict[str, dict[str, float]]] = {"time": {}, "precomputed": {}, "memory": {}, "switches": {}}
+    for found in record["measured"]:
+        for compared in (c for c in found["comparisons"] if c["malloc"] == "tuned"):
+            times = {name: line["median"] for name, line in compared["seconds"].items()}
+            base = times.get("all switches on" if compared["part"] == "switches" else OWN)
+            if base is None:
+                continue
+            others = {shared_name(name): name for name in times if times[name] != base}
+            ratios = {short: times[name] / base for short, name in others.items()}
+            cells["time" if compared["part"] == "peers" else compared["part"]][found["case"]] = ratios
+            if compared["part"] == "peers":
+                peaks = compared["peak_bytes"]
+                cells["memory"][found["case"]] = {short: peaks[name] / peaks[OWN] for short, name in others.items()}
+    return [
+        *bars("Training epochs", "time of an epoch over mggcn's (float32), logarithmic", cells["time"]),
+        *bars("Training epochs, A X computed once for all", "time of an epoch over mggcn's", cells["precomputed"]),
+        *bars("Peak memory of the process", "peak over mggcn's (float32)", cells["memory"]),
+        *bars("Each switch off alone", "time of an epoch over that with all switches on", cells["switches"]),
+    ]
+
+
+def shared_name(name: str) -> str:
+    """The name of a contender in all cases: of PyG's ways another one is fastest on another graph."""
+    return "PyG's fastest way" if name.startswith("PyG") else name.removesuffix(", A X precomputed")
 
 
 def describe(record: Found) -> str:

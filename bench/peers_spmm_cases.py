@@ -51,3 +51,5 @@ OVER_TORCH = 3.0
 """Over torch CSR and over PyG's fastest way, on every goal's row."""
 BF16_OVER_FP32, BF16_FROM_WIDTH = 1.5, 64
 DGL = "DGL copy_u + scaling"
+DRAWN = (DGL, "torch CSR", "PyG EdgeIndex", "MKL", f"{OWN}, order by locality", PLAIN, "mggcn bf16")
+"""What a plot shows beside mggcn, which is its line at 1."""
