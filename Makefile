@@ -26,7 +26,7 @@ lint: $(VENV)/dev-installed
 	$(BIN)/clang-format --dry-run --Werror cpu/*.cpp cpu/*.h cuda/*.cu cuda/*.cuh tests/emulator/*.hpp tests/emulator/*.cu bench/*.cu
 
 bench: $(VENV)/test-installed
-	$(BIN)/python bench/epoch.py --scale 0.2 --rounds 5 --malloc tuned --out build/bench
+	$(BIN)/python bench/run_all.py --quick --out build/bench
 
 clean:
 	rm -rf $(VENV) build stores runs

@@ -6,9 +6,12 @@ Imports nothing large: a contender's process pays only for its own libraries.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import json
 import os
 import platform
+import random
 import shlex
 import statistics
 import subprocess
@@ -26,6 +29,8 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 MIB = 2**20
 SEED = 20260
+SETTLE_S = 0.02
+"""Between two contenders: until the threads of the one before have ceased to wait for work."""
 TUNED = {
     "MALLOC_MMAP_THRESHOLD_": str(8 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
@@ -95,6 +100,20 @@ def memory() -> dict[str, int]:
     return {key: int(lines[key].split()[0]) * 1024 for key in ("VmHWM", "VmRSS", "RssAnon", "RssFile")}
 
 
+def memory_free() -> int:
+    """Bytes that new allocations may take on this machine."""
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def forget_peak() -> None:
+    """Give freed memory back and let VmHWM begin again at what the process holds now."""
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def whole_run(store: Path, hidden: tuple[int, ...], ranks: int, threads: int) -> dict[str, Any]:
     """Planned and measured memory of a run as `mggcn train` does it: 3 epochs and one evaluation on P ranks."""
     run = {"ranks": ranks, "threads": max(1, threads // ranks)}
@@ -109,10 +128,15 @@ def whole_run(store: Path, hidden: tuple[int, ...], ranks: int, threads: int) ->
 class Worker:
     """A contender in a fresh process, which answers one command at a time."""
 
-    def __init__(self, script: str, malloc: str, threads: int, job: dict[str, Any]) -> None:
+    def __init__(
+        self, script: str, malloc: str, threads: int, job: dict[str, Any], python: str | Path = sys.executable
+    ) -> None:
         env = {k: v for k, v in os.environ.items() if k not in TUNED} | MALLOC[malloc]
-        env["OMP_NUM_THREADS"] = str(threads)
-        command = [sys.executable, str(HERE / script)]
+        env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(threads)
+        env["DGLBACKEND"] = "pytorch"
+        if python != sys.executable:
+            env.pop("PYTHONPATH", None)
+        command = [str(python), str(HERE / script)]
         self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             self.ready = self.ask("prepare", job | {"threads": threads})
@@ -147,14 +171,15 @@ class Worker:
 
 @dataclass
 class Contender:
-    """What a worker's `prepare` returns: a function that trains one epoch, and facts for the report."""
+    """What a worker's `prepare` returns: a function that trains one epoch, facts for the report, numbers to compare."""
 
     epoch: Callable[[], float]
     facts: dict[str, Any]
+    result: Callable[[], list[float]] = list
 
 
 def serve(prepare: Callable[[dict[str, Any]], Contender]) -> None:
-    """Answer the commands of a Worker: prepare, epoch, close. What the libraries print goes to stderr."""
+    """Answer the commands of a Worker: prepare, epoch, result, forget, close. What libraries print goes to stderr."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     contender: Contender | None = None
@@ -168,6 +193,12 @@ def serve(prepare: Callable[[dict[str, Any]], Contender]) -> None:
             elif command == "epoch":
                 assert contender is not None
                 answer = {"loss": contender.epoch()}
+            elif command == "result":
+                assert contender is not None
+                answer = {"result": contender.result()}
+            elif command == "forget":
+                forget_peak()
+                answer = {}
             else:
                 answer = {}
             answer |= {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
@@ -181,11 +212,13 @@ def serve(prepare: Callable[[dict[str, Any]], Contender]) -> None:
 
 
 def alternate(workers: dict[str, Worker], warm_up: int, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Train `warm_up` + `rounds` epochs of every worker, in turn: A B A B ...; return them all."""
+    """Train `warm_up` + `rounds` epochs of every worker, in turn, in each round in another order; return them all."""
     epochs: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
+    shuffled = random.Random(SEED)
     for _ in range(warm_up + rounds):
-        for name, worker in workers.items():
-            epochs[name].append(worker.ask("epoch"))
+        for name in shuffled.sample(list(workers), len(workers)):
+            time.sleep(SETTLE_S)
+            epochs[name].append(workers[name].ask("epoch"))
     return epochs
 
 
@@ -209,6 +242,17 @@ def hardware() -> str:
     return "-".join([*words[:3], f"{len(os.sched_getaffinity(0))}cpu"])
 
 
+def shown(argument: str) -> str:
+    """An argument of a command as a report quotes it: of a path outside the repository only the last part."""
+    option, equals, value = argument.partition("=")
+    path = Path(value if equals else argument)
+    if not path.is_absolute():
+        return argument
+    inside = path.is_relative_to(HERE.parent)
+    text = str(path.relative_to(HERE.parent)) if inside else f"<{path.name}>"
+    return f"{option}={text}" if equals else text
+
+
 def surroundings() -> dict[str, Any]:
     """What a report must say of where and with what it was made."""
     versions = {}
@@ -221,7 +265,7 @@ def surroundings() -> dict[str, Any]:
         [*git, "status", "--porcelain", "--", "mggcn", "cpu", "cuda"], capture_output=True, text=True, check=False
     )
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *map(shown, sys.argv)]),
         "hardware": hardware(),
         "date": time.strftime("%Y-%m-%d"),
         "kernel": platform.release(),

@@ -18,6 +18,7 @@ from common import (
     alternate,
     cache_folder,
     make_store,
+    memory_free,
     spread,
     surroundings,
     table,
@@ -89,9 +90,7 @@ def loss_error(epochs: dict[str, list[dict[str, Any]]]) -> float:
 
 def scatter_fits(work: Workload) -> bool:
     """Whether what autograd keeps, about eight times the widest messages, is below half of the free memory."""
-    with open("/proc/meminfo") as lines:
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    return 8 * 4 * 2 * work.edges * max(work.hidden) < free / 2
+    return 8 * 4 * 2 * work.edges * max(work.hidden) < memory_free() / 2
 
 
 def measure(work: Workload, cache: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""The process of mggcn in a comparison: does what `mggcn train` does on one rank, one epoch at a time."""
+"""The process of mggcn in a comparison: does what `mggcn train` does on one rank, one epoch at a time.
+
+settings    (job) tables of the configuration; what is `auto` in them is chosen as by `mggcn train`.
+plain_rows  (job) sparse products go row by row, without panels, blocks or rows fetched ahead.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +14,50 @@ from typing import Any
 from common import Contender, memory, serve
 
 
+def switch_ways_off() -> None:
+    """Have every sparse product go row by row. Raises: ImportError before there are several ways."""
+    from mggcn.backend import cpu_choice, cpu_spmm
+
+    plain = cpu_choice.SpmmChoice()
+    cpu_spmm.choose_spmm = lambda *_, **__: plain
+
+
+def work_of(plan: Any) -> dict[str, Any]:
+    """What bounds an epoch: FLOP of dense products, and [bytes, footprint] of what every sparse product gathers."""
+    from mggcn.plan.work import Work
+    from mggcn.train.opwork import program_items
+
+    rank = plan.ranks[0]
+    items = [item for item in program_items(plan, rank, rank.train) if isinstance(item, Work)]
+    gathers = [[item.rows * item.row_bytes, item.footprint] for item in items if item.kind == "sparse"]
+    return {"flop": sum(item.flop for item in items), "gathers": gathers}
+
+
 def prepare(job: dict[str, Any]) -> Contender:
     """Open the store, plan, make the rank; save the initial weights if asked to."""
+    from mggcn import native
+
+    native.limit_spinning()
     import numpy as np
 
-    from mggcn.assemble import make_rank, memory_limit, plan_graph, resolve
+    from mggcn.assemble import make_rank, memory_limit, plan_graph
     from mggcn.comm.single import SingleCommunicator
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
+    from mggcn.jobs.auto import settled
+    from mggcn.train import runtime  # noqa: F401  (what a rank imports: the memory of a process before any data)
+
+    if job.get("plain_rows"):
+        switch_ways_off()
+    imported, began = memory(), time.perf_counter()
 
     settings = {"train": {"eval_every": 0}, "run": {"threads": job["threads"]}} | job.get("settings", {})
     settings["run"] = {"threads": job["threads"]} | settings["run"]
     graph = open_store(job["store"])
-    config = resolve(from_tables({"model": {"hidden": job["hidden"]}} | settings), graph)
+    config, _ = settled(from_tables({"model": {"hidden": job["hidden"]}} | settings), graph)
     plan, owners = plan_graph(config, graph)
     plan.check(memory_limit(config))
-    planned = {"planned": memory()}
+    planned = {"imported": imported, "planned": memory(), "plan_seconds": time.perf_counter() - began}
     began = time.perf_counter()
     rank = make_rank(config, graph, plan, owners, SingleCommunicator())
     if job.get("weights"):
@@ -40,6 +72,8 @@ def prepare(job: dict[str, Any]) -> Contender:
         "arena_bytes": first.arena_bytes,
         "paper_bytes": first.paper_bytes,
         "input": first.model.input.reason,
+        "order": config.run.order,
+        "work": work_of(plan),
     }
     return Contender(lambda: rank.trainer.step(next(epochs)), facts)
 

@@ -5,6 +5,8 @@ fused    GCNConv whose aggregation is EdgeIndex.matmul on the cached normalised 
 scaled   the same, unweighted between two row scalings, so that the symmetric graph serves both directions.
 csr      GCNConv as it is on the normalised torch.sparse CSR matrix: PyG's documented memory-efficient way.
 scatter  GCNConv as it is on a plain edge_index, cached.
+sparse   GCNConv as it is on torch_sparse's SparseTensor, cached; needs torch-sparse.
+precomputed  (job) A X is computed once: the first layer is a dense product. Nothing of PyG's does that by itself.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from common import Contender, serve
+from common import Contender, memory, serve
 
 
 def load(store: Path) -> tuple[Any, ...]:
-    """The arrays of a store as tensors: indptr, indices, features, labels and ids of the training vertices."""
+    """The arrays of a store as tensors: indptr, indices, features, ids of the training vertices and their labels."""
     import numpy as np
     import torch
+    from peers_data import dense_features, targets
 
-    names = ("indptr", "indices", "features", "labels")
-    indptr, indices, x, y = (torch.from_numpy(np.load(store / f"{name}.npy")) for name in names)
-    return indptr, indices, x, y, torch.from_numpy(np.load(store / "train.npy")).view(-1).nonzero().view(-1)
+    arrays = (np.load(store / "indptr.npy"), np.load(store / "indices.npy"), dense_features(store), *targets(store))
+    return tuple(torch.from_numpy(array) for array in arrays)
 
 
 def with_loops(indptr: Any, indices: Any) -> tuple[Any, Any]:
@@ -55,7 +57,7 @@ def make_conv(kind: str) -> Any:
             adj, _, scale = graph
             return adj.matmul(self.lin(x) * scale, transpose=True) * scale + self.bias
 
-    plain = {"cached": True} if kind == "scatter" else {"normalize": False}
+    plain = {"cached": True} if kind in ("scatter", "sparse") else {"normalize": False}
     classes = {"fused": Fused, "scaled": Scaled}
     return lambda d, e: classes.get(kind, GCNConv)(d, e, **plain)
 
@@ -69,6 +71,10 @@ def make_graph(kind: str, indptr: Any, indices: Any) -> Any:
     if kind == "scatter":
         rows = torch.repeat_interleave(torch.arange(n), indptr.diff())
         return torch.stack([indices.long(), rows])
+    if kind == "sparse":
+        from torch_sparse import SparseTensor
+
+        return SparseTensor(rowptr=indptr, col=indices.long(), sparse_sizes=(n, n))
     pointers, columns = with_loops(indptr, indices)
     scale = pointers.diff().float().pow(-0.5)
     rows = torch.repeat_interleave(torch.arange(n, dtype=torch.int32), pointers.diff())
@@ -93,12 +99,25 @@ def make_net(kind: str, widths: list[int]) -> Any:
             conv = make_conv(kind)
             self.convs = torch.nn.ModuleList(conv(d, e) for d, e in itertools.pairwise(widths))
 
-        def forward(self, x: Any, graph: Any) -> Any:
-            for conv in self.convs[:-1]:
-                x = conv(x, graph).relu_()
-            return self.convs[-1](x, graph)
+        def forward(self, x: Any, graph: Any, aggregated: bool = False) -> Any:
+            for number, conv in enumerate(self.convs):
+                if number:
+                    x = x.relu_()
+                x = conv.lin(x) + conv.bias if aggregated and not number else conv(x, graph)
+            return x
 
     return Net()
+
+
+def aggregate(kind: str, graph: Any, x: Any) -> Any:
+    """A X by a layer whose weight is the identity."""
+    import torch
+
+    conv = make_conv(kind)(x.shape[1], x.shape[1])
+    with torch.no_grad():
+        conv.lin.weight.copy_(torch.eye(x.shape[1]))
+        conv.bias.zero_()
+        return conv(x, graph)
 
 
 def prepare(job: dict[str, Any]) -> Contender:
@@ -107,26 +126,30 @@ def prepare(job: dict[str, Any]) -> Contender:
     import torch
 
     warnings.filterwarnings("ignore", "Sparse")
+    import torch_geometric  # noqa: F401
+
     torch.set_num_threads(job["threads"])
-    indptr, indices, x, y, train = load(Path(job["store"]))
+    imported, aggregated = memory(), bool(job.get("precomputed"))
+    indptr, indices, x, train, target = load(Path(job["store"]))
     graph = make_graph(job["kind"], indptr, indices)
     del indptr, indices
     net = make_net(job["kind"], [x.shape[1], *job["hidden"], job["classes"]])
+    if aggregated:
+        x = aggregate(job["kind"], graph, x)
     with np.load(job["weights"]) as weights, torch.no_grad():
         for layer, conv in enumerate(net.convs, start=1):
             conv.lin.weight.copy_(torch.from_numpy(weights[f"layers.{layer}.weight"]).t())
             conv.bias.zero_()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
-    target = y[train]
 
     def epoch() -> float:
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(net(x, graph)[train], target)
+        loss = torch.nn.functional.cross_entropy(net(x, graph, aggregated)[train], target)
         loss.backward()
         optimizer.step()
         return loss.item()
 
-    return Contender(epoch, {})
+    return Contender(epoch, {"imported": imported})
 
 
 if __name__ == "__main__":

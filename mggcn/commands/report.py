@@ -1,4 +1,4 @@
-"""Draw curves, memory map and tile balance of a run as PNG and one HTML file."""
+"""Draw curves, memory map and tile balance of a run as PNG and one HTML file, or the plots of a benchmark."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "run_folder", type=Path, metavar="RUN", help="folder of a run, or the .json file of a benchmark's report"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw and print the paths."""
     from mggcn.report import write_report
+    from mggcn.report.bench_plots import write_bench_report
 
-    for path in write_report(arguments.run_folder):
+    draw = write_bench_report if arguments.run_folder.suffix == ".json" else write_report
+    for path in draw(arguments.run_folder):
         print(path)
     return 0

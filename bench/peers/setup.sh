@@ -1,0 +1,29 @@
+#!/bin/sh
+# Makes the environment of the libraries that mggcn is compared with: torch for CPUs, PyG, DGL, SciPy and, where they can
+# be had, MKL and torch-sparse. Each is then tried on a tiny graph: FOLDER/peers.json says which ones work.
+# Usage: bench/peers/setup.sh [FOLDER]    FOLDER: default build/peers. PYTHON: the interpreter, default python3.
+set -eu
+root=$(cd "$(dirname "$0")/../.." && pwd)
+folder=${1:-"$root/build/peers"}
+
+"${PYTHON:-python3}" -m venv "$folder"
+install() {
+  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints-cpu.txt" "$@"
+}
+
+install torch
+install torch_geometric scipy
+
+# DGL 2.1.0 was made for torch 2.2. Its data loaders (graphbolt) are one library per version of torch and none of them fits;
+# nothing here needs them, and with an empty module the rest works. Of its requirements torchdata serves them alone.
+# Without packaging it looks for a copy in setuptools, which later ones (from 67 on) do not have and torch does not bear.
+install networkx requests tqdm psutil pandas packaging
+install --no-deps "dgl==2.1.0"
+site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+: > "$site/dgl/graphbolt/__init__.py"
+
+install mkl sparse-dot-mkl || echo "MKL cannot be installed here: it is left out"
+# From source it takes a quarter of an hour, so only as a wheel.
+install --only-binary=:all: torch-sparse torch-scatter || echo "no wheels of torch-sparse here: it is left out"
+
+exec "$folder/bin/python" "$root/bench/peers/prove.py" "$folder/peers.json"

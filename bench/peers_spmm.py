@@ -1,0 +1,171 @@
+"""The normalised adjacency times a dense matrix: mggcn and other libraries, each in a process of its own, in turn.
+
+The product is S A S X with self-loops, S the -1/2-th powers of the degrees. Every kind is what its library offers for it;
+peers_spmm_cases.py says what one call of each does. glibc keeps its memory for all. Results are compared at 256 places.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import ceilings
+from common import Worker, alternate, memory_free, surroundings, table, write_report
+from peers_cases import CACHE, SPMM_GRAPHS, available, find_data, store_of
+from peers_env import ADVICE, FOLDER, Peers, find_peers, missing_text
+from peers_spmm_cases import KINDS, OWN, PLAIN
+from peers_spmm_report import HEAD, describe, lines_of, plots_of
+
+SHARE_OF_FREE = 0.7
+"""Of the free memory, what all processes may need together."""
+TOLERANCE, TOLERANCE_BF16 = 1e-4, 2e-2
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--graphs", default=",".join(SPMM_GRAPHS))
+    parser.add_argument("--widths", default="16,41,64,128,256,512")
+    parser.add_argument("--kinds", default="", help="of products, separated by semicolons; default: all")
+    parser.add_argument("--scale", type=float, default=1.0, help="of generated graphs; goals are for 1")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--peers", type=Path, default=FOLDER, help="folder of the environment that peers/setup.sh makes"
+    )
+    parser.add_argument("--ceilings", type=Path, help="figures of ceilings.py --json (default: measured first)")
+    parser.add_argument("--data", type=Path, help="folder of the real graphs (default: $MGGCN_DATA)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps the graphs")
+    parser.add_argument("--out", type=Path, help="folder of the report (default: bench/results)")
+    return parser.parse_args()
+
+
+def chosen_kinds(peers: Peers, asked: str) -> tuple[list[str], list[str]]:
+    """Kinds that can run here, and lines about those that cannot."""
+    found, left_out = [], []
+    for kind in asked.split(";") if asked else KINDS:
+        library, _ = KINDS[kind]
+        if library != OWN and library not in peers:
+            left_out.append(f"{kind}: {peers.faults.get(library, ADVICE)}")
+        elif kind == PLAIN and not importlib.util.find_spec("mggcn.backend.cpu_choice"):
+            left_out.append(f"{kind}: mggcn has no other way yet")
+        else:
+            found.append(kind)
+    return found, left_out
+
+
+def needed_bytes(kinds: list[str], vertices: int, nonzeros: int, width: int) -> int:
+    """About what all processes hold at once: operand, result and a copy, the graph once or twice."""
+    return len(kinds) * (3 * 4 * vertices * width + 48 * nonzeros)
+
+
+class Processes:
+    """A process for each kind of product on one graph; a kind that fails is left out, with what it said last."""
+
+    def __init__(self, store: Path, kinds: list[str], peers: Peers, threads: int) -> None:
+        self.store, self.kinds, self.peers, self.threads = store, kinds, peers, threads
+        self.workers: dict[str, Worker] = {}
+        self.left_out: list[str] = []
+
+    def prepare(self, width: int) -> None:
+        """Have every process ready for products of a width."""
+        for kind in self.kinds:
+            job = {"store": str(self.store), "width": width, "kind": kind, "threads": self.threads}
+            try:
+                if kind in self.workers:
+                    self.workers[kind].ready = self.workers[kind].ask("prepare", job)
+                else:
+                    python = sys.executable if KINDS[kind][0] == OWN else self.peers.python
+                    self.workers[kind] = Worker("worker_product.py", "tuned", self.threads, job, python)
+            except RuntimeError as error:
+                self.left_out.append(f"{kind}: {str(error).strip().splitlines()[-1]}")
+        self.kinds = list(self.workers)
+
+    def kill(self) -> None:
+        for worker in self.workers.values():
+            worker.kill()
+
+
+def measure(processes: Processes, width: int, rounds: int) -> dict[str, Any]:
+    """Time every kind on one graph at one width. Raises: RuntimeError if results differ."""
+    processes.prepare(width)
+    workers = processes.workers
+    runs = alternate(workers, 1, rounds)
+    results = {kind: worker.ask("result")["result"] for kind, worker in workers.items()}
+    repeats = {kind: worker.ready["repeats"] for kind, worker in workers.items()}
+    clocks = {
+        clock: {kind: [run[clock] / repeats[kind] for run in found[1:]] for kind, found in runs.items()}
+        for clock in ("seconds", "cpu_seconds")
+    }
+    facts = {kind: {key: worker.ready.get(key) for key in ("way", "order_seconds")} for kind, worker in workers.items()}
+    return {"width": width, **clocks, "facts": facts, "apart": apart(results)}
+
+
+def apart(results: dict[str, list[float]]) -> dict[str, float]:
+    """Largest difference of each result from the first, over the largest number. Raises: RuntimeError if one is wrong."""
+    base = next(iter(results.values()), [])
+    largest = max(map(abs, base), default=1.0)
+    found = {
+        kind: max((abs(a - b) for a, b in zip(base, numbers, strict=True)), default=0.0) / largest
+        for kind, numbers in results.items()
+    }
+    for kind, error in found.items():
+        if not error <= (TOLERANCE_BF16 if "bf16" in kind else TOLERANCE):
+            raise RuntimeError(f"{kind} differs by {error:.1e} of the largest number from {next(iter(results))}")
+    return found
+
+
+def sizes_of(store: Path) -> tuple[int, int]:
+    """Vertices, and nonzeros with self-loops."""
+    import numpy as np
+
+    n = int(np.load(store / "indptr.npy", mmap_mode="r").size) - 1
+    return n, int(np.load(store / "indices.npy", mmap_mode="r").size) + n
+
+
+def measure_graph(
+    graph: str, store: Path, kinds: list[str], record: dict[str, Any], args: argparse.Namespace
+) -> list[str]:
+    """Add a graph's figures at every width to the record; return what was left out."""
+    vertices, nonzeros = sizes_of(store)
+    processes, left_out = Processes(store, kinds, find_peers(args.peers), args.threads), []
+    try:
+        for width in (int(text) for text in args.widths.split(",")):
+            need = needed_bytes(kinds, vertices, nonzeros, width)
+            if need > SHARE_OF_FREE * (free := memory_free()):
+                left_out.append(f"{graph}, width {width}: {need / 2**30:.0f} GiB, {free / 2**30:.0f} are free")
+                continue
+            found = {"graph": graph, "vertices": vertices, "nonzeros": nonzeros}
+            found |= measure(processes, width, args.rounds)
+            record["measured"].append(found)
+            print(table(HEAD, lines_of(found, record["ceilings"], args.threads)), file=sys.stderr)
+    finally:
+        processes.kill()
+    return left_out + processes.left_out
+
+
+def main() -> None:
+    args = parse()
+    peers, data = find_peers(args.peers), find_data(args.data)
+    print(missing_text(peers), file=sys.stderr, end="")
+    around = surroundings()
+    around["versions"] |= peers.versions
+    figures = json.loads(args.ceilings.read_text()) if args.ceilings else ceilings.measured(args.threads)
+    settings = {"scale": args.scale, "threads": args.threads, "rounds": args.rounds}
+    record: dict[str, Any] = {"surroundings": around, "settings": settings, "ceilings": figures, "measured": []}
+    kinds, left_out = chosen_kinds(peers, args.kinds)
+    for graph in args.graphs.split(","):
+        if not available(graph, data):
+            left_out.append(f"{graph}: not in the data folder")
+            continue
+        left_out += measure_graph(graph, store_of(graph, args.cache, args.scale, data), kinds, record, args)
+    record["left_out"] = sorted(set(left_out))
+    record["plots"] = plots_of(record["measured"])
+    write_report("peers-spmm", "Products of a graph: mggcn and other libraries", describe(record), record, args.out)
+
+
+if __name__ == "__main__":
+    main()

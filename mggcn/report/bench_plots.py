@@ -1,0 +1,148 @@
+"""Plots of a benchmark: what the .json of a report under bench/results says is to be drawn, beside it as PNG.
+
+A plot is `bars`: a value of every series for every group, from 1 on a logarithmic scale, since they are ratios; or `lines`:
+points (x, y) of every series, both logarithmic.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mggcn.errors import RunError
+from mggcn.report.figure import GRID, INK, MUTED, PALETTE, drawable, new_figure, require_matplotlib, save, tidy
+
+Json = dict[str, Any]
+_KEYS = {"bars": ("title", "quantity", "groups", "series"), "lines": ("title", "quantity", "abscissa", "series")}
+_BAR = 0.8
+"""Of the height of a line: the bar."""
+_ROW_INCHES = 0.2
+
+
+def write_bench_report(record: Path) -> list[Path]:
+    """Draw the plots of a benchmark's .json file as `<name>_<number>.png` beside it; return their paths.
+
+    Raises: RunError if the file cannot be read, holds no plots or damaged ones, or the folder cannot be written;
+    BackendError without matplotlib.
+    """
+    require_matplotlib()
+    plots = read_plots(record)
+    paths = [record.with_name(f"{record.stem}_{number}.png") for number in range(1, len(plots) + 1)]
+    try:
+        return [draw_plot(plot, path) for plot, path in zip(plots, paths, strict=True)]
+    except OSError as error:
+        raise RunError(f"cannot write the plots beside {record}: {error}") from error
+
+
+def read_plots(record: Path) -> list[Json]:
+    """Read what a benchmark has to draw. Raises: RunError."""
+    try:
+        content = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"cannot read {record}: {error}; expected the .json file of a benchmark's report") from error
+    plots = content.get("plots") if isinstance(content, dict) else None
+    if not isinstance(plots, list) or not plots:
+        raise RunError(f"{record} holds no plots; those of bench/peers_*.py, scaling.py and blocks.py do")
+    for number, plot in enumerate(plots, start=1):
+        if fault := _fault(plot):
+            raise RunError(f"{record}: plot {number} {fault}; run the benchmark again")
+    return plots
+
+
+def _fault(plot: object) -> str:
+    """Say what is wrong with a plot, "" if nothing is."""
+    if not isinstance(plot, Mapping) or plot.get("kind") not in _KEYS:
+        return f"is of no known kind; known are {', '.join(_KEYS)}"
+    missing = [key for key in _KEYS[plot["kind"]] if key not in plot]
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    if not isinstance(plot["series"], Mapping) or not plot["series"]:
+        return "has no series"
+    bars = plot["kind"] == "bars"
+    for name, values in plot["series"].items():
+        if not isinstance(values, list) or (bars and len(values) != len(plot["groups"])):
+            return f"has {name!r} with other values than groups"
+        if not all(_positive([value] if bars else value, bars) for value in values):
+            return f"has {name!r} with a value that is no positive number"
+    return ""
+
+
+def _positive(numbers: object, may_lack: bool) -> bool:
+    """Whether these are one number, which may lack, or two, all positive."""
+    if not isinstance(numbers, list) or len(numbers) != (1 if may_lack else 2):
+        return False
+    real = [n for n in numbers if not (may_lack and n is None)]
+    return all(isinstance(n, int | float) and not isinstance(n, bool) and 0 < n < float("inf") for n in real)
+
+
+def draw_plot(plot: Json, path: Path) -> Path:
+    """Draw one plot."""
+    return _draw_bars(plot, path) if plot["kind"] == "bars" else _draw_lines(plot, path)
+
+
+def _draw_bars(plot: Json, path: Path) -> Path:
+    groups, series = [str(group) for group in plot["groups"]], plot["series"]
+    rows = len(groups) * (len(series) + 1)
+    figure = new_figure(8.0, 1.2 + _ROW_INCHES * rows)
+    axes = figure.subplots()
+    axes.set_xscale("log")
+    values: list[float] = [1.0]
+    for number, (name, found) in enumerate(series.items()):
+        places = [group * (len(series) + 1) + number for group, value in enumerate(found) if value is not None]
+        shown = [float(value) for value in found if value is not None]
+        widths = [value - 1.0 for value in shown]
+        axes.barh(places, widths, _BAR, left=1.0, color=_colour(number), label=drawable(name, 60))
+        for place, value in zip(places, shown, strict=True):
+            beside = ("left", 3) if value >= 1 else ("right", -3)
+            axes.annotate(
+                f"{value:.3g}",
+                (value, place),
+                (beside[1], 0),
+                textcoords="offset points",
+                ha=beside[0],
+                va="center",
+                fontsize=7,
+                color=INK,
+            )
+        values += shown
+    middle = (len(series) - 1) / 2
+    axes.set_yticks([group * (len(series) + 1) + middle for group in range(len(groups))])
+    axes.set_yticklabels([drawable(group) for group in groups], parse_math=False)
+    axes.invert_yaxis()
+    axes.axvline(1.0, color=MUTED, linewidth=0.8)
+    axes.set_xlim(min(values) / 1.5, max(values) * 1.5)
+    return _finish(figure, axes, plot, path)
+
+
+def _draw_lines(plot: Json, path: Path) -> Path:
+    figure = new_figure(8.0, 4.6)
+    axes = figure.subplots()
+    for number, (name, points) in enumerate(plot["series"].items()):
+        x, y = _columns(points)
+        axes.plot(x, y, color=_colour(number), marker="o", markersize=4, linewidth=1.4, label=drawable(name, 60))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_ylabel(drawable(plot["quantity"], 60), fontsize=9, parse_math=False)
+    return _finish(figure, axes, plot | {"quantity": plot["abscissa"]}, path)
+
+
+def _finish(figure: Any, axes: Any, plot: Json, path: Path) -> Path:
+    """Title, axis of the abscissa, legend below."""
+    axes.set_title(drawable(plot["title"], 90), fontsize=10, loc="left", color=INK, parse_math=False)
+    axes.set_xlabel(drawable(plot["quantity"], 90), fontsize=9, parse_math=False)
+    axes.grid(True, axis="both" if plot["kind"] == "lines" else "x", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    figure.legend(fontsize=8, frameon=False, ncols=3, loc="outside lower center")
+    tidy(axes)
+    return save(figure, path)
+
+
+def _columns(points: Iterable[Sequence[float]]) -> tuple[list[float], list[float]]:
+    ordered = sorted(tuple(point) for point in points)
+    return [float(point[0]) for point in ordered], [float(point[1]) for point in ordered]
+
+
+def _colour(number: int) -> str:
+    return PALETTE[number % len(PALETTE)]
