@@ -6,8 +6,10 @@
 //              they go through the operand in order (docs/notes/0011-locality.md). Rows that are sorted but for their
 //              last entry, an inserted diagonal, stay as they are.
 // tile_degree  degree[local[v]] = sum of values (or count) of row v, diagonal inserted alike.
-// balance      chunks[0..num_chunks]: row ranges of about equal work: entries, and 8 for a row's begin and end, or 2 for
-//              a row without entries.                                                     Cost: two passes over the rows.
+// balance      chunks[0..num_chunks]: row ranges of about equal work: entries, and 8 for a row's begin and end, or 2
+// for
+//              a row without entries.                                                     Cost: two passes over the
+//              rows.
 #include <algorithm>
 #include <utility>
 #include <vector>
