@@ -84,7 +84,7 @@ inline void add_parts(const Product<S, O>& a, int64_t row, int64_t first, Real<S
 // The whole row, in pieces that are rounded to the type of storage when they are finished.
 template <class S, class O>
 inline void store_row(const Product<S, O>& a, const Pass<S>& p, int64_t v, bool hub) {
-  Real<S> sums[kPiece] = {};
+  Real<S> sums[kPiece];
   for (int64_t at = 0; at < p.cols; at += kPiece) {
     const int64_t cols = p.cols - at < kPiece ? p.cols - at : kPiece, whole = up(cols, Group<S>::width);
     const int64_t first = p.first + at;

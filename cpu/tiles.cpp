@@ -6,8 +6,10 @@
 // tile_sort    sorts each row of a tile by column, values along: products of long rows are up to 1.26 times faster if
 //              they go through the operand in order (docs/notes/0011-locality.md).
 // tile_degree  degree[local[v]] = sum of values (or count) of row v, diagonal inserted alike.
-// balance      chunks[0..num_chunks]: row ranges of about equal work: entries, and 8 for a row's begin and end, or 2 for
-//              a row without entries.                                                     Cost: two passes over the rows.
+// balance      chunks[0..num_chunks]: row ranges of about equal work: entries, and 8 for a row's begin and end, or 2
+// for
+//              a row without entries.                                                     Cost: two passes over the
+//              rows.
 #include <algorithm>
 #include <utility>
 #include <vector>

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mggcn import native
 from mggcn.aggregate.base import Strategy
 from mggcn.aggregate.broadcast import BroadcastStrategy
 from mggcn.aggregate.delayed import DelayedStrategy
 from mggcn.aggregate.halo import HaloStrategy
 from mggcn.aggregate.slice import SliceStrategy
 from mggcn.backend.cpu_choice import NO_CHOICES, Choices
+from mggcn.backend.cpu_machine import Host, caches_of, processor_name
 from mggcn.backend.gpu_memory import gpu_free_bytes
 from mggcn.comm.rank import gpu_index
 from mggcn.config import Config
@@ -67,6 +69,12 @@ def resolve(config: Config, graph: Graph) -> Config:
 def threads_per_rank(config: Config) -> int:
     """Return the threads of one rank: as set, or an equal share of the cores that this process may use."""
     return threads_of(config.run)
+
+
+def host_of(config: Config) -> Host:
+    """Return this machine as measured ways of a run's sparse products belong to it."""
+    threads = threads_per_rank(config)
+    return Host(processor_name(), native.isa(), threads, caches_of(threads))
 
 
 def memory_limit(config: Config) -> int:

@@ -1,8 +1,12 @@
-"""Measure this machine's memory, cores and transports, so that plans predict seconds; takes less than a minute."""
+"""Measure this machine's memory, cores and transports, so that plans predict seconds; takes less than a minute.
+
+With --store: time every way of the sparse products of a run on it, and keep beside it what beats the model's choice.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -23,21 +27,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the figures go (default: $XDG_CONFIG_HOME/mggcn/machine.toml or ~/.config/mggcn/machine.toml, which "
         "plans read without being told)",
     )
-    parser.add_argument("--ranks", default="2,4", metavar="P,...", help="numbers of ranks to measure (default: 2,4)")
+    parser.add_argument(
+        "--ranks",
+        metavar="P,...",
+        help="numbers of ranks to measure (default: 2,4); with --store: of the run (default: 1)",
+    )
     parser.add_argument("--threads", type=whole, default=0, help="threads of all ranks together; 0: all cores")
     parser.add_argument(
         "--seconds", type=float, default=0.3, help="about how long each figure is measured (default: 0.3)"
     )
+    group = parser.add_argument_group("sparse products of a run", "they never change a result, only its seconds")
+    group.add_argument("--store", metavar="STORE", help="the run's store, or its name under --root")
+    group.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
+    group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of the run's settings")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TABLE.KEY=VALUE",
+        help="any setting of the run, as for mggcn train",
+    )
+    group.add_argument("--width", metavar="D,...", help="widths of the run's hidden layers: model.hidden")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, write and print."""
+    if arguments.store is not None:
+        return _products(arguments)
     from mggcn.errors import ConfigError
     from mggcn.jobs.tune import TuneSettings, check_writable, tune, write_machine
     from mggcn.plan.description import read_machine, tuned_path
 
     try:
-        ranks = tuple(int(text) for text in arguments.ranks.split(","))
+        ranks = tuple(int(text) for text in (arguments.ranks or "2,4").split(","))
     except ValueError:
         raise ConfigError(f"--ranks expects numbers of ranks such as 2,4, got {arguments.ranks!r}") from None
     threads = arguments.threads or len(os.sched_getaffinity(0))
@@ -50,6 +72,37 @@ def run(arguments: argparse.Namespace) -> int:
     machine = read_machine(path)
     print("\n".join(machine_lines(machine)))
     print(f"written to {path}" + ("" if arguments.out is None else f"; plan with --machine {path}"))
+    return 0
+
+
+def _products(arguments: argparse.Namespace) -> int:
+    """Time the sparse products of a run on a store."""
+    from mggcn.assemble import host_of
+    from mggcn.backend.cpu_table import STORE_FILE, write_choices
+    from mggcn.commands.train import store_path
+    from mggcn.config import Config, from_toml, with_settings
+    from mggcn.errors import ConfigError
+    from mggcn.graph.store import open_store
+    from mggcn.jobs.auto import settled
+    from mggcn.jobs.tune_products import product_lines, tune_products
+
+    if arguments.out is not None:
+        raise ConfigError("mggcn tune --store keeps its table beside the store; leave --out out")
+    if not 0 <= arguments.seconds < math.inf:
+        raise ConfigError(f"--seconds must be 0 or more for each figure, got {arguments.seconds:g}")
+    named = {"run.ranks": arguments.ranks, "run.threads": arguments.threads or None, "model.hidden": arguments.width}
+    settings = [f"{key}={value}" for key, value in named.items() if value is not None]
+    base = Config() if arguments.config is None else from_toml(arguments.config)
+    config = with_settings(base, [*arguments.set, *settings])
+    if config.run.ranks > 1:
+        config = with_settings(config, ["run.transport=threads"])
+    store = store_path(arguments.store, arguments.root)
+    graph = open_store(store)
+    config, _ = settled(config, graph)
+    timed = tune_products(config, graph, arguments.seconds, lambda text: print(f"timing: {text}", flush=True))
+    write_choices(store / STORE_FILE, host_of(config), {t.key: t.kept for t in timed})
+    print("\n".join(product_lines(timed)))
+    print(f"written to {store / STORE_FILE}, which mggcn train reads on this machine with as many threads a rank")
     return 0
 
 

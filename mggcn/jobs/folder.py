@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mggcn.assemble import partition_graph, plan_recorded
+from mggcn.assemble import host_of, partition_graph, plan_recorded
+from mggcn.backend.cpu_choice import NO_CHOICES, Choices
+from mggcn.backend.cpu_table import RUN_FILE, STORE_FILE, read_choices, write_choices
 from mggcn.config import Config, from_tables, from_toml, to_toml
 from mggcn.errors import ConfigError, MggcnError, RunError
 from mggcn.graph.csr import Graph
-from mggcn.graph.store import graph_sha256
+from mggcn.graph.store import graph_sha256, store_folder
 from mggcn.partition.parts import Partition
 from mggcn.train.choose import Choice, choice_dict
 from mggcn.train.planjson import to_dict
@@ -125,12 +127,25 @@ def write_plan(
 ) -> None:
     """Record the plan, the store and the digests of graph and partition in a run folder, for its ranks and for later.
 
-    choice: what `auto` chose from, if it chose.
+    choice: what `auto` chose from, if it chose. Measured ways of sparse products that lie with the store are copied.
     """
+    beside = store_folder(graph)
+    if beside is not None and plan.config.run.device == "cpu":
+        host = host_of(plan.config)
+        if measured := read_choices(beside / STORE_FILE, host):
+            write_choices(folder / RUN_FILE, host, measured)
     write_json(folder / "plan.json", to_dict(plan) | ({} if choice is None else {"choice": choice_dict(choice)}))
     job = {"store": None if store is None else str(store.resolve()), "graph_sha256": graph_sha256(graph)}
     job["owners_sha256"] = partition.digest()
     write_json(folder / "job.json", job | {"assignment": _assignment(plan.config)})
+
+
+def measured_products(folder: Path, config: Config) -> Choices:
+    """Return the measured ways of sparse products that a run was started with, if they are this machine's.
+
+    Raises: StoreError if their file is damaged.
+    """
+    return read_choices(folder / RUN_FILE, host_of(config)) if config.run.device == "cpu" else NO_CHOICES
 
 
 def _assignment(config: Config) -> dict[str, Any]:

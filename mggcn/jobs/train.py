@@ -27,7 +27,15 @@ from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store
 from mggcn.jobs.auto import settled
-from mggcn.jobs.folder import discarded_if_refused, known_plan, make_run_folder, read_run, rewrite_config, write_plan
+from mggcn.jobs.folder import (
+    discarded_if_refused,
+    known_plan,
+    make_run_folder,
+    measured_products,
+    read_run,
+    rewrite_config,
+    write_plan,
+)
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.partition.parts import Partition
 from mggcn.train.runlog import RunLog, write_json
@@ -79,7 +87,8 @@ def train_rank(
     stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it.
     """
     started = time.perf_counter() if started is None else started
-    rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder)
+    choices = measured_products(folder, config)
+    rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder, choices=choices)
     comm.barrier()
     setup_seconds = time.perf_counter() - started
     log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)

@@ -9,13 +9,10 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, cast
 
-from mggcn import native
-from mggcn.assemble import make_rank, memory_limit, plan_graph, threads_per_rank
+from mggcn.assemble import make_rank, memory_limit, plan_graph
 from mggcn.backend.cpu_choice import MatrixTraits, SpmmChoice, SpmmKey
-from mggcn.backend.cpu_machine import Host, caches_of, processor_name
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
@@ -36,7 +33,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A product of one rank and the median seconds of each way, by name."""
+    """A product of one rank and the least seconds of each way, by name: what it takes when nothing else runs."""
 
     rank: int
     key: SpmmKey
@@ -58,17 +55,11 @@ class Timed:
     @property
     def kept(self) -> SpmmChoice | None:
         """The way that the table gets, None if the model's choice stays."""
-        if self.gain < KEPT_GAIN:
-            return None
         way = self.ways[self.fastest]
+        if self.gain < KEPT_GAIN or _name(way) == _name(self.chosen):
+            return None
         reason = f"measured: {self.gain:.2f} times as fast as {_name(self.chosen)}"
         return SpmmChoice(way.way, way.panel, way.blocks, way.ahead, reason)
-
-
-def host_of(config: Config) -> Host:
-    """Return this machine as measured ways of a run's products belong to it."""
-    threads = threads_per_rank(config)
-    return Host(processor_name(), native.isa(), threads, caches_of(threads))
 
 
 def tune_products(config: Config, graph: Graph, seconds: float, say: Callable[[str], None]) -> list[Timed]:
@@ -125,9 +116,9 @@ def time_ways(backend: CpuBackend, product: Product, seconds: float, rank: int =
                 taken[name].append(time.perf_counter() - start)
         if round_ >= ROUNDS and time.perf_counter() - began > seconds * len(timed):
             break
-    medians = {name: median(values) for name, values in taken.items()}
+    least = {name: min(values) for name, values in taken.items()}
     key = SpmmKey(traits.rows, traits.columns, traits.nnz, product.width, backend.dtype.itemsize)
-    return Timed(rank, key, product.choice, medians.pop(""), ways, medians)
+    return Timed(rank, key, product.choice, least.pop(""), ways, least)
 
 
 def _matrix(backend: CpuBackend, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:

@@ -159,3 +159,8 @@ def test_balance_covers_all_rows_in_order() -> None:
     work = np.diff(indptr[chunks] + 8 * chunks)
     share = work.sum() / (chunks.size - 1)
     assert sorted(work)[-2] <= 2 * share + 9
+    # The first tenth of the rows has all entries: most of the chunks are theirs.
+    lengths = np.repeat([40, 0], [600, 5400])
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    chunks = backend.sparse(indptr, np.zeros(int(indptr[-1]), np.int32), None).schedule.chunks.numpy()
+    assert np.searchsorted(chunks, 600) >= 0.7 * chunks.size

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mggcn.backend.cpu_choice import SpmmChoice
+from mggcn.backend.cpu_spmm import CpuSpmm
 from mggcn.comm.threads import run_threads
 from mggcn.errors import ConfigError
-from mggcn.jobs import tune_device
+from mggcn.graph.store import write_store
+from mggcn.jobs import tune_device, tune_products
 from mggcn.jobs.tune import TuneSettings, write_machine
 from mggcn.jobs.tune_device import fastest
 from mggcn.jobs.tune_links import KINDS, LARGE, link_table, measure
 from mggcn.plan.description import read_machine
 from tests.commands.runs import refused, run_main
+from tests.graphs import make_graph, pattern
 
 SHAPE = ["--vertices", "1000", "--edges", "1e4", "--features", "8", "--classes", "3"]
 
@@ -50,6 +55,43 @@ def test_tune_writes_what_plans_read(
     out = capsys.readouterr().out
     assert f"predicted on {machine.title}, parts of rank" in out
     assert "not measured" not in out
+
+
+def test_tuned_products_change_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if training does not take what was measured, does not record it, or gets other numbers from it."""
+    graph = make_graph(pattern("directed", 300, 9), num_features=19, num_classes=4, sparse=True, weighted=True, seed=3)
+    store = tmp_path / "store"
+    write_store(graph, store)
+    run = ["--threads", 1, "--set", "model.hidden=33", "--set", "run.products=gemm-first"]
+
+    def train(name: str) -> list[float]:
+        assert run_main("train", store, *run, "--epochs", 5, "--out", tmp_path / name, "--quiet") == 0
+        return [json.loads(line)["loss"] for line in (tmp_path / name / "history.jsonl").read_text().splitlines()]
+
+    plain = train("plain")
+    assert not (tmp_path / "plain" / "products.json").exists()
+    # Whatever is fastest here: a way that no model would choose wins by far.
+    monkeypatch.setattr(tune_products.Timed, "fastest", property(lambda timed: list(timed.seconds)[-1]))
+    monkeypatch.setattr(tune_products.Timed, "gain", 9.0)
+    assert run_main("tune", "--store", store, "--threads", 1, "--width", "33", "--seconds", 0) == 0
+    said = capsys.readouterr().out
+    assert "the model's way" in said
+    assert "9.00, kept" in said
+    taken: list[SpmmChoice] = []
+    original = CpuSpmm.multiply
+
+    def multiply(self: CpuSpmm, adj: Any, h: Any, out: Any, **options: Any) -> None:
+        taken.append(self.choice(adj, h, out))
+        original(self, adj, h, out, **options)
+
+    monkeypatch.setattr(CpuSpmm, "multiply", multiply)
+    assert train("tuned") == plain
+    assert all(choice.reason.startswith("measured: 9.00 times as fast as rows") for choice in taken)
+    assert {choice.way for choice in taken} == {"blocks"}
+    table = json.loads((tmp_path / "tuned" / "products.json").read_text())["tables"][0]
+    assert len(table["products"]) == len(json.loads((store / "tuned.json").read_text())["tables"][0]["products"]) >= 2
 
 
 def test_links_as_the_cost_model_reads_them() -> None:
@@ -95,6 +137,7 @@ def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "--ranks expects numbers of ranks such as 2,4, got 'two'" in refused(capsys, "tune", "--ranks", "two")
     assert "numbers of ranks from 2 on, got 1 and (1, 2)" in refused(capsys, "tune", "--ranks", "1,2", "--threads", 1)
     assert "--seconds" in refused(capsys, "tune", "--seconds", "-1")
+    assert "leave --out out" in refused(capsys, "tune", "--store", tmp_path, "--out", tmp_path / "x.toml")
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert "cannot be written to" in refused(capsys, "tune", "--out", blocked / "machine.toml")

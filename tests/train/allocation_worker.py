@@ -75,7 +75,9 @@ class Greedy:
 
 def config_of(case: str) -> Config:
     chosen = {"optimizer": "adam", **CASES[case]}
-    given = {name: chosen.pop(name) for name in ("features", "products", "strategy", "delay", "precision") if name in chosen}
+    given = {
+        name: chosen.pop(name) for name in ("features", "products", "strategy", "delay", "precision") if name in chosen
+    }
     ranks = chosen.pop("ranks", 1)
     train = TrainConfig(seed=20011, optimizer=chosen.pop("optimizer"))
     transport = "threads" if ranks > 1 else "single"

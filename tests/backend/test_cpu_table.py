@@ -1,0 +1,60 @@
+"""Tables of measured ways of sparse products: written, read back, kept apart by host, refused if damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from mggcn.backend.cpu_choice import SpmmChoice, SpmmKey
+from mggcn.backend.cpu_machine import Caches, Host
+from mggcn.backend.cpu_table import read_choices, write_choices
+from mggcn.errors import StoreError
+
+HERE = Host("a processor", "avx2", 2, Caches(2**19, 2**25))
+KEY, OTHER = SpmmKey(10, 20, 300, 16, 4), SpmmKey(10, 20, 300, 41, 2)
+PANELS, AHEAD = SpmmChoice("panels", 32, 1, 32, "measured"), SpmmChoice(ahead=16, reason="measured")
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    """Fails if a table loses a product, keeps one that was taken out, or a new one drops the old ones."""
+    path = tmp_path / "tuned.json"
+    assert read_choices(path, HERE) == {}
+    write_choices(path, HERE, {KEY: PANELS, OTHER: None})
+    assert read_choices(path, HERE) == {KEY: PANELS}
+    write_choices(path, HERE, {OTHER: AHEAD})
+    assert read_choices(path, HERE) == {KEY: PANELS, OTHER: AHEAD}
+    write_choices(path, HERE, {KEY: None})
+    assert read_choices(path, HERE) == {OTHER: AHEAD}
+    assert [p.name for p in tmp_path.iterdir()] == ["tuned.json"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"processor": "another"}, {"kernels": "baseline"}, {"threads": 1}, {"caches": Caches(2**19, 2**24)}]
+)
+def test_another_host_has_a_table_of_its_own(tmp_path: Path, change: dict[str, object]) -> None:
+    """Fails if what was measured elsewhere, or with other threads, is taken here, or is lost when this host writes."""
+    path, elsewhere = tmp_path / "tuned.json", dataclasses.replace(HERE, **change)  # type: ignore[arg-type]
+    write_choices(path, elsewhere, {KEY: PANELS})
+    assert read_choices(path, HERE) == {}
+    write_choices(path, HERE, {KEY: AHEAD})
+    assert (read_choices(path, elsewhere), read_choices(path, HERE)) == ({KEY: PANELS}, {KEY: AHEAD})
+
+
+def test_damaged_tables_are_refused(tmp_path: Path) -> None:
+    """Fails if a damaged file is a traceback, or is silently taken for an empty one."""
+    path = tmp_path / "tuned.json"
+    write_choices(path, HERE, {KEY: PANELS})
+    whole = json.loads(path.read_text())
+    wrong_version = whole | {"format_version": 2}
+    no_host = whole | {"tables": [{"products": []}]}
+    odd_key = json.loads(path.read_text().replace('"rows": 10', '"lines": 10'))
+    odd_way = json.loads(path.read_text().replace('"panel"', '"pane"'))
+    for text in ("{", "[]", *map(json.dumps, (wrong_version, no_host, odd_key, odd_way))):
+        path.write_text(text)
+        with pytest.raises(StoreError, match=r"tuned\.json.*measure again with mggcn tune --store, or remove the file"):
+            read_choices(path, HERE)
+    with pytest.raises(StoreError, match="cannot be written"):
+        write_choices(tmp_path / "missing" / "tuned.json", HERE, {KEY: PANELS})
