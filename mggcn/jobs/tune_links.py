@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 SMALL, LARGE = 16, 2**22
 """Numbers of float32 values to each receiver: 64 bytes show the latency, 16 MiB the rate."""
+TURNS: Final = 2
+"""Buffers of each kind that take turns: 64 MiB of two ranks."""
 TIMEOUT_S: Final = 60.0
 KINDS: Final = ("broadcast", "all_to_all", "all_reduce")
 
@@ -54,7 +58,7 @@ def link_table(transport: str, size: int, cores: int, found: dict[str, Any]) -> 
         small, large = found["small_s"][kind], found["large_s"][kind]
         latency[kind] = float(f"{small:.3g}")
         rates[kind] = float(f"{moved[kind] * 4 * LARGE / max(large - small, 0.1 * large):.3g}")
-    # Processor time is the same beside other load, and the fastest message had the cores to itself.
+    # Processor time is the same beside other load.
     share = sum(found["processor_s"].values()) / (sum(found["large_s"].values()) * cores)
     busy = 1.0 if transport == "threads" else min(1.0, share)
     return {
@@ -88,7 +92,7 @@ def _on_processes(size: int, cores: int, seconds: float, folder: Path) -> dict[s
 
 
 def measure(comm: Communicator, seconds: float, threads: int) -> dict[str, Any]:
-    """Measure on one rank, by kind: fastest seconds of small and large messages, processor time of all ranks for a large
+    """Measure on one rank, by kind: median seconds of small and large messages, processor time of all ranks for a large
     one. Collective.
     """
     import torch
@@ -97,13 +101,15 @@ def measure(comm: Communicator, seconds: float, threads: int) -> dict[str, Any]:
     size, me = comm.size, comm.rank
 
     def sender(kind: str, count: int) -> Callable[[], Event]:
+        # In an epoch no message finds its buffers in the cache: the next ones take turns.
         if kind == "all_to_all":
             # As strategies do: nothing goes from a rank to itself.
             rows = [0 if rank == me else 1 for rank in range(size)]
-            out, buf = (torch.ones(size - 1, count) for _ in range(2))
-            return lambda: comm.all_to_all(out, buf, rows, rows)
-        data = torch.ones(count) if kind == "broadcast" else torch.zeros(count)
-        return (lambda: comm.broadcast(data, 0)) if kind == "broadcast" else (lambda: comm.all_reduce(data))
+            pairs = cycle([(torch.ones(size - 1, count), torch.ones(size - 1, count)) for _ in range(TURNS)])
+            return lambda: comm.all_to_all(*next(pairs), rows, rows)
+        buffers = cycle([torch.zeros(count) for _ in range(TURNS)])
+        send = (lambda: comm.broadcast(next(buffers), 0)) if kind == "broadcast" else None
+        return send or (lambda: comm.all_reduce(next(buffers)))
 
     for _ in range(-(-CHECKED_CALLS // 2)):  # the first calls of a run are compared over ranks, later ones are not
         comm.all_reduce(torch.zeros(1)).wait()
@@ -114,20 +120,24 @@ def measure(comm: Communicator, seconds: float, threads: int) -> dict[str, Any]:
     comm.all_reduce(processor).wait()
     return {
         "small_s": small,
-        "large_s": {kind: fastest for kind, (fastest, _) in large.items()},
+        "large_s": {kind: usual for kind, (usual, _) in large.items()},
         "processor_s": dict(zip(KINDS, processor.tolist(), strict=True)),
     }
 
 
 def _timed(comm: Communicator, send: Callable[[], Event], seconds: float, calls: int) -> tuple[float, float]:
-    """Return the seconds of one message, the best of groups of `calls`, and this rank's processor time per message.
+    """Return the seconds of one message, the median of groups of `calls`, and this rank's processor time per message.
+
+    Ranks wait for each other in every message, so what usually happens counts: the best try is one in which no rank was
+    late.
 
     All ranks make the same number of groups, three at least. Collective.
     """
     import torch
 
-    best, spent, groups, done = float("inf"), 0.0, 3, 0
-    while done < groups:
+    times: list[float] = []
+    spent, groups = 0.0, 3
+    while len(times) < groups:
         comm.barrier()
         began, processor = time.perf_counter(), time.process_time()
         for _ in range(calls):
@@ -137,11 +147,10 @@ def _timed(comm: Communicator, send: Callable[[], Event], seconds: float, calls:
         slowest[comm.rank] = (time.perf_counter() - began) / calls
         spent += time.process_time() - processor
         comm.all_reduce(slowest).wait()
-        best = min(best, float(slowest.max()))
-        done += 1
-        if done == 3:
-            groups = 3 + min(200, int(seconds / max(best * calls, 1e-6)))
-    return best, spent / (done * calls)
+        times.append(float(slowest.max()))
+        if len(times) == groups == 3:
+            groups = 3 + min(200, int(seconds / max(min(times) * calls, 1e-6)))
+    return statistics.median(times), spent / (len(times) * calls)
 
 
 def main() -> int:
