@@ -52,13 +52,17 @@ GemmChoice = Literal["torch", "converted"]
 
 @dataclass(frozen=True, slots=True)
 class MatrixTraits:
-    """A sparse matrix as the choice sees it. reuse: of growing numbers of consecutive entries, the distinct columns."""
+    """A sparse matrix as the choice sees it.
+
+    reuse: of growing numbers of consecutive entries, the distinct columns; empty: rows without entries.
+    """
 
     rows: int
     columns: int
     nnz: int
     ascending: bool = True
     reuse: tuple[tuple[int, int], ...] = ()
+    empty: int = 0
 
     def misses(self, capacity: float) -> float:
         """Return how many entries do not find their row in a cache of `capacity` rows.
@@ -181,7 +185,7 @@ def _cached(matrix: MatrixTraits, row_bytes: int) -> float:
     """Nanoseconds if every row of the operand comes from the shared cache."""
     lines = _lines(row_bytes)
     visits = -(-lines // WHOLE_LINES)
-    return visits * (matrix.nnz * VISIT_NS + matrix.rows * ROW_NS) + matrix.nnz * lines * CACHED_NS
+    return visits * (matrix.nnz * VISIT_NS + (matrix.rows - matrix.empty) * ROW_NS) + matrix.nnz * lines * CACHED_NS
 
 
 def _whole(matrix: MatrixTraits, row_bytes: int, caches: Caches) -> float:
@@ -202,7 +206,7 @@ def _blocks(matrix: MatrixTraits, row_bytes: int, blocks: int) -> float:
     """Every row of the operand is fetched once; a row of the result is read and written again in every further block."""
     lines = _lines(row_bytes)
     fetched = matrix.columns * lines * MISSED_NS
-    again = (blocks - 1) * matrix.rows * (ROW_NS + 2 * lines * (CACHED_NS + MISSED_NS))
+    again = (blocks - 1) * (matrix.rows - matrix.empty) * (ROW_NS + 2 * lines * (CACHED_NS + MISSED_NS))
     # Rows are not fetched ahead across the end of a block, which costs a visit of each line more.
     return _cached(matrix, row_bytes) + matrix.nnz * lines * VISIT_NS + fetched + again
 
