@@ -18,9 +18,9 @@ PANELS = (64, 128, 256)
 """Bytes of a packed row: whole cache lines; beyond four, few loads are in flight per line."""
 BLOCKS = (2, 4, 8, 16)
 """Ranges of the operand's rows that are timed."""
-SHARE = 0.5
+SHARE = 1 / 3
 """Part of the shared cache that an operand gets beside indices, results and other programs."""
-GAIN = 1.1
+GAIN = 1.2
 """Another way than whole rows must promise to be faster by this factor."""
 NARROW_AHEAD, WIDE_AHEAD = 32, 16
 """Entries ahead whose rows are fetched early, for rows of at most two cache lines and of more."""
@@ -30,13 +30,14 @@ WHOLE_LINES = 4
 # Nanoseconds of two threads, fitted on an AMD Zen 3 (bench/spmm.py); only their ratios count.
 VISIT_NS = 0.3
 """An entry: its index, the address, the loop."""
-CACHED_NS = 0.3
+CACHED_NS = 0.7
 """A line from the shared cache."""
-MISSED_NS = 1.7
-"""What a line from memory costs more."""
-PACKED_NS = 2.7
+MISSED_NS = 2.4
+"""What a line from memory costs more; half as much after the first of a long row, which the hardware fetches ahead."""
+LONG_LINES = 16
+PACKED_NS = 0.9
 """A line that is read in order and written to the packed panel."""
-ROW_NS = 8.0
+ROW_NS = 30.0
 """The begin and end of a row: mispredicted branches, the first loads."""
 
 WIDE = 256
@@ -52,13 +53,17 @@ GemmLibrary = Literal["torch", "numpy"]
 
 @dataclass(frozen=True, slots=True)
 class MatrixTraits:
-    """A sparse matrix as the choice sees it. reuse: of growing numbers of consecutive entries, the distinct columns."""
+    """A sparse matrix as the choice sees it.
+
+    reuse: of growing numbers of consecutive entries, the distinct columns; empty: rows without entries.
+    """
 
     rows: int
     columns: int
     nnz: int
     ascending: bool = True
     reuse: tuple[tuple[int, int], ...] = ()
+    empty: int = 0
 
     def misses(self, capacity: float) -> float:
         """Return how many entries do not find their row in a cache of `capacity` rows.
@@ -181,11 +186,13 @@ def _cached(matrix: MatrixTraits, row_bytes: int) -> float:
     """Nanoseconds if every row of the operand comes from the shared cache."""
     lines = _lines(row_bytes)
     visits = -(-lines // WHOLE_LINES)
-    return visits * (matrix.nnz * VISIT_NS + matrix.rows * ROW_NS) + matrix.nnz * lines * CACHED_NS
+    return visits * (matrix.nnz * VISIT_NS + (matrix.rows - matrix.empty) * ROW_NS) + matrix.nnz * lines * CACHED_NS
 
 
 def _whole(matrix: MatrixTraits, row_bytes: int, caches: Caches) -> float:
-    return _cached(matrix, row_bytes) + _misses(matrix, row_bytes, caches) * _lines(row_bytes) * MISSED_NS
+    lines = _lines(row_bytes)
+    dear = lines - max(0, lines - LONG_LINES) / 2
+    return _cached(matrix, row_bytes) + _misses(matrix, row_bytes, caches) * dear * MISSED_NS
 
 
 def _panels(matrix: MatrixTraits, row_bytes: int, size: int, caches: Caches) -> float:
@@ -200,7 +207,7 @@ def _blocks(matrix: MatrixTraits, row_bytes: int, blocks: int) -> float:
     """Every row of the operand is fetched once; a row of the result is read and written again in every further block."""
     lines = _lines(row_bytes)
     fetched = matrix.columns * lines * MISSED_NS
-    again = (blocks - 1) * matrix.rows * (ROW_NS + 2 * lines * (CACHED_NS + MISSED_NS))
+    again = (blocks - 1) * (matrix.rows - matrix.empty) * (ROW_NS + 2 * lines * (CACHED_NS + MISSED_NS))
     # Rows are not fetched ahead across the end of a block, which costs a visit of each line more.
     return _cached(matrix, row_bytes) + matrix.nnz * lines * VISIT_NS + fetched + again
 

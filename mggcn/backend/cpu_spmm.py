@@ -105,7 +105,8 @@ def _traits(indptr: npt.NDArray[Any], indices: npt.NDArray[Any], threads: int, i
     run = native.kernel("mggcn_reuse", "", isa)
     run(indices.ctypes.data, nnz, columns, STARTS, FIRST_ENTRIES, levels, distinct.ctypes.data, threads)
     reuse = tuple((FIRST_ENTRIES << k, int(distinct[:, k].sum()) // STARTS) for k in range(levels))
-    return MatrixTraits(rows, columns, nnz, bool(ascending[0]), reuse)
+    empty = int(np.count_nonzero(indptr[1:] == indptr[:-1]))
+    return MatrixTraits(rows, columns, nnz, bool(ascending[0]), reuse, empty)
 
 
 def _cut(indptr: npt.NDArray[Any], hub: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -234,6 +234,7 @@ def test_what_a_schedule_knows_of_a_matrix() -> None:
         ).traits
         assert traits.ascending is ascending
         assert (traits.rows, traits.nnz) == (case.adj.shape[0], case.adj.nnz)
+        assert traits.empty == int((np.diff(case.adj.indptr) == 0).sum())
         assert traits.columns == (int(case.adj.indices.max()) + 1 if case.adj.nnz else 0)
     indices = rng.zipf(1.3, 40_000).clip(max=9000).astype(np.int32)
     for threads in (1, 2):
