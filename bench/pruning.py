@@ -1,7 +1,7 @@
 """Training epochs that leave out rows that nothing reads, beside epochs that compute everything, in turn in one process.
 
-Wall-clock seconds, and CPU seconds over threads beside them: those are what other load on the machine changes least. Both
-must have the same losses, bit for bit. One rank.
+Wall-clock seconds, and ratios of them and of CPU seconds, which other load on the machine changes least: medians over pairs
+of epochs that follow each other. Both must have the same losses, bit for bit. One rank.
 """
 
 from __future__ import annotations
@@ -119,10 +119,16 @@ def describe(results: list[dict[str, Any]]) -> str:
     """The report's table."""
     lines = []
     for r in results:
-        wall, cpu = ({prune: median(r["epoch"][prune][clock]) for prune in r["epoch"]} for clock in ("wall", "cpu"))
+        wall = {prune: median(r["epoch"][prune]["wall"]) for prune in r["epoch"]}
+        # Of epochs that follow each other: other load was about the same.
+        ratios = {
+            clock: median(a / b for a, b in zip(r["epoch"]["off"][clock], r["epoch"]["auto"][clock], strict=True))
+            for clock in ("wall", "cpu")
+        }
         kept = ", ".join(
             f"{layer['layer']}: {layer['nnz'] / r['nonzeros']:.1%}{'' if layer['pruned'] else ' (all computed)'}"
             for layer in reversed(r["layers"])
+            if layer["nnz"] is not None
         )
         extra = {what: r["seconds"]["auto"][what] - r["seconds"]["off"][what] for what in ("plan", "set-up")}
         lines.append(
@@ -132,8 +138,8 @@ def describe(results: list[dict[str, Any]]) -> str:
                 kept,
                 f"{1000 * wall['off']:.1f}",
                 f"{1000 * wall['auto']:.1f}",
-                f"{wall['off'] / wall['auto']:.3f}",
-                f"{cpu['off'] / cpu['auto']:.3f}",
+                f"{ratios['wall']:.3f}",
+                f"{ratios['cpu']:.3f}",
                 f"{(r['graph_bytes']['auto'] - r['graph_bytes']['off']) / MIB:.1f}",
                 f"{extra['plan']:.2f}",
                 f"{extra['set-up']:.2f}",
