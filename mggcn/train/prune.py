@@ -23,8 +23,8 @@ from mggcn.partition.wanted import LEAST_SAVED, pays, wanted_sets
 class LayerRows:
     """What the aggregation of a layer computes in a training epoch.
 
-    rows, nnz: what the loss needs of it, of all ranks, at least; None: not known. level: of the figures' `wanted`; None:
-    all rows are computed.
+    rows, nnz: what the loss needs of it, of all ranks; None: not counted. level: of the figures' `wanted`; None: all rows
+    are computed.
     """
 
     layer: int
@@ -50,14 +50,17 @@ def choose_rows(
         return _everything(aggregating, "it is not known which vertices train")
     chosen = []
     for layer in aggregating:
+        # Sets that are not listed are the last one, or hold it and do not pay either.
         level = min(len(layers) - layer, len(known) - 1)
         rows, nnz = known[level].num_rows, known[level].num_entries
         if pays(nnz, figures.num_entries):
             reason = "the others are not read, and have no gradient"
             chosen.append(LayerRows(layer, rows, nnz, level, reason))
-        else:
+        elif level == len(layers) - layer:
             reason = f"less than {LEAST_SAVED:.0%} of the nonzeros would be saved"
             chosen.append(LayerRows(layer, rows, nnz, None, reason))
+        else:
+            chosen.append(LayerRows(layer, None, None, None, "it needs no less than the layer above"))
     return tuple(chosen)
 
 

@@ -198,7 +198,8 @@ def plan_rank(config: Config, shape: GraphShape, figures: Figures, strategy: Str
     wanted = choose_rows(config.run, layers, figures, strategy)
     pruned = pruned_plans(config.run, wanted, figures, strategy, rank)
     held = (aggregation, *pruned.values()) if graph else ()
-    matrices, matrices_t = ([m for p in held for m in getattr(p, side)] for side in ("matrices", "matrices_t"))
+    matrices = [matrix for plan in held for matrix in plan.matrices]
+    matrices_t = [matrix for plan in held for matrix in plan.matrices_t]
     for matrix in (*matrices, *matrices_t):
         check_tile_nnz(matrix.nnz, ranks)
     of_layer = of_layers(wanted, pruned)

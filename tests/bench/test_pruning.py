@@ -17,9 +17,19 @@ def test_the_report() -> None:
             {"layer": 2, "rows": 90, "nnz": 900, "pruned": False},
             {"layer": 3, "rows": 10, "nnz": 125, "pruned": True},
         ],
-        "epoch": {"off": {"wall": [0.3], "cpu": [0.2]}, "auto": {"wall": [0.2], "cpu": [0.1]}},
+        "wall": {"off": [0.3], "auto": [0.2]},
+        "ops": {
+            "off": {"aggregate 2": [0.5, 0.25], "aggregate 3": [0.125], "aggregate-grad 3": [0.25], "loss": [0.125]},
+            "auto": {
+                "aggregate 2": [0.25, 0.5],
+                "aggregate 3": [0.0625],
+                "aggregate-grad 3": [0.0625],
+                "loss": [0.125],
+            },
+        },
         "seconds": {"off": {"plan": 1.0, "set-up": 2.0}, "auto": {"plan": 1.5, "set-up": 2.25}},
         "graph_bytes": {"off": 2**20, "auto": 3 * 2**20},
     }
-    row = "| some | 16-8 | 3: 12.5%, 2: 90.0% (all computed) | 300.0 | 200.0 | 1.500 | 2.000 | 2.0 | 0.50 | 0.25 |"
+    row = "| some | 16-8 | 3: 12.5%, 2: 90.0% (all computed) | 375.0 | 125.0 | 750.0 | 500.0 | 1.500 | 1.500 "
+    row += "| 2.0 | 0.50 | 0.25 |"
     assert row in pruning.describe([result])

@@ -292,6 +292,9 @@ def test_the_choice_by_hand() -> None:
     assert rows_of([1 - LEAST_SAVED + 0.01]) == [(2, None), (3, None), (4, None)]
     assert rows_of([0.1], prune="off") == [(2, None), (3, None), (4, None)]
     assert rows_of([]) == [(2, None), (3, None), (4, None)]
+    figures = RowFigures.expected(1000, 9000, 2, self_loops=True, shares=[(0.1, 0.1), (0.9, 0.9)])
+    found = choose_rows(RunConfig(), LAYERS, figures, BroadcastStrategy())
+    assert [(layer.rows, layer.reason.split()[0]) for layer in found] == [(None, "it"), (900, "less"), (100, "the")]
     cut = choose_rows(RunConfig(), LAYERS, RowFigures.expected(9, 9, 1, self_loops=True), DelayedStrategy())
     assert {layer.level for layer in cut} == {None}
     assert "cuts vertices" in cut[0].reason

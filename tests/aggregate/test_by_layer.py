@@ -1,0 +1,48 @@
+"""Which aggregation a layer gets. What pruned ones compute is held by test_contract.py and tests/train/test_prune.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mggcn.aggregate.by_layer import ByLayer
+
+
+class Noted:
+    """An aggregation that notes its calls."""
+
+    exact = True
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.calls.append(("epoch", epoch))
+
+    def forward(self, h: Any, out: Any, buffers: Any, layer: int, epilogue: Any) -> None:
+        self.calls.append(("forward", layer))
+
+    def backward(self, g: Any, out: Any, buffers: Any, layer: int, epilogue: Any) -> None:
+        self.calls.append(("backward", layer))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"kept": torch.ones(1)}
+
+    def load_state(self, state: Any) -> None:
+        self.calls.append(("load", list(state)))
+
+
+def test_each_layer_has_its_own() -> None:
+    """Fails if a layer takes another's rows, one direction other rows than the other, or a state goes astray."""
+    every, third = Noted(), Noted()
+    both, t = ByLayer(every, {3: third}), torch.zeros(1, 1)
+    both.begin_epoch(5)
+    for layer in (1, 2, 3):
+        both.forward(t, t, (), layer, None)
+    for layer in (3, 2):
+        both.backward(t, t, (), layer, None)
+    both.load_state(both.state())
+    assert third.calls == [("epoch", 5), ("forward", 3), ("backward", 3)]
+    assert every.calls == [("epoch", 5), ("forward", 1), ("forward", 2), ("backward", 2), ("load", ["kept"])]
+    assert both.exact
