@@ -197,7 +197,7 @@ def main() -> None:
     args = parse()
     peers, data = find_peers(args.peers), find_data(args.data)
     around = surroundings()
-    around["versions"] |= peers.versions
+    around["versions"] |= peers.told
     figures = json.loads(args.ceilings.read_text()) if args.ceilings else ceilings.measured(args.threads)
     keys = ("scale", "rounds", "warm_up", "threads")
     settings = {key: getattr(args, key) for key in keys}

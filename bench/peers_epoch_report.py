@@ -41,8 +41,9 @@ def data_bytes(compared: Found, name: str) -> int:
 
 
 def bound_of(compared: Found, name: str, figures: Found) -> dict[str, float] | None:
-    work = compared["prepared"][name].get("work")
-    return None if work is None or "bf16" in name or "switches" in name else ceilings.bounds(figures, work)
+    """The bounds of one of mggcn's rows in float32: the ceilings are of nothing else."""
+    ready = compared["prepared"][name]
+    return ceilings.bounds(figures, ready["work"]) if ready.get("precision") == "fp32" else None
 
 
 def line_of(compared: Found, name: str, figures: Found) -> list[Any]:

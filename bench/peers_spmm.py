@@ -152,7 +152,7 @@ def main() -> None:
     peers, data = find_peers(args.peers), find_data(args.data)
     print(missing_text(peers), file=sys.stderr, end="")
     around = surroundings()
-    around["versions"] |= peers.versions
+    around["versions"] |= peers.told
     figures = json.loads(args.ceilings.read_text()) if args.ceilings else ceilings.measured(args.threads)
     settings = {"scale": args.scale, "threads": args.threads, "rounds": args.rounds}
     record: dict[str, Any] = {"surroundings": around, "settings": settings, "ceilings": figures, "measured": []}

@@ -182,7 +182,7 @@ def main() -> None:
     parts = args.parts.split(",")
     peers = find_peers(args.peers)
     around = surroundings()
-    around["versions"] |= peers.versions
+    around["versions"] |= peers.told
     record: dict[str, Any] = {"surroundings": around, "ranks": {}, "sizes": []}
     text = f"Scale {args.scale:g}, {args.rounds} rounds.\n\n"
     if "ranks" in parts:
