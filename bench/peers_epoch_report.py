@@ -24,6 +24,7 @@ HEAD = (
     "peak MiB",
     "imports MiB",
     "data MiB",
+    "set-up peak MiB",
     "mggcn's peak / this",
     "mggcn's data / this",
     "loss apart",
@@ -67,6 +68,7 @@ def line_of(compared: Found, name: str, figures: Found) -> list[Any]:
         f"{peaks[name] / MIB:.0f}",
         f"{compared['prepared'][name]['imported']['VmRSS'] / MIB:.0f}",
         f"{data / MIB:.0f}",
+        f"{compared['prepared'][name]['memory']['VmHWM'] / MIB:.0f}",
         *memory,
         f"{compared['loss_error'][name]:.0e}",
     ]
@@ -117,6 +119,7 @@ def describe_case(found: Found, record: Found) -> str:
             text += f"{title}:\n\n{table(HEAD, lines)}\n"
         reasons = {f"Left out: {name}: {why}.\n" for c in same for name, why in c["left_out"].items()}
         text += "".join(sorted(reasons)) + ("\n" if reasons else "")
+    text += "".join(f"Lost: {line}.\n" for line in found["lost"]) + ("\n" if found["lost"] else "")
     bound = next((bound_of(c, OWN, record["ceilings"]) for c in found["comparisons"] if OWN in c["seconds"]), None)
     if bound is not None:
         text += (
