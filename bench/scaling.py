@@ -114,7 +114,11 @@ def measure_size(by: str, factor: int, args: argparse.Namespace) -> dict[str, An
     found: dict[str, Any] = {"by": by, "factor": factor, "vertices": n, "nonzeros": nnz, "alone": alone}
     found |= {"seconds": {}, "peak_bytes": {}, "prepared": {}, "left_out": left_out}
     for group in groups:
-        compared = comparison.run(group, "tuned", args.rounds)
+        try:
+            compared = comparison.run(group, "tuned", args.rounds)
+        except RuntimeError as error:
+            left_out |= dict.fromkeys(group, str(error).strip().splitlines()[-1])
+            continue
         for key in ("seconds", "peak_bytes", "prepared", "left_out"):
             found[key] |= compared[key]
     return found
