@@ -69,6 +69,11 @@ def sample_of(matrix: Any) -> list[float]:
     return [float(value) for value in matrix[rows, cols]]
 
 
+def largest_apart(numbers: list[float], others: list[float]) -> float:
+    """The largest difference of two lists of one length; NaN if a number is none."""
+    return float(np.abs(np.subtract(numbers, others)).max(initial=0.0))
+
+
 def normalised_dense(store: Path) -> npt.NDArray[np.float64]:
     """The normalised adjacency of a small graph as a dense matrix."""
     indptr, indices = with_loops(store)

@@ -35,6 +35,11 @@ class Peers:
     versions: dict[str, str]
     faults: dict[str, str]
 
+    @property
+    def told(self) -> dict[str, str]:
+        """The versions as a report tells them beside those of mggcn's own environment."""
+        return {f"peer {library}": version for library, version in self.versions.items()}
+
     def __contains__(self, library: str) -> bool:
         return library in self.versions
 

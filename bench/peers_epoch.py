@@ -17,6 +17,7 @@ from typing import Any
 import ceilings
 from common import Worker, alternate, memory_free, spread, surroundings, write_report
 from peers_cases import CACHE, CASES, Case, available, find_data, store_of
+from peers_data import largest_apart
 from peers_env import FOLDER, Peers, find_peers
 from peers_epoch_report import describe, plots_of
 from peers_switches import ALL_ON, OWN, base_settings, switches, without
@@ -118,8 +119,12 @@ class Comparison:
                 found[kind] = "its messages need more than the free memory"
             else:
                 start = {kind: self.pyg(kind)}
-                tried = self.run(start, "tuned", PILOT_ROUNDS)
-                found[kind] = tried["seconds"].get(kind, {}).get("median", tried["left_out"].get(kind))
+                try:
+                    tried = self.run(start, "tuned", PILOT_ROUNDS)
+                except RuntimeError as error:
+                    found[kind] = str(error).strip().splitlines()[-1]
+                else:
+                    found[kind] = tried["seconds"].get(kind, {}).get("median", tried["left_out"].get(kind))
         timed = {kind: value for kind, value in found.items() if isinstance(value, float)}
         return min(timed, key=timed.__getitem__, default=""), found
 
@@ -137,7 +142,8 @@ def loss_errors(epochs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     """Largest relative difference of each contender's loss from the first one's over the first epochs."""
     losses = {name: [run["loss"] for run in runs[:COMPARED_EPOCHS]] for name, runs in epochs.items()}
     base = next(iter(losses.values()), [])
-    return {name: max(abs(a / b - 1) for a, b in zip(other, base, strict=True)) for name, other in losses.items()}
+    ratios = {name: [a / b for a, b in zip(other, base, strict=True)] for name, other in losses.items()}
+    return {name: largest_apart(found, [1.0] * len(found)) for name, found in ratios.items()}
 
 
 def contenders(comparison: Comparison, part: str, pyg: str) -> dict[str, Any]:
@@ -163,7 +169,7 @@ def contenders(comparison: Comparison, part: str, pyg: str) -> dict[str, Any]:
 
 
 def measure(case: Case, store: Path, peers: Peers, args: argparse.Namespace) -> dict[str, Any]:
-    """All comparisons of one case."""
+    """All comparisons of one case; one whose process dies is lost, and said to be."""
     import numpy as np
 
     comparison = Comparison(case, store, peers, args)
@@ -171,14 +177,18 @@ def measure(case: Case, store: Path, peers: Peers, args: argparse.Namespace) -> 
     first = comparison.own(base_settings(switches()), False, True, "tuned")  # writes the weights for the pilots
     first.close()
     pyg, pilots = comparison.fastest_pyg() if "pyg" in peers else ("", {})
-    found: dict[str, Any] = {"case": case.name, "pilots": pilots, "comparisons": []}
+    found: dict[str, Any] = {"case": case.name, "pilots": pilots, "comparisons": [], "lost": []}
     found["vertices"] = int(np.load(store / "indptr.npy", mmap_mode="r").size) - 1
     found["nonzeros"] = int(np.load(store / "indices.npy", mmap_mode="r").size)
     for part in args.parts.split(","):
         for malloc in args.malloc.split(",") if part == "peers" else ["tuned"]:
             print(f"{case.name}: {part}, malloc {malloc}", file=sys.stderr)
-            compared = comparison.run(contenders(comparison, part, pyg), malloc, args.rounds)
-            found["comparisons"].append({"part": part, **compared})
+            try:
+                compared = comparison.run(contenders(comparison, part, pyg), malloc, args.rounds)
+            except RuntimeError as error:
+                found["lost"].append(f"{part}, malloc {malloc}: {str(error).strip().splitlines()[-1]}")
+            else:
+                found["comparisons"].append({"part": part, **compared})
     return found
 
 
@@ -197,7 +207,7 @@ def main() -> None:
     args = parse()
     peers, data = find_peers(args.peers), find_data(args.data)
     around = surroundings()
-    around["versions"] |= peers.versions
+    around["versions"] |= peers.told
     figures = json.loads(args.ceilings.read_text()) if args.ceilings else ceilings.measured(args.threads)
     keys = ("scale", "rounds", "warm_up", "threads")
     settings = {key: getattr(args, key) for key in keys}

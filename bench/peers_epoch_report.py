@@ -24,6 +24,7 @@ HEAD = (
     "peak MiB",
     "imports MiB",
     "data MiB",
+    "set-up peak MiB",
     "mggcn's peak / this",
     "mggcn's data / this",
     "loss apart",
@@ -41,8 +42,9 @@ def data_bytes(compared: Found, name: str) -> int:
 
 
 def bound_of(compared: Found, name: str, figures: Found) -> dict[str, float] | None:
-    work = compared["prepared"][name].get("work")
-    return None if work is None or "bf16" in name or "switches" in name else ceilings.bounds(figures, work)
+    """The bounds of one of mggcn's rows in float32: the ceilings are of nothing else."""
+    ready = compared["prepared"][name]
+    return ceilings.bounds(figures, ready["work"]) if ready.get("precision") == "fp32" else None
 
 
 def line_of(compared: Found, name: str, figures: Found) -> list[Any]:
@@ -66,6 +68,7 @@ def line_of(compared: Found, name: str, figures: Found) -> list[Any]:
         f"{peaks[name] / MIB:.0f}",
         f"{compared['prepared'][name]['imported']['VmRSS'] / MIB:.0f}",
         f"{data / MIB:.0f}",
+        f"{compared['prepared'][name]['memory']['VmHWM'] / MIB:.0f}",
         *memory,
         f"{compared['loss_error'][name]:.0e}",
     ]
@@ -116,6 +119,7 @@ def describe_case(found: Found, record: Found) -> str:
             text += f"{title}:\n\n{table(HEAD, lines)}\n"
         reasons = {f"Left out: {name}: {why}.\n" for c in same for name, why in c["left_out"].items()}
         text += "".join(sorted(reasons)) + ("\n" if reasons else "")
+    text += "".join(f"Lost: {line}.\n" for line in found["lost"]) + ("\n" if found["lost"] else "")
     bound = next((bound_of(c, OWN, record["ceilings"]) for c in found["comparisons"] if OWN in c["seconds"]), None)
     if bound is not None:
         text += (

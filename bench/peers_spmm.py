@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import ceilings
-from common import Worker, alternate, memory_free, surroundings, table, write_report
+from common import Worker, alternate, memory_free, spread, surroundings, table, write_report
 from peers_cases import CACHE, SPMM_GRAPHS, available, find_data, store_of
+from peers_data import largest_apart
 from peers_env import ADVICE, FOLDER, Peers, find_peers, missing_text
 from peers_spmm_cases import KINDS, OWN, PLAIN
 from peers_spmm_report import HEAD, describe, lines_of, plots_of
@@ -57,9 +58,18 @@ def chosen_kinds(peers: Peers, asked: str) -> tuple[list[str], list[str]]:
     return found, left_out
 
 
-def needed_bytes(kinds: list[str], vertices: int, nonzeros: int, width: int) -> int:
-    """About what all processes hold at once: operand, result and a copy, the graph once or twice."""
-    return len(kinds) * (3 * 4 * vertices * width + 48 * nonzeros)
+def needed_bytes(vertices: int, nonzeros: int, width: int) -> int:
+    """About what one process holds: operand, result and a copy, the graph once or twice."""
+    return 3 * 4 * vertices * width + 32 * nonzeros
+
+
+def groups(kinds: list[str], capacity: int) -> list[list[str]]:
+    """Share the kinds out to groups of processes that fit side by side; the first is in each. None if two do not fit."""
+    base, *others = kinds
+    if len(kinds) <= capacity:
+        return [kinds]
+    step = capacity - 1
+    return [[base, *others[first : first + step]] for first in range(0, len(others), step)] if step > 0 else []
 
 
 class Processes:
@@ -80,8 +90,11 @@ class Processes:
                 else:
                     python = sys.executable if KINDS[kind][0] == OWN else self.peers.python
                     self.workers[kind] = Worker("worker_product.py", "tuned", self.threads, job, python)
+                self.workers[kind].ask("forget")
             except RuntimeError as error:
                 self.left_out.append(f"{kind}: {str(error).strip().splitlines()[-1]}")
+                if kind in self.workers:
+                    self.workers.pop(kind).kill()
         self.kinds = list(self.workers)
 
     def kill(self) -> None:
@@ -90,7 +103,7 @@ class Processes:
 
 
 def measure(processes: Processes, width: int, rounds: int) -> dict[str, Any]:
-    """Time every kind on one graph at one width. Raises: RuntimeError if results differ."""
+    """Time every kind of a group at one width. Raises: RuntimeError if a process dies."""
     processes.prepare(width)
     workers = processes.workers
     runs = alternate(workers, 1, rounds)
@@ -101,21 +114,25 @@ def measure(processes: Processes, width: int, rounds: int) -> dict[str, Any]:
         for clock in ("seconds", "cpu_seconds")
     }
     facts = {kind: {key: worker.ready.get(key) for key in ("way", "order_seconds")} for kind, worker in workers.items()}
-    return {"width": width, **clocks, "facts": facts, "apart": apart(results)}
+    base = spread(next(iter(clocks["seconds"].values())))["median"]
+    return {**clocks, "facts": facts, "apart": apart(results), "base_s": dict.fromkeys(workers, base)}
 
 
 def apart(results: dict[str, list[float]]) -> dict[str, float]:
-    """Largest difference of each result from the first, over the largest number. Raises: RuntimeError if one is wrong."""
+    """Largest difference of each result from the first, over the largest number."""
     base = next(iter(results.values()), [])
     largest = max(map(abs, base), default=1.0)
-    found = {
-        kind: max((abs(a - b) for a, b in zip(base, numbers, strict=True)), default=0.0) / largest
-        for kind, numbers in results.items()
-    }
-    for kind, error in found.items():
-        if not error <= (TOLERANCE_BF16 if "bf16" in kind else TOLERANCE):
-            raise RuntimeError(f"{kind} differs by {error:.1e} of the largest number from {next(iter(results))}")
-    return found
+    return {kind: largest_apart(base, numbers) / largest for kind, numbers in results.items()}
+
+
+def wrong(results: list[dict[str, Any]]) -> list[str]:
+    """Kinds whose numbers are not those of the first."""
+    return [
+        f"{found['graph']}, width {found['width']}, {kind}: {error:.1e} of the largest number off"
+        for found in results
+        for kind, error in found["apart"].items()
+        if not error <= (TOLERANCE_BF16 if "bf16" in kind else TOLERANCE)
+    ]
 
 
 def sizes_of(store: Path) -> tuple[int, int]:
@@ -131,20 +148,39 @@ def measure_graph(
 ) -> list[str]:
     """Add a graph's figures at every width to the record; return what was left out."""
     vertices, nonzeros = sizes_of(store)
-    processes, left_out = Processes(store, kinds, find_peers(args.peers), args.threads), []
-    try:
-        for width in (int(text) for text in args.widths.split(",")):
-            need = needed_bytes(kinds, vertices, nonzeros, width)
-            if need > SHARE_OF_FREE * (free := memory_free()):
-                left_out.append(f"{graph}, width {width}: {need / 2**30:.0f} GiB, {free / 2**30:.0f} are free")
+    free, left_out = memory_free(), []
+    processes: dict[tuple[str, ...], Processes] = {}
+    for width in (int(text) for text in args.widths.split(",")):
+        found: dict[str, Any] = {"graph": graph, "width": width, "vertices": vertices, "nonzeros": nonzeros}
+        capacity = int(SHARE_OF_FREE * free / needed_bytes(vertices, nonzeros, width))
+        shared_out = groups(kinds, capacity)
+        for group in shared_out:
+            key = tuple(group)
+            # Processes stay for the next width if all fit; groups leave their memory to the next group.
+            one = processes.setdefault(key, Processes(store, group, find_peers(args.peers), args.threads))
+            try:
+                merge(found, measure(one, width, args.rounds))
+            except RuntimeError as error:
+                left_out.append(f"{graph}, width {width}: {str(error).strip().splitlines()[-1]}")
+                processes.pop(key).kill()
                 continue
-            found = {"graph": graph, "vertices": vertices, "nonzeros": nonzeros}
-            found |= measure(processes, width, args.rounds)
+            left_out += one.left_out
+            if len(shared_out) > 1:
+                processes.pop(key).kill()
+        if "seconds" in found:
             record["measured"].append(found)
             print(table(HEAD, lines_of(found, record["ceilings"], args.threads)), file=sys.stderr)
-    finally:
-        processes.kill()
-    return left_out + processes.left_out
+        if not shared_out:
+            left_out.append(f"{graph}, width {width}: two processes do not fit into {free / 2**30:.0f} GiB")
+    for one in processes.values():
+        one.kill()
+    return left_out
+
+
+def merge(found: dict[str, Any], group: dict[str, Any]) -> None:
+    """Add a group's figures; of the kind that all groups have, the first group's stay."""
+    for key, by_kind in group.items():
+        found[key] = by_kind | found.get(key, {})
 
 
 def main() -> None:
@@ -152,7 +188,7 @@ def main() -> None:
     peers, data = find_peers(args.peers), find_data(args.data)
     print(missing_text(peers), file=sys.stderr, end="")
     around = surroundings()
-    around["versions"] |= peers.versions
+    around["versions"] |= peers.told
     figures = json.loads(args.ceilings.read_text()) if args.ceilings else ceilings.measured(args.threads)
     settings = {"scale": args.scale, "threads": args.threads, "rounds": args.rounds}
     record: dict[str, Any] = {"surroundings": around, "settings": settings, "ceilings": figures, "measured": []}
@@ -165,6 +201,8 @@ def main() -> None:
     record["left_out"] = sorted(set(left_out))
     record["plots"] = plots_of(record["measured"])
     write_report("peers-spmm", "Products of a graph: mggcn and other libraries", describe(record), record, args.out)
+    if faults := wrong(record["measured"]):
+        sys.exit("the contenders do not compute the same: " + "; ".join(faults))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ def medians(found: dict[str, Any]) -> dict[str, float]:
 
 def lines_of(found: dict[str, Any], figures: dict[str, Any], threads: int) -> Rows:
     """The table's lines of one graph at one width."""
-    own = medians(found).get(OWN)
     lines = []
     for kind, values in found["seconds"].items():
         line, cpu = spread(values), spread(found["cpu_seconds"][kind])["median"] / threads
@@ -49,7 +48,7 @@ def lines_of(found: dict[str, Any], figures: dict[str, Any], threads: int) -> Ro
                 f"{2 * found['nonzeros'] * found['width'] / line['median'] / 1e9:.1f}",
                 f"{bound / line['median']:.2f}",
                 f"{cached / line['median']:.2f}",
-                "" if own is None else f"{line['median'] / own:.2f}",
+                f"{line['median'] / found['base_s'][kind]:.2f}",
                 f"{found['apart'][kind]:.0e}",
             ]
         )

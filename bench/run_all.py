@@ -31,7 +31,7 @@ QUICK: dict[str, list[str]] = {
     "epoch": [
         "peers_epoch.py",
         *("--cases", "reddit-like 2x512,arxiv-like 3x256", "--rounds", "3", "--warm-up", "1"),
-        *("--malloc", "tuned", "--parts", "peers,switches"),
+        *("--malloc", "tuned", "--parts", "peers"),
     ],
 }
 """Scripts and their arguments by name of the part."""

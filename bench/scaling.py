@@ -114,7 +114,11 @@ def measure_size(by: str, factor: int, args: argparse.Namespace) -> dict[str, An
     found: dict[str, Any] = {"by": by, "factor": factor, "vertices": n, "nonzeros": nnz, "alone": alone}
     found |= {"seconds": {}, "peak_bytes": {}, "prepared": {}, "left_out": left_out}
     for group in groups:
-        compared = comparison.run(group, "tuned", args.rounds)
+        try:
+            compared = comparison.run(group, "tuned", args.rounds)
+        except RuntimeError as error:
+            left_out |= dict.fromkeys(group, str(error).strip().splitlines()[-1])
+            continue
         for key in ("seconds", "peak_bytes", "prepared", "left_out"):
             found[key] |= compared[key]
     return found
@@ -182,7 +186,7 @@ def main() -> None:
     parts = args.parts.split(",")
     peers = find_peers(args.peers)
     around = surroundings()
-    around["versions"] |= peers.versions
+    around["versions"] |= peers.told
     record: dict[str, Any] = {"surroundings": around, "ranks": {}, "sizes": []}
     text = f"Scale {args.scale:g}, {args.rounds} rounds.\n\n"
     if "ranks" in parts:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 
 def main() -> None:
+    from mggcn import native
+
+    native.limit_spinning()
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
     from mggcn.jobs import train as training

@@ -73,6 +73,7 @@ def prepare(job: dict[str, Any]) -> Contender:
         "paper_bytes": first.paper_bytes,
         "input": first.model.input.reason,
         "order": config.run.order,
+        "precision": config.run.precision,
         "work": work_of(plan),
     }
     return Contender(lambda: rank.trainer.step(next(epochs)), facts)

@@ -74,6 +74,9 @@ def no_gpu() -> Any:
 
 def own(job: dict[str, Any]) -> Product:
     """Return mggcn's product: in the order of the store or by locality, chosen or plain, float32 or bfloat16."""
+    from mggcn import native
+
+    native.limit_spinning()
     import torch
     from peers_data import operand
 

@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.errors import RunError
-from mggcn.report.figure import GRID, INK, MUTED, PALETTE, drawable, new_figure, require_matplotlib, save, tidy
+from mggcn.report.figure import (
+    GRID,
+    INK,
+    MUTED,
+    PALETTE,
+    drawable,
+    format_count,
+    new_figure,
+    require_matplotlib,
+    save,
+    tidy,
+)
 
 Json = dict[str, Any]
 _KEYS = {"bars": ("title", "quantity", "groups", "series"), "lines": ("title", "quantity", "abscissa", "series")}
@@ -113,6 +124,7 @@ def _draw_bars(plot: Json, path: Path) -> Path:
     axes.invert_yaxis()
     axes.axvline(1.0, color=MUTED, linewidth=0.8)
     axes.set_xlim(min(values) / 1.5, max(values) * 1.5)
+    _plain_numbers(axes.xaxis)
     return _finish(figure, axes, plot, path)
 
 
@@ -124,6 +136,8 @@ def _draw_lines(plot: Json, path: Path) -> Path:
         axes.plot(x, y, color=_colour(number), marker="o", markersize=4, linewidth=1.4, label=drawable(name, 60))
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        _plain_numbers(axis)
     axes.set_ylabel(drawable(plot["quantity"], 60), fontsize=9, parse_math=False)
     return _finish(figure, axes, plot | {"quantity": plot["abscissa"]}, path)
 
@@ -137,6 +151,15 @@ def _finish(figure: Any, axes: Any, plot: Json, path: Path) -> Path:
     figure.legend(fontsize=8, frameon=False, ncols=3, loc="outside lower center")
     tidy(axes)
     return save(figure, path)
+
+
+def _plain_numbers(axis: Any) -> None:
+    """Label a logarithmic axis at 1, 2 and 5, without powers of ten."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: format_count(value) if value >= 1e4 else f"{value:g}")
 
 
 def _columns(points: Iterable[Sequence[float]]) -> tuple[list[float], list[float]]:

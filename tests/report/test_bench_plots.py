@@ -45,6 +45,10 @@ def test_bars_begin_at_one_and_end_at_their_values(drawn: Callable[..., Any]) ->
     assert [end for _, end in ends] == pytest.approx([4.0, 7.0, 0.5, 1.5, 0.75])
     ticks = dict(zip((label.get_text() for label in axes.get_yticklabels()), axes.get_yticks(), strict=True))
     assert ticks == pytest.approx({"reddit-like 2x512": 1.0, "arxiv-like 2x16": 5.0})
+    shown = [
+        label.get_text() for label, at in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True) if 0.4 < at < 9
+    ]
+    assert shown == ["0.5", "1", "2", "5"]
     assert overlaps(figure, axes.texts) == []
     assert outside(figure, [*axes.texts, axes.title, *axes.get_yticklabels()]) == []
 
