@@ -23,7 +23,10 @@ void activation_grad(const S* g, int64_t ld_g, S* h, int64_t ld_h, int64_t rows,
       in_pieces(h + v * ld_h, cols, [&](R* out, int64_t first, int64_t count) {
         const S* in = g + v * ld_g + first;
         if (masked)
-          for (int64_t d = 0; d < count; ++d) out[d] = out[d] != (R)0 ? widen(in[d]) * scale : (R)0;
+          for (int64_t d = 0; d < count; ++d) {
+            const R product = widen(in[d]) * scale;  // before the mask: else a branch for each element
+            out[d] = out[d] != (R)0 ? product : (R)0;
+          }
         else
           for (int64_t d = 0; d < count; ++d) out[d] = widen(in[d]) * scale;
         if (all_sums) {

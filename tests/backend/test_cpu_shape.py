@@ -58,7 +58,7 @@ def test_no_way_of_a_product_works_in_more_than_is_planned() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [(5000, 70, 33), (100, 300, 41), (2048, 64, 64), (2049, 500, 3), (1, 9, 9), (7, 1, 1)]
+    "shape", [(3000, 70, 33), (100, 300, 41), (1024, 64, 64), (1025, 500, 3), (1, 9, 9), (7, 1, 1)]
 )
 def test_converted_products_work_in_what_is_planned(shape: tuple[int, int, int]) -> None:
     """Fails if a product of a layer converts more at a time than its plan says, or is wrong where it is cut in blocks."""
