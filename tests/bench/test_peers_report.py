@@ -180,6 +180,7 @@ def test_processes_are_shared_out_to_what_fits() -> None:
         "base_s": {"mggcn": 1.0, "a": 1.0, "b": 3.0},
         "seconds": {"mggcn": 1.0, "a": 2.0, "b": 4.0},
     }
+    assert list(found["seconds"]) == ["mggcn", "a", "b"]
 
 
 def test_switches_are_off_alone() -> None:
