@@ -41,7 +41,7 @@ COMMUNITIES: dict[str, dict[str, Any]] = {
 REAL = ("cnr_2000", "dblp_2010", "amazon_computers")
 DRAWN = {"features": 128, "classes": 40, "train": 0.54}
 """What a real graph without features gets: random ones, as many as arxiv has."""
-SPMM_GRAPHS = (*COMMUNITIES, "cnr_2000", "dblp_2010")
+SPMM_GRAPHS = (*COMMUNITIES, *REAL)
 CACHE = HERE.parent / "build" / "graphs"
 
 

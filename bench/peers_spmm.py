@@ -180,7 +180,8 @@ def measure_graph(
 def merge(found: dict[str, Any], group: dict[str, Any]) -> None:
     """Add a group's figures; of the kind that all groups have, the first group's stay."""
     for key, by_kind in group.items():
-        found[key] = by_kind | found.get(key, {})
+        known = found.setdefault(key, {})
+        known |= {kind: value for kind, value in by_kind.items() if kind not in known}
 
 
 def main() -> None:

@@ -136,13 +136,15 @@ def product(graph: str, width: int, seconds: dict[str, float]) -> dict[str, Any]
 
 
 def test_products_as_text() -> None:
-    """Fails if the slower order of mggcn counts, DGL's bare kernel is the peer, or the least ratio is not found."""
+    """Fails if the order counts where no goal allows it, DGL's bare kernel is the peer, or the least is not found."""
     fast = {"mggcn": 0.2, "mggcn, order by locality": 0.1, "DGL copy_u + scaling": 0.3, "DGL copy_u alone": 0.01}
-    slow = {"mggcn": 0.2, "DGL copy_u + scaling": 0.1, "torch CSR": 0.5}
-    results = [product("products-like", 128, fast), product("cnr_2000", 64, slow)]
+    slow = {"mggcn": 0.2, "DGL copy_u + scaling": 0.1, "torch CSR": 0.5, "mggcn bf16": 0.1}
+    results = [product("products-like", 128, fast), product("arxiv-like", 128, fast), product("cnr_2000", 64, slow)]
     text = peers_spmm_report.verdicts(results)
     assert "products-like, width 128: over DGL copy_u + scaling: 3.00 (met, goal 1.8)" in text
+    assert "arxiv-like, width 128: over DGL copy_u + scaling: 1.50 (met, goal 1.2)" in text
     assert "the least over DGL copy_u + scaling, cnr_2000, width 64: 0.50 (MISSED, goal 0.85)" in text
+    assert "cnr_2000, width 64: bf16 over float32: 2.00 (met, goal 1.5)" in text
     assert "torch CSR" not in text, "no goal on this row"
     settings = {"scale": 1.0, "threads": 2, "rounds": 3}
     record = {"measured": results, "settings": settings, "ceilings": FIGURES, "left_out": ["MKL: absent"]}
@@ -150,6 +152,9 @@ def test_products_as_text() -> None:
     assert "| cnr_2000 | 64 | torch CSR | 500.0 | 500.0 .. 500.0 | 0% | 250.0 |" in described
     assert "| 2.50 | 0e+00 |" in described
     assert "Left out: MKL: absent." in described
+    small = peers_spmm_report.describe(record | {"settings": settings | {"scale": 0.1}})
+    assert "Goals are for graphs at scale 1." in small
+    assert "MISSED" not in small
 
 
 def test_wrong_products_are_named() -> None:
@@ -180,6 +185,7 @@ def test_processes_are_shared_out_to_what_fits() -> None:
         "base_s": {"mggcn": 1.0, "a": 1.0, "b": 3.0},
         "seconds": {"mggcn": 1.0, "a": 2.0, "b": 4.0},
     }
+    assert list(found["seconds"]) == ["mggcn", "a", "b"]
 
 
 def test_switches_are_off_alone() -> None:
