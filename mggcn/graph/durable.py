@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +59,33 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def move_folder(temporary: Path, target: Path, overwrite: bool) -> None:
-    """Rename a folder to its place; with `overwrite`, what was there goes only once the new one stands. Raises: OSError."""
-    old = temporary.with_suffix(".old")
-    if overwrite and target.exists():
-        os.rename(target, old)
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Let one thread of one process at a time move folders here; on file systems without locks, any number."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.rename(temporary, target)
-    except BaseException:
-        if old.exists():
-            os.rename(old, target)
-        raise
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def move_folder(temporary: Path, target: Path, overwrite: bool) -> None:
+    """Rename a folder to its place; with `overwrite`, what was there goes only once the new one stands.
+
+    Of several ranks that write the same folder, the last one's stands. Raises: OSError.
+    """
+    old = temporary.with_suffix(".old")
+    with _alone_in(target.parent):
+        if overwrite and target.exists():
+            os.rename(target, old)
+        try:
+            os.rename(temporary, target)
+        except BaseException:
+            if old.exists():
+                os.rename(old, target)
+            raise
     try:
         sync_folder(target.parent)
     finally:
