@@ -10,7 +10,7 @@ from mggcn.backend.cpu_machine import Caches
 
 CHUNKS = 512
 """Row chunks of a sparse matrix: enough for 64 threads to balance, few enough to cost nothing."""
-GEMM_ROWS = 1024
+GEMM_ROWS = 512
 """Rows of bfloat16 that a dense product converts at a time: they stay in the cache until they are multiplied."""
 COLUMNS = 64
 """The sums of a part of a hub row are padded to a multiple of these columns."""

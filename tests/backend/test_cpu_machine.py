@@ -1,0 +1,75 @@
+"""What the choice of CPU kernels reads from Linux: caches and who shares them, instructions for bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mggcn.backend import cpu_machine
+from mggcn.backend.cpu_machine import USUAL, Caches, caches_of, multiplies_bf16, processor_name
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Another machine's files, and nothing remembered before or after."""
+    monkeypatch.setattr(cpu_machine, "CACHES", tmp_path)
+    monkeypatch.setattr(cpu_machine, "CPUINFO", tmp_path / "cpuinfo")
+    for remembered in (cpu_machine._levels, multiplies_bf16):
+        remembered.cache_clear()
+    yield tmp_path
+    for remembered in (cpu_machine._levels, multiplies_bf16):
+        remembered.cache_clear()
+
+
+def cache(folder: Path, index: int, level: int, kind: str, size: str, cpus: str) -> None:
+    place = folder / f"index{index}"
+    place.mkdir()
+    for name, text in (("level", str(level)), ("type", kind), ("size", size), ("shared_cpu_list", cpus)):
+        (place / name).write_text(text + "\n")
+
+
+def test_threads_have_their_share_of_the_last_cache(elsewhere: Path) -> None:
+    """Fails if a rank counts on the cache of the others, an instruction cache counts, or a unit is misread."""
+    cache(elsewhere, 0, 1, "Data", "32K", "0")
+    cache(elsewhere, 1, 1, "Instruction", "64K", "0")
+    cache(elsewhere, 2, 2, "Unified", "512K", "0,64")
+    cache(elsewhere, 3, 3, "Unified", "32M", "0-3,64-67")
+    assert caches_of(8) == caches_of(16) == Caches(MIB // 2, 32 * MIB)
+    assert caches_of(2) == Caches(MIB // 2, 8 * MIB)
+    assert caches_of(1) == Caches(MIB // 2, 4 * MIB)
+
+
+def test_a_machine_without_a_third_level_shares_its_second(elsewhere: Path) -> None:
+    """Fails if such a machine is taken for one that tells nothing, or gives a thread less than its own cache."""
+    cache(elsewhere, 0, 2, "Unified", "1024K", "0-3")
+    assert caches_of(4) == caches_of(1) == Caches(MIB, MIB)
+
+
+def test_a_machine_that_tells_nothing_is_a_usual_one(elsewhere: Path) -> None:
+    """Fails if missing or odd files are a traceback."""
+    assert caches_of(2) == USUAL
+    cpu_machine._levels.cache_clear()
+    cache(elsewhere, 0, 2, "Unified", "unknown", "0")
+    assert caches_of(2) == USUAL
+    assert not multiplies_bf16()
+    assert isinstance(processor_name(), str)
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ("flags : fpu avx2 fma", False),
+        ("flags : fpu avx512_bf16", True),
+        ("flags : amx_tile amx_bf16", True),
+        ("Features : fp asimd bf16", True),
+    ],
+)
+def test_instructions_for_bfloat16(elsewhere: Path, flags: str, found: bool) -> None:
+    """Fails if torch is asked for products of bfloat16 that it would emulate, or converts for nothing."""
+    (elsewhere / "cpuinfo").write_text(f"processor : 0\nmodel name : A Processor\n{flags}\n")
+    assert multiplies_bf16() == found
+    assert processor_name() == "A Processor"
