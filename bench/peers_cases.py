@@ -101,7 +101,7 @@ def store_of(graph: str, cache: Path, scale: float = 1.0, data: Path | None = No
             arguments[key] = round(arguments[key] * scale * sizes.get(key, 1.0))
         arguments["num_vertices"] = max(arguments["num_vertices"], arguments["num_classes"])
         arguments["seed"] = SEED
-    numbers = [f"{value:g}" for value in arguments.values()]
+    numbers = [str(value) for value in arguments.values()]
     store = cache / "-".join(["peers", graph, *numbers])
     if not store.exists():
         print(f"making {store.name}", file=sys.stderr)

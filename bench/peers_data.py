@@ -5,6 +5,7 @@ N vertices, D features.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,20 @@ SEED = 90217
 
 
 def with_loops(store: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """CSR of the graph with a self-loop in every row that has none, columns ascending."""
-    indptr, indices = np.load(store / "indptr.npy"), np.load(store / "indices.npy")
+    """CSR of the graph with a self-loop in every row that has none, columns ascending; kept beside the store."""
+    kept = store.with_name(f"{store.name}-loops.npz")
+    if not kept.exists():
+        indptr, indices = _add_loops(np.load(store / "indptr.npy"), np.load(store / "indices.npy"))
+        temporary = kept.with_name(f".{kept.name}.{os.getpid()}.npz")
+        np.savez(temporary, indptr=indptr, indices=indices)
+        temporary.replace(kept)
+    with np.load(kept) as arrays:
+        return arrays["indptr"], arrays["indices"]
+
+
+def _add_loops(
+    indptr: npt.NDArray[np.int64], indices: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     n = indptr.size - 1
     keys = np.repeat(np.arange(n), np.diff(indptr))
     keys *= n

@@ -63,14 +63,16 @@ def trial(library: str, store: Path) -> str:
 def main() -> None:
     versions, faults = {}, {}
     with tempfile.TemporaryDirectory() as folder:
-        tiny_store(Path(folder))
+        store = Path(folder) / "ring"
+        store.mkdir()
+        tiny_store(store)
         for library, distribution in DISTRIBUTIONS.items():
             try:
                 version = metadata.version(distribution)
             except metadata.PackageNotFoundError:
                 faults[library] = "not installed"
                 continue
-            fault = trial(library, Path(folder))
+            fault = trial(library, store)
             if fault:
                 faults[library] = fault
             else:
