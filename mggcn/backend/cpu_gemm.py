@@ -39,7 +39,8 @@ class CpuGemm:
     def _product(self, a: Tensor, b: Tensor, out: Tensor) -> None:
         """As torch.mm, by the library that is faster at these sizes."""
         if a.dtype != torch.bfloat16 and choose_gemm(a.shape[0], a.shape[1], b.shape[1], self._blas) == "numpy":
-            np.matmul(a.numpy(), b.numpy(), out=out.numpy())
+            with np.errstate(all="ignore"):  # what is not finite shows in the loss
+                np.matmul(a.numpy(), b.numpy(), out=out.numpy())
         else:
             torch.mm(a, b, out=out)
 
