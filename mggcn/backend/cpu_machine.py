@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,9 @@ TORCH_ALONE = Blas("", "")
 
 @functools.cache
 def numpy_blas() -> Blas:
-    """Return the BLAS that NumPy was loaded with. Cost: some milliseconds, once."""
+    """Return the BLAS that NumPy was loaded with; no name without threadpoolctl. Cost: some milliseconds, once."""
+    if importlib.util.find_spec("threadpoolctl") is None:
+        return TORCH_ALONE
     import numpy
     import threadpoolctl
 

@@ -12,7 +12,6 @@ from mggcn.backend.cpu_choice import (
     MatrixTraits,
     ahead_of,
     candidates,
-    choose_gemm,
     choose_spmm,
 )
 from mggcn.backend.cpu_machine import Caches
@@ -93,8 +92,3 @@ def test_nothing_is_fetched_ahead_of_a_core_s_own_cache() -> None:
     """Fails if small operands pay for fetching, or narrow rows are fetched as late as wide ones."""
     assert ahead_of(64, 2**19, SERVER) == 0
     assert ahead_of(64, 2**20, SERVER) > ahead_of(1024, 2**24, SERVER) > 0
-
-
-def test_bfloat16_is_converted_where_the_processor_cannot_multiply_it() -> None:
-    """Fails if float32 is converted, or bfloat16 is left to instructions that are not there."""
-    assert [choose_gemm(item, has) for item in (2, 4, 8) for has in (False, True)] == ["converted", *["torch"] * 5]

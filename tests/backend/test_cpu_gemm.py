@@ -12,7 +12,7 @@ import torch
 
 from mggcn.backend import cpu_machine
 from mggcn.backend.cpu import CpuBackend
-from mggcn.backend.cpu_choice import choose_gemm
+from mggcn.backend.cpu_choice import choose_gemm, converts_bf16
 from mggcn.backend.cpu_machine import TORCH_ALONE, Blas, numpy_blas, processor_name, vendor
 from mggcn.backend.cpu_threads import set_threads, threads_set
 
@@ -56,6 +56,11 @@ def test_numpy_multiplies_where_it_is_faster() -> None:
         assert {choose_gemm(*sizes, other) for sizes in (forward, gradient, narrow)} == {"torch"}
 
 
+def test_bfloat16_is_converted_where_the_processor_cannot_multiply_it() -> None:
+    """Fails if bfloat16 is left to instructions that are not there, or converted where they are."""
+    assert (converts_bf16(False), converts_bf16(True)) == (True, False)
+
+
 def test_numpy_really_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if the choice is made and not followed."""
     called = []
@@ -84,6 +89,18 @@ def test_one_setting_of_threads() -> None:
         assert now() == (2, {2})
 
 
+def test_without_threadpoolctl_torch_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a checkout on a machine without it does not run, or BLAS multiplies with threads that nobody set."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    numpy_blas.cache_clear()
+    try:
+        with threads_set(torch.get_num_threads()):
+            assert numpy_blas() == TORCH_ALONE
+    finally:
+        monkeypatch.undo()
+        numpy_blas.cache_clear()
+
+
 def test_what_is_told_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if the maker is misread, or a system without these files stops a run."""
     text = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Xeon: the 4th\nflags\t\t: fpu avx2 amx_bf16\n"
@@ -96,5 +113,7 @@ def test_what_is_told_of_the_processor(tmp_path: Path, monkeypatch: pytest.Monke
         assert numpy_blas().vendor == ""
         assert choose_gemm(10, 10, 10, numpy_blas()) == "torch"
     finally:
+        # What is found without these files must not stay for the tests that follow.
+        monkeypatch.undo()
         numpy_blas.cache_clear()
     assert numpy_blas().name in ("", "openblas", "mkl", "blis", "accelerate")
