@@ -34,7 +34,7 @@ NEVER = [*PAPERS, *ON_GPUS, "--set", "model.hidden=208,208", "--ranks", "8", "--
     ids=["fits", "more ranks", "never"],
 )
 def test_the_three_verdicts(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, verdict: str) -> None:
-    """Fails if a graph of MG-GCN is judged otherwise, the exit code contradicts the text, or it takes 2 seconds of a core."""
+    """Fails if a graph of MG-GCN is judged otherwise, the exit code contradicts the text, or it takes 2 s of a core."""
     began = time.process_time()
     assert run_main("plan", *arguments) == code
     assert time.process_time() - began < 2
