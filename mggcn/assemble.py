@@ -209,12 +209,8 @@ def make_backend(
     storage = DTYPES[plan.model.dtype]
     if config.run.device == "cpu":
         from mggcn.backend.cpu import CpuBackend
-        from mggcn.backend.cpu_machine import TORCH_ALONE, numpy_blas
 
-        threads = threads_per_rank(config)
-        # Ranks that are threads would wait for each other's products in the one pool of NumPy's BLAS.
-        blas = TORCH_ALONE if config.run.transport == "threads" and threads > 1 else numpy_blas()
-        return CpuBackend(storage, threads, choices=choices, blas=blas)
+        return CpuBackend(storage, threads_per_rank(config), choices=choices)
     from mggcn.backend.cuda import CudaBackend
 
     return CudaBackend(storage, device(), plan.regions["kernel work space"], config.run.spmm)
@@ -241,7 +237,6 @@ def make_rank(
 
     from mggcn.aggregate.base import Built, Site
     from mggcn.aggregate.nothing import Nothing
-    from mggcn.backend.cpu_threads import set_threads
     from mggcn.comm.counting import CountingCommunicator
     from mggcn.partition.features import FeatureReader
     from mggcn.partition.shard import ShardOptions, build_shard
@@ -254,7 +249,7 @@ def make_rank(
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
     threads = threads_per_rank(config)
-    set_threads(threads)
+    torch.set_num_threads(threads)
     rank_plan = plan.ranks[comm.rank]
     backend = make_backend(config, rank_plan, lambda: device_of(config, comm), choices)
     timeline = None

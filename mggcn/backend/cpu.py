@@ -20,7 +20,7 @@ from mggcn.backend.base import DONE, Done, Dropout, Epilogue, Sparse
 from mggcn.backend.cpu_args import address, dropout_args, epilogue_args
 from mggcn.backend.cpu_choice import NO_CHOICES, Choices, converts_bf16
 from mggcn.backend.cpu_gemm import CpuGemm
-from mggcn.backend.cpu_machine import TORCH_ALONE, Blas, caches_of, multiplies_bf16
+from mggcn.backend.cpu_machine import caches_of, multiplies_bf16
 from mggcn.backend.cpu_memory import Workspace, allocate
 from mggcn.backend.cpu_spmm import NAMES, CpuSpmm, make_schedule
 from mggcn.backend.edge_reduce_cpu import CpuEdges
@@ -34,26 +34,17 @@ PARTIALS = 64
 class CpuBackend:
     """Kernels of the host with a fixed number of threads.
 
-    choices: ways of sparse products that were measured to be faster than those that the model chooses. blas: NumPy's, if
-    it may multiply; its number of threads is the process's (cpu_threads.py), and several threads that call it wait for
-    each other.
+    choices: ways of sparse products that were measured to be faster than those that the model chooses.
     """
 
-    def __init__(
-        self,
-        dtype: torch.dtype,
-        threads: int,
-        isa: str = "",
-        choices: Choices = NO_CHOICES,
-        blas: Blas = TORCH_ALONE,
-    ) -> None:
+    def __init__(self, dtype: torch.dtype, threads: int, isa: str = "", choices: Choices = NO_CHOICES) -> None:
         self._dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
         self._threads = threads
         self._isa = isa or native.isa()
         self._workspace = Workspace()
         self.sparse_products = CpuSpmm(dtype, threads, self._isa, caches_of(threads), self._workspace, choices)
-        self._gemm = CpuGemm(blas, converts_bf16(multiplies_bf16()), self._workspace)
+        self._gemm = CpuGemm(converts_bf16(multiplies_bf16()), self._workspace)
 
     @property
     def name(self) -> str:

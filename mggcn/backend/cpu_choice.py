@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from mggcn.backend.cpu_machine import Blas, Caches
+from mggcn.backend.cpu_machine import Caches
 
 LINE = 64
 PANELS = (64, 128, 256)
@@ -40,15 +40,12 @@ PACKED_NS = 0.9
 ROW_NS = 30.0
 """The begin and end of a row: mispredicted branches, the first loads."""
 
-WIDE = 256
-"""Rows and columns of a sum over long matrices from which on torch is at least as fast."""
 SEGMENT = 4096
 """Fewest entries of a part of a hub row."""
 MAX_PARTS = 512
 """Parts that a matrix of hubs alone is cut into: as many as there are chunks of rows."""
 
 Way = Literal["rows", "panels", "blocks"]
-GemmLibrary = Literal["torch", "numpy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,20 +207,6 @@ def _blocks(matrix: MatrixTraits, row_bytes: int, blocks: int) -> float:
     again = (blocks - 1) * (matrix.rows - matrix.empty) * (ROW_NS + 2 * lines * (CACHED_NS + MISSED_NS))
     # Rows are not fetched ahead across the end of a block, which costs a visit of each line more.
     return _cached(matrix, row_bytes) + matrix.nnz * lines * VISIT_NS + fetched + again
-
-
-def choose_gemm(rows: int, inner: int, cols: int, blas: Blas) -> GemmLibrary:
-    """Return what multiplies a (rows, inner) by an (inner, cols) matrix: torch, or NumPy if its BLAS is faster there.
-
-    Measured on an AMD Zen 3 (docs/notes/0014-gemm.md): OpenBLAS beats the MKL of torch's wheels by 1.0 to 1.2, and by 2 to
-    4 where a side is narrow; sums over many rows into a matrix of more than `WIDE` both ways are torch's.
-    Elsewhere than on AMD's processors MKL takes its best path, so torch multiplies.
-    """
-    if blas.name != "openblas" or blas.vendor != "AuthenticAMD":
-        return "torch"
-    if inner > 4 * max(rows, cols) and min(rows, cols) >= WIDE:
-        return "torch"
-    return "numpy"
 
 
 def converts_bf16(has_bf16: bool) -> bool:

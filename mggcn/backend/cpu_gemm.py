@@ -1,13 +1,10 @@
-"""Dense products on the CPU: torch's or NumPy's, and for bfloat16 float32 products of converted blocks."""
+"""Dense products on the CPU: torch's, for bfloat16 its float32 products of converted blocks where these are faster."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from mggcn.backend.cpu_choice import choose_gemm
-from mggcn.backend.cpu_machine import Blas
 from mggcn.backend.cpu_memory import Workspace
 from mggcn.backend.cpu_shape import GEMM_ROWS, aligned, converted_shapes
 
@@ -15,8 +12,7 @@ from mggcn.backend.cpu_shape import GEMM_ROWS, aligned, converted_shapes
 class CpuGemm:
     """Products of matrices of one storage type; converted: those of bfloat16 are done in float32."""
 
-    def __init__(self, blas: Blas, converted: bool, workspace: Workspace) -> None:
-        self._blas = blas
+    def __init__(self, converted: bool, workspace: Workspace) -> None:
         self._converted = converted
         self._workspace = workspace
 
@@ -26,7 +22,7 @@ class CpuGemm:
             if accumulate:
                 out.addmm_(a, b)
             else:
-                self._product(a, b, out)
+                torch.mm(a, b, out=out)
         else:
             shapes = converted_shapes(a.shape[0], a.shape[1], b.shape[1], summed=out.dtype == torch.float32)
             with self._workspace.lock:
@@ -34,32 +30,25 @@ class CpuGemm:
                 if a.shape[1] > a.shape[0]:
                     _sum_of_blocks(a, b, out, accumulate, *floats)
                 else:
-                    self._blocks_of_rows(a, b, out, accumulate, *floats)
-
-    def _product(self, a: Tensor, b: Tensor, out: Tensor) -> None:
-        """As torch.mm, by the library that is faster at these sizes."""
-        if a.dtype != torch.bfloat16 and choose_gemm(a.shape[0], a.shape[1], b.shape[1], self._blas) == "numpy":
-            with np.errstate(all="ignore"):  # what is not finite shows in the loss
-                np.matmul(a.numpy(), b.numpy(), out=out.numpy())
-        else:
-            torch.mm(a, b, out=out)
-
-    def _blocks_of_rows(
-        self, a: Tensor, b: Tensor, out: Tensor, accumulate: bool, left: Tensor, right: Tensor, sums: Tensor
-    ) -> None:
-        """Rows of out one block after the other."""
-        right.copy_(b)
-        for first in range(0, a.shape[0], GEMM_ROWS):
-            some = a[first : first + GEMM_ROWS]
-            part, result = out[first : first + GEMM_ROWS], sums[: some.shape[0]]
-            self._product(left[: some.shape[0]].copy_(some), right, result)
-            part.copy_(result.add_(part) if accumulate else result)
+                    _blocks_of_rows(a, b, out, accumulate, *floats)
 
     def _floats(self, shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
         """Float32 matrices in the work space, each aligned to a cache line."""
         sizes = [aligned(4 * shape[0] * shape[1]) // 4 for shape in shapes]
         flat = self._workspace.take(4 * sum(sizes)).view(torch.float32)
         return [part[: s[0] * s[1]].view(s) for part, s in zip(flat.split(sizes), shapes, strict=True)]
+
+
+def _blocks_of_rows(
+    a: Tensor, b: Tensor, out: Tensor, accumulate: bool, left: Tensor, right: Tensor, sums: Tensor
+) -> None:
+    """Rows of out one block after the other."""
+    right.copy_(b)
+    for first in range(0, a.shape[0], GEMM_ROWS):
+        some = a[first : first + GEMM_ROWS]
+        part, result = out[first : first + GEMM_ROWS], sums[: some.shape[0]]
+        torch.mm(left[: some.shape[0]].copy_(some), right, out=result)
+        part.copy_(result.add_(part) if accumulate else result)
 
 
 def _sum_of_blocks(

@@ -1,9 +1,8 @@
-"""What the choice of CPU kernels knows of this machine: caches, BLAS, instructions for bfloat16. Needs no torch."""
+"""What the choice of CPU kernels knows of this machine: caches, instructions for bfloat16. Needs no torch."""
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,40 +70,6 @@ class Host:
 def processor_name() -> str:
     """Return the processor's name as the kernel gives it, for the record of a run."""
     return _field("model name") or platform.processor()
-
-
-@dataclass(frozen=True, slots=True)
-class Blas:
-    """NumPy's BLAS in this process and the processor's maker; name "": none whose threads can be set."""
-
-    name: str
-    vendor: str
-
-
-TORCH_ALONE = Blas("", "")
-"""Nothing but torch multiplies."""
-
-
-@functools.cache
-def numpy_blas() -> Blas:
-    """Return the BLAS that NumPy was loaded with; no name without threadpoolctl. Cost: some milliseconds, once."""
-    if importlib.util.find_spec("threadpoolctl") is None:
-        return TORCH_ALONE
-    import numpy
-    import threadpoolctl
-
-    home = Path(numpy.__file__).parent
-    # Wheels keep it beside the package; other builds link one library for all of the process.
-    beside = (home.with_name("numpy.libs"), home / ".dylibs")
-    found = [library for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
-    own = [library for library in found if Path(library["filepath"]).parent.resolve() in beside]
-    names = {library["internal_api"] for library in own or found}
-    return Blas(names.pop() if len(names) == 1 else "", vendor())
-
-
-def vendor() -> str:
-    """Return the processor's maker as Linux tells it, "" if it does not."""
-    return _field("vendor_id")
 
 
 def _field(name: str) -> str:

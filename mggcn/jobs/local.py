@@ -24,13 +24,18 @@ def in_processes(config: Config) -> bool:
 
 def on_local_ranks(config: Config, body: Callable[[Communicator], Any]) -> list[Any]:
     """Run `body` on every rank of this process: one, or P threads."""
-    from mggcn.backend.cpu_threads import threads_set
+    import torch
+
     from mggcn.comm.single import SingleCommunicator
     from mggcn.comm.threads import run_threads
 
     if config.run.ranks == 1:
-        with threads_set(threads_per_rank(config)):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads_per_rank(config))
+        try:
             return [body(SingleCommunicator())]
+        finally:
+            torch.set_num_threads(before)
     return run_threads(config.run.ranks, body, config.run.timeout_s)
 
 

@@ -50,10 +50,12 @@ def fastest(function: Callable[[], None], seconds: float) -> float:
 
 def device_table(threads: int, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
     """Return the [device] table of this machine's cores together, each figure measured for about `seconds`."""
-    from mggcn.backend.cpu_threads import threads_set
+    import torch
 
     footprints = [size for size in FOOTPRINTS if size <= free_bytes() // 8] or [FOOTPRINTS[0]]
-    with threads_set(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
         backend = _backend(threads, "fp32")
         probe = Probe(backend, seconds)
         say("rows gathered at random, by bytes of the operand")
@@ -63,6 +65,8 @@ def device_table(threads: int, seconds: float, say: Callable[[str], None]) -> di
         say("dense products and calls")
         gemm = {name: Probe(_backend(threads, name), seconds).gemm() for name in PRECISIONS}
         call_s = probe.call()
+    finally:
+        torch.set_num_threads(before)
     return {
         "kind": "cpu",
         "count": 1,

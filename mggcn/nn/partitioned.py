@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mggcn.assemble import gpu_of_rank, threads_per_rank
-from mggcn.backend.cpu_threads import set_threads
 from mggcn.backend.device import Device
 from mggcn.comm.base import Communicator
 from mggcn.config import Config
@@ -38,7 +37,7 @@ class PartitionedGraph:
         config, graph = shared.config, shared.graph
         if config.run.ranks != comm.size:
             raise ConfigError(f"the graph is shared out to {config.run.ranks} ranks, but {comm.size} are connected")
-        set_threads(threads_per_rank(config))
+        torch.set_num_threads(threads_per_rank(config))
         most_edges = graph.num_edges + graph.num_vertices
         self._backend = rank_backend(config, comm, device_of, most_edges, PANEL)
         comm.use_lane(self._backend.lane)

@@ -18,7 +18,6 @@ REQUIRED = {
     "torch": ("torch", "2.6"),
     "safetensors": ("safetensors.torch", "0.4"),
     "tomli-w": ("tomli_w", "1.0"),
-    "threadpoolctl": ("threadpoolctl", "3.1"),
 }
 # Distribution -> (least version, extra that installs it, what it is for).
 OPTIONAL = {

@@ -13,7 +13,7 @@ from mggcn.backend import cpu_shape
 from mggcn.backend.cpu import CpuBackend
 from mggcn.backend.cpu_choice import MatrixTraits, candidates, hub_length
 from mggcn.backend.cpu_gemm import CpuGemm
-from mggcn.backend.cpu_machine import TORCH_ALONE, Caches
+from mggcn.backend.cpu_machine import Caches
 from mggcn.backend.cpu_memory import Workspace
 from mggcn.backend.cpu_spmm import make_schedule
 
@@ -69,7 +69,7 @@ def test_converted_products_work_in_what_is_planned(shape: tuple[int, int, int])
         for accumulate in (False, True):
             workspace = Workspace()
             out = torch.ones(a.shape[0], b.shape[1], dtype=dtype)
-            CpuGemm(TORCH_ALONE, True, workspace).multiply(a, b, out, accumulate=accumulate)
+            CpuGemm(True, workspace).multiply(a, b, out, accumulate=accumulate)
             expected = a.double() @ b.double() + accumulate
             close = {"rtol": 2.0**-8, "atol": 0.05} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-3}
             torch.testing.assert_close(out.double(), expected, **close)

@@ -39,7 +39,6 @@ def test_this_machine_is_healthy() -> None:
         "torch",
         "safetensors",
         "tomli-w",
-        "threadpoolctl",
         "CPU kernels",
         "numpy <-> torch",
     ]

@@ -42,7 +42,7 @@ def watcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the malloc watcher needs Linux and a C compiler `cc`")
     library = tmp_path_factory.mktemp("watcher") / "watch_malloc.so"
     options = ["-O2", "-Wall", "-Werror", "-shared", "-fPIC"]
-    command = [compiler, *options, "-o", str(library), str(HERE / "watch_malloc.c"), "-ldl"]
+    command = [compiler, *options, "-o", str(library), str(HERE / "watch_malloc.c")]
     subprocess.run(command, check=True)
     return library
 

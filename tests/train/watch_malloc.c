@@ -1,9 +1,7 @@
 // Preloaded into a process: remembers the largest block that anyone asks for since watch_reset.
 // Seen: malloc, calloc, realloc, the aligned ones and mmap, from every thread and library. Not seen: stacks of new
 // threads and the heap's own growth, which the C library maps without a symbol (their blocks are seen as malloc).
-// Not counted: the table of its threads that OpenBLAS makes in every product, 512 KiB whatever the sizes.
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 #include <execinfo.h>
 #include <stdatomic.h>
@@ -49,13 +47,8 @@ __attribute__((constructor)) static void load_unwinder(void) {
   backtrace(&frame, 1);  // its first call allocates
 }
 
-static int is_table_of_blas(size_t size, void* caller) {
-  Dl_info from;
-  return size == 512 << 10 && dladdr(caller, &from) && from.dli_fname && strstr(from.dli_fname, "openblas");
-}
-
 void* malloc(size_t size) {
-  if (!is_table_of_blas(size, __builtin_return_address(0))) note("malloc", size);
+  note("malloc", size);
   return __libc_malloc(size);
 }
 void* calloc(size_t number, size_t size) {
