@@ -47,7 +47,9 @@ def test_losses_and_scores_are_those_of_broadcast(community: Path, staged: Path,
     np.testing.assert_allclose(np.load(folder / "scores.npy"), np.load(staged / "scores.npy"), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(s, marks=pytest.mark.slow if s in ("slice", "delayed") else ()) for s in STRATEGIES]
+)
 def test_processes_interrupted_and_resumed(community: Path, tmp_path: Path, strategy: str) -> None:
     """Fails if gloo moves other rows than threads do, or an interruption changes a bit."""
     broken = tmp_path / "broken"

@@ -16,6 +16,7 @@ from tests.cuda.nvcc import ARCHITECTURES, CompileError, Resources
 from tests.cuda.units import Unit, all_units, samples
 
 OLD, CUPYS = "sm_70", "sm_90"
+ENDS, BETWEEN = (ARCHITECTURES[0], ARCHITECTURES[-1]), ARCHITECTURES[1:-1]
 F32 = ("-DMGGCN_F32",)
 Found = TypeVar("Found")
 
@@ -59,13 +60,16 @@ def test_every_file_is_asked_for_in_every_type() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_nvcc_compiles_every_file_without_spills(compiler: Path) -> None:
+@pytest.mark.parametrize(
+    "targets", [ENDS, pytest.param(BETWEEN, marks=pytest.mark.slow)], ids=["oldest, newest", "others"]
+)
+def test_nvcc_compiles_every_file_without_spills(compiler: Path, targets: tuple[int, ...]) -> None:
     """Every file, type and architecture of CUDA 13; in all shapes: bench/kernel_resources.py."""
     units = samples(all_units())
-    results = in_parallel(lambda i: nvcc.compile_unit(compiler, units[i]), len(units))
+    results = in_parallel(lambda i: nvcc.compile_unit(compiler, units[i], targets), len(units))
     assert spilling(units, results) == []
     for unit, found in zip(units, results, strict=True):
-        assert {r.arch for r in found} == set(ARCHITECTURES), unit
+        assert {r.arch for r in found} == set(targets), unit
         assert max(r.registers for r in found) <= 128, unit
 
 
