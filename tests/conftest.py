@@ -11,6 +11,8 @@ import pytest
 
 from mggcn import native
 
+native.limit_spinning()  # processes that share the cores: before any test loads torch
+
 NEEDS = {
     "torch_geometric": ["graph/test_convert.py", "model/test_weights.py", "test_api.py"],
     "matplotlib": ["report/test_breakdown.py", "report/test_gantt.py", "report/test_plots.py"],

@@ -35,6 +35,7 @@ def test_what_is_missing_and_what_helps(not_installed: Path, monkeypatch: pytest
         native.path()
 
 
+@pytest.mark.slow
 def test_built_in_place(not_installed: Path) -> None:
     """Fails if the build differs from an installation's in name or kernels, or is not found afterwards."""
     built = native.installed_or_built()

@@ -74,7 +74,7 @@ def test_nvcc_compiles_every_file_without_spills(compiler: Path, targets: tuple[
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("target", [OLD, CUPYS])
+@pytest.mark.parametrize("target", [OLD, pytest.param(CUPYS, marks=pytest.mark.slow)])
 def test_nvrtc_compiles_all_as_cupy_does(library: str, target: str) -> None:
     """Everything that the launchers ask for. CUDA 13's nvcc knows no sm_70: the V100 is CUDA 12's."""
     units = all_units()
