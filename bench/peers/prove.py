@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(BENCH))
+sys.path.insert(0, str(BENCH))  # this script lies one folder below the modules it shares
 
 from common import Worker  # noqa: E402
 from peers_env import DISTRIBUTIONS, OPTIONAL  # noqa: E402

@@ -159,12 +159,12 @@ def build_part(site: Site, bounds: tuple[int, ...], bins: int, *, partial: bool)
     """
     partition, options, backend = cut_partition(site.partition), site.options, site.backend
     held, graph, cut = site.held or partition.held(site.rank), site.graph, partition.cut
-    build = {"self_loops": options.self_loops, "dtype": options.dtype}
-    tile = cut_tile(graph.adj_t, cut.edge_part_t, partition, held, site.rank, **build)  # type: ignore[arg-type]
+    loops, dtype = options.self_loops, options.dtype
+    tile = cut_tile(graph.adj_t, cut.edge_part_t, partition, held, site.rank, self_loops=loops, dtype=dtype)
     forward = [backend.sparse(t.indptr, t.indices, t.values) for t in row_slices(tile, bounds)]
     backward = forward
     if not graph.symmetric:
-        tile_t = cut_tile(graph.adj, cut.edge_part, partition, held, site.rank, **build)  # type: ignore[arg-type]
+        tile_t = cut_tile(graph.adj, cut.edge_part, partition, held, site.rank, self_loops=loops, dtype=dtype)
         backward = [backend.sparse(tile_t.indptr, tile_t.indices, tile_t.values)]
     complete = device_lists(backend, exchange_lists(partition, site.rank, bins=1)[0])
     in_turn = [complete]

@@ -5,6 +5,7 @@ V rows of this rank, P ranks, C classes.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,14 +95,18 @@ def row_tiles(
     wanted: bool (N,), of A^T the rows, and of A the columns, that are taken: two matrices then, whatever the graph.
     Cost: two sweeps per direction. Raises: GraphError for a tile that is too large.
     """
-    build = {"self_loops": options.self_loops, "dtype": options.dtype, "threads": options.threads}
+    build = functools.partial(
+        build_tiles,
+        owners=owners,
+        rank=rank,
+        self_loops=options.self_loops,
+        dtype=options.dtype,
+        threads=options.threads,
+    )
     if wanted is not None:
-        return (
-            build_tiles(graph.adj_t, owners, rank, **build, only=Only(rows=wanted)),  # type: ignore[arg-type]
-            build_tiles(graph.adj, owners, rank, **build, only=Only(cols=wanted)),  # type: ignore[arg-type]
-        )
-    tiles = build_tiles(graph.adj_t, owners, rank, **build)  # type: ignore[arg-type]
-    return tiles, tiles if graph.symmetric else build_tiles(graph.adj, owners, rank, **build)  # type: ignore[arg-type]
+        return build(graph.adj_t, only=Only(rows=wanted)), build(graph.adj, only=Only(cols=wanted))
+    tiles = build(graph.adj_t)
+    return tiles, tiles if graph.symmetric else build(graph.adj)
 
 
 def _owned_chunks(owners: Assignment, rank: int, num_vertices: int) -> list[tuple[slice, npt.NDArray[np.int32]]]:
