@@ -4,42 +4,18 @@
 // sum_partials     out[d] = sum over chunks, in order, of partials[chunk, d]
 // g and h are stored as S = float, double or bfloat16; d is of the type of sums, rounded to S when stored, and not
 // before it is added. Twin: cuda/columns.cu.
-#include "common.h"
-#include "pieces.h"
+#include "activation.h"
 
 namespace {
 
 template <class S>
 void activation_grad(const S* g, int64_t ld_g, S* h, int64_t ld_h, int64_t rows, int64_t cols, int64_t first_row,
-                     int32_t masked, double keep_scale, const Real<S>* h_scale, const Real<S>* out_scale,
-                     double* partials, int32_t threads) {
-  typedef Real<S> R;
-  const R keep = (R)(float)keep_scale;
+                     const Activation<Real<S>>& activation, double* partials, int32_t threads) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t c = 0; c < kPartials; ++c) {
-    double* all_sums = partials ? partials + c * cols : nullptr;
-    for (int64_t v = chunk_start(rows, c); v < chunk_start(rows, c + 1); ++v) {
-      const R scale = h_scale ? keep * h_scale[first_row + v] : keep;
-      in_pieces(h + v * ld_h, cols, [&](R* out, int64_t first, int64_t count) {
-        const S* in = g + v * ld_g + first;
-        if (masked)
-          for (int64_t d = 0; d < count; ++d) {
-            const R product = widen(in[d]) * scale;  // before the mask: else a branch for each element
-            out[d] = out[d] != (R)0 ? product : (R)0;
-          }
-        else
-          for (int64_t d = 0; d < count; ++d) out[d] = widen(in[d]) * scale;
-        if (all_sums) {
-          double* sums = all_sums + first;
-          for (int64_t d = 0; d < count; ++d) sums[d] += out[d];
-        }
-        if (out_scale) {
-          const R s = out_scale[first_row + v];
-          for (int64_t d = 0; d < count; ++d) out[d] *= s;
-        }
-      });
-    }
-  }
+  for (int64_t c = 0; c < kPartials; ++c)
+    for (int64_t v = chunk_start(rows, c); v < chunk_start(rows, c + 1); ++v)
+      gradient_row(g + v * ld_g, h + v * ld_h, cols, first_row + v, activation,
+                   partials ? partials + c * cols : nullptr);
 }
 
 template <class T>
@@ -53,12 +29,12 @@ void sum_partials(const double* partials, T* out, int64_t cols) {
 
 }  // namespace
 
-#define MGGCN_COLUMNS(suffix, S)                                                                                  \
-  MGGCN_EXPORT(mggcn_activation_grad_##suffix)                                                                    \
-  (const S* g, int64_t ld_g, S* h, int64_t ld_h, int64_t rows, int64_t cols, int64_t first_row, int32_t masked,   \
-   double keep_scale, const Real<S>* h_scale, const Real<S>* out_scale, double* partials, int32_t threads) {      \
-    activation_grad<S>(g, ld_g, h, ld_h, rows, cols, first_row, masked, keep_scale, h_scale, out_scale, partials, \
-                       threads);                                                                                  \
+#define MGGCN_COLUMNS(suffix, S)                                                                                    \
+  MGGCN_EXPORT(mggcn_activation_grad_##suffix)                                                                      \
+  (const S* g, int64_t ld_g, S* h, int64_t ld_h, int64_t rows, int64_t cols, int64_t first_row, int32_t masked,     \
+   double keep_scale, const Real<S>* h_scale, const Real<S>* out_scale, double* partials, int32_t threads) {        \
+    activation_grad<S>(g, ld_g, h, ld_h, rows, cols, first_row, {h_scale, out_scale, keep_scale, masked}, partials, \
+                       threads);                                                                                    \
   }
 MGGCN_COLUMNS(f32, float)
 MGGCN_COLUMNS(f64, double)

@@ -48,6 +48,17 @@ class EpilogueArgs(ctypes.Structure):
     )
 
 
+class ActivationArgs(ctypes.Structure):
+    """`Activation<T>` of cpu/activation.h."""
+
+    _fields_ = (
+        ("h_scale", ctypes.c_void_p),
+        ("out_scale", ctypes.c_void_p),
+        ("keep_scale", ctypes.c_double),
+        ("masked", ctypes.c_int32),
+    )
+
+
 class SweepArgs(ctypes.Structure):
     """`Sweep` of cpu/sweep.h."""
 
@@ -137,6 +148,7 @@ _U = ctypes.c_uint64
 # Argument types by kernel; a name ending in _ exists for f32 and f64, and for bf16 if it takes dense rows.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_spmm_": (_P,),
+    "mggcn_gemm_": (_P,),
     "mggcn_ascending": (_P, _P, _L, _P, _I),
     "mggcn_reuse": (_P, _L, _L, _L, _L, _L, _P, _I),
     "mggcn_finish_": (_P, _L, _P, _L, _L, _L, _L, _P, _I),

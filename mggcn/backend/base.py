@@ -188,8 +188,25 @@ class KernelBackend(Protocol):
         """Out (V, D) = or += adj (V, N) @ h (N, D), then the epilogue."""
         ...
 
-    def matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:
-        """Out = or += a @ b; a and b may be transposed views."""
+    @property
+    def fuses_products(self) -> bool:
+        """Whether `matmul` applies an epilogue while rows lie in the cache; else a product should come in blocks."""
+        ...
+
+    def matmul(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        *,
+        accumulate: bool = False,
+        epilogue: Epilogue | None = None,
+        first_row: int = 0,
+    ) -> None:
+        """Out = or += a @ b, then the epilogue; a and b may be transposed views.
+
+        Rows of out are rows first_row, ... of the epilogue's vectors.
+        """
         ...
 
     def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
@@ -212,6 +229,22 @@ class KernelBackend(Protocol):
 
         The mask of ReLU and dropout is read from the zeros that the forward pass stored in h.
         """
+        ...
+
+    def product_grad(
+        self,
+        a: Tensor,
+        b: Tensor,
+        h: Tensor,
+        block: Tensor,
+        *,
+        masked: bool,
+        keep_scale: float,
+        h_scale: Tensor | None,
+        out_scale: Tensor | None,
+        partials: Tensor | None,
+    ) -> None:
+        """As activation_grad of g = a @ b for all rows of h; block (rows, D) has room for some of them."""
         ...
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The CPU backend: torch for dense products, the C++ kernels of cpu/ for the rest.
+"""The CPU backend: the C++ kernels of cpu/, and torch for dense products where it is faster.
 
 Shapes as in base.py. Every method runs to its end before it returns, so every event is done.
 """
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from mggcn import native
+from mggcn.backend import blocked
 from mggcn.backend.base import DONE, Done, Dropout, Epilogue, Sparse
 from mggcn.backend.cpu_args import address, dropout_args, epilogue_args
-from mggcn.backend.cpu_choice import NO_CHOICES, Choices, converts_bf16
-from mggcn.backend.cpu_gemm import CpuGemm
-from mggcn.backend.cpu_machine import caches_of, multiplies_bf16
+from mggcn.backend.cpu_choice import NO_CHOICES, Choices, gemm_way
+from mggcn.backend.cpu_gemm import CpuGemm, Gradient
+from mggcn.backend.cpu_machine import caches_of, has_wide_vectors, multiplies_bf16
 from mggcn.backend.cpu_memory import Workspace, allocate
 from mggcn.backend.cpu_spmm import NAMES, CpuSpmm, make_schedule
 from mggcn.backend.edge_reduce_cpu import CpuEdges
@@ -44,7 +45,8 @@ class CpuBackend:
         self._isa = isa or native.isa()
         self._workspace = Workspace()
         self.sparse_products = CpuSpmm(dtype, threads, self._isa, caches_of(threads), self._workspace, choices)
-        self._gemm = CpuGemm(converts_bf16(multiplies_bf16()), self._workspace)
+        way = gemm_way(dtype.itemsize, self._isa, wide=has_wide_vectors(), has_bf16=multiplies_bf16())
+        self.dense_products = CpuGemm(way, threads, self._isa, self._workspace)
 
     @property
     def name(self) -> str:
@@ -95,8 +97,24 @@ class CpuBackend:
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
         self.sparse_products.multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
 
-    def matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:
-        self._gemm.multiply(a, b, out, accumulate=accumulate)
+    @property
+    def fuses_products(self) -> bool:
+        return self.dense_products.way == "own"
+
+    def matmul(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        *,
+        accumulate: bool = False,
+        epilogue: Epilogue | None = None,
+        first_row: int = 0,
+    ) -> None:
+        fused = epilogue if self.fuses_products else None
+        self.dense_products.multiply(a, b, out, accumulate=accumulate, epilogue=fused, first_row=first_row)
+        if epilogue is not None and fused is None:
+            self.finish(out, out, epilogue, first_row)
 
     def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
         args = ctypes.byref(epilogue_args(epilogue))
@@ -143,6 +161,36 @@ class CpuBackend:
             address(out_scale),
             address(partials),
             self._threads,
+        )
+
+    def product_grad(
+        self,
+        a: Tensor,
+        b: Tensor,
+        h: Tensor,
+        block: Tensor,
+        *,
+        masked: bool,
+        keep_scale: float,
+        h_scale: Tensor | None,
+        out_scale: Tensor | None,
+        partials: Tensor | None,
+    ) -> None:
+        if self.fuses_products:
+            gradient = Gradient(masked, keep_scale, h_scale, out_scale, partials)
+            self.dense_products.multiply(a, b, h, accumulate=False, gradient=gradient)
+            return
+        blocked.product_grad(
+            self,
+            a,
+            b,
+            h,
+            block,
+            masked=masked,
+            keep_scale=keep_scale,
+            h_scale=h_scale,
+            out_scale=out_scale,
+            partials=partials,
         )
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:

@@ -209,9 +209,17 @@ def _blocks(matrix: MatrixTraits, row_bytes: int, blocks: int) -> float:
     return _cached(matrix, row_bytes) + matrix.nnz * lines * VISIT_NS + fetched + again
 
 
-def converts_bf16(has_bf16: bool) -> bool:
-    """Return whether bfloat16 is multiplied as float32, after blocks of rows were converted.
+GemmWay = Literal["own", "torch", "converted"]
+"""Who multiplies dense matrices: cpu/gemm.cpp, torch, or torch in float32 after blocks of bfloat16 were converted."""
 
-    Without instructions for bfloat16, torch 2.13 multiplies it at a tenth of the speed of float32; a conversion is cheap.
+
+def gemm_way(item: int, isa: str, *, wide: bool, has_bf16: bool) -> GemmWay:
+    """Return who multiplies: item, bytes of a stored number; isa, the kernels' instruction set.
+
+    wide: the processor has wider vectors than the kernels use; has_bf16: it has instructions for bfloat16. Without these,
+    torch 2.13 multiplies bfloat16 at a tenth of the speed of float32; a conversion is cheap.
     """
-    return not has_bf16
+    bf16 = item == 2
+    if isa == "avx2" and not wide and not (bf16 and has_bf16):
+        return "own"
+    return "converted" if bf16 and not has_bf16 else "torch"

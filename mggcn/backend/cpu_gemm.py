@@ -1,24 +1,85 @@
-"""Dense products on the CPU: torch's, for bfloat16 its float32 products of converted blocks where these are faster."""
+"""Dense products on the CPU: by cpu/gemm.cpp or by torch, as cpu_choice.gemm_way says."""
 
 from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mggcn import native
+from mggcn.backend.base import Epilogue
+from mggcn.backend.cpu_args import address, epilogue_args
+from mggcn.backend.cpu_choice import GemmWay
 from mggcn.backend.cpu_memory import Workspace
-from mggcn.backend.cpu_shape import GEMM_ROWS, aligned, converted_shapes
+from mggcn.backend.cpu_shape import GEMM_ROWS, aligned, converted_shapes, gemm_sizes
+
+_P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_KINDS = {
+    (torch.float32, torch.float32): "f32",
+    (torch.float64, torch.float64): "f64",
+    (torch.bfloat16, torch.bfloat16): "bf16",
+    (torch.bfloat16, torch.float32): "bf16_f32",
+}
+"""Kernels by types of the operands and of the result."""
+
+
+class GemmArgs(ctypes.Structure):
+    """`Product<S, O>` of cpu/gemm.cpp."""
+
+    _fields_ = (
+        *((name, _P) for name in ("a", "b", "out", "epilogue", "activation", "partials", "packed", "own")),
+        *((name, _L) for name in ("rows", "inner", "cols", "ld_a", "step_k", "step_n", "ld_out", "ld_own")),
+        *((name, _L) for name in ("segments", "first_row")),
+        *((name, _I) for name in ("a_t", "accumulate", "threads")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What takes a gradient back through an activation: arguments of KernelBackend.activation_grad."""
+
+    masked: bool
+    keep_scale: float
+    h_scale: Tensor | None
+    out_scale: Tensor | None
+    partials: Tensor | None
+
+    def args(self) -> native.ActivationArgs:
+        return native.ActivationArgs(address(self.h_scale), address(self.out_scale), self.keep_scale, int(self.masked))
 
 
 class CpuGemm:
-    """Products of matrices of one storage type; converted: those of bfloat16 are done in float32."""
+    """Products of matrices of one storage type."""
 
-    def __init__(self, converted: bool, workspace: Workspace) -> None:
-        self._converted = converted
+    def __init__(self, way: GemmWay, threads: int, isa: str, workspace: Workspace) -> None:
+        self.way = way
+        self._threads = threads
+        self._isa = isa
         self._workspace = workspace
 
-    def multiply(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool) -> None:
-        """As KernelBackend.matmul; out may be float32 beside operands of bfloat16: it is then summed in float32."""
-        if a.dtype == out.dtype and (a.dtype != torch.bfloat16 or not self._converted):
+    def multiply(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        *,
+        accumulate: bool,
+        epilogue: Epilogue | None = None,
+        first_row: int = 0,
+        gradient: Gradient | None = None,
+    ) -> None:
+        """As KernelBackend.matmul; out may be float32 beside operands of bfloat16: it is then summed in float32.
+
+        gradient: the product is that of an activation in out, whose gradient replaces it. This and an epilogue need the
+        way "own".
+        """
+        if not out.numel():
+            return
+        if self.way == "own":
+            self._multiply(a, b, out, accumulate, epilogue, first_row, gradient)
+        elif self.way == "torch" and a.dtype == out.dtype:
             if accumulate:
                 out.addmm_(a, b)
             else:
@@ -31,6 +92,49 @@ class CpuGemm:
                     _sum_of_blocks(a, b, out, accumulate, *floats)
                 else:
                     _blocks_of_rows(a, b, out, accumulate, *floats)
+
+    def _multiply(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        accumulate: bool,
+        epilogue: Epilogue | None,
+        first_row: int,
+        gradient: Gradient | None,
+    ) -> None:
+        (rows, inner), cols = a.shape, b.shape[1]
+        transposed = a.stride(1) != 1
+        real = 8 if a.dtype == torch.float64 else 4
+        sizes = gemm_sizes(rows, inner, cols, a.itemsize, real, transposed=transposed)
+        finish = None if epilogue is None else epilogue_args(epilogue)
+        back = None if gradient is None else gradient.args()
+        with self._workspace.lock:
+            start = self._workspace.take(sizes.total(self._threads)).data_ptr()
+            args = GemmArgs(
+                address(a),
+                address(b),
+                address(out),
+                None if finish is None else ctypes.addressof(finish),
+                None if back is None else ctypes.addressof(back),
+                None if gradient is None else address(gradient.partials),
+                start,
+                start + sizes.packed,
+                rows,
+                inner,
+                cols,
+                a.stride(1) if transposed else a.stride(0),
+                b.stride(0),
+                b.stride(1),
+                out.stride(0),
+                sizes.own // real,
+                sizes.segments,
+                first_row,
+                int(transposed),
+                int(accumulate),
+                self._threads,
+            )
+            native.kernel("mggcn_gemm_", _KINDS[a.dtype, out.dtype], self._isa)(ctypes.byref(args))
 
     def _floats(self, shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
         """Float32 matrices in the work space, each aligned to a cache line."""

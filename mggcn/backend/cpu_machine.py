@@ -86,5 +86,14 @@ def _cpuinfo() -> list[str]:
 @functools.cache
 def multiplies_bf16() -> bool:
     """Return whether the processor has instructions for products of bfloat16, which torch then uses."""
-    flags = next((set(line.split()) for line in _cpuinfo() if line.startswith(("flags", "Features"))), set())
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & flags)
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & _flags())
+
+
+@functools.cache
+def has_wide_vectors() -> bool:
+    """Return whether the processor has vectors of 512 bits, which torch then uses and the kernels of cpu/ do not."""
+    return "avx512f" in _flags()
+
+
+def _flags() -> set[str]:
+    return next((set(line.split()) for line in _cpuinfo() if line.startswith(("flags", "Features"))), set())

@@ -5,6 +5,8 @@ V rows and N columns of a sparse matrix, D columns of its operand.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mggcn.backend.cpu_choice import LINE, PANELS, hub_length
 from mggcn.backend.cpu_machine import Caches
 
@@ -14,6 +16,12 @@ GEMM_ROWS = 512
 """Rows of bfloat16 that a dense product converts at a time: they stay in the cache until they are multiplied."""
 COLUMNS = 64
 """The sums of a part of a hub row are padded to a multiple of these columns."""
+GEMM_BLOCK = 64
+"""Rows that a thread multiplies and finishes at a time: kRowBlock of cpu/gemm.cpp."""
+SUM_INNER, TILE_ROWS, NARROWEST = 128, 4, 16
+"""Rows that a thread packs at a time for a sum, rows of a tile, bytes of a row of the narrowest panel (cpu/gemm.cpp)."""
+SEGMENT_ROWS, MAX_SEGMENTS, SEGMENTS_BYTES = 1024, 64, 2**22
+"""Rows that one thread sums at least; most parts of such a sum; bytes that their results may take together."""
 
 
 def max_parts(nnz: int) -> int:
@@ -44,6 +52,46 @@ def padded_columns(width: int) -> int:
     return -(-width // COLUMNS) * COLUMNS
 
 
+def segments(rows: int, inner: int, cols: int, real: int) -> int:
+    """Return into how many parts a sum over `inner` rows is cut, each with a result (rows, cols) of its own.
+
+    A function of the shape alone, since it changes in which order is summed.
+    """
+    result = max(1, rows * _lined(cols, real) * real)
+    return max(1, min(-(-inner // SEGMENT_ROWS), MAX_SEGMENTS, SEGMENTS_BYTES // result))
+
+
+@dataclass(frozen=True, slots=True)
+class GemmSizes:
+    """Where cpu/gemm.cpp works: bytes that all threads share, bytes of each thread; whole cache lines both."""
+
+    packed: int
+    own: int
+    segments: int = 1
+
+    def total(self, threads: int) -> int:
+        """Bytes of all threads together."""
+        return self.packed + threads * self.own
+
+
+def gemm_sizes(rows: int, inner: int, cols: int, item: int, real: int, *, transposed: bool) -> GemmSizes:
+    """Return what a product (rows, inner) @ (inner, cols) works in; transposed: the left operand is stored so."""
+    whole = _lined(cols, real)
+    if transposed:
+        count = segments(rows, inner, cols, real)
+        # Panels of the left operand have TILE_ROWS columns, those of the right one a line at most; a line lies between.
+        left = -(-rows // TILE_ROWS) * (SUM_INNER * TILE_ROWS * real + LINE)
+        right = SUM_INNER * whole * real + -(-whole * real // NARROWEST) * LINE
+        return GemmSizes(aligned(count * rows * whole * real), left + right, count)
+    widened = inner if item != real else 0
+    return GemmSizes(aligned(inner * whole * real), aligned(GEMM_BLOCK * (whole + widened) * real))
+
+
+def _lined(cols: int, real: int) -> int:
+    """Columns up to the end of a cache line."""
+    return -(-cols * real // LINE) * LINE // real
+
+
 def converted_shapes(rows: int, inner: int, cols: int, *, summed: bool) -> tuple[tuple[int, int], ...]:
     """Return the float32 matrices that a product (rows, inner) @ (inner, cols) of bfloat16 is converted to, in blocks.
 
@@ -57,11 +105,20 @@ def converted_shapes(rows: int, inner: int, cols: int, *, summed: bool) -> tuple
     return (block, rows), (block, cols), *(() if summed else ((rows, cols),))
 
 
-def gemm_bytes(rows: int, d: int, e: int) -> int:
-    """Return the most bytes in which the products of a layer of bfloat16 are converted.
+def gemm_bytes(rows: int, d: int, e: int, item: int, real: int, threads: int) -> int:
+    """Return the most bytes in which the products of a layer work, whoever multiplies.
 
     They are those of `rows` rows, or blocks of them, of widths d and e: forwards, and the gradients of weights and input.
+    item, real: bytes of a stored number and of a sum.
     """
+    forward, input_grad = (gemm_sizes(rows, d, e, item, real, transposed=False) for d, e in ((d, e), (e, d)))
+    weight_grad = gemm_sizes(d, rows, e, item, real, transposed=True)
+    own = max(sizes.total(threads) for sizes in (forward, input_grad, weight_grad))
+    return own if item == real else max(own, _converted_bytes(rows, d, e))
+
+
+def _converted_bytes(rows: int, d: int, e: int) -> int:
+    """The most bytes in which the products of a layer of bfloat16 are converted for torch."""
     counts = {rows, min(rows, GEMM_ROWS), rows % GEMM_ROWS}
     shapes = [
         converted_shapes(*sizes, summed=summed)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mggcn.backend import blocked
 from mggcn.backend import cuda_rows as rows
 from mggcn.backend.base import Dropout, Epilogue, Event, Lane, Sparse, Timestamp
 from mggcn.backend.cuda_kernels import Kernels
@@ -102,13 +103,28 @@ class CudaBackend:
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
         self._spmm.multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
 
-    def matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:
+    @property
+    def fuses_products(self) -> bool:
+        return False
+
+    def matmul(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        *,
+        accumulate: bool = False,
+        epilogue: Epilogue | None = None,
+        first_row: int = 0,
+    ) -> None:
         if out.dtype != a.dtype:
             self._device.mixed_matmul(a, b, out, accumulate=accumulate)
         elif accumulate:
             out.addmm_(a, b)
         else:
             torch.mm(a, b, out=out)
+        if epilogue is not None:
+            self.finish(out, out, epilogue, first_row)
 
     def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
         rows.finish(self._kernels[z.dtype], z, out, epilogue, first_row)
@@ -135,6 +151,32 @@ class CudaBackend:
             out_scale=out_scale,
             partials=partials,
             first_row=first_row,
+        )
+
+    def product_grad(
+        self,
+        a: Tensor,
+        b: Tensor,
+        h: Tensor,
+        block: Tensor,
+        *,
+        masked: bool,
+        keep_scale: float,
+        h_scale: Tensor | None,
+        out_scale: Tensor | None,
+        partials: Tensor | None,
+    ) -> None:
+        blocked.product_grad(
+            self,
+            a,
+            b,
+            h,
+            block,
+            masked=masked,
+            keep_scale=keep_scale,
+            h_scale=h_scale,
+            out_scale=out_scale,
+            partials=partials,
         )
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:

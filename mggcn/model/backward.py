@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mggcn.model.ops import Activated, Finish, Runtime, dropped_block, given, start_partials
+from mggcn.model.ops import Activated, Finish, Runtime, dropped_block, finished_product, given, start_partials
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,6 @@ class InputGrad:
     block: str
     partials: str
     activated: Activated
-    block_rows: int
 
     @property
     def label(self) -> str:
@@ -149,13 +148,8 @@ class InputGrad:
 
     def run(self, rt: Runtime) -> None:
         g, h, block = rt.buffer(self.g), rt.buffer(self.h), rt.buffer(self.block)
-        weight_t = rt.weight(self.layer).t()
         partials = start_partials(rt, self.partials)
-        for first in range(0, h.shape[0], self.block_rows):
-            rows = h[first : first + self.block_rows]
-            part = block[: rows.shape[0]]
-            rt.backend.matmul(g[first : first + self.block_rows], weight_t, part)
-            self.activated.run(rt, part, rows, partials, first)
+        self.activated.run_product(rt, g, rt.weight(self.layer).t(), h, block, partials)
         if partials is not None:
             rt.backend.sum_partials(partials, rt.bias_grad(self.layer - 1))
 
@@ -184,12 +178,7 @@ class ProductGrad:
 
     def run(self, rt: Runtime) -> None:
         g, dst, epilogue = rt.buffer(self.g), rt.buffer(self.dst), self.finish.epilogue(rt)
-        weight_t = rt.weight(self.layer).t()
-        for first in range(0, dst.shape[0], self.block_rows):
-            out = dst[first : first + self.block_rows]
-            rt.backend.matmul(g[first : first + self.block_rows], weight_t, out)
-            if epilogue is not None:
-                rt.backend.finish(out, out, epilogue, first)
+        finished_product(rt, g, rt.weight(self.layer).t(), dst, epilogue, self.block_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mggcn.aggregate.base import aggregate_name
 from mggcn.backend.base import Dropout, Epilogue
-from mggcn.model.ops import Finish, Runtime, dropped_block, given
+from mggcn.model.ops import Finish, Runtime, dropped_block, finished_product, given
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,8 @@ class Linear:
 
     def run(self, rt: Runtime) -> None:
         src = rt.buffer(self.src) if self.src else given(rt.inputs.dense)
-        dst, epilogue = rt.buffer(self.dst), self.finish.epilogue(rt)
-        # A block of the product is finished while it lies in the cache.
-        step = dst.shape[0] if epilogue is None else self.block_rows
-        for first in range(0, dst.shape[0], max(step, 1)):
-            out = dst[first : first + step]
-            rt.backend.matmul(src[first : first + step], rt.weight(self.layer), out)
-            if epilogue is not None:
-                rt.backend.finish(out, out, epilogue, first)
+        epilogue = self.finish.epilogue(rt)
+        finished_product(rt, src, rt.weight(self.layer), rt.buffer(self.dst), epilogue, self.block_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +68,7 @@ class DroppedLinear:
         for first in range(0, dst.shape[0], self.block_rows):
             out = dst[first : first + self.block_rows]
             block = dropped_block(rt, self.block, self.dropped, first, out.shape[0])
-            rt.backend.matmul(block, rt.weight(self.layer), out)
-            if epilogue is not None:
-                rt.backend.finish(out, out, epilogue, first)
+            rt.backend.matmul(block, rt.weight(self.layer), out, epilogue=epilogue, first_row=first)
 
 
 @dataclass(frozen=True, slots=True)

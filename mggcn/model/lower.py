@@ -177,7 +177,7 @@ def _backward(b: _Builder) -> None:
             b.aggregate(layer, z, g, Finish(layer), backward=True)
         b.ops.append(bwd.WeightGrad(layer, h, g))
         block, partials = b.block(f"input-grad{layer}", choice.d_in), b.partials(f"input-grad{layer}", choice.d_in)
-        b.ops.append(bwd.InputGrad(layer, g, h, block, partials, activated, b.model.block_rows))
+        b.ops.append(bwd.InputGrad(layer, g, h, block, partials, activated))
     _input_layer_backward(b, layers[0])
 
 

@@ -131,6 +131,17 @@ def start_partials(rt: Runtime, name: str) -> Tensor | None:
     return partials
 
 
+def finished_product(
+    rt: Runtime, a: Tensor, b: Tensor, out: Tensor, epilogue: Epilogue | None, block_rows: int
+) -> None:
+    """Out = epilogue(a @ b): at once, or by blocks of rows that are finished while they lie in the cache."""
+    whole = epilogue is None or rt.backend.fuses_products
+    step = max(1, out.shape[0] if whole else block_rows)
+    for first in range(0, out.shape[0], step):
+        some = slice(first, first + step)
+        rt.backend.matmul(a[some], b, out[some], epilogue=epilogue, first_row=first)
+
+
 def dropped_block(rt: Runtime, name: str, dropped: Finish, first: int, rows: int) -> Tensor:
     """Fill the first `rows` rows of a buffer with S_c drop(X) of rows first, ... and return them."""
     block = rt.buffer(name)[:rows]
@@ -150,8 +161,8 @@ class Activated:
     col_scale: bool
     row_scale: bool
 
-    def run(self, rt: Runtime, g: Tensor, h: Tensor, partials: Tensor | None, first_row: int = 0) -> None:
-        """H = out_scale * (h != 0) * keep * S_c * g for the rows of g."""
+    def run(self, rt: Runtime, g: Tensor, h: Tensor, partials: Tensor | None) -> None:
+        """H = out_scale * (h != 0) * keep * S_c * g."""
         rt.backend.activation_grad(
             g,
             h,
@@ -160,5 +171,18 @@ class Activated:
             h_scale=rt.inputs.col_scale if self.col_scale else None,
             out_scale=rt.inputs.row_scale if self.row_scale else None,
             partials=partials,
-            first_row=first_row,
+        )
+
+    def run_product(self, rt: Runtime, a: Tensor, b: Tensor, h: Tensor, block: Tensor, partials: Tensor | None) -> None:
+        """As `run` with g = a @ b, of which a few rows at a time exist, in `block` if anywhere."""
+        rt.backend.product_grad(
+            a,
+            b,
+            h,
+            block,
+            masked=self.masked,
+            keep_scale=keep_scale(self.dropout),
+            h_scale=rt.inputs.col_scale if self.col_scale else None,
+            out_scale=rt.inputs.row_scale if self.row_scale else None,
+            partials=partials,
         )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mggcn.backend import blocked
 from mggcn.backend.base import Dropout, Epilogue, Event, KernelBackend, Lane, Sparse, Timestamp
 from mggcn.backend.edge_reduce import EdgeKernels
 from mggcn.trace.recorder import Recorder
@@ -66,9 +67,25 @@ class TracedBackend:
         with self._recorder.kernel("spmm", work, self._recorder.stage_of(adj)):
             self._inner.spmm(adj, h, out, accumulate=accumulate, epilogue=epilogue)
 
-    def matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None:
+    @property
+    def fuses_products(self) -> bool:
+        return self._inner.fuses_products
+
+    def matmul(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        *,
+        accumulate: bool = False,
+        epilogue: Epilogue | None = None,
+        first_row: int = 0,
+    ) -> None:
+        fused = epilogue if self.fuses_products else None
         with self._recorder.kernel("gemm", matmul_work(a, b, out, accumulate=accumulate)):
-            self._inner.matmul(a, b, out, accumulate=accumulate)
+            self._inner.matmul(a, b, out, accumulate=accumulate, epilogue=fused, first_row=first_row)
+        if epilogue is not None and fused is None:
+            self.finish(out, out, epilogue, first_row)
 
     def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
         with self._recorder.kernel("epilogue", streamed(z, out)):
@@ -96,6 +113,46 @@ class TracedBackend:
                 out_scale=out_scale,
                 partials=partials,
                 first_row=first_row,
+            )
+
+    def product_grad(
+        self,
+        a: Tensor,
+        b: Tensor,
+        h: Tensor,
+        block: Tensor,
+        *,
+        masked: bool,
+        keep_scale: float,
+        h_scale: Tensor | None,
+        out_scale: Tensor | None,
+        partials: Tensor | None,
+    ) -> None:
+        if not self.fuses_products:
+            blocked.product_grad(
+                self,
+                a,
+                b,
+                h,
+                block,
+                masked=masked,
+                keep_scale=keep_scale,
+                h_scale=h_scale,
+                out_scale=out_scale,
+                partials=partials,
+            )
+            return
+        with self._recorder.kernel("gemm", matmul_work(a, b, h, accumulate=True)):
+            self._inner.product_grad(
+                a,
+                b,
+                h,
+                block,
+                masked=masked,
+                keep_scale=keep_scale,
+                h_scale=h_scale,
+                out_scale=out_scale,
+                partials=partials,
             )
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:

@@ -117,16 +117,21 @@ class RankSizes:
     def _host_kernel_regions(self, panel: int) -> dict[str, int]:
         """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
         matrices, width, model = self._matrices(), self._widest(panel), self.model
-        stored, caches = ITEM_BYTES[model.dtype], caches_of(threads_of(self.config.run))
+        stored, threads = ITEM_BYTES[model.dtype], threads_of(self.config.run)
+        caches = caches_of(threads)
         columns = max(self.shape.num_vertices, self.inputs.cols)
         products = [
             cpu_shape.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, caches)
             for rows, nnz, _ in matrices
         ]
-        converted = [cpu_shape.gemm_bytes(model.rows, c.d_in, c.d_out) for c in model.layers if model.dtype == "bf16"]
+        dense = [
+            cpu_shape.gemm_bytes(model.rows, c.d_in, c.d_out, stored, self.item, threads)
+            for c in model.layers
+            if c.layer > 1 or not model.input.sparse
+        ]
         return {
             "kernel schedules": sum(cpu_shape.schedule_bytes(rows, nnz) for rows, nnz, _ in matrices),
-            "kernel work space": max([*products, *converted], default=0),
+            "kernel work space": max([*products, *dense], default=0),
         }
 
     def _kernel_regions(self, panel: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ import torch
 from mggcn import native
 from mggcn.backend import cpu_shape
 from mggcn.backend.cpu import CpuBackend
-from mggcn.backend.cpu_choice import MatrixTraits, candidates, hub_length
+from mggcn.backend.cpu_choice import GemmWay, MatrixTraits, candidates, hub_length
 from mggcn.backend.cpu_gemm import CpuGemm
 from mggcn.backend.cpu_machine import Caches
 from mggcn.backend.cpu_memory import Workspace
@@ -57,19 +57,25 @@ def test_no_way_of_a_product_works_in_more_than_is_planned() -> None:
             assert all(8 * rows <= planned for _ in blocks) or item != real
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(1500, 70, 33), (100, 300, 41), (512, 64, 64), (513, 500, 3), (1, 9, 9), (7, 1, 1)])
-def test_converted_products_work_in_what_is_planned(shape: tuple[int, int, int]) -> None:
-    """Fails if a product of a layer converts more at a time than its plan says, or is wrong where it is cut in blocks."""
+def test_dense_products_work_in_what_is_planned(shape: tuple[int, int, int], dtype: torch.dtype, threads: int) -> None:
+    """Fails if a product of a layer packs or converts more at a time than its plan says, or the plan says too much."""
     rows, d, e = shape
-    planned = cpu_shape.gemm_bytes(rows, d, e)
+    real = torch.float64 if dtype == torch.float64 else torch.float32
+    planned = cpu_shape.gemm_bytes(rows, d, e, dtype.itemsize, real.itemsize, threads)
     torch.manual_seed(8803)
-    h, w, g = (torch.randn(*size).bfloat16() for size in ((rows, d), (d, e), (rows, e)))
+    # Rows of whole cache lines, as buffers have.
+    h, g = (torch.randn(rows, -(-cols // 32) * 32).to(dtype)[:, :cols] for cols in (d, e))
+    w = torch.randn(d, e).to(dtype)
     most = 0
-    for a, b, dtype in ((h, w, torch.bfloat16), (g, w.t(), torch.bfloat16), (h.t(), g, torch.float32)):
-        for accumulate in (False, True):
+    ways: list[GemmWay] = ["own", "converted"] if dtype == torch.bfloat16 else ["own"]
+    for way, accumulate in itertools.product(ways, (False, True)):
+        for a, b, kind in ((h, w, dtype), (g, w.t(), dtype), (h.t(), g, real)):
             workspace = Workspace()
-            out = torch.ones(a.shape[0], b.shape[1], dtype=dtype)
-            CpuGemm(True, workspace).multiply(a, b, out, accumulate=accumulate)
+            out = torch.ones(a.shape[0], b.shape[1], dtype=kind)
+            CpuGemm(way, threads, native.isa(), workspace).multiply(a, b, out, accumulate=accumulate)
             expected = a.double() @ b.double() + accumulate
             close = {"rtol": 2.0**-8, "atol": 0.05} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-3}
             torch.testing.assert_close(out.double(), expected, **close)
@@ -84,6 +90,6 @@ def test_a_work_space_is_shared_and_keeps_its_size() -> None:
     sizes = []
     for rows in (300, 50, 300):
         a, b = torch.ones(rows, 20, dtype=torch.bfloat16), torch.ones(20, 5, dtype=torch.bfloat16)
-        backend.matmul(a.t().contiguous().t(), b, torch.empty(rows, 5))
+        backend.matmul(a, b, torch.empty(rows, 5))
         sizes.append(backend.work_space_bytes)
     assert sizes[0] == sizes[1] == sizes[2] > 0

@@ -23,6 +23,7 @@ from tests.trace.recorded import MODELS, config_of, events_of, graph, on_ranks, 
 KERNELS = {
     "spmm": "spmm",
     "matmul": "gemm",
+    "product_grad": "gemm",
     "finish": "epilogue",
     "activation_grad": "activation-grad",
     "sum_partials": "bias-grad",

@@ -1,0 +1,244 @@
+// gemm: out (+)= a b, then the row epilogue if one is given.
+// in    a S [M, K], stored so or transposed (a_t), with the leading dimension of its storage; b S [K, N], element (k,
+// n) at
+//       k step_k + n step_n
+// out   O [M, N]; S, O, R: float, float, float; double; bf16, bf16 or float, float. O is rounded once, after the
+// epilogue. work  M N K multiply-adds; moves M K + M N numbers (rows) or K (M + N) (sums), the small matrix lies in the
+// cache. Two ways, for the products of a layer, whose long dimension is the vertices (docs/notes/0014):
+//   rows  a not transposed, M long: b is packed once; blocks of rows, handed out dynamically, are multiplied with
+//   panels
+//         of it and finished, or taken back through an activation, while they lie in the cache. Any number of threads
+//         gives the same bits.
+//   sums  a transposed, K long: segments of K, a number that depends on the shape alone, sum to results of their own,
+//         which are added in order.
+#include <omp.h>
+
+#include "activation.h"
+#include "epilogue.h"
+#include "gemm_tile.h"
+
+namespace {
+
+constexpr int64_t kInner = 256;     // rows of a packed panel that are used at a time: 24 KiB
+constexpr int64_t kRowBlock = 64;   // rows of a that meet every panel before the next ones come
+constexpr int64_t kSumInner = 128;  // rows of both operands that a thread packs at a time for a sum
+constexpr int64_t kItems = 2;       // parts of the work that every thread should find at least
+
+template <class S, class O>
+struct Product {  // `GemmArgs` of mggcn/backend/cpu_gemm.py
+  const S* a;
+  const S* b;
+  O* out;
+  const Epilogue<Real<S>>* epilogue;      // or null
+  const Activation<Real<S>>* activation;  // or null: then out holds the activation, whose gradient replaces it
+  double* partials;                       // [kPartials, N] or null: column sums of the gradient are added
+  Real<S>* packed;                        // rows: b in panels; sums: [segments, M, N in whole vectors]
+  Real<S>* own;                           // [threads, ld_own]
+  int64_t rows, inner, cols, ld_a, step_k, step_n, ld_out, ld_own, segments, first_row;
+  int32_t a_t, accumulate, threads;
+};
+
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Row i of the result from what is left after the product in z, which may be the place of the result.
+template <class S, class O>
+inline void store_row(const Product<S, O>& p, int64_t i, Real<S>* z) {
+  if (p.epilogue) finish_row(z, 0, p.cols, p.first_row + i, *p.epilogue);
+  O* out = p.out + i * p.ld_out;
+  if ((void*)z != (void*)out) narrow_row(z, out, p.cols);
+}
+
+template <class S, class O>
+void pack(const Product<S, O>& p, const Panels& panels) {
+  typedef Real<S> R;
+  constexpr int width = Vector<R>::width;
+#pragma omp for schedule(static)
+  for (int64_t panel = 0; panel < panels.count; ++panel) {
+    const int64_t first = panels.first(panel) * width, end = panels.first(panel + 1) * width;
+    R* place = p.packed + first * p.inner;
+    for (int64_t k = 0; k < p.inner; ++k, place += end - first)
+      pack_row(p.b + k * p.step_k + first * p.step_n, p.step_n, least(end, p.cols) - first, end - first, place);
+  }
+}
+
+// Rows [first, first + count) of the product into c. own: room for these rows of a, used if they need a conversion.
+template <class S, class O>
+inline void block_of_rows(const Product<S, O>& p, const Panels& panels, int64_t first, int64_t count, Real<S>* own,
+                          Real<S>* c, int64_t ld_c) {
+  typedef Real<S> R;
+  constexpr int width = Vector<R>::width;
+  const R* a;
+  int64_t ld_a = p.ld_a;
+  if constexpr (std::is_same_v<S, R>) {
+    a = p.a + first * ld_a;
+  } else {
+    ld_a = p.inner;
+    for (int64_t i = 0; i < count; ++i) widen_row(p.a + (first + i) * p.ld_a, own + i * ld_a, p.inner);
+    a = own;
+  }
+  int64_t k = 0;
+  do {  // once if there is nothing to sum
+    const int64_t inner = least(kInner, p.inner - k);
+    const bool accumulate = k || p.accumulate;
+    for (int64_t panel = 0; panel < panels.count; ++panel) {
+      const int64_t at = panels.first(panel) * width, vectors = panels.first(panel + 1) - panels.first(panel);
+      const R* b = p.packed + at * p.inner + k * vectors * width;
+      int64_t i = 0;
+      for (; i + kTileRows <= count; i += kTileRows)
+        tile_of<kTileRows, 0>(vectors, inner, a + i * ld_a + k, ld_a, b, c + i * ld_c + at, ld_c, accumulate);
+      for (; i < count; ++i)
+        tile_of<1, 0>(vectors, inner, a + i * ld_a + k, ld_a, b, c + i * ld_c + at, ld_c, accumulate);
+    }
+    k += kInner;
+  } while (k < p.inner);
+}
+
+// Rows [first, first + count) of the result, stored or, if the product is a gradient, taken to before the activation.
+template <class S, class O>
+inline void finished_block(const Product<S, O>& p, const Panels& panels, int64_t first, int64_t count, Real<S>* own,
+                           double* sums) {
+  typedef Real<S> R;
+  const bool direct = std::is_same_v<O, R> && panels.cols == p.cols && !p.activation;
+  R* c = direct ? (R*)p.out + first * p.ld_out : own;
+  const int64_t ld_c = direct ? p.ld_out : panels.cols;
+  if (!direct && p.accumulate)
+    for (int64_t i = 0; i < count; ++i) widen_row(p.out + (first + i) * p.ld_out, c + i * ld_c, p.cols);
+  block_of_rows(p, panels, first, count, own + kRowBlock * panels.cols, c, ld_c);
+  for (int64_t i = 0; i < count; ++i) {
+    if constexpr (std::is_same_v<S, O>) {
+      if (p.activation) {
+        gradient_row(c + i * ld_c, p.out + (first + i) * p.ld_out, p.cols, p.first_row + first + i, *p.activation,
+                     sums);
+        continue;
+      }
+    }
+    store_row(p, first + i, c + i * ld_c);
+  }
+}
+
+template <class S, class O>
+void gemm_rows(const Product<S, O>& p, int32_t thread) {
+  const Panels panels(p.cols, Vector<Real<S>>::width);
+  pack(p, panels);
+  Real<S>* own = p.own + thread * p.ld_own;
+  // With column sums the chunks are those of columns.cpp: their sums are added in order.
+  const int64_t chunks = p.partials ? kPartials : (p.rows + kRowBlock - 1) / kRowBlock;
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t end = p.partials ? chunk_start(p.rows, chunk + 1) : least((chunk + 1) * kRowBlock, p.rows);
+    for (int64_t first = p.partials ? chunk_start(p.rows, chunk) : chunk * kRowBlock; first < end; first += kRowBlock)
+      finished_block(p, panels, first, least(kRowBlock, end - first), own,
+                     p.partials ? p.partials + chunk * p.cols : nullptr);
+  }
+}
+
+// How a thread packs kSumInner rows of both operands: panels of kTileRows columns of a, and panels of b as of a product
+// of rows. Panels lie a line apart, so that they do not meet in the same places of the cache.
+template <class R>
+struct Packing {
+  static constexpr int64_t line = 64 / sizeof(R), left_step = kSumInner * kTileRows + line;
+  Panels panels;  // of the columns [first, end) of b
+  int64_t first, end, left, size;
+
+  Packing(int64_t rows, int64_t first_col, int64_t end_col)
+      : panels(end_col - first_col, Vector<R>::width),
+        first(first_col),
+        end(end_col),
+        left((rows + kTileRows - 1) / kTileRows * left_step),
+        size(left + kSumInner * panels.cols + panels.count * line) {}
+  int64_t right(int64_t panel) const {
+    return left + kSumInner * panels.first(panel) * Vector<R>::width + panel * line;
+  }
+};
+
+// Rows [k, k + inner) of both, each row in the order of memory.
+template <class S, class O>
+inline void pack_rows(const Product<S, O>& p, const Packing<Real<S>>& packing, int64_t k, int64_t inner, Real<S>* own) {
+  typedef Real<S> R;
+  constexpr int width = Vector<R>::width;
+  for (int64_t e = 0; e < inner; ++e) {
+    const S* row = p.a + (k + e) * p.ld_a;
+    R* place = own + e * kTileRows;
+    int64_t i = 0;
+    for (; i + kTileRows <= p.rows; i += kTileRows, place += packing.left_step)
+      for (int64_t r = 0; r < kTileRows; ++r) place[r] = widen(row[i + r]);
+    for (int64_t r = 0; i + r < p.rows; ++r) place[r] = widen(row[i + r]);
+    const S* right = p.b + (k + e) * p.step_k + packing.first * p.step_n;
+    for (int64_t panel = 0; panel < packing.panels.count; ++panel) {
+      const int64_t from = packing.panels.first(panel) * width, to = packing.panels.first(panel + 1) * width;
+      pack_row(right + from * p.step_n, p.step_n, least(to, packing.end - packing.first) - from, to - from,
+               own + packing.right(panel) + e * (to - from));
+    }
+  }
+}
+
+// The sum of rows [k0, k1) into c, columns as packed.
+template <class S, class O>
+void sum_segment(const Product<S, O>& p, const Packing<Real<S>>& packing, int64_t k0, int64_t k1, Real<S>* own,
+                 Real<S>* c, int64_t ld_c) {
+  typedef Real<S> R;
+  constexpr int width = Vector<R>::width;
+  int64_t k = k0;
+  do {  // once if there is nothing to sum
+    const int64_t inner = least(kSumInner, k1 - k);
+    pack_rows(p, packing, k, inner, own);
+    for (int64_t panel = 0; panel < packing.panels.count; ++panel) {
+      const int64_t at = packing.panels.first(panel), vectors = packing.panels.first(panel + 1) - at;
+      const R* right = own + packing.right(panel);
+      R* place = c + packing.first + at * width;
+      int64_t i = 0;
+      for (; i + kTileRows <= p.rows; i += kTileRows)
+        tile_of<kTileRows, kTileRows>(vectors, inner, own + i / kTileRows * packing.left_step, 0, right,
+                                      place + i * ld_c, ld_c, k > k0);
+      for (; i < p.rows; ++i)
+        tile_of<1, kTileRows>(vectors, inner, own + i / kTileRows * packing.left_step + i % kTileRows, 0, right,
+                              place + i * ld_c, ld_c, k > k0);
+    }
+    k += kSumInner;
+  } while (k < k1);
+}
+
+template <class S, class O>
+void gemm_sums(const Product<S, O>& p, int32_t thread) {
+  typedef Real<S> R;
+  constexpr int width = Vector<R>::width;
+  const Panels all(p.cols, width);
+  // Fewer segments than threads want: columns are shared out as well, which changes no sum.
+  const int64_t wanted = (kItems * p.threads + p.segments - 1) / p.segments, across = least(wanted, all.count);
+  R* own = p.own + thread * p.ld_own;
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t item = 0; item < p.segments * across; ++item) {
+    const int64_t segment = item / across, j = item % across;
+    const int64_t first = all.first(all.count * j / across) * width,
+                  end = all.first(all.count * (j + 1) / across) * width;
+    sum_segment(p, Packing<R>(p.rows, first, least(end, p.cols)), p.inner * segment / p.segments,
+                p.inner * (segment + 1) / p.segments, own, p.packed + segment * p.rows * all.cols, all.cols);
+  }
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < p.rows; ++i) {
+    R* z = p.packed + i * all.cols;
+    for (int64_t segment = 1; segment < p.segments; ++segment) {
+      const R* more = p.packed + (segment * p.rows + i) * all.cols;
+      for (int64_t d = 0; d < p.cols; ++d) z[d] += more[d];
+    }
+    if (p.accumulate)
+      for (int64_t d = 0; d < p.cols; ++d) z[d] += widen(p.out[i * p.ld_out + d]);
+    store_row(p, i, z);
+  }
+}
+
+}  // namespace
+
+#define MGGCN_GEMM(suffix, S, O)                              \
+  MGGCN_EXPORT(mggcn_gemm_##suffix)(const Product<S, O>* p) { \
+    _Pragma("omp parallel num_threads(p->threads)") {         \
+      if (p->a_t)                                             \
+        gemm_sums(*p, omp_get_thread_num());                  \
+      else                                                    \
+        gemm_rows(*p, omp_get_thread_num());                  \
+    }                                                         \
+  }
+MGGCN_GEMM(f32, float, float)
+MGGCN_GEMM(f64, double, double)
+MGGCN_GEMM(bf16, bf16, bf16)
+MGGCN_GEMM(bf16_f32, bf16, float)
