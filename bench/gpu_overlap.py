@@ -21,8 +21,8 @@ from gpu_lab import Lab, make_device
 from torch import Tensor
 
 from mggcn.assemble import Rank, make_rank, plan_graph, resolve
-from mggcn.backend.base import DONE, Event
 from mggcn.backend.device import Device
+from mggcn.backend.events import DONE, Event
 from mggcn.comm.base import Communicator, Lane, Moving
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config, from_tables

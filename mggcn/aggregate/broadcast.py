@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
-from mggcn.backend.base import Epilogue, Event, KernelBackend, Sparse
+from mggcn.backend.base import Epilogue, KernelBackend, Sparse
+from mggcn.backend.events import Event
 from mggcn.config import RunConfig
 from mggcn.partition.locality_estimate import UNKNOWN, Reuse
 from mggcn.partition.parts import Figures, row_figures, row_owners

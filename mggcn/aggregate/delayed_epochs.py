@@ -18,7 +18,8 @@ import torch
 from mggcn.aggregate.base import aggregate_name
 from mggcn.aggregate.delayed import DelayedPlan
 from mggcn.aggregate.delayed_part import DeviceLists, Part
-from mggcn.backend.base import DONE, Epilogue, Event
+from mggcn.backend.base import Epilogue
+from mggcn.backend.events import DONE, Event
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.aggregate.base import Site
-from mggcn.backend.base import Epilogue, Event, KernelBackend, Sparse
+from mggcn.backend.base import Epilogue, KernelBackend, Sparse
+from mggcn.backend.events import Event
 from mggcn.graph.csr import Graph
 from mggcn.partition.cut_rows import Lists, cut_partition, exchange_lists
 from mggcn.partition.cut_tiles import cut_tile, row_slices

@@ -7,63 +7,18 @@ Dense tensors are (rows, cols) with unit column stride; their row stride is the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
+
+from mggcn.backend.events import Event, Lane, Timestamp
 
 if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
     import torch
     from torch import Tensor
 
     from mggcn.backend.edge_reduce import EdgeKernels
-
-
-class Event(Protocol):
-    """A point in a rank's work that other work waits for."""
-
-    def wait(self) -> None:
-        """Return when the work is done (CPU) or ordered before what follows (GPU).
-
-        Raises: CommError if it is a message and another rank failed or the transport's timeout passed.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The event of work that is already done."""
-
-    def wait(self) -> None:
-        return
-
-
-DONE: Final = Done()
-
-
-class Lane(Protocol):
-    """Where a transport moves data: a stream beside the kernels on a device that has one, else the calling thread."""
-
-    def working(self, after: Event | None) -> AbstractContextManager[None]:
-        """Tensor work of the block is the lane's, after `after`, or, without it, after the rank's work so far."""
-        ...
-
-    def record(self) -> Event:
-        """Return an event that is done when the lane's work so far is."""
-        ...
-
-    def timestamp(self) -> Timestamp:
-        """Return the moment at which the lane's work so far is done."""
-        ...
-
-
-class Timestamp(Protocol):
-    """A moment in a device's work, for measuring."""
-
-    def seconds_since(self, earlier: Any) -> float:
-        """Return the seconds from an earlier timestamp of the same device to this one; the work must be done."""
-        ...
 
 
 def drop_threshold(probability: float) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mggcn import native
 from mggcn.backend import blocked
-from mggcn.backend.base import DONE, Done, Dropout, Epilogue, Sparse
+from mggcn.backend.base import Dropout, Epilogue, Sparse
 from mggcn.backend.cpu_args import address, dropout_args, epilogue_args
 from mggcn.backend.cpu_choice import NO_CHOICES, Choices, gemm_way
 from mggcn.backend.cpu_gemm import CpuGemm, Gradient
@@ -25,8 +25,8 @@ from mggcn.backend.cpu_machine import caches_of, has_wide_vectors, multiplies_bf
 from mggcn.backend.cpu_memory import Workspace, allocate
 from mggcn.backend.cpu_spmm import NAMES, CpuSpmm, make_schedule
 from mggcn.backend.edge_reduce_cpu import CpuEdges
+from mggcn.backend.events import DONE, Done
 from mggcn.backend.host import HostLane, HostTime
-from mggcn.errors import BackendError
 
 PARTIALS = 64
 """Row chunks whose column sums are added in order (cpu/common.h)."""
@@ -296,8 +296,4 @@ class CpuBackend:
 
     @property
     def edges(self) -> CpuEdges:
-        if self._dtype == torch.bfloat16:
-            raise BackendError(
-                "messages along edges need float32 or float64 on a CPU, got bfloat16; convert the features, or use a GPU"
-            )
         return CpuEdges(self._dtype, self._threads, self._isa)

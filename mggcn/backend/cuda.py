@@ -15,11 +15,12 @@ from torch import Tensor
 
 from mggcn.backend import blocked
 from mggcn.backend import cuda_rows as rows
-from mggcn.backend.base import Dropout, Epilogue, Event, Lane, Sparse, Timestamp
+from mggcn.backend.base import Dropout, Epilogue, Sparse
 from mggcn.backend.cuda_kernels import Kernels
 from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
 from mggcn.backend.device import Device
 from mggcn.backend.edge_reduce_cuda import CudaEdges
+from mggcn.backend.events import Event, Lane, Timestamp
 
 QUEUE_S = 1.0
 """The host looks at results about once in as many seconds: signals and losses are seen this late."""

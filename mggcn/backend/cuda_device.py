@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mggcn.backend.base import Event
 from mggcn.backend.cuda_capture import Captured
 from mggcn.backend.cuda_kernels import Module, folder
 from mggcn.backend.cuda_presence import import_cupy
 from mggcn.backend.cuda_shape import DeviceTraits
 from mggcn.backend.cusparse import Library
+from mggcn.backend.events import Event
 
 
 class CudaEvent:

@@ -12,10 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mggcn.backend.base import Event, Lane, Timestamp
 from mggcn.backend.cuda_kernels import Module
 from mggcn.backend.cuda_shape import DeviceTraits
 from mggcn.backend.cusparse import Library
+from mggcn.backend.events import Event, Lane, Timestamp
 
 
 class Device(Protocol):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mggcn import native
 from mggcn.backend.edge_reduce import OFS, OPS, PARTIALS, REDUCERS, EdgeRows, Of, Op, Operand, Partial, Reducer
+from mggcn.errors import BackendError
 
 _P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -73,9 +74,13 @@ class GradientArgs(ctypes.Structure):
 
 
 class CpuEdges:
-    """The kernels for one storage type on a fixed number of threads."""
+    """The kernels for one storage type on a fixed number of threads. Raises: BackendError for bfloat16."""
 
     def __init__(self, dtype: torch.dtype, threads: int, isa: str) -> None:
+        if dtype == torch.bfloat16:
+            raise BackendError(
+                "messages along edges need float32 or float64 on a CPU, got bfloat16; convert the features, or use a GPU"
+            )
         self._kind = {torch.float32: "f32", torch.float64: "f64"}[dtype]
         self._threads = threads
         self._isa = isa

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mggcn.backend.base import DONE, Done, Event
+from mggcn.backend.events import DONE, Done, Event
 
 
 @dataclass(frozen=True, slots=True)

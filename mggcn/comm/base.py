@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
-from mggcn.backend.base import DONE, Done, Event, Lane
+from mggcn.backend.events import DONE, Done, Event, Lane
 
 __all__ = ["DONE", "Communicator", "Done", "Event", "Lane", "Moving"]
 

@@ -8,7 +8,7 @@ from typing import Final, final
 
 from torch import Tensor
 
-from mggcn.backend.base import DONE, Event
+from mggcn.backend.events import DONE, Event
 from mggcn.comm.calls import Call, disagreement, name_ranks
 from mggcn.errors import CommError
 

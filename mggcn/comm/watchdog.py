@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol, final
 
-from mggcn.backend.base import Event, Lane
+from mggcn.backend.events import Event, Lane
 from mggcn.comm.board import Board
 from mggcn.errors import CommError
 

@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from mggcn.backend.base import KernelBackend, Lane, Sparse, Timestamp
+from mggcn.backend.base import KernelBackend, Sparse
+from mggcn.backend.events import Lane, Timestamp
 from mggcn.trace.work import Work
 
 COMPUTE, COMMUNICATION = ROWS = ("compute", "communication")

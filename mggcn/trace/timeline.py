@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from mggcn.backend.base import KernelBackend, Sparse, Timestamp
+from mggcn.backend.base import KernelBackend, Sparse
+from mggcn.backend.events import Timestamp
 from mggcn.comm.base import Communicator
 from mggcn.model.lower import Program
 from mggcn.model.ops import Op, Runtime

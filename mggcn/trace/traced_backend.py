@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from mggcn.backend import blocked
-from mggcn.backend.base import Dropout, Epilogue, Event, KernelBackend, Lane, Sparse, Timestamp
+from mggcn.backend.base import Dropout, Epilogue, KernelBackend, Sparse
 from mggcn.backend.edge_reduce import EdgeKernels
+from mggcn.backend.events import Event, Lane, Timestamp
 from mggcn.trace.recorder import Recorder
 from mggcn.trace.work import matmul_work, spmm_work, streamed
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mggcn.aggregate.base import Site
 from mggcn.assemble import STRATEGIES, partition_graph
-from mggcn.backend.base import DONE, Epilogue
+from mggcn.backend.base import Epilogue
+from mggcn.backend.events import DONE
 from mggcn.comm.base import Communicator
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config, RunConfig

@@ -21,7 +21,7 @@ from typing import Any, final
 
 import torch
 
-from mggcn.backend.base import Event
+from mggcn.backend.events import Event
 
 DTYPES = {
     0: torch.int8,

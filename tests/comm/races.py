@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mggcn.backend.base import Event
+from mggcn.backend.events import Event
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn.backend.base import DONE, Event
+from mggcn.backend.events import DONE, Event
 from mggcn.comm import meeting
 from mggcn.comm.base import Communicator
 from mggcn.comm.meeting import FINISHED, READY, REDUCED, ThreadWorld

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mggcn.backend.base import DONE, Done
 from mggcn.backend.cuda_shape import DeviceTraits
+from mggcn.backend.events import DONE, Done
 from mggcn.backend.host import HostLane, HostTime
 from mggcn.errors import BackendError
 from tests.emulator.module import EmulatedModule
