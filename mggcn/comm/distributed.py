@@ -105,11 +105,17 @@ class DistributedCommunicator:
             try:
                 work.wait(timedelta(seconds=SLICE_S))
                 return
-            except RuntimeError as error:
+            except RuntimeError:
                 board.look(number)
                 board.check()
                 if work.is_completed():
-                    board.fail(f"rank {self.rank} lost its connections in call {number} ({call}): {error}")
+                    # Since the slice of waiting ended, perhaps: a second wait tells success from failure at once.
+                    try:
+                        work.wait(timedelta(seconds=SLICE_S))
+                        return
+                    except RuntimeError as error:
+                        board.check()
+                        board.fail(f"rank {self.rank} lost its connections in call {number} ({call}): {error}")
                 if time.monotonic() > give_up_at:
                     suspects = board.suspects(number)
                     board.fail(f"rank {self.rank} waited {board.timeout_s:g} s {suspects} in call {number} ({call})")

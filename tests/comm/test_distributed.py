@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from mggcn.backend.host import HostLane
 from mggcn.comm.base import Communicator
-from mggcn.comm.distributed import connect
+from mggcn.comm.board import Board
+from mggcn.comm.calls import Call
+from mggcn.comm.distributed import DistributedCommunicator, connect
 from mggcn.errors import CommError
 from tests.comm import cases
 from tests.comm.races import Races, RecordingLane, Stream
@@ -95,3 +98,31 @@ def test_connect_explains_a_wrong_address() -> None:
     """Fails if torch's own exception gets through."""
     with pytest.raises(CommError, match="rank 0 of 2 could not connect through nonsense://x"):
         connect(0, 2, "nonsense://x", 0.5, loopback=False)
+
+
+class OverAfterTheLook:
+    """Work that ends just after a slice of waiting for it: well, or badly."""
+
+    def __init__(self, error: str = "") -> None:
+        self._error = error
+        self._waits = 0
+
+    def wait(self, timeout: object) -> bool:
+        self._waits += 1
+        if self._waits == 1:
+            raise RuntimeError("Operation timed out!")
+        if self._error:
+            raise RuntimeError(self._error)
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def test_work_that_ends_between_two_looks_has_not_failed() -> None:
+    """Fails if a message that takes as long as a slice of waiting is taken for a lost connection, or a lost one is not."""
+    board = Board(dist.HashStore(), 0, 1, 5.0)
+    comm = DistributedCommunicator(None, board)  # type: ignore[arg-type]
+    comm.finish(OverAfterTheLook(), 1, Call("barrier"))  # type: ignore[arg-type]
+    with pytest.raises(CommError, match=r"lost its connections in call 2 \(barrier\): reset by peer"):
+        comm.finish(OverAfterTheLook("reset by peer"), 2, Call("barrier"))  # type: ignore[arg-type]
