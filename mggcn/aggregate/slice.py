@@ -54,13 +54,15 @@ class SliceStrategy:
         return SlicePlan(rank, figures.counts, nnz, symmetric, reuse=rows.reuse.together(own, nnz - own))
 
     def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
-        tiles = row_tiles(site.graph, rank_major(row_owners(site.partition)), 0, site.options, site.wanted)
+        plan = cast(SlicePlan, training)
+        vertices = rank_major(row_owners(site.partition), plan.rank)
+        tiles = row_tiles(site.graph, vertices, 0, site.options, site.wanted)
         (forward,), (backward,) = tiles
         matrix = site.backend.sparse(forward.indptr, forward.indices, forward.values)
         matrix_t = matrix
         if backward is not forward:
             matrix_t = site.backend.sparse(backward.indptr, backward.indices, backward.values)
-        strategy = Slice(cast(SlicePlan, training), matrix, matrix_t, site.comm, site.backend)
+        strategy = Slice(plan, matrix, matrix_t, site.comm, site.backend)
         return Built(strategy, strategy)
 
 
@@ -117,7 +119,8 @@ class SlicePlan:
         if len(self.counts) == 1:
             return ()
         item, deal = ITEM_BYTES[dtype], Deal.of(cols, len(self.counts), ITEM_BYTES[dtype])
-        units = max(self.counts[self.rank] * sum(deal.units), self.num_vertices * deal.units[self.rank])
+        others = sum(deal.units) - deal.units[self.rank]
+        units = max(self.counts[self.rank] * others, self.num_vertices * deal.units[self.rank])
         lines = -(-units * UNIT_BYTES // ALIGNMENT)
         return tuple(BufferSpec(f"{op}.slice{k}", lines, ALIGNMENT // item, dtype) for k in (1, 2))
 
@@ -146,12 +149,12 @@ class SlicePlan:
 
 
 class Slice:
-    """The strategy on one rank; matrix, matrix_t (N, N): the whole of A^T and of A, vertices in order of rank and row.
+    """The strategy on one rank; matrix, matrix_t (N, N): the whole of A^T and of A, this rank's vertices first.
 
-    Two flat slots suffice, since what one holds is done with before it is needed again:
+    Two flat slots suffice, since what one holds is done with before it is needed again; what stays here is not sent:
 
-        slot 1   rows cut into slices, sent    then   the product's slice, sent back
-        slot 2   the slice of all rows         then   all slices of this rank's rows
+        slot 1   the others' slices of these rows, sent    then   the product's slice, the others' rows sent back
+        slot 2   this rank's slice of all rows             then   the others' slices of these rows
     """
 
     exact = True
@@ -188,32 +191,38 @@ class Slice:
         if not buffers:
             self._backend.spmm(matrix, dense, out, accumulate=False, epilogue=epilogue)
             return
-        counts, me = self._plan.counts, self._plan.rank
-        deal = Deal.of(dense.shape[1], len(counts), dense.itemsize)
+        deal = Deal.of(dense.shape[1], len(self._plan.counts), dense.itemsize)
         first, second = (slot.view(-1) for slot in buffers)
-        by_rank = [counts[me] * units for units in deal.units]
-        by_owner = [rows * deal.units[me] for rows in counts]
-        for part, columns in self._blocks(first, deal):
+        for part, columns in self._blocks(first, second, deal):
             self._backend.finish(dense[:, columns], part, COPY)
-        self._swap(first, second, by_rank, by_owner, deal.unit)
-        columns = deal.slices()[me]
+        self._swap(first, second, deal, back=False)
+        columns = deal.slices()[self._plan.rank]
         if columns.stop > columns.start:
             everything, product = (
-                _matrix(slot, self._plan.num_vertices, columns, deal, me) for slot in (second, first)
+                _matrix(slot, self._plan.num_vertices, columns, deal, self._plan.rank) for slot in (second, first)
             )
             self._backend.spmm(matrix, everything, product, accumulate=False, epilogue=None)
-        self._swap(first, second, by_owner, by_rank, deal.unit)
-        self._unpack(second, deal, out, epilogue)
+        self._swap(first, second, deal, back=True)
+        self._unpack(first, second, deal, out, epilogue)
 
-    def _swap(self, source: Tensor, target: Tensor, sent: Sequence[int], received: Sequence[int], unit: int) -> None:
-        """Send units of `source` to the ranks, receive units from them into `target`, and wait for it."""
-        out, buf = target[: sum(received) * unit].view(-1, unit), source[: sum(sent) * unit].view(-1, unit)
+    def _swap(self, first: Tensor, second: Tensor, deal: Deal, *, back: bool) -> None:
+        """Send the others' slices of these rows, receive this rank's slice of theirs, or back; wait for it."""
+        counts, me, mine = self._plan.counts, self._plan.rank, deal.units[self._plan.rank]
+        slices = [0 if rank == me else counts[me] * units for rank, units in enumerate(deal.units)]
+        rows = [0 if rank == me else count * mine for rank, count in enumerate(counts)]
+        own = counts[me] * mine * deal.unit
+        source, target = (first[own:], second) if back else (first, second[own:])
+        sent, received = (rows, slices) if back else (slices, rows)
+        out, buf = (
+            target[: sum(received) * deal.unit].view(-1, deal.unit),
+            source[: sum(sent) * deal.unit].view(-1, deal.unit),
+        )
         self._comm.all_to_all(out, buf, received, sent, self._backend.record()).wait()
 
-    def _unpack(self, slot: Tensor, deal: Deal, out: Tensor, epilogue: Epilogue | None) -> None:
+    def _unpack(self, first: Tensor, second: Tensor, deal: Deal, out: Tensor, epilogue: Epilogue | None) -> None:
         """Out = epilogue of the slices side by side. Masks of dropout are those of whole rows: they follow."""
         whole = epilogue is not None and epilogue.dropout is not None
-        for part, columns in self._blocks(slot, deal):
+        for part, columns in self._blocks(second, first, deal):
             piece = COPY
             if epilogue is not None and not whole:
                 bias = epilogue.bias
@@ -222,13 +231,16 @@ class Slice:
         if epilogue is not None and whole:
             self._backend.finish(out, out, epilogue)
 
-    def _blocks(self, slot: Tensor, deal: Deal) -> list[tuple[Tensor, slice]]:
-        """Return the blocks of a slot, one for each slice that has columns: this rank's rows of it, and the columns."""
+    def _blocks(self, others: Tensor, own: Tensor, deal: Deal) -> list[tuple[Tensor, slice]]:
+        """Return this rank's rows of every slice that has columns, and the columns: the others' in one slot, one after the
+        other, its own at the start of the other slot.
+        """
         rows, blocks, start = self._plan.counts[self._plan.rank], [], 0
         for rank, columns in enumerate(deal.slices()):
+            mine = rank == self._plan.rank
             if columns.stop > columns.start:
-                blocks.append((_matrix(slot[start:], rows, columns, deal, rank), columns))
-            start += rows * deal.units[rank] * deal.unit
+                blocks.append((_matrix(own if mine else others[start:], rows, columns, deal, rank), columns))
+            start += 0 if mine else rows * deal.units[rank] * deal.unit
         return blocks
 
 

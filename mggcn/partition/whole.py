@@ -7,12 +7,15 @@ import numpy as np
 from mggcn.partition.order import Assignment
 
 
-def rank_major(owners: Assignment) -> Assignment:
-    """Return an assignment of all N vertices to one rank: those of rank 0 in order of their rows there, then of rank 1, ...
+def rank_major(owners: Assignment, first: int = 0) -> Assignment:
+    """Return an assignment of all N vertices to one rank: those of rank `first` in order of their rows there, then of the
+    other ranks in their order.
 
     Cost: O(N), 6 N bytes.
     """
-    starts = np.cumsum([0, *owners.counts[:-1]]).astype(np.int32)
+    order = [first, *(rank for rank in range(len(owners.counts)) if rank != first)]
+    starts = np.empty(len(order), np.int32)
+    starts[order] = np.cumsum([0, *(owners.counts[rank] for rank in order[:-1])])
     rows = starts[owners.owner]
     rows += owners.local
     return Assignment(np.zeros(rows.shape, np.uint16), rows, (sum(owners.counts),))

@@ -54,7 +54,7 @@ def test_a_plan_by_hand() -> None:
         away, here = 16 * rows * (5 - units), 16 * (18 - rows) * units
         steps = (Copy(rows, 17), Send("all_to_all", away, here), Await(0), Multiply(18, 18, 100, width))
         assert plan.steps(17, "fp32", False) == (*steps, Send("all_to_all", here, away), Await(1), Copy(rows, 17))
-        held = 16 * max(rows * 5, 18 * units)
+        held = 16 * max(rows * (5 - units), 18 * units)
         assert [b.nbytes for b in plan.buffers("x", 17, "fp32")] == [-(-held // ALIGNMENT) * ALIGNMENT] * 2
         assert all(b.cols == b.ld for b in plan.buffers("x", 17, "fp32"))
     # One unit: only rank 0 multiplies.

@@ -114,3 +114,6 @@ def test_rank_major_rows(order: str) -> None:
         assert whole.counts == (37,)
         assert whole.local.dtype == np.int32
         assert np.array_equal(whole.owned(0), np.concatenate([owners.owned(rank) for rank in range(ranks)]))
+        ahead = rank_major(owners, first=ranks - 1)
+        others = [owners.owned(rank) for rank in range(ranks - 1)]
+        assert np.array_equal(ahead.owned(0), np.concatenate([owners.owned(ranks - 1), *others]))
