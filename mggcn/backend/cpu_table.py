@@ -15,7 +15,7 @@ from mggcn.backend.cpu_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey
 from mggcn.backend.cpu_machine import Host
 from mggcn.errors import StoreError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 STORE_FILE = "tuned.json"
 """Beside the arrays of a store."""
 RUN_FILE = "products.json"

@@ -84,7 +84,7 @@ def _products(arguments: argparse.Namespace) -> int:
     from mggcn.errors import ConfigError
     from mggcn.graph.store import open_store
     from mggcn.jobs.auto import settled
-    from mggcn.jobs.tune_products import product_lines, tune_products
+    from mggcn.jobs.tune_products import kept_ways, product_lines, tune_products
 
     if arguments.out is not None:
         raise ConfigError("mggcn tune --store keeps its table beside the store; leave --out out")
@@ -100,7 +100,7 @@ def _products(arguments: argparse.Namespace) -> int:
     graph = open_store(store)
     config, _ = settled(config, graph)
     timed = tune_products(config, graph, arguments.seconds, lambda text: print(f"timing: {text}", flush=True))
-    write_choices(store / STORE_FILE, host_of(config), {t.key: t.kept for t in timed})
+    write_choices(store / STORE_FILE, host_of(config), kept_ways(timed))
     print("\n".join(product_lines(timed)))
     print(f"written to {store / STORE_FILE}, which mggcn train reads on this machine with as many threads a rank")
     return 0

@@ -14,7 +14,7 @@ from mggcn.backend.cpu_table import read_choices, write_choices
 from mggcn.errors import StoreError
 
 HERE = Host("a processor", "avx2", 2, Caches(2**19, 2**25))
-KEY, OTHER = SpmmKey(10, 20, 300, 16, 4), SpmmKey(10, 20, 300, 41, 2)
+KEY, OTHER = SpmmKey(10, 20, 300, 16, 4, True, "a"), SpmmKey(10, 20, 300, 16, 4, True, "b")
 PANELS, AHEAD = SpmmChoice("panels", 32, 1, 32, "measured"), SpmmChoice(ahead=16, reason="measured")
 
 
@@ -48,7 +48,7 @@ def test_damaged_tables_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     write_choices(path, HERE, {KEY: PANELS})
     whole = json.loads(path.read_text())
-    wrong_version = whole | {"format_version": 2}
+    wrong_version = whole | {"format_version": 1}
     no_host = whole | {"tables": [{"products": []}]}
     odd_key = json.loads(path.read_text().replace('"rows": 10', '"lines": 10'))
     odd_way = json.loads(path.read_text().replace('"panel"', '"pane"'))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mggcn.backend.cpu_choice import SpmmChoice
+from mggcn.backend.cpu_choice import SpmmChoice, SpmmKey
 from mggcn.backend.cpu_spmm import CpuSpmm
 from mggcn.comm.threads import run_threads
 from mggcn.errors import ConfigError
@@ -92,6 +92,19 @@ def test_tuned_products_change_no_bit(
     assert {choice.way for choice in taken} == {"blocks"}
     table = json.loads((tmp_path / "tuned" / "products.json").read_text())["tables"][0]
     assert len(table["products"]) == len(json.loads((store / "tuned.json").read_text())["tables"][0]["products"]) >= 2
+
+
+def test_of_products_that_look_alike_the_one_that_gained_decides() -> None:
+    """Fails if a rank whose product gains nothing takes out what another, or the same in another place, kept."""
+    rows, panels = SpmmChoice(), SpmmChoice("panels", 32)
+    keys = [SpmmKey(9, 9, 30, width, 4, True, "a") for width in (48, 64)]
+
+    def timed(rank: int, key: SpmmKey, panels_s: float) -> tune_products.Timed:
+        return tune_products.Timed(rank, key, rows, 2.0, {"r": rows, "p": panels}, {"r": 2.0, "p": panels_s})
+
+    kept = tune_products.kept_ways([timed(0, keys[0], 1.0), timed(1, keys[0], 2.5), timed(1, keys[1], 3.0)])
+    assert kept[keys[1]] is None
+    assert kept[keys[0]] == SpmmChoice("panels", 32, reason="measured: 2.00 times as fast as rows")
 
 
 def test_links_as_the_cost_model_reads_them() -> None:
