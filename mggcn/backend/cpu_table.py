@@ -9,9 +9,9 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from mggcn.backend.cpu_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey
+from mggcn.backend.cpu_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey, Way
 from mggcn.backend.cpu_machine import Host
 from mggcn.errors import StoreError
 
@@ -32,8 +32,8 @@ def read_choices(path: Path, host: Host) -> Choices:
     if table is None:
         return NO_CHOICES
     try:
-        return {SpmmKey(**row["product"]): SpmmChoice(**row["way"]) for row in table["products"]}
-    except (KeyError, TypeError) as error:
+        return {_key(row["product"]): _way(row["way"]) for row in table["products"]}
+    except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: a measured product is damaged ({error}); {REMEDY}") from error
 
 
@@ -58,6 +58,33 @@ def write_choices(path: Path, host: Host, choices: Mapping[SpmmKey, SpmmChoice |
         raise StoreError(
             f"the measured products cannot be written to {path}: {error.strerror}; copy the store to a folder of your own"
         ) from error
+
+
+def _key(plain: dict[str, Any]) -> SpmmKey:
+    key = SpmmKey(**plain)
+    for name in ("rows", "columns", "nnz", "width", "item"):
+        _at_least(0, name, getattr(key, name))
+    if not isinstance(key.summed, bool) or not isinstance(key.pattern, str):
+        raise ValueError(f"summed must be true or false and pattern a text, got {key.summed!r} and {key.pattern!r}")
+    return key
+
+
+def _way(plain: dict[str, Any]) -> SpmmChoice:
+    way = SpmmChoice(**plain)
+    if way.way not in get_args(Way):
+        raise ValueError(f"way must be one of {', '.join(get_args(Way))}, got {way.way!r}")
+    # No blocks at all would compute nothing.
+    for name, least in (("panel", 0), ("blocks", 1), ("ahead", 0)):
+        _at_least(least, name, getattr(way, name))
+    if (way.panel > 0) != (way.way == "panels") or (way.blocks > 1) != (way.way == "blocks"):
+        raise ValueError(f"{way.way} do not go with panels of {way.panel} columns and {way.blocks} blocks")
+    return way
+
+
+def _at_least(least: int, name: str, value: Any) -> None:
+    """Check a number of a file: kernels take 64 bits without a look at them."""
+    if type(value) is not int or not least <= value < 2**31:
+        raise ValueError(f"{name} must be a whole number in {least} .. 2^31 - 1, got {value!r}")
 
 
 def _plain(host: Host) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from mggcn.backend.cpu_choice import SpmmChoice, SpmmKey
 from mggcn.backend.cpu_machine import Caches, Host
-from mggcn.backend.cpu_table import read_choices, write_choices
+from mggcn.backend.cpu_table import REMEDY, read_choices, write_choices
 from mggcn.errors import StoreError
 
 HERE = Host("a processor", "avx2", 2, Caches(2**19, 2**25))
@@ -58,3 +58,31 @@ def test_damaged_tables_are_refused(tmp_path: Path) -> None:
             read_choices(path, HERE)
     with pytest.raises(StoreError, match="cannot be written"):
         write_choices(tmp_path / "missing" / "tuned.json", HERE, {KEY: PANELS})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ('"blocks": 1', '"blocks": 0', "blocks must be a whole number in 1 .. .*, got 0"),
+        ('"blocks": 1', '"blocks": 18446744073709551617', "blocks must be"),
+        ('"blocks": 1', '"blocks": true', "blocks must be .*, got True"),
+        ('"blocks": 1', '"blocks": 4', "panels do not go with panels of 32 columns and 4 blocks"),
+        ('"panel": 32', '"panel": -32', "panel must be .*, got -32"),
+        ('"panel": 32', '"panel": 0', "panels do not go with panels of 0 columns"),
+        ('"ahead": 32', '"ahead": 1.5', "ahead must be .*, got 1.5"),
+        ('"way": "panels"', '"way": "colums"', "way must be one of rows, panels, blocks, got 'colums'"),
+        ('"way": "panels"', '"way": ["rows"]', r"got \['rows'\]"),
+        ('"nnz": 300', '"nnz": "many"', "nnz must be .*, got 'many'"),
+        ('"summed": true', '"summed": "yes"', "summed must be true or false"),
+    ],
+)
+def test_ways_that_compute_something_else_are_refused(tmp_path: Path, old: str, new: str, named: str) -> None:
+    """Fails if a number that kernels do not check, such as no blocks at all, reaches them, or is a traceback."""
+    path = tmp_path / "tuned.json"
+    write_choices(path, HERE, {KEY: PANELS})
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(StoreError, match=named) as refused:
+        read_choices(path, HERE)
+    assert REMEDY in str(refused.value)
