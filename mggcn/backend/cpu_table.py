@@ -6,6 +6,7 @@ Every way gives the same bits, so a table changes how long a product takes and n
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,24 +41,49 @@ def read_choices(path: Path, host: Host) -> Choices:
 def write_choices(path: Path, host: Host, choices: Mapping[SpmmKey, SpmmChoice | None]) -> None:
     """Put choices into the file, in one step, in the place of older ones for the same products; None takes one out.
 
-    Tables of other hosts stay. Raises: StoreError if the file is damaged or cannot be written.
+    Tables of other hosts stay. What is damaged is replaced. Raises: StoreError if the file cannot be written.
     """
-    known: dict[SpmmKey, SpmmChoice | None] = {**read_choices(path, host), **choices}
+    try:
+        tables = _read(path)
+    except StoreError:
+        tables = []
+    known: dict[SpmmKey, SpmmChoice | None] = {**({} if damage_of(path, host) else read_choices(path, host)), **choices}
     products = [
         {"product": dataclasses.asdict(key), "way": dataclasses.asdict(way)}
         for key, way in sorted(known.items(), key=lambda item: dataclasses.astuple(item[0]))
         if way is not None
     ]
-    others = [table for table in _read(path) if table["host"] != _plain(host)]
+    others = [table for table in tables if table["host"] != _plain(host)]
     content = {"format_version": FORMAT_VERSION, "tables": [*others, {"host": _plain(host), "products": products}]}
+    _write(path, json.dumps(content, indent=1) + "\n").replace(path)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place for the file before anything is measured. Raises: StoreError."""
+    _write(path, "").unlink()
+
+
+def damage_of(path: Path, host: Host) -> str:
+    """Return what is wrong with a file, "" if nothing is or none is there: what `write_choices` would replace."""
+    try:
+        read_choices(path, host)
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+def _write(path: Path, text: str) -> Path:
+    """Write a temporary file beside `path`, to take its place."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        temporary.replace(path)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        temporary.write_text(text)
     except OSError as error:
         raise StoreError(
             f"the measured products cannot be written to {path}: {error.strerror}; copy the store to a folder of your own"
         ) from error
+    return temporary
 
 
 def _key(plain: dict[str, Any]) -> SpmmKey:

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _products(arguments: argparse.Namespace) -> int:
     """Time the sparse products of a run on a store."""
     from mggcn.assemble import host_of
-    from mggcn.backend.cpu_table import STORE_FILE, write_choices
+    from mggcn.backend.cpu_table import STORE_FILE, check_writable, damage_of, write_choices
     from mggcn.commands.train import store_path
     from mggcn.config import Config, from_toml, with_settings
     from mggcn.errors import ConfigError
@@ -99,10 +99,14 @@ def _products(arguments: argparse.Namespace) -> int:
     store = store_path(arguments.store, arguments.root)
     graph = open_store(store)
     config, _ = settled(config, graph)
+    table, host = store / STORE_FILE, host_of(config)
+    check_writable(table)
+    if damage := damage_of(table, host):
+        print(f"will be replaced, with all that it holds of this machine: {damage}", flush=True)
     timed = tune_products(config, graph, arguments.seconds, lambda text: print(f"timing: {text}", flush=True))
-    write_choices(store / STORE_FILE, host_of(config), kept_ways(timed))
+    write_choices(table, host, kept_ways(timed))
     print("\n".join(product_lines(timed)))
-    print(f"written to {store / STORE_FILE}, which mggcn train reads on this machine with as many threads a rank")
+    print(f"written to {table}, which mggcn train reads on this machine with as many threads a rank")
     return 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mggcn.backend.cpu_choice import SpmmChoice, SpmmKey
 from mggcn.backend.cpu_machine import Caches, Host
-from mggcn.backend.cpu_table import REMEDY, read_choices, write_choices
+from mggcn.backend.cpu_table import REMEDY, damage_of, read_choices, write_choices
 from mggcn.errors import StoreError
 
 HERE = Host("a processor", "avx2", 2, Caches(2**19, 2**25))
@@ -44,7 +44,7 @@ def test_another_host_has_a_table_of_its_own(tmp_path: Path, change: dict[str, o
 
 
 def test_damaged_tables_are_refused(tmp_path: Path) -> None:
-    """Fails if a damaged file is a traceback, or is silently taken for an empty one."""
+    """Fails if a damaged file is a traceback, is silently taken for an empty one, or cannot be replaced."""
     path = tmp_path / "tuned.json"
     write_choices(path, HERE, {KEY: PANELS})
     whole = json.loads(path.read_text())
@@ -56,6 +56,10 @@ def test_damaged_tables_are_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(StoreError, match=r"tuned\.json.*measure again with mggcn tune --store, or remove the file"):
             read_choices(path, HERE)
+        assert "tuned.json" in damage_of(path, HERE)
+        write_choices(path, HERE, {KEY: AHEAD})
+        assert read_choices(path, HERE) == {KEY: AHEAD}
+        assert damage_of(path, HERE) == ""
     with pytest.raises(StoreError, match="cannot be written"):
         write_choices(tmp_path / "missing" / "tuned.json", HERE, {KEY: PANELS})
 

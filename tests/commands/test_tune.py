@@ -94,6 +94,34 @@ def test_tuned_products_change_no_bit(
     assert len(table["products"]) == len(json.loads((store / "tuned.json").read_text())["tables"][0]["products"]) >= 2
 
 
+def test_a_damaged_table_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the advice of training, to measure again, does not help, or a place is refused after all timing."""
+    graph = make_graph(pattern("random", 60, 5), num_features=9, num_classes=4, sparse=False, weighted=False, seed=3)
+    store = tmp_path / "store"
+    write_store(graph, store)
+    (store / "tuned.json").write_text('{"format_version": 1, "tables": []}')
+    train = ["train", store, "--threads", 1, "--epochs", 1, "--out", tmp_path / "run", "--quiet"]
+    tune = ["tune", "--store", store, "--threads", 1, "--seconds", 0]
+    assert "measure again with mggcn tune --store" in refused(capsys, *train)
+    assert run_main(*tune) == 0
+    assert "tuned.json holds no measured products of format 2" in capsys.readouterr().out
+    assert run_main(*train) == 0
+
+    def never(*_: Any) -> None:
+        raise AssertionError("timed before the store was found to be read-only")
+
+    monkeypatch.setattr(tune_products, "tune_products", never)
+    # As root, no folder is read-only: here the temporary file has no place.
+    (store / ".tuned.json.tmp").mkdir()
+    assert "cannot be written to" in refused(capsys, *tune)
+    (store / ".tuned.json.tmp").rmdir()
+    (store / "tuned.json").unlink()
+    (store / "tuned.json").mkdir()
+    assert "cannot be written to" in refused(capsys, *tune)
+
+
 def test_of_products_that_look_alike_the_one_that_gained_decides() -> None:
     """Fails if a rank whose product gains nothing takes out what another, or the same in another place, kept."""
     rows, panels = SpmmChoice(), SpmmChoice("panels", 32)
