@@ -42,13 +42,13 @@ def block_name(count: int) -> str:
     return f"{count} block" + ("s" if count > 1 else "")
 
 
-def ways(width: int) -> dict[str, Any]:
-    """Every way by name: blocks of whole rows, panels in one block."""
+def ways(width: int, rows: int, shared_bytes: int) -> dict[str, Any]:
+    """Every way by name: blocks of whole rows, panels in one block, if the shared cache holds them packed: rows of them."""
     from mggcn.backend.cpu_choice import SpmmChoice
 
     found = {block_name(n): SpmmChoice("blocks" if n > 1 else "rows", 0, n, 0) for n in COUNTS}
     for size in PANEL_BYTES:
-        if size < 4 * width:
+        if size < 4 * width and rows * size <= shared_bytes:
             found[f"panels of {size} B"] = SpmmChoice("panels", size // 4, 1, 0)
     return found
 
@@ -59,6 +59,8 @@ def measure(store: Path, order: str, width: int, args: argparse.Namespace) -> di
     from peers_data import operand
     from worker_product import own_graph
 
+    from mggcn.backend.cpu_machine import caches_of
+
     backend, adj, _, place, _ = own_graph(str(store), args.threads, "fp32", order == "locality")
     n = place.numel()
     ld = -(-width // 16) * 16
@@ -66,7 +68,7 @@ def measure(store: Path, order: str, width: int, args: argparse.Namespace) -> di
     dense[place] = torch.from_numpy(operand(n, width))
     products = backend.sparse_products
     chosen = products.choice(adj, dense, out)
-    named = {CHOSEN: chosen} | ways(width)
+    named = {CHOSEN: chosen} | ways(width, adj.schedule.traits.columns, caches_of(args.threads).shared_bytes)
 
     def run(name: str) -> None:
         products.multiply(adj, dense, out, accumulate=False, epilogue=None, choice=named[name])
