@@ -152,8 +152,13 @@ def measure_graph(
     processes: dict[tuple[str, ...], Processes] = {}
     for width in (int(text) for text in args.widths.split(",")):
         found: dict[str, Any] = {"graph": graph, "width": width, "vertices": vertices, "nonzeros": nonzeros}
-        capacity = int(SHARE_OF_FREE * free / needed_bytes(vertices, nonzeros, width))
-        shared_out = groups(kinds, capacity)
+        needed = needed_bytes(vertices, nonzeros, width)
+        shared_out = groups(kinds, int(SHARE_OF_FREE * free / needed))
+        for key in processes.keys() - {tuple(group) for group in shared_out}:
+            processes.pop(key).kill()
+        if not processes:
+            free = memory_free()
+            shared_out = groups(kinds, int(SHARE_OF_FREE * free / needed))
         for group in shared_out:
             key = tuple(group)
             # Processes stay for the next width if all fit; groups leave their memory to the next group.
