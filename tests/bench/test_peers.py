@@ -131,6 +131,19 @@ def test_setup_is_a_proper_script_and_names_no_host() -> None:
     assert "://" not in script.read_text()
 
 
+def test_a_worker_that_died_while_idle_is_a_worker_s_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if its broken pipe ends a benchmark, which leaves out what raises RuntimeError."""
+    (tmp_path / "worker.py").write_text("input(); print('{}', flush=True); input()")
+    monkeypatch.setattr(common, "HERE", tmp_path)
+    worker = common.Worker("worker.py", "tuned", 1, {})
+    worker.process.kill()
+    worker.process.wait()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the worker has died with code -9"):
+            worker.ask("epoch")
+    worker.kill()
+
+
 def test_processes_leave_their_memory_to_those_of_the_next_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if processes that a wider product cannot use stay beside its groups, or their memory counts as taken."""
     alive: list[list[str]] = []
