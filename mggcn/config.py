@@ -42,7 +42,8 @@ class ModelConfig:
 
     kind: Literal["gcn", "sage", "mlp"] = "gcn"
     """gcn: graph convolutions (Kipf & Welling 2017); sage: GraphSAGE with the GCN aggregator, (sum of neighbours + self) /
-    (degree + 1) (DistGNN 6.1), whatever `norm` says; mlp: the same network without the graph."""
+    (degree + 1) (DistGNN 6.1), whatever `norm` says: with weights the average by weight, where a vertex itself has that of
+    its stored self-loop, 1 without one; mlp: the same network without the graph."""
     hidden: tuple[int, ...] = (128, 128)
     """Width of each hidden layer, in features; the output layer has one column per class."""
     dropout: float = 0.0
