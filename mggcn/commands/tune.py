@@ -55,6 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.store is not None:
         return _products(arguments)
     from mggcn.errors import ConfigError
+
+    of_products = {name: getattr(arguments, name) for name in ("root", "config", "set", "width")}
+    if given := [f"--{name}" for name, value in of_products.items() if value]:
+        raise ConfigError(
+            f"{', '.join(given)}: settings of a run, whose sparse products are timed on a store; name it with --store, or "
+            "leave them out to measure the machine"
+        )
     from mggcn.jobs.tune import TuneSettings, check_writable, tune, write_machine
     from mggcn.plan.description import read_machine, tuned_path
 

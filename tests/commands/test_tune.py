@@ -179,6 +179,12 @@ def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "numbers of ranks from 2 on, got 1 and (1, 2)" in refused(capsys, "tune", "--ranks", "1,2", "--threads", 1)
     assert "--seconds" in refused(capsys, "tune", "--seconds", "-1")
     assert "leave --out out" in refused(capsys, "tune", "--store", tmp_path, "--out", tmp_path / "x.toml")
+    run = ["--root", tmp_path, "--config", tmp_path / "c.toml", "--set", "model.hidden=3", "--width", "3"]
+    for option in (run[:2], run[2:4], run[4:6], run[6:]):
+        said = refused(capsys, "tune", *option)
+        assert f"{option[0]}: settings of a run" in said
+        assert "name it with --store" in said
+    assert "--root, --config, --set, --width: settings" in refused(capsys, "tune", *run)
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert "cannot be written to" in refused(capsys, "tune", "--out", blocked / "machine.toml")
