@@ -145,7 +145,7 @@ def main() -> None:
                 source = store_of(case.graph, args.cache, args.scale, data)
                 store = Path(folder) / source.name
                 if not store.exists():
-                    shutil.copytree(source, store, ignore=shutil.ignore_patterns("partitions"))
+                    shutil.copytree(source, store, ignore=shutil.ignore_patterns("partitions", "tuned.json"))
                 record["measured"].append(measure(case, store, args))
     rows = [row_of(found) for found in record["measured"]]
     body = (
