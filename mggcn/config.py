@@ -133,7 +133,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """Where and how a run executes; but for inexact delays (`delay`, `between`), none of it changes the result beyond rounding."""
+    """Where and how a run executes; but for the inexact delays (`delay`), none of it changes the result beyond rounding."""
 
     ranks: int = 1
     """Number of ranks P that share the graph."""
