@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from common import SEED, TUNED, spread, surroundings, table, write_report
-from peers_cases import CACHE, COMMUNITIES, available, find_data, store_of
+from peers_cases import COMMUNITIES, available, find_data, store_of
+from peers_options import add_options
 from plots import lines
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -29,12 +30,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--graphs", default=",".join(COMMUNITIES))
     parser.add_argument("--widths", default="128,256,512")
     parser.add_argument("--orders", default="none,locality")
-    parser.add_argument("--scale", type=float, default=1.0, help="of generated graphs")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--data", type=Path, help="folder of the real graphs (default: $MGGCN_DATA)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps the graphs")
-    parser.add_argument("--out", type=Path, help="folder of the report (default: bench/results)")
+    add_options(parser, "scale", "threads", "data", "cache", "out")
     return parser.parse_args()
 
 
