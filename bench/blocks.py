@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from common import SEED, TUNED, spread, surroundings, table, write_report
-from peers_cases import CACHE, COMMUNITIES, available, find_data, store_of
+from peers_cases import COMMUNITIES, available, find_data, store_of
+from peers_options import add_options
 from plots import lines
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -29,12 +30,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--graphs", default=",".join(COMMUNITIES))
     parser.add_argument("--widths", default="128,256,512")
     parser.add_argument("--orders", default="none,locality")
-    parser.add_argument("--scale", type=float, default=1.0, help="of generated graphs")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--data", type=Path, help="folder of the real graphs (default: $MGGCN_DATA)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps the graphs")
-    parser.add_argument("--out", type=Path, help="folder of the report (default: bench/results)")
+    add_options(parser, "scale", "threads", "data", "cache", "out")
     return parser.parse_args()
 
 
@@ -42,13 +39,13 @@ def block_name(count: int) -> str:
     return f"{count} block" + ("s" if count > 1 else "")
 
 
-def ways(width: int) -> dict[str, Any]:
-    """Every way by name: blocks of whole rows, panels in one block."""
+def ways(width: int, rows: int, shared_bytes: int) -> dict[str, Any]:
+    """Every way by name: blocks of whole rows, panels in one block, if the shared cache holds them packed: rows of them."""
     from mggcn.backend.cpu_choice import SpmmChoice
 
     found = {block_name(n): SpmmChoice("blocks" if n > 1 else "rows", 0, n, 0) for n in COUNTS}
     for size in PANEL_BYTES:
-        if size < 4 * width:
+        if size < 4 * width and rows * size <= shared_bytes:
             found[f"panels of {size} B"] = SpmmChoice("panels", size // 4, 1, 0)
     return found
 
@@ -59,6 +56,8 @@ def measure(store: Path, order: str, width: int, args: argparse.Namespace) -> di
     from peers_data import operand
     from worker_product import own_graph
 
+    from mggcn.backend.cpu_machine import caches_of
+
     backend, adj, _, place, _ = own_graph(str(store), args.threads, "fp32", order == "locality")
     n = place.numel()
     ld = -(-width // 16) * 16
@@ -66,7 +65,7 @@ def measure(store: Path, order: str, width: int, args: argparse.Namespace) -> di
     dense[place] = torch.from_numpy(operand(n, width))
     products = backend.sparse_products
     chosen = products.choice(adj, dense, out)
-    named = {CHOSEN: chosen} | ways(width)
+    named = {CHOSEN: chosen} | ways(width, adj.schedule.traits.columns, caches_of(args.threads).shared_bytes)
 
     def run(name: str) -> None:
         products.multiply(adj, dense, out, accumulate=False, epilogue=None, choice=named[name])

@@ -145,12 +145,11 @@ class Worker:
             raise
 
     def ask(self, command: str, argument: Any = None) -> dict[str, Any]:
-        """Have a command done. Raises: RuntimeError with the worker's traceback."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps([command, argument]) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        """Have a command done. Raises: RuntimeError with the worker's traceback, or if the worker has died."""
+        line = ""
+        with contextlib.suppress(OSError):  # it died before it was asked
+            print(json.dumps([command, argument]), file=self.process.stdin, flush=True)
+            line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"the worker has died with code {self.process.wait()}")
         answer: dict[str, Any] = json.loads(line)
@@ -165,8 +164,8 @@ class Worker:
         return answer
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        with contextlib.suppress(OSError), self.process:
+            self.process.kill()
 
 
 @dataclass

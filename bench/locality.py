@@ -117,7 +117,7 @@ def products(graph: Any, orders: dict[str, Any], args: argparse.Namespace) -> di
 
 def epochs(graph: Any, orders: dict[str, Any], args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, float]]:
     """An epoch in every order, and the predicted seconds of its sparse products."""
-    from mggcn.assemble import STRATEGIES, graph_shape, make_rank, resolve
+    from mggcn.assemble import STRATEGIES, make_rank, resolve
     from mggcn.comm.single import SingleCommunicator
     from mggcn.config import from_tables
     from mggcn.partition.make import figures_of
@@ -125,6 +125,7 @@ def epochs(graph: Any, orders: dict[str, Any], args: argparse.Namespace) -> tupl
     from mggcn.plan.description import find_machine
     from mggcn.train.opwork import epoch_cost
     from mggcn.train.runplan import plan_run
+    from mggcn.train.shape import graph_shape
 
     steps, predicted = {}, {}
     for name, owners in orders.items():
@@ -135,7 +136,7 @@ def epochs(graph: Any, orders: dict[str, Any], args: argparse.Namespace) -> tupl
         }
         config, partition = resolve(from_tables(tables), graph), RowPartition(owners)
         figures = figures_of(graph, partition, self_loops=config.model.self_loops)
-        plan = plan_run(config, graph_shape(graph, config), figures, STRATEGIES["broadcast"])
+        plan = plan_run(config, graph_shape(graph, config.model), figures, STRATEGIES["broadcast"])
         predicted[name] = epoch_cost(plan, find_machine(args.machine)).train.parts["sparse"]
         trainer = make_rank(config, graph, plan, partition, SingleCommunicator()).trainer
         steps[name] = lambda trainer=trainer: trainer.step(0)

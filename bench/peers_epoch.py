@@ -16,10 +16,11 @@ from typing import Any
 
 import ceilings
 from common import Worker, alternate, memory_free, spread, surroundings, write_report
-from peers_cases import CACHE, CASES, Case, available, find_data, store_of
+from peers_cases import CASES, Case, available, find_data, store_of
 from peers_data import largest_apart
-from peers_env import FOLDER, Peers, find_peers
+from peers_env import Peers, find_peers
 from peers_epoch_report import describe, plots_of
+from peers_options import add_options
 from peers_switches import ALL_ON, OWN, base_settings, switches, without
 
 PYG_KINDS = ("fused", "scaled", "csr", "sparse", "scatter")
@@ -32,19 +33,11 @@ SHARE_OF_FREE = 0.6
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", default=",".join(CASES), help="networks on graphs, by name")
-    parser.add_argument("--scale", type=float, default=1.0, help="of generated graphs; goals are for 1")
     parser.add_argument("--rounds", type=int, default=10, help="timed epochs of each contender")
     parser.add_argument("--warm-up", type=int, default=2, help="epochs before them")
     parser.add_argument("--malloc", default="tuned,default", help="settings of glibc, a comparison for each")
     parser.add_argument("--parts", default="peers,precomputed,switches", help="comparisons of each case")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--peers", type=Path, default=FOLDER, help="folder of the environment that peers/setup.sh makes"
-    )
-    parser.add_argument("--ceilings", type=Path, help="figures of ceilings.py --json (default: measured first)")
-    parser.add_argument("--data", type=Path, help="folder of the real graphs (default: $MGGCN_DATA)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps the graphs")
-    parser.add_argument("--out", type=Path, help="folder of the report (default: bench/results)")
+    add_options(parser, "scale", "threads", "peers", "ceilings", "data", "cache", "out")
     return parser.parse_args()
 
 

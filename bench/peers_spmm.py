@@ -15,9 +15,10 @@ from typing import Any
 
 import ceilings
 from common import Worker, alternate, memory_free, spread, surroundings, table, write_report
-from peers_cases import CACHE, SPMM_GRAPHS, available, find_data, store_of
+from peers_cases import SPMM_GRAPHS, available, find_data, store_of
 from peers_data import largest_apart
-from peers_env import ADVICE, FOLDER, Peers, find_peers, missing_text
+from peers_env import ADVICE, Peers, find_peers, missing_text
+from peers_options import add_options
 from peers_spmm_cases import KINDS, OWN, PLAIN
 from peers_spmm_report import HEAD, describe, lines_of, plots_of
 
@@ -31,16 +32,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--graphs", default=",".join(SPMM_GRAPHS))
     parser.add_argument("--widths", default="16,41,64,128,256,512")
     parser.add_argument("--kinds", default="", help="of products, separated by semicolons; default: all")
-    parser.add_argument("--scale", type=float, default=1.0, help="of generated graphs; goals are for 1")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--peers", type=Path, default=FOLDER, help="folder of the environment that peers/setup.sh makes"
-    )
-    parser.add_argument("--ceilings", type=Path, help="figures of ceilings.py --json (default: measured first)")
-    parser.add_argument("--data", type=Path, help="folder of the real graphs (default: $MGGCN_DATA)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps the graphs")
-    parser.add_argument("--out", type=Path, help="folder of the report (default: bench/results)")
+    add_options(parser, "scale", "threads", "peers", "ceilings", "data", "cache", "out")
     return parser.parse_args()
 
 
@@ -152,8 +145,13 @@ def measure_graph(
     processes: dict[tuple[str, ...], Processes] = {}
     for width in (int(text) for text in args.widths.split(",")):
         found: dict[str, Any] = {"graph": graph, "width": width, "vertices": vertices, "nonzeros": nonzeros}
-        capacity = int(SHARE_OF_FREE * free / needed_bytes(vertices, nonzeros, width))
-        shared_out = groups(kinds, capacity)
+        needed = needed_bytes(vertices, nonzeros, width)
+        shared_out = groups(kinds, int(SHARE_OF_FREE * free / needed))
+        for key in processes.keys() - {tuple(group) for group in shared_out}:
+            processes.pop(key).kill()
+        if not processes:
+            free = memory_free()
+            shared_out = groups(kinds, int(SHARE_OF_FREE * free / needed))
         for group in shared_out:
             key = tuple(group)
             # Processes stay for the next width if all fit; groups leave their memory to the next group.

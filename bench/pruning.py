@@ -1,7 +1,8 @@
 """Training epochs that leave out rows that nothing reads, beside epochs that compute everything, in turn in one process.
 
 Wall-clock seconds of epochs, medians; and CPU seconds over threads, the least of every op, which other load on the machine
-changes least. Both must have the same losses, bit for bit. One rank.
+changes least. Both must have the same losses: bit for bit, or to rounding where rows are so long that they are summed in
+parts. One rank.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Case:
     train: float = 0.0
 
 
+ROUNDING = 1e-5
+"""Two losses may differ by this part of theirs: in graphs with rows that are summed in parts."""
 CASES = {
     "cora": Case((64,)),
     "amazon_computers": Case((512, 512)),
@@ -102,6 +105,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     both = {prune: build(graph, prune, name, args) for prune in ("off", "auto")}
     wall: dict[str, list[float]] = {prune: [] for prune in both}
     ops: dict[str, dict[str, list[float]]] = {prune: {} for prune in both}
+    differences: list[float] = []
     for epoch in range(args.rounds + 1):
         losses = []
         for prune, (trainer, plan, _) in both.items():
@@ -110,7 +114,8 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
             if epoch:
                 wall[prune].append(time.perf_counter() - began)
                 time_ops(trainer.runtime, plan.ranks[0].train, ops[prune], args.threads)
-        if losses[0] != losses[1]:
+        differences.append(abs(losses[0] - losses[1]) / abs(losses[0]))
+        if differences[-1] > ROUNDING:
             raise RuntimeError(f"{name}, epoch {epoch + 1}: the loss is {losses[1]} pruned, {losses[0]} otherwise")
     plan = both["auto"][1]
     return {
@@ -125,6 +130,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "wall": wall,
         "ops": ops,
         "seconds": {prune: seconds for prune, (_, _, seconds) in both.items()},
+        "largest_loss_difference": max(differences),
         "graph_bytes": {prune: plan.ranks[0].regions["graph"] for prune, (_, plan, _) in both.items()},
     }
 
@@ -163,7 +169,9 @@ def describe(results: list[dict[str, Any]]) -> str:
     head = ["graph", "hidden", "nonzeros wanted by layer", "layers ms", "pruned", "epoch ms", "pruned", "ratio"]
     text = table([*head, "wall ratio", "MiB more", "plan s more", "set-up s more"], lines)
     text += "\nMilliseconds are CPU time over threads: of the pruned layers' aggregations, and of the ops of an epoch. "
-    return text + "Ratios above 1: pruned epochs are faster. All losses are equal, bit for bit.\n"
+    largest = max(r["largest_loss_difference"] for r in results)
+    losses = f"Losses differ by at most {largest:.1e} of theirs." if largest else "All losses are equal, bit for bit."
+    return text + f"Ratios above 1: pruned epochs are faster. {losses}\n"
 
 
 def main() -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import ceilings
 from common import HERE
-from peers_cases import CACHE, find_data
-from peers_env import ADVICE, FOLDER, find_peers
+from peers_cases import find_data
+from peers_env import ADVICE, find_peers
+from peers_options import add_options
 
 QUICK_SCALE = "0.1"
 FULL: dict[str, list[str]] = {
@@ -42,13 +43,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"two parts at scale {QUICK_SCALE}, in minutes")
     parser.add_argument("--parts", default="", help="names of some of the parts; default: all")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--peers", type=Path, default=FOLDER, help="folder of the environment that peers/setup.sh makes"
-    )
-    parser.add_argument("--data", type=Path, help="folder of the real graphs (default: $MGGCN_DATA)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps the graphs")
-    parser.add_argument("--out", type=Path, help="folder of the reports (default: bench/results)")
+    add_options(parser, "threads", "peers", "data", "cache", "out")
     return parser.parse_args()
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from common import HERE, MIB, SEED, memory_free, spread, surroundings, table, write_report
-from peers_cases import CACHE, Case, store_of
-from peers_env import FOLDER, find_peers, missing_text
+from peers_cases import Case, store_of
+from peers_env import find_peers, missing_text
 from peers_epoch import Comparison
+from peers_options import add_options
 from peers_switches import OWN, base_settings, switches
 from plots import lines
 
@@ -42,12 +43,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="whole runs of each way, timed epochs of each contender")
     parser.add_argument("--warm-up", type=int, default=1, help="epochs before them")
     parser.add_argument("--epochs", type=int, default=5, help="epochs of a whole run; their median counts")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--peers", type=Path, default=FOLDER, help="folder of the environment that peers/setup.sh makes"
-    )
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps the graphs")
-    parser.add_argument("--out", type=Path, help="folder of the report (default: bench/results)")
+    add_options(parser, "threads", "peers", "cache", "out")
     return parser.parse_args()
 
 

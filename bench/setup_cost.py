@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from common import Worker, alternate, spread, surroundings, table, write_report
-from peers_cases import CACHE, CASES, Case, available, find_data, store_of
+from peers_cases import CASES, Case, available, find_data, store_of
 from peers_epoch import classes_of
+from peers_options import add_options
 from peers_switches import base_settings, run_settings, switches
 
 EPOCHS, PAYS_BACK = 3, 20
@@ -27,13 +28,9 @@ EPOCHS, PAYS_BACK = 3, 20
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", default=",".join(CASES), help="networks on graphs, by name")
-    parser.add_argument("--scale", type=float, default=1.0, help="of generated graphs")
     parser.add_argument("--setups", type=int, default=3, help="times that each is set up; medians count")
     parser.add_argument("--rounds", type=int, default=7, help="timed epochs of each")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--data", type=Path, help="folder of the real graphs (default: $MGGCN_DATA)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps the graphs")
-    parser.add_argument("--out", type=Path, help="folder of the report (default: bench/results)")
+    add_options(parser, "scale", "threads", "data", "cache", "out")
     return parser.parse_args()
 
 
@@ -145,7 +142,7 @@ def main() -> None:
                 source = store_of(case.graph, args.cache, args.scale, data)
                 store = Path(folder) / source.name
                 if not store.exists():
-                    shutil.copytree(source, store, ignore=shutil.ignore_patterns("partitions"))
+                    shutil.copytree(source, store, ignore=shutil.ignore_patterns("partitions", "tuned.json"))
                 record["measured"].append(measure(case, store, args))
     rows = [row_of(found) for found in record["measured"]]
     body = (

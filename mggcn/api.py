@@ -67,6 +67,7 @@ def MLP(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfi
 def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
     """Describe GraphSAGE with the GCN aggregator, (sum of neighbours + self) / (degree + 1) (DistGNN, section 6.1).
 
+    In a weighted graph the average is by weight; a vertex itself has that of its stored self-loop, 1 without one.
     settings are the fields of ModelConfig. Raises: as GCN.
     """
     return from_tables({"model": settings | {"kind": "sage", "hidden": hidden}}).model

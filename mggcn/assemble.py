@@ -19,21 +19,20 @@ from mggcn.backend.cpu_machine import Host, caches_of, processor_name
 from mggcn.backend.gpu_memory import gpu_free_bytes
 from mggcn.comm.rank import gpu_index
 from mggcn.config import Config
-from mggcn.errors import ConfigError, GraphError, PlanError
+from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.cut_rows import CutFigures
 from mggcn.partition.libra import libra_nbytes
 from mggcn.partition.make import cut_is_kept, figures_of, make_partition
 from mggcn.partition.parts import Figures, Partition, RowFigures
 from mggcn.partition.splits import training_rows
-from mggcn.partition.statistics import estimate_aggregated_nnz
 from mggcn.partition.wanted import expected_shares
 from mggcn.plan.device import REAL, not_captured, threads_of
 from mggcn.plan.machine import free_bytes, human
 from mggcn.train.planjson import plan_from_dict
 from mggcn.train.prune import build_pruned
 from mggcn.train.runplan import SIGNALS, RankPlan, RunPlan, plan_run
-from mggcn.train.shape import GraphShape
+from mggcn.train.shape import GraphShape, graph_shape
 
 if TYPE_CHECKING:
     from mggcn.backend.base import KernelBackend
@@ -86,28 +85,6 @@ def memory_limit(config: Config) -> int:
     return free_bytes() // config.run.ranks
 
 
-def graph_shape(graph: Graph, config: Config) -> GraphShape:
-    """Return what a plan needs to know of a graph. Cost: none, or a sample of A_hat X for sparse features."""
-    features = graph.features
-    if features is None:
-        raise GraphError(
-            f"{graph.name} has no features; give it some when you prepare it, for example a sparse identity matrix"
-        )
-    sparse = isinstance(features, CSR)
-    aggregates = config.model.aggregates and not config.model.input_dropout
-    return GraphShape(
-        graph.name,
-        graph.num_vertices,
-        graph.num_edges,
-        features.num_cols if isinstance(features, CSR) else features.shape[1],
-        graph.num_classes,
-        graph.symmetric,
-        graph.adj.values is not None,
-        features.nnz if isinstance(features, CSR) else None,
-        estimate_aggregated_nnz(graph, self_loops=config.model.self_loops) if sparse and aggregates else 0,
-    )
-
-
 def partition_graph(config: Config, graph: Graph) -> Partition:
     """Return who holds which rows of a run. Cost: O(N), or a vertex cut, which is kept beside the store."""
     run = config.run
@@ -128,7 +105,7 @@ def plan_graph(config: Config, graph: Graph) -> tuple[RunPlan, Partition]:
 
     Cost: a few sweeps over the edges. Raises: ConfigError, GraphError, StoreError, PlanError.
     """
-    shape, strategy = graph_shape(graph, config), STRATEGIES[config.run.strategy]
+    shape, strategy = graph_shape(graph, config.model), STRATEGIES[config.run.strategy]
     partition = partition_graph(config, graph)
     return plan_run(config, shape, partition_figures(config, graph, partition), strategy), partition
 

@@ -42,7 +42,8 @@ class ModelConfig:
 
     kind: Literal["gcn", "sage", "mlp"] = "gcn"
     """gcn: graph convolutions (Kipf & Welling 2017); sage: GraphSAGE with the GCN aggregator, (sum of neighbours + self) /
-    (degree + 1) (DistGNN 6.1), whatever `norm` says; mlp: the same network without the graph."""
+    (degree + 1) (DistGNN 6.1), whatever `norm` says: with weights the average by weight, where a vertex itself has that of
+    its stored self-loop, 1 without one; mlp: the same network without the graph."""
     hidden: tuple[int, ...] = (128, 128)
     """Width of each hidden layer, in features; the output layer has one column per class."""
     dropout: float = 0.0
@@ -132,12 +133,15 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """Where and how a run executes; none of it changes the result beyond rounding."""
+    """Where and how a run executes; but for the inexact delays (`delay`), none of it changes the result beyond rounding."""
 
     ranks: int = 1
     """Number of ranks P that share the graph."""
     threads: int = 0
     """Threads per rank; 0 divides the machine's cores among the ranks."""
+    bind: Literal["auto", "off"] = "auto"
+    """Cores of rank processes on a CPU: auto gives each those of one memory node, from the first that the run may use, if
+    there are several nodes with room; off binds nothing, as for two runs at a time on one machine."""
     transport: Literal["auto", "single", "threads", "gloo", "nccl"] = "auto"
     """How ranks talk; auto: single for one rank, gloo for more on CPUs, nccl on GPUs."""
     device: Literal["cpu", "cuda"] = "cpu"

@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--arguments", type=json.loads, required=True)
     a = parser.parse_args()
     config, _, _ = read_run(a.folder)
-    if config.run.device == "cpu":
+    if config.run.device == "cpu" and config.run.bind == "auto":
         bind_rank(a.rank, a.size, threads_of(config.run))
 
     def body(comm: Communicator) -> None:

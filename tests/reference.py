@@ -69,8 +69,10 @@ def normalized(graph: Graph, model: ModelConfig) -> np.ndarray:
     """A_hat = S_r A^T S_c, dense."""
     adj = dense_csr(graph.adj)
     if model.kind == "sage":
+        # A vertex counts as often as its stored self-loop says, once without one.
+        own = np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj))
         neighbours = adj.T - np.diag(np.diagonal(adj))
-        return (neighbours + np.eye(len(adj))) / (neighbours.sum(1, keepdims=True) + 1)
+        return (neighbours + np.diag(own)) / (neighbours.sum(1) + own)[:, None]
     if model.self_loops:
         diagonal = np.einsum("ii->i", adj)
         diagonal[diagonal == 0] = 1.0

@@ -46,6 +46,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "run": {
         "ranks": 5,
         "threads": 2,
+        "bind": "off",
         "transport": "nccl",
         "device": "cuda",
         "precision": "bf16",

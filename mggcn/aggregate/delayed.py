@@ -137,7 +137,9 @@ class DelayedPlan:
             whole = (Multiply(self.rows, self.rows, sum(self.figures.nnz[self.rank]), cols),)  # type: ignore[assignment]
         if self.delay is None or len(self.figures.counts) == 1:
             return whole
-        leaves, roots = self.num_leaves(turn), self.num_roots(turn)
+        # cd-r exchanges one bin an epoch; an exact aggregation all of them, however many the cut has.
+        number = turn if self.delay else None
+        leaves, roots = self.num_leaves(number), self.num_roots(number)
         width = BufferSpec("", 1, cols, dtype).nbytes
         # Roots add what each leaf sent, gather the totals, and leaves take them.
         up: tuple[Step, ...] = (Copy(leaves, cols), Send("all_to_all", leaves * width, roots * width))

@@ -6,6 +6,7 @@ V rows and N columns of the matrix, D columns of the operand.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -95,13 +96,26 @@ class SpmmChoice:
 
 @dataclass(frozen=True, slots=True)
 class SpmmKey:
-    """A product in a table of choices; item: bytes of a stored number."""
+    """A product in a table of choices.
+
+    item: bytes of a stored number; summed: as for `choose_spmm`; pattern: a digest of all that the choice sees of a
+    matrix, which tells a matrix from its transpose.
+    """
 
     rows: int
     columns: int
     nnz: int
     width: int
     item: int
+    summed: bool
+    pattern: str
+
+
+def key_of(matrix: MatrixTraits, width: int, item: int, *, summed: bool) -> SpmmKey:
+    """Return the key of a product. Arguments as for `choose_spmm`."""
+    traits = (matrix.rows, matrix.columns, matrix.nnz, matrix.ascending, matrix.reuse, matrix.empty)
+    digest = hashlib.sha256(repr(traits).encode()).hexdigest()[:16]
+    return SpmmKey(matrix.rows, matrix.columns, matrix.nnz, width, item, summed, digest)
 
 
 Choices = Mapping[SpmmKey, SpmmChoice]

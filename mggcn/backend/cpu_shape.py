@@ -43,8 +43,7 @@ def spmm_bytes(rows: int, columns: int, nnz: int, width: int, item: int, real: i
     """
     widest = max((size for size in PANELS if size < width * item), default=0)
     packed = min(columns * widest, caches.shared_bytes)
-    following = 8 * rows if item == real else 0
-    return aligned(max_parts(nnz) * padded_columns(width) * real) + max(aligned(packed), aligned(following))
+    return aligned(max_parts(nnz) * padded_columns(width) * real) + max(aligned(packed), aligned(8 * rows))
 
 
 def padded_columns(width: int) -> int:

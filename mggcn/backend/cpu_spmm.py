@@ -6,6 +6,7 @@ V rows and N columns of the matrix, D columns of the operand.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +23,10 @@ from mggcn.backend.cpu_choice import (
     Choices,
     MatrixTraits,
     SpmmChoice,
-    SpmmKey,
     candidates,
     choose_spmm,
     hub_length,
+    key_of,
 )
 from mggcn.backend.cpu_machine import Caches
 from mggcn.backend.cpu_memory import Workspace
@@ -142,14 +143,21 @@ class CpuSpmm:
         return tuple(self._products.values())
 
     def choice(self, adj: Sparse, h: Tensor, out: Tensor) -> SpmmChoice:
-        """Return the way in which a product is done: as measured, or as the model says."""
+        """Return the way in which a product is done: as measured, or as the model says.
+
+        A measured way that does not fit the product is not taken; the reason then says so.
+        """
         width, summed = out.shape[1], out.dtype == self._real
         at = (id(adj.schedule), width, summed)
         found = self._products.get(at)
         if found is None:
             traits: MatrixTraits = adj.schedule.traits
-            key = SpmmKey(traits.rows, traits.columns, traits.nnz, width, h.itemsize)
-            choice = self._choices.get(key) or choose_spmm(traits, width, h.itemsize, self._caches, summed=summed)
+            choice = self._choices.get(key_of(traits, width, h.itemsize, summed=summed))
+            unfit = "" if choice is None else self._unfit(traits, h, out, choice)
+            if choice is None or unfit:
+                choice = choose_spmm(traits, width, h.itemsize, self._caches, summed=summed)
+            if unfit:
+                choice = dataclasses.replace(choice, reason=f"{choice.reason}; not as measured: {unfit}")
             # The pattern keeps its schedule alive, and so the schedule's id its own.
             pattern = Sparse(adj.indptr, adj.indices, None, adj.schedule)
             found = self._products[at] = Product(pattern, adj.values is not None, width, summed, choice)
@@ -178,7 +186,8 @@ class CpuSpmm:
             return
         plan: CpuSchedule = adj.schedule
         chosen = choice or self.choice(adj, h, out)
-        self._check(plan.traits, h, out, chosen)
+        if unfit := self._unfit(plan.traits, h, out, chosen):
+            raise BackendError(unfit)
         kind = NAMES[h.dtype] + ("" if out.dtype == h.dtype else "_" + NAMES[out.dtype])
         arguments = None if epilogue is None else epilogue_args(epilogue)
         ld_sums = padded_columns(out.shape[1])
@@ -227,19 +236,21 @@ class CpuSpmm:
         start = self._workspace.take(sum(padded)).data_ptr()
         return [start + sum(padded[:k]) if size else None for k, size in enumerate(padded)]
 
-    def _check(self, traits: MatrixTraits, h: Tensor, out: Tensor, chosen: SpmmChoice) -> None:
+    def _unfit(self, traits: MatrixTraits, h: Tensor, out: Tensor, chosen: SpmmChoice) -> str:
+        """Say why a way does not fit a product; "" if it does."""
         if chosen.blocks > 1 and (chosen.panel or out.dtype != self._real or not traits.ascending):
-            raise BackendError(
+            return (
                 f"blocks of the operand's rows need all columns at once, entries that ascend in each row and a result of "
                 f"the type of sums, got {chosen} for a result of {out.dtype}; choose rows or panels"
             )
         if chosen.panel * h.itemsize % LINE:
-            raise BackendError(
+            return (
                 f"a panel has rows of whole cache lines, multiples of {LINE // h.itemsize} columns; got {chosen.panel}"
             )
         packed = traits.columns * chosen.panel * h.itemsize
         if packed > self._caches.shared_bytes:
-            raise BackendError(
+            return (
                 f"a packed panel must fit the {self._caches.shared_bytes} bytes of the shared cache, which plans reckon "
                 f"with; {chosen.panel} columns of {traits.columns} rows take {packed}"
             )
+        return ""

@@ -6,16 +6,17 @@ Every way gives the same bits, so a table changes how long a product takes and n
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from mggcn.backend.cpu_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey
+from mggcn.backend.cpu_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey, Way
 from mggcn.backend.cpu_machine import Host
 from mggcn.errors import StoreError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 STORE_FILE = "tuned.json"
 """Beside the arrays of a store."""
 RUN_FILE = "products.json"
@@ -32,32 +33,84 @@ def read_choices(path: Path, host: Host) -> Choices:
     if table is None:
         return NO_CHOICES
     try:
-        return {SpmmKey(**row["product"]): SpmmChoice(**row["way"]) for row in table["products"]}
-    except (KeyError, TypeError) as error:
+        return {_key(row["product"]): _way(row["way"]) for row in table["products"]}
+    except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: a measured product is damaged ({error}); {REMEDY}") from error
 
 
 def write_choices(path: Path, host: Host, choices: Mapping[SpmmKey, SpmmChoice | None]) -> None:
     """Put choices into the file, in one step, in the place of older ones for the same products; None takes one out.
 
-    Tables of other hosts stay. Raises: StoreError if the file is damaged or cannot be written.
+    Tables of other hosts stay. What is damaged is replaced. Raises: StoreError if the file cannot be written.
     """
-    known: dict[SpmmKey, SpmmChoice | None] = {**read_choices(path, host), **choices}
+    try:
+        tables = _read(path)
+    except StoreError:
+        tables = []
+    known: dict[SpmmKey, SpmmChoice | None] = {**({} if damage_of(path, host) else read_choices(path, host)), **choices}
     products = [
         {"product": dataclasses.asdict(key), "way": dataclasses.asdict(way)}
         for key, way in sorted(known.items(), key=lambda item: dataclasses.astuple(item[0]))
         if way is not None
     ]
-    others = [table for table in _read(path) if table["host"] != _plain(host)]
+    others = [table for table in tables if table["host"] != _plain(host)]
     content = {"format_version": FORMAT_VERSION, "tables": [*others, {"host": _plain(host), "products": products}]}
+    _write(path, json.dumps(content, indent=1) + "\n").replace(path)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place for the file before anything is measured. Raises: StoreError."""
+    _write(path, "").unlink()
+
+
+def damage_of(path: Path, host: Host) -> str:
+    """Return what is wrong with a file, "" if nothing is or none is there: what `write_choices` would replace."""
+    try:
+        read_choices(path, host)
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+def _write(path: Path, text: str) -> Path:
+    """Write a temporary file beside `path`, to take its place."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        temporary.replace(path)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        temporary.write_text(text)
     except OSError as error:
         raise StoreError(
             f"the measured products cannot be written to {path}: {error.strerror}; copy the store to a folder of your own"
         ) from error
+    return temporary
+
+
+def _key(plain: dict[str, Any]) -> SpmmKey:
+    key = SpmmKey(**plain)
+    for name in ("rows", "columns", "nnz", "width", "item"):
+        _at_least(0, name, getattr(key, name))
+    if not isinstance(key.summed, bool) or not isinstance(key.pattern, str):
+        raise ValueError(f"summed must be true or false and pattern a text, got {key.summed!r} and {key.pattern!r}")
+    return key
+
+
+def _way(plain: dict[str, Any]) -> SpmmChoice:
+    way = SpmmChoice(**plain)
+    if way.way not in get_args(Way):
+        raise ValueError(f"way must be one of {', '.join(get_args(Way))}, got {way.way!r}")
+    # No blocks at all would compute nothing.
+    for name, least in (("panel", 0), ("blocks", 1), ("ahead", 0)):
+        _at_least(least, name, getattr(way, name))
+    if (way.panel > 0) != (way.way == "panels") or (way.blocks > 1) != (way.way == "blocks"):
+        raise ValueError(f"{way.way} do not go with panels of {way.panel} columns and {way.blocks} blocks")
+    return way
+
+
+def _at_least(least: int, name: str, value: Any) -> None:
+    """Check a number of a file: kernels take 64 bits without a look at them."""
+    if type(value) is not int or not least <= value < 2**31:
+        raise ValueError(f"{name} must be a whole number in {least} .. 2^31 - 1, got {value!r}")
 
 
 def _plain(host: Host) -> dict[str, Any]:

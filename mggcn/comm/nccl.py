@@ -29,6 +29,7 @@ from mggcn.backend.host import HostLane
 from mggcn.comm.base import Event, Lane, Moving
 from mggcn.comm.board import CHECKED_CALLS, Board, meet
 from mggcn.comm.calls import Call, all_reduce_call, all_to_all_call, broadcast_call
+from mggcn.comm.nccl_binding import explained, packed_id, unpacked_id
 from mggcn.comm.small import StoreCommunicator
 from mggcn.comm.watchdog import Heartbeat, StreamLane, Watchdog
 from mggcn.errors import BackendError, CommError
@@ -94,13 +95,13 @@ class NcclCommunicator:
         """
         if lane == HostLane():
             raise CommError("NCCL moves device memory; on CPUs use gloo, or threads")
-        unique_id = _unpacked(self._board.exchange("nccl", self._new_id(), "to start NCCL")[0])
+        unique_id = unpacked_id(self._board.exchange("nccl", self._new_id(), "to start NCCL")[0])
         self._watchdog.start(self._free_device)
         with self._watchdog.inside("ncclCommInitRank"):
             try:
                 nccl = self._library.NcclCommunicator(self.size, unique_id, self.rank)
             except (RuntimeError, KeyError) as error:
-                self._board.fail(f"rank {self.rank} could not start NCCL: {_explained(error)}")
+                self._board.fail(f"rank {self.rank} could not start NCCL: {explained(error)}")
         self._lane, self._moving = cast("StreamLane", lane), moving
         self._nccl = nccl
         self._watchdog.add(self._async_error, Heartbeat(self._lane, self._board).look)
@@ -166,9 +167,9 @@ class NcclCommunicator:
         if self.rank != 0:
             return b""
         try:
-            return _packed(self._library.get_unique_id())
+            return packed_id(self._library.get_unique_id())
         except (RuntimeError, KeyError) as error:
-            self._board.fail(f"rank 0 could not start NCCL: {_explained(error)}")
+            self._board.fail(f"rank 0 could not start NCCL: {explained(error)}")
 
     def _kind(self, buf: Tensor) -> int:
         return int(getattr(self._library, TYPES[buf.dtype]))
@@ -197,7 +198,7 @@ class NcclCommunicator:
             try:
                 start()
             except (RuntimeError, KeyError) as error:
-                board.fail(f"rank {self.rank}: NCCL failed in call {board.number} ({board.call}): {_explained(error)}")
+                board.fail(f"rank {self.rank}: NCCL failed in call {board.number} ({board.call}): {explained(error)}")
 
     def _swap(self, out: Tensor, buf: Tensor, call: Call, nccl: Any, lane: int) -> None:
         """Send and receive in one group, so that no order of ranks can lock; own rows are copied."""
@@ -220,7 +221,7 @@ class NcclCommunicator:
         try:
             self._nccl.check_async_error()
         except (RuntimeError, KeyError) as error:
-            return f"rank {self.rank}: NCCL failed in call {self._board.number} or before: {_explained(error)}"
+            return f"rank {self.rank}: NCCL failed in call {self._board.number} or before: {explained(error)}"
         return None
 
     def _free_device(self) -> None:
@@ -281,25 +282,6 @@ def nccl_library() -> Any:
     return nccl
 
 
-def _packed(unique_id: bytes | tuple[int, ...]) -> bytes:
-    """CuPy 14 gives NCCL's id as bytes, CuPy 13 as a tuple of signed bytes: keep which."""
-    if isinstance(unique_id, bytes):
-        return b"b" + unique_id
-    return b"t" + bytes(value % 256 for value in unique_id)
-
-
-def _unpacked(text: bytes) -> bytes | tuple[int, ...]:
-    """Invert `_packed`."""
-    if text[:1] == b"b":
-        return text[1:]
-    return tuple(value - 256 if value > 127 else value for value in text[1:])
-
-
 def _starts(counts: Sequence[int]) -> list[int]:
     """The first row of each rank."""
     return list(accumulate(counts, initial=0))
-
-
-def _explained(error: Exception) -> str:
-    """CuPy raises KeyError where its table of names lacks NCCL's status."""
-    return f"status {error}" if isinstance(error, KeyError) else str(error)

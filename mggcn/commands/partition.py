@@ -139,12 +139,10 @@ def summary(statistics: CutStatistics) -> str:
 def edge_cut_summary(statistics: EdgeCutStatistics) -> str:
     """Return the figures of an edge cut as text."""
     s = statistics
-    nonzeros, rows, halo = s.nonzeros_per_part, s.rows_per_part, s.halo_per_part
+    halo = s.halo_per_part
     lines = [
         f"edge cut {s.cut_share:.1%} ({s.num_cut:,} of {s.num_edges:,} edges)",
-        f"nonzero balance {s.nonzero_balance:.4f} "
-        f"(largest part over average; {min(nonzeros):,} to {max(nonzeros):,} nonzeros)",
-        f"row balance {s.row_balance:.4f} ({min(rows):,} to {max(rows):,} vertices)",
+        *_balance_lines(s),
         f"halo rows {s.halo_share:.1%} of the vertices ({min(halo):,} to {max(halo):,} rows that a part receives)",
     ]
     if s.halo_t_per_part != halo:
@@ -156,16 +154,24 @@ def edge_cut_summary(statistics: EdgeCutStatistics) -> str:
 def locality_summary(statistics: LocalityStatistics) -> str:
     """Return the figures of an order by locality as text."""
     s = statistics
-    nonzeros, rows = s.nonzeros_per_part, s.rows_per_part
-    return (
+    lines = [
         f"edges inside clusters {s.inside_share:.1%} ({s.num_clusters:,} clusters, the largest of {s.largest_cluster:,} "
-        f"vertices, in {s.num_levels} levels)\n"
-        f"average gap {s.gap:,.0f} places between the ends of an edge ({s.gap_before:,.0f} before)\n"
-        f"critical path {s.critical_path:.3f} (of staged products, over that of equal tiles)\n"
+        f"vertices, in {s.num_levels} levels)",
+        f"average gap {s.gap:,.0f} places between the ends of an edge ({s.gap_before:,.0f} before)",
+        f"critical path {s.critical_path:.3f} (of staged products, over that of equal tiles)",
+        *_balance_lines(s),
+    ]
+    return "\n".join(lines)
+
+
+def _balance_lines(statistics: EdgeCutStatistics | LocalityStatistics) -> list[str]:
+    s = statistics
+    nonzeros, rows = s.nonzeros_per_part, s.rows_per_part
+    return [
         f"nonzero balance {s.nonzero_balance:.4f} "
-        f"(largest part over average; {min(nonzeros):,} to {max(nonzeros):,} nonzeros)\n"
-        f"row balance {s.row_balance:.4f} ({min(rows):,} to {max(rows):,} vertices)"
-    )
+        f"(largest part over average; {min(nonzeros):,} to {max(nonzeros):,} nonzeros)",
+        f"row balance {s.row_balance:.4f} ({min(rows):,} to {max(rows):,} vertices)",
+    ]
 
 
 def listed(graph: Graph, folder: Path) -> str:

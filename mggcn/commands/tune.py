@@ -55,6 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.store is not None:
         return _products(arguments)
     from mggcn.errors import ConfigError
+
+    of_products = {name: getattr(arguments, name) for name in ("root", "config", "set", "width")}
+    if given := [f"--{name}" for name, value in of_products.items() if value]:
+        raise ConfigError(
+            f"{', '.join(given)}: settings of a run, whose sparse products are timed on a store; name it with --store, or "
+            "leave them out to measure the machine"
+        )
     from mggcn.jobs.tune import TuneSettings, check_writable, tune, write_machine
     from mggcn.plan.description import read_machine, tuned_path
 
@@ -78,13 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _products(arguments: argparse.Namespace) -> int:
     """Time the sparse products of a run on a store."""
     from mggcn.assemble import host_of
-    from mggcn.backend.cpu_table import STORE_FILE, write_choices
+    from mggcn.backend.cpu_table import STORE_FILE, check_writable, damage_of, write_choices
     from mggcn.commands.train import store_path
     from mggcn.config import Config, from_toml, with_settings
     from mggcn.errors import ConfigError
     from mggcn.graph.store import open_store
     from mggcn.jobs.auto import settled
-    from mggcn.jobs.tune_products import product_lines, tune_products
+    from mggcn.jobs.tune_products import kept_ways, product_lines, tune_products
 
     if arguments.out is not None:
         raise ConfigError("mggcn tune --store keeps its table beside the store; leave --out out")
@@ -99,10 +106,14 @@ def _products(arguments: argparse.Namespace) -> int:
     store = store_path(arguments.store, arguments.root)
     graph = open_store(store)
     config, _ = settled(config, graph)
+    table, host = store / STORE_FILE, host_of(config)
+    check_writable(table)
+    if damage := damage_of(table, host):
+        print(f"will be replaced, with all that it holds of this machine: {damage}", flush=True)
     timed = tune_products(config, graph, arguments.seconds, lambda text: print(f"timing: {text}", flush=True))
-    write_choices(store / STORE_FILE, host_of(config), {t.key: t.kept for t in timed})
+    write_choices(table, host, kept_ways(timed))
     print("\n".join(product_lines(timed)))
-    print(f"written to {store / STORE_FILE}, which mggcn train reads on this machine with as many threads a rank")
+    print(f"written to {table}, which mggcn train reads on this machine with as many threads a rank")
     return 0
 
 

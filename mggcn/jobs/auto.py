@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mggcn.assemble import STRATEGIES, graph_shape, memory_limit, partition_figures, plan_shape, resolve
+from mggcn.assemble import STRATEGIES, memory_limit, partition_figures, plan_shape, resolve
 from mggcn.config import Config, RunConfig
 from mggcn.errors import GraphError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
@@ -23,7 +23,7 @@ from mggcn.partition.vertex_cut import MAX_PARTS
 from mggcn.plan.description import Machine, default_machine, tuned_path
 from mggcn.train.choose import Candidate, Choice, choose
 from mggcn.train.runplan import plan_run
-from mggcn.train.shape import GraphShape
+from mggcn.train.shape import GraphShape, graph_shape
 
 ORDERS = ("random", "none")
 """Orders that cost nothing to make; METIS's parts are a candidate where they are kept with the store."""
@@ -132,7 +132,7 @@ def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: s
 
 def _candidates(config: Config, base: Config, graph: Graph) -> Iterator[Candidate]:
     """Plan every way to run on a graph; partitions are shared out once per order and number of bins."""
-    shape, seed, ranks = graph_shape(graph, base), base.train.seed, base.run.ranks
+    shape, seed, ranks = graph_shape(graph, base.model), base.train.seed, base.run.ranks
     store = store_folder(graph)
     orders: tuple[str, ...] = ORDERS
     # More ranks than a kept partition can have parts: none is kept.

@@ -128,11 +128,14 @@ def write_plan(
     """Record the plan, the store and the digests of graph and partition in a run folder, for its ranks and for later.
 
     choice: what `auto` chose from, if it chose. Measured ways of sparse products that lie with the store are copied.
+    Raises: StoreError if their file is damaged; the folder, which is new, is then removed.
     """
     beside = store_folder(graph)
     if beside is not None and plan.config.run.device == "cpu":
         host = host_of(plan.config)
-        if measured := read_choices(beside / STORE_FILE, host):
+        with discarded_if_refused(folder):
+            measured = read_choices(beside / STORE_FILE, host)
+        if measured:
             write_choices(folder / RUN_FILE, host, measured)
     write_json(folder / "plan.json", to_dict(plan) | ({} if choice is None else {"choice": choice_dict(choice)}))
     job = {"store": None if store is None else str(store.resolve()), "graph_sha256": graph_sha256(graph)}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from mggcn.assemble import make_rank, memory_limit, plan_graph
-from mggcn.backend.cpu_choice import MatrixTraits, SpmmChoice, SpmmKey
+from mggcn.backend.cpu_choice import MatrixTraits, SpmmChoice, SpmmKey, key_of
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
@@ -117,8 +117,13 @@ def time_ways(backend: CpuBackend, product: Product, seconds: float, rank: int =
         if round_ >= ROUNDS and time.perf_counter() - began > seconds * len(timed):
             break
     least = {name: min(values) for name, values in taken.items()}
-    key = SpmmKey(traits.rows, traits.columns, traits.nnz, product.width, backend.dtype.itemsize)
+    key = key_of(traits, product.width, backend.dtype.itemsize, summed=product.summed)
     return Timed(rank, key, product.choice, least.pop(""), ways, least)
+
+
+def kept_ways(timed: Iterable[Timed]) -> dict[SpmmKey, SpmmChoice | None]:
+    """Return what a table gets. Of products that look alike, on several ranks, the one that gained most decides."""
+    return {t.key: t.kept for t in sorted(timed, key=lambda t: t.gain)}
 
 
 def _matrix(backend: CpuBackend, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:

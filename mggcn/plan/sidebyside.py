@@ -69,6 +69,8 @@ class Run:
         self._computing: list[tuple[float, int]] = []
         self._waiting: list[tuple[float, int]] = []
         self._stuck: dict[int, list[Rank]] = {}
+        self._posts: list[int] = []
+        """Of every message, how many ranks have posted it."""
 
     def finish(self) -> None:
         """Run all ranks to their end. Raises: PlanError if they do not list the same messages."""
@@ -117,7 +119,7 @@ class Run:
             if isinstance(item, Await):
                 self._await(rank, item.message)
                 return
-            rank.posted.append((self._now, item))
+            self._post(rank, item)
             if isinstance(item, Sum):
                 self._await(rank, len(rank.posted) - 1)
                 return
@@ -135,6 +137,13 @@ class Run:
             rank.job, rank.since = job, self._now
             heapq.heappush(self._computing, (self._given + total, rank.number))
         return total > 0
+
+    def _post(self, rank: Rank, message: Send | Sum) -> None:
+        number = len(rank.posted)
+        rank.posted.append((self._now, message))
+        if number == len(self._posts):
+            self._posts.append(0)
+        self._posts[number] += 1
 
     def _await(self, rank: Rank, message: int) -> None:
         if message >= len(rank.posted):
@@ -162,7 +171,7 @@ class Run:
 
     def _carry(self) -> None:
         """Let the link carry, in order, every message that all ranks have posted."""
-        while all(len(rank.posted) > len(self.carried) for rank in self.ranks):
+        while len(self.carried) < len(self._posts) and self._posts[len(self.carried)] == len(self.ranks):
             number = len(self.carried)
             posts = [rank.posted[number] for rank in self.ranks]
             start = max(self._free, *(when for when, _ in posts))

@@ -1,6 +1,7 @@
 """Which layers of a training epoch aggregate fewer than all rows, why, and their aggregations on a rank.
 
-Rows that nothing reads have no gradient either, so leaving them out is exact: partition/wanted.py. Needs no torch.
+Rows that nothing reads have no gradient either, so leaving them out is exact: partition/wanted.py. A row that keeps its
+entries keeps its bits, unless it is so long that kernels sum it in parts, whose ends may move. Needs no torch.
 """
 
 from __future__ import annotations

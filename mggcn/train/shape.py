@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mggcn.config import ModelConfig
 from mggcn.errors import GraphError
+from mggcn.graph.csr import CSR, Graph
+from mggcn.partition.statistics import estimate_aggregated_nnz
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,28 @@ class GraphShape:
     """Estimated nonzeros of A_hat X for sparse features."""
     num_training: int | None = None
     """Of a bare shape: vertices that the loss reads; None: not known, or known of the graph one by one."""
+
+
+def graph_shape(graph: Graph, model: ModelConfig) -> GraphShape:
+    """Return what a plan needs to know of a graph. Cost: none, or a sample of A_hat X for sparse features."""
+    features = graph.features
+    if features is None:
+        raise GraphError(
+            f"{graph.name} has no features; give it some when you prepare it, for example a sparse identity matrix"
+        )
+    sparse = isinstance(features, CSR)
+    aggregates = model.aggregates and not model.input_dropout
+    return GraphShape(
+        graph.name,
+        graph.num_vertices,
+        graph.num_edges,
+        features.num_cols if isinstance(features, CSR) else features.shape[1],
+        graph.num_classes,
+        graph.symmetric,
+        graph.adj.values is not None,
+        features.nnz if isinstance(features, CSR) else None,
+        estimate_aggregated_nnz(graph, self_loops=model.self_loops) if sparse and aggregates else 0,
+    )
 
 
 def check_shape(shape: GraphShape) -> None:

@@ -155,6 +155,22 @@ def test_bytes_of_the_delays(kind: str) -> None:
                 assert planned == -(-complete[rank][0] // r)
 
 
+@pytest.mark.parametrize("delay", ["none", "0", "1", "2", "5"])
+def test_an_evaluation_sends_what_is_planned(delay: str) -> None:
+    """Fails if the plan of an evaluation, which exchanges every bin at once, counts a byte or message too few or many."""
+
+    def body(rank: Rank) -> int:
+        rank.trainer.step(0)
+        before = rank.comm.bytes_sent, rank.comm.messages
+        rank.trainer.evaluate()
+        sent, messages = rank.comm.bytes_sent - before[0], rank.comm.messages - before[1]
+        assert sent == rank.plan.bytes_sent(rank.plan.evaluate)
+        assert messages == rank.plan.messages(rank.plan.evaluate)
+        return sent
+
+    assert all(sent > 0 for sent in on_ranks(config_of(3, delay), graph_of("random", 60), body))
+
+
 def test_copies_are_counted_once(tmp_path: Path) -> None:
     """Fails if the scores of a run on copies differ from one rank's: a copy in the loss, the confusion or a ranking."""
     graph = make_graph(pattern("random", 53, 6), num_features=7, num_classes=2, sparse=False, weighted=False, seed=2)

@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mggcn import worker
 from mggcn.backend.cpu_cores import cores_in, cores_of_rank, nodes
+from mggcn.config import Config, RunConfig
 
 
 def _system(folder: Path, lists: list[str], threads_per_core: int = 1) -> Path:
@@ -63,6 +66,26 @@ def test_ranks_share_no_core_and_stay_on_a_node() -> None:
 def test_ranks_that_do_not_fit_are_not_bound(ranks: int, threads: int, free: list[list[int]]) -> None:
     """Fails if a rank is squeezed into fewer cores than it has threads, or bound where there is one memory."""
     assert {tuple(cores_of_rank(rank, ranks, threads, free)) for rank in range(ranks)} == {()}
+
+
+@pytest.mark.parametrize(
+    ("run", "bound"),
+    [({}, [(1, 2, 3)]), ({"bind": "off"}, []), ({"device": "cuda", "transport": "nccl"}, [])],
+)
+def test_a_rank_is_bound_unless_the_run_says_otherwise(
+    run: dict[str, Any], bound: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if run.bind = off is not heeded, or a rank of a CPU is not bound without it."""
+    found: list[tuple[int, int, int]] = []
+    config = Config(run=RunConfig(ranks=2, threads=3, **run))
+    monkeypatch.setattr(worker, "read_run", lambda folder: (config, {}, {}))
+    monkeypatch.setattr(worker, "bind_rank", lambda *arguments: found.append(arguments))
+    monkeypatch.setattr(worker, "rank_main", lambda *arguments, **options: 0)
+    monkeypatch.setattr(worker.native, "limit_spinning", lambda: None)
+    arguments = ["train", "folder", "--rank", "1", "--size", "2", "--rendezvous", "file", "--arguments", "{}"]
+    monkeypatch.setattr(sys, "argv", ["worker", *arguments])
+    assert worker.main() == 0
+    assert found == bound
 
 
 def test_a_bound_process_still_counts_all_cores(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from mggcn import native
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.cpu import CpuBackend
-from mggcn.backend.cpu_choice import SpmmChoice, SpmmKey, hub_length
+from mggcn.backend.cpu_choice import SpmmChoice, hub_length, key_of
 from mggcn.backend.cpu_spmm import make_schedule
 from mggcn.errors import BackendError
 from tests.backend.cases import (
@@ -191,12 +191,52 @@ def test_a_table_overrides_the_choice() -> None:
     case = BATTERY[-1]
     rows, columns = case.adj.shape
     measured = SpmmChoice("panels", 16, 1, 5, "measured")
-    backend = CpuBackend(torch.float32, 1, choices={SpmmKey(rows, columns, case.adj.nnz, 41, 4): measured})
-    adj, _ = sparse_of(backend, case, False)
+    adj, _ = sparse_of(CpuBackend(torch.float32, 1), case, False)
+    backend = CpuBackend(torch.float32, 1, choices={key_of(adj.schedule.traits, 41, 4, summed=True): measured})
     for cols, expected in ((41, measured), (40, None)):
         h, out = padded(backend, columns, cols)[0], padded(backend, rows, cols)[0]
         found = backend.sparse_products.choice(adj, h, out)
         assert (found == measured) == (expected is not None)
+
+
+def test_products_that_differ_have_keys_of_their_own() -> None:
+    """Fails if a matrix and its transpose, or a result of another type, share what was measured."""
+    rng = np.random.default_rng(90911)
+    # Two popular columns, so that the transpose has two long rows.
+    columns = np.where(rng.random(20_000) < 0.7, rng.integers(0, 2, 20_000), rng.integers(0, 600, 20_000))
+    matrix = sp.csr_matrix((np.ones(20_000), (rng.integers(0, 600, 20_000), columns)), (600, 600))
+    matrix.sort_indices()
+    backend = CpuBackend(torch.bfloat16, 1)
+    keys = []
+    for adj in (matrix, matrix.T.tocsr()):
+        schedule = make_schedule(adj.indptr.astype(np.int64), adj.indices.astype(np.int32), 1, native.isa())
+        keys += [key_of(schedule.traits, 41, 2, summed=summed) for summed in (False, True)]
+    assert len({(key.rows, key.columns, key.nnz, key.width) for key in keys}) == 1
+    assert len(set(keys)) == 4
+    adj, _ = sparse_of(backend, _with_loops(), True)
+    into_sums = {key_of(adj.schedule.traits, 40, 2, summed=True): SpmmChoice("blocks", 0, 2)}
+    backend = CpuBackend(torch.bfloat16, 1, choices=into_sums)
+    h = filled(padded(backend, 53, 40)[0], random_dense(53, 40, 3))
+    for result, way in ((torch.float32, "blocks"), (torch.bfloat16, "rows")):
+        out = torch.zeros(53, 40, dtype=result)
+        assert backend.sparse_products.choice(adj, h, out).way == way
+        backend.spmm(adj, h, out, accumulate=False, epilogue=None)
+
+
+@pytest.mark.parametrize("unfit", [SpmmChoice("blocks", 0, 2), SpmmChoice("panels", 24), SpmmChoice("panels", 2**30)])
+def test_a_measured_way_that_does_not_fit_is_not_taken(unfit: SpmmChoice) -> None:
+    """Fails if a table that was measured for other kernels ends a run, or its way is taken without being checked."""
+    case = BATTERY[-1]
+    adj, dense = sparse_of(CpuBackend(torch.bfloat16, 1), case, False)
+    key = key_of(adj.schedule.traits, 40, 2, summed=False)
+    backend = CpuBackend(torch.bfloat16, 1, choices={key: unfit})
+    h = filled(padded(backend, dense.shape[1], 40)[0], random_dense(dense.shape[1], 40, 3))
+    out = torch.zeros(dense.shape[0], 40, dtype=torch.bfloat16)
+    backend.spmm(adj, h, out, accumulate=False, epilogue=None)
+    chosen = backend.sparse_products.choice(adj, h, out)
+    assert (chosen.way, chosen.panel, chosen.blocks) == ("rows", 0, 1)
+    assert "not as measured: " in chosen.reason
+    np.testing.assert_allclose(host(out), dense @ host(h), rtol=2e-2, atol=2e-2)
 
 
 def test_hub_rows_are_cut_into_all_their_entries() -> None:

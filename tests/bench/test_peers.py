@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -128,6 +129,55 @@ def test_setup_is_a_proper_script_and_names_no_host() -> None:
     script = BENCH / "peers" / "setup.sh"
     assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
     assert "://" not in script.read_text()
+
+
+def test_a_worker_that_died_while_idle_is_a_worker_s_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if its broken pipe ends a benchmark, which leaves out what raises RuntimeError."""
+    (tmp_path / "worker.py").write_text("input(); print('{}', flush=True); input()")
+    monkeypatch.setattr(common, "HERE", tmp_path)
+    worker = common.Worker("worker.py", "tuned", 1, {})
+    worker.process.kill()
+    worker.process.wait()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the worker has died with code -9"):
+            worker.ask("epoch")
+    worker.kill()
+
+
+def test_processes_leave_their_memory_to_those_of_the_next_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if processes that a wider product cannot use stay beside its groups, or their memory counts as taken."""
+    alive: list[list[str]] = []
+    side_by_side: list[list[list[str]]] = []
+
+    class Counted(peers_spmm.Processes):
+        def kill(self) -> None:
+            alive.remove(self.kinds)
+
+    def measured(one: peers_spmm.Processes, width: int, rounds: int) -> dict[str, Any]:
+        if one.kinds not in alive:
+            alive.append(one.kinds)
+        side_by_side.append([list(kinds) for kinds in alive])
+        return {"seconds": dict.fromkeys(one.kinds, width)}
+
+    needed = peers_spmm.needed_bytes(10, 20, 512)
+    patched = {
+        "Processes": Counted,
+        "measure": measured,
+        "sizes_of": lambda _: (10, 20),
+        # Three of the widest fit where nothing else is held.
+        "memory_free": lambda: 3 * needed / peers_spmm.SHARE_OF_FREE - needed * sum(map(len, alive)),
+        "find_peers": lambda _: None,
+        "lines_of": lambda *_: [],
+    }
+    for name, value in patched.items():
+        monkeypatch.setattr(peers_spmm, name, value)
+    args = argparse.Namespace(widths="4,8,512,4", peers=None, threads=1, rounds=1)
+    record: dict[str, Any] = {"measured": [], "ceilings": {}}
+    kinds = ["a", "b", "c", "d", "e"]
+    assert peers_spmm.measure_graph("some", Path("store"), kinds, record, args) == []
+    assert side_by_side == [[kinds], [kinds], [["a", "b", "c"]], [["a", "d", "e"]], [kinds]]
+    assert [list(found["seconds"]) for found in record["measured"]] == [kinds, kinds, kinds, kinds]
+    assert alive == []
 
 
 def test_rounds_are_shuffled_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:

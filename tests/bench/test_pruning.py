@@ -28,8 +28,12 @@ def test_the_report() -> None:
             },
         },
         "seconds": {"off": {"plan": 1.0, "set-up": 2.0}, "auto": {"plan": 1.5, "set-up": 2.25}},
+        "largest_loss_difference": 0.0,
         "graph_bytes": {"off": 2**20, "auto": 3 * 2**20},
     }
     row = "| some | 16-8 | 3: 12.5%, 2: 90.0% (all computed) | 375.0 | 125.0 | 750.0 | 500.0 | 1.500 | 1.500 "
     row += "| 2.0 | 0.50 | 0.25 |"
-    assert row in pruning.describe([result])
+    said = pruning.describe([result])
+    assert row in said
+    assert "equal, bit for bit" in said
+    assert "differ by at most 2.0e-07" in pruning.describe([result, result | {"largest_loss_difference": 2e-7}])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mggcn.backend.cpu_choice import SpmmChoice
+from mggcn.backend.cpu_choice import SpmmChoice, SpmmKey
 from mggcn.backend.cpu_spmm import CpuSpmm
 from mggcn.comm.threads import run_threads
 from mggcn.errors import ConfigError
@@ -94,6 +94,47 @@ def test_tuned_products_change_no_bit(
     assert len(table["products"]) == len(json.loads((store / "tuned.json").read_text())["tables"][0]["products"]) >= 2
 
 
+def test_a_damaged_table_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the advice of training, to measure again, does not help, or a place is refused after all timing."""
+    graph = make_graph(pattern("random", 60, 5), num_features=9, num_classes=4, sparse=False, weighted=False, seed=3)
+    store = tmp_path / "store"
+    write_store(graph, store)
+    (store / "tuned.json").write_text('{"format_version": 1, "tables": []}')
+    train = ["train", store, "--threads", 1, "--epochs", 1, "--out", tmp_path / "run", "--quiet"]
+    tune = ["tune", "--store", store, "--threads", 1, "--seconds", 0]
+    assert "measure again with mggcn tune --store" in refused(capsys, *train)
+    assert run_main(*tune) == 0
+    assert "tuned.json holds no measured products of format 2" in capsys.readouterr().out
+    assert run_main(*train) == 0
+
+    def never(*_: Any) -> None:
+        raise AssertionError("timed before the store was found to be read-only")
+
+    monkeypatch.setattr(tune_products, "tune_products", never)
+    # As root, no folder is read-only: here the temporary file has no place.
+    (store / ".tuned.json.tmp").mkdir()
+    assert "cannot be written to" in refused(capsys, *tune)
+    (store / ".tuned.json.tmp").rmdir()
+    (store / "tuned.json").unlink()
+    (store / "tuned.json").mkdir()
+    assert "cannot be written to" in refused(capsys, *tune)
+
+
+def test_of_products_that_look_alike_the_one_that_gained_decides() -> None:
+    """Fails if a rank whose product gains nothing takes out what another, or the same in another place, kept."""
+    rows, panels = SpmmChoice(), SpmmChoice("panels", 32)
+    keys = [SpmmKey(9, 9, 30, width, 4, True, "a") for width in (48, 64)]
+
+    def timed(rank: int, key: SpmmKey, panels_s: float) -> tune_products.Timed:
+        return tune_products.Timed(rank, key, rows, 2.0, {"r": rows, "p": panels}, {"r": 2.0, "p": panels_s})
+
+    kept = tune_products.kept_ways([timed(0, keys[0], 1.0), timed(1, keys[0], 2.5), timed(1, keys[1], 3.0)])
+    assert kept[keys[1]] is None
+    assert kept[keys[0]] == SpmmChoice("panels", 32, reason="measured: 2.00 times as fast as rows")
+
+
 def test_links_as_the_cost_model_reads_them() -> None:
     """Fails if rates do not give back the seconds that were measured, or gloo's share of the cores is another."""
     small = {"broadcast": 2e-4, "all_to_all": 3e-4, "all_reduce": 4e-4}
@@ -138,6 +179,12 @@ def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "numbers of ranks from 2 on, got 1 and (1, 2)" in refused(capsys, "tune", "--ranks", "1,2", "--threads", 1)
     assert "--seconds" in refused(capsys, "tune", "--seconds", "-1")
     assert "leave --out out" in refused(capsys, "tune", "--store", tmp_path, "--out", tmp_path / "x.toml")
+    run = ["--root", tmp_path, "--config", tmp_path / "c.toml", "--set", "model.hidden=3", "--width", "3"]
+    for option in (run[:2], run[2:4], run[4:6], run[6:]):
+        said = refused(capsys, "tune", *option)
+        assert f"{option[0]}: settings of a run" in said
+        assert "name it with --store" in said
+    assert "--root, --config, --set, --width: settings" in refused(capsys, "tune", *run)
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert "cannot be written to" in refused(capsys, "tune", "--out", blocked / "machine.toml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -241,3 +242,35 @@ def test_distgnns_work_counts() -> None:
     assert round(sixteen.total / 1e9, 2) == 18.80
     assert "18.80 billion operations on each of 16 ranks" in work_lines(sixteen, 16)[0]
     assert aggregation_work(10, 0, (3,)).total == 30
+
+
+def calls_of(ranks: int) -> int:
+    """Calls of functions, built-in ones among them, that a prediction of one broadcast from each of its ranks makes."""
+    lists: list[list[Item]] = []
+    # The last rank is the slowest: all others have posted a message when it does.
+    for me in range(ranks):
+        items: list[Item] = []
+        for root in range(ranks):
+            items += [broadcast(root, me, 8, ranks), compute(1 + me), Await(root)]
+        lists.append(items)
+    found = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal found
+        found += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        predict(dataclasses.replace(HOST, links=(dataclasses.replace(LINK, ranks=ranks),)), "nccl", lists)
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def test_the_work_of_a_prediction_grows_as_its_messages() -> None:
+    """Fails if all ranks are looked at whenever one goes on: a plan of 200 ranks would then take minutes."""
+    few, many = calls_of(24), calls_of(96)
+    # P ranks take part in each of P messages: 16 times as many, and the logarithm of the queues.
+    assert few > 24 * 24
+    assert many < 1.2 * 16 * few

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mggcn.assemble import STRATEGIES, Rank
+from mggcn.backend import cpu_spmm
 from mggcn.backend.cpu import CpuBackend
 from mggcn.backend.cuda import CudaBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
@@ -97,6 +98,33 @@ def test_the_same_bits_with_dropped_and_sparse_input(name: str) -> None:
     for sparse, loops, order in ((False, True, "none"), (True, False, "permute")):
         config = config_of(name, 3, {"order": order}, epochs=8, input_dropout=0.3, self_loops=loops)
         assert_same_bits(config, graph_of(degree=1, trained=4, sparse=sparse), 3)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_are_summed_in_parts_differ_by_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a pruned row that is cut in other parts, since it is shorter, loses an entry or more than rounding."""
+    parts: list[int] = []
+    original = cpu_spmm._cut
+
+    def counted(indptr: np.ndarray, hub: int) -> Any:
+        cut = original(indptr, hub)
+        parts.append(cut[0].shape[0])
+        return cut
+
+    monkeypatch.setattr(cpu_spmm, "hub_length", lambda nnz: 4)
+    monkeypatch.setattr(cpu_spmm, "_cut", counted)
+    for ranks in (1, 2):
+        parts.clear()
+        config, graph = config_of(name, ranks, epochs=3), graph_of(degree=3, trained=3)
+        pruned = trained(config, graph)
+        of_pruned = sum(parts)
+        every = trained(off(config), graph)
+        assert (pruned[2], every[2]) == (2, 0)
+        # Pruned layers have matrices of their own, and of these rows to cut.
+        assert of_pruned > sum(parts) - of_pruned > 0
+        np.testing.assert_allclose(pruned[0], every[0], rtol=1e-6)
+        for one, other in zip(pruned[1], every[1], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("where", [EMULATED, pytest.param(GPU, marks=pytest.mark.cuda)], ids=lambda where: where.name)
