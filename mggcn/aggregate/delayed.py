@@ -131,10 +131,12 @@ class DelayedPlan:
         )
 
     def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
-        split, middle, rest = (Multiply(m.rows, self.rows, m.nnz, cols) for m in self.matrices)
+        reuse = self.figures.reuse
+        split, middle, rest = (Multiply(m.rows, self.rows, m.nnz, cols, reuse) for m in self.matrices)
         whole = (split, middle, rest)
         if backward and not self.symmetric:
-            whole = (Multiply(self.rows, self.rows, sum(self.figures.nnz[self.rank]), cols),)  # type: ignore[assignment]
+            nnz = sum(self.figures.nnz[self.rank])
+            whole = (Multiply(self.rows, self.rows, nnz, cols, reuse),)  # type: ignore[assignment]
         if self.delay is None or len(self.figures.counts) == 1:
             return whole
         # cd-r exchanges one bin an epoch; an exact aggregation all of them, however many the cut has.

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph, Rows
+from mggcn.partition.locality_estimate import Shares
 from mggcn.partition.order import Assignment
 from mggcn.partition.parts import Figures, Partition
 from mggcn.partition.sweep import sweep
@@ -39,7 +40,7 @@ class CutFigures:
     """Of a vertex cut: rows and split rows of each rank; nnz: entries of A per rank and range, self-loops included.
 
     leaves int64 (r, P, P): entry (b, p, q) counts the leaves of rank p in bin b whose root is on rank q.
-    replication, edge_balance, split_share: of CutStatistics. words: 64-bit words of a vertex's set of parts.
+    replication, edge_balance, split_share: of CutStatistics. reuse: how local the gathers of rank 0 are; (): not known.
     """
 
     counts: tuple[int, ...]
@@ -51,6 +52,7 @@ class CutFigures:
     split_share: float
     exact: bool = True
     kind: Literal["cut"] = "cut"
+    reuse: Shares = ()
 
     @property
     def num_entries(self) -> int:
@@ -77,6 +79,7 @@ class CutFigures:
             "edge_balance": self.edge_balance,
             "split_share": self.split_share,
             "exact": self.exact,
+            "reuse": list(self.reuse),
         }
 
     @staticmethod
@@ -91,6 +94,7 @@ class CutFigures:
             float(content["edge_balance"]),
             float(content["split_share"]),
             bool(content["exact"]),
+            reuse=tuple(float(share) for share in content.get("reuse", ())),
         )
 
     def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> CutFigures:

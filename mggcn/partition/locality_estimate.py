@@ -73,10 +73,34 @@ def estimate_reuse(graph: Graph, owners: Assignment, threads: int) -> Reuse:
     Cost: one sweep over the entries; a sort of M = min(nnz, max(SAMPLED, nnz / 256)) of them and M log M steps; 8 N + 40 M
     bytes. Exact if nnz <= SAMPLED.
     """
+    shift, places, columns = _sample(graph, owners, threads)
+    return Reuse(*_distances(graph, shift, places, columns))
+
+
+def estimate_part_reuse(graph: Graph, held: Assignment, rank: int, threads: int) -> Shares:
+    """Estimate how local the products of one rank are that holds some of the vertices, perhaps as copies of other ranks'.
+
+    Every edge between vertices that it holds is taken for its own. Cost: as estimate_reuse.
+    """
+    shift, places, columns = _sample(graph, held, threads)
+    own = places >> np.uint64(32) == np.uint64(rank << 16 | rank)
+    return _distances(graph, shift, places[own], columns[own])[0]
+
+
+def _sample(
+    graph: Graph, owners: Assignment, threads: int
+) -> tuple[int, npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
+    """Return how sparse the sample of columns is (one of 2^shift), and tile, row and column (M,) of their entries."""
     nnz, shift = graph.adj_t.nnz, 0
     while shift < MAX_SHIFT and nnz >> shift > SAMPLED:
         shift += 1
-    places, columns = _trace(graph, owners, shift, threads)
+    return shift, *_trace(graph, owners, shift, threads)
+
+
+def _distances(
+    graph: Graph, shift: int, places: npt.NDArray[np.uint64], columns: npt.NDArray[np.int32]
+) -> tuple[Shares, Shares]:
+    """Return the shares of ranks' own tiles and of the others."""
     order = np.argsort(places, kind="stable")
     tiles = (places >> np.uint64(32))[order]
     columns = columns[order]
@@ -91,7 +115,8 @@ def estimate_reuse(graph: Graph, owners: Assignment, threads: int) -> Reuse:
         shift,
         *(array.ctypes.data for array in (last, tree, histogram)),
     )
-    return Reuse(*(_shares(counts) for counts in histogram))
+    own, others = (_shares(counts) for counts in histogram)
+    return own, others
 
 
 def _trace(

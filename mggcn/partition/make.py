@@ -21,7 +21,7 @@ from mggcn.partition.cut_rows import CutFigures, CutPartition, cut_figures, cut_
 from mggcn.partition.edge_cut import EdgeCut
 from mggcn.partition.libra import LibraSettings, libra
 from mggcn.partition.locality import LocalityOrder, LocalitySettings, locality
-from mggcn.partition.locality_estimate import estimate_reuse
+from mggcn.partition.locality_estimate import estimate_part_reuse, estimate_reuse
 from mggcn.partition.metis import MetisSettings, metis
 from mggcn.partition.order import assign
 from mggcn.partition.parts import Figures, Partition, RowFigures, RowPartition
@@ -93,8 +93,9 @@ def figures_of(
     training: vertices that the loss reads, bool (N,), to count what the last `depth` layers need of a partition of rows.
     Cost: two to five sweeps over the edges; two for each layer that needs little of them.
     """
+    threads = len(os.sched_getaffinity(0))
     if isinstance(partition, RowPartition):
-        owners, threads = partition.owners, len(os.sched_getaffinity(0))
+        owners = partition.owners
         tiles = tile_statistics(graph, owners, self_loops=self_loops)
         figures = RowFigures(owners.counts, tiles, reuse=estimate_reuse(graph, owners, threads))
         if training is None:
@@ -102,7 +103,8 @@ def figures_of(
         total = figures.num_entries
         wanted = wanted_figures(graph, owners, training, depth, total, self_loops=self_loops, threads=threads)
         return dataclasses.replace(figures, wanted=wanted)
-    return cut_figures(graph, cut_partition(partition), self_loops=self_loops)
+    counted = cut_figures(graph, cut_partition(partition), self_loops=self_loops)
+    return dataclasses.replace(counted, reuse=estimate_part_reuse(graph, partition.held(0), 0, threads))
 
 
 def figures_from_dict(content: Mapping[str, Any]) -> Figures:

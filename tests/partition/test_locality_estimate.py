@@ -12,7 +12,15 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community, rmat
 from mggcn.partition import locality_chunks, locality_estimate
 from mggcn.partition.locality import LocalitySettings, locality
-from mggcn.partition.locality_estimate import BOUNDS, UNKNOWN, Reuse, Shares, estimate_reuse, near_share
+from mggcn.partition.locality_estimate import (
+    BOUNDS,
+    UNKNOWN,
+    Reuse,
+    Shares,
+    estimate_part_reuse,
+    estimate_reuse,
+    near_share,
+)
 from mggcn.partition.order import Assignment, assign
 from tests.partition.test_libra import KINDS, dense_of, graph_of
 
@@ -56,6 +64,18 @@ def test_distances_of_small_graphs(kind: str, ranks: int, monkeypatch: pytest.Mo
         reuse = estimate_reuse(graph_of(dense), owners, threads)
         for got, expected in zip((reuse.own, reuse.others), counted(dense, owners), strict=True):
             assert got == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_distances_of_a_part(kind: str) -> None:
+    """Fails if edges to vertices that a rank does not hold count, or its rows are taken in another order than its own."""
+    dense = dense_of(kind)
+    n, rank = dense.shape[0], 3
+    ids = np.random.default_rng(71).permutation(n)[: 2 * n // 3]
+    owner, local = np.full(n, rank + 1, np.uint16), np.full(n, -1, np.int32)
+    owner[ids], local[ids] = rank, np.arange(ids.size)
+    got = estimate_part_reuse(graph_of(dense), Assignment(owner, local, (0, 0, 0, ids.size, 0)), rank, 2)
+    assert got == pytest.approx(counted(dense[np.ix_(ids, ids)], assign(ids.size, 1, "none", 0))[0])
 
 
 def test_distances_beyond_the_first_bound() -> None:
