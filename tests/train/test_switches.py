@@ -1,0 +1,79 @@
+"""What makes the CPU fast changes no result: every switch on and off, in all combinations."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from mggcn.backend import cpu, cpu_spmm
+from mggcn.backend.cpu_choice import GemmWay, MatrixTraits, SpmmChoice, Way, candidates
+from mggcn.backend.cpu_machine import Caches
+from mggcn.config import Config
+from tests.train.test_exact import TOLERANCE, config_of, relative_error
+from tests.train.test_prune import graph_of, trained
+
+WAYS: tuple[Way, ...] = ("rows", "panels", "blocks")
+DENSE: tuple[GemmWay, ...] = ("own", "torch")
+HIDDEN = (40, 33)
+"""Rows of several cache lines, so that every way is possible."""
+
+
+def switch(monkeypatch: pytest.MonkeyPatch, way: Way, dense: GemmWay) -> set[Way]:
+    """Have sparse products go one way where they can, and dense ones be made by one side; return the ways taken."""
+    taken: set[Way] = set()
+
+    def forced(matrix: MatrixTraits, width: int, item: int, caches: Caches, *, summed: bool = True) -> SpmmChoice:
+        ways = candidates(matrix, width, item, caches, summed=summed).values()
+        choice = next((choice for choice in ways if choice.way == way), SpmmChoice())
+        taken.add(choice.way)
+        return choice
+
+    monkeypatch.setattr(cpu_spmm, "choose_spmm", forced)
+    monkeypatch.setattr(cpu, "gemm_way", lambda *_, **__: dense)
+    return taken
+
+
+def switched(config: Config, prune: str, threads: int = 1) -> Config:
+    run = dataclasses.replace(config.run, prune=prune, threads=threads)  # type: ignore[arg-type]
+    return dataclasses.replace(config, run=run)
+
+
+@pytest.mark.parametrize("dense", DENSE)
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_under_every_switch(way: Way, dense: GemmWay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a way of a product, who multiplies, pruning and the order of the vertices do not go together."""
+    taken = switch(monkeypatch, way, dense)
+    graph = graph_of()
+    for prune, order, ranks in itertools.product(("auto", "off"), ("locality", "none"), (1, 3)):
+        config = switched(config_of(ranks, order, hidden=HIDDEN, dropout=0.4), prune)
+        assert relative_error(config, graph) < TOLERANCE
+    assert way in taken
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("dense", ["own", "other"])
+@pytest.mark.parametrize("way", WAYS)
+def test_bits_repeat_under_every_switch(way: Way, dense: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a second run, another number of threads or pruning changes a bit, or ranks change more than rounding."""
+    others: dict[str, GemmWay] = {"fp32": "torch", "bf16": "converted"}
+    switch(monkeypatch, way, "own" if dense == "own" else others[precision])
+    graph = graph_of()
+
+    def run(ranks: int, prune: str, threads: int = 1) -> Config:
+        config = config_of(ranks, "locality", hidden=HIDDEN, dropout=0.4)
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=4, lr=0.005))
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, precision=precision))  # type: ignore[arg-type]
+        return switched(config, prune, threads)
+
+    losses, tensors, pruned = trained(run(1, "auto"), graph)
+    assert pruned
+    # torch's products may depend on the number of threads; ours do not.
+    for config in (run(1, "auto"), run(1, "auto", threads=2) if dense == "own" else run(1, "auto"), run(1, "off")):
+        again = trained(config, graph)
+        assert again[0] == losses
+        assert all((a == b).all() for a, b in zip(again[1], tensors, strict=True))
+    shared = trained(run(3, "auto"), graph)[0]
+    np.testing.assert_allclose(shared, losses, rtol=1e-5 if precision == "fp32" else 1e-2)
