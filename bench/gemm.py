@@ -7,6 +7,7 @@ blocks converted to float32. Results are compared.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -61,7 +62,7 @@ def measure(rows: int, d: int, e: int, precision: str, rounds: int, threads: int
         for turn in range(rounds + 1):
             for way in ways:
                 backend.dense_products.way = way
-                taken = timed(lambda a=a, b=b, out=out: backend.matmul(a, b, out))  # type: ignore[misc]
+                taken = timed(functools.partial(backend.matmul, a, b, out))
                 if turn:
                     seconds[way].append(taken)
                 else:

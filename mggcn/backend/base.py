@@ -88,6 +88,17 @@ class Sparse:
         return self.indices.shape[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """How a gradient goes back through an activation: what `activation_grad` takes beside g and h."""
+
+    masked: bool
+    keep_scale: float
+    h_scale: Tensor | None
+    out_scale: Tensor | None
+    partials: Tensor | None
+
+
 class KernelBackend(Protocol):
     """Kernels of one device. Outputs are written in place; nothing of note is allocated. All sums repeat bit for bit.
 
@@ -186,20 +197,8 @@ class KernelBackend(Protocol):
         """
         ...
 
-    def product_grad(
-        self,
-        a: Tensor,
-        b: Tensor,
-        h: Tensor,
-        block: Tensor,
-        *,
-        masked: bool,
-        keep_scale: float,
-        h_scale: Tensor | None,
-        out_scale: Tensor | None,
-        partials: Tensor | None,
-    ) -> None:
-        """As activation_grad of g = a @ b for all rows of h; block (rows, D) has room for some of them."""
+    def product_grad(self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient) -> None:
+        """As activation_grad of g = a @ b for all rows of h; block (rows, D) has room for some rows of g."""
         ...
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:

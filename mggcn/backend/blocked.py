@@ -7,34 +7,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mggcn.backend.base import KernelBackend
+    from mggcn.backend.base import Gradient, KernelBackend
 
 
-def product_grad(
-    backend: KernelBackend,
-    a: Tensor,
-    b: Tensor,
-    h: Tensor,
-    block: Tensor,
-    *,
-    masked: bool,
-    keep_scale: float,
-    h_scale: Tensor | None,
-    out_scale: Tensor | None,
-    partials: Tensor | None,
+def product_grad_by_blocks(
+    backend: KernelBackend, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient
 ) -> None:
     """As KernelBackend.product_grad: as many rows at a time as `block` has, which finds them in the cache."""
-    for first in range(0, h.shape[0], max(1, block.shape[0])):
-        rows = h[first : first + block.shape[0]]
+    step = max(1, block.shape[0])
+    for first in range(0, h.shape[0], step):
+        rows = h[first : first + step]
         part = block[: rows.shape[0]]
-        backend.matmul(a[first : first + block.shape[0]], b, part)
+        backend.matmul(a[first : first + step], b, part)
         backend.activation_grad(
             part,
             rows,
-            masked=masked,
-            keep_scale=keep_scale,
-            h_scale=h_scale,
-            out_scale=out_scale,
-            partials=partials,
+            masked=gradient.masked,
+            keep_scale=gradient.keep_scale,
+            h_scale=gradient.h_scale,
+            out_scale=gradient.out_scale,
+            partials=gradient.partials,
             first_row=first,
         )

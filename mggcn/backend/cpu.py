@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from mggcn import native
-from mggcn.backend import blocked
-from mggcn.backend.base import Dropout, Epilogue, Sparse
+from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
+from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cpu_args import address, dropout_args, epilogue_args
 from mggcn.backend.cpu_choice import NO_CHOICES, Choices, gemm_way
-from mggcn.backend.cpu_gemm import CpuGemm, Gradient
+from mggcn.backend.cpu_gemm import CpuGemm
 from mggcn.backend.cpu_machine import caches_of, has_wide_vectors, multiplies_bf16
 from mggcn.backend.cpu_memory import Workspace, allocate
 from mggcn.backend.cpu_spmm import NAMES, CpuSpmm, make_schedule
@@ -163,35 +163,11 @@ class CpuBackend:
             self._threads,
         )
 
-    def product_grad(
-        self,
-        a: Tensor,
-        b: Tensor,
-        h: Tensor,
-        block: Tensor,
-        *,
-        masked: bool,
-        keep_scale: float,
-        h_scale: Tensor | None,
-        out_scale: Tensor | None,
-        partials: Tensor | None,
-    ) -> None:
+    def product_grad(self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient) -> None:
         if self.fuses_products:
-            gradient = Gradient(masked, keep_scale, h_scale, out_scale, partials)
             self.dense_products.multiply(a, b, h, accumulate=False, gradient=gradient)
-            return
-        blocked.product_grad(
-            self,
-            a,
-            b,
-            h,
-            block,
-            masked=masked,
-            keep_scale=keep_scale,
-            h_scale=h_scale,
-            out_scale=out_scale,
-            partials=partials,
-        )
+        else:
+            product_grad_by_blocks(self, a, b, h, block, gradient)
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:
         self._run("mggcn_sum_partials_", self._real, address(partials), address(out), out.shape[0])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mggcn import native
-from mggcn.backend.base import Epilogue
+from mggcn.backend.base import Epilogue, Gradient
 from mggcn.backend.cpu_args import address, epilogue_args
 from mggcn.backend.cpu_choice import GemmWay
 from mggcn.backend.cpu_memory import Workspace
@@ -36,18 +35,10 @@ class GemmArgs(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """What takes a gradient back through an activation: arguments of KernelBackend.activation_grad."""
-
-    masked: bool
-    keep_scale: float
-    h_scale: Tensor | None
-    out_scale: Tensor | None
-    partials: Tensor | None
-
-    def args(self) -> native.ActivationArgs:
-        return native.ActivationArgs(address(self.h_scale), address(self.out_scale), self.keep_scale, int(self.masked))
+def _gradient_args(gradient: Gradient) -> native.ActivationArgs:
+    return native.ActivationArgs(
+        address(gradient.h_scale), address(gradient.out_scale), gradient.keep_scale, int(gradient.masked)
+    )
 
 
 class CpuGemm:
@@ -108,7 +99,7 @@ class CpuGemm:
         real = 8 if a.dtype == torch.float64 else 4
         sizes = gemm_sizes(rows, inner, cols, a.itemsize, real, transposed=transposed)
         finish = None if epilogue is None else epilogue_args(epilogue)
-        back = None if gradient is None else gradient.args()
+        back = None if gradient is None else _gradient_args(gradient)
         with self._workspace.lock:
             start = self._workspace.take(sizes.total(self._threads)).data_ptr()
             args = GemmArgs(

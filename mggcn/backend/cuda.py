@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mggcn.backend import blocked
 from mggcn.backend import cuda_rows as rows
-from mggcn.backend.base import Dropout, Epilogue, Sparse
+from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
+from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cuda_kernels import Kernels
 from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
 from mggcn.backend.device import Device
@@ -154,31 +154,8 @@ class CudaBackend:
             first_row=first_row,
         )
 
-    def product_grad(
-        self,
-        a: Tensor,
-        b: Tensor,
-        h: Tensor,
-        block: Tensor,
-        *,
-        masked: bool,
-        keep_scale: float,
-        h_scale: Tensor | None,
-        out_scale: Tensor | None,
-        partials: Tensor | None,
-    ) -> None:
-        blocked.product_grad(
-            self,
-            a,
-            b,
-            h,
-            block,
-            masked=masked,
-            keep_scale=keep_scale,
-            h_scale=h_scale,
-            out_scale=out_scale,
-            partials=partials,
-        )
+    def product_grad(self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient) -> None:
+        product_grad_by_blocks(self, a, b, h, block, gradient)
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:
         rows.sum_partials(self._kernels[self._real], partials, out)

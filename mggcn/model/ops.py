@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from mggcn.aggregate.base import Aggregation
-from mggcn.backend.base import Dropout, Epilogue, KernelBackend, Sparse, keep_scale
+from mggcn.backend.base import Dropout, Epilogue, Gradient, KernelBackend, Sparse, keep_scale
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -175,14 +175,5 @@ class Activated:
 
     def run_product(self, rt: Runtime, a: Tensor, b: Tensor, h: Tensor, block: Tensor, partials: Tensor | None) -> None:
         """As `run` with g = a @ b, of which a few rows at a time exist, in `block` if anywhere."""
-        rt.backend.product_grad(
-            a,
-            b,
-            h,
-            block,
-            masked=self.masked,
-            keep_scale=keep_scale(self.dropout),
-            h_scale=rt.inputs.col_scale if self.col_scale else None,
-            out_scale=rt.inputs.row_scale if self.row_scale else None,
-            partials=partials,
-        )
+        scales = rt.inputs.col_scale if self.col_scale else None, rt.inputs.row_scale if self.row_scale else None
+        rt.backend.product_grad(a, b, h, block, Gradient(self.masked, keep_scale(self.dropout), *scales, partials))

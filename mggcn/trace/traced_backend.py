@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mggcn.backend import blocked
-from mggcn.backend.base import Dropout, Epilogue, KernelBackend, Sparse
+from mggcn.backend.base import Dropout, Epilogue, Gradient, KernelBackend, Sparse
+from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.edge_reduce import EdgeKernels
 from mggcn.backend.events import Event, Lane, Timestamp
 from mggcn.trace.recorder import Recorder
@@ -116,45 +116,12 @@ class TracedBackend:
                 first_row=first_row,
             )
 
-    def product_grad(
-        self,
-        a: Tensor,
-        b: Tensor,
-        h: Tensor,
-        block: Tensor,
-        *,
-        masked: bool,
-        keep_scale: float,
-        h_scale: Tensor | None,
-        out_scale: Tensor | None,
-        partials: Tensor | None,
-    ) -> None:
+    def product_grad(self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient) -> None:
         if not self.fuses_products:
-            blocked.product_grad(
-                self,
-                a,
-                b,
-                h,
-                block,
-                masked=masked,
-                keep_scale=keep_scale,
-                h_scale=h_scale,
-                out_scale=out_scale,
-                partials=partials,
-            )
+            product_grad_by_blocks(self, a, b, h, block, gradient)
             return
         with self._recorder.kernel("gemm", matmul_work(a, b, h, accumulate=True)):
-            self._inner.product_grad(
-                a,
-                b,
-                h,
-                block,
-                masked=masked,
-                keep_scale=keep_scale,
-                h_scale=h_scale,
-                out_scale=out_scale,
-                partials=partials,
-            )
+            self._inner.product_grad(a, b, h, block, gradient)
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:
         with self._recorder.kernel("bias-grad", streamed(partials, out)):
