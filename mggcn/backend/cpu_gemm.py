@@ -13,6 +13,7 @@ from mggcn.backend.cpu_args import address, epilogue_args
 from mggcn.backend.cpu_choice import GemmWay
 from mggcn.backend.cpu_memory import Workspace
 from mggcn.backend.cpu_shape import GEMM_ROWS, aligned, converted_shapes, gemm_sizes
+from mggcn.errors import BackendError
 
 _P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _KINDS = {
@@ -96,6 +97,11 @@ class CpuGemm:
     ) -> None:
         (rows, inner), cols = a.shape, b.shape[1]
         transposed = a.stride(1) != 1
+        if transposed and (a.stride(0) != 1 or gradient is not None):
+            raise BackendError(
+                f"a left operand needs rows of adjacent numbers, or columns where no activation follows; got strides "
+                f"{a.stride()}; pass a contiguous copy"
+            )
         real = 8 if a.dtype == torch.float64 else 4
         sizes = gemm_sizes(rows, inner, cols, a.itemsize, real, transposed=transposed)
         finish = None if epilogue is None else epilogue_args(epilogue)

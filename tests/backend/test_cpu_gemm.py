@@ -18,6 +18,7 @@ from mggcn.backend.cpu_choice import GemmWay, gemm_way
 from mggcn.backend.cpu_gemm import CpuGemm
 from mggcn.backend.cpu_memory import Workspace
 from mggcn.backend.cpu_shape import MAX_SEGMENTS, SEGMENTS_BYTES, segments
+from mggcn.errors import BackendError
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 8e-3}
 WAYS: tuple[GemmWay, ...] = get_args(GemmWay)
@@ -126,6 +127,12 @@ def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
     assert not finite[4].any()
     assert not finite[:, 10].any()
     assert finite[[0, 1, 2, 3, 5, 6, 7, 8], :10].all()
+
+
+def test_operands_that_no_kernel_reads_are_refused() -> None:
+    """Fails if a left operand with gaps in both directions is read as if it had none."""
+    with pytest.raises(BackendError, match=r"got strides \(6, 2\); pass a contiguous copy"):
+        _own(torch.float32, 1).matmul(torch.rand(5, 6)[:, ::2], torch.rand(3, 2), torch.empty(5, 2))
 
 
 def test_a_sum_is_cut_by_its_shape_alone() -> None:
