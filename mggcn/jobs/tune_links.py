@@ -11,7 +11,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,12 +24,14 @@ from mggcn.comm.rank import rank_main
 from mggcn.errors import CommError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mggcn.comm.base import Communicator, Event
 
 SMALL, LARGE = 16, 2**22
 """Numbers of float32 values to each receiver: 64 bytes show the latency, 16 MiB the rate."""
 TURNS: Final = 2
-"""Buffers of each kind that take turns: 64 MiB of two ranks."""
+"""Buffers of each kind that take turns."""
 TIMEOUT_S: Final = 60.0
 KINDS: Final = ("broadcast", "all_to_all", "all_reduce")
 
@@ -100,57 +103,80 @@ def measure(comm: Communicator, seconds: float, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     size, me = comm.size, comm.rank
 
-    def sender(kind: str, count: int) -> Callable[[], Event]:
+    def message(kind: str, count: int) -> Message:
         # In an epoch no message finds its buffers in the cache: the next ones take turns.
         if kind == "all_to_all":
             # As strategies do: nothing goes from a rank to itself.
             rows = [0 if rank == me else 1 for rank in range(size)]
-            pairs = cycle([(torch.ones(size - 1, count), torch.ones(size - 1, count)) for _ in range(TURNS)])
-            return lambda: comm.all_to_all(*next(pairs), rows, rows)
-        buffers = cycle([torch.zeros(count) for _ in range(TURNS)])
-        send = (lambda: comm.broadcast(next(buffers), 0)) if kind == "broadcast" else None
-        return send or (lambda: comm.all_reduce(next(buffers)))
+            pairs = [(torch.ones(size - 1, count), torch.ones(size - 1, count)) for _ in range(TURNS)]
+            sent = cycle(pairs)
+            return Message([buf for _, buf in pairs], lambda: comm.all_to_all(*next(sent), rows, rows))
+        buffers = [torch.ones(count) for _ in range(TURNS)]
+        turn, root = cycle(buffers), cycle(range(size))
+        if kind == "broadcast":
+            return Message(buffers, lambda: comm.broadcast(next(turn), next(root)))
+        return Message(buffers, lambda: comm.all_reduce(next(turn)))
 
     for _ in range(-(-CHECKED_CALLS // 2)):  # the first calls of a run are compared over ranks, later ones are not
         comm.all_reduce(torch.zeros(1)).wait()
         comm.broadcast(torch.zeros(1), 0).wait()
-    small = {kind: _timed(comm, sender(kind, SMALL), seconds, 5)[0] for kind in KINDS}
-    large = {kind: _timed(comm, sender(kind, LARGE), seconds, 1) for kind in KINDS}
+    small, large = (
+        _timed(comm, {kind: message(kind, count) for kind in KINDS}, seconds, calls)
+        for count, calls in ((SMALL, 5), (LARGE, 1))
+    )
     processor = torch.tensor([spent for _, spent in large.values()], dtype=torch.float64)
     comm.all_reduce(processor).wait()
     return {
-        "small_s": small,
+        "small_s": {kind: usual for kind, (usual, _) in small.items()},
         "large_s": {kind: usual for kind, (usual, _) in large.items()},
         "processor_s": dict(zip(KINDS, processor.tolist(), strict=True)),
     }
 
 
-def _timed(comm: Communicator, send: Callable[[], Event], seconds: float, calls: int) -> tuple[float, float]:
-    """Return the seconds of one message, the median of groups of `calls`, and this rank's processor time per message.
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A kind of message: the buffers that this rank sends in turn, and what sends the next one."""
 
-    Ranks wait for each other in every message, so what usually happens counts: the best try is one in which no rank was
-    late.
+    buffers: Sequence[Tensor]
+    send: Callable[[], Event]
 
-    All ranks make the same number of groups, three at least. Collective.
+    def write(self) -> None:
+        """Pass over what is sent, as the kernels of a run do: no rank is done at the same time as the others."""
+        for buffer in self.buffers:
+            buffer.mul_(1.0)
+
+
+def _timed(
+    comm: Communicator, messages: Mapping[str, Message], seconds: float, calls: int
+) -> dict[str, tuple[float, float]]:
+    """Return, by kind, the seconds of one message, the median of groups of `calls`, and this rank's processor time for it.
+
+    Kinds take turns, since a plan compares them and a machine is not as fast in every second. Ranks wait for each other in
+    every message, so what usually happens counts: the best try is one in which no rank was late. All ranks make the same
+    number of turns, three at least. Collective.
     """
     import torch
 
-    times: list[float] = []
-    spent, groups = 0.0, 3
-    while len(times) < groups:
-        comm.barrier()
-        began, processor = time.perf_counter(), time.process_time()
-        for _ in range(calls):
-            send().wait()
-        # The message takes as long as on the slowest rank, which decides how many groups follow.
-        slowest = torch.zeros(comm.size, dtype=torch.float64)
-        slowest[comm.rank] = (time.perf_counter() - began) / calls
-        spent += time.process_time() - processor
-        comm.all_reduce(slowest).wait()
-        times.append(float(slowest.max()))
-        if len(times) == groups == 3:
-            groups = 3 + min(200, int(seconds / max(min(times) * calls, 1e-6)))
-    return statistics.median(times), spent / (len(times) * calls)
+    times: dict[str, list[float]] = {kind: [] for kind in messages}
+    spent = dict.fromkeys(messages, 0.0)
+    done, turns = 0, 3
+    while done < turns:
+        for kind, message in messages.items():
+            message.write()
+            began, processor = time.perf_counter(), time.process_time()
+            for _ in range(calls):
+                message.send().wait()
+            # The message takes as long as on the slowest rank, which decides how many turns follow.
+            slowest = torch.zeros(comm.size, dtype=torch.float64)
+            slowest[comm.rank] = (time.perf_counter() - began) / calls
+            spent[kind] += time.process_time() - processor
+            comm.all_reduce(slowest).wait()
+            times[kind].append(float(slowest.max()))
+        done += 1
+        if done == turns == 3:
+            least = sum(min(values) for values in times.values()) * calls
+            turns = 3 + min(200, int(seconds * len(messages) / max(least, 1e-6)))
+    return {kind: (statistics.median(values), spent[kind] / (done * calls)) for kind, values in times.items()}
 
 
 def main() -> int:
