@@ -10,6 +10,9 @@
 #define MGGCN_JOIN(a, b) MGGCN_JOIN2(a, b)
 #define MGGCN_EXPORT(name) extern "C" __attribute__((visibility("default"))) void MGGCN_JOIN(name, MGGCN_ISA)
 
+// What must stay in registers: a call would take it through memory.
+#define MGGCN_INLINE inline __attribute__((always_inline))
+
 namespace {
 
 #if defined(__AVX2__)

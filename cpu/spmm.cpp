@@ -50,21 +50,45 @@ template <class S>
 struct Pass {
   const S* dense;
   int64_t ld, first, cols, block;
+  bool padded;          // rows of dense go on to the end of a group
+  const Real<S>* tail;  // the bias of a last group that goes on behind the last column
 };
+
+// Dropout draws for whole pieces of a row.
+template <class S, class O>
+inline bool drops(const Product<S, O>& a) {
+  return a.epilogue && a.epilogue->dropout.threshold;
+}
 
 inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 template <class S, class O>
 inline Entries<S> entries_of(const Product<S, O>& a, int64_t begin, int64_t end) {
-  const int64_t nnz = a.indptr[a.chunks[a.num_chunks]];
-  return {a.indices, a.values, begin, end, end + a.ahead <= nnz ? a.ahead : 0};
+  return {a.indices, a.values, begin, end, a.ahead};
 }
 
+// Row v where it goes, the epilogue on its way.
 template <class S, class O>
+inline Result<S, O> result_of(const Product<S, O>& a, const Pass<S>& p, int64_t v, bool accumulate, bool last) {
+  typedef Real<S> R;
+  O* z = a.out + v * a.ld_out + p.first;
+  const Epilogue<R>* e = a.epilogue;
+  if (!last || !e) return {z, p.cols, accumulate, nullptr, nullptr, 1, 1, false};
+  return {z,
+          p.cols,
+          accumulate,
+          e->bias ? e->bias + p.first : nullptr,
+          p.tail,
+          e->row_scale ? e->row_scale[v] : (R)1,
+          e->out_scale ? e->out_scale[v] : (R)1,
+          e->relu != 0};
+}
+
+template <bool Weighted, bool Ahead, class S, class O>
 void sum_part(const Product<S, O>& a, int64_t part) {
-  const int64_t whole = up(a.cols, Group<S>::width);
   const Entries<S> entries = entries_of(a, a.parts[part].begin, a.parts[part].end);
-  add_row(entries, a.dense, a.ld_dense, a.sums + part * a.ld_sums, a.ld_dense >= whole ? whole : a.cols, false);
+  const bool padded = a.ld_dense >= up(a.cols, Group<S>::width);
+  add_row<Weighted, Ahead>(entries, a.dense, a.ld_dense, a.sums + part * a.ld_sums, a.cols, padded, false);
 }
 
 template <class S, class O>
@@ -81,49 +105,74 @@ inline void add_parts(const Product<S, O>& a, int64_t row, int64_t first, Real<S
   }
 }
 
-// The whole row, in pieces that are rounded to the type of storage when they are finished.
-template <class S, class O>
-inline void store_row(const Product<S, O>& a, const Pass<S>& p, int64_t v, bool hub) {
+// Columns [at, cols) of the whole row by way of memory: hubs, dropout, columns that no group holds.
+template <bool Weighted, bool Ahead, class S, class O>
+inline void store_pieces(const Product<S, O>& a, const Pass<S>& p, int64_t v, bool hub, int64_t at) {
   Real<S> sums[kPiece];
-  for (int64_t at = 0; at < p.cols; at += kPiece) {
-    const int64_t cols = p.cols - at < kPiece ? p.cols - at : kPiece, whole = up(cols, Group<S>::width);
-    const int64_t first = p.first + at;
+  for (; at < p.cols; at += kPiece) {
+    const int64_t cols = p.cols - at < kPiece ? p.cols - at : kPiece, first = p.first + at;
     O* z = a.out + v * a.ld_out + first;
     if (a.accumulate) widen_row(z, sums, cols);
     if (hub) {
       if (!a.accumulate) memset(sums, 0, sizeof sums);
       add_parts(a, v, first, sums, cols);
     } else {
-      add_row(entries_of(a, a.indptr[v], a.indptr[v + 1]), p.dense + at, p.ld, sums, at + whole <= p.ld ? whole : cols,
-              a.accumulate != 0);
+      add_row<Weighted, Ahead>(entries_of(a, a.indptr[v], a.indptr[v + 1]), p.dense + at, p.ld, sums, cols,
+                               p.padded || cols == kPiece, a.accumulate != 0);
     }
     if (a.epilogue) finish_row(sums, first, cols, v, *a.epilogue);
     narrow_row(sums, z, cols);
   }
 }
 
-template <class S>
+template <bool Weighted, bool Ahead, class S, class O>
+inline void store_row(const Product<S, O>& a, const Pass<S>& p, int64_t v, bool hub) {
+  if (hub || drops(a)) return store_pieces<Weighted, Ahead>(a, p, v, hub, 0);
+  constexpr int width = Group<S>::width;
+  const int64_t groups = p.padded ? (p.cols + width - 1) / width : p.cols / width;
+  row_groups<Weighted, Ahead>(entries_of(a, a.indptr[v], a.indptr[v + 1]), p.dense, p.ld,
+                              result_of(a, p, v, a.accumulate != 0, true), groups);
+  store_pieces<Weighted, Ahead>(a, p, v, hub, groups * width);
+}
+
+// The end of the entries of row v in this block.
+template <class S, class O>
+inline int64_t block_end(const Product<S, O>& a, const Pass<S>& p, int64_t begin, int64_t stop, int64_t v) {
+  int64_t end = stop;
+  if (p.block + 1 < a.blocks) {
+    const int64_t limit = a.inner * (p.block + 1) / a.blocks;
+    for (end = begin; end + 1 < stop && a.indices[end] < limit;) ++end;
+    a.next[v] = end;
+  }
+  return end;
+}
+
+// Sums are kept where the result goes, block after block.
+template <bool Weighted, bool Ahead, class S>
 inline void add_block(const Product<S, Real<S>>& a, const Pass<S>& p, int64_t v, bool hub) {
   const bool last = p.block + 1 == a.blocks, fresh = p.block == 0 && !a.accumulate;
-  const int64_t stop = a.indptr[v + 1], begin = p.block ? a.next[v] : a.indptr[v];
   Real<S>* z = a.out + v * a.ld_out + p.first;
+  int64_t finished = 0;
   if (hub) {
     if (!last) return;
     if (!a.accumulate) memset(z, 0, p.cols * sizeof(Real<S>));
     add_parts(a, v, p.first, z, p.cols);
   } else {
-    int64_t end = stop;
-    if (!last) {
-      const int64_t limit = a.inner * (p.block + 1) / a.blocks;
-      for (end = begin; end + 1 < stop && a.indices[end] < limit;) ++end;
-      a.next[v] = end;
+    const int64_t begin = p.block ? a.next[v] : a.indptr[v], end = block_end(a, p, begin, a.indptr[v + 1], v);
+    const bool direct = last && a.epilogue && !drops(a);
+    if (begin < end || fresh || direct) {
+      constexpr int width = Group<S>::width;
+      // Rows padded to whole vectors run without a scalar tail: the padding holds numbers that nobody reads.
+      const bool padded = p.padded && p.first + up(p.cols, width) <= a.ld_out;
+      const int64_t groups = padded ? (p.cols + width - 1) / width : p.cols / width, done = groups * width;
+      const Entries<S> entries = entries_of(a, begin, end);
+      row_groups<Weighted, Ahead>(entries, p.dense, p.ld, result_of(a, p, v, !fresh, direct), groups);
+      if (done < p.cols) row_tail<Weighted>(entries, p.dense + done, p.ld, z + done, p.cols - done, !fresh);
+      if (direct) finished = done;
     }
-    // Rows padded to whole vectors run without a scalar tail: the padding holds numbers that nobody reads.
-    const int64_t whole = up(p.cols, Group<S>::width);
-    const bool padded = p.ld >= whole && p.first + whole <= a.ld_out;
-    if (begin < end || fresh) add_row(entries_of(a, begin, end), p.dense, p.ld, z, padded ? whole : p.cols, !fresh);
   }
-  if (last && a.epilogue) finish_row(z, p.first, p.cols, v, *a.epilogue);
+  if (last && a.epilogue && finished < p.cols)
+    finish_row(z + finished, p.first + finished, p.cols - finished, v, *a.epilogue);
 }
 
 // Whether nothing is left to do for row v because it has no entries: then it costs its store, if that.
@@ -134,35 +183,57 @@ inline bool skip_row(const Product<S, O>& a, const Pass<S>& p, int64_t v) {
   return true;
 }
 
+template <bool Weighted, bool Ahead, class S, class O>
+void run_chunk(const Product<S, O>& a, const Pass<S>& p, int64_t chunk) {
+  for (int64_t v = a.chunks[chunk]; v < a.chunks[chunk + 1]; ++v) {
+    if (skip_row(a, p, v)) continue;
+    const bool hub = a.indptr[v + 1] - a.indptr[v] > a.hub;
+    if constexpr (std::is_same_v<O, Real<S>>)
+      add_block<Weighted, Ahead>(a, p, v, hub);
+    else
+      store_row<Weighted, Ahead>(a, p, v, hub);
+  }
+}
+
+// A chunk of rows, or a part of a hub: f<Weighted, Ahead>. No entries are fetched ahead of the last ones.
+#define MGGCN_RUN(f, a, end, ...)              \
+  if ((a).ahead && (end) + (a).ahead <= nnz) { \
+    if ((a).values)                            \
+      f<true, true>(a, __VA_ARGS__);           \
+    else                                       \
+      f<false, true>(a, __VA_ARGS__);          \
+  } else {                                     \
+    if ((a).values)                            \
+      f<true, false>(a, __VA_ARGS__);          \
+    else                                       \
+      f<false, false>(a, __VA_ARGS__);         \
+  }
+
 template <class S, class O>
 void spmm(const Product<S, O>& a) {
+  constexpr int width = Group<S>::width;
+  const int64_t nnz = a.indptr[a.chunks[a.num_chunks]], partial = a.cols % width;
+  Real<S> tail[width] = {};
+  if (a.epilogue && a.epilogue->bias) memcpy(tail, a.epilogue->bias + a.cols - partial, partial * sizeof(Real<S>));
 #pragma omp parallel num_threads(a.threads)
   {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t part = 0; part < a.num_parts; ++part) sum_part(a, part);
+    for (int64_t part = 0; part < a.num_parts; ++part) MGGCN_RUN(sum_part, a, a.parts[part].end, part);
     for (int64_t first = 0; first < a.cols; first += a.panel) {
-      const int64_t cols = a.cols - first < a.panel ? a.cols - first : a.panel;
-      Pass<S> pass = {a.dense + first, a.ld_dense, first, cols, 0};
+      const int64_t cols = a.cols - first < a.panel ? a.cols - first : a.panel, whole = up(cols, width);
+      Pass<S> pass = {a.dense + first, a.ld_dense, first, cols, 0, first + whole <= a.ld_dense, tail};
       if (a.packed) {
-        const int64_t whole = up(cols, Group<S>::width), copied = first + whole <= a.ld_dense ? whole : cols;
+        const int64_t copied = pass.padded ? whole : cols;
 #pragma omp for schedule(static)
         for (int64_t u = 0; u < a.inner; ++u)
           memcpy(a.packed + u * a.panel, pass.dense + u * a.ld_dense, copied * sizeof(S));
         pass.dense = a.packed;
         pass.ld = a.panel;
+        pass.padded = true;
       }
       for (; pass.block < a.blocks; ++pass.block) {
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t c = 0; c < a.num_chunks; ++c) {
-          for (int64_t v = a.chunks[c]; v < a.chunks[c + 1]; ++v) {
-            if (skip_row(a, pass, v)) continue;
-            const bool hub = a.indptr[v + 1] - a.indptr[v] > a.hub;
-            if constexpr (std::is_same_v<O, Real<S>>)
-              add_block(a, pass, v, hub);
-            else
-              store_row(a, pass, v, hub);
-          }
-        }
+        for (int64_t c = 0; c < a.num_chunks; ++c) MGGCN_RUN(run_chunk, a, a.indptr[a.chunks[c + 1]], pass, c);
       }
     }
   }

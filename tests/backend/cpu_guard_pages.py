@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mggcn import native
-from mggcn.backend.base import Sparse
+from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.cpu import CpuBackend
 from mggcn.backend.cpu_choice import SpmmChoice
 from mggcn.backend.cpu_spmm import make_schedule
@@ -35,9 +35,12 @@ def main() -> None:
         for (cols, ld), choice in itertools.product(((16, 16), (41, 64), (41, 44), (41, 41), (7, 7)), choices):
             h = guarded(torch.randn(160, ld, generator=torch.Generator().manual_seed(ld)).to(dtype))[:, :cols]
             out = guarded(torch.zeros(case.shape[0], ld, dtype=dtype))[:, :cols]
-            backend.sparse_products.multiply(adj, h, out, accumulate=False, epilogue=None, choice=choice)
+            bias = upload(numpy_reals(backend, np.arange(cols) / 8))
+            options = {"accumulate": False, "epilogue": Epilogue(bias=bias), "choice": choice}
+            backend.sparse_products.multiply(adj, h, out, **options)
             rounding = 2.0**-8 if dtype == torch.bfloat16 else 2e-5
-            np.testing.assert_allclose(out.double().numpy(), dense @ h.double().numpy(), rtol=rounding, atol=1e-4)
+            expected = dense @ h.double().numpy() + np.arange(cols) / 8
+            np.testing.assert_allclose(out.double().numpy(), expected, rtol=rounding, atol=1e-4)
 
 
 if __name__ == "__main__":
