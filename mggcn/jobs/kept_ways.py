@@ -45,7 +45,7 @@ def told(findings: Findings) -> str:
     text = (
         f"{findings.cost}: {found['beaten']} of {found['products']} sparse products take another way than the model's"
     )
-    return text + (f", {found['unfinished']} are not decided for good" if found["unfinished"] else "")
+    return text + (f", {found['unfinished']} left open" if found["unfinished"] else "")
 
 
 def product_lines(findings: Findings) -> list[str]:
@@ -65,7 +65,7 @@ def product_lines(findings: Findings) -> list[str]:
             _ms(trial, 0),
             trial.winner.text if trial.beaten else "the same",
             _ms(trial, trial.fastest),
-            f"{trial.gain:.2f}" + (", kept" if trial.beaten else "" if trial.kept else ", not decided"),
+            f"{trial.gain:.2f}" + (", kept" if trial.beaten else "" if trial.kept else ", left open"),
         )
         for rank, trial in findings.trials
     ]

@@ -119,6 +119,10 @@ def test_a_damaged_table_is_measured_again(
     assert run_main(*tune) == 0
     assert "tuned.json holds no measured products of format 2" in capsys.readouterr().out
     assert run_main(*train) == 0
+    again = [*train[:-2], tmp_path / "tuned", "--tune"]
+    assert "leave --tune out" in refused(capsys, *again, "--device", "cuda")
+    assert run_main(*again) == 0
+    assert "left open; nothing was kept" in capsys.readouterr().out
 
     def never(*_: Any) -> None:
         raise AssertionError("timed before the store was found to be read-only")
