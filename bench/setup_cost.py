@@ -1,12 +1,14 @@
-"""What set-up costs, in epochs: planning, the order by locality when it is made and when it is kept, and building the rank.
+"""What set-up costs, in epochs: planning, the order by locality when made and when kept, building the rank, tuning.
 
-Two epochs are compared in turn, with and without the order, so that it shows when the order has paid for itself. The store
-is a copy; what it keeps is removed first.
+Two epochs are compared in turn, with and without the order, so that it shows when the order has paid for itself. Tuning is
+measured as a run does it: what `mggcn train --tune` reports, beside the seconds of the same epochs without it. The store is
+a copy; what it keeps is removed first.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -30,6 +32,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cases", default=",".join(CASES), help="networks on graphs, by name")
     parser.add_argument("--setups", type=int, default=3, help="times that each is set up; medians count")
     parser.add_argument("--rounds", type=int, default=7, help="timed epochs of each")
+    parser.add_argument("--epochs", type=int, default=40, help="epochs of the runs with and without tuning")
     add_options(parser, "scale", "threads", "data", "cache", "out")
     return parser.parse_args()
 
@@ -64,21 +67,48 @@ def measure(case: Case, store: Path, args: argparse.Namespace) -> dict[str, Any]
     for name, setups in found["setups"].items():
         found[name] = {part: spread([one[part] for one in setups])["median"] for part in ("plan", "rank")}
     found["epochs"] = {name: [run["seconds"] for run in runs[1:]] for name, runs in epochs.items()}
-    return found | tuning(store, case, args.threads)
+    return found | {"tuning": tuning(store, case, args)}
 
 
-def tuning(store: Path, case: Case, threads: int) -> dict[str, Any]:
-    """Seconds of `mggcn tune --store` for this network, None if this version tunes no stores, text if it fails."""
-    command = [sys.executable, "-m", "mggcn", "tune"]
-    told = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
-    if "--store" not in told:
-        return {"tune": None}
-    hidden, order = ",".join(map(str, case.hidden)), base_settings(switches())["run"]["order"]
-    command += ["--store", str(store), "--threads", str(threads)]
-    command += ["--set", f"model.hidden={hidden}", "--set", f"run.order={order}"]
+def tuning(store: Path, case: Case, args: argparse.Namespace) -> dict[str, Any]:
+    """What a run with --tune says about its cost, the seconds of its epochs and of those of a run without, in this order.
+
+    Beside it the seconds of the whole command `mggcn tune --store`. The table is removed before each.
+    """
+    run = base_settings(switches())["run"]
+    settings = [f"model.hidden={','.join(map(str, case.hidden))}", "train.eval_every=0"]
+    settings += [f"run.{key}={value}" for key, value in run.items()]
+    common = [word for setting in settings for word in ("--set", setting)] + ["--threads", str(args.threads)]
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="mggcn-tuning-") as folder:
+        for name, switch in (("plain", []), ("tuned", ["--tune"])):
+            out = Path(folder) / name
+            command = [
+                "train",
+                str(store),
+                *common,
+                *switch,
+                "--epochs",
+                str(args.epochs),
+                "--out",
+                str(out),
+                "--quiet",
+            ]
+            timed_command(store, command)
+            found[name] = [json.loads(line)["seconds"] for line in (out / "history.jsonl").read_text().splitlines()]
+        found["said"] = json.loads((out / "result.json").read_text())["tuning"]
+    found["command_s"] = timed_command(store, ["tune", "--store", str(store), *common])
+    return found
+
+
+def timed_command(store: Path, arguments: list[str]) -> float:
+    """Seconds of a command on a store that was never tuned. Raises: RuntimeError with what it printed if it fails."""
+    (store / "tuned.json").unlink(missing_ok=True)
     began = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return {"tune": time.perf_counter() - began} if done.returncode == 0 else {"tune": done.stderr.strip()}
+    done = subprocess.run([sys.executable, "-m", "mggcn", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip())
+    return time.perf_counter() - began
 
 
 def summary(found: dict[str, Any]) -> dict[str, float]:
@@ -86,7 +116,7 @@ def summary(found: dict[str, Any]) -> dict[str, float]:
     epoch = {name: spread(values)["median"] for name, values in found["epochs"].items()}
     whole = {name: found[name]["plan"] + found[name]["rank"] for name in ("made", "none", "locality")}
     extra, saved = whole["made"] - whole["none"], epoch["none"] - epoch["locality"]
-    tuned = found["tune"] if isinstance(found["tune"], float) else 0.0
+    tuned = found["tuning"]["said"]["seconds"]
     return {
         "extra": extra,
         "in_epochs": (extra + tuned) / epoch["locality"],
@@ -99,13 +129,16 @@ def row_of(found: dict[str, Any]) -> list[str]:
     figures = summary(found)
     epoch = {name: spread(values)["median"] for name, values in found["epochs"].items()}
     met = figures["in_epochs"] <= EPOCHS or figures["pays_back"] <= PAYS_BACK
-    tuned = found["tune"]
+    tuning = found["tuning"]
     pairs = [f"{found[name]['plan']:.2f} + {found[name]['rank']:.2f}" for name in ("none", "made", "locality")]
     return [
         found["case"],
         *pairs,
         f"{figures['extra']:.2f}",
-        "-" if tuned is None else f"{tuned:.1f}" if isinstance(tuned, float) else tuned.splitlines()[-1],
+        f"{tuning['said']['seconds']:.2f}",
+        " + ".join(f"{tuning['said'][name]:.0f}" for name in ("beaten", "unfinished")),
+        *(f"{sum(tuning[name]):.1f}" for name in ("plain", "tuned")),
+        f"{tuning['command_s']:.1f}",
         *(f"{1000 * epoch[name]:.0f}" for name in ("none", "locality")),
         f"{figures['in_epochs']:.1f}",
         "never" if figures["pays_back"] == float("inf") else f"{figures['pays_back']:.1f}",
@@ -120,7 +153,11 @@ HEAD = (
     "order made",
     "order kept",
     "order s",
-    "tune s",
+    "tuning s",
+    "products it changed + left open",
+    "all epochs, s",
+    "with tuning",
+    "mggcn tune s",
     "ms/epoch, no order",
     "ordered",
     "order and tuning in epochs",
@@ -148,7 +185,9 @@ def main() -> None:
     body = (
         f"Scale {args.scale:g}, {args.threads} threads, {args.setups} set-ups, {args.rounds} rounds, malloc tuned.\n\n"
         "Plan: opening the store, shares and sizes, the order where it is made; rank: reading, tiles, A X. Order s: what "
-        "its making adds. Tune s: mggcn tune --store, with the start of its process, which a run does not need. Goal: "
+        "its making adds. Tuning s: what the calls of a run with --tune took above the fastest ways, as the run reports "
+        f"it; beside it the seconds of its first {args.epochs} epochs without and with --tune, one process after the "
+        "other, and of the whole command mggcn tune --store, which a run does not need. Goal: "
         f"order and tuning take at most {EPOCHS} epochs, or are paid back by the order within {PAYS_BACK}; both are kept "
         f"beside the store.\n\n{table(HEAD, rows)}"
     )

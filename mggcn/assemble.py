@@ -36,11 +36,13 @@ from mggcn.train.shape import GraphShape, graph_shape
 
 if TYPE_CHECKING:
     from mggcn.backend.base import KernelBackend
+    from mggcn.backend.cpu_explore import Exploration
     from mggcn.backend.device import Device
     from mggcn.comm.base import Communicator
     from mggcn.comm.counting import CountingCommunicator
     from mggcn.trace.timeline import Watch
     from mggcn.train.trainer import RankTrainer, Stop
+    from mggcn.train.tuning import Tuning
 
 STRATEGIES: dict[str, Strategy] = {
     "broadcast": BroadcastStrategy(),
@@ -178,16 +180,23 @@ def gpu_of_rank(config: Config, comm: Communicator) -> Device:
 
 
 def make_backend(
-    config: Config, plan: RankPlan, device: Callable[[], Device], choices: Choices = NO_CHOICES
+    config: Config,
+    plan: RankPlan,
+    device: Callable[[], Device],
+    choices: Choices = NO_CHOICES,
+    exploration: Exploration | None = None,
 ) -> KernelBackend:
-    """Return the kernels of one rank; choices: measured ways of a CPU's sparse products. Raises: BackendError."""
+    """Return the kernels of one rank. Raises: BackendError.
+
+    choices: measured ways of a CPU's sparse products. exploration: tries the ways of the others.
+    """
     from mggcn.train.runtime import DTYPES
 
     storage = DTYPES[plan.model.dtype]
     if config.run.device == "cpu":
         from mggcn.backend.cpu import CpuBackend
 
-        return CpuBackend(storage, threads_per_rank(config), choices=choices)
+        return CpuBackend(storage, threads_per_rank(config), choices=choices, exploration=exploration)
     from mggcn.backend.cuda import CudaBackend
 
     return CudaBackend(storage, device(), plan.regions["kernel work space"], config.run.spmm)
@@ -203,11 +212,13 @@ def make_rank(
     device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
     folder: Path | None = None,
     choices: Choices = NO_CHOICES,
+    tuning: Tuning | None = None,
 ) -> Rank:
     """Build one rank: its shard, its device memory as planned, its inputs. Collective.
 
     device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
-    choices: measured ways of a CPU's sparse products; they change no result.
+    choices: measured ways of a CPU's sparse products. tuning: finds out those of the others in the epochs to come; it has
+    the same transport. Neither changes a result.
     Raises: GraphError, BackendError.
     """
     import torch
@@ -222,13 +233,15 @@ def make_rank(
     from mggcn.train.ranking import RankingScores
     from mggcn.train.runtime import DTYPES, RankRuntime, Weights, arena_views, state_views
     from mggcn.train.trainer import RankTrainer, Stop
+    from mggcn.train.tuning import TunedEpochs
 
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
     threads = threads_per_rank(config)
     torch.set_num_threads(threads)
     rank_plan = plan.ranks[comm.rank]
-    backend = make_backend(config, rank_plan, lambda: device_of(config, comm), choices)
+    exploration = None if tuning is None else tuning.exploration
+    backend = make_backend(config, rank_plan, lambda: device_of(config, comm), choices, exploration)
     timeline = None
     if config.run.timeline and folder is not None:
         ranges = torch.cuda.nvtx.range if torch.cuda.is_available() else None
@@ -278,6 +291,8 @@ def make_rank(
     if timeline is not None:
         timeline.number_tiles(*aggregates.tiles)
         watched = dataclasses.replace(rank_plan, train=timeline.program(rank_plan.train))
-    watch = timeline or Unwatched()
+    watch: Watch = timeline or Unwatched()
+    if tuning is not None:
+        watch = TunedEpochs(watch, tuning)
     trainer = RankTrainer(config, watched, runtime, counted, config.train.metric, ranking, stop or Stop(), watch)
     return Rank(trainer, counted, rank_plan, watch)

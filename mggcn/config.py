@@ -171,6 +171,9 @@ class RunConfig:
     prune: Literal["auto", "off"] = "auto"
     """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
     and the strategy is exact over rows; off computes everything. Evaluation always does."""
+    tune: bool = False
+    """Have the first epochs on a CPU try the ways of its sparse products and keep the fastest, in the run and beside the
+    store; no result changes."""
     timeline: bool = False
     """Record when every op of a few epochs ran, on which stream: the run folder's timeline.json."""
     memory_limit: int = 0

@@ -51,6 +51,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "device": "cuda",
         "precision": "bf16",
         "spmm": "cusparse",
+        "tune": True,
         "timeline": True,
         "order": "permute",
         "strategy": "delayed",

@@ -20,6 +20,8 @@ from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cpu_args import address, dropout_args, epilogue_args
 from mggcn.backend.cpu_choice import NO_CHOICES, Choices, gemm_way
+from mggcn.backend.cpu_explore import Exploration
+from mggcn.backend.cpu_explored_spmm import ExploredSpmm
 from mggcn.backend.cpu_gemm import CpuGemm
 from mggcn.backend.cpu_machine import caches_of, has_wide_vectors, multiplies_bf16
 from mggcn.backend.cpu_memory import Workspace, allocate
@@ -35,16 +37,27 @@ PARTIALS = 64
 class CpuBackend:
     """Kernels of the host with a fixed number of threads.
 
-    choices: ways of sparse products that were measured to be faster than those that the model chooses.
+    choices: measured ways of sparse products, which override the model's. exploration: tries the ways of the others.
     """
 
-    def __init__(self, dtype: torch.dtype, threads: int, isa: str = "", choices: Choices = NO_CHOICES) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        threads: int,
+        isa: str = "",
+        choices: Choices = NO_CHOICES,
+        exploration: Exploration | None = None,
+    ) -> None:
         self._dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
         self._threads = threads
         self._isa = isa or native.isa()
         self._workspace = Workspace()
-        self.sparse_products = CpuSpmm(dtype, threads, self._isa, caches_of(threads), self._workspace, choices)
+        caches = caches_of(threads)
+        self.sparse_products = CpuSpmm(dtype, threads, self._isa, caches, self._workspace, choices)
+        self._spmm: CpuSpmm | ExploredSpmm = self.sparse_products
+        if exploration is not None:
+            self._spmm = ExploredSpmm(self.sparse_products, exploration, dtype, caches, self._workspace)
         way = gemm_way(dtype.itemsize, self._isa, wide=has_wide_vectors(), has_bf16=multiplies_bf16())
         self.dense_products = CpuGemm(way, threads, self._isa, self._workspace)
 
@@ -95,7 +108,7 @@ class CpuBackend:
         )
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
-        self.sparse_products.multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
+        self._spmm.multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
 
     @property
     def fuses_products(self) -> bool:

@@ -93,6 +93,12 @@ class SpmmChoice:
     ahead: int = 0
     reason: str = ""
 
+    @property
+    def text(self) -> str:
+        """The way and its sizes, in words."""
+        sizes = {"rows": "", "panels": f" of {self.panel} columns", "blocks": f", {self.blocks}"}
+        return f"{self.way}{sizes[self.way]}" + (f", {self.ahead} ahead" if self.ahead else "")
+
 
 @dataclass(frozen=True, slots=True)
 class SpmmKey:
@@ -119,7 +125,7 @@ def key_of(matrix: MatrixTraits, width: int, item: int, *, summed: bool) -> Spmm
 
 
 Choices = Mapping[SpmmKey, SpmmChoice]
-"""What `mggcn tune` found faster than the choice of the model."""
+"""What was measured to be the fastest."""
 NO_CHOICES: Choices = MappingProxyType({})
 
 
@@ -169,7 +175,7 @@ def choose_spmm(matrix: MatrixTraits, width: int, item: int, caches: Caches, *, 
 def candidates(
     matrix: MatrixTraits, width: int, item: int, caches: Caches, *, summed: bool = True
 ) -> dict[str, SpmmChoice]:
-    """Return every way that a product allows, by name: what there is to be timed. Arguments as for `choose_spmm`."""
+    """Return the ways that a product allows, by name: what there is to be timed. Arguments as for `choose_spmm`."""
     row_bytes = width * item
     found = {"rows": SpmmChoice(), "rows ahead": SpmmChoice(ahead=_distance(row_bytes))}
     for size in PANELS:
@@ -179,6 +185,19 @@ def candidates(
     if summed and matrix.ascending:
         found |= {f"{count} blocks": SpmmChoice("blocks", 0, count) for count in BLOCKS if count <= matrix.columns}
     return found
+
+
+def expected_ns(matrix: MatrixTraits, width: int, item: int, caches: Caches, way: SpmmChoice) -> float:
+    """Return what the model expects of one way, in nanoseconds; only ratios count. Arguments as for `choose_spmm`.
+
+    Rows cost the same with and without rows fetched ahead: which is faster the model does not reckon.
+    """
+    row_bytes = width * item
+    if way.way == "panels":
+        return _panels(matrix, row_bytes, way.panel * item, caches)
+    if way.way == "blocks":
+        return _blocks(matrix, row_bytes, way.blocks)
+    return _whole(matrix, row_bytes, caches)
 
 
 def _distance(line_bytes: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mggcn.backend.cpu_choice import LINE, PANELS, hub_length
+from mggcn.backend.cpu_choice import LINE, PANELS, MatrixTraits, SpmmChoice, hub_length
 from mggcn.backend.cpu_machine import Caches
 
 CHUNKS = 512
@@ -44,6 +44,17 @@ def spmm_bytes(rows: int, columns: int, nnz: int, width: int, item: int, real: i
     widest = max((size for size in PANELS if size < width * item), default=0)
     packed = min(columns * widest, caches.shared_bytes)
     return aligned(max_parts(nnz) * padded_columns(width) * real) + max(aligned(packed), aligned(8 * rows))
+
+
+def way_bytes(matrix: MatrixTraits, width: int, item: int, way: SpmmChoice) -> int:
+    """Return the most bytes that a product of numbers of `item` bytes works in if it goes one way."""
+    sums = aligned(max_parts(matrix.nnz) * padded_columns(width) * real_bytes(item))
+    return sums + aligned(matrix.columns * way.panel * item) + (aligned(8 * matrix.rows) if way.blocks > 1 else 0)
+
+
+def real_bytes(item: int) -> int:
+    """Return the bytes of a sum of stored numbers of `item` bytes."""
+    return max(item, 4)
 
 
 def padded_columns(width: int) -> int:

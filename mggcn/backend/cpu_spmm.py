@@ -72,11 +72,12 @@ class Product:
     """A kind of product that was asked for: a pattern without its values, and how it is done."""
 
     pattern: Sparse
-    weighted: bool
     width: int
     summed: bool
     """Whether the result is of the type of sums."""
     choice: SpmmChoice
+    measured: bool
+    """Whether the choice is a table's, not the model's."""
 
 
 def make_schedule(
@@ -147,6 +148,10 @@ class CpuSpmm:
 
         A measured way that does not fit the product is not taken; the reason then says so.
         """
+        return self.product(adj, h, out).choice
+
+    def product(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
+        """Return the kind of product that these operands are, remembered."""
         width, summed = out.shape[1], out.dtype == self._real
         at = (id(adj.schedule), width, summed)
         found = self._products.get(at)
@@ -154,17 +159,18 @@ class CpuSpmm:
             traits: MatrixTraits = adj.schedule.traits
             choice = self._choices.get(key_of(traits, width, h.itemsize, summed=summed))
             unfit = "" if choice is None else self._unfit(traits, h, out, choice)
+            measured = choice is not None and not unfit
             if choice is None or unfit:
                 choice = choose_spmm(traits, width, h.itemsize, self._caches, summed=summed)
             if unfit:
                 choice = dataclasses.replace(choice, reason=f"{choice.reason}; not as measured: {unfit}")
             # The pattern keeps its schedule alive, and so the schedule's id its own.
             pattern = Sparse(adj.indptr, adj.indices, None, adj.schedule)
-            found = self._products[at] = Product(pattern, adj.values is not None, width, summed, choice)
-        return found.choice
+            found = self._products[at] = Product(pattern, width, summed, choice, measured)
+        return found
 
     def candidates(self, product: Product) -> dict[str, SpmmChoice]:
-        """Return every way in which a product can be done, by name; the first is plain rows."""
+        """Return the ways in which a product can be done, by name; the first is plain rows."""
         traits: MatrixTraits = product.pattern.schedule.traits
         return candidates(traits, product.width, self._dtype.itemsize, self._caches, summed=product.summed)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,7 +19,7 @@ FORMAT_VERSION = 2
 STORE_FILE = "tuned.json"
 """Beside the arrays of a store."""
 RUN_FILE = "products.json"
-"""In a run folder: what the run was started with."""
+"""In a run folder: what the run was started with, and what it found out."""
 REMEDY = "measure again with mggcn tune --store, or remove the file"
 
 
@@ -38,8 +37,8 @@ def read_choices(path: Path, host: Host) -> Choices:
         raise StoreError(f"{path}: a measured product is damaged ({error}); {REMEDY}") from error
 
 
-def write_choices(path: Path, host: Host, choices: Mapping[SpmmKey, SpmmChoice | None]) -> None:
-    """Put choices into the file, in one step, in the place of older ones for the same products; None takes one out.
+def write_choices(path: Path, host: Host, choices: Choices) -> None:
+    """Put choices into the file, in one step, in the place of older ones for the same products.
 
     Tables of other hosts stay. What is damaged is replaced. Raises: StoreError if the file cannot be written.
     """
@@ -47,11 +46,10 @@ def write_choices(path: Path, host: Host, choices: Mapping[SpmmKey, SpmmChoice |
         tables = _read(path)
     except StoreError:
         tables = []
-    known: dict[SpmmKey, SpmmChoice | None] = {**({} if damage_of(path, host) else read_choices(path, host)), **choices}
+    known = {**({} if damage_of(path, host) else read_choices(path, host)), **choices}
     products = [
         {"product": dataclasses.asdict(key), "way": dataclasses.asdict(way)}
         for key, way in sorted(known.items(), key=lambda item: dataclasses.astuple(item[0]))
-        if way is not None
     ]
     others = [table for table in tables if table["host"] != _plain(host)]
     content = {"format_version": FORMAT_VERSION, "tables": [*others, {"host": _plain(host), "products": products}]}

@@ -54,6 +54,13 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="record when every op of a few epochs ran",
     )
+    group.add_argument(
+        "--tune",
+        dest="setting_tune",
+        action="store_true",
+        default=None,
+        help="on a CPU: let the first epochs find the fastest way of every sparse product, and keep it with the store",
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _all_settings(defaults)
 
@@ -89,8 +96,8 @@ def read_settings(arguments: argparse.Namespace) -> Config:
     config = Config() if arguments.config is None else from_toml(arguments.config)
     config = with_settings(config, arguments.set)
     tables: dict[str, dict[str, Any]] = {}
-    if arguments.setting_timeline:
-        tables["run"] = {"timeline": True}
+    if switched_on := [name for name in ("timeline", "tune") if getattr(arguments, f"setting_{name}")]:
+        tables["run"] = dict.fromkeys(switched_on, True)
     for flag, (table, key, _) in FLAGS.items():
         value = getattr(arguments, f"setting_{key}")
         if value is not None:

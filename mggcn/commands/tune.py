@@ -1,6 +1,6 @@
 """Measure this machine's memory, cores and transports, so that plans predict seconds; takes less than a minute.
 
-With --store: time every way of the sparse products of a run on it, and keep beside it what beats the model's choice.
+With --store: find out the fastest way of each sparse product of a run on it in epochs of the run, and keep it beside it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=whole, default=0, help="threads of all ranks together; 0: all cores")
     parser.add_argument(
-        "--seconds", type=float, default=0.3, help="about how long each figure is measured (default: 0.3)"
+        "--seconds", type=float, help="about how long each figure is measured (default: 0.3); not with --store"
     )
     group = parser.add_argument_group("sparse products of a run", "they never change a result, only its seconds")
     group.add_argument("--store", metavar="STORE", help="the run's store, or its name under --root")
+    group.add_argument(
+        "--epochs", type=float, help="epochs that trying slower ways may cost before the rest is left (default: 2)"
+    )
     group.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of the run's settings")
     group.add_argument(
@@ -56,8 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _products(arguments)
     from mggcn.errors import ConfigError
 
-    of_products = {name: getattr(arguments, name) for name in ("root", "config", "set", "width")}
-    if given := [f"--{name}" for name, value in of_products.items() if value]:
+    of_products = {name: getattr(arguments, name) for name in ("root", "config", "set", "width", "epochs")}
+    if given := [f"--{name}" for name, value in of_products.items() if value not in (None, [])]:
         raise ConfigError(
             f"{', '.join(given)}: settings of a run, whose sparse products are timed on a store; name it with --store, or "
             "leave them out to measure the machine"
@@ -70,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError:
         raise ConfigError(f"--ranks expects numbers of ranks such as 2,4, got {arguments.ranks!r}") from None
     threads = arguments.threads or len(os.sched_getaffinity(0))
-    settings = TuneSettings(threads, ranks, arguments.seconds)
+    settings = TuneSettings(threads, ranks, 0.3 if arguments.seconds is None else arguments.seconds)
     path = arguments.out or tuned_path()
     check_writable(path)
     with tempfile.TemporaryDirectory(prefix="mggcn-tune-") as folder:
@@ -83,20 +86,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _products(arguments: argparse.Namespace) -> int:
-    """Time the sparse products of a run on a store."""
+    """Find out the fastest ways of the sparse products of a run on a store."""
     from mggcn.assemble import host_of
+    from mggcn.backend.cpu_explore import BUDGET
     from mggcn.backend.cpu_table import STORE_FILE, check_writable, damage_of, write_choices
     from mggcn.commands.train import store_path
     from mggcn.config import Config, from_toml, with_settings
     from mggcn.errors import ConfigError
     from mggcn.graph.store import open_store
     from mggcn.jobs.auto import settled
-    from mggcn.jobs.tune_products import kept_ways, product_lines, tune_products
+    from mggcn.jobs.kept_ways import product_lines, told
+    from mggcn.jobs.tune_products import tune_products
 
     if arguments.out is not None:
         raise ConfigError("mggcn tune --store keeps its table beside the store; leave --out out")
-    if not 0 <= arguments.seconds < math.inf:
-        raise ConfigError(f"--seconds must be 0 or more for each figure, got {arguments.seconds:g}")
+    if arguments.seconds is not None:
+        raise ConfigError(
+            "--seconds is for figures of the machine; with --store, --epochs says what trying ways may cost"
+        )
+    budget = BUDGET if arguments.epochs is None else arguments.epochs
+    if not 0 < budget < math.inf:
+        raise ConfigError(f"--epochs must be a positive number of epochs that trying ways may cost, got {budget:g}")
     named = {"run.ranks": arguments.ranks, "run.threads": arguments.threads or None, "model.hidden": arguments.width}
     settings = [f"{key}={value}" for key, value in named.items() if value is not None]
     base = Config() if arguments.config is None else from_toml(arguments.config)
@@ -110,9 +120,10 @@ def _products(arguments: argparse.Namespace) -> int:
     check_writable(table)
     if damage := damage_of(table, host):
         print(f"will be replaced, with all that it holds of this machine: {damage}", flush=True)
-    timed = tune_products(config, graph, arguments.seconds, lambda text: print(f"timing: {text}", flush=True))
-    write_choices(table, host, kept_ways(timed))
-    print("\n".join(product_lines(timed)))
+    print("trying the ways of sparse products in epochs of the run", flush=True)
+    found = tune_products(config, graph, budget)
+    write_choices(table, host, found.kept())
+    print("\n".join([*product_lines(found), told(found)]))
     print(f"written to {table}, which mggcn train reads on this machine with as many threads a rank")
     return 0
 

@@ -18,6 +18,8 @@ import numpy as np
 
 from mggcn import native
 from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph, threads_per_rank
+from mggcn.backend.cpu_explore import Exploration
+from mggcn.backend.cpu_findings import Findings
 from mggcn.backend.cpu_machine import processor_name
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.launch import run_ranks
@@ -36,6 +38,7 @@ from mggcn.jobs.folder import (
     rewrite_config,
     write_plan,
 )
+from mggcn.jobs.kept_ways import keep_ways
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.partition.parts import Partition
 from mggcn.train.runlog import RunLog, write_json
@@ -62,8 +65,15 @@ def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | No
 
 
 def check_available(config: Config) -> None:
-    """Refuse what can be planned but not run here, in one line, before anything is written. Raises: BackendError."""
+    """Refuse what can be planned but not run here, in one line, before anything is written.
+
+    Raises: BackendError; ConfigError for ways of a CPU's products to be found on a GPU.
+    """
     if config.run.device == "cuda":
+        if config.run.tune:
+            raise ConfigError(
+                "run.tune tries the ways of a CPU's sparse products, got run.device cuda; leave --tune out"
+            )
         from mggcn.backend.cuda_presence import check_cuda
 
         check_cuda(config.run.precision)
@@ -86,19 +96,29 @@ def train_rank(
 
     stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it.
     """
+    from mggcn.train.tuning import Tuning
+
     started = time.perf_counter() if started is None else started
     choices = measured_products(folder, config)
-    rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder, choices=choices)
+    log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
+    tuned: list[Findings] = []
+
+    def told(findings: Findings) -> None:
+        tuned.append(findings)
+        log.say(keep_ways(findings, config, graph, folder))
+
+    tuning = Tuning(comm, Exploration(), told) if config.run.tune else None
+    rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning)
     comm.barrier()
     setup_seconds = time.perf_counter() - started
-    log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
     complete = rank.trainer.fit(log, folder, on_epoch if comm.rank == 0 else None)
     rank.watch.close()
     peak = largest_peak(rank, comm)
     if not complete:
         raise Interrupted(stop.signal or signal.SIGTERM)
     if comm.rank == 0:
-        write_json(folder / "result.json", result_of(config, graph, plan, rank, setup_seconds, peak))
+        result = result_of(config, graph, plan, rank, setup_seconds, peak)
+        write_json(folder / "result.json", result | ({"tuning": tuned[0].summary()} if tuned else {}))
     return rank
 
 

@@ -31,6 +31,7 @@ class RunLog:
     def __init__(self, folder: Path | None, quiet: bool, total_epochs: int) -> None:
         self._path = None if folder is None else folder / "history.jsonl"
         self._file: TextIO | None = None
+        self._says = folder is not None and not quiet
         self._bar = folder is not None and not quiet and sys.stderr.isatty()
         self._total = total_epochs
         self._open = False
@@ -74,6 +75,12 @@ class RunLog:
             flush=True,
         )
 
+    def say(self, text: str) -> None:
+        """Print a line for the user, below the progress line."""
+        if self._says:
+            self._end_line()
+            print(text, flush=True)
+
     def flush(self) -> None:
         """Make what was appended durable, before a checkpoint refers to it."""
         if self._file is not None:
@@ -85,6 +92,9 @@ class RunLog:
         if self._file is not None:
             self._file.close()
             self._file = None
+        self._end_line()
+
+    def _end_line(self) -> None:
         if self._open:
             print(file=sys.stderr)
             self._open = False

@@ -19,15 +19,15 @@ PANELS, AHEAD = SpmmChoice("panels", 32, 1, 32, "measured"), SpmmChoice(ahead=16
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """Fails if a table loses a product, keeps one that was taken out, or a new one drops the old ones."""
+    """Fails if a table loses a product, keeps an older way of one, or a new one drops the old ones."""
     path = tmp_path / "tuned.json"
     assert read_choices(path, HERE) == {}
-    write_choices(path, HERE, {KEY: PANELS, OTHER: None})
+    write_choices(path, HERE, {KEY: PANELS})
     assert read_choices(path, HERE) == {KEY: PANELS}
     write_choices(path, HERE, {OTHER: AHEAD})
     assert read_choices(path, HERE) == {KEY: PANELS, OTHER: AHEAD}
-    write_choices(path, HERE, {KEY: None})
-    assert read_choices(path, HERE) == {OTHER: AHEAD}
+    write_choices(path, HERE, {KEY: AHEAD})
+    assert read_choices(path, HERE) == {KEY: AHEAD, OTHER: AHEAD}
     assert [p.name for p in tmp_path.iterdir()] == ["tuned.json"]
 
 

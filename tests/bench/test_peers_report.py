@@ -210,11 +210,15 @@ def test_setup_in_epochs() -> None:
         "none": {"plan": 0.5, "rank": 0.5},
         "locality": {"plan": 0.6, "rank": 0.5},
     }
-    found = parts | {"case": "some", "epochs": {"none": [0.5], "locality": [0.25]}, "tune": 1.0}
+    said = {"seconds": 1.0, "epochs": 4.0, "products": 3, "beaten": 2, "unfinished": 1}
+    tuning = {"said": said, "plain": [0.5, 0.5], "tuned": [1.0, 0.25], "command_s": 9.0}
+    found = parts | {"case": "some", "epochs": {"none": [0.5], "locality": [0.25]}, "tuning": tuning}
     assert setup_cost.summary(found) == pytest.approx(
         {"extra": 1.0, "in_epochs": 8.0, "whole_in_epochs": 8.0, "pays_back": 8.0}
     )
+    assert setup_cost.row_of(found)[4:10] == ["1.00", "1.00", "2 + 1", "1.0", "1.2", "9.0"]
     assert setup_cost.row_of(found)[-4:] == ["8.0", "8.0", "8.0", "met"]
+    assert len(setup_cost.row_of(found)) == len(setup_cost.HEAD)
     slower = found | {"epochs": {"none": [0.25], "locality": [0.25]}}
     assert setup_cost.row_of(slower)[-3:] == ["never", "8.0", "MISSED"]
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mggcn.comm.base import Communicator
+from mggcn.comm.gather import gather_texts
 from mggcn.errors import CommError
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8)
@@ -289,3 +290,7 @@ def last_rank_aborts(comm: Communicator, in_flight: bool) -> tuple[str, float]:
     with pytest.raises(CommError, match="disk full"):
         comm.all_reduce(buf).wait()
     return str(caught.value), came_s
+
+
+def gathered_texts(comm: Communicator) -> list[str]:
+    return gather_texts(comm, f"{'ä' * 300} of rank {comm.rank}" if comm.rank != 1 else "")

@@ -39,6 +39,12 @@ def test_all_reduce_gives_every_rank_the_same_bits(world: World) -> None:
     assert bits == [bits[0]] * world.size
 
 
+def test_texts_of_all_ranks(world: World) -> None:
+    """Fails if a text is cut, lost, taken for another rank's, or one without letters stops the others."""
+    texts = [f"{'ä' * 300} of rank {rank}" if rank != 1 else "" for rank in range(world.size)]
+    assert world.run(cases.gathered_texts) == [texts] * world.size
+
+
 def test_barrier_holds_back_the_fast(world: World) -> None:
     """Fails if a rank leaves the barrier before the last has called it."""
     times = world.run(cases.barrier_times)

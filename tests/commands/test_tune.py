@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mggcn.backend.cpu_choice import SpmmChoice, SpmmKey
+from mggcn.backend import cpu_explore
+from mggcn.backend.cpu_choice import SpmmChoice
+from mggcn.backend.cpu_explore import Exploration, Trial
 from mggcn.backend.cpu_spmm import CpuSpmm
 from mggcn.comm.threads import run_threads
 from mggcn.errors import ConfigError
@@ -73,20 +76,28 @@ def test_tuned_products_change_no_bit(
     plain = train("plain")
     assert not (tmp_path / "plain" / "products.json").exists()
     # Whatever is fastest here: a way that no model would choose wins by far.
-    monkeypatch.setattr(tune_products.Timed, "fastest", property(lambda timed: list(timed.seconds)[-1]))
-    monkeypatch.setattr(tune_products.Timed, "gain", 9.0)
-    assert run_main("tune", "--store", store, "--threads", 1, "--width", "33", "--seconds", 0) == 0
+    original = Exploration.took
+
+    def took(self: Exploration, trial: Trial, turn: int, seconds: float) -> None:
+        original(self, trial, turn, (1e-9 if trial.ways[turn].way == "blocks" else 9e-9))
+
+    monkeypatch.setattr(Exploration, "took", took)
+    monkeypatch.setattr(cpu_explore, "HOPELESS", math.inf)
+    assert run_main("tune", "--store", store, "--threads", 1, "--width", "33") == 0
     said = capsys.readouterr().out
     assert "the model's way" in said
     assert "9.00, kept" in said
+    assert "; blocks, 2 0.00 (3)" in said
+    assert "tuning cost" in said
     taken: list[SpmmChoice] = []
-    original = CpuSpmm.multiply
+    multiply = CpuSpmm.multiply
 
-    def multiply(self: CpuSpmm, adj: Any, h: Any, out: Any, **options: Any) -> None:
-        taken.append(self.choice(adj, h, out))
-        original(self, adj, h, out, **options)
+    def recorded(self: CpuSpmm, adj: Any, h: Any, out: Any, **options: Any) -> None:
+        if out.shape[1] != 19:  # A X, a product of set-up alone: no epoch makes it
+            taken.append(self.choice(adj, h, out))
+        multiply(self, adj, h, out, **options)
 
-    monkeypatch.setattr(CpuSpmm, "multiply", multiply)
+    monkeypatch.setattr(CpuSpmm, "multiply", recorded)
     assert train("tuned") == plain
     assert all(choice.reason.startswith("measured: 9.00 times as fast as rows") for choice in taken)
     assert {choice.way for choice in taken} == {"blocks"}
@@ -103,11 +114,15 @@ def test_a_damaged_table_is_measured_again(
     write_store(graph, store)
     (store / "tuned.json").write_text('{"format_version": 1, "tables": []}')
     train = ["train", store, "--threads", 1, "--epochs", 1, "--out", tmp_path / "run", "--quiet"]
-    tune = ["tune", "--store", store, "--threads", 1, "--seconds", 0]
+    tune = ["tune", "--store", store, "--threads", 1, "--set", "model.hidden=5"]
     assert "measure again with mggcn tune --store" in refused(capsys, *train)
     assert run_main(*tune) == 0
     assert "tuned.json holds no measured products of format 2" in capsys.readouterr().out
     assert run_main(*train) == 0
+    again = [*train[:-2], tmp_path / "tuned", "--tune"]
+    assert "leave --tune out" in refused(capsys, *again, "--device", "cuda")
+    assert run_main(*again) == 0
+    assert "left open; nothing was kept" in capsys.readouterr().out
 
     def never(*_: Any) -> None:
         raise AssertionError("timed before the store was found to be read-only")
@@ -120,19 +135,6 @@ def test_a_damaged_table_is_measured_again(
     (store / "tuned.json").unlink()
     (store / "tuned.json").mkdir()
     assert "cannot be written to" in refused(capsys, *tune)
-
-
-def test_of_products_that_look_alike_the_one_that_gained_decides() -> None:
-    """Fails if a rank whose product gains nothing takes out what another, or the same in another place, kept."""
-    rows, panels = SpmmChoice(), SpmmChoice("panels", 32)
-    keys = [SpmmKey(9, 9, 30, width, 4, True, "a") for width in (48, 64)]
-
-    def timed(rank: int, key: SpmmKey, panels_s: float) -> tune_products.Timed:
-        return tune_products.Timed(rank, key, rows, 2.0, {"r": rows, "p": panels}, {"r": 2.0, "p": panels_s})
-
-    kept = tune_products.kept_ways([timed(0, keys[0], 1.0), timed(1, keys[0], 2.5), timed(1, keys[1], 3.0)])
-    assert kept[keys[1]] is None
-    assert kept[keys[0]] == SpmmChoice("panels", 32, reason="measured: 2.00 times as fast as rows")
 
 
 def test_links_as_the_cost_model_reads_them() -> None:
@@ -179,12 +181,26 @@ def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "numbers of ranks from 2 on, got 1 and (1, 2)" in refused(capsys, "tune", "--ranks", "1,2", "--threads", 1)
     assert "--seconds" in refused(capsys, "tune", "--seconds", "-1")
     assert "leave --out out" in refused(capsys, "tune", "--store", tmp_path, "--out", tmp_path / "x.toml")
-    run = ["--root", tmp_path, "--config", tmp_path / "c.toml", "--set", "model.hidden=3", "--width", "3"]
-    for option in (run[:2], run[2:4], run[4:6], run[6:]):
+    assert "with --store, --epochs says" in refused(capsys, "tune", "--store", tmp_path, "--seconds", "1")
+    for epochs in ("0", "-1", "nan", "inf"):
+        assert "--epochs must be a positive number" in refused(capsys, "tune", "--store", tmp_path, "--epochs", epochs)
+    run = [
+        "--root",
+        tmp_path,
+        "--config",
+        tmp_path / "c.toml",
+        "--set",
+        "model.hidden=3",
+        "--width",
+        "3",
+        "--epochs",
+        0,
+    ]
+    for option in (run[:2], run[2:4], run[4:6], run[6:8], run[8:]):
         said = refused(capsys, "tune", *option)
         assert f"{option[0]}: settings of a run" in said
         assert "name it with --store" in said
-    assert "--root, --config, --set, --width: settings" in refused(capsys, "tune", *run)
+    assert "--root, --config, --set, --width, --epochs: settings" in refused(capsys, "tune", *run)
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert "cannot be written to" in refused(capsys, "tune", "--out", blocked / "machine.toml")

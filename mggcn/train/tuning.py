@@ -1,0 +1,71 @@
+"""`--tune` on one rank: the epochs of a run explore the ways of its sparse products until all ranks have finished."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+from mggcn.backend.cpu_explore import Exploration
+from mggcn.backend.cpu_findings import Findings, findings, found
+from mggcn.comm.base import Communicator
+from mggcn.comm.gather import gather_texts
+from mggcn.trace.timeline import Watch
+
+
+class Tuning:
+    """Explores, agrees with the other ranks on the end, and then tells on rank 0, once, what all have found.
+
+    comm: the rank's transport, which carries host tensors; a number goes over it after every epoch until the end.
+    """
+
+    def __init__(self, comm: Communicator, exploration: Exploration, told: Callable[[Findings], None]) -> None:
+        self._comm = comm
+        self._told = told
+        self.exploration = exploration
+        self.finished = False
+
+    def epoch(self, seconds: float) -> None:
+        """Note a training epoch. Collective: finishes with the epoch in which the last rank is done."""
+        if self.finished:
+            return
+        self.exploration.epoch(seconds)
+        busy = torch.tensor([0 if self.exploration.done else 1])
+        self._comm.all_reduce(busy).wait()
+        if not busy.item():
+            self.finish()
+
+    def finish(self) -> None:
+        """Explore no more, also if the run ends before all is known. Collective."""
+        if self.finished:
+            return
+        self.finished = True
+        self.exploration.close()
+        texts = gather_texts(self._comm, json.dumps(found(self.exploration)))
+        if self._comm.rank == 0:
+            self._told(findings(map(json.loads, texts)))
+
+
+class TunedEpochs:
+    """A Watch that tells a Tuning of every epoch, around the Watch of the run."""
+
+    def __init__(self, watch: Watch, tuning: Tuning) -> None:
+        self._watch = watch
+        self._tuning = tuning
+
+    @contextmanager
+    def epoch(self, number: int) -> Iterator[None]:
+        began = time.perf_counter()
+        with self._watch.epoch(number):
+            yield
+        self._tuning.epoch(time.perf_counter() - began)
+
+    def doing(self, label: str) -> AbstractContextManager[None]:
+        return self._watch.doing(label)
+
+    def close(self) -> None:
+        self._watch.close()
+        self._tuning.finish()

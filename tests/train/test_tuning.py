@@ -1,0 +1,229 @@
+"""Runs whose epochs try the ways of sparse products: the same bits, kept once all ranks know, and cheap."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mggcn.assemble import host_of, make_rank, plan_graph, resolve
+from mggcn.backend import cpu, cpu_explore
+from mggcn.backend.cpu_choice import SpmmChoice, SpmmKey
+from mggcn.backend.cpu_explore import Exploration, Trial
+from mggcn.backend.cpu_findings import Findings
+from mggcn.backend.cpu_machine import Caches
+from mggcn.backend.cpu_table import read_choices
+from mggcn.comm.base import Communicator
+from mggcn.comm.failure import Interrupted
+from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
+from mggcn.errors import ConfigError
+from mggcn.graph.csr import Graph
+from mggcn.graph.store import open_store
+from mggcn.graph.store_write import write_store
+from mggcn.jobs import train as training
+from mggcn.jobs.folder import known_plan
+from mggcn.jobs.local import on_local_ranks
+from mggcn.jobs.tune_products import tune_products
+from mggcn.train import regions
+from mggcn.train.trainer import Stop
+from mggcn.train.tuning import Tuning
+from tests.commands.runs import history, result, same_tensors
+from tests.graphs import make_graph, pattern
+
+EPOCHS = 28
+"""Enough for all ways, of which three at least are called three times."""
+
+
+@pytest.fixture
+def blocks_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks take half of what other ways take, whatever a clock would say, and all ways are tried."""
+    original = Exploration.took
+
+    def took(self: Exploration, trial: Trial, turn: int, seconds: float) -> None:
+        assert seconds > 0
+        original(self, trial, turn, 1e-9 if trial.ways[turn].way == "blocks" else 2e-9)
+
+    monkeypatch.setattr(Exploration, "took", took)
+    monkeypatch.setattr(cpu_explore, "HOPELESS", math.inf)
+
+
+def config_of(ranks: int, **run: Any) -> Config:
+    transport: Any = "threads" if ranks > 1 else "single"
+    return Config(
+        model=ModelConfig(hidden=(33,), dropout=0.3),
+        train=TrainConfig(epochs=EPOCHS, lr=0.01, seed=5077),
+        run=RunConfig(ranks=ranks, threads=1, transport=transport, products="gemm-first", **run),
+    )
+
+
+def store_of(folder: Path) -> Graph:
+    adj = pattern("directed", 300, 9)
+    graph = make_graph(adj, num_features=19, num_classes=4, sparse=False, weighted=True, seed=3)
+    write_store(graph, folder / "store")
+    return open_store(folder / "store")
+
+
+def trained(graph: Graph, config: Config, out: Path) -> Path:
+    folder, config = training.prepare_run(config, graph, out.parent / "store", out)
+    training.run_training(folder, config, graph, quiet=False)
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.usefixtures("blocks_win")
+def test_tuning_changes_no_bit_and_is_kept(ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if tuning changes a loss, a score or a weight, keeps nothing, or a second run explores again."""
+    graph, config = store_of(tmp_path), config_of(ranks)
+    plain = trained(graph, config, tmp_path / "plain")
+    assert "tuning" not in result(plain)
+    assert not (tmp_path / "store" / "tuned.json").exists()
+    capsys.readouterr()
+    tuning = config_of(ranks, tune=True, timeline=ranks > 1)
+    first = trained(graph, tuning, tmp_path / "first")
+    said = capsys.readouterr().out
+    assert said.count("tuning cost") == 1
+    assert f"kept in {first / 'products.json'} and {tmp_path / 'store' / 'tuned.json'}" in said
+    cost = result(first)["tuning"]
+    assert cost["products"] == cost["beaten"] >= 2 * ranks
+    assert cost["unfinished"] == 0
+    assert 0 < cost["seconds"] < 1e-6
+    kept = read_choices(tmp_path / "store" / "tuned.json", host_of(config))
+    assert {way.way for way in kept.values()} == {"blocks"}
+    assert all(way.reason.startswith("measured: 2.00 times as fast as rows") for way in kept.values())
+    assert read_choices(first / "products.json", host_of(config)) == kept
+    second = trained(graph, tuning, tmp_path / "second")
+    assert result(second)["tuning"]["products"] == 0
+    assert "tuning has tried nothing" in capsys.readouterr().out
+    for folder in (first, second):
+        assert history(folder) == history(plain)
+        assert same_tensors(folder, plain)
+
+
+@pytest.mark.usefixtures("blocks_win")
+def test_an_interrupted_run_keeps_what_it_knows_and_goes_on(tmp_path: Path) -> None:
+    """Fails if a run that is stopped while it explores loses what is clear, or its continuation differs in a bit."""
+    graph, config = store_of(tmp_path), config_of(1, tune=True)
+    plain = trained(graph, config_of(1), tmp_path / "plain")
+    folder, config = training.prepare_run(config, graph, tmp_path / "store", tmp_path / "run")
+    stop = Stop()
+
+    def body(comm: Communicator) -> None:
+        def after(row: dict[str, Any]) -> None:
+            stop.signal = 15 * (row["epoch"] == 14)
+
+        known = known_plan(folder, config, graph)
+        training.train_rank(comm, config, graph, *known, folder, quiet=True, stop=stop, on_epoch=after)
+
+    with pytest.raises(Interrupted):
+        on_local_ranks(config, body)
+    assert 0 < len(read_choices(tmp_path / "store" / "tuned.json", host_of(config)))
+    training.run_training(folder, config, graph, quiet=True)
+    assert history(folder) == history(plain)
+    assert same_tensors(folder, plain)
+
+
+@pytest.mark.usefixtures("blocks_win")
+def test_a_store_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Fails if a run is lost because others' store is read-only, the warning comes twice, or the run forgets its ways."""
+    graph = store_of(tmp_path)
+    # As root, no folder is read-only: here the temporary file has no place.
+    (tmp_path / "store" / ".tuned.json.tmp").mkdir()
+    with caplog.at_level(logging.WARNING):
+        folder = trained(graph, config_of(1, tune=True), tmp_path / "run")
+    warnings = [record for record in caplog.records if record.name.startswith("mggcn")]
+    assert len(warnings) == 1
+    assert "tuned.json: " in warnings[0].getMessage()
+    assert "copy the store to a folder of your own" in warnings[0].getMessage()
+    assert len(read_choices(folder / "products.json", host_of(config_of(1)))) >= 2
+
+
+def test_one_slow_rank_is_waited_for() -> None:
+    """Fails if ranks end in different epochs, or one that has much to try is cut off by one that has nothing."""
+
+    def body(comm: Communicator) -> tuple[int, list[Findings]]:
+        found: list[Findings] = []
+        tuning = Tuning(comm, Exploration(), found.append)
+        tuning.epoch(1.0)
+        trial = Trial(SpmmKey(1, 1, 1, 1, 4, True, "a"), tuple(SpmmChoice(ahead=k) for k in range(3)))
+        epochs = 1
+        while not tuning.finished:
+            if comm.rank == 1 and (product := tuning.exploration.trial(0, lambda: trial)) is not None:
+                turn = product.turn("alike")
+                if turn is not None:
+                    tuning.exploration.took(product, turn, 0.01 * (3 - turn))
+            tuning.epoch(1.0)
+            epochs += 1
+        tuning.finish()
+        return epochs, found
+
+    ranks = on_local_ranks(config_of(3), body)
+    assert {epochs for epochs, _ in ranks} == {ranks[0][0]}
+    assert [len(found) for _, found in ranks] == [1, 0, 0]
+    [(rank, trial)] = ranks[0][1][0].trials
+    assert (rank, trial.complete, trial.winner.ahead) == (1, True, 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "strategy", "delay"), [(1, "broadcast", "0"), (3, "delayed", "2"), (2, "slice", "0")]
+)
+def test_ways_keep_to_the_plan_s_memory(ranks: int, strategy: str, delay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a way that is tried works in more than is planned, or a strategy's products are never explored."""
+    tight = Caches(2**12, 2**17)
+    for module in (cpu, regions):
+        monkeypatch.setattr(module, "caches_of", lambda threads: tight)
+    monkeypatch.setattr(cpu_explore, "HOPELESS", math.inf)
+    adj = pattern("directed", 400, 9)
+    graph = make_graph(adj, num_features=90, num_classes=7, sparse=True, weighted=False, seed=3)
+    run: Any = {"strategy": strategy, "delay": delay, "features": "sparse"}
+    config = resolve(config_of(ranks, **run), graph)
+    plan, partition = plan_graph(config, graph)
+
+    def body(comm: Communicator) -> tuple[float, set[str], int]:
+        tuning = Tuning(comm, Exploration(math.inf), lambda _: None)
+        rank = make_rank(config, graph, plan, partition, comm, tuning=tuning)
+        for epoch in range(6):
+            rank.trainer.step(epoch)
+        rank.trainer.runtime.training.state()
+        rank.watch.close()
+        backend: Any = rank.trainer.runtime.backend
+        trials = tuning.exploration.trials
+        ways = {way.way for trial in trials for way in trial.ways}
+        samples = sum(len(values) for trial in trials for values in trial.seconds)
+        return backend.work_space_bytes / rank.plan.regions["kernel work space"], ways, samples
+
+    for used, ways, samples in on_local_ranks(config, body):
+        assert 0 < used <= 1.0
+        assert {"rows", "blocks"} <= ways
+        assert samples >= 4
+
+
+@pytest.mark.parametrize("strategy", ["broadcast", "delayed"])
+@pytest.mark.usefixtures("blocks_win")
+def test_epochs_without_a_run_folder(strategy: str, tmp_path: Path) -> None:
+    """Fails if the command's epochs do not end with all products known, those of evaluation alone among them."""
+    graph = store_of(tmp_path)
+    run: Any = {"strategy": strategy, "delay": "none" if strategy == "delayed" else "0"}
+    config = resolve(config_of(2, **run), graph)
+    found = tune_products(config, graph, 2.0)
+    assert all(trial.complete and trial.kept for _, trial in found.trials)
+    # In both directions two tiles, pruned in training, so that evaluation has two more; or two parts of a vertex cut.
+    each = 4 if strategy == "delayed" else 6
+    assert [rank for rank, _ in found.trials] == [0] * each + [1] * each
+    # Entries of a cut's parts are not in order, as blocks need them.
+    assert strategy == "delayed" or all(trial.winner.way == "blocks" for _, trial in found.trials)
+    assert 0 < found.cost_s < 1e-6
+
+
+def test_a_gpu_has_no_ways_to_try(tmp_path: Path) -> None:
+    """Fails if --tune with --device cuda is silently left out, or found out after a folder was made."""
+    graph = store_of(tmp_path)
+    config = dataclasses.replace(Config(), run=RunConfig(device="cuda", tune=True))
+    with pytest.raises(ConfigError, match=r"a CPU's sparse products, got run\.device cuda; leave --tune out"):
+        training.prepare_run(config, graph, tmp_path / "store", tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"set run\.device = cpu"):
+        tune_products(config, graph, 2.0)
+    assert not (tmp_path / "run").exists()
