@@ -1,9 +1,8 @@
 // What the choice of an SpMM kernel looks at in a matrix beside its extents (mggcn/backend/cpu_choice.py).
 // ascending  result[0] = whether the entries of every row but for the last, which may be a self-loop that was added,
 //            ascend. Cost: one pass over the entries.
-// reuse      distinct[s, k] = different columns among the first first_edges 2^k entries behind place nnz s /
-// num_starts,
-//            k < num_levels: the working set of consecutive rows. The same column counts once, however often it occurs.
+// reuse      distinct[s, k] = different columns among the first first_edges 2^k entries behind place nnz s / num_starts
+//            with k < num_levels: the working set of consecutive rows. A column counts once, however often it occurs.
 //            Cost: num_starts first_edges 2^(num_levels - 1) entries; a bit per column and thread.
 #include <vector>
 
