@@ -7,8 +7,8 @@
 // Three ways, the same bits, since a column's sum is taken in the order of the row in each (docs/notes/0012):
 // rows    all columns of a row at once
 // panels  a few columns of dense are packed to consecutive memory that the cache holds, then multiplied; then the next
-// blocks  all rows times the first N / blocks rows of dense, then the next (DistGNN, Algorithms 2 and 3). All entries of
-//         a row but the last must ascend; O is R
+// blocks  all rows times the first N / blocks rows of dense, then the next (DistGNN, Algorithms 2 and 3). Entries of a
+//         row ascend, the last one apart; O is R
 // Rows of more than `hub` entries are cut into parts, which all threads share and which are added in order. chunks are
 // row ranges of about equal work, handed out dynamically: no sum depends on who computes it. Twin: cuda/spmm.cu.
 #include "epilogue.h"

@@ -7,9 +7,7 @@
 //              they go through the operand in order (docs/notes/0011-locality.md).
 // tile_degree  degree[local[v]] = sum of values (or count) of row v, diagonal inserted alike.
 // balance      chunks[0..num_chunks]: row ranges of about equal work: entries, and 8 for a row's begin and end, or 2
-// for
-//              a row without entries.                                                     Cost: two passes over the
-//              rows.
+//              for a row without entries. Cost: two passes over the rows.
 #include <algorithm>
 #include <utility>
 #include <vector>
