@@ -41,7 +41,7 @@ _P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
 class ProductArgs(ctypes.Structure):
-    """`Product<S, O>` of cpu/spmm.cpp."""
+    """`Product<S, O>` of cpu/spmm_product.h."""
 
     _fields_ = (
         *((name, _L) for name in ("num_chunks", "num_parts", "num_hubs")),

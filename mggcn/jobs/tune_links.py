@@ -103,27 +103,24 @@ def measure(comm: Communicator, seconds: float, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     size, me = comm.size, comm.rank
 
-    def message(kind: str, count: int) -> Message:
+    def messages(count: int) -> dict[str, Message]:
         # In an epoch no message finds its buffers in the cache: the next ones take turns.
-        if kind == "all_to_all":
-            # As strategies do: nothing goes from a rank to itself.
-            rows = [0 if rank == me else 1 for rank in range(size)]
-            pairs = [(torch.ones(size - 1, count), torch.ones(size - 1, count)) for _ in range(TURNS)]
-            sent = cycle(pairs)
-            return Message([buf for _, buf in pairs], lambda: comm.all_to_all(*next(sent), rows, rows))
-        buffers = [torch.ones(count) for _ in range(TURNS)]
-        turn, root = cycle(buffers), cycle(range(size))
-        if kind == "broadcast":
-            return Message(buffers, lambda: comm.broadcast(next(turn), next(root)))
-        return Message(buffers, lambda: comm.all_reduce(next(turn)))
+        pairs = [(torch.zeros(size - 1, count), torch.zeros(size - 1, count)) for _ in range(TURNS)]
+        turns, root = {kind: cycle(pairs) for kind in KINDS}, cycle(range(size))
+        # As strategies do: nothing goes from a rank to itself.
+        rows = [0 if rank == me else 1 for rank in range(size)]
+        sends: dict[str, Callable[[], Event]] = {
+            "broadcast": lambda: comm.broadcast(next(turns["broadcast"])[1][0], next(root)),
+            "all_to_all": lambda: comm.all_to_all(*next(turns["all_to_all"]), rows, rows),
+            "all_reduce": lambda: comm.all_reduce(next(turns["all_reduce"])[1][0]),
+        }
+        sent = {kind: [buf if kind == "all_to_all" else buf[0] for _, buf in pairs] for kind in KINDS}
+        return {kind: Message(sent[kind], sends[kind]) for kind in KINDS}
 
     for _ in range(-(-CHECKED_CALLS // 2)):  # the first calls of a run are compared over ranks, later ones are not
         comm.all_reduce(torch.zeros(1)).wait()
         comm.broadcast(torch.zeros(1), 0).wait()
-    small, large = (
-        _timed(comm, {kind: message(kind, count) for kind in KINDS}, seconds, calls)
-        for count, calls in ((SMALL, 5), (LARGE, 1))
-    )
+    small, large = (_timed(comm, messages(count), seconds, calls) for count, calls in ((SMALL, 5), (LARGE, 1)))
     processor = torch.tensor([spent for _, spent in large.values()], dtype=torch.float64)
     comm.all_reduce(processor).wait()
     return {
@@ -155,28 +152,31 @@ def _timed(
     every message, so what usually happens counts: the best try is one in which no rank was late. All ranks make the same
     number of turns, three at least. Collective.
     """
-    import torch
-
     times: dict[str, list[float]] = {kind: [] for kind in messages}
     spent = dict.fromkeys(messages, 0.0)
-    done, turns = 0, 3
+    done, turns, started = 0, 3, time.perf_counter()
     while done < turns:
         for kind, message in messages.items():
             message.write()
             began, processor = time.perf_counter(), time.process_time()
             for _ in range(calls):
                 message.send().wait()
-            # The message takes as long as on the slowest rank, which decides how many turns follow.
-            slowest = torch.zeros(comm.size, dtype=torch.float64)
-            slowest[comm.rank] = (time.perf_counter() - began) / calls
             spent[kind] += time.process_time() - processor
-            comm.all_reduce(slowest).wait()
-            times[kind].append(float(slowest.max()))
+            times[kind].append(_slowest(comm, (time.perf_counter() - began) / calls))
         done += 1
         if done == turns == 3:
-            least = sum(min(values) for values in times.values()) * calls
-            turns = 3 + min(200, int(seconds * len(messages) / max(least, 1e-6)))
+            turns = 3 + min(200, int(seconds * len(messages) / _slowest(comm, (time.perf_counter() - started) / 3)))
     return {kind: (statistics.median(values), spent[kind] / (done * calls)) for kind, values in times.items()}
+
+
+def _slowest(comm: Communicator, seconds: float) -> float:
+    """Return the seconds of the rank that took longest. Collective."""
+    import torch
+
+    every = torch.zeros(comm.size, dtype=torch.float64)
+    every[comm.rank] = seconds
+    comm.all_reduce(every).wait()
+    return float(every.max())
 
 
 def main() -> int:

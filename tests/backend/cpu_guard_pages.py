@@ -24,7 +24,7 @@ from tests.backend.guard_pages import guarded, matrix, upload
 def main() -> None:
     case = matrix()
     indptr, indices = case.indptr.astype(np.int64), case.indices.astype(np.int32)
-    dense = case.toarray()
+    dense, number = case.toarray(), 0
     for dtype, isa in itertools.product((torch.float32, torch.float64, torch.bfloat16), native.isas()):
         backend = CpuBackend(dtype, 2, isa)
         line = 64 // dtype.itemsize
@@ -33,13 +33,16 @@ def main() -> None:
         choices = [SpmmChoice(ahead=2), SpmmChoice(ahead=30), SpmmChoice("panels", line, 1, 30)]
         choices += [SpmmChoice("blocks", 0, 3)] if dtype != torch.bfloat16 else []
         for (cols, ld), choice in itertools.product(((16, 16), (41, 64), (41, 44), (41, 41), (7, 7)), choices):
+            number += 1
             h = guarded(torch.randn(160, ld, generator=torch.Generator().manual_seed(ld)).to(dtype))[:, :cols]
-            out = guarded(torch.zeros(case.shape[0], ld, dtype=dtype))[:, :cols]
-            bias = upload(numpy_reals(backend, np.arange(cols) / 8))
-            options = {"accumulate": False, "epilogue": Epilogue(bias=bias), "choice": choice}
-            backend.sparse_products.multiply(adj, h, out, **options)
+            out = guarded(torch.ones(case.shape[0], ld, dtype=dtype))[:, :cols]
+            bias = upload(numpy_reals(backend, np.arange(cols) / 8)) if number % 5 > 1 else None
+            epilogue = None if bias is None else Epilogue(bias=bias)
+            accumulate = number % 2 == 0
+            backend.sparse_products.multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue, choice=choice)
             rounding = 2.0**-8 if dtype == torch.bfloat16 else 2e-5
-            expected = dense @ h.double().numpy() + np.arange(cols) / 8
+            added = (np.arange(cols) / 8 if bias is not None else 0) + (1 if accumulate else 0)
+            expected = dense @ h.double().numpy() + added
             np.testing.assert_allclose(out.double().numpy(), expected, rtol=rounding, atol=1e-4)
 
 
