@@ -17,12 +17,14 @@ from mggcn.backend.cpu_findings import Findings
 from mggcn.backend.cpu_machine import Caches
 from mggcn.backend.cpu_table import STORE_FILE, read_choices
 from mggcn.comm.base import Communicator
+from mggcn.comm.single import SingleCommunicator
 from mggcn.errors import ConfigError
 from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune_products import tune_products
+from mggcn.trace.timeline import Unwatched
 from mggcn.train import regions
 from mggcn.train.trainer import Stop
-from mggcn.train.tuning import Tuning
+from mggcn.train.tuning import TunedEpochs, Tuning
 from tests.commands.runs import history, result, same_tensors
 from tests.graphs import make_graph, pattern
 from tests.train.tuned_runs import config_of, store_of, trained
@@ -74,6 +76,25 @@ def test_a_store_that_cannot_be_written_is_a_warning(
     assert "tuned.json: " in warnings[0].getMessage()
     assert "copy the store to a folder of your own" in warnings[0].getMessage()
     assert len(read_choices(folder / "products.json", host_of(config_of(1)))) >= 2
+
+
+def test_products_of_training_are_told_from_those_of_evaluations() -> None:
+    """Fails if the epoch loop does not say when training begins and ends: an evaluation would then begin training's trials."""
+    tuning = Tuning(SingleCommunicator(), Exploration(), lambda _: None)
+    watch = TunedEpochs(Unwatched(), tuning)
+    begun: dict[str, list[bool]] = {"training": [], "evaluation": []}
+
+    def call(at: str) -> None:
+        key = SpmmKey(1, 1, 1, 1, 4, True, at)
+        trial = tuning.exploration.trial(at, lambda: Trial(key, (SpmmChoice(), SpmmChoice(ahead=8))))
+        begun[at].append(trial is not None)
+
+    for epoch in range(2):
+        with watch.epoch(epoch):
+            call("training")
+        call("training")
+        call("evaluation")
+    assert begun == {"training": [False, False, True, True], "evaluation": [True, True]}
 
 
 def test_one_slow_rank_is_waited_for() -> None:
