@@ -79,7 +79,7 @@ def test_a_store_that_cannot_be_written_is_a_warning(
 
 
 def test_products_of_training_are_told_from_those_of_evaluations() -> None:
-    """Fails if the epoch loop does not say when training begins and ends: an evaluation would then begin training's trials."""
+    """Fails if the epoch loop does not say when training is on: evaluations would begin its trials."""
     tuning = Tuning(SingleCommunicator(), Exploration(), lambda _: None)
     watch = TunedEpochs(Unwatched(), tuning)
     begun: dict[str, list[bool]] = {"training": [], "evaluation": []}
