@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import Worker, alternate, spread, surroundings, table, write_report
+from common import MALLOC, Worker, alternate, spread, surroundings, table, write_report
 from peers_cases import CASES, Case, available, find_data, store_of
 from peers_epoch import classes_of
 from peers_options import add_options
@@ -96,16 +97,21 @@ def tuning(store: Path, case: Case, args: argparse.Namespace) -> dict[str, Any]:
             ]
             timed_command(store, command)
             found[name] = [json.loads(line)["seconds"] for line in (out / "history.jsonl").read_text().splitlines()]
-        found["said"] = json.loads((out / "result.json").read_text())["tuning"]
+        nothing = {"seconds": 0.0, "beaten": 0, "unfinished": 0}
+        found["said"] = json.loads((out / "result.json").read_text()).get("tuning", nothing)
     found["command_s"] = timed_command(store, ["tune", "--store", str(store), *common])
     return found
 
 
 def timed_command(store: Path, arguments: list[str]) -> float:
-    """Seconds of a command on a store that was never tuned. Raises: RuntimeError with what it printed if it fails."""
+    """Seconds of a command on a store that was never tuned, its malloc tuned as that of the processes that are compared.
+
+    Raises: RuntimeError with what it printed if it fails.
+    """
     (store / "tuned.json").unlink(missing_ok=True)
     began = time.perf_counter()
-    done = subprocess.run([sys.executable, "-m", "mggcn", *arguments], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "mggcn", *arguments]
+    done = subprocess.run(command, env=os.environ | MALLOC["tuned"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip())
     return time.perf_counter() - began

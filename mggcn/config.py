@@ -172,8 +172,8 @@ class RunConfig:
     """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
     and the strategy is exact over rows; off computes everything. Evaluation always does."""
     tune: bool = False
-    """Have the first epochs on a CPU try the ways of its sparse products and keep the fastest, in the run and beside the
-    store; no result changes."""
+    """Have the first epochs on a CPU try the ways of its sparse products, at a cost of about two epochs, and keep the
+    fastest, in the run and beside the store; no result changes. Not together with `timeline`."""
     timeline: bool = False
     """Record when every op of a few epochs ran, on which stream: the run folder's timeline.json."""
     memory_limit: int = 0
@@ -202,6 +202,10 @@ class RunConfig:
             raise ConfigError("run.precision tf32 needs --device cuda; on a CPU use fp32, bf16 or fp64")
         if self.transport == "single" and self.ranks > 1:
             raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
+        if self.tune and self.device == "cuda":
+            raise ConfigError("run.tune tries ways of a CPU's sparse products, got run.device cuda; leave --tune out")
+        if self.tune and self.timeline:
+            raise ConfigError("run.timeline would record epochs that run.tune makes slow; use one after the other")
 
     @property
     def delay_epochs(self) -> int | None:

@@ -51,7 +51,6 @@ CHANGED: dict[str, dict[str, Any]] = {
         "device": "cuda",
         "precision": "bf16",
         "spmm": "cusparse",
-        "tune": True,
         "timeline": True,
         "order": "permute",
         "strategy": "delayed",
@@ -65,13 +64,16 @@ CHANGED: dict[str, dict[str, Any]] = {
     },
 }
 
+TUNED: dict[str, dict[str, Any]] = {"run": {"tune": True}}
+"""What goes with neither the GPU nor the timeline of CHANGED."""
+
 
 def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:
     """Fails if a setting is not written, loses precision or comes back as another type (tuples above all)."""
     changed = cfg.from_tables(CHANGED)
     for table, settings in CHANGED.items():
         fields = {item.name for item in dataclasses.fields(cfg.TABLES[table])}
-        assert fields == set(settings), "a new setting is missing in CHANGED"
+        assert fields == set(settings) | set(TUNED.get(table, {})), "a new setting is missing in CHANGED"
         for key, value in settings.items():
             assert value != getattr(getattr(Config(), table), key), f"{table}.{key} is the default"
     path = tmp_path / "config.toml"
@@ -83,7 +85,7 @@ def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:
 
 def test_toml_round_trip_of_defaults_and_of_no_hidden_layer(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    for config in (Config(), Config(model=ModelConfig(hidden=()))):
+    for config in (Config(), Config(model=ModelConfig(hidden=())), cfg.from_tables(TUNED)):
         path.write_text(cfg.to_toml(config), encoding="utf-8")
         assert cfg.from_toml(path) == config
 
@@ -188,6 +190,8 @@ def test_values_that_do_not_fit(table: str, key: str, value: object, expects: st
         (lambda: RunConfig(memory_limit=-1), "run.memory_limit"),
         (lambda: RunConfig(timeout_s=0.0), "run.timeout_s"),
         (lambda: RunConfig(transport="single", ranks=2), "run.transport single"),
+        (lambda: RunConfig(tune=True, device="cuda"), "got run.device cuda; leave --tune out"),
+        (lambda: RunConfig(tune=True, timeline=True), "run.tune makes slow; use one after the other"),
     ],
 )
 def test_ranges(make: Any, setting: str) -> None:

@@ -20,7 +20,8 @@ from mggcn.backend.cpu_shape import real_bytes, spmm_bytes, way_bytes
 SAMPLES = 3
 """Calls of a way that count; the least seconds of them are its own: what it takes when nothing else runs."""
 OUT = 1.3
-"""A way that takes as many times the best seconds so far is tried no more; one call may be as far off by chance."""
+"""A way that takes as many times the best seconds so far is tried no more; one call may be as far off by chance. The
+model's way, with which all are compared, is never out."""
 KEPT_GAIN = 1.05
 """A way must be faster than the model's by this factor to be kept: less may be chance."""
 HOPELESS = 2.0
@@ -90,7 +91,7 @@ class Trial:
         return min(left, key=lambda k: len(self.seconds[k]), default=None)
 
     def _out(self, way: int) -> bool:
-        return self._least(way) > OUT * self.best_s and bool(self.seconds[way])
+        return way != 0 and bool(self.seconds[way]) and self._least(way) > OUT * self.best_s
 
     def _least(self, way: int) -> float:
         return min(self.seconds[way], default=math.inf)
@@ -127,10 +128,14 @@ class Trial:
 
     @property
     def beaten(self) -> bool:
-        """Whether the fastest way is taken in place of the model's: by less than `OUT` only after enough calls of both."""
-        fastest = self.fastest
-        sure = min(len(self.seconds[0]), len(self.seconds[fastest])) >= SAMPLES
-        return fastest != 0 and self.gain >= (KEPT_GAIN if sure else OUT)
+        """Whether the fastest way is taken in place of the model's: by less than `OUT` only after enough calls of both.
+
+        Not before enough calls of the model's, of which one may have been disturbed, unless no more will come.
+        """
+        fastest, known = self.fastest, len(self.seconds[0]) >= SAMPLES
+        if fastest == 0 or not (known or self.stopped):
+            return False
+        return self.gain >= (KEPT_GAIN if known and len(self.seconds[fastest]) >= SAMPLES else OUT)
 
     @property
     def winner(self) -> SpmmChoice:
@@ -167,14 +172,20 @@ class Exploration:
     """The trials of one rank's products, and what they cost together.
 
     Nothing is explored before the first epoch is done, which touches memory for the first time, nor once the calls have
-    taken `budget` epochs more than the fastest ways would have.
+    taken `budget` epochs more than the fastest ways would have. Of a product that training uses, calls of training count
+    and no others, which may do other things beside gathering rows; a product of evaluations alone is explored in these.
     """
 
     def __init__(self, budget: float = BUDGET) -> None:
         self._budget = budget
         self._trials: dict[Hashable, Trial] = {}
+        self._asked: set[Hashable] = set()
+        self._called: set[Hashable] = set()
+        self._called_before: set[Hashable] = set()
+        self._trained: set[Hashable] = set()
+        self._training = False
         self._epochs = 0
-        self._spent_s = 0.0
+        self._spent_s = self._forgotten_s = 0.0
         self._closed = False
         self.epoch_s = math.inf
         """Seconds of the fastest epoch so far."""
@@ -183,12 +194,34 @@ class Exploration:
     def trials(self) -> tuple[Trial, ...]:
         return tuple(self._trials.values())
 
+    @property
+    def untried(self) -> int:
+        """How many products were asked for since set-up and have no trial: too few epochs, or the budget was spent."""
+        return len(self._asked) - len(self._trials)
+
     def trial(self, at: Hashable, make: Callable[[], Trial]) -> Trial | None:
-        """Return the trial of the product `at`, made when it is first asked for; None if it is not explored (any more)."""
+        """Return the trial of the product `at`, made when it is first asked for; None if it is not explored (any more).
+
+        What evaluations have found of a product is forgotten when training first asks for it.
+        """
+        if self._training and at not in self._trained:
+            self._trained.add(at)
+            if at in self._trials and not self._closed:
+                self._forgotten_s += self._trials.pop(at).spent_s
+        self._called.add(at)
+        if self._training or self._epochs:
+            self._asked.add(at)
         found = self._trials.get(at)
-        if found is None and self._epochs and not self._closed:
+        if found is None and self._epochs and not self._closed and self._counts(at):
             found = self._trials[at] = make()
         return found
+
+    def turn(self, at: Hashable, kind: Hashable) -> int | None:
+        """Return which way the next call of the product `at` tries, as `Trial.turn` does; None: the winner's."""
+        return self._trials[at].turn(kind) if self._counts(at) else None
+
+    def _counts(self, at: Hashable) -> bool:
+        return self._training or at not in self._trained
 
     def took(self, trial: Trial, turn: int, seconds: float) -> None:
         """Count a call, which may be the last that the budget pays for."""
@@ -197,8 +230,14 @@ class Exploration:
         self._spent_s += trial.spent_s - before
         self._reckon()
 
+    def begin(self) -> None:
+        """Note that a training epoch begins: until it is done, all calls are of training."""
+        self._training = True
+
     def epoch(self, seconds: float) -> None:
         """Note that an epoch is done, and its seconds."""
+        self._training = False
+        self._called_before, self._called = self._called, set()
         self._epochs += 1
         self.epoch_s = min(self.epoch_s, seconds)
         self._reckon()
@@ -211,13 +250,18 @@ class Exploration:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to explore among the products of an epoch."""
-        return self._closed or (self._epochs > 1 and all(trial.over for trial in self._trials.values()))
+        """Whether nothing is left to explore among the products that were called since the end of the last epoch but one.
+
+        Those of evaluations that come every k-th epoch are not waited for.
+        """
+        called = self._called | self._called_before
+        over = all(trial.over for at, trial in self._trials.items() if at in called)
+        return self._closed or (self._epochs > 1 and over)
 
     @property
     def cost_s(self) -> float:
         """Seconds that exploring has cost: those of its calls above what the fastest ways take."""
-        return math.fsum(trial.spent_s for trial in self._trials.values())
+        return self._forgotten_s + math.fsum(trial.spent_s for trial in self._trials.values())
 
     def _reckon(self) -> None:
         if not self._closed and self._spent_s >= self._budget * self.epoch_s:

@@ -32,17 +32,18 @@ class ExploredSpmm:
     def multiply(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
         """As CpuSpmm.multiply, with the same bits."""
         product = self._products.product(adj, h, out) if out.numel() else None
-        trial = None if product is None or product.measured else self._trial(product)
-        turn = None if trial is None else trial.turn(_kind(adj, accumulate, epilogue))
+        at, trial = (None, None) if product is None or product.measured else self._trial(product)
+        turn = None if trial is None else self._exploration.turn(at, _kind(adj, accumulate, epilogue))
         way = None if trial is None else trial.winner if turn is None else trial.ways[turn]
         began = time.perf_counter()
         self._products.multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue, choice=way)
         if trial is not None and turn is not None:
             self._exploration.took(trial, turn, time.perf_counter() - began)
 
-    def _trial(self, product: Product) -> Trial | None:
+    def _trial(self, product: Product) -> tuple[Hashable, Trial | None]:
+        """What an exploration knows the product by, and its trial."""
         at = (id(product.pattern.schedule), product.width, product.summed)
-        return self._exploration.trial(at, lambda: self._new_trial(product))
+        return at, self._exploration.trial(at, lambda: self._new_trial(product))
 
     def _new_trial(self, product: Product) -> Trial:
         """A trial whose work space is touched already, so that no way pays for the first use of pages."""

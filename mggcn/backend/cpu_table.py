@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
+import secrets
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +17,8 @@ from mggcn.backend.cpu_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey, W
 from mggcn.backend.cpu_machine import Host
 from mggcn.errors import StoreError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+"""Raised when the file's form, a sparse kernel or the model of ways changes: what was measured before is left aside."""
 STORE_FILE = "tuned.json"
 """Beside the arrays of a store."""
 RUN_FILE = "products.json"
@@ -26,39 +29,50 @@ REMEDY = "measure again with mggcn tune --store, or remove the file"
 def read_choices(path: Path, host: Host) -> Choices:
     """Return what was measured on this host; nothing if there is no file, or none of its tables is this host's.
 
-    Raises: StoreError if the file cannot be understood.
+    A file of another version is as good as none (`outdated`). Raises: StoreError if the file cannot be understood.
     """
-    table = next((t for t in _read(path) if t["host"] == _plain(host)), None)
-    if table is None:
-        return NO_CHOICES
-    try:
-        return {_key(row["product"]): _way(row["way"]) for row in table["products"]}
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{path}: a measured product is damaged ({error}); {REMEDY}") from error
+    return _choices(path, _tables(path), host)
 
 
 def write_choices(path: Path, host: Host, choices: Choices) -> None:
     """Put choices into the file, in one step, in the place of older ones for the same products.
 
-    Tables of other hosts stay. What is damaged is replaced. Raises: StoreError if the file cannot be written.
+    Tables of other hosts stay. What is damaged or another version's is replaced. Of two who write at the same time, what
+    one of them adds may be lost; a reader always sees a whole file. Raises: StoreError if the file cannot be written.
     """
     try:
-        tables = _read(path)
+        tables = _tables(path)
     except StoreError:
         tables = []
-    known = {**({} if damage_of(path, host) else read_choices(path, host)), **choices}
+    try:
+        known = {**_choices(path, tables, host), **choices}
+    except StoreError:
+        known = dict(choices)
     products = [
         {"product": dataclasses.asdict(key), "way": dataclasses.asdict(way)}
         for key, way in sorted(known.items(), key=lambda item: dataclasses.astuple(item[0]))
     ]
     others = [table for table in tables if table["host"] != _plain(host)]
     content = {"format_version": FORMAT_VERSION, "tables": [*others, {"host": _plain(host), "products": products}]}
-    _write(path, json.dumps(content, indent=1) + "\n").replace(path)
+    _write(path, json.dumps(content, indent=1) + "\n", keep=True)
 
 
 def check_writable(path: Path) -> None:
     """Refuse a place for the file before anything is measured. Raises: StoreError."""
-    _write(path, "").unlink()
+    _write(path, "", keep=False)
+
+
+def outdated(path: Path) -> str:
+    """Return that the file is another version's, in words; "" if it is this one's, damaged, or not there."""
+    try:
+        version = _read(path).get("format_version", FORMAT_VERSION)
+    except StoreError:
+        return ""
+    if version == FORMAT_VERSION:
+        return ""
+    return (
+        f"{path} holds measured products of format {version}, not {FORMAT_VERSION} as this version: they are left aside"
+    )
 
 
 def damage_of(path: Path, host: Host) -> str:
@@ -70,18 +84,37 @@ def damage_of(path: Path, host: Host) -> str:
     return ""
 
 
-def _write(path: Path, text: str) -> Path:
-    """Write a temporary file beside `path`, to take its place."""
-    temporary = path.with_name(f".{path.name}.tmp")
+def _write(path: Path, text: str, *, keep: bool) -> None:
+    """Write a file beside `path`, of a name that no other writer has, and let it take its place if it is to be kept."""
+    temporary = _temporary(path)
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        temporary.write_text(text)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            if keep:
+                temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(
             f"the measured products cannot be written to {path}: {error.strerror}; copy the store to a folder of your own"
         ) from error
-    return temporary
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+
+
+def _choices(path: Path, tables: list[dict[str, Any]], host: Host) -> Choices:
+    """The host's table among those of a file."""
+    table = next((t for t in tables if t["host"] == _plain(host)), None)
+    if table is None:
+        return NO_CHOICES
+    try:
+        return {_key(row["product"]): _way(row["way"]) for row in table["products"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{path}: a measured product is damaged ({error}); {REMEDY}") from error
 
 
 def _key(plain: dict[str, Any]) -> SpmmKey:
@@ -115,16 +148,27 @@ def _plain(host: Host) -> dict[str, Any]:
     return dataclasses.asdict(host)
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a file of any version; empty if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return []
+        return {}
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path} cannot be read ({error}); {REMEDY}") from error
-    tables = content.get("tables") if isinstance(content, dict) else None
-    if not isinstance(tables, list) or content.get("format_version") != FORMAT_VERSION:
-        raise StoreError(f"{path} holds no measured products of format {FORMAT_VERSION}; {REMEDY}")
+    if not isinstance(content, dict) or type(content.get("format_version")) is not int:
+        raise StoreError(f"{path} holds no measured products; {REMEDY}")
+    return content
+
+
+def _tables(path: Path) -> list[dict[str, Any]]:
+    """The tables of this version."""
+    content = _read(path)
+    if content.get("format_version") != FORMAT_VERSION:
+        return []
+    tables = content.get("tables")
+    if not isinstance(tables, list):
+        raise StoreError(f"{path} holds no measured products; {REMEDY}")
     if not all(isinstance(table, dict) and table.keys() == {"host", "products"} for table in tables):
         raise StoreError(f"{path}: a table lacks its host or its products; {REMEDY}")
     return tables

@@ -59,7 +59,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         dest="setting_tune",
         action="store_true",
         default=None,
-        help="on a CPU: let the first epochs find the fastest way of every sparse product, and keep it with the store",
+        help="on a CPU: let the first epochs find the fastest way of every sparse product, for about two epochs' "
+        "seconds, and keep it with the store",
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _all_settings(defaults)

@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sparse products of a run", "they never change a result, only its seconds")
     group.add_argument("--store", metavar="STORE", help="the run's store, or its name under --root")
     group.add_argument(
-        "--epochs", type=float, help="epochs that trying slower ways may cost before the rest is left (default: 2)"
+        "--epochs",
+        type=float,
+        help="of up to 60 epochs of the run, how many epochs' seconds trying slower ways may cost, about, before the rest "
+        "is left (default: 2); Ctrl-C ends them and keeps what is known",
     )
     group.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of the run's settings")
@@ -89,14 +92,16 @@ def _products(arguments: argparse.Namespace) -> int:
     """Find out the fastest ways of the sparse products of a run on a store."""
     from mggcn.assemble import host_of
     from mggcn.backend.cpu_explore import BUDGET
-    from mggcn.backend.cpu_table import STORE_FILE, check_writable, damage_of, write_choices
+    from mggcn.backend.cpu_table import STORE_FILE, check_writable, damage_of, outdated, write_choices
+    from mggcn.comm.failure import Interrupted
     from mggcn.commands.train import store_path
     from mggcn.config import Config, from_toml, with_settings
     from mggcn.errors import ConfigError
     from mggcn.graph.store import open_store
     from mggcn.jobs.auto import settled
     from mggcn.jobs.kept_ways import product_lines, told
-    from mggcn.jobs.tune_products import tune_products
+    from mggcn.jobs.local import signalled_stop
+    from mggcn.jobs.tune_products import MOST_EPOCHS, tune_products
 
     if arguments.out is not None:
         raise ConfigError("mggcn tune --store keeps its table beside the store; leave --out out")
@@ -120,11 +125,24 @@ def _products(arguments: argparse.Namespace) -> int:
     check_writable(table)
     if damage := damage_of(table, host):
         print(f"will be replaced, with all that it holds of this machine: {damage}", flush=True)
-    print("trying the ways of sparse products in epochs of the run", flush=True)
-    found = tune_products(config, graph, budget)
-    write_choices(table, host, found.kept())
+    if other := outdated(table):
+        print(f"{other}, and make room for what is found", flush=True)
+    print(
+        f"trying the ways of sparse products in up to {MOST_EPOCHS} epochs of the run, of which slower ways may cost about "
+        f"{budget:g}; Ctrl-C ends them and keeps what is known",
+        flush=True,
+    )
+    with signalled_stop() as stop:
+        found = tune_products(config, graph, budget, lambda text: print(text, flush=True), stop)
     print("\n".join([*product_lines(found), told(found)]))
-    print(f"written to {table}, which mggcn train reads on this machine with as many threads a rank")
+    if (kept := found.kept()) or damage:
+        write_choices(table, host, kept)
+    if kept:
+        print(f"written to {table}, which mggcn train reads on this machine with as many threads a rank")
+    else:
+        print(f"nothing to keep: {table} {'holds nothing of this machine now' if damage else 'stays as it is'}")
+    if stop.signal:
+        raise Interrupted(stop.signal)
     return 0
 
 

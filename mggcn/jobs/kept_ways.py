@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
 from mggcn.assemble import host_of
 from mggcn.backend.cpu_explore import Trial
 from mggcn.backend.cpu_findings import Findings
-from mggcn.backend.cpu_table import RUN_FILE, STORE_FILE, write_choices
+from mggcn.backend.cpu_table import RUN_FILE, STORE_FILE, outdated, write_choices
 from mggcn.config import Config
-from mggcn.errors import StoreError
+from mggcn.errors import RunError, StoreError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
+from mggcn.train.runlog import write_json
 
+SUMMARY_FILE = "tuning.json"
+"""In a run folder: what tuning cost so far and how many products it tried, for result.json."""
 log = logging.getLogger(__name__)
 
 
 def keep_ways(findings: Findings, config: Config, graph: Graph, folder: Path) -> str:
     """Add what was found to the tables of the graph's store and of the run folder, and say so in one line.
 
-    A store that cannot be written is worth a warning. Raises: StoreError if the run folder cannot be written.
+    A store that cannot be written is worth a warning. Raises: StoreError or RunError if the run folder cannot be written.
     """
+    if not findings.trials:
+        return told(findings)
+    write_json(folder / SUMMARY_FILE, findings.summary(summary_of(folder)))
     kept, host = findings.kept(), host_of(config)
     places: list[str] = []
     if kept:
@@ -37,11 +44,32 @@ def keep_ways(findings: Findings, config: Config, graph: Graph, folder: Path) ->
     return f"{told(findings)}; {'kept in ' + ' and '.join(places) if places else 'nothing was kept'}"
 
 
+def summary_of(folder: Path) -> dict[str, float]:
+    """Return what tuning has cost a run so far, over all its parts; empty if it has tried nothing."""
+    try:
+        summary: dict[str, float] = json.loads((folder / SUMMARY_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder / SUMMARY_FILE} cannot be read ({error}); remove it") from error
+    return summary
+
+
+def outdated_table(graph: Graph, folder: Path) -> str:
+    """Return which table, of the run folder or beside the graph's store, is another version's, in words; "" if none is."""
+    beside = store_folder(graph)
+    return outdated(folder / RUN_FILE) or ("" if beside is None else outdated(beside / STORE_FILE))
+
+
 def told(findings: Findings) -> str:
     """Return what exploring cost, and how many products take another way than the model's, in words."""
     found = findings.summary()
+    if not found["products"] and findings.untried:
+        return "tuning has tried nothing: the epochs were too few"
     if not found["products"]:
-        return "tuning has tried nothing: all sparse products were measured before, or the epochs were too few"
+        return (
+            "nothing was left to tune: all sparse products of these epochs were measured before, or have one way only"
+        )
     text = (
         f"{findings.cost}: {found['beaten']} of {found['products']} sparse products take another way than the model's"
     )

@@ -38,7 +38,7 @@ from mggcn.jobs.folder import (
     rewrite_config,
     write_plan,
 )
-from mggcn.jobs.kept_ways import keep_ways
+from mggcn.jobs.kept_ways import keep_ways, outdated_table, summary_of
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.partition.parts import Partition
 from mggcn.train.runlog import RunLog, write_json
@@ -65,15 +65,8 @@ def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | No
 
 
 def check_available(config: Config) -> None:
-    """Refuse what can be planned but not run here, in one line, before anything is written.
-
-    Raises: BackendError; ConfigError for ways of a CPU's products to be found on a GPU.
-    """
+    """Refuse what can be planned but not run here, in one line, before anything is written. Raises: BackendError."""
     if config.run.device == "cuda":
-        if config.run.tune:
-            raise ConfigError(
-                "run.tune tries the ways of a CPU's sparse products, got run.device cuda; leave --tune out"
-            )
         from mggcn.backend.cuda_presence import check_cuda
 
         check_cuda(config.run.precision)
@@ -101,10 +94,10 @@ def train_rank(
     started = time.perf_counter() if started is None else started
     choices = measured_products(folder, config)
     log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
-    tuned: list[Findings] = []
+    if config.run.device == "cpu" and comm.rank == 0 and (text := outdated_table(graph, folder)):
+        log.say(text)
 
     def told(findings: Findings) -> None:
-        tuned.append(findings)
         log.say(keep_ways(findings, config, graph, folder))
 
     tuning = Tuning(comm, Exploration(), told) if config.run.tune else None
@@ -118,7 +111,8 @@ def train_rank(
         raise Interrupted(stop.signal or signal.SIGTERM)
     if comm.rank == 0:
         result = result_of(config, graph, plan, rank, setup_seconds, peak)
-        write_json(folder / "result.json", result | ({"tuning": tuned[0].summary()} if tuned else {}))
+        tuned = summary_of(folder)
+        write_json(folder / "result.json", result | ({"tuning": tuned} if tuned else {}))
     return rank
 
 

@@ -28,8 +28,12 @@ class Tuning:
         self.exploration = exploration
         self.finished = False
 
+    def begin(self) -> None:
+        """Note that a training epoch begins."""
+        self.exploration.begin()
+
     def epoch(self, seconds: float) -> None:
-        """Note a training epoch. Collective: finishes with the epoch in which the last rank is done."""
+        """Note that a training epoch is done. Collective: finishes with the epoch in which the last rank is done."""
         if self.finished:
             return
         self.exploration.epoch(seconds)
@@ -58,6 +62,7 @@ class TunedEpochs:
 
     @contextmanager
     def epoch(self, number: int) -> Iterator[None]:
+        self._tuning.begin()
         began = time.perf_counter()
         with self._watch.epoch(number):
             yield

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from mggcn.backend.cpu_choice import SpmmChoice, SpmmKey
 from mggcn.backend.cpu_machine import Caches, Host
-from mggcn.backend.cpu_table import REMEDY, damage_of, read_choices, write_choices
+from mggcn.backend.cpu_table import (
+    FORMAT_VERSION,
+    REMEDY,
+    check_writable,
+    damage_of,
+    outdated,
+    read_choices,
+    write_choices,
+)
 from mggcn.errors import StoreError
 
 HERE = Host("a processor", "avx2", 2, Caches(2**19, 2**25))
@@ -48,11 +57,11 @@ def test_damaged_tables_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     write_choices(path, HERE, {KEY: PANELS})
     whole = json.loads(path.read_text())
-    wrong_version = whole | {"format_version": 1}
+    no_version = whole | {"format_version": "3"}
     no_host = whole | {"tables": [{"products": []}]}
     odd_key = json.loads(path.read_text().replace('"rows": 10', '"lines": 10'))
     odd_way = json.loads(path.read_text().replace('"panel"', '"pane"'))
-    for text in ("{", "[]", *map(json.dumps, (wrong_version, no_host, odd_key, odd_way))):
+    for text in ("{", "[]", *map(json.dumps, (no_version, no_host, odd_key, odd_way))):
         path.write_text(text)
         with pytest.raises(StoreError, match=r"tuned\.json.*measure again with mggcn tune --store, or remove the file"):
             read_choices(path, HERE)
@@ -90,3 +99,70 @@ def test_ways_that_compute_something_else_are_refused(tmp_path: Path, old: str, 
     with pytest.raises(StoreError, match=named) as refused:
         read_choices(path, HERE)
     assert REMEDY in str(refused.value)
+
+
+@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1])
+def test_a_table_of_another_version_is_as_good_as_none(tmp_path: Path, version: int) -> None:
+    """Fails if ways of other kernels are taken, stop a run, or stay beside new ones, or nobody can say so."""
+    path = tmp_path / "tuned.json"
+    assert outdated(path) == ""
+    write_choices(path, HERE, {KEY: PANELS})
+    assert outdated(path) == ""
+    path.write_text(json.dumps({"format_version": version, "tables": {"whatever": "that version has"}}))
+    assert read_choices(path, HERE) == {}
+    assert damage_of(path, HERE) == ""
+    assert f"tuned.json holds measured products of format {version}" in outdated(path)
+    write_choices(path, HERE, {OTHER: AHEAD})
+    assert (read_choices(path, HERE), outdated(path)) == ({OTHER: AHEAD}, "")
+    path.write_text("{")
+    assert outdated(path) == "", "damaged, which reading it says"
+
+
+def test_writers_at_the_same_time(tmp_path: Path) -> None:
+    """Fails if a writer dies of another, a reader sees half a table, or a temporary file stays."""
+    path = tmp_path / "tuned.json"
+    keys = [dataclasses.replace(KEY, width=width) for width in range(1, 41)]
+    errors: list[BaseException] = []
+    writing = threading.Event()
+
+    def write(host: Host) -> None:
+        try:
+            for key in keys:
+                write_choices(path, host, {key: PANELS})
+                check_writable(path)
+        except BaseException as error:
+            errors.append(error)
+
+    def read() -> None:
+        try:
+            while not writing.is_set():
+                assert read_choices(path, HERE).keys() <= set(keys)
+        except BaseException as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=write, args=(dataclasses.replace(HERE, threads=k),)) for k in (2, 2, 3)]
+    reader = threading.Thread(target=read)
+    for thread in (reader, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    writing.set()
+    reader.join()
+    assert errors == []
+    assert read_choices(path, HERE) or read_choices(path, dataclasses.replace(HERE, threads=3)), (
+        "the last one's are there"
+    )
+    assert [p.name for p in tmp_path.iterdir()] == ["tuned.json"]
+
+
+def test_a_table_that_cannot_take_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the last step of writing is a traceback, or leaves its temporary file behind."""
+    path = tmp_path / "tuned.json"
+
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(StoreError, match=r"cannot be written to .*tuned\.json: No space left"):
+        write_choices(path, HERE, {KEY: PANELS})
+    assert list(tmp_path.iterdir()) == []

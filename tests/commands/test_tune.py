@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -112,29 +113,57 @@ def test_a_damaged_table_is_measured_again(
     graph = make_graph(pattern("random", 60, 5), num_features=9, num_classes=4, sparse=False, weighted=False, seed=3)
     store = tmp_path / "store"
     write_store(graph, store)
-    (store / "tuned.json").write_text('{"format_version": 1, "tables": []}')
+    (store / "tuned.json").write_text('{"tables": []}')
     train = ["train", store, "--threads", 1, "--epochs", 1, "--out", tmp_path / "run", "--quiet"]
     tune = ["tune", "--store", store, "--threads", 1, "--set", "model.hidden=5"]
     assert "measure again with mggcn tune --store" in refused(capsys, *train)
     assert run_main(*tune) == 0
-    assert "tuned.json holds no measured products of format 2" in capsys.readouterr().out
+    assert "tuned.json holds no measured products; measure again" in capsys.readouterr().out
     assert run_main(*train) == 0
     again = [*train[:-2], tmp_path / "tuned", "--tune"]
     assert "leave --tune out" in refused(capsys, *again, "--device", "cuda")
+    assert "use one after the other" in refused(capsys, *again, "--timeline")
+    assert "leave --tune out" in refused(capsys, "plan", store, "--tune", "--device", "cuda")
     assert run_main(*again) == 0
-    assert "left open; nothing was kept" in capsys.readouterr().out
+    assert "tuning has tried nothing: the epochs were too few" in capsys.readouterr().out
+    assert "tuning" not in json.loads((tmp_path / "tuned" / "result.json").read_text())
 
     def never(*_: Any) -> None:
         raise AssertionError("timed before the store was found to be read-only")
 
     monkeypatch.setattr(tune_products, "tune_products", never)
-    # As root, no folder is read-only: here the temporary file has no place.
-    (store / ".tuned.json.tmp").mkdir()
-    assert "cannot be written to" in refused(capsys, *tune)
-    (store / ".tuned.json.tmp").rmdir()
+    # As root, no folder is read-only.
     (store / "tuned.json").unlink()
     (store / "tuned.json").mkdir()
     assert "cannot be written to" in refused(capsys, *tune)
+
+
+def test_a_signal_ends_tuning_and_real_seconds_reach_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if Ctrl-C is a traceback or looks like success, an empty table is written, or measured ways are not."""
+    graph = make_graph(pattern("directed", 300, 9), num_features=19, num_classes=4, sparse=True, weighted=True, seed=3)
+    store = tmp_path / "store"
+    write_store(graph, store)
+    tune = ["tune", "--store", store, "--threads", 1, "--width", "33", "--epochs", "1e9"]
+    with monkeypatch.context() as patch:
+        patch.setattr(tune_products, "TOLD_EVERY", 1)
+        patch.setattr(tune_products, "progress", lambda *_: signal.raise_signal(signal.SIGINT))
+        assert run_main(*tune) == 130
+    out, err = capsys.readouterr()
+    assert "in up to 60 epochs of the run" in out
+    assert f"nothing to keep: {store / 'tuned.json'} stays as it is" in out
+    assert err == "mggcn: interrupted by SIGINT\n"
+    assert not (store / "tuned.json").exists()
+    (store / "tuned.json").write_text('{"format_version": 1}')
+    monkeypatch.setattr(tune_products, "TOLD_EVERY", 5)
+    assert run_main(*tune) == 0
+    out = capsys.readouterr().out
+    assert "tuned.json holds measured products of format 1" in out
+    assert "epoch 5 of at most 60: 0 of" in out
+    [table] = json.loads((store / "tuned.json").read_text())["tables"]
+    assert len(table["products"]) >= 2
+    assert all(row["way"]["reason"].startswith("measured: ") for row in table["products"])
 
 
 def test_links_as_the_cost_model_reads_them() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 from pathlib import Path
@@ -11,66 +10,24 @@ from typing import Any
 import pytest
 
 from mggcn.assemble import host_of, make_rank, plan_graph, resolve
-from mggcn.backend import cpu, cpu_explore
+from mggcn.backend import cpu, cpu_explore, cpu_table
 from mggcn.backend.cpu_choice import SpmmChoice, SpmmKey
 from mggcn.backend.cpu_explore import Exploration, Trial
 from mggcn.backend.cpu_findings import Findings
 from mggcn.backend.cpu_machine import Caches
-from mggcn.backend.cpu_table import read_choices
+from mggcn.backend.cpu_table import STORE_FILE, read_choices
 from mggcn.comm.base import Communicator
-from mggcn.comm.failure import Interrupted
-from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
+from mggcn.comm.single import SingleCommunicator
 from mggcn.errors import ConfigError
-from mggcn.graph.csr import Graph
-from mggcn.graph.store import open_store
-from mggcn.graph.store_write import write_store
-from mggcn.jobs import train as training
-from mggcn.jobs.folder import known_plan
 from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune_products import tune_products
+from mggcn.trace.timeline import Unwatched
 from mggcn.train import regions
 from mggcn.train.trainer import Stop
-from mggcn.train.tuning import Tuning
+from mggcn.train.tuning import TunedEpochs, Tuning
 from tests.commands.runs import history, result, same_tensors
 from tests.graphs import make_graph, pattern
-
-EPOCHS = 28
-"""Enough for all ways, of which three at least are called three times."""
-
-
-@pytest.fixture
-def blocks_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks take half of what other ways take, whatever a clock would say, and all ways are tried."""
-    original = Exploration.took
-
-    def took(self: Exploration, trial: Trial, turn: int, seconds: float) -> None:
-        assert seconds > 0
-        original(self, trial, turn, 1e-9 if trial.ways[turn].way == "blocks" else 2e-9)
-
-    monkeypatch.setattr(Exploration, "took", took)
-    monkeypatch.setattr(cpu_explore, "HOPELESS", math.inf)
-
-
-def config_of(ranks: int, **run: Any) -> Config:
-    transport: Any = "threads" if ranks > 1 else "single"
-    return Config(
-        model=ModelConfig(hidden=(33,), dropout=0.3),
-        train=TrainConfig(epochs=EPOCHS, lr=0.01, seed=5077),
-        run=RunConfig(ranks=ranks, threads=1, transport=transport, products="gemm-first", **run),
-    )
-
-
-def store_of(folder: Path) -> Graph:
-    adj = pattern("directed", 300, 9)
-    graph = make_graph(adj, num_features=19, num_classes=4, sparse=False, weighted=True, seed=3)
-    write_store(graph, folder / "store")
-    return open_store(folder / "store")
-
-
-def trained(graph: Graph, config: Config, out: Path) -> Path:
-    folder, config = training.prepare_run(config, graph, out.parent / "store", out)
-    training.run_training(folder, config, graph, quiet=False)
-    return folder
+from tests.train.tuned_runs import config_of, store_of, trained
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -82,7 +39,7 @@ def test_tuning_changes_no_bit_and_is_kept(ranks: int, tmp_path: Path, capsys: p
     assert "tuning" not in result(plain)
     assert not (tmp_path / "store" / "tuned.json").exists()
     capsys.readouterr()
-    tuning = config_of(ranks, tune=True, timeline=ranks > 1)
+    tuning = config_of(ranks, tune=True)
     first = trained(graph, tuning, tmp_path / "first")
     said = capsys.readouterr().out
     assert said.count("tuning cost") == 1
@@ -96,42 +53,22 @@ def test_tuning_changes_no_bit_and_is_kept(ranks: int, tmp_path: Path, capsys: p
     assert all(way.reason.startswith("measured: 2.00 times as fast as rows") for way in kept.values())
     assert read_choices(first / "products.json", host_of(config)) == kept
     second = trained(graph, tuning, tmp_path / "second")
-    assert result(second)["tuning"]["products"] == 0
-    assert "tuning has tried nothing" in capsys.readouterr().out
+    assert "tuning" not in result(second)
+    assert "nothing was left to tune: all sparse products of these epochs were measured" in capsys.readouterr().out
     for folder in (first, second):
         assert history(folder) == history(plain)
         assert same_tensors(folder, plain)
 
 
 @pytest.mark.usefixtures("blocks_win")
-def test_an_interrupted_run_keeps_what_it_knows_and_goes_on(tmp_path: Path) -> None:
-    """Fails if a run that is stopped while it explores loses what is clear, or its continuation differs in a bit."""
-    graph, config = store_of(tmp_path), config_of(1, tune=True)
-    plain = trained(graph, config_of(1), tmp_path / "plain")
-    folder, config = training.prepare_run(config, graph, tmp_path / "store", tmp_path / "run")
-    stop = Stop()
-
-    def body(comm: Communicator) -> None:
-        def after(row: dict[str, Any]) -> None:
-            stop.signal = 15 * (row["epoch"] == 14)
-
-        known = known_plan(folder, config, graph)
-        training.train_rank(comm, config, graph, *known, folder, quiet=True, stop=stop, on_epoch=after)
-
-    with pytest.raises(Interrupted):
-        on_local_ranks(config, body)
-    assert 0 < len(read_choices(tmp_path / "store" / "tuned.json", host_of(config)))
-    training.run_training(folder, config, graph, quiet=True)
-    assert history(folder) == history(plain)
-    assert same_tensors(folder, plain)
-
-
-@pytest.mark.usefixtures("blocks_win")
-def test_a_store_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fails if a run is lost because others' store is read-only, the warning comes twice, or the run forgets its ways."""
     graph = store_of(tmp_path)
     # As root, no folder is read-only: here the temporary file has no place.
-    (tmp_path / "store" / ".tuned.json.tmp").mkdir()
+    place = cpu_table._temporary
+    monkeypatch.setattr(cpu_table, "_temporary", lambda path: path / "no" if path.name == STORE_FILE else place(path))
     with caplog.at_level(logging.WARNING):
         folder = trained(graph, config_of(1, tune=True), tmp_path / "run")
     warnings = [record for record in caplog.records if record.name.startswith("mggcn")]
@@ -139,6 +76,25 @@ def test_a_store_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pyt
     assert "tuned.json: " in warnings[0].getMessage()
     assert "copy the store to a folder of your own" in warnings[0].getMessage()
     assert len(read_choices(folder / "products.json", host_of(config_of(1)))) >= 2
+
+
+def test_products_of_training_are_told_from_those_of_evaluations() -> None:
+    """Fails if the epoch loop does not say when training is on: evaluations would begin its trials."""
+    tuning = Tuning(SingleCommunicator(), Exploration(), lambda _: None)
+    watch = TunedEpochs(Unwatched(), tuning)
+    begun: dict[str, list[bool]] = {"training": [], "evaluation": []}
+
+    def call(at: str) -> None:
+        key = SpmmKey(1, 1, 1, 1, 4, True, at)
+        trial = tuning.exploration.trial(at, lambda: Trial(key, (SpmmChoice(), SpmmChoice(ahead=8))))
+        begun[at].append(trial is not None)
+
+    for epoch in range(2):
+        with watch.epoch(epoch):
+            call("training")
+        call("training")
+        call("evaluation")
+    assert begun == {"training": [False, False, True, True], "evaluation": [True, True]}
 
 
 def test_one_slow_rank_is_waited_for() -> None:
@@ -208,7 +164,7 @@ def test_epochs_without_a_run_folder(strategy: str, tmp_path: Path) -> None:
     graph = store_of(tmp_path)
     run: Any = {"strategy": strategy, "delay": "none" if strategy == "delayed" else "0"}
     config = resolve(config_of(2, **run), graph)
-    found = tune_products(config, graph, 2.0)
+    found = tune_products(config, graph, 2.0, lambda _: None, Stop())
     assert all(trial.complete and trial.kept for _, trial in found.trials)
     # In both directions two tiles, pruned in training, so that evaluation has two more; or two parts of a vertex cut.
     each = 4 if strategy == "delayed" else 6
@@ -219,11 +175,6 @@ def test_epochs_without_a_run_folder(strategy: str, tmp_path: Path) -> None:
 
 
 def test_a_gpu_has_no_ways_to_try(tmp_path: Path) -> None:
-    """Fails if --tune with --device cuda is silently left out, or found out after a folder was made."""
-    graph = store_of(tmp_path)
-    config = dataclasses.replace(Config(), run=RunConfig(device="cuda", tune=True))
-    with pytest.raises(ConfigError, match=r"a CPU's sparse products, got run\.device cuda; leave --tune out"):
-        training.prepare_run(config, graph, tmp_path / "store", tmp_path / "run")
+    """Fails if the command trains on a GPU, whose products it does not time."""
     with pytest.raises(ConfigError, match=r"set run\.device = cpu"):
-        tune_products(config, graph, 2.0)
-    assert not (tmp_path / "run").exists()
+        tune_products(config_of(1, device="cuda"), store_of(tmp_path), 2.0, lambda _: None, Stop())
