@@ -149,9 +149,9 @@ class Trial:
 
     @property
     def kept(self) -> SpmmChoice | None:
-        """What a table gets, None if too little is known to decide for good."""
+        """What a table gets, None if too little is known to decide for good, though the run may go the `winner`'s way."""
         if self.beaten:
-            return self.winner
+            return self.winner if len(self.seconds[0]) >= SAMPLES else None
         if not (self.complete and self.seconds[0]):
             return None
         return dataclasses.replace(self.ways[0], reason=f"measured: no other way was {KEPT_GAIN:g} times as fast")

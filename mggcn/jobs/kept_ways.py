@@ -93,7 +93,7 @@ def product_lines(findings: Findings) -> list[str]:
             _ms(trial, 0),
             trial.winner.text if trial.beaten else "the same",
             _ms(trial, trial.fastest),
-            f"{trial.gain:.2f}" + (", kept" if trial.beaten else "" if trial.kept else ", left open"),
+            f"{trial.gain:.2f}" + (", left open" if trial.kept is None else ", kept" if trial.beaten else ""),
         )
         for rank, trial in findings.trials
     ]

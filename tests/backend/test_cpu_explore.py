@@ -100,13 +100,13 @@ def test_one_disturbed_call_of_the_model_s_way_does_not_decide() -> None:
 
 
 def test_what_is_known_when_it_stops_is_taken_if_it_is_clear() -> None:
-    """Fails if one call of each decides by a few percent, or a way that is far ahead is not taken."""
+    """Fails if one call of each decides by a few percent, or for good, or a way that is far ahead is not taken."""
     for seconds, taken in ((1 / (OUT - 0.1), False), (1 / (OUT + 0.1), True)):
         trial = Trial(KEY, WAYS[:3])
         called(trial, lambda turn, seconds=seconds: (1.0, seconds)[turn], calls=3)  # type: ignore[misc]
         trial.stopped = True
         assert trial.turn("alike") is None
-        assert (trial.beaten, trial.kept is not None) == (taken, taken)
+        assert (trial.beaten, trial.winner.way == WAYS[1].way, trial.kept) == (taken, taken, None)
 
 
 def test_an_exploration_keeps_to_its_budget() -> None:
