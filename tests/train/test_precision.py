@@ -123,13 +123,13 @@ def test_device_memory_is_as_planned(
     precision: str, ranks: int, features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if a rank takes memory of a GPU that its plan does not know, or plans much that it never takes."""
-    taken: dict[int, int] = {}
+    taken: dict[CudaBackend, int] = {}
     for name in ("allocate", "upload"):
         original = getattr(CudaBackend, name)
 
         def count(self: CudaBackend, what: Any, _original: Any = original) -> torch.Tensor:
             tensor: torch.Tensor = _original(self, what)
-            taken[id(self)] = taken.get(id(self), 0) + tensor.nbytes
+            taken[self] = taken.get(self, 0) + tensor.nbytes
             return tensor
 
         monkeypatch.setattr(CudaBackend, name, count)
@@ -142,7 +142,7 @@ def test_device_memory_is_as_planned(
     def share(rank: Rank) -> float:
         plan = rank.plan
         # The best weights and Adam's two states are torch's own; 16 KiB: losses by chunk and epoch, counts, clock.
-        found = taken[id(rank.trainer.runtime.backend)] + 3 * plan.gradient_bytes - 2**14
+        found = taken[rank.trainer.runtime.backend] + 3 * plan.gradient_bytes - 2**14
         return found / (sum(plan.regions.values()) - plan.regions["runtime"])
 
     for found in on_ranks(config, graph, share, device_of=EMULATED.device_of):

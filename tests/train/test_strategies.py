@@ -187,13 +187,14 @@ def test_scores_are_those_of_broadcast() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_gpu_holds_and_computes_what_is_planned(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if lists or slots of a GPU are not in its plan, or rows that travel in bf16 lose more than bf16 does."""
-    taken: dict[int, int] = {}
+    # By the backends themselves: the number of one that has gone may be another's.
+    taken: dict[CudaBackend, int] = {}
     for method in ("allocate", "upload"):
         original = getattr(CudaBackend, method)
 
         def count(self: CudaBackend, what: Any, _original: Any = original) -> torch.Tensor:
             tensor: torch.Tensor = _original(self, what)
-            taken[id(self)] = taken.get(id(self), 0) + tensor.nbytes
+            taken[self] = taken.get(self, 0) + tensor.nbytes
             return tensor
 
         monkeypatch.setattr(CudaBackend, method, count)
@@ -204,7 +205,7 @@ def test_a_gpu_holds_and_computes_what_is_planned(name: str, precision: str, mon
     def body(rank: Rank) -> tuple[float, float, np.ndarray]:
         plan = rank.plan
         # As in test_precision.py: the best weights and Adam's states are torch's own; 16 KiB are of fixed size.
-        held = taken[id(rank.trainer.runtime.backend)] + 3 * plan.gradient_bytes - 2**14
+        held = taken[rank.trainer.runtime.backend] + 3 * plan.gradient_bytes - 2**14
         loss = rank.trainer.gradients(1)
         planned = sum(plan.regions.values()) - plan.regions["runtime"]
         return held / planned, loss, rank.trainer.runtime.weights.grad.float().cpu().numpy().copy()
@@ -214,7 +215,9 @@ def test_a_gpu_holds_and_computes_what_is_planned(name: str, precision: str, mon
         config = config_of(strategy, 3, hidden=(40,))
         run = dataclasses.replace(config.run, device="cuda", precision=precision)  # type: ignore[arg-type]
         found[strategy] = on_ranks(dataclasses.replace(config, run=run), graph, body, device_of=EMULATED.device_of)
-    assert all(0.93 < share <= 1.0 for share, _, _ in found[name])
+    shares = [share for share, _, _ in found[name]]
+    assert min(shares) > 0.93, shares
+    assert max(shares) <= 1.0, shares
     (_, loss, grad), (_, base_loss, base) = found[name][0], found["broadcast"][0]
     tolerance = 1e-2 if precision == "bf16" else 1e-5
     assert loss == pytest.approx(base_loss, rel=tolerance)
