@@ -61,13 +61,18 @@ def test_tune_writes_what_plans_read(
     assert "not measured" not in out
 
 
+def store_of_many_ways(folder: Path) -> Path:
+    """A store whose sparse products go in several ways."""
+    graph = make_graph(pattern("directed", 300, 9), num_features=19, num_classes=4, sparse=True, weighted=True, seed=3)
+    write_store(graph, folder / "store")
+    return folder / "store"
+
+
 def test_tuned_products_change_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fails if training does not take what was measured, does not record it, or gets other numbers from it."""
-    graph = make_graph(pattern("directed", 300, 9), num_features=19, num_classes=4, sparse=True, weighted=True, seed=3)
-    store = tmp_path / "store"
-    write_store(graph, store)
+    store = store_of_many_ways(tmp_path)
     run = ["--threads", 1, "--set", "model.hidden=33", "--set", "run.products=gemm-first"]
 
     def train(name: str) -> list[float]:
@@ -142,9 +147,7 @@ def test_a_signal_ends_tuning_and_real_seconds_reach_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fails if Ctrl-C is a traceback or looks like success, an empty table is written, or measured ways are not."""
-    graph = make_graph(pattern("directed", 300, 9), num_features=19, num_classes=4, sparse=True, weighted=True, seed=3)
-    store = tmp_path / "store"
-    write_store(graph, store)
+    store = store_of_many_ways(tmp_path)
     tune = ["tune", "--store", store, "--threads", 1, "--width", "33", "--epochs", "1e9"]
     with monkeypatch.context() as patch:
         patch.setattr(tune_products, "TOLD_EVERY", 1)

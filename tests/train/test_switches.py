@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from mggcn.config import Config
 from tests.train.test_exact import TOLERANCE, config_of, relative_error
 from tests.train.test_prune import graph_of, trained
 
+Prune = Literal["auto", "off"]
+Precision = Literal["fp32", "bf16"]
 WAYS: tuple[Way, ...] = ("rows", "panels", "blocks")
 DENSE: tuple[GemmWay, ...] = ("own", "torch")
 HIDDEN = (40, 33)
@@ -36,8 +39,8 @@ def switch(monkeypatch: pytest.MonkeyPatch, way: Way, dense: GemmWay) -> set[Way
     return taken
 
 
-def switched(config: Config, prune: str, threads: int = 1) -> Config:
-    run = dataclasses.replace(config.run, prune=prune, threads=threads)  # type: ignore[arg-type]
+def switched(config: Config, prune: Prune, threads: int = 1) -> Config:
+    run = dataclasses.replace(config.run, prune=prune, threads=threads)
     return dataclasses.replace(config, run=run)
 
 
@@ -56,16 +59,18 @@ def test_gradients_under_every_switch(way: Way, dense: GemmWay, monkeypatch: pyt
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("dense", ["own", "other"])
 @pytest.mark.parametrize("way", WAYS)
-def test_bits_repeat_under_every_switch(way: Way, dense: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_repeat_under_every_switch(
+    way: Way, dense: str, precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fails if a second run, another number of threads or pruning changes a bit, or ranks change more than rounding."""
     others: dict[str, GemmWay] = {"fp32": "torch", "bf16": "converted"}
     switch(monkeypatch, way, "own" if dense == "own" else others[precision])
     graph = graph_of()
 
-    def run(ranks: int, prune: str, threads: int = 1) -> Config:
+    def run(ranks: int, prune: Prune, threads: int = 1) -> Config:
         config = config_of(ranks, "locality", hidden=HIDDEN, dropout=0.4)
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=4, lr=0.005))
-        config = dataclasses.replace(config, run=dataclasses.replace(config.run, precision=precision))  # type: ignore[arg-type]
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, precision=precision))
         return switched(config, prune, threads)
 
     losses, tensors, pruned = trained(run(1, "auto"), graph)

@@ -39,7 +39,10 @@ def watched(graph: Graph, config: Config, out: Path, after: Callable[[int, Stop]
 
     def body(comm: Communicator) -> None:
         known = known_plan(folder, config, graph)
-        on_epoch = lambda row: after(row["epoch"], stop)  # noqa: E731
+
+        def on_epoch(row: dict[str, Any]) -> None:
+            after(row["epoch"], stop)
+
         training.train_rank(comm, config, graph, *known, folder, quiet=True, stop=stop, on_epoch=on_epoch)
 
     on_local_ranks(config, body)
@@ -58,7 +61,8 @@ def stopped(graph: Graph, config: Config, out: Path, epoch: int) -> tuple[Path, 
 
 
 def summary_of(folder: Path) -> dict[str, float]:
-    return json.loads((folder / "tuning.json").read_text())  # type: ignore[no-any-return]
+    summary: dict[str, float] = json.loads((folder / "tuning.json").read_text())
+    return summary
 
 
 @pytest.mark.usefixtures("blocks_win")
