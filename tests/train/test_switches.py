@@ -18,6 +18,7 @@ from tests.train.test_prune import graph_of, trained
 
 Prune = Literal["auto", "off"]
 Precision = Literal["fp32", "bf16"]
+PRUNE: tuple[Prune, ...] = ("auto", "off")
 WAYS: tuple[Way, ...] = ("rows", "panels", "blocks")
 DENSE: tuple[GemmWay, ...] = ("own", "torch")
 HIDDEN = (40, 33)
@@ -50,7 +51,7 @@ def test_gradients_under_every_switch(way: Way, dense: GemmWay, monkeypatch: pyt
     """Fails if a way of a product, who multiplies, pruning and the order of the vertices do not go together."""
     taken = switch(monkeypatch, way, dense)
     graph = graph_of()
-    for prune, order, ranks in itertools.product(("auto", "off"), ("locality", "none"), (1, 3)):
+    for prune, order, ranks in itertools.product(PRUNE, ("locality", "none"), (1, 3)):
         config = switched(config_of(ranks, order, hidden=HIDDEN, dropout=0.4), prune)
         assert relative_error(config, graph) < TOLERANCE
     assert way in taken
