@@ -11,7 +11,7 @@
 //         row ascend, the last one apart; O is R
 // Rows of more than `hub` entries are cut into parts, which all threads share and which are added in order. chunks are
 // row ranges of about equal work, handed out dynamically: no sum depends on who computes it. Twin: cuda/spmm.cu.
-#include "spmm_product.h"
+#include "spmm_rows.h"
 
 namespace {
 
@@ -24,13 +24,13 @@ void sum_part(const Product<S, O>& a, int64_t part) {
 
 template <bool Weighted, bool Ahead, class S, class O>
 void run_chunk(const Product<S, O>& a, const Pass<S>& p, int64_t chunk) {
-  for (int64_t v = a.chunks[chunk]; v < a.chunks[chunk + 1]; ++v) {
-    if (skip_row(a, p, v)) continue;
-    const bool hub = a.indptr[v + 1] - a.indptr[v] > a.hub;
-    if constexpr (std::is_same_v<O, Real<S>>)
-      add_block<Weighted, Ahead>(a, p, v, hub);
-    else
-      store_row<Weighted, Ahead>(a, p, v, hub);
+  switch (p.tile) {
+#define MGGCN_TILE(N)                                                                                      \
+  case N:                                                                                                  \
+    if constexpr (N <= kTile<S>) run_rows<N, Weighted, Ahead>(a, p, a.chunks[chunk], a.chunks[chunk + 1]); \
+    break;
+    MGGCN_TILES(MGGCN_TILE)
+#undef MGGCN_TILE
   }
 }
 
@@ -58,17 +58,15 @@ void spmm(const Product<S, O>& a) {
   {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t part = 0; part < a.num_parts; ++part) MGGCN_RUN(sum_part, a, a.parts[part].end <= furthest, part);
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int64_t hub = 0; hub < a.num_hubs; ++hub) store_hub(a, a.hubs[hub]);
     for (int64_t first = 0; first < a.cols; first += a.panel) {
-      const int64_t cols = a.cols - first < a.panel ? a.cols - first : a.panel, whole = up(cols, width);
-      Pass<S> pass = {a.dense + first, a.ld_dense, first, cols, 0, first + whole <= a.ld_dense, tail};
+      Pass<S> pass = pass_of(a, first, a.cols - first < a.panel ? a.cols - first : a.panel, tail);
       if (a.packed) {
-        const int64_t copied = pass.padded ? whole : cols;
+        const int64_t whole = up(pass.cols, width), copied = first + whole <= a.ld_dense ? whole : pass.cols;
 #pragma omp for schedule(static)
         for (int64_t u = 0; u < a.inner; ++u)
-          memcpy(a.packed + u * a.panel, pass.dense + u * a.ld_dense, copied * sizeof(S));
-        pass.dense = a.packed;
-        pass.ld = a.panel;
-        pass.padded = true;
+          memcpy(a.packed + u * a.panel, a.dense + u * a.ld_dense + first, copied * sizeof(S));
       }
       for (; pass.block < a.blocks; ++pass.block) {
 #pragma omp for schedule(dynamic, 1)

@@ -111,31 +111,27 @@ MGGCN_INLINE void row_tile(const Entries<S>& entries, const S* dense, int64_t ld
   for (int k = 0; k < Tile; ++k) result.end(group[k], at + k * G::width);
 }
 
-// `groups` groups of columns. Tiles are nearly equal: 16 groups run as 8 + 8.
-template <bool Weighted, bool Ahead, class S, class O>
-MGGCN_INLINE void row_groups(const Entries<S>& entries, const S* dense, int64_t ld, const Result<S, O>& result,
-                             int64_t groups) {
-  constexpr int most = kMaxTile / Group<S>::registers;
+// The most groups whose sums the registers hold beside what adds to them; fewer of float64, which is for checks. Tiles
+// are nearly equal: 16 groups run as 8 + 8.
+template <class S>
+constexpr int kTile = sizeof(S) == 8 ? 4 : kMaxTile / Group<S>::registers;
+
+// f(N) for each number of groups that a tile can have.
+#define MGGCN_TILES(f) f(1) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11) f(12)
+
+// Sums of `groups` groups of columns.
+template <bool Weighted, bool Ahead, class S>
+__attribute__((noinline)) void row_groups(const Entries<S>& entries, const S* dense, int64_t ld,
+                                          const Result<S, Real<S>>& result, int64_t groups) {
   int64_t at = 0;
-  for (int64_t pass = (groups + most - 1) / most; pass > 0; --pass) {
-    const int64_t tile = pass == 1 ? groups : (groups + pass - 1) / pass;
+  for (int64_t left = (groups + kTile<S> - 1) / kTile<S>; left > 0; --left) {
+    const int64_t tile = (groups + left - 1) / left;
     switch (tile) {
-#define MGGCN_TILE(N)                                                                         \
-  case N:                                                                                     \
-    if constexpr (N <= most) row_tile<N, Weighted, Ahead, S>(entries, dense, ld, result, at); \
+#define MGGCN_TILE(N)                                                                             \
+  case N:                                                                                         \
+    if constexpr (N <= kTile<S>) row_tile<N, Weighted, Ahead, S>(entries, dense, ld, result, at); \
     break;
-      MGGCN_TILE(1)
-      MGGCN_TILE(2)
-      MGGCN_TILE(3)
-      MGGCN_TILE(4)
-      MGGCN_TILE(5)
-      MGGCN_TILE(6)
-      MGGCN_TILE(7)
-      MGGCN_TILE(8)
-      MGGCN_TILE(9)
-      MGGCN_TILE(10)
-      MGGCN_TILE(11)
-      MGGCN_TILE(12)
+      MGGCN_TILES(MGGCN_TILE)
 #undef MGGCN_TILE
     }
     at += tile * Group<S>::width;
