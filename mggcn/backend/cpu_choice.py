@@ -21,25 +21,25 @@ BLOCKS = (2, 4, 8, 16)
 """Ranges of the operand's rows that are timed."""
 SHARE = 1 / 3
 """Part of the shared cache that an operand gets beside indices, results and other programs."""
-GAIN = 1.2
+GAIN = 1.1
 """Another way than whole rows must promise to be faster by this factor."""
-NARROW_AHEAD, WIDE_AHEAD = 32, 16
-"""Entries ahead whose rows are fetched early, for rows of at most two cache lines and of more."""
+LINE_AHEAD, NARROW_AHEAD, WIDE_AHEAD = 64, 32, 16
+"""Entries ahead whose rows are fetched early, for rows of one cache line, of two and of more."""
 WHOLE_LINES = 4
 """Cache lines of a row that are summed in registers at a time; each time the indices are read again."""
 
 # Nanoseconds of two threads, fitted on an AMD Zen 3 (bench/spmm.py); only their ratios count.
 VISIT_NS = 0.3
 """An entry: its index, the address, the loop."""
-CACHED_NS = 0.7
+CACHED_NS = 1.0
 """A line from the shared cache."""
-MISSED_NS = 2.4
+MISSED_NS = 2.7
 """What a line from memory costs more; half as much after the first of a long row, which the hardware fetches ahead."""
 LONG_LINES = 16
-PACKED_NS = 0.9
-"""A line that is read in order and written to the packed panel."""
-ROW_NS = 30.0
-"""The begin and end of a row: mispredicted branches, the first loads."""
+PACKED_NS = 8.0
+"""A line that is read from a row of the operand and written to the packed panel."""
+ROW_NS = 9.5
+"""The begin and end of a row: mispredicted branches, the first loads, the store."""
 
 SEGMENT = 4096
 """Fewest entries of a part of a hub row."""
@@ -163,7 +163,7 @@ def choose_spmm(matrix: MatrixTraits, width: int, item: int, caches: Caches, *, 
         promised = _panels(matrix, row_bytes, size, caches)
         if size < row_bytes and packed <= caches.shared_bytes and promised < cost:
             reason = f"panels of {size} bytes, {packed} in all, promise a factor of {whole / promised:.2f}"
-            best, cost = SpmmChoice("panels", size // item, 1, NARROW_AHEAD, reason), promised
+            best, cost = SpmmChoice("panels", size // item, 1, _distance(size), reason), promised
     blocks = -(-operand // int(SHARE * caches.shared_bytes))
     promised = _blocks(matrix, row_bytes, blocks)
     if summed and matrix.ascending and promised < cost:
@@ -181,7 +181,7 @@ def candidates(
     for size in PANELS:
         if size < row_bytes and matrix.columns * size <= caches.shared_bytes:
             found[f"panels {size} B"] = SpmmChoice("panels", size // item)
-            found[f"panels {size} B ahead"] = SpmmChoice("panels", size // item, 1, NARROW_AHEAD)
+            found[f"panels {size} B ahead"] = SpmmChoice("panels", size // item, 1, _distance(size))
     if summed and matrix.ascending:
         found |= {f"{count} blocks": SpmmChoice("blocks", 0, count) for count in BLOCKS if count <= matrix.columns}
     return found
@@ -201,7 +201,7 @@ def expected_ns(matrix: MatrixTraits, width: int, item: int, caches: Caches, way
 
 
 def _distance(line_bytes: int) -> int:
-    return NARROW_AHEAD if line_bytes <= 2 * LINE else WIDE_AHEAD
+    return {1: LINE_AHEAD, 2: NARROW_AHEAD}.get(_lines(line_bytes), WIDE_AHEAD)
 
 
 def _lines(nbytes: int) -> int:
