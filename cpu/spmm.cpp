@@ -24,14 +24,8 @@ void sum_part(const Product<S, O>& a, int64_t part) {
 
 template <bool Weighted, bool Ahead, class S, class O>
 void run_chunk(const Product<S, O>& a, const Pass<S>& p, int64_t chunk) {
-  switch (p.tile) {
-#define MGGCN_TILE(N)                                                                                      \
-  case N:                                                                                                  \
-    if constexpr (N <= kTile<S>) run_rows<N, Weighted, Ahead>(a, p, a.chunks[chunk], a.chunks[chunk + 1]); \
-    break;
-    MGGCN_TILES(MGGCN_TILE)
-#undef MGGCN_TILE
-  }
+  with_tile<S>(p.tiles.size,
+               [&](auto n) { run_rows<n(), Weighted, Ahead>(a, p, a.chunks[chunk], a.chunks[chunk + 1]); });
 }
 
 // A chunk of rows, or a part of a hub: f<Weighted, Ahead>; `far`: the entries `ahead` of its last one exist.
@@ -61,12 +55,11 @@ void spmm(const Product<S, O>& a) {
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t hub = 0; hub < a.num_hubs; ++hub) store_hub(a, a.hubs[hub]);
     for (int64_t first = 0; first < a.cols; first += a.panel) {
-      Pass<S> pass = pass_of(a, first, a.cols - first < a.panel ? a.cols - first : a.panel, tail);
+      Pass<S> pass = pass_of(a, first, tail);
       if (a.packed) {
-        const int64_t whole = up(pass.cols, width), copied = first + whole <= a.ld_dense ? whole : pass.cols;
 #pragma omp for schedule(static)
         for (int64_t u = 0; u < a.inner; ++u)
-          memcpy(a.packed + u * a.panel, a.dense + u * a.ld_dense + first, copied * sizeof(S));
+          memcpy(a.packed + u * a.panel, a.dense + u * a.ld_dense + first, pass.cols * sizeof(S));
       }
       for (; pass.block < a.blocks; ++pass.block) {
 #pragma omp for schedule(dynamic, 1)

@@ -1,9 +1,8 @@
-// A product as the kernels read it, its hubs, and the columns of a row that get to their place by way of memory: all
-// of a hub's and of bf16 with dropout, and those behind the last whole group of rows without padding.
+// A product as the kernels read it, its cut into passes over columns and blocks, and its hubs.
 #pragma once
 #include "epilogue.h"
 #include "pieces.h"
-#include "spmm_row.h"
+#include "spmm_sums.h"
 
 namespace {
 
@@ -22,7 +21,7 @@ struct Product {  // `ProductArgs` of mggcn/backend/cpu_spmm.py
   int64_t num_chunks, num_parts, num_hubs;
   const int64_t* chunks;  // [num_chunks + 1]
   const Part* parts;
-  const Hub* hubs;  // by row
+  const Hub* hubs;
   const int64_t* indptr;
   const int32_t* indices;
   const Real<S>* values;
@@ -36,47 +35,59 @@ struct Product {  // `ProductArgs` of mggcn/backend/cpu_spmm.py
   int32_t accumulate, threads;
 };
 
-// Columns [first, first + cols) of out from those of dense, and which block of its rows. The first `done` ones are
-// whole groups, `tile` of them at a time, `tiles` times, in the last `smaller` ones of these one less.
-template <class S>
-struct Pass {
-  const S* dense;
-  int64_t ld, first, cols, block, done, tile, tiles, smaller;
-  bool padded;          // rows of dense go on to the end of a group
-  const Real<S>* tail;  // the bias of a last group that goes on behind the last column
-};
-
-// Dropout draws for whole pieces of a row.
+// Whether the epilogue has dropout, which draws words for whole pieces of a row.
 template <class S, class O>
 inline bool drops(const Product<S, O>& a) {
   return a.epilogue && a.epilogue->dropout.threshold;
 }
 
 template <class S, class O>
-inline Pass<S> pass_of(const Product<S, O>& a, int64_t first, int64_t cols, const Real<S>* tail) {
+inline Entries<S> entries_of(const Product<S, O>& a, int64_t begin, int64_t end) {
+  return {a.indices, a.values, begin, end, a.ahead};
+}
+
+// Columns [first, first + cols) of the result, in one block of the operand's rows.
+template <class S>
+struct Pass {
+  const S* dense;
+  int64_t ld, first, cols;
+  const Real<S>* tail;  // the bias of a last group that goes on behind the last column
+  bool padded;          // rows of dense go on to the end of a group
+  int64_t block = 0;
+  int64_t grouped = 0;  // columns that run as whole groups; behind the last column they are padding
+  Tiles tiles = {};
+};
+
+template <class S, class O>
+inline Pass<S> pass_of(const Product<S, O>& a, int64_t first, const Real<S>* tail) {
   constexpr bool rounds = !std::is_same_v<O, Real<S>>;
   constexpr int width = Group<S>::width;
-  const int64_t whole = up(cols, width);
-  Pass<S> p = {a.dense + first, a.ld_dense, first, cols, 0, 0, 1, 0, 0, first + whole <= a.ld_dense, tail};
+  const int64_t cols = a.cols - first < a.panel ? a.cols - first : a.panel, whole = up(cols, width);
+  Pass<S> p = {a.dense + first, a.ld_dense, first, cols, tail, first + whole <= a.ld_dense};
   if (a.packed) {
     p.dense = a.packed;
     p.ld = a.panel;
     p.padded = true;
   }
-  if (rounds && drops(a)) return p;
+  if (rounds && drops(a)) return p;  // by way of memory
   // Rows padded to whole vectors run without a scalar tail: the padding of sums holds numbers that nobody reads.
-  p.done = p.padded && (rounds || first + whole <= a.ld_out) ? whole : cols / width * width;
-  if (!p.done) return p;
-  const int64_t groups = p.done / width;
-  p.tiles = (groups + kTile<S> - 1) / kTile<S>;
-  p.tile = (groups + p.tiles - 1) / p.tiles;
-  p.smaller = p.tile * p.tiles - groups;
+  p.grouped = p.padded && (rounds || first + whole <= a.ld_out) ? whole : cols / width * width;
+  p.tiles = tiles_of<S>(p.grouped / width);
   return p;
 }
 
+// Whether rows begin with this pass, end with it, and get their epilogue on the way from registers.
 template <class S, class O>
-inline Entries<S> entries_of(const Product<S, O>& a, int64_t begin, int64_t end) {
-  return {a.indices, a.values, begin, end, a.ahead};
+inline bool begins(const Product<S, O>& a, const Pass<S>& p) {
+  return p.block == 0 && !a.accumulate;
+}
+template <class S, class O>
+inline bool ends(const Product<S, O>& a, const Pass<S>& p) {
+  return p.block + 1 == a.blocks;
+}
+template <class S, class O>
+inline bool finishes(const Product<S, O>& a, const Pass<S>& p) {
+  return ends(a, p) && a.epilogue && !drops(a);
 }
 
 // The sums of a hub's parts, added to what is there or to zero, then as any row.
@@ -95,20 +106,6 @@ void store_hub(const Product<S, O>& a, const Hub& hub) {
       for (int64_t d = 0; d < cols; ++d) sums[d] += added[d];
     }
     if (a.epilogue) finish_row(sums, first, cols, hub.row, *a.epilogue);
-    narrow_row(sums, z, cols);
-  }
-}
-
-// Columns [at, cols) of row v of a result that is rounded.
-template <bool Weighted, bool Ahead, class S, class O>
-void store_pieces(const Product<S, O>& a, const Pass<S>& p, int64_t v, const Entries<S>& entries, int64_t at) {
-  Real<S> sums[kPiece];
-  for (; at < p.cols; at += kPiece) {
-    const int64_t cols = p.cols - at < kPiece ? p.cols - at : kPiece, first = p.first + at;
-    O* z = a.out + v * a.ld_out + first;
-    if (a.accumulate) widen_row(z, sums, cols);
-    add_row<Weighted, Ahead>(entries, p.dense + at, p.ld, sums, cols, p.padded || cols == kPiece, a.accumulate != 0);
-    if (a.epilogue) finish_row(sums, first, cols, v, *a.epilogue);
     narrow_row(sums, z, cols);
   }
 }

@@ -74,12 +74,6 @@ struct Result {
   }
 };
 
-// The sums themselves. S: of the operand.
-template <class S>
-inline Result<S, Real<S>> sums_in(Real<S>* z, int64_t cols, bool accumulate) {
-  return {z, cols, accumulate, nullptr, nullptr, 1, 1, false};
-}
-
 // `Tile` groups of columns from column `at` on.
 template <int Tile, bool Weighted, bool Ahead, class S, class O>
 MGGCN_INLINE void row_tile(const Entries<S>& entries, const S* dense, int64_t ld, const Result<S, O>& result,
@@ -111,72 +105,46 @@ MGGCN_INLINE void row_tile(const Entries<S>& entries, const S* dense, int64_t ld
   for (int k = 0; k < Tile; ++k) result.end(group[k], at + k * G::width);
 }
 
-// The most groups whose sums the registers hold beside what adds to them; fewer of float64, which is for checks. Tiles
-// are nearly equal: 16 groups run as 8 + 8.
+// The most groups whose sums the registers hold beside what adds to them.
 template <class S>
-constexpr int kTile = sizeof(S) == 8 ? 4 : kMaxTile / Group<S>::registers;
+constexpr int kTile = kMaxTile / Group<S>::registers;
+static_assert(kMaxTile <= 12, "with_tile knows no larger tile");
 
-// f(N) for each number of groups that a tile can have.
-#define MGGCN_TILES(f) f(1) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11) f(12)
+// How a number of groups is cut into tiles: nearly equal ones, so that 16 groups run as 8 + 8. The last `num_smaller`
+// ones have one group less.
+struct Tiles {
+  int64_t size = 1, num = 0, num_smaller = 0;
+};
 
-// Sums of `groups` groups of columns.
-template <bool Weighted, bool Ahead, class S>
-__attribute__((noinline)) void row_groups(const Entries<S>& entries, const S* dense, int64_t ld,
-                                          const Result<S, Real<S>>& result, int64_t groups) {
-  int64_t at = 0;
-  for (int64_t left = (groups + kTile<S> - 1) / kTile<S>; left > 0; --left) {
-    const int64_t tile = (groups + left - 1) / left;
-    switch (tile) {
-#define MGGCN_TILE(N)                                                                             \
-  case N:                                                                                         \
-    if constexpr (N <= kTile<S>) row_tile<N, Weighted, Ahead, S>(entries, dense, ld, result, at); \
+template <class S>
+inline Tiles tiles_of(int64_t groups) {
+  if (!groups) return {};
+  const int64_t num = (groups + kTile<S> - 1) / kTile<S>, size = (groups + num - 1) / num;
+  return {size, num, size * num - groups};
+}
+
+// f(N) with the size of a tile as a type.
+template <class S, class F>
+MGGCN_INLINE void with_tile(int64_t size, F f) {
+  switch (size) {
+#define MGGCN_TILE(N)                                                 \
+  case N:                                                             \
+    if constexpr (N <= kTile<S>) f(std::integral_constant<int, N>()); \
     break;
-      MGGCN_TILES(MGGCN_TILE)
+    MGGCN_TILE(1)
+    MGGCN_TILE(2)
+    MGGCN_TILE(3)
+    MGGCN_TILE(4)
+    MGGCN_TILE(5)
+    MGGCN_TILE(6)
+    MGGCN_TILE(7)
+    MGGCN_TILE(8)
+    MGGCN_TILE(9)
+    MGGCN_TILE(10)
+    MGGCN_TILE(11)
+    MGGCN_TILE(12)
 #undef MGGCN_TILE
-    }
-    at += tile * Group<S>::width;
-    groups -= tile;
   }
-}
-
-// `N` columns, fewer than a group has: a fixed number of sums stays in registers.
-template <int N, bool Weighted, class S>
-MGGCN_INLINE void few_columns(const Entries<S>& entries, const S* dense, int64_t ld, Real<S>* out, bool accumulate) {
-  Real<S> sum[N];
-#pragma GCC unroll 16
-  for (int d = 0; d < N; ++d) sum[d] = accumulate ? out[d] : 0;
-  for (int64_t e = entries.begin; e < entries.end; ++e) {
-    const S* x = dense + (int64_t)entries.indices[e] * ld;
-    const Real<S> w = Weighted ? entries.values[e] : (Real<S>)1;
-#pragma GCC unroll 16
-    for (int d = 0; d < N; ++d) sum[d] += Weighted ? w * widen(x[d]) : widen(x[d]);
-  }
-#pragma GCC unroll 16
-  for (int d = 0; d < N; ++d) out[d] = sum[d];
-}
-
-// The last columns of rows without padding, fewer than a group.
-template <bool Weighted, class S>
-inline void row_tail(const Entries<S>& entries, const S* dense, int64_t ld, Real<S>* out, int64_t cols,
-                     bool accumulate) {
-  for (; cols >= 4; cols -= 4) {
-    few_columns<4, Weighted, S>(entries, dense, ld, out, accumulate);
-    dense += 4;
-    out += 4;
-  }
-  if (cols == 3) few_columns<3, Weighted, S>(entries, dense, ld, out, accumulate);
-  if (cols == 2) few_columns<2, Weighted, S>(entries, dense, ld, out, accumulate);
-  if (cols == 1) few_columns<1, Weighted, S>(entries, dense, ld, out, accumulate);
-}
-
-// Sums of `cols` columns; where `padded`, operand and sums go on to the end of a group.
-template <bool Weighted, bool Ahead, class S>
-inline void add_row(const Entries<S>& entries, const S* dense, int64_t ld, Real<S>* out, int64_t cols, bool padded,
-                    bool accumulate) {
-  constexpr int width = Group<S>::width;
-  const int64_t groups = padded ? (cols + width - 1) / width : cols / width, done = groups * width;
-  row_groups<Weighted, Ahead, S>(entries, dense, ld, sums_in<S>(out, groups * width, accumulate), groups);
-  if (done < cols) row_tail<Weighted, S>(entries, dense + done, ld, out + done, cols - done, accumulate);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ from mggcn.backend.cpu_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey, W
 from mggcn.backend.cpu_machine import Host
 from mggcn.errors import StoreError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Raised when the file's form, a sparse kernel or the model of ways changes: what was measured before is left aside."""
 STORE_FILE = "tuned.json"
 """Beside the arrays of a store."""

@@ -20,6 +20,9 @@ from mggcn.backend.cpu_spmm import make_schedule
 from tests.backend.cases import numpy_reals
 from tests.backend.guard_pages import guarded, matrix, upload
 
+SHAPES = ((16, 16, 16), (41, 64, 64), (41, 44, 44), (41, 41, 41), (7, 7, 7), (41, 41, 64), (41, 64, 41), (41, 41, 48))
+"""Columns, and the leading dimensions of operand and result."""
+
 
 def main() -> None:
     case = matrix()
@@ -32,10 +35,10 @@ def main() -> None:
         adj = Sparse(upload(indptr), upload(indices), upload(numpy_reals(backend, case.data)), schedule)
         choices = [SpmmChoice(ahead=2), SpmmChoice(ahead=30), SpmmChoice("panels", line, 1, 30)]
         choices += [SpmmChoice("blocks", 0, 3)] if dtype != torch.bfloat16 else []
-        for (cols, ld), choice in itertools.product(((16, 16), (41, 64), (41, 44), (41, 41), (7, 7)), choices):
+        for (cols, ld, ld_out), choice in itertools.product(SHAPES, choices):
             number += 1
             h = guarded(torch.randn(160, ld, generator=torch.Generator().manual_seed(ld)).to(dtype))[:, :cols]
-            out = guarded(torch.ones(case.shape[0], ld, dtype=dtype))[:, :cols]
+            out = guarded(torch.ones(case.shape[0], ld_out, dtype=dtype))[:, :cols]
             bias = upload(numpy_reals(backend, np.arange(cols) / 8)) if number % 5 > 1 else None
             epilogue = None if bias is None else Epilogue(bias=bias)
             accumulate = number % 2 == 0

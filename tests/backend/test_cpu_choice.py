@@ -91,4 +91,14 @@ def test_rows_without_entries_cost_no_visit() -> None:
 def test_nothing_is_fetched_ahead_of_a_core_s_own_cache() -> None:
     """Fails if small operands pay for fetching, or narrow rows are fetched as late as wide ones."""
     assert ahead_of(64, 2**19, SERVER) == 0
-    assert ahead_of(64, 2**20, SERVER) > ahead_of(1024, 2**24, SERVER) > 0
+    distances = [ahead_of(nbytes, 2**24, SERVER) for nbytes in (32, 64, 128, 256, 1024)]
+    assert distances[0] == distances[1] > distances[2] > distances[3] == distances[4] > 0
+
+
+def test_panels_are_fetched_ahead_as_rows_of_their_size() -> None:
+    """Fails if a panel's rows are fetched as those of the whole operand."""
+    ways = candidates(DENSE, 512, 4, SERVER)
+    for size in PANELS:
+        assert ways[f"panels {size} B ahead"].ahead == ahead_of(size, 2**24, SERVER)
+    chosen = choose_spmm(DENSE, 512, 4, SERVER)
+    assert chosen.ahead == ahead_of(chosen.panel * 4, 2**24, SERVER)

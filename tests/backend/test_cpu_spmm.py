@@ -95,26 +95,37 @@ def hubbed(backend: KernelBackend, case: Case, weighted: bool, threads: int, isa
     return dataclasses.replace(adj, schedule=schedule), dense
 
 
+def in_long_chunks(adj: Sparse, count: int) -> Sparse:
+    """The same matrix in `count` ranges of many rows, as a large one has them; hubs lie within."""
+    chunks = torch.linspace(0, adj.num_rows, count + 1).long()
+    return dataclasses.replace(adj, schedule=dataclasses.replace(adj.schedule, chunks=chunks))
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_way_gives_the_same_bits(dtype: torch.dtype, case: Case) -> None:
     """Fails if panels, blocks, rows fetched ahead or threads change the order of a sum, lose an entry or an epilogue."""
     pairs = [(isa, CpuBackend(dtype, 1, isa), CpuBackend(dtype, 2, isa)) for isa in native.isas()]
+    results = (torch.bfloat16, torch.float32) if dtype == torch.bfloat16 else (dtype,)
     shapes = list(itertools.product((1, 16, 41, 130), (padded, tight, skewed), (False, True)))
-    # A third of them for each case, in turn, and two threads for a third of the ways: seconds instead of minutes.
-    for number, (cols, make, cut) in list(enumerate(shapes))[CASES.index(case) % 3 :: 3]:
-        number //= 3
-        isa, one, two = pairs[number // 2 % len(pairs)]
-        weighted, accumulate = number % 2 == 0, number % 3 == 0
-        parts = ((), PARTS, PARTS[:3])[number % 3]
-        adj, _ = hubbed(one, case, weighted, 1, isa) if cut else (sparse_of(one, case, weighted)[0], None)
+    # A third of them for each case, in turn, and two threads for a third of the ways: seconds instead of minutes. The
+    # other switches are drawn, so that over the cases all meet all.
+    rng = np.random.default_rng(5200 + CASES.index(case))
+    for cols, make, cut in shapes[CASES.index(case) % 3 :: 3]:
+        isa, one, two = pairs[rng.integers(len(pairs))]
+        weighted, accumulate = rng.random(2) < 0.5
+        parts = ((), PARTS, PARTS[:3])[rng.integers(3)]
+        result = results[rng.integers(len(results))]
+        adj = hubbed(one, case, weighted, 1, isa)[0] if cut else sparse_of(one, case, weighted)[0]
+        if rng.random() < 0.5:
+            adj = in_long_chunks(adj, rng.integers(1, 4))
         h = filled(make(one, case.adj.shape[1], cols)[0], random_dense(case.adj.shape[1], cols, 17))
         epilogue = epilogue_of(one, parts, adj.num_rows, cols) if parts else None
-        options = {"make": make, "accumulate": accumulate, "epilogue": epilogue}
+        options = {"make": make, "accumulate": accumulate, "epilogue": epilogue, "result": result}
         plain = product(one, adj, h, SpmmChoice(), **options)
-        for turn, choice in enumerate(ways(dtype, adj.schedule.traits.ascending, dtype != torch.bfloat16), number):
+        for turn, choice in enumerate(ways(dtype, adj.schedule.traits.ascending, result != torch.bfloat16)):
             backend = one if turn % 3 else two
-            assert torch.equal(product(backend, adj, h, choice, **options), plain), (cols, choice)
+            assert torch.equal(product(backend, adj, h, choice, **options), plain), (cols, choice, options)
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])
@@ -138,8 +149,10 @@ def test_hubs_match_float64(dtype: torch.dtype, case: Case) -> None:
     """Fails if a part of a hub row is lost or added twice, or its row is finished early."""
     backend = CpuBackend(dtype, 2)
     close = tolerance(backend)
-    for cols, accumulate in itertools.product((8, 41), (False, True)):
+    for cols, accumulate in itertools.product((8, 41, 130, 200), (False, True)):
         adj, dense = hubbed(backend, case, True, 2, native.isa())
+        if cols % 4:
+            adj = in_long_chunks(adj, 1)
         h = filled(padded(backend, dense.shape[1], cols)[0], random_dense(dense.shape[1], cols, 3))
         epilogue = epilogue_of(backend, PARTS, dense.shape[0], cols)
         out = product(backend, adj, h, SpmmChoice(), accumulate=accumulate, epilogue=epilogue)
@@ -151,17 +164,38 @@ def test_hubs_match_float64(dtype: torch.dtype, case: Case) -> None:
 def test_bfloat16_into_sums() -> None:
     """Fails if a float32 result of bfloat16 operands, such as the gradient of weights, is rounded to bfloat16."""
     backend = CpuBackend(torch.bfloat16, 1)
-    for case, cols, choice in itertools.product(CASES, (16, 41), ways(torch.bfloat16, False, True)):
+    cases = itertools.product(CASES, ((16, padded), (41, padded), (41, tight)), ways(torch.bfloat16, False, True))
+    for number, (case, (cols, make), choice) in enumerate(cases):
         adj, dense = hubbed(backend, case, True, 2, native.isa())
-        h = filled(padded(backend, dense.shape[1], cols)[0], random_dense(dense.shape[1], cols, 3))
-        out = product(backend, adj, h, choice, result=torch.float32)
-        np.testing.assert_allclose(host(out), dense @ host(h), rtol=2e-5, atol=2e-5)
+        h = filled(make(backend, dense.shape[1], cols)[0], random_dense(dense.shape[1], cols, 3))
+        accumulate, epilogue = (
+            number % 2 == 0,
+            epilogue_of(backend, PARTS, dense.shape[0], cols) if number % 3 else None,
+        )
+        options = {"make": make, "accumulate": accumulate, "epilogue": epilogue}
+        out = product(backend, adj, h, choice, result=torch.float32, **options)
+        expected = dense @ host(h) + (random_dense(*out.shape, 18) if accumulate else 0)
+        expected = expected if epilogue is None else finished(expected, epilogue)
+        np.testing.assert_allclose(host(out), expected, rtol=5e-5, atol=5e-5)
     adj, _ = sparse_of(backend, _with_loops(), True)
     h = filled(padded(backend, 53, 40)[0], random_dense(53, 40, 3))
     rows, blocks = (
         product(backend, adj, h, choice, result=torch.float32) for choice in (SpmmChoice(), SpmmChoice("blocks", 0, 4))
     )
     assert torch.equal(rows, blocks)
+
+
+def test_parts_of_hubs_are_summed_before_they_are_added() -> None:
+    """Fails if a hub is stored while threads still sum its parts: the work space holds another product's."""
+    rng = np.random.default_rng(3301)
+    case = Case("hubs", sp.csr_matrix((rng.random((9, 4000)) < 0.7) * rng.normal(size=(9, 4000))))
+    backend = CpuBackend(torch.float32, 4)
+    adj, dense = hubbed(backend, case, True, 4, native.isa())
+    operands = [filled(padded(backend, 4000, 40)[0], random_dense(4000, 40, seed)) for seed in (3, 4)]
+    for _ in range(20):
+        for h in operands:
+            out = product(backend, adj, h, SpmmChoice())
+            np.testing.assert_allclose(host(out), dense @ host(h), rtol=1e-4, atol=1e-3)
 
 
 def test_a_way_that_does_not_fit_is_refused() -> None:
@@ -213,7 +247,7 @@ def test_products_that_differ_have_keys_of_their_own() -> None:
         keys += [key_of(schedule.traits, 41, 2, summed=summed) for summed in (False, True)]
     assert len({(key.rows, key.columns, key.nnz, key.width) for key in keys}) == 1
     assert len(set(keys)) == 4
-    adj, _ = sparse_of(backend, _with_loops(), True)
+    adj, dense = sparse_of(backend, _with_loops(), True)
     into_sums = {key_of(adj.schedule.traits, 40, 2, summed=True): SpmmChoice("blocks", 0, 2)}
     backend = CpuBackend(torch.bfloat16, 1, choices=into_sums)
     h = filled(padded(backend, 53, 40)[0], random_dense(53, 40, 3))
@@ -221,6 +255,7 @@ def test_products_that_differ_have_keys_of_their_own() -> None:
         out = torch.zeros(53, 40, dtype=result)
         assert backend.sparse_products.choice(adj, h, out).way == way
         backend.spmm(adj, h, out, accumulate=False, epilogue=None)
+        np.testing.assert_allclose(host(out), dense @ host(h), rtol=2.0**-8, atol=2e-5)
 
 
 @pytest.mark.parametrize("unfit", [SpmmChoice("blocks", 0, 2), SpmmChoice("panels", 24), SpmmChoice("panels", 2**30)])

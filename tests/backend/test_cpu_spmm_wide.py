@@ -65,6 +65,25 @@ def test_a_column_has_the_same_bits_alone(dtype: torch.dtype, isa: str) -> None:
             )
 
 
+@pytest.mark.parametrize("isa", ["baseline", "avx2"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_number_of_vectors(dtype: torch.dtype, isa: str) -> None:
+    """Fails if some width has no loop of its own size, or its tiles overlap or leave columns out."""
+    if isa not in native.isas():
+        pytest.skip(f"this processor has no {isa}")
+    backend, case = CpuBackend(dtype, 1, isa), _lengths()
+    close = tolerance(backend)
+    vector = {"baseline": 16, "avx2": 32}[isa] // dtype.itemsize
+    for number in (*range(1, 14), 17, 23, 24, 25, 36, 37):
+        cols = number * vector
+        adj, dense = sparse_of(backend, case, number % 2 == 0)
+        h = filled(padded(backend, 83, cols)[0], random_dense(83, cols, 17))
+        epilogue = epilogue_of(backend, ("row_scale", "bias"), 44, cols)
+        out = product(backend, adj, h, SpmmChoice(ahead=number % 3), epilogue=epilogue)
+        expected = finished(dense @ host(h), epilogue)
+        np.testing.assert_allclose(host(out), expected, rtol=max(5e-5, close["rtol"]), atol=10 * close["atol"])
+
+
 def test_what_is_rounded_on_its_way_out() -> None:
     """Fails if a float32 is not rounded to the nearest bfloat16, ties to even, or a NaN of any kind becomes a number."""
     ties = [0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001, 0x7F7F7FFF, 0x7F7F8000, 0x7F7FFFFF, 0x00000001, 0x00008000]
