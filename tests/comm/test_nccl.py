@@ -22,7 +22,7 @@ from mggcn.comm.base import Communicator
 from mggcn.comm.nccl import connect_nccl
 from mggcn.errors import BackendError, CommError
 from tests.comm.fake_nccl import FakeNccl, FakeStream, NcclError
-from tests.comm.worlds import Nccl, in_threads, wait_until
+from tests.comm.worlds import HANGING_S, Nccl, in_threads, wait_until
 
 
 def summed(comm: Communicator) -> float:
@@ -180,7 +180,7 @@ def test_hang_on_the_device_is_ended_on_all_ranks() -> None:
     world.library.deaf = {0, 1, 2}
 
     def case(comm: Communicator) -> list[str]:
-        assert seconds_to_fail(lambda: summed(comm)) < 5
+        assert seconds_to_fail(lambda: summed(comm)) < HANGING_S
         return all_messages(comm)
 
     first, *others = world.run(case, timeout_s=0.5)
@@ -200,7 +200,7 @@ def test_unequal_calls_after_the_compared_ones_name_the_rank() -> None:
         for _ in range(3):
             summed(comm)
         if comm.rank != 1:
-            assert seconds_to_fail(lambda: summed(comm)) < 5
+            assert seconds_to_fail(lambda: summed(comm)) < HANGING_S
         assert wait_until(lambda: failed(comm) is not None, 5)
         return failed(comm) or ""
 

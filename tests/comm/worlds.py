@@ -29,6 +29,8 @@ from mggcn.errors import CommError
 from tests.comm.fake_nccl import FakeNccl, FakeStream
 
 TIMEOUT_S = 30.0
+HANGING_S = 20.0
+"""A call that should return at once and takes longer hangs; a busy machine can stop a process for seconds."""
 
 
 class World(Protocol):
