@@ -39,14 +39,21 @@ def block_name(count: int) -> str:
     return f"{count} block" + ("s" if count > 1 else "")
 
 
-def ways(width: int, rows: int, shared_bytes: int) -> dict[str, Any]:
-    """Every way by name: blocks of whole rows, panels in one block, if the shared cache holds them packed: rows of them."""
-    from mggcn.backend.cpu_choice import SpmmChoice
+def ways(width: int, rows: int, caches: Any) -> dict[str, Any]:
+    """Every way by name: blocks of whole rows, which fetch nothing ahead; one block and panels that do, as mggcn has them.
+
+    Panels if the shared cache holds `rows` of them packed.
+    """
+    from mggcn.backend.cpu_choice import SpmmChoice, ahead_of
+
+    def ahead(line_bytes: int) -> int:
+        return ahead_of(line_bytes, rows * line_bytes, caches)
 
     found = {block_name(n): SpmmChoice("blocks" if n > 1 else "rows", 0, n, 0) for n in COUNTS}
+    found["1 block, fetched ahead"] = SpmmChoice("rows", 0, 1, ahead(4 * width))
     for size in PANEL_BYTES:
-        if size < 4 * width and rows * size <= shared_bytes:
-            found[f"panels of {size} B"] = SpmmChoice("panels", size // 4, 1, 0)
+        if size < 4 * width and rows * size <= caches.shared_bytes:
+            found[f"panels of {size} B"] = SpmmChoice("panels", size // 4, 1, ahead(size))
     return found
 
 
@@ -65,7 +72,7 @@ def measure(store: Path, order: str, width: int, args: argparse.Namespace) -> di
     dense[place] = torch.from_numpy(operand(n, width))
     products = backend.sparse_products
     chosen = products.choice(adj, dense, out)
-    named = {CHOSEN: chosen} | ways(width, adj.schedule.traits.columns, caches_of(args.threads).shared_bytes)
+    named = {CHOSEN: chosen} | ways(width, adj.schedule.traits.columns, caches_of(args.threads))
 
     def run(name: str) -> None:
         products.multiply(adj, dense, out, accumulate=False, epilogue=None, choice=named[name])
@@ -83,7 +90,7 @@ def measure(store: Path, order: str, width: int, args: argparse.Namespace) -> di
             began = time.perf_counter()
             run(name)
             seconds[name].append(time.perf_counter() - began)
-    way = f"{chosen.way} {chosen.panel or chosen.blocks}: {chosen.reason}"
+    way = f"{chosen.text}: {chosen.reason}"
     return {"order": order, "width": width, "vertices": n, "nonzeros": adj.nnz, "seconds": seconds, "way": way}
 
 

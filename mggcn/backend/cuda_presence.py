@@ -62,4 +62,8 @@ def missing_for_cuda() -> str:
     except ImportError as error:
         package = f"cupy-cuda{torch.version.cuda.partition('.')[0]}x"
         return f"run.device cuda needs CuPy ({error}); pip install {package}, or use --device cpu"
-    return "" if cupy.cuda.is_available() else "CuPy cannot use the GPU that torch sees; run mggcn doctor"
+    refusal = "CuPy cannot use the GPU that torch sees"
+    try:
+        return "" if cupy.cuda.is_available() else f"{refusal}; run mggcn doctor"
+    except RuntimeError as error:  # of a class of CuPy's: a driver that is too old for CuPy's CUDA, but not for torch's
+        return f"{refusal} ({error}); run mggcn doctor"

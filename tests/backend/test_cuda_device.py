@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -20,6 +24,21 @@ def test_a_machine_without_gpu_is_told_so_in_one_line(monkeypatch: pytest.Monkey
     with pytest.raises(BackendError, match="no usable NVIDIA GPU") as error:
         cuda_presence.check_cuda("fp32")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("available", [False, RuntimeError("cudaErrorInsufficientDriver")])
+def test_a_cupy_that_cannot_use_the_gpu_is_told_in_one_line(
+    available: bool | RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a driver too old for CuPy's CUDA ends in CuPy's traceback: is_available raises there (CuPy 13.4)."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    answer = Mock(side_effect=available) if isinstance(available, RuntimeError) else Mock(return_value=available)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(is_available=answer)))
+    with pytest.raises(BackendError, match=r"CuPy cannot use the GPU that torch sees.*; run mggcn doctor") as error:
+        cuda_presence.check_cuda("fp32")
+    assert "\n" not in str(error.value)
+    assert isinstance(available, bool) or str(available) in str(error.value)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
