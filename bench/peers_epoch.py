@@ -25,6 +25,7 @@ from peers_switches import ALL_ON, OWN, base_settings, switches, without
 
 PYG_KINDS = ("fused", "scaled", "csr", "sparse", "scatter")
 PILOT_ROUNDS = 2
+PARTS = ("peers", "precomputed", "switches")
 TOLERANCE, TOLERANCE_BF16 = 1e-4, 2e-2
 COMPARED_EPOCHS = 3
 SHARE_OF_FREE = 0.6
@@ -36,7 +37,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="timed epochs of each contender")
     parser.add_argument("--warm-up", type=int, default=2, help="epochs before them")
     parser.add_argument("--malloc", default="tuned,default", help="settings of glibc, a comparison for each")
-    parser.add_argument("--parts", default="peers,precomputed,switches", help="comparisons of each case")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help="comparisons of each case; a report without peers is named by its own"
+    )
     add_options(parser, "scale", "threads", "peers", "ceilings", "data", "cache", "out")
     return parser.parse_args()
 
@@ -213,7 +216,9 @@ def main() -> None:
             continue
         record["measured"].append(measure(case, store_of(case.graph, args.cache, args.scale, data), peers, args))
     record["plots"] = plots_of(record)
-    write_report("peers-epoch", "Training epochs: mggcn, DGL and PyG", describe(record), record, args.out)
+    parts = args.parts.split(",")
+    what = "-".join(["peers-epoch", *(() if PARTS[0] in parts else parts)])
+    write_report(what, "Training epochs: mggcn, DGL and PyG", describe(record), record, args.out)
     if faults := wrong(record):
         sys.exit("the contenders do not compute the same: " + "; ".join(faults))
 
