@@ -27,7 +27,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 SEED = 20260
 SETTLE_S = 0.02
 """Between two contenders: until the threads of the one before have ceased to wait for work."""
