@@ -68,8 +68,14 @@ class Host:
 
 
 def processor_name() -> str:
-    """Return the processor's name as the kernel gives it, for the record of a run."""
-    return _field("model name") or platform.processor()
+    """Return the processor's name as the kernel gives it, for the record of a run and for what was measured on it."""
+    return _field("model name") or _core_design() or platform.processor()
+
+
+def _core_design() -> str:
+    """The numbers by which Linux tells ARM cores from each other: it gives them no name."""
+    numbers = [f"{name} {value}" for name in ("implementer", "part", "variant") if (value := _field(f"CPU {name}"))]
+    return f"CPU {', '.join(numbers)}" if numbers else ""
 
 
 def _field(name: str) -> str:

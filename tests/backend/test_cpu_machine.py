@@ -73,3 +73,10 @@ def test_instructions_for_bfloat16(elsewhere: Path, flags: str, found: bool) -> 
     (elsewhere / "cpuinfo").write_text(f"processor : 0\nmodel name : A Processor\n{flags}\n")
     assert multiplies_bf16() == found
     assert processor_name() == "A Processor"
+
+
+def test_a_processor_without_a_name_goes_by_its_numbers(elsewhere: Path) -> None:
+    """Fails if ways of products that were measured on one ARM processor are taken on another."""
+    cores = "processor\t: {}\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x1\n"
+    (elsewhere / "cpuinfo").write_text("\n".join(cores.format(n) + "CPU part\t: 0xd40\n" for n in range(2)))
+    assert processor_name() == "CPU implementer 0x41, part 0xd40, variant 0x1"
