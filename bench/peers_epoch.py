@@ -19,13 +19,12 @@ from common import Worker, alternate, memory_free, spread, surroundings, write_r
 from peers_cases import CASES, Case, available, find_data, store_of
 from peers_data import largest_apart
 from peers_env import Peers, find_peers
-from peers_epoch_report import describe, plots_of
+from peers_epoch_report import PARTS, describe, plots_of
 from peers_options import add_options
 from peers_switches import ALL_ON, OWN, base_settings, switches, without
 
 PYG_KINDS = ("fused", "scaled", "csr", "sparse", "scatter")
 PILOT_ROUNDS = 2
-PARTS = ("peers", "precomputed", "switches")
 TOLERANCE, TOLERANCE_BF16 = 1e-4, 2e-2
 COMPARED_EPOCHS = 3
 SHARE_OF_FREE = 0.6
@@ -38,7 +37,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=2, help="epochs before them")
     parser.add_argument("--malloc", default="tuned,default", help="settings of glibc, a comparison for each")
     parser.add_argument(
-        "--parts", default=",".join(PARTS), help="comparisons of each case; a report without peers is named by its own"
+        "--parts", default=",".join(PARTS), help="which comparisons; without peers the report's name lists them"
     )
     add_options(parser, "scale", "threads", "peers", "ceilings", "data", "cache", "out")
     return parser.parse_args()
@@ -199,8 +198,19 @@ def wrong(record: dict[str, Any]) -> list[str]:
     ]
 
 
+def report_name(parts: list[str]) -> str:
+    """Name the report of what each library does of itself, with or without more, peers-epoch; others by their parts.
+
+    Raises: SystemExit for a part that does not exist.
+    """
+    if unknown := sorted(set(parts) - set(PARTS)):
+        sys.exit(f"unknown parts {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    return "-".join(["peers-epoch", *(() if "peers" in parts else parts)])
+
+
 def main() -> None:
     args = parse()
+    name_of_report = report_name(args.parts.split(","))
     peers, data = find_peers(args.peers), find_data(args.data)
     around = surroundings()
     around["versions"] |= peers.told
@@ -216,9 +226,7 @@ def main() -> None:
             continue
         record["measured"].append(measure(case, store_of(case.graph, args.cache, args.scale, data), peers, args))
     record["plots"] = plots_of(record)
-    parts = args.parts.split(",")
-    what = "-".join(["peers-epoch", *(() if PARTS[0] in parts else parts)])
-    write_report(what, "Training epochs: mggcn, DGL and PyG", describe(record), record, args.out)
+    write_report(name_of_report, "Training epochs: mggcn, DGL and PyG", describe(record), record, args.out)
     if faults := wrong(record):
         sys.exit("the contenders do not compute the same: " + "; ".join(faults))
 

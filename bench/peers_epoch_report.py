@@ -129,7 +129,8 @@ def describe_case(found: Found, record: Found) -> str:
         )
     tried = [[kind, f"{1000 * v:.0f}" if isinstance(v, float) else v] for kind, v in found["pilots"].items()]
     if tried:
-        text += f"PyG's ways, each alone (the fastest is compared):\n\n{table(['way', 'ms/epoch'], tried)}\n"
+        head = "PyG's ways, each alone and as it is (the fastest is compared, also with A X computed once)"
+        text += f"{head}:\n\n{table(['way', 'ms/epoch'], tried)}\n"
     return text + (verdicts(case, found, record["ceilings"]) if settings["scale"] == 1.0 else "")
 
 

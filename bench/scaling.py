@@ -28,7 +28,8 @@ PYG = "scaled"
 SHARE_OF_FREE, SHARE_ALONE = 0.7, 0.9
 """Of the free memory, what contenders side by side may need, and one that runs alone."""
 OF_MATRICES = {OWN: 4, "DGL": 12, "PyG": 15}
-"""About how many matrices of a hidden layer's size a process holds at its peak: the most from 0.3 M vertices on."""
+"""About how many matrices of a hidden layer's size a process holds at its peak: the most of bench/results/scaling_* at
+0.3 M vertices and more."""
 OF_EDGES = {OWN: 12, "DGL": 60, "PyG": 60}
 """About how many bytes a nonzero takes at the peak of set-up."""
 
@@ -86,6 +87,16 @@ def needed_bytes(name: str, vertices: int, nonzeros: int) -> int:
     return OF_MATRICES[name] * 4 * vertices * max(SIZE_HIDDEN) + OF_EDGES[name] * nonzeros
 
 
+def what_fits(need: dict[str, int], free: int) -> tuple[dict[str, str], bool]:
+    """Who is not run, with the reason, and whether the others run one after the other; bytes needed and free."""
+    left_out = {
+        name: f"not run: it needs about {nbytes / GIB:.0f} GiB, {free / GIB:.0f} are free"
+        for name, nbytes in need.items()
+        if nbytes > SHARE_ALONE * free
+    }
+    return left_out, sum(nbytes for name, nbytes in need.items() if name not in left_out) > SHARE_OF_FREE * free
+
+
 def measure_size(by: str, factor: int, args: argparse.Namespace) -> dict[str, Any]:
     """Every contender on one graph: side by side, or each alone if they do not fit; left out if it does not fit alone."""
     import numpy as np
@@ -102,13 +113,7 @@ def measure_size(by: str, factor: int, args: argparse.Namespace) -> dict[str, An
     if "pyg" in peers:
         starts["PyG"] = comparison.pyg(PYG)
     need = {name: needed_bytes(name, n, nnz) for name in starts}
-    free = memory_free()
-    alone = sum(need.values()) > SHARE_OF_FREE * free
-    left_out = {
-        name: f"not run: it needs about {need[name] / GIB:.0f} GiB, {free / GIB:.0f} are free"
-        for name in starts
-        if need[name] > SHARE_ALONE * free
-    }
+    left_out, alone = what_fits(need, memory_free())
     starts = {name: start for name, start in starts.items() if name not in left_out}
     print(f"{GRAPH} x {factor} by {by}: {n:,} vertices, {nnz:,} nonzeros, {', '.join(starts)}", file=sys.stderr)
     groups = [{name: start} for name, start in starts.items()] if alone else [starts]

@@ -21,7 +21,7 @@ import peers_switches  # isort: skip
 import run_all  # isort: skip
 import scaling  # isort: skip
 import setup_cost  # isort: skip
-from common import MIB, spread  # isort: skip
+from common import GIB, MIB, spread  # isort: skip
 
 FIGURES: dict[str, Any] = {
     "copy": [[4 * MIB, 20e9], [256 * MIB, 10e9]],
@@ -259,3 +259,19 @@ def test_every_part_takes_its_arguments(quick: bool, tmp_path: Path, monkeypatch
     monkeypatch.setattr("sys.argv", [*flags, "--parts", "epochs"])
     with pytest.raises(SystemExit, match="unknown parts epochs"):
         run_all.commands(run_all.parse(), tmp_path)
+
+
+def test_a_report_of_epochs_is_named_by_its_parts() -> None:
+    """Fails if some comparisons overwrite the report of all, or a part that does not exist is measured as one that does."""
+    assert peers_epoch.report_name(["peers"]) == peers_epoch.report_name(["peers", "switches"]) == "peers-epoch"
+    assert peers_epoch.report_name(["precomputed", "switches"]) == "peers-epoch-precomputed-switches"
+    with pytest.raises(SystemExit, match="unknown parts switch; there are peers, precomputed, switches"):
+        peers_epoch.report_name(["peers", "switch"])
+
+
+def test_contenders_run_side_by_side_alone_or_not_at_all() -> None:
+    """Fails if processes that do not fit are started together, or one that fits alone is left out."""
+    assert scaling.what_fits({"mggcn": 2 * GIB, "DGL": 4 * GIB, "PyG": GIB}, 10 * GIB) == ({}, False)
+    assert scaling.what_fits({"mggcn": 2 * GIB, "DGL": 9 * GIB}, 10 * GIB) == ({}, True)
+    left_out, alone = scaling.what_fits({"mggcn": 2 * GIB, "DGL": 4 * GIB, "PyG": 20 * GIB}, 10 * GIB)
+    assert (left_out, alone) == ({"PyG": "not run: it needs about 20 GiB, 10 are free"}, False)
