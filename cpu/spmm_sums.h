@@ -18,8 +18,8 @@ __attribute__((noinline)) void add_groups(const Entries<S>& entries, const S* de
   }
 }
 
-// sum + w * x, rounded as a group's sums are. Left to the compiler, a loop over entries may round products alone, whatever the
-// flags allow it to join (CMakeLists.txt).
+// sum + w * x, rounded as a group's sums are. Left to the compiler, a loop over entries may round products alone,
+// whatever its options allow it to join.
 template <class R>
 MGGCN_INLINE R added(R sum, R w, R x) {
 #if defined(__FMA__) || defined(__aarch64__)
