@@ -28,8 +28,8 @@ PYG = "scaled"
 SHARE_OF_FREE, SHARE_ALONE = 0.7, 0.9
 """Of the free memory, what contenders side by side may need, and one that runs alone."""
 OF_MATRICES = {OWN: 4, "DGL": 12, "PyG": 15}
-"""About how many matrices of a hidden layer's size a process holds at its peak: the most of bench/results/scaling_* at
-0.3 M vertices and more."""
+"""About how many matrices of a hidden layer's size a process holds at its peak, from 1 M vertices on: not less than
+bench/results/scaling_* shows."""
 OF_EDGES = {OWN: 12, "DGL": 60, "PyG": 60}
 """About how many bytes a nonzero takes at the peak of set-up."""
 
