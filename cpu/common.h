@@ -1,6 +1,7 @@
 // What every kernel shares: the names of an instruction set, vectors, storage types, and the chunks of sums.
-// Each .cpp is compiled once per instruction set (MGGCN_ISA = baseline, avx2); all code but the exported C functions
-// lies in an anonymous namespace, so that no inlined copy of one set is linked into the other.
+// Each .cpp is compiled once per instruction set (MGGCN_ISA = baseline, avx2; gemm.cpp also avx512, avx512_bf16); all
+// code but the exported C functions lies in an anonymous namespace, so that no inlined copy of one set is linked into
+// the other.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -23,11 +24,11 @@ constexpr int kVectorBytes = 16;
 constexpr int kMaxTile = 8;
 #endif
 
-template <class T>
+template <class T, int kBytes = kVectorBytes>
 struct Vector {
-  static constexpr int width = kVectorBytes / sizeof(T);
-  typedef T type __attribute__((vector_size(kVectorBytes)));
-  typedef T unaligned __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias));
+  static constexpr int width = kBytes / sizeof(T);
+  typedef T type __attribute__((vector_size(kBytes)));
+  typedef T unaligned __attribute__((vector_size(kBytes), aligned(sizeof(T)), may_alias));
   static inline type load(const T* p) { return (type) * reinterpret_cast<const unaligned*>(p); }
   static inline void store(T* p, type v) { *reinterpret_cast<unaligned*>(p) = v; }
   static inline type fill(T x) { return x - type{}; }

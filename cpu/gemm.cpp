@@ -19,9 +19,11 @@
 
 namespace {
 
-constexpr int64_t kInner = 256;     // rows of a packed panel that are used at a time: 24 KiB
+// Rows of a packed panel that are used at a time: 24 KiB.
+template <class S>
+constexpr int64_t kInner = kTileBytes == 64 ? 128 * Factors<S>::group : 256;
 constexpr int64_t kRowBlock = 64;   // rows of a that meet every panel before the next ones come
-constexpr int64_t kSumInner = 128;  // rows of both operands that a thread packs at a time for a sum
+constexpr int64_t kSumInner = 128;  // rows of both operands that a thread packs at a time for a sum, whole groups
 constexpr int64_t kItems = 2;       // parts of the work that every thread should find at least
 
 template <class S, class O>
@@ -50,14 +52,14 @@ inline void store_row(const Product<S, O>& p, int64_t i, Real<S>* z) {
 
 template <class S, class O>
 void pack(const Product<S, O>& p, const Panels& panels) {
-  typedef Real<S> R;
-  constexpr int width = Vector<R>::width;
+  constexpr int width = kTileWidth<S>, group = Factors<S>::group;
 #pragma omp for schedule(static)
   for (int64_t panel = 0; panel < panels.count; ++panel) {
     const int64_t first = panels.first(panel) * width, end = panels.first(panel + 1) * width;
-    R* place = p.packed + first * p.inner;
-    for (int64_t k = 0; k < p.inner; ++k, place += end - first)
-      pack_row(p.b + k * p.step_k + first * p.step_n, p.step_n, least(end, p.cols) - first, end - first, place);
+    Packed<S>* place = (Packed<S>*)p.packed + first * whole_groups<S>(p.inner);
+    for (int64_t k = 0; k < p.inner; k += group, place += (end - first) * group)
+      pack_group(p.b + k * p.step_k + first * p.step_n, least(group, p.inner - k), p.step_k, p.step_n,
+                 least(end, p.cols) - first, end - first, place);
   }
 }
 
@@ -65,11 +67,10 @@ void pack(const Product<S, O>& p, const Panels& panels) {
 template <class S, class O>
 inline void block_of_rows(const Product<S, O>& p, const Panels& panels, int64_t first, int64_t count, Real<S>* own,
                           Real<S>* c, int64_t ld_c) {
-  typedef Real<S> R;
-  constexpr int width = Vector<R>::width;
-  const R* a;
+  constexpr int width = kTileWidth<S>;
+  const Packed<S>* a;
   int64_t ld_a = p.ld_a;
-  if constexpr (std::is_same_v<S, R>) {
+  if constexpr (std::is_same_v<S, Packed<S>>) {
     a = p.a + first * ld_a;
   } else {
     ld_a = p.inner;
@@ -78,18 +79,14 @@ inline void block_of_rows(const Product<S, O>& p, const Panels& panels, int64_t 
   }
   int64_t k = 0;
   do {  // once if there is nothing to sum
-    const int64_t inner = least(kInner, p.inner - k);
-    const bool accumulate = k || p.accumulate;
+    const int64_t inner = least(kInner<S>, p.inner - k);
     for (int64_t panel = 0; panel < panels.count; ++panel) {
       const int64_t at = panels.first(panel) * width, vectors = panels.first(panel + 1) - panels.first(panel);
-      const R* b = p.packed + at * p.inner + k * vectors * width;
-      int64_t i = 0;
-      for (; i + kTileRows <= count; i += kTileRows)
-        tile_of<kTileRows, 0>(vectors, inner, a + i * ld_a + k, ld_a, b, c + i * ld_c + at, ld_c, accumulate);
-      for (; i < count; ++i)
-        tile_of<1, 0>(vectors, inner, a + i * ld_a + k, ld_a, b, c + i * ld_c + at, ld_c, accumulate);
+      const Packed<S>* b = (const Packed<S>*)p.packed + at * whole_groups<S>(p.inner) + k * vectors * width;
+      const auto row = [&](int64_t i) { return a + i * ld_a + k; };
+      tiles<S, kTileRows, 0>(0, count, vectors, inner, row, ld_a, b, c + at, ld_c, k || p.accumulate);
     }
-    k += kInner;
+    k += kInner<S>;
   } while (k < p.inner);
 }
 
@@ -118,7 +115,7 @@ inline void finished_block(const Product<S, O>& p, const Panels& panels, int64_t
 
 template <class S, class O>
 void gemm_rows(const Product<S, O>& p, int32_t thread) {
-  const Panels panels(p.cols, Vector<Real<S>>::width);
+  const Panels panels(p.cols, kTileWidth<S>);
   pack(p, panels);
   Real<S>* own = p.own + thread * p.ld_own;
   // With column sums the chunks are those of columns.cpp: their sums are added in order.
@@ -134,65 +131,56 @@ void gemm_rows(const Product<S, O>& p, int32_t thread) {
 
 // How a thread packs kSumInner rows of both operands: panels of kTileRows columns of a, and panels of b as of a product
 // of rows. Panels lie a line apart, so that they do not meet in the same places of the cache.
-template <class R>
+template <class S>
 struct Packing {
-  static constexpr int64_t line = 64 / sizeof(R), left_step = kSumInner * kTileRows + line;
+  static constexpr int64_t line = 64 / sizeof(Packed<S>), left_step = kSumInner * kTileRows + line;
   Panels panels;  // of the columns [first, end) of b
-  int64_t first, end, left, size;
+  int64_t first, end, left;
 
   Packing(int64_t rows, int64_t first_col, int64_t end_col)
-      : panels(end_col - first_col, Vector<R>::width),
+      : panels(end_col - first_col, kTileWidth<S>),
         first(first_col),
         end(end_col),
-        left((rows + kTileRows - 1) / kTileRows * left_step),
-        size(left + kSumInner * panels.cols + panels.count * line) {}
-  int64_t right(int64_t panel) const {
-    return left + kSumInner * panels.first(panel) * Vector<R>::width + panel * line;
-  }
+        left((rows + kTileRows - 1) / kTileRows * left_step) {}
+  int64_t right(int64_t panel) const { return left + kSumInner * panels.first(panel) * kTileWidth<S> + panel * line; }
 };
 
 // Rows [k, k + inner) of both, each row in the order of memory.
 template <class S, class O>
-inline void pack_rows(const Product<S, O>& p, const Packing<Real<S>>& packing, int64_t k, int64_t inner, Real<S>* own) {
-  typedef Real<S> R;
-  constexpr int width = Vector<R>::width;
-  for (int64_t e = 0; e < inner; ++e) {
-    const S* row = p.a + (k + e) * p.ld_a;
-    R* place = own + e * kTileRows;
+inline void pack_rows(const Product<S, O>& p, const Packing<S>& packing, int64_t k, int64_t inner, Packed<S>* own) {
+  constexpr int width = kTileWidth<S>, group = Factors<S>::group;
+  for (int64_t e = 0; e < inner; e += group) {
+    const int64_t count = least(group, inner - e);
+    const S* rows = p.a + (k + e) * p.ld_a;
+    Packed<S>* place = own + e * kTileRows;
     int64_t i = 0;
     for (; i + kTileRows <= p.rows; i += kTileRows, place += packing.left_step)
-      for (int64_t r = 0; r < kTileRows; ++r) place[r] = widen(row[i + r]);
-    for (int64_t r = 0; i + r < p.rows; ++r) place[r] = widen(row[i + r]);
+      pack_group(rows + i, count, p.ld_a, 1, kTileRows, kTileRows, place);
+    if (i < p.rows) pack_group(rows + i, count, p.ld_a, 1, p.rows - i, p.rows - i, place);
     const S* right = p.b + (k + e) * p.step_k + packing.first * p.step_n;
     for (int64_t panel = 0; panel < packing.panels.count; ++panel) {
       const int64_t from = packing.panels.first(panel) * width, to = packing.panels.first(panel + 1) * width;
-      pack_row(right + from * p.step_n, p.step_n, least(to, packing.end - packing.first) - from, to - from,
-               own + packing.right(panel) + e * (to - from));
+      pack_group(right + from * p.step_n, count, p.step_k, p.step_n, least(to, packing.end - packing.first) - from,
+                 to - from, own + packing.right(panel) + e * (to - from));
     }
   }
 }
 
 // The sum of rows [k0, k1) into c, columns as packed.
 template <class S, class O>
-void sum_segment(const Product<S, O>& p, const Packing<Real<S>>& packing, int64_t k0, int64_t k1, Real<S>* own,
-                 Real<S>* c, int64_t ld_c) {
-  typedef Real<S> R;
-  constexpr int width = Vector<R>::width;
+void sum_segment(const Product<S, O>& p, const Packing<S>& packing, int64_t k0, int64_t k1, Packed<S>* own, Real<S>* c,
+                 int64_t ld_c) {
   int64_t k = k0;
   do {  // once if there is nothing to sum
     const int64_t inner = least(kSumInner, k1 - k);
     pack_rows(p, packing, k, inner, own);
     for (int64_t panel = 0; panel < packing.panels.count; ++panel) {
       const int64_t at = packing.panels.first(panel), vectors = packing.panels.first(panel + 1) - at;
-      const R* right = own + packing.right(panel);
-      R* place = c + packing.first + at * width;
-      int64_t i = 0;
-      for (; i + kTileRows <= p.rows; i += kTileRows)
-        tile_of<kTileRows, kTileRows>(vectors, inner, own + i / kTileRows * packing.left_step, 0, right,
-                                      place + i * ld_c, ld_c, k > k0);
-      for (; i < p.rows; ++i)
-        tile_of<1, kTileRows>(vectors, inner, own + i / kTileRows * packing.left_step + i % kTileRows, 0, right,
-                              place + i * ld_c, ld_c, k > k0);
+      const auto row = [&](int64_t i) {
+        return own + i / kTileRows * packing.left_step + i % kTileRows * Factors<S>::group;
+      };
+      tiles<S, kTileRows, kTileRows>(0, p.rows, vectors, whole_groups<S>(inner), row, 0, own + packing.right(panel),
+                                     c + packing.first + at * kTileWidth<S>, ld_c, k > k0);
     }
     k += kSumInner;
   } while (k < k1);
@@ -201,17 +189,17 @@ void sum_segment(const Product<S, O>& p, const Packing<Real<S>>& packing, int64_
 template <class S, class O>
 void gemm_sums(const Product<S, O>& p, int32_t thread) {
   typedef Real<S> R;
-  constexpr int width = Vector<R>::width;
+  constexpr int width = kTileWidth<S>;
   const Panels all(p.cols, width);
   // Fewer segments than threads want: columns are shared out as well, which changes no sum.
   const int64_t wanted = (kItems * p.threads + p.segments - 1) / p.segments, across = least(wanted, all.count);
-  R* own = p.own + thread * p.ld_own;
+  Packed<S>* own = (Packed<S>*)(p.own + thread * p.ld_own);
 #pragma omp for schedule(dynamic, 1)
   for (int64_t item = 0; item < p.segments * across; ++item) {
     const int64_t segment = item / across, j = item % across;
     const int64_t first = all.first(all.count * j / across) * width,
                   end = all.first(all.count * (j + 1) / across) * width;
-    sum_segment(p, Packing<R>(p.rows, first, least(end, p.cols)), p.inner * segment / p.segments,
+    sum_segment(p, Packing<S>(p.rows, first, least(end, p.cols)), p.inner * segment / p.segments,
                 p.inner * (segment + 1) / p.segments, own, p.packed + segment * p.rows * all.cols, all.cols);
   }
 #pragma omp for schedule(static)

@@ -1,9 +1,14 @@
-// mggcn_isa: the instruction sets of this build that the processor has; the caller picks the last bit set.
+// mggcn_isas: how many of baseline, avx2, avx512, avx512_bf16 the processor and its system have, each with those before
+// it.
 #if defined(__x86_64__)
-extern "C" __attribute__((visibility("default"))) int mggcn_has_avx2() {
+extern "C" __attribute__((visibility("default"))) int mggcn_isas() {
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 1;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512cd") || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+    return 2;
+  return __builtin_cpu_supports("avx512bf16") ? 4 : 3;
 }
 #else
-extern "C" __attribute__((visibility("default"))) int mggcn_has_avx2() { return 0; }
+extern "C" __attribute__((visibility("default"))) int mggcn_isas() { return 1; }
 #endif

@@ -247,12 +247,22 @@ def library() -> ctypes.CDLL:
 
 def isas() -> tuple[str, ...]:
     """Return the instruction sets of this build that the processor has, slowest first."""
-    return ("baseline", "avx2") if library().mggcn_has_avx2() else ("baseline",)
+    return dense_isas()[:2]
 
 
 def isa() -> str:
-    """Return the instruction set whose kernels run."""
+    """Return the instruction set whose kernels run, but for dense products."""
     return isas()[-1]
+
+
+def dense_isas() -> tuple[str, ...]:
+    """Return the instruction sets that the processor has of dense products' kernels, slowest first."""
+    return ("baseline", "avx2", "avx512", "avx512_bf16")[: library().mggcn_isas()]
+
+
+def dense_isa() -> str:
+    """Return the instruction set of dense products."""
+    return dense_isas()[-1]
 
 
 @functools.cache

@@ -43,6 +43,7 @@ def test_built_in_place(not_installed: Path) -> None:
     assert native.path() == built
     library = ctypes.CDLL(str(built))
     assert all(hasattr(library, f"mggcn_spmm_{kind}_{isa}") for kind in ("f32", "f64") for isa in native.isas())
+    assert all(hasattr(library, f"mggcn_gemm_{kind}_{isa}") for kind in ("f32", "f64") for isa in native.dense_isas())
 
 
 def test_an_installation_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from mggcn.backend.cpu_choice import NO_CHOICES, Choices, gemm_way
 from mggcn.backend.cpu_explore import Exploration
 from mggcn.backend.cpu_explored_spmm import ExploredSpmm
 from mggcn.backend.cpu_gemm import CpuGemm
-from mggcn.backend.cpu_machine import caches_of, has_wide_vectors, multiplies_bf16
+from mggcn.backend.cpu_machine import bf16_units, caches_of
 from mggcn.backend.cpu_memory import Workspace, allocate
 from mggcn.backend.cpu_spmm import NAMES, CpuSpmm, make_schedule
 from mggcn.backend.edge_reduce_cpu import CpuEdges
@@ -58,12 +58,15 @@ class CpuBackend:
         self._spmm: CpuSpmm | ExploredSpmm = self.sparse_products
         if exploration is not None:
             self._spmm = ExploredSpmm(self.sparse_products, exploration, dtype, caches, self._workspace)
-        way = gemm_way(dtype.itemsize, self._isa, wide=has_wide_vectors(), has_bf16=multiplies_bf16())
-        self.dense_products = CpuGemm(way, threads, self._isa, self._workspace)
+        dense_isa = isa or native.dense_isa()
+        way = gemm_way(dtype.itemsize, dense_isa, bf16_units=bf16_units())
+        self.dense_products = CpuGemm(way, threads, dense_isa, self._workspace)
 
     @property
     def name(self) -> str:
-        return f"cpu {self._isa}, {self._threads} thread{'s' * (self._threads > 1)}"
+        dense = self.dense_products.name
+        apart = f" (dense products: {dense})" * (dense != self._isa)
+        return f"cpu {self._isa}{apart}, {self._threads} thread{'s' * (self._threads > 1)}"
 
     @property
     def dtype(self) -> torch.dtype:

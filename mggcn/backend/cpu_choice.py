@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from mggcn.backend.cpu_machine import Caches
+from mggcn.backend.cpu_machine import Bf16Units, Caches
 
 LINE = 64
 PANELS = (64, 128, 256)
@@ -246,13 +246,14 @@ GemmWay = Literal["own", "torch", "converted"]
 """Who multiplies dense matrices: cpu/gemm.cpp, torch, or torch in float32 after blocks of bfloat16 were converted."""
 
 
-def gemm_way(item: int, isa: str, *, wide: bool, has_bf16: bool) -> GemmWay:
-    """Return who multiplies: item, bytes of a stored number; isa, the kernels' instruction set.
+def gemm_way(item: int, isa: str, *, bf16_units: Bf16Units) -> GemmWay:
+    """Return who multiplies: item, bytes of a stored number; isa, the instruction set of our dense products.
 
-    wide: the processor has wider vectors than the kernels use; has_bf16: it has instructions for bfloat16. Without these,
-    torch 2.13 multiplies bfloat16 at a tenth of the speed of float32; a conversion is cheap.
+    bf16_units: what the processor has for bfloat16. Torch 2.13 uses tiles and vectors, our kernels vectors if they were
+    compiled for them. Without either, torch multiplies bfloat16 at a tenth of the speed of float32; a conversion is cheap.
     """
-    bf16 = item == 2
-    if isa == "avx2" and not wide and not (bf16 and has_bf16):
+    if item == 2 and (bf16_units == "tiles" or (bf16_units == "vectors" and isa != "avx512_bf16")):
+        return "torch"
+    if isa != "baseline":
         return "own"
-    return "converted" if bf16 and not has_bf16 else "torch"
+    return "converted" if item == 2 else "torch"

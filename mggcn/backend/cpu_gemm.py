@@ -51,6 +51,11 @@ class CpuGemm:
         self._isa = isa
         self._workspace = workspace
 
+    @property
+    def name(self) -> str:
+        """Who multiplies: an instruction set of ours, or torch."""
+        return self._isa if self.way == "own" else "torch"
+
     def multiply(
         self,
         a: Tensor,

@@ -6,6 +6,7 @@ import functools
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from mggcn.backend.cpu_cores import cores_in
 
@@ -89,16 +90,17 @@ def _cpuinfo() -> list[str]:
         return []
 
 
-@functools.cache
-def multiplies_bf16() -> bool:
-    """Return whether the processor has instructions for products of bfloat16, which torch then uses."""
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & _flags())
+Bf16Units = Literal["none", "vectors", "tiles"]
+"""What multiplies bfloat16: nothing, instructions of x86 vectors, or units that torch alone uses (AMX, ARM's)."""
 
 
 @functools.cache
-def has_wide_vectors() -> bool:
-    """Return whether the processor has vectors of 512 bits, which torch then uses and the kernels of cpu/ do not."""
-    return "avx512f" in _flags()
+def bf16_units() -> Bf16Units:
+    """Return what the processor multiplies bfloat16 with."""
+    flags = _flags()
+    if {"amx_bf16", "bf16"} & flags:
+        return "tiles"
+    return "vectors" if "avx512_bf16" in flags else "none"
 
 
 def _flags() -> set[str]:

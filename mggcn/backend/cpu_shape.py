@@ -18,8 +18,9 @@ COLUMNS = 64
 """The sums of a part of a hub row are padded to a multiple of these columns."""
 GEMM_BLOCK = 64
 """Rows that a thread multiplies and finishes at a time: kRowBlock of cpu/gemm.cpp."""
-SUM_INNER, TILE_ROWS, NARROWEST = 128, 4, 16
-"""Rows that a thread packs at a time for a sum, rows of a tile, bytes of a row of the narrowest panel (cpu/gemm.cpp)."""
+SUM_INNER, TILE_ROWS, NARROWEST = 128, (4, 8), 16
+"""Rows that a thread packs at a time for a sum, rows of a tile by instruction set, bytes of a row of the narrowest panel
+(cpu/gemm.cpp)."""
 SEGMENT_ROWS, MAX_SEGMENTS, SEGMENTS_BYTES = 1024, 64, 2**22
 """Rows that one thread sums at least; most parts of such a sum; bytes that their results may take together."""
 
@@ -90,7 +91,7 @@ def gemm_sizes(rows: int, inner: int, cols: int, item: int, real: int, *, transp
     if transposed:
         count = segments(rows, inner, cols, real)
         # Panels of the left operand have TILE_ROWS columns, those of the right one a line at most; a line lies between.
-        left = -(-rows // TILE_ROWS) * (SUM_INNER * TILE_ROWS * real + LINE)
+        left = max(-(-rows // tile) * (SUM_INNER * tile * real + LINE) for tile in TILE_ROWS)
         right = SUM_INNER * whole * real + -(-whole * real // NARROWEST) * LINE
         return GemmSizes(aligned(count * rows * whole * real), left + right, count)
     widened = inner if item != real else 0

@@ -15,7 +15,7 @@ from mggcn.report.figure import GIB, format_bytes
 from mggcn.report.findings import Finding
 
 KernelLibrary = Callable[[], tuple[str, str]]
-"""Loads the CPU kernels; returns the library's path and instruction set."""
+"""Loads the CPU kernels; returns the library's path and instruction sets."""
 
 _REINSTALL = "reinstall mggcn where a C++ compiler is present: pip install --force-reinstall --no-deps mggcn"
 
@@ -24,7 +24,8 @@ def native_library() -> tuple[str, str]:
     """Load the library that this installation built."""
     from mggcn import native
 
-    return str(native.path()), native.isa()
+    isa, dense = native.isa(), native.dense_isa()
+    return str(native.path()), isa if dense == isa else f"{isa}, dense products {dense}"
 
 
 def check_kernels(library: KernelLibrary) -> Finding:

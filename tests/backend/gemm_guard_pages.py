@@ -14,6 +14,7 @@ import torch
 from mggcn import native
 from mggcn.backend.cpu_gemm import CpuGemm
 from mggcn.backend.cpu_memory import Workspace
+from tests.backend import wide_tiles
 from tests.backend.guard_pages import guarded
 
 
@@ -26,8 +27,9 @@ class GuardedWorkspace(Workspace):
 
 
 def main() -> None:
+    native.kernel = wide_tiles.kernel
     sizes = ((1, 1, 1), (9, 5, 41), (67, 130, 17), (300, 24, 150), (1500, 260, 3))
-    for dtype, isa in itertools.product((torch.float32, torch.float64, torch.bfloat16), native.isas()):
+    for dtype, isa in itertools.product((torch.float32, torch.float64, torch.bfloat16), wide_tiles.ISAS):
         real = torch.float64 if dtype == torch.float64 else torch.float32
         gemm = CpuGemm("own", 2, isa, GuardedWorkspace())
         for rows, d, e in sizes:

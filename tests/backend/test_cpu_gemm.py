@@ -16,12 +16,19 @@ from mggcn.backend.base import Dropout, Epilogue
 from mggcn.backend.cpu import CpuBackend
 from mggcn.backend.cpu_choice import GemmWay, gemm_way
 from mggcn.backend.cpu_gemm import CpuGemm
+from mggcn.backend.cpu_machine import Bf16Units
 from mggcn.backend.cpu_memory import Workspace
 from mggcn.backend.cpu_shape import MAX_SEGMENTS, SEGMENTS_BYTES, segments
 from mggcn.errors import BackendError
+from tests.backend import wide_tiles
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 8e-3}
 WAYS: tuple[GemmWay, ...] = get_args(GemmWay)
+SHAPES = (
+    *((1, 1, 1), (7, 3, 5), (300, 16, 40), (300, 40, 1)),
+    *((2500, 33, 17), (5000, 20, 24), (70, 300, 150), (13, 601, 97)),
+)
+"""Rows, and widths of an operand and of the result."""
 
 
 def _matrix(rows: int, cols: int, seed: int, dtype: torch.dtype, pad: int = 0) -> torch.Tensor:
@@ -32,24 +39,27 @@ def _matrix(rows: int, cols: int, seed: int, dtype: torch.dtype, pad: int = 0) -
     return whole[:, :cols]
 
 
+@pytest.fixture(autouse=True)
+def wide_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "kernel", wide_tiles.kernel)
+
+
 def _own(dtype: torch.dtype, threads: int, isa: str = "") -> CpuBackend:
     """A backend whose dense products are our own, whatever would be chosen here."""
-    backend = CpuBackend(dtype, threads, isa)
-    backend.dense_products.way = "own"
+    backend = CpuBackend(dtype, threads)
+    backend.dense_products = CpuGemm("own", threads, isa or native.dense_isa(), Workspace())
     return backend
 
 
-@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("isa", wide_tiles.ISAS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_products_match_float64(dtype: torch.dtype, way: GemmWay, isa: str) -> None:
     """Fails if products get transposes, padded rows, narrow sides or accumulation wrong, or writes beside its result."""
-    if (way == "converted" and dtype != torch.bfloat16) or (way != "own" and isa != native.isa()):
+    if (way == "converted" and dtype != torch.bfloat16) or (way != "own" and isa != native.dense_isa()):
         pytest.skip("only bfloat16 is converted, and only our own products have instruction sets")
     gemm = CpuGemm(way, 2, isa, Workspace())
-    for (rows, width, out_width), pad in itertools.product(
-        [(1, 1, 1), (7, 3, 5), (300, 16, 40), (300, 40, 1), (2500, 33, 17), (5000, 20, 24), (70, 300, 150)], (0, 3)
-    ):
+    for (rows, width, out_width), pad in itertools.product(SHAPES, (0, 3)):
         h, w = _matrix(rows, width, 1, dtype, pad), _matrix(width, out_width, 2, dtype)
         g = _matrix(rows, out_width, 3, dtype, pad)
         for a, b, accumulate in ((h, w, False), (g, w.t(), True), (h.t(), g, False), (h.t(), g, True)):
@@ -62,14 +72,15 @@ def test_products_match_float64(dtype: torch.dtype, way: GemmWay, isa: str) -> N
             assert bool(guard.isnan().all())
 
 
+@pytest.mark.parametrize("isa", wide_tiles.ISAS)
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-def test_no_bit_depends_on_the_threads_or_on_the_rows_beside(dtype: torch.dtype) -> None:
+def test_no_bit_depends_on_the_threads_or_on_the_rows_beside(dtype: torch.dtype, isa: str) -> None:
     """Fails if a row's product changes with the number of threads or with its place among other rows."""
     h, w, g = _matrix(3000, 70, 1, dtype, 2), _matrix(70, 41, 2, dtype), _matrix(3000, 41, 3, dtype, 1)
     real = torch.float64 if dtype == torch.float64 else torch.float32
     results = []
     for threads in (1, 2, 5):
-        backend = _own(dtype, threads)
+        backend = _own(dtype, threads, isa)
         forward, grad = torch.empty(3000, 41, dtype=dtype), torch.empty(70, 41, dtype=real)
         backend.matmul(h, w, forward)
         backend.matmul(h.t(), g, grad)
@@ -80,11 +91,12 @@ def test_no_bit_depends_on_the_threads_or_on_the_rows_beside(dtype: torch.dtype)
     assert all(torch.equal(a, b) for found in results[1:] for a, b in zip(found, results[0], strict=True))
 
 
+@pytest.mark.parametrize("isa", wide_tiles.ISAS)
 @pytest.mark.parametrize("cols", [1, 40, 41, 512])
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-def test_a_fused_epilogue_is_that_of_a_pass_of_its_own(dtype: torch.dtype, cols: int) -> None:
+def test_a_fused_epilogue_is_that_of_a_pass_of_its_own(dtype: torch.dtype, cols: int, isa: str) -> None:
     """Fails if the rows of a block take scales or masks of other rows, or a fused result is rounded twice."""
-    rows, first, backend = 500, 37, _own(dtype, 2)
+    rows, first, backend = 500, 37, _own(dtype, 2, isa)
     real = torch.float64 if dtype == torch.float64 else torch.float32
     generator = torch.Generator().manual_seed(77)
     scale = torch.rand(rows + first, generator=generator, dtype=real)
@@ -107,8 +119,8 @@ def test_a_fused_epilogue_is_that_of_a_pass_of_its_own(dtype: torch.dtype, cols:
 
 def test_nothing_to_sum_and_nothing_to_write() -> None:
     """Fails if a sum of no numbers keeps what was in memory, or an empty result is an error."""
-    for dtype in TOLERANCE:
-        backend = _own(dtype, 2)
+    for dtype, isa in itertools.product(TOLERANCE, wide_tiles.ISAS):
+        backend = _own(dtype, 2, isa)
         for a, b in ((torch.ones(5, 0), torch.ones(0, 3)), (torch.ones(0, 5).t(), torch.ones(0, 3))):
             out = torch.full((5, 3), float("nan"), dtype=dtype)
             backend.matmul(a.to(dtype).t().contiguous().t() if a.stride(1) != 1 else a.to(dtype), b.to(dtype), out)
@@ -117,16 +129,44 @@ def test_nothing_to_sum_and_nothing_to_write() -> None:
             backend.matmul(torch.ones(rows, 4, dtype=dtype), torch.ones(4, cols, dtype=dtype), torch.ones(rows, cols))
 
 
-def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
-    """Fails if padding to whole tiles mixes rows or columns: zeros times infinity are not zero."""
-    h, w = _matrix(9, 20, 1, torch.float32), _matrix(20, 11, 2, torch.float32)
+@pytest.mark.parametrize("isa", wide_tiles.ISAS)
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_what_is_not_finite_stays_in_its_row_and_column(dtype: torch.dtype, isa: str) -> None:
+    """Fails if padding to whole tiles or pairs mixes rows or columns: zeros times infinity are not zero."""
+    h, w = _matrix(9, 21, 1, dtype), _matrix(21, 11, 2, dtype)
     h[4, 7], w[3, 10] = float("inf"), float("nan")
-    out = torch.empty(9, 11)
-    _own(torch.float32, 1).matmul(h, w, out)
+    h[7, 0] = float("inf")  # behind the last number of row 6, which has no partner
+    w[:, 9] = 0
+    out = torch.empty(9, 11, dtype=dtype)
+    _own(dtype, 1, isa).matmul(h, w, out)
     finite = out.isfinite()
-    assert not finite[4].any()
+    assert not finite[[4, 7]].any()
     assert not finite[:, 10].any()
-    assert finite[[0, 1, 2, 3, 5, 6, 7, 8], :10].all()
+    assert finite[[0, 1, 2, 3, 5, 6, 8], :10].all()
+    # The last vertex without a partner, and columns in which infinity lies beside zeros.
+    h, g = _matrix(2049, 9, 1, dtype), _matrix(2049, 11, 2, dtype)
+    h[2048, 4] = float("inf")
+    g[:, 9] = 0
+    out = torch.empty(9, 11, dtype=dtype)
+    _own(dtype, 1, isa).matmul(h.t(), g, out)
+    assert not out[4].isfinite().any()
+    assert out[[0, 1, 2, 3, 5, 6, 7, 8]].isfinite().all()
+
+
+@pytest.mark.parametrize("isa", [isa for isa in wide_tiles.ISAS if isa in ("avx512_bf16", "pairs")])
+def test_pairs_of_bfloat16_are_summed_in_order(isa: str) -> None:
+    """Fails if the products of a pair are added at once or in the other order, or tiny numbers are not taken for zero."""
+    gemm, out = CpuGemm("own", 1, isa, Workspace()), torch.empty(1, 1)
+    big, one = 2.0**24, 1.0
+    for numbers, expected in (
+        ([big, 0.0, one, -big], one),  # the lower first: the one is lost
+        ([big, 0.0, one, one], big),  # both at once: two more
+        ([2.0**-130, one], one),
+        ([2.0**-130], 0.0),
+    ):
+        a = torch.tensor([numbers], dtype=torch.bfloat16)
+        gemm.multiply(a, torch.ones(len(numbers), 1, dtype=torch.bfloat16), out, accumulate=False)
+        assert out.item() == expected, numbers
 
 
 def test_operands_that_no_kernel_reads_are_refused() -> None:
@@ -152,22 +192,26 @@ def test_a_sum_is_cut_by_its_shape_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "isa", "wide", "has_bf16", "way"),
+    ("item", "isa", "bf16_units", "way"),
     [
-        (4, "avx2", False, False, "own"),
-        (2, "avx2", False, False, "own"),
-        (8, "avx2", False, False, "own"),
-        (4, "avx2", True, False, "torch"),
-        (2, "avx2", True, False, "converted"),
-        (2, "avx2", True, True, "torch"),
-        (2, "avx2", False, True, "torch"),
-        (4, "baseline", False, False, "torch"),
-        (2, "baseline", False, False, "converted"),
+        (4, "avx2", "none", "own"),
+        (2, "avx2", "none", "own"),
+        (8, "avx2", "none", "own"),
+        (4, "avx512", "none", "own"),
+        (2, "avx512", "none", "own"),
+        (2, "avx512_bf16", "vectors", "own"),
+        (4, "avx512_bf16", "tiles", "own"),
+        (2, "avx512_bf16", "tiles", "torch"),
+        (2, "avx2", "vectors", "torch"),
+        (4, "baseline", "none", "torch"),
+        (4, "baseline", "tiles", "torch"),
+        (2, "baseline", "tiles", "torch"),
+        (2, "baseline", "none", "converted"),
     ],
 )
-def test_who_multiplies(item: int, isa: str, *, wide: bool, has_bf16: bool, way: str) -> None:
-    """Fails if bfloat16 is left to instructions that are not there, or narrower vectors than the processor has multiply."""
-    assert gemm_way(item, isa, wide=wide, has_bf16=has_bf16) == way
+def test_who_multiplies(item: int, isa: str, bf16_units: Bf16Units, way: str) -> None:
+    """Fails if bfloat16 is left to instructions that are not there, or to slower ones than the processor has."""
+    assert gemm_way(item, isa, bf16_units=bf16_units) == way
 
 
 def test_products_keep_to_their_memory() -> None:

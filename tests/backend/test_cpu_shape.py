@@ -75,7 +75,7 @@ def test_dense_products_work_in_what_is_planned(shape: tuple[int, int, int], dty
         for a, b, kind in ((h, w, dtype), (g, w.t(), dtype), (h.t(), g, real)):
             workspace = Workspace()
             out = torch.ones(a.shape[0], b.shape[1], dtype=kind)
-            CpuGemm(way, threads, native.isa(), workspace).multiply(a, b, out, accumulate=accumulate)
+            CpuGemm(way, threads, native.dense_isa(), workspace).multiply(a, b, out, accumulate=accumulate)
             expected = a.double() @ b.double() + accumulate
             close = {"rtol": 2.0**-8, "atol": 0.05} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-3}
             torch.testing.assert_close(out.double(), expected, **close)
