@@ -74,7 +74,9 @@ class CpuGemm:
         """
         if not out.numel():
             return
-        if self.way == "own":
+        # Torch has no product of bfloat16 in float32; instructions for pairs have.
+        paired = a.dtype != out.dtype and self._isa.startswith("avx512_bf16")
+        if self.way == "own" or paired:
             self._multiply(a, b, out, accumulate, epilogue, first_row, gradient)
         elif self.way == "torch" and a.dtype == out.dtype:
             if accumulate:

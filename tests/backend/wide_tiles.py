@@ -1,6 +1,6 @@
 """Dense products in the tiles of AVX-512 and in its pairs of bfloat16, compiled to instructions that any processor has.
 
-The sets "wide" and "pairs" are the code of the sets avx512 and avx512_bf16, whose instructions few processors have.
+"avx512_emulated" and "avx512_bf16_emulated" are the code of the sets without "emulated", which few processors have.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from mggcn import native
 
-OPTIONS = {"wide": ("-DMGGCN_WIDE",), "pairs": ("-DMGGCN_WIDE", "-DMGGCN_PAIRS")}
+OPTIONS = {"avx512_emulated": ("-DMGGCN_WIDE",), "avx512_bf16_emulated": ("-DMGGCN_WIDE", "-DMGGCN_PAIRS")}
 ISAS = (*native.dense_isas(), *OPTIONS)
 """The instruction sets of dense products that run here, and these two."""
 SOURCE = Path(__file__).resolve().parents[2] / "cpu" / "gemm.cpp"
