@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.worlds import Gloo, GlooPool, Nccl, SingleWorld, Store, Threads, World
+from tests.comm.pool import GlooPool
+from tests.comm.worlds import Gloo, Nccl, SingleWorld, Store, Threads, World
 
 
 @pytest.fixture(scope="session")
 def gloo_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GlooPool]:
-    """Four processes for all gloo tests: starting them costs seconds."""
+    """Four processes for all gloo tests; a test that fails leaves fresh ones to the next."""
     folder: Path = tmp_path_factory.mktemp("gloo")
     pool = GlooPool(4, folder)
     yield pool

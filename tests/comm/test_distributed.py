@@ -14,8 +14,9 @@ from mggcn.comm.calls import Call
 from mggcn.comm.distributed import DistributedCommunicator, connect
 from mggcn.errors import CommError
 from tests.comm import cases
+from tests.comm.pool import GlooPool
 from tests.comm.races import Races, RecordingLane, Stream
-from tests.comm.worlds import HANGING_S, Gloo, GlooPool, listening_addresses
+from tests.comm.worlds import HANGING_S, Gloo, listening_addresses
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -5,21 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, final
 
-import torch
 import torch.distributed as dist
 
 from mggcn.comm.base import Communicator
 from mggcn.comm.board import CHECKED_CALLS, Board
-from mggcn.comm.distributed import DistributedCommunicator, connect
 from mggcn.comm.nccl import NcclCommunicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.comm.small import StoreCommunicator
@@ -27,8 +21,8 @@ from mggcn.comm.threads import run_threads
 from mggcn.comm.watchdog import Watchdog
 from mggcn.errors import CommError
 from tests.comm.fake_nccl import FakeNccl, FakeStream
+from tests.comm.pool import TIMEOUT_S, GlooPool
 
-TIMEOUT_S = 30.0
 HANGING_S = 20.0
 """A call that should return at once and takes longer hangs; a busy machine can stop a process for seconds."""
 
@@ -157,44 +151,6 @@ def in_threads(size: int, body: Callable[[int], Any]) -> list[Any]:
 
 
 @final
-class GlooPool:
-    """Processes that wait for cases. A group of the first P of them serves cases for P ranks until one breaks it."""
-
-    def __init__(self, size: int, folder: Path) -> None:
-        spawn = get_context("spawn")
-        self.pipes: list[Connection] = []
-        self.processes = []
-        for rank in range(size):
-            mine, theirs = spawn.Pipe()
-            process = spawn.Process(target=_serve, args=(rank, size, folder, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(mine)
-            self.processes.append(process)
-
-    def run(self, size: int, case: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
-        for pipe in self.pipes:
-            pipe.send((size, case, args, timeout_s))
-        answers = [self._answer(rank, timeout_s) for rank in range(len(self.pipes))]
-        for error, trace, _ in answers:
-            if error is not None:
-                error.add_note(trace)
-                raise error
-        return [result for _, _, result in answers[:size]]
-
-    def _answer(self, rank: int, timeout_s: float) -> Any:
-        if not self.pipes[rank].poll(timeout_s + 60):
-            raise TimeoutError(f"rank {rank} of the pool does not answer")
-        return self.pipes[rank].recv()
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.join()
-
-
-@final
 class Gloo:
     def __init__(self, pool: GlooPool, size: int) -> None:
         self.pool = pool
@@ -202,39 +158,6 @@ class Gloo:
 
     def run(self, case: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
         return self.pool.run(self.size, case, args, timeout_s)
-
-
-def _serve(rank: int, size: int, folder: Path, pipe: Connection) -> None:
-    torch.set_num_threads(1)
-    # Not a name of any interface: `loopback` must replace it.
-    os.environ["GLOO_SOCKET_IFNAME"] = "elsewhere0"
-    connect(rank, size, f"file://{folder}/ranks", 60.0, loopback=True)
-    store = dist.FileStore(f"{folder}/groups", size)
-    groups: dict[tuple[int, float], DistributedCommunicator] = {}
-    number = 0
-    while True:
-        try:
-            members, case, args, timeout_s = pipe.recv()
-        except EOFError:
-            os._exit(0)
-        number += 1
-        key = (members, timeout_s)
-        # A case with a time limit of its own is one that breaks its group.
-        if key not in groups or timeout_s != TIMEOUT_S:
-            group = dist.new_group(list(range(members)), backend="gloo", timeout=timedelta(seconds=timeout_s + 30))
-            if rank < members:
-                own = dist.PrefixStore(f"group-{number}", store)
-                groups[key] = DistributedCommunicator(group, Board(own, rank, members, timeout_s))
-            else:
-                groups.setdefault(key, None)  # type: ignore[arg-type]
-        answer: Any = (None, "", None)
-        if rank < members:
-            try:
-                answer = (None, "", case(groups[key], *args))
-            except BaseException as error:
-                groups[key].abort(f"rank {rank}: {error}")
-                answer = (error, traceback.format_exc(), None)
-        pipe.send(answer)
 
 
 def listening_addresses(_comm: Communicator) -> list[str]:
