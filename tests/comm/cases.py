@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import final
 
 import pytest
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from mggcn.comm.base import Communicator
 from mggcn.comm.gather import gather_texts
 from mggcn.errors import CommError
+from tests.comm.worlds import await_files, meet_in
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8)
 
@@ -258,16 +260,20 @@ def mismatch(comm: Communicator, kind: str) -> str:
     return str(caught.value)
 
 
-def last_rank_comes_too_late(comm: Communicator, timeout_s: float, later_s: float) -> tuple[str, float]:
-    """Returns the error and the seconds until it came."""
+def last_rank_comes_too_late(comm: Communicator, folder: Path) -> tuple[str, float]:
+    """The last rank comes once the others have given up. Returns the error and the seconds until it came."""
+    last = comm.size - 1
+    meet_in(folder, comm)
     started = time.monotonic()
-    if comm.rank == comm.size - 1:
-        time.sleep(timeout_s + later_s)
+    if comm.rank == last:
+        await_files(folder, "gave-up", range(last))
     with pytest.raises(CommError) as caught:
         comm.all_reduce(torch.ones(5)).wait()
+    seconds = time.monotonic() - started
+    (folder / f"gave-up-{comm.rank}").touch()
     with pytest.raises(CommError):
         comm.barrier()
-    return str(caught.value), time.monotonic() - started
+    return str(caught.value), seconds
 
 
 def last_rank_aborts(comm: Communicator, in_flight: bool) -> tuple[str, float]:

@@ -9,14 +9,14 @@ import torch.distributed as dist
 
 from mggcn.backend.host import HostLane
 from mggcn.comm.base import Communicator
-from mggcn.comm.board import Board
+from mggcn.comm.board import ROLL_CALL_S, Board
 from mggcn.comm.calls import Call
 from mggcn.comm.distributed import DistributedCommunicator, connect
 from mggcn.errors import CommError
 from tests.comm import cases
 from tests.comm.pool import GlooPool
 from tests.comm.races import Races, RecordingLane, Stream
-from tests.comm.worlds import HANGING_S, Gloo, listening_addresses
+from tests.comm.worlds import HANGING_S, Gloo, await_files, listening_addresses, meet_in
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -37,35 +37,42 @@ def test_listens_on_loopback_only(gloo_pool: GlooPool) -> None:
         assert set(addresses) == {"127.0.0.1"}
 
 
-def one_waits_longer(comm: Communicator, timeout_s: float) -> str:
-    """Rank 0 waits first, rank 1 much later, and rank 2 does not come."""
-    time.sleep((0.0, 0.9, 1.8)[comm.rank] * timeout_s)
+def one_waits_longer(comm: Communicator, later_s: float, folder: Path) -> str:
+    """Rank 0 waits first, rank 1 `later_s` after it, and rank 2 comes once both have given up."""
+    meet_in(folder, comm)
+    if comm.rank == 1:
+        time.sleep(later_s)
+    if comm.rank == 2:
+        await_files(folder, "gave-up", range(2))
     with pytest.raises(CommError) as caught:
         comm.barrier()
+    (folder / f"gave-up-{comm.rank}").touch()
     return str(caught.value)
 
 
-def test_timeout_spares_the_rank_that_came_late(gloo_pool: GlooPool) -> None:
+def test_timeout_spares_the_rank_that_came_late(gloo_pool: GlooPool, tmp_path: Path) -> None:
     """Fails if ranks do not answer the roll call: rank 1 waits as well, and must not be blamed."""
-    messages = Gloo(gloo_pool, 3).run(one_waits_longer, 2.0, timeout_s=2.0)
-    assert messages == ["rank 0 waited 2 s for rank 2 in call 1 (barrier)"] * 3
+    timeout_s = 4.0
+    later_s = 1.5 * ROLL_CALL_S  # its own time is not over when the roll is called; 3.5 seconds late would be too late
+    messages = Gloo(gloo_pool, 3).run(one_waits_longer, later_s, tmp_path, timeout_s=timeout_s)
+    assert messages == ["rank 0 waited 4 s for rank 2 in call 1 (barrier)"] * 3
 
 
-def close_after_others(comm: Communicator) -> float:
-    """Seconds that `close` took; the last rank comes late, and its last message must still arrive."""
+def close_after_others(comm: Communicator) -> tuple[float, float]:
+    """When this rank called `close`, and when it went on; the last comes late, and its last message must still arrive."""
     buf = torch.full((100,), float(comm.rank))
     comm.broadcast(buf, 0).wait()
     time.sleep(0.5 * (comm.rank == comm.size - 1))
-    started = time.monotonic()
+    called = time.monotonic()
     comm.close()
-    return time.monotonic() - started
+    return called, time.monotonic()
 
 
 def test_close_waits_for_the_last_rank(gloo_pool: GlooPool) -> None:
     """Fails if a rank takes the connections away while another may still use them."""
-    seconds = Gloo(gloo_pool, 3).run(close_after_others, timeout_s=2 * HANGING_S)
-    assert min(seconds[:2]) > 0.3
-    assert max(seconds) < HANGING_S
+    times = Gloo(gloo_pool, 3).run(close_after_others, timeout_s=2 * HANGING_S)
+    assert max(called for called, _ in times) <= min(left for _, left in times)
+    assert max(left - called for called, left in times) < HANGING_S
 
 
 def asks_for_lanes(comm: Communicator) -> str:
@@ -84,15 +91,16 @@ def test_lane_of_a_device_is_refused(gloo_pool: GlooPool) -> None:
 
 def missing_rank(comm: Communicator, path: Path) -> str:
     """Connect as one of comm.size + 1 ranks, of which the last does not come."""
+    comm.barrier()
     with pytest.raises(CommError) as caught:
-        connect(comm.rank, comm.size + 1, f"file://{path}", 0.5, loopback=True)
+        connect(comm.rank, comm.size + 1, f"file://{path}", 2.0, loopback=True)
     return str(caught.value)
 
 
 def test_connect_names_the_missing_rank(gloo_pool: GlooPool, tmp_path: Path) -> None:
     """Fails if a rank waits for ever for one that never started, or does not say for which."""
     messages = Gloo(gloo_pool, 2).run(missing_rank, tmp_path / "store")
-    assert messages == [f"rank {rank} waited 0.5 s for rank 2 to start" for rank in range(2)]
+    assert messages == [f"rank {rank} waited 2 s for rank 2 to start" for rank in range(2)]
 
 
 def test_connect_explains_a_wrong_address() -> None:

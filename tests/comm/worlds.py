@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -189,3 +189,15 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def await_files(folder: Path, name: str, ranks: Iterable[int]) -> None:
+    """Return once `ranks` have come to where they write a file: meetings that no communicator's time limit applies to."""
+    files = [folder / f"{name}-{rank}" for rank in ranks]
+    assert wait_until(lambda: all(file.exists() for file in files), TIMEOUT_S)
+
+
+def meet_in(folder: Path, comm: Communicator) -> None:
+    """Return when all ranks are here, on a machine that may run some of them seconds after the others."""
+    (folder / f"here-{comm.rank}").touch()
+    await_files(folder, "here", range(comm.size))
