@@ -1,7 +1,6 @@
 // gemm: out (+)= a b, then the row epilogue if one is given.
-// in    a S [M, K], stored so or transposed (a_t), with the leading dimension of its storage; b S [K, N], element (k,
-// n) at
-//       k step_k + n step_n
+// in    a S [M, K], stored so or transposed (a_t), with the leading dimension of its storage;
+//       b S [K, N], element (k, n) at k step_k + n step_n
 // out   O [M, N]; S, O, R: float, float, float; double; bf16, bf16 or float, float. O is rounded once, after the
 // epilogue. work  M N K multiply-adds; moves M K + M N numbers (rows) or K (M + N) (sums), the small matrix lies in the
 // cache. Two ways, for the products of a layer, whose long dimension is the vertices (docs/notes/0014):
@@ -19,12 +18,14 @@
 
 namespace {
 
-// Rows of a packed panel that are used at a time: 24 KiB.
+// Rows of a packed panel that are used at a time: at most 24 KiB.
 template <class S>
 constexpr int64_t kInner = kTileBytes == 64 ? 128 * Factors<S>::group : 256;
-constexpr int64_t kRowBlock = 64;   // rows of a that meet every panel before the next ones come
-constexpr int64_t kSumInner = 128;  // rows of both operands that a thread packs at a time for a sum, whole groups
-constexpr int64_t kItems = 2;       // parts of the work that every thread should find at least
+// Rows of both operands that a thread packs at a time for a sum: as many bytes of pairs as of numbers of sums.
+template <class S>
+constexpr int64_t kSumInner = 128 * Factors<S>::group;
+constexpr int64_t kRowBlock = 64;  // rows of a that meet every panel before the next ones come
+constexpr int64_t kItems = 2;      // parts of the work that every thread should find at least
 
 template <class S, class O>
 struct Product {  // `GemmArgs` of mggcn/backend/cpu_gemm.py
@@ -34,8 +35,8 @@ struct Product {  // `GemmArgs` of mggcn/backend/cpu_gemm.py
   const Epilogue<Real<S>>* epilogue;      // or null
   const Activation<Real<S>>* activation;  // or null: then out holds the activation, whose gradient replaces it
   double* partials;                       // [kPartials, N] or null: column sums of the gradient are added
-  Real<S>* packed;                        // rows: b in panels; sums: [segments, M, N in whole vectors]
-  Real<S>* own;                           // [threads, ld_own]
+  Real<S>* packed;                        // rows: b in panels, as Packed<S>; sums: [segments, M, N in whole vectors]
+  Real<S>* own;                           // [threads, ld_own]; sums: both operands, as Packed<S>
   int64_t rows, inner, cols, ld_a, step_k, step_n, ld_out, ld_own, segments, first_row;
   int32_t a_t, accumulate, threads;
 };
@@ -133,7 +134,7 @@ void gemm_rows(const Product<S, O>& p, int32_t thread) {
 // of rows. Panels lie a line apart, so that they do not meet in the same places of the cache.
 template <class S>
 struct Packing {
-  static constexpr int64_t line = 64 / sizeof(Packed<S>), left_step = kSumInner * kTileRows + line;
+  static constexpr int64_t line = 64 / sizeof(Packed<S>), left_step = kSumInner<S> * kTileRows + line;
   Panels panels;  // of the columns [first, end) of b
   int64_t first, end, left;
 
@@ -142,7 +143,9 @@ struct Packing {
         first(first_col),
         end(end_col),
         left((rows + kTileRows - 1) / kTileRows * left_step) {}
-  int64_t right(int64_t panel) const { return left + kSumInner * panels.first(panel) * kTileWidth<S> + panel * line; }
+  int64_t right(int64_t panel) const {
+    return left + kSumInner<S> * panels.first(panel) * kTileWidth<S> + panel * line;
+  }
 };
 
 // Rows [k, k + inner) of both, each row in the order of memory.
@@ -172,7 +175,7 @@ void sum_segment(const Product<S, O>& p, const Packing<S>& packing, int64_t k0, 
                  int64_t ld_c) {
   int64_t k = k0;
   do {  // once if there is nothing to sum
-    const int64_t inner = least(kSumInner, k1 - k);
+    const int64_t inner = least(kSumInner<S>, k1 - k);
     pack_rows(p, packing, k, inner, own);
     for (int64_t panel = 0; panel < packing.panels.count; ++panel) {
       const int64_t at = packing.panels.first(panel), vectors = packing.panels.first(panel + 1) - at;
@@ -182,7 +185,7 @@ void sum_segment(const Product<S, O>& p, const Packing<S>& packing, int64_t k0, 
       tiles<S, kTileRows, kTileRows>(0, p.rows, vectors, whole_groups<S>(inner), row, 0, own + packing.right(panel),
                                      c + packing.first + at * kTileWidth<S>, ld_c, k > k0);
     }
-    k += kSumInner;
+    k += kSumInner<S>;
   } while (k < k1);
 }
 

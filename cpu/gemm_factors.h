@@ -9,32 +9,32 @@
 
 namespace {
 
-// MGGCN_WIDE, MGGCN_PAIRS: tiles of these sets in narrower instructions, by which any processor can test them.
+// MGGCN_WIDE, MGGCN_PAIRS: tiles of these sets in narrower instructions, by which any processor can test them. Products
+// below the normal numbers are rounded there before they are added.
 #if defined(__AVX512F__) || defined(MGGCN_WIDE)
 constexpr int kTileBytes = 64;
 #else
 constexpr int kTileBytes = kVectorBytes;
 #endif
 
-// How products of stored numbers S are packed and summed. `group` consecutive numbers of the inner dimension share a
-// lane.
+// How products of stored numbers S are packed and summed. group: consecutive numbers of the inner dimension in a lane.
 template <class S>
 struct Factors {
-  typedef Real<S> Packed;
+  typedef Real<S> Number;  // as packed
   typedef Vector<Real<S>, kTileBytes> Sums;
   typedef typename Sums::type Lanes;
   static constexpr int group = 1;
 
-  static inline Lanes load(const Packed* p) { return Sums::load(p); }
-  static inline Lanes fill(const Packed* p) { return Sums::fill(*p); }
-  static inline Lanes fill_part(const Packed*) { return Lanes{}; }
+  static inline Lanes load(const Number* p) { return Sums::load(p); }
+  static inline Lanes fill(const Number* p) { return Sums::fill(*p); }
+  static inline Lanes fill_part(const Number*) { return Lanes{}; }
   static inline void add(Lanes& sum, Lanes x, Lanes y) { sum += y * x; }
 };
 
 #if defined(__AVX512BF16__) || defined(MGGCN_PAIRS)
 template <>
 struct Factors<bf16> {
-  typedef bf16 Packed;
+  typedef bf16 Number;
   typedef Vector<float, kTileBytes> Sums;
   typedef Vector<int32_t, kTileBytes> Pairs;
   typedef typename Pairs::type Lanes;
@@ -67,7 +67,7 @@ struct Factors<bf16> {
 #endif
 
 template <class S>
-using Packed = typename Factors<S>::Packed;
+using Packed = typename Factors<S>::Number;
 
 template <class S>
 inline Packed<S> as_packed(S x) {

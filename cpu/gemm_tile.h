@@ -1,4 +1,4 @@
-// A tile of a dense product in registers, and how its right operand is packed.
+// A tile of a dense product in registers, and how its operands are packed.
 // A tile has up to kTileRows rows and kTileVectors vectors of columns; its sums are taken in the order of the inner
 // dimension, pair by pair where lanes hold pairs, from what C holds or from zero, so that any cut of the dimensions (of
 // the inner one between pairs) gives the same bits.
@@ -35,7 +35,7 @@ inline int64_t whole_groups(int64_t inner) {
 }
 
 // sum += the groups of a at `a` (rows ra apart, or side by side if packed) times a group of b; part: of one number.
-template <class S, bool kPacked, bool kPart, int kRows, int kVectors>
+template <class S, bool kInPanels, bool kPart, int kRows, int kVectors>
 MGGCN_INLINE void add_group(typename Factors<S>::Sums::type (&sum)[kRows][kVectors], const Packed<S>* a, int64_t ra,
                             const Packed<S>* b) {
   typedef Factors<S> F;
@@ -44,7 +44,7 @@ MGGCN_INLINE void add_group(typename Factors<S>::Sums::type (&sum)[kRows][kVecto
   for (int j = 0; j < kVectors; ++j) x[j] = F::load(b + j * F::Sums::width * F::group);
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
-    const Packed<S>* group = a + i * (kPacked ? F::group : ra);
+    const Packed<S>* group = a + i * (kInPanels ? F::group : ra);
     const typename F::Lanes y = kPart ? F::fill_part(group) : F::fill(group);
 #pragma GCC unroll 16
     for (int j = 0; j < kVectors; ++j) F::add(sum[i][j], x[j], y);
@@ -102,6 +102,20 @@ template <class S>
 MGGCN_INLINE void pack_group(const S* row, int64_t count, int64_t step_k, int64_t step_n, int64_t cols, int64_t width,
                              Packed<S>* out) {
   constexpr int group = Factors<S>::group;
+  if constexpr (group == 2) {
+    // Two rows of memory, in whole words: compilers make no interleave of stores to every second number.
+    if (step_n == 1) {
+      typedef uint32_t __attribute__((may_alias)) Pair;
+      Pair* pairs = reinterpret_cast<Pair*>(out);
+      const S *lower = row, *upper = row + step_k;
+      if (count == 2)
+        for (int64_t n = 0; n < cols; ++n) pairs[n] = lower[n].bits | (uint32_t)upper[n].bits << 16;
+      else
+        for (int64_t n = 0; n < cols; ++n) pairs[n] = lower[n].bits;
+      for (int64_t n = cols; n < width; ++n) pairs[n] = 0;
+      return;
+    }
+  }
   for (int64_t g = 0; g < group; ++g) {
     const S* from = row + g * step_k;
     Packed<S>* to = out + g;

@@ -1,5 +1,5 @@
-// mggcn_isas: how many of baseline, avx2, avx512, avx512_bf16 the processor and its system have, each with those before
-// it.
+// mggcn_isas: how many of the instruction sets of kernels the processor and its system have, in this order: baseline,
+// avx2, avx512, avx512_bf16. Who has one has those before.
 #if defined(__x86_64__)
 extern "C" __attribute__((visibility("default"))) int mggcn_isas() {
   __builtin_cpu_init();

@@ -265,6 +265,11 @@ def dense_isa() -> str:
     return dense_isas()[-1]
 
 
+def sets_in_use() -> str:
+    """Return the instruction sets whose kernels run, for records and reports."""
+    return isa() if dense_isa() == isa() else f"{isa()}, dense products {dense_isa()}"
+
+
 @functools.cache
 def kernel(name: str, kind: str = "", set_: str = "") -> Callable[..., None]:
     """Return a kernel by name and type ("mggcn_spmm_", "f32"); `set_` overrides the processor's best set, for tests."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from importlib import metadata
 from pathlib import Path
 
@@ -44,6 +45,13 @@ def test_built_in_place(not_installed: Path) -> None:
     library = ctypes.CDLL(str(built))
     assert all(hasattr(library, f"mggcn_spmm_{kind}_{isa}") for kind in ("f32", "f64") for isa in native.isas())
     assert all(hasattr(library, f"mggcn_gemm_{kind}_{isa}") for kind in ("f32", "f64") for isa in native.dense_isas())
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one instruction set of kernels")
+def test_every_instruction_set_is_compiled() -> None:
+    """Fails if a processor with wider vectors than this one would find no dense product."""
+    for isa in ("baseline", "avx2", "avx512", "avx512_bf16"):
+        assert all(hasattr(native.library(), f"mggcn_gemm_{kind}_{isa}") for kind in ("f32", "f64", "bf16", "bf16_f32"))
 
 
 def test_an_installation_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,10 @@ class CpuBackend:
         if exploration is not None:
             self._spmm = ExploredSpmm(self.sparse_products, exploration, dtype, caches, self._workspace)
         dense_isa = isa or native.dense_isa()
-        way = gemm_way(dtype.itemsize, dense_isa, bf16_units=bf16_units())
-        self.dense_products = CpuGemm(way, threads, dense_isa, self._workspace)
+        way, sums = (
+            gemm_way(dtype.itemsize, dense_isa, bf16_units=bf16_units(), summed=summed) for summed in (False, True)
+        )
+        self.dense_products = CpuGemm(way, threads, dense_isa, self._workspace, sums=sums)
 
     @property
     def name(self) -> str:

@@ -246,13 +246,15 @@ GemmWay = Literal["own", "torch", "converted"]
 """Who multiplies dense matrices: cpu/gemm.cpp, torch, or torch in float32 after blocks of bfloat16 were converted."""
 
 
-def gemm_way(item: int, isa: str, *, bf16_units: Bf16Units) -> GemmWay:
+def gemm_way(item: int, isa: str, *, bf16_units: Bf16Units, summed: bool = False) -> GemmWay:
     """Return who multiplies: item, bytes of a stored number; isa, the instruction set of our dense products.
 
     bf16_units: what the processor has for bfloat16. Torch 2.13 uses tiles and vectors, our kernels vectors if they were
     compiled for them. Without either, torch multiplies bfloat16 at a tenth of the speed of float32; a conversion is cheap.
+    summed: the result is float32 beside operands of bfloat16, for which torch has no product.
     """
-    if item == 2 and (bf16_units == "tiles" or (bf16_units == "vectors" and isa != "avx512_bf16")):
+    ours = bf16_units == "none" or (bf16_units == "vectors" and isa == "avx512_bf16")
+    if item == 2 and not ours and not summed:
         return "torch"
     if isa != "baseline":
         return "own"

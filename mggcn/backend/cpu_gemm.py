@@ -43,18 +43,23 @@ def _gradient_args(gradient: Gradient) -> native.ActivationArgs:
 
 
 class CpuGemm:
-    """Products of matrices of one storage type."""
+    """Products of matrices of one storage type. way: who multiplies; sums: likewise for results in float32 of bfloat16."""
 
-    def __init__(self, way: GemmWay, threads: int, isa: str, workspace: Workspace) -> None:
+    def __init__(
+        self, way: GemmWay, threads: int, isa: str, workspace: Workspace, *, sums: GemmWay | None = None
+    ) -> None:
         self.way = way
+        self.sums = sums or way
         self._threads = threads
         self._isa = isa
         self._workspace = workspace
 
     @property
     def name(self) -> str:
-        """Who multiplies: an instruction set of ours, or torch."""
-        return self._isa if self.way == "own" else "torch"
+        """Who multiplies: an instruction set of ours, torch, or both."""
+        if self.way == "own":
+            return self._isa
+        return f"torch, in float32 {self._isa}" if self.sums == "own" else "torch"
 
     def multiply(
         self,
@@ -74,11 +79,10 @@ class CpuGemm:
         """
         if not out.numel():
             return
-        # Torch has no product of bfloat16 in float32; instructions for pairs have.
-        paired = a.dtype != out.dtype and self._isa.startswith("avx512_bf16")
-        if self.way == "own" or paired:
+        way = self.way if a.dtype == out.dtype else self.sums
+        if way == "own":
             self._multiply(a, b, out, accumulate, epilogue, first_row, gradient)
-        elif self.way == "torch" and a.dtype == out.dtype:
+        elif way == "torch" and a.dtype == out.dtype:
             if accumulate:
                 out.addmm_(a, b)
             else:

@@ -86,7 +86,10 @@ class GemmSizes:
 
 
 def gemm_sizes(rows: int, inner: int, cols: int, item: int, real: int, *, transposed: bool) -> GemmSizes:
-    """Return what a product (rows, inner) @ (inner, cols) works in; transposed: the left operand is stored so."""
+    """Return what a product (rows, inner) @ (inner, cols) works in; transposed: the left operand is stored so.
+
+    For every instruction set: those that multiply bfloat16 in pairs use half of what others widen operands to.
+    """
     whole = _lined(cols, real)
     if transposed:
         count = segments(rows, inner, cols, real)

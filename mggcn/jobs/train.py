@@ -151,7 +151,7 @@ def result_of(
             "numpy": np.__version__,
             "scipy": scipy.__version__,
             "machine": f"{platform.machine()} {processor_name()}",
-            "kernels": native.isa(),
+            "kernels": native.sets_in_use(),
             "threads": threads_per_rank(config),
             "device": trainer.runtime.backend.name,
         },

@@ -24,8 +24,7 @@ def native_library() -> tuple[str, str]:
     """Load the library that this installation built."""
     from mggcn import native
 
-    isa, dense = native.isa(), native.dense_isa()
-    return str(native.path()), isa if dense == isa else f"{isa}, dense products {dense}"
+    return str(native.path()), native.sets_in_use()
 
 
 def check_kernels(library: KernelLibrary) -> Finding:

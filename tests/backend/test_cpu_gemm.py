@@ -156,14 +156,17 @@ def test_what_is_not_finite_stays_in_its_row_and_column(dtype: torch.dtype, isa:
 PAIRED = [isa for isa in wide_tiles.ISAS if isa.startswith("avx512_bf16")]
 
 
-@pytest.mark.parametrize("isa", PAIRED)
-def test_torch_leaves_sums_of_bfloat16_to_pairs(isa: str) -> None:
-    """Fails if a gradient of weights is converted to float32 where instructions sum bfloat16 in it."""
-    h, g = _matrix(3000, 33, 1, torch.bfloat16), _matrix(3000, 17, 2, torch.bfloat16)
-    found, own = torch.empty(33, 17), torch.empty(33, 17)
-    CpuGemm("torch", 2, isa, Workspace()).multiply(h.t(), g, found, accumulate=False)
-    CpuGemm("own", 2, isa, Workspace()).multiply(h.t(), g, own, accumulate=False)
-    assert torch.equal(found, own)
+@pytest.mark.parametrize("isa", wide_tiles.ISAS)
+def test_torch_leaves_sums_of_bfloat16_to_us(isa: str) -> None:
+    """Fails if a gradient of weights is converted to float32 for torch, or h W is not torch's product."""
+    h, w, g = (_matrix(*shape, 1, torch.bfloat16) for shape in ((3000, 33), (33, 17), (3000, 17)))
+    shared, own = CpuGemm("torch", 2, isa, Workspace(), sums="own"), CpuGemm("own", 2, isa, Workspace())
+    out, found, expected = torch.empty(3000, 17, dtype=torch.bfloat16), torch.empty(33, 17), torch.empty(33, 17)
+    shared.multiply(h, w, out, accumulate=False)
+    assert torch.equal(out, h @ w)
+    shared.multiply(h.t(), g, found, accumulate=False)
+    own.multiply(h.t(), g, expected, accumulate=False)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("isa", PAIRED)
@@ -225,6 +228,8 @@ def test_a_sum_is_cut_by_its_shape_alone() -> None:
 def test_who_multiplies(item: int, isa: str, bf16_units: Bf16Units, way: str) -> None:
     """Fails if bfloat16 is left to instructions that are not there, or to slower ones than the processor has."""
     assert gemm_way(item, isa, bf16_units=bf16_units) == way
+    summed = gemm_way(item, isa, bf16_units=bf16_units, summed=True)
+    assert summed == ("own" if isa != "baseline" else "converted" if item == 2 else "torch")
 
 
 def test_products_keep_to_their_memory() -> None:

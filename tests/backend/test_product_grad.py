@@ -26,8 +26,8 @@ from tests.backend.cases import (
     zeros,
 )
 
-SHAPES = ((0, 3, 5), (1, 1, 1), (37, 7, 41), (200, 33, 24), (700, 129, 50))
-"""Rows, the inner dimension and columns."""
+SHAPES = ((0, 3, 5), (1, 1, 1), (37, 7, 41), (700, 129, 50), (4200, 7, 9))
+"""Rows, the inner dimension and columns; 4200 rows are more than a block in each of the chunks that are summed apart."""
 
 
 def _own(dtype: torch.dtype, isa: str, threads: int) -> CpuBackend:

@@ -106,7 +106,8 @@ class GlooPool:
     def close(self) -> None:
         """End the processes at once, whatever they do."""
         for process in self.processes:
-            process.kill()
+            if process.is_alive():
+                process.kill()
         for process in self.processes:
             process.join()
         for pipe in self._pipes:
@@ -152,7 +153,7 @@ class GlooPool:
         """Return one answer to the last call. Raises: the rank's error, unless it is a CommError."""
         try:
             answer: Answer = self._pipes[rank].recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # its end, also in the middle of an answer
             self.processes[rank].join(ENDING_S)
             code = self.processes[rank].exitcode
             raise RuntimeError(f"rank {rank} ended with code {code} in call {self.number} ({what})") from None
