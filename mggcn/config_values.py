@@ -6,7 +6,7 @@ import dataclasses
 import math
 import operator
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from mggcn.errors import ConfigError
@@ -23,8 +23,9 @@ def settle(table: Any, name: str) -> None:
 
     Raises: ConfigError as `parse_field`.
     """
+    hints = typing.get_type_hints(type(table))
     for item in dataclasses.fields(table):
-        object.__setattr__(table, item.name, parse_field(type(table), name, item.name, getattr(table, item.name)))
+        object.__setattr__(table, item.name, _parsed(hints, name, item.name, getattr(table, item.name)))
 
 
 def parse_field(kind: type, table: str, key: str, value: Any) -> Any:
@@ -32,7 +33,10 @@ def parse_field(kind: type, table: str, key: str, value: Any) -> Any:
 
     Raises: ConfigError if there is no such field, or the value does not fit its type.
     """
-    hints = typing.get_type_hints(kind)
+    return _parsed(typing.get_type_hints(kind), table, key, value)
+
+
+def _parsed(hints: Mapping[str, Any], table: str, key: str, value: Any) -> Any:
     if key not in hints:
         raise ConfigError(f"unknown setting {table}.{key}; known in [{table}] are {', '.join(hints)}")
     try:

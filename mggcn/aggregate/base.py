@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +33,8 @@ def aggregate_name(layer: int, backward: bool) -> str:
     return f"{'aggregate-grad' if backward else 'aggregate'}{layer}"
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Sizes of one sparse matrix that a rank holds."""
+class Matrix(NamedTuple):
+    """Sizes of one sparse matrix that a rank holds: a tuple, since P ranks of a plan have P tiles each."""
 
     rows: int
     nnz: int

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Literal, cast
-
-import numpy as np
-import numpy.typing as npt
 
 from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
@@ -21,7 +19,7 @@ from mggcn.partition.locality_estimate import UNKNOWN, Reuse
 from mggcn.partition.parts import Figures, row_figures, row_owners
 from mggcn.partition.shard import row_tiles
 from mggcn.plan.memory import BufferSpec
-from mggcn.plan.steps import Await, Multiply, Send, Step
+from mggcn.plan.steps import AHEAD, Multiply, Stages, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,11 +34,12 @@ class BroadcastStrategy:
     kind: Literal["rows"] = "rows"
 
     def plan(self, run: RunConfig, figures: Figures, rank: int, symmetric: bool, training: bool) -> BroadcastPlan:
-        counts, nnz = figures.counts, row_figures(figures).tiles.nnz
+        nnz = row_figures(figures).tiles.nnz
+        forward = tuple(nnz[rank].tolist())
         # Tile (i, j) of A^T has the edges from part j to part i: that of A those of tile (j, i).
-        backward = nnz[rank] if symmetric else nnz[:, rank]
+        backward = forward if symmetric else tuple(nnz[:, rank].tolist())
         reuse = row_figures(figures).reuse
-        return BroadcastPlan(rank, counts, _numbers(nnz[rank]), _numbers(backward), symmetric, reuse=reuse)
+        return BroadcastPlan(rank, figures.counts, forward, backward, symmetric, reuse=reuse)
 
     def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
         tiles, tiles_t = row_tiles(site.graph, row_owners(site.partition), site.rank, site.options, site.wanted)
@@ -50,10 +49,6 @@ class BroadcastStrategy:
         )
         strategy = Broadcast(cast(BroadcastPlan, training), forward, backward, site.comm, site.backend)
         return Built(strategy, strategy, (forward, backward))
-
-
-def _numbers(row: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    return tuple(int(n) for n in row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,39 +71,29 @@ class BroadcastPlan:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return tuple(Matrix(self.counts[self.rank], nnz) for nnz in self.nnz)
+        return tuple(map(Matrix, repeat(self.counts[self.rank]), self.nnz))
 
     @property
     def matrices_t(self) -> tuple[Matrix, ...]:
-        return () if self.symmetric else tuple(Matrix(self.counts[self.rank], nnz) for nnz in self.nnz_t)
+        return () if self.symmetric else tuple(map(Matrix, repeat(self.counts[self.rank]), self.nnz_t))
 
     def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        others = [c for r, c in enumerate(self.counts) if r != self.rank]
-        return tuple(BufferSpec(f"{op}.bc{s + 1}", max(others), cols, dtype) for s in range(self.num_slots))
+        rows = max((*self.counts[: self.rank], *self.counts[self.rank + 1 :]), default=0)
+        return tuple(BufferSpec(f"{op}.bc{s + 1}", rows, cols, dtype) for s in range(self.num_slots))
 
     def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return ()
 
     def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
-        size, me = len(self.counts), self.rank
+        last, me = len(self.counts) - 1, self.rank
         nnz = self.nnz_t if backward else self.nnz
         own = Multiply(self.counts[me], self.counts[me], nnz[me], cols, self.reuse.own)
-        if size == 1:
+        if last == 0:
             return (own,)
-        steps: list[Step] = [self._send(root, cols, dtype) for root in range(min(2, size))]
-        steps.append(own)
-        for j in range(size):
-            steps.append(Await(j))
-            if j != me:
-                steps.append(Multiply(self.counts[me], self.counts[j], nnz[j], cols, self.reuse.others))
-            if j + 2 < size:
-                steps.append(self._send(j + 2, cols, dtype))
-        return tuple(steps)
-
-    def _send(self, root: int, cols: int, dtype: str) -> Send:
-        nbytes = BufferSpec("", self.counts[root], cols, dtype).nbytes
-        mine = root == self.rank
-        return Send("broadcast", nbytes * (len(self.counts) - 1) if mine else 0, 0 if mine else nbytes, root)
+        row_bytes = BufferSpec("", 1, cols, dtype).nbytes
+        stages = Stages(me, self.counts, nnz, cols, row_bytes, self.reuse.others)
+        first = [stages.send(root) for root in range(AHEAD)]
+        return (*first, own, stages) if me == last else (*first, own, stages, stages.product(last))
 
 
 class Broadcast:

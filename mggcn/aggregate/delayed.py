@@ -84,12 +84,12 @@ class DelayedPlan:
     def num_leaves(self, number: int | None = None) -> int:
         """L: leaves of this rank, of all bins or one."""
         leaves = self.figures.leaves
-        return int((leaves.sum(0) if number is None else leaves[number])[self.rank].sum())
+        return int((leaves[:, self.rank] if number is None else leaves[number, self.rank]).sum())
 
     def num_roots(self, number: int | None = None) -> int:
         """R: leaves on other ranks whose root is here, of all bins or one."""
         leaves = self.figures.leaves
-        return int((leaves.sum(0) if number is None else leaves[number])[:, self.rank].sum())
+        return int((leaves[:, :, self.rank] if number is None else leaves[number, :, self.rank]).sum())
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

@@ -81,7 +81,7 @@ def _exchange(nnz: npt.NDArray[np.int64], needed: npt.NDArray[np.int64], rank: i
 
 
 def _numbers(row: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    return tuple(int(n) for n in row)
+    return tuple(row.tolist())
 
 
 def _check(halo: Halo, exchange: Exchange, rank: int) -> None:

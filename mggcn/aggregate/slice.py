@@ -84,6 +84,15 @@ class Deal:
         number = -(-cols // unit)
         return Deal(cols, unit, tuple((number - rank + ranks - 1) // ranks for rank in range(ranks)))
 
+    @staticmethod
+    def part(cols: int, ranks: int, item_bytes: int, rank: int) -> tuple[int, int, int]:
+        """Return the units in all, and the units and columns of one rank: in O(1), since P ranks of a plan ask for it."""
+        unit = UNIT_BYTES // item_bytes
+        number = -(-cols // unit)
+        each, more = divmod(number, ranks)
+        first, units = rank * each + min(rank, more), each + (rank < more)
+        return number, units, min((first + units) * unit, cols) - min(first * unit, cols)
+
     def slices(self) -> tuple[slice, ...]:
         """Return the columns of every rank, empty for a rank without units."""
         ends = [min(end * self.unit, self.cols) for end in accumulate(self.units, initial=0)]
@@ -118,9 +127,9 @@ class SlicePlan:
     def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         if len(self.counts) == 1:
             return ()
-        item, deal = ITEM_BYTES[dtype], Deal.of(cols, len(self.counts), ITEM_BYTES[dtype])
-        others = sum(deal.units) - deal.units[self.rank]
-        units = max(self.counts[self.rank] * others, self.num_vertices * deal.units[self.rank])
+        item = ITEM_BYTES[dtype]
+        every, mine, _ = Deal.part(cols, len(self.counts), item, self.rank)
+        units = max(self.counts[self.rank] * (every - mine), self.num_vertices * mine)
         lines = -(-units * UNIT_BYTES // ALIGNMENT)
         return tuple(BufferSpec(f"{op}.slice{k}", lines, ALIGNMENT // item, dtype) for k in (1, 2))
 
@@ -128,14 +137,12 @@ class SlicePlan:
         return ()
 
     def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
-        me, num_vertices, rows = self.rank, self.num_vertices, self.counts[self.rank]
+        num_vertices, rows = self.num_vertices, self.counts[self.rank]
         if len(self.counts) == 1:
             return (Multiply(num_vertices, num_vertices, self.nnz, cols, self.reuse),)
-        deal = Deal.of(cols, len(self.counts), ITEM_BYTES[dtype])
-        mine = deal.slices()[me]
-        away = UNIT_BYTES * rows * (sum(deal.units) - deal.units[me])
-        here = UNIT_BYTES * (num_vertices - rows) * deal.units[me]
-        width = mine.stop - mine.start
+        every, mine, width = Deal.part(cols, len(self.counts), ITEM_BYTES[dtype], self.rank)
+        away = UNIT_BYTES * rows * (every - mine)
+        here = UNIT_BYTES * (num_vertices - rows) * mine
         product = (Multiply(num_vertices, num_vertices, self.nnz, width, self.reuse),) if width else ()
         return (
             Copy(rows, cols),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -60,7 +61,7 @@ class Figures(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowFigures:
     """Of a partition of the rows: rows per rank, the P x P tiles of A^T, and how local their products' gathers are.
 
@@ -74,7 +75,7 @@ class RowFigures:
     reuse: Reuse = UNKNOWN
     wanted: tuple[WantedRows, ...] = ()
 
-    @property
+    @cached_property
     def num_entries(self) -> int:
         return int(self.tiles.nnz.sum())
 

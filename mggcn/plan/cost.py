@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mggcn.plan.description import Machine
+from mggcn.plan.segments import Program
 from mggcn.plan.sidebyside import Run
 from mggcn.plan.work import KINDS, Item, Kind
 
@@ -32,19 +33,24 @@ class Cost:
 
 
 def predict(machine: Machine, transport: str, lists: Sequence[Sequence[Item]]) -> Cost:
-    """Return the cost of one program from the items of every rank, in rank order. Cost: O(log P) for each item.
+    """Return the cost of one program from the items of every rank, in rank order.
 
+    Cost: O(log P) for each item, also of the P^2 that the stages of a broadcast stand for; some passes over P numbers for
+    each stage where all ranks wait for each block.
     Raises: PlanError if the ranks do not list the same messages; ConfigError if the machine has too few devices.
     """
-    run = Run(machine, machine.link(len(lists), transport), lists)
+    program = Program(machine, transport, lists)
+    run = Run(program)
     run.finish()
-    for rank in run.ranks:
-        # What no rank waits for in this epoch costs its device all the same: an older message of its kind arrives.
-        flying = sum(m.end - m.start for number, m in enumerate(run.carried) if number not in rank.awaited)
-        rank.spend("messages", flying * run.link.busy)
+    awaited = {segment.awaits for segment in program.segments}
+    # What no rank waits for in this epoch costs its device all the same: an older message of its kind arrives.
+    flying = sum(message.end - message.start for number, message in enumerate(run.carried) if number not in awaited)
+    run.parts["messages"] += flying * program.link.busy
     # A link that is busy for longer than the ranks compute sets the pace of epochs that wait for older messages.
     link_s = sum(message.transfer_s for message in run.carried)
-    return Cost(max(*(sum(r.parts.values()) for r in run.ranks), link_s), tuple(r.parts for r in run.ranks), link_s)
+    columns = [run.parts[kind].tolist() for kind in KINDS]
+    ranks = tuple(dict(zip(KINDS, parts, strict=True)) for parts in zip(*columns, strict=True))
+    return Cost(max(*(sum(parts.values()) for parts in ranks), link_s), ranks, link_s)
 
 
 def mean_cost(costs: Sequence[Cost]) -> Cost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -60,10 +61,6 @@ class Placement:
     def end(self) -> int:
         return self.offset + self.spec.nbytes
 
-    def meets(self, other: Placement) -> bool:
-        """Return whether both are live at one op."""
-        return self.first <= other.last and other.first <= self.last
-
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
@@ -116,11 +113,15 @@ def place(buffers: Iterable[BufferSpec], uses: Sequence[Use]) -> ArenaPlan:
 def _first_fit(ranges: Sequence[Placement]) -> ArenaPlan:
     """Place each buffer at the lowest offset where it meets no placed one."""
     placed: list[Placement] = []
+    # Their offsets, ends and live ranges, the lowest first.
+    taken: list[tuple[int, int, int, int]] = []
     for item in ranges:
-        offset = 0
-        for other in sorted((p for p in placed if p.meets(item)), key=lambda p: p.offset):
-            if offset + item.spec.nbytes <= other.offset:
-                break
-            offset = max(offset, other.end)
+        offset, nbytes = 0, item.spec.nbytes
+        for start, end, first, last in taken:
+            if first <= item.last and item.first <= last:
+                if offset + nbytes <= start:
+                    break
+                offset = max(offset, end)
         placed.append(Placement(item.spec, item.first, item.last, offset))
-    return ArenaPlan(tuple(placed), max((p.end for p in placed), default=0))
+        bisect.insort(taken, (offset, offset + nbytes, item.first, item.last), key=lambda place: place[0])
+    return ArenaPlan(tuple(placed), max((end for _, end, _, _ in taken), default=0))

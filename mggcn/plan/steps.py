@@ -6,9 +6,9 @@ list, and the cost model runs it on a described machine. V rows of this rank, D 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,68 @@ class Await:
     message: int
 
 
-Step = Multiply | Copy | Send | Await
+AHEAD: Final = 2
+"""Blocks of a staged broadcast that are under way at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The stages of a broadcast over P ranks, in one: what `plain` lists would be P^2 steps of all ranks together.
+
+    In stage j the block of rank j is awaited and multiplied, but for this rank's own, which was multiplied before; then
+    block j + AHEAD starts. The first blocks have started already. The last stage ends with the arrival of its block.
+    counts: rows of every rank; nnz: of this rank's tiles; row_bytes: of a row of the blocks.
+    """
+
+    rank: int
+    counts: tuple[int, ...]
+    nnz: tuple[int, ...]
+    width: int
+    row_bytes: int
+    reuse: tuple[float, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.counts)
+
+    def product(self, stage: int) -> Multiply:
+        """Return the product with the tile of a stage."""
+        return Multiply(self.counts[self.rank], self.counts[stage], self.nnz[stage], self.width, self.reuse)
+
+    def send(self, root: int) -> Send:
+        """Return the broadcast of a rank's block."""
+        nbytes = self.counts[root] * self.row_bytes
+        mine = root == self.rank
+        return Send("broadcast", nbytes * (self.size - 1) if mine else 0, 0 if mine else nbytes, root)
+
+    def plain(self) -> Iterator[Multiply | Send | Await]:
+        """Yield the steps one by one."""
+        for stage in range(self.size - 1):
+            yield Await(stage)
+            if stage != self.rank:
+                yield self.product(stage)
+            if stage + AHEAD < self.size:
+                yield self.send(stage + AHEAD)
+        yield Await(self.size - 1)
+
+
+Step = Multiply | Copy | Send | Await | Stages
 
 
 def num_products(steps: Sequence[Step]) -> int:
     """Return the sparse products among the steps."""
-    return sum(isinstance(step, Multiply) for step in steps)
+    # Of the stages but the last, one is this rank's own, unless that is the last.
+    stages = (step.size - 1 - (step.rank < step.size - 1) for step in steps if isinstance(step, Stages))
+    return sum(isinstance(step, Multiply) for step in steps) + sum(stages)
 
 
 def num_messages(steps: Sequence[Step]) -> int:
     """Return the messages among the steps."""
-    return sum(isinstance(step, Send) for step in steps)
+    stages = (max(step.size - AHEAD, 0) for step in steps if isinstance(step, Stages))
+    return sum(isinstance(step, Send) for step in steps) + sum(stages)
 
 
 def bytes_sent(steps: Sequence[Step]) -> int:
     """Return the bytes that leave this rank."""
-    return sum(step.sent for step in steps if isinstance(step, Send))
+    stages = (step.send(step.rank).sent for step in steps if isinstance(step, Stages) and step.rank >= AHEAD)
+    return sum(step.sent for step in steps if isinstance(step, Send)) + sum(stages)

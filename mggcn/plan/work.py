@@ -1,14 +1,20 @@
-"""What a rank does in a program, as the cost model sees it, and the seconds of what it does alone. Needs no torch."""
+"""What a rank does in a program, as the cost model sees it, and the seconds of what it does alone. Needs no torch.
+
+P ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from mggcn.errors import PlanError
 from mggcn.plan.description import DeviceRates, RateTable
-from mggcn.plan.steps import Await, Send
+from mggcn.plan.steps import Await, Send, Stages
 
 Kind = Literal["sparse", "dense", "elementwise", "messages", "sums", "overhead"]
 KINDS: Final[Mapping[Kind, str]] = {
@@ -50,7 +56,41 @@ class Sum:
     nbytes: int
 
 
-Item = Work | Send | Await | Sum
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The stages of a broadcast. first: its first message's number in the program; edge: bytes of an edge of the tiles;
+    reuse: as Work's.
+    """
+
+    stages: Stages
+    first: int
+    edge: int
+    reuse: tuple[tuple[int, float], ...] = ()
+
+    def plain(self) -> Iterator[Work | Send | Await]:
+        """Yield the items one by one."""
+        for step in self.stages.plain():
+            match step:
+                case Await():
+                    yield Await(self.first + step.message)
+                case Send():
+                    yield step
+                case _:
+                    touched, row = min(step.columns, step.nnz), self.stages.row_bytes
+                    footprint, streamed = product_bytes(step.rows, touched, step.nnz, row, self.edge)
+                    yield Work("sparse", step.nnz, row, footprint, streamed, reuse=self.reuse)
+
+
+Item = Work | Send | Await | Sum | Staged
+Count = TypeVar("Count", int, npt.NDArray[np.int64])
+
+
+def product_bytes(rows: Count, touched: Count, nnz: Count, row: int, edge: int) -> tuple[Count, Count]:
+    """Return the bytes that a sparse product gathers from, and those that it streams.
+
+    touched: rows of the operand; row: bytes of one, and of one of the result; edge: of a nonzero. For one product or many.
+    """
+    return touched * row, nnz * edge + rows * (8 + 2 * row)
 
 
 def ring_bytes(nbytes: int, ranks: int) -> int:
@@ -66,14 +106,45 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
     """
     moving = 0.0
     if work.rows:
-        moving += work.rows * sharing * (work.row_bytes * _gathered_byte_s(work, device.gather, sharing) + device.row_s)
+        each = _gathered_byte_s(work.footprint, work.reuse, device.gather, sharing)
+        moving += work.rows * sharing * (work.row_bytes * each + device.row_s)
     if work.streamed:
         moving += work.streamed * sharing / device.copy.at((work.span or work.streamed) * sharing)
     computing = work.flop * sharing / _gemm(device, work.precision) if work.flop else 0.0
-    return max(moving, computing), work.calls * device.call_s * max(1.0, sharing / device.cores)
+    return max(moving, computing), call_seconds(work.calls, device, sharing)
 
 
-def _gathered_byte_s(work: Work, gather: RateTable, sharing: int) -> float:
+def call_seconds(calls: int, device: DeviceRates, sharing: int) -> float:
+    """Return the seconds of so many calls."""
+    return calls * device.call_s * max(1.0, sharing / device.cores)
+
+
+def staged_seconds(ranks: Sequence[Staged], device: DeviceRates, sharing: int) -> npt.NDArray[np.float64]:
+    """Return the seconds of the products of every stage but the last (P - 1, P), without their calls; 0 for own tiles.
+
+    ranks: the same stages of all ranks, in rank order. Entry (j, i): as `work_seconds` of rank i's in stage j, to the bit.
+    Cost: a sort of P^2 numbers.
+    """
+    row, reuse = ranks[0].stages.row_bytes, ranks[0].reuse
+    counts = np.array(ranks[0].stages.counts, np.int64)
+    nnz = np.array([rank.stages.nnz[:-1] for rank in ranks], np.int64).T.copy()
+    touched = np.minimum(counts[:-1, None], nnz)
+    footprint, streamed = product_bytes(counts, touched, nnz, row, ranks[0].edge)
+    each = _of_distinct(footprint, lambda nbytes: _gathered_byte_s(nbytes, reuse, device.gather, sharing))
+    rate = _of_distinct(streamed * sharing, device.copy.at)
+    moving = nnz * sharing * (row * each + device.row_s) + streamed * sharing / rate
+    np.fill_diagonal(moving, 0.0)
+    return moving
+
+
+def _of_distinct(numbers: npt.NDArray[np.int64], function: Callable[[int], float]) -> npt.NDArray[np.float64]:
+    """Return a function of every number; it is called once for all that are equal."""
+    distinct, which = np.unique(numbers, return_inverse=True)
+    values = np.array([function(number) for number in distinct.tolist()])
+    return values[which].reshape(numbers.shape)
+
+
+def _gathered_byte_s(footprint: int, reuse: Sequence[tuple[int, float]], gather: RateTable, sharing: int) -> float:
     """Return the seconds of a gathered byte, the average over the distances between two uses of a row.
 
     Rows at random from a matrix of R bytes have distances of 0 to R bytes equally often. So the bytes that come from
@@ -81,13 +152,13 @@ def _gathered_byte_s(work: Work, gather: RateTable, sharing: int) -> float:
     the sum is t(R) again.
     """
 
-    def until(footprint: int) -> float:
-        return footprint / gather.at(footprint * sharing) if footprint else 0.0
+    def until(nbytes: int) -> float:
+        return nbytes / gather.at(nbytes * sharing) if nbytes else 0.0
 
     seconds = each = 0.0
     below = 0
-    for bound, share in work.reuse or ((work.footprint, 1.0),):
-        above = min(bound, work.footprint)
+    for bound, share in reuse or ((footprint, 1.0),):
+        above = min(bound, footprint)
         if above > below:
             each = (until(above) - until(below)) / (above - below)
             below = above

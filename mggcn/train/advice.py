@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from mggcn.errors import GraphError
-from mggcn.train.runplan import RunPlan, plan_rank
+from mggcn.train.runplan import RunPlan, plan_ranks
 
 MAX_ADVISED_RANKS = 1024
 SAMPLING_MARGIN = 1.02
@@ -64,13 +64,13 @@ def _estimate(plan: RunPlan, ranks: int, share: float) -> int:
             chosen = set(range(ranks))
         else:
             # The order may have left one rank with more than its share of the edges; it will again.
-            entries = [sum(m.nnz for m in rank.aggregation.matrices) for rank in plan.ranks]
+            entries = [rank.nnz for rank in plan.ranks]
             skew = max(entries) * len(entries) / sum(entries) if any(entries) else 1.0
             edges = math.ceil(shape.num_edges * skew * SAMPLING_MARGIN)
             figures = plan.figures.resized(shape.num_vertices, edges, ranks, self_loops=model.self_loops)
             counts = figures.counts
             # Parts have at most two sizes, and the smaller may have to hold a block of the larger.
             chosen = {counts.index(max(counts)), counts.index(min(counts))}
-        return max(plan_rank(config, shape, figures, plan.strategy, r).total_bytes for r in chosen)
+        return max(rank.total_bytes for rank in plan_ranks(config, shape, figures, plan.strategy, sorted(chosen)))
     except GraphError:
         return 2**62

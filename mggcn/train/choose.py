@@ -19,7 +19,7 @@ from mggcn.plan.machine import human
 from mggcn.plan.steps import bytes_sent
 from mggcn.plan.work import KINDS
 from mggcn.train.costtext import parts_cells, seconds_text
-from mggcn.train.opwork import epoch_cost
+from mggcn.train.opwork import training_cost
 from mggcn.train.plantext import table
 from mggcn.train.runplan import RunPlan
 
@@ -90,7 +90,7 @@ def choose(candidates: Sequence[Candidate], machine: Machine, limit: int) -> Cho
     """Cost the candidates on `machine`, each rank of which may use `limit` bytes, and choose the fastest exact one.
 
     Equal predictions are decided by fewer bytes sent, then by less memory, then by the order of the candidates.
-    Raises: PlanError, ConfigError as `epoch_cost`.
+    Raises: PlanError, ConfigError as `training_cost`.
     """
     rows = [_row(candidate, machine, limit) for candidate in candidates]
     eligible = [row for row in rows if row.verdict == "fits"]
@@ -109,7 +109,7 @@ def _row(candidate: Candidate, machine: Machine, limit: int) -> Row:
     plan = candidate.plan
     if plan is None:
         return Row(candidate, "not possible", note=candidate.reason)
-    cost = epoch_cost(plan, machine).train
+    cost = training_cost(plan, machine)
     memory = plan.largest.total_bytes
     verdict, note = "fits", ""
     if memory > limit:

@@ -10,7 +10,7 @@ from mggcn.plan.analysis import AggregationWork, aggregation_work, analyse_15d, 
 from mggcn.plan.cost import Cost
 from mggcn.plan.description import Machine
 from mggcn.plan.work import KINDS
-from mggcn.train.opwork import EpochCost, epoch_cost
+from mggcn.train.opwork import EpochCost, epoch_cost, training_cost
 from mggcn.train.plantext import table
 from mggcn.train.runplan import RunPlan, plan_run
 
@@ -34,7 +34,7 @@ def cost_lines(plan: RunPlan, machine: Machine, replication: float | None = None
     `epoch_cost`.
     """
     cost, whole = epoch_cost(plan, machine), unpruned(plan)
-    costs = _costs(cost) | ({} if whole is None else {"training, all rows": epoch_cost(whole, machine).train})
+    costs = _costs(cost) | ({} if whole is None else {"training, all rows": training_cost(whole, machine)})
     rows = [(name, seconds_text(c.seconds), *parts_cells(c.parts)) for name, c in costs.items()]
     rank = f", parts of rank {cost.train.critical}, which computes longest" if len(plan.ranks) > 1 else ""
     caveat = f" ({machine.caveat})" if machine.caveat else ""
@@ -79,7 +79,7 @@ def cost_dict(plan: RunPlan, machine: Machine, replication: float | None = None)
     for name, cost in _costs(epoch_cost(plan, machine)).items():
         found[name] = {"seconds": cost.seconds, "link_seconds": cost.link_s, "ranks": [dict(r) for r in cost.ranks]}
     if (whole := unpruned(plan)) is not None:
-        found["training_all_rows"] = {"seconds": epoch_cost(whole, machine).train.seconds}
+        found["training_all_rows"] = {"seconds": training_cost(whole, machine).seconds}
     if plan.config.model.aggregates:
         found["aggregation_work"] = plan_work(plan, replication).total
     analysed = analyse_15d(machine, len(plan.ranks))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,8 +21,8 @@ from mggcn.plan.cost import Cost, mean_cost, predict
 from mggcn.plan.description import Machine
 from mggcn.plan.device import REAL
 from mggcn.plan.memory import ITEM_BYTES, BufferSpec
-from mggcn.plan.steps import Await, Copy, Multiply, Send, Step
-from mggcn.plan.work import Item, Sum, Work
+from mggcn.plan.steps import Await, Copy, Multiply, Send, Stages, Step, num_messages
+from mggcn.plan.work import Item, Staged, Sum, Work, product_bytes
 from mggcn.train.regions import OPTIMIZER_STATES
 from mggcn.train.runplan import SIGNALS, RankPlan, RunPlan
 
@@ -42,17 +42,23 @@ class EpochCost:
 
 def epoch_cost(plan: RunPlan, machine: Machine) -> EpochCost:
     """Predict a training epoch and an evaluation of a plan. Raises: PlanError, ConfigError as `predict`."""
-    run, period = plan.config.run, plan.ranks[0].aggregation.period
+    return EpochCost(training_cost(plan, machine), _cost(plan, machine, [rank.evaluate for rank in plan.ranks]))
+
+
+def training_cost(plan: RunPlan, machine: Machine) -> Cost:
+    """Predict a training epoch of a plan alone. Raises: PlanError, ConfigError as `predict`."""
+    period = plan.ranks[0].aggregation.period
+    turns = range(0, period, -(-period // MAX_TURNS))
+    return mean_cost([_cost(plan, machine, [rank.train for rank in plan.ranks], turn) for turn in turns])
+
+
+def _cost(plan: RunPlan, machine: Machine, programs: Sequence[Program], turn: int = 0) -> Cost:
+    """Predict one program of every rank."""
+    run = plan.config.run
     several = "gloo" if run.device == "cpu" else "nccl"
     transport = several if run.transport == "auto" else run.transport
-    turns = range(0, period, -(-period // MAX_TURNS))
-
-    def cost(programs: list[Program], turn: int) -> Cost:
-        lists = [program_items(plan, r, p, turn) for r, p in zip(plan.ranks, programs, strict=True)]
-        return predict(machine, transport, lists)
-
-    train = mean_cost([cost([rank.train for rank in plan.ranks], turn) for turn in turns])
-    return EpochCost(train, cost([rank.evaluate for rank in plan.ranks], 0))
+    lists = [_items(plan, rank, program, turn) for rank, program in zip(plan.ranks, programs, strict=True)]
+    return predict(machine, transport, lists)
 
 
 def program_items(plan: RunPlan, rank: RankPlan, program: Program, turn: int = 0) -> list[Item]:
@@ -60,12 +66,21 @@ def program_items(plan: RunPlan, rank: RankPlan, program: Program, turn: int = 0
 
     After a training program: the sums of gradients and signals, and the optimiser. Raises: PlanError for an unknown op.
     """
+    items = _items(plan, rank, program, turn)
+    return [one for item in items for one in (item.plain() if isinstance(item, Staged) else (item,))]
+
+
+def _items(plan: RunPlan, rank: RankPlan, program: Program, turn: int) -> list[Item]:
+    """As `program_items`, but the stages of a broadcast are one item."""
     sizes = _sizes(plan, rank, program)
     aggregations = iter(rank.steps(program, turn))
     items: list[Item] = []
+    sent = 0
     for op in program.ops:
         if isinstance(op, fwd.Aggregate):
-            items += _aggregation(sizes, next(aggregations), sum(isinstance(item, Send) for item in items))
+            steps = next(aggregations)
+            items += _aggregation(sizes, steps, sent)
+            sent += num_messages(steps)
         else:
             items += _work(sizes, op)
     training = program is rank.train
@@ -141,10 +156,11 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int) -> Iterator[It
             case Multiply():
                 row = sizes.row(step.width)
                 # No more rows of the operand are touched than there are nonzeros.
-                footprint = min(step.columns, step.nnz) * row
-                streamed = step.nnz * sizes.edge + step.rows * (8 + 2 * row)
-                reuse = tuple((bound * row, share) for bound, share in zip(BOUNDS, step.reuse, strict=False))
-                yield Work("sparse", step.nnz, row, footprint, streamed, reuse=reuse)
+                touched = min(step.columns, step.nnz)
+                footprint, streamed = product_bytes(step.rows, touched, step.nnz, row, sizes.edge)
+                yield Work("sparse", step.nnz, row, footprint, streamed, reuse=_distances(row, step.reuse))
+            case Stages():
+                yield Staged(step, sent, sizes.edge, _distances(step.row_bytes, step.reuse))
             case Copy():
                 row = sizes.row(step.width)
                 streamed = step.rows * (4 + row)
@@ -153,6 +169,11 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int) -> Iterator[It
                 yield dataclasses.replace(step, message=step.message + sent)
             case Send():
                 yield step
+
+
+def _distances(row: int, reuse: Iterable[float]) -> tuple[tuple[int, float], ...]:
+    """Shares of the gathers by the bytes of the rows of the operand that were used since."""
+    return tuple((bound * row, share) for bound, share in zip(BOUNDS, reuse, strict=False))
 
 
 def _work(s: _Sizes, op: Op) -> list[Work]:

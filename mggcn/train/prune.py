@@ -15,7 +15,7 @@ from mggcn.aggregate.by_layer import ByLayer
 from mggcn.config import RunConfig
 from mggcn.errors import GraphError
 from mggcn.model.choices import LayerChoice
-from mggcn.partition.parts import Figures, row_figures
+from mggcn.partition.parts import Figures, RowFigures, row_figures
 from mggcn.partition.splits import training_rows
 from mggcn.partition.wanted import LEAST_SAVED, pays, wanted_sets
 
@@ -69,13 +69,18 @@ def _everything(layers: Sequence[int], reason: str) -> tuple[LayerRows, ...]:
     return tuple(LayerRows(layer, None, None, None, reason) for layer in layers)
 
 
-def pruned_plans(
-    run: RunConfig, rows: Sequence[LayerRows], figures: Figures, strategy: Strategy, rank: int
-) -> dict[int, AggregationPlan]:
-    """Return a rank's plan for every level in use: that of the same strategy over fewer rows."""
+def level_figures(rows: Sequence[LayerRows], figures: Figures) -> dict[int, RowFigures]:
+    """Return the figures of every level in use: those of all ranks, over fewer rows."""
     levels = sorted({layer.level for layer in rows if layer.level is not None})
+    return {level: row_figures(figures).only(level) for level in levels}
+
+
+def pruned_plans(
+    run: RunConfig, levels: Mapping[int, RowFigures], strategy: Strategy, rank: int
+) -> dict[int, AggregationPlan]:
+    """Return a rank's plan for every level: that of the same strategy over fewer rows."""
     # The rows of A^T that are kept are the columns of A: two matrices, also of a symmetric graph.
-    return {level: strategy.plan(run, row_figures(figures).only(level), rank, False, True) for level in levels}
+    return {level: strategy.plan(run, figures, rank, False, True) for level, figures in levels.items()}
 
 
 def of_layers(rows: Sequence[LayerRows], plans: Mapping[int, AggregationPlan]) -> dict[int, AggregationPlan]:

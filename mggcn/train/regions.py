@@ -5,7 +5,7 @@ N vertices, V rows of this rank. Needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mggcn.aggregate.base import Matrix
@@ -28,8 +28,9 @@ OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
 
 @dataclass(frozen=True, slots=True)
 class RankSizes:
-    """What a rank's bytes follow from; forward, backward: its matrices for A^T, and for A if others than those.
+    """What a rank's bytes follow from.
 
+    forward, backward: how many it has of every size of matrix for A^T, and for A if others than those.
     index_bytes: lists of rows that are sent and received; assignment_bytes: of each vertex of the graph, in set-up.
     """
 
@@ -37,8 +38,8 @@ class RankSizes:
     shape: GraphShape
     model: Model
     inputs: InputShape
-    forward: Sequence[Matrix]
-    backward: Sequence[Matrix]
+    forward: Mapping[Matrix, int]
+    backward: Mapping[Matrix, int]
     index_bytes: int
     assignment_bytes: int
 
@@ -95,17 +96,21 @@ class RankSizes:
     def _graph_bytes(self) -> int:
         """Bytes of the matrices: 64-bit row pointers, 32-bit columns, values if edges have weights; and of the lists."""
         entry = 4 + (self.item if self.shape.weighted else 0)
-        matrices = (*self.forward, *self.backward)
-        return self.index_bytes + sum(m.nnz * entry + (m.rows + 1) * 8 for m in matrices)
+        matrices = (*self.forward.items(), *self.backward.items())
+        return self.index_bytes + sum(count * (m.nnz * entry + (m.rows + 1) * 8) for m, count in matrices)
 
-    def _matrices(self) -> list[tuple[int, int, bool]]:
-        """Rows, nonzeros, and whether there are values, of every sparse matrix: tiles, then sparse features both ways."""
-        tiles = [(m.rows, m.nnz, self.shape.weighted) for m in (*self.forward, *self.backward)]
+    def _matrices(self) -> list[tuple[int, int, bool, int]]:
+        """Rows, nonzeros, whether there are values, and how many such there are, of the sparse matrices.
+
+        Tiles, then sparse features both ways.
+        """
+        matrices = (*self.forward.items(), *self.backward.items())
+        tiles = [(m.rows, m.nnz, self.shape.weighted, count) for m, count in matrices]
         choice = self.model.input
         if not choice.sparse:
             return tiles
         nnz = self.inputs.aggregated_nnz if choice.aggregated else self.inputs.nnz or 0
-        return [*tiles, (self.model.rows, nnz, True), (self.inputs.cols, nnz, True)]
+        return [*tiles, (self.model.rows, nnz, True, 1), (self.inputs.cols, nnz, True, 1)]
 
     def _widest(self, panel: int) -> int:
         """Columns of the widest operand of a sparse product."""
@@ -122,7 +127,7 @@ class RankSizes:
         columns = max(self.shape.num_vertices, self.inputs.cols)
         products = [
             cpu_shape.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, caches)
-            for rows, nnz, _ in matrices
+            for rows, nnz, *_ in matrices
         ]
         dense = [
             cpu_shape.gemm_bytes(model.rows, c.d_in, c.d_out, stored, self.item, threads)
@@ -130,21 +135,21 @@ class RankSizes:
             if c.layer > 1 or not model.input.sparse
         ]
         return {
-            "kernel schedules": sum(cpu_shape.schedule_bytes(rows, nnz) for rows, nnz, _ in matrices),
+            "kernel schedules": sum(count * cpu_shape.schedule_bytes(rows, nnz) for rows, nnz, _, count in matrices),
             "kernel work space": max([*products, *dense], default=0),
         }
 
     def _kernel_regions(self, panel: int) -> dict[str, int]:
         """What a GPU's kernels keep beside its matrices; products share work space, since they follow each other."""
         matrices, width = self._matrices(), self._widest(panel)
-        workspace = max((workspace_bytes(nnz, width, self.item) for _, nnz, _ in matrices), default=0)
+        workspace = max((workspace_bytes(nnz, width, self.item) for _, nnz, *_ in matrices), default=0)
         regions = {
-            "kernel schedules": sum(schedule_bytes(rows, nnz) for rows, nnz, _ in matrices),
+            "kernel schedules": sum(count * schedule_bytes(rows, nnz) for rows, nnz, _, count in matrices),
             "kernel work space": workspace,
         }
         if self.config.run.spmm == "cusparse":
             regions["cuSPARSE, but for its work space"] = sum(
-                cusparse_bytes(rows, nnz, weighted, self.item) for rows, nnz, weighted in matrices
+                count * cusparse_bytes(rows, nnz, weighted, self.item) for rows, nnz, weighted, count in matrices
             )
         return regions
 

@@ -5,35 +5,27 @@ N vertices, P ranks, V rows of a rank. Needs no torch.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 from mggcn.aggregate.base import AggregationPlan, Strategy
 from mggcn.config import Config
 from mggcn.errors import PlanError
-from mggcn.model.choices import InputChoice, InputShape, choose_input, choose_layers
-from mggcn.model.lower import (
-    Model,
-    Program,
-    lower_evaluation,
-    lower_setup,
-    lower_training,
-    panel_width,
-    paper_arena_bytes,
-    spmm_ops,
-)
+from mggcn.model.lower import Model, Program, paper_arena_bytes, spmm_ops
 from mggcn.partition.parts import Figures
 from mggcn.partition.tiles import check_tile_nnz
-from mggcn.plan.device import FIGURES, STORAGE
+from mggcn.plan.device import FIGURES
 from mggcn.plan.machine import human
 from mggcn.plan.memory import BufferSpec
 from mggcn.plan.steps import Step, bytes_sent, num_messages, num_products
 from mggcn.plan.work import ring_bytes
-from mggcn.train.prune import LayerRows, choose_rows, of_layers, pruned_plans, set_bytes
-from mggcn.train.regions import RankSizes, input_bytes, score_bytes
+from mggcn.train.common import Common
+from mggcn.train.lowered import Lowering
+from mggcn.train.prune import LayerRows, of_layers, set_bytes
+from mggcn.train.regions import RankSizes, score_bytes
 from mggcn.train.shape import GraphShape, check_shape
 
 
@@ -167,55 +159,42 @@ def plan_run(config: Config, shape: GraphShape, figures: Figures, strategy: Stra
     Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program.
     """
     check_shape(shape)
-    ranks = range(len(figures.counts))
-    return RunPlan(
-        config, shape, figures, strategy, tuple(plan_rank(config, shape, figures, strategy, rank) for rank in ranks)
-    )
+    ranks = plan_ranks(config, shape, figures, strategy, range(len(figures.counts)))
+    return RunPlan(config, shape, figures, strategy, ranks)
 
 
-def plan_rank(config: Config, shape: GraphShape, figures: Figures, strategy: Strategy, rank: int) -> RankPlan:
-    """Plan one rank: choose, lower, place, and add up its bytes."""
-    counts, precision = figures.counts, config.run.precision
-    rows, ranks = counts[rank], len(counts)
-    graph = config.model.aggregates
-    aggregation, exact = (
-        strategy.plan(config.run, figures, rank, shape.symmetric, training) for training in (True, False)
-    )
-    nnz = sum(matrix.nnz for matrix in aggregation.matrices) if graph else 0
-    share = rows / max(shape.num_vertices, 1)
-    nnz_x = None if shape.feature_nnz is None else math.ceil(shape.feature_nnz * share)
-    inputs = InputShape(rows, shape.num_features, nnz_x, nnz, math.ceil(shape.aggregated_nnz * share))
-    # Every rank must make the same choice: it is made from global figures.
-    whole = InputShape(
-        shape.num_vertices, shape.num_features, shape.feature_nnz, figures.num_entries, shape.aggregated_nnz
-    )
-    width = (*config.model.hidden, shape.num_classes)[0]
-    chosen = choose_input(config.model, whole, width, config.run.features, precision)
-    choice = InputChoice(chosen.sparse, chosen.aggregated, input_bytes(config, chosen, inputs), chosen.reason)
-    layers = choose_layers(config.model, shape.num_features, shape.num_classes, chosen, config.run.products)
-    scaled = graph and config.model.norm == "symmetric"
-    model = Model(config.model, choice, layers, rows, STORAGE[precision], scaled, FIGURES[config.run.device])
-    wanted = choose_rows(config.run, layers, figures, strategy)
-    pruned = pruned_plans(config.run, wanted, figures, strategy, rank)
+def plan_ranks(
+    config: Config, shape: GraphShape, figures: Figures, strategy: Strategy, ranks: Iterable[int]
+) -> tuple[RankPlan, ...]:
+    """Plan some ranks of a run: lower, place, and add up their bytes. Raises: as `plan_run`."""
+    common = Common.of(config, shape, figures, strategy)
+    lowering = Lowering(common.panel_width())
+    return tuple(_plan_rank(common, lowering, rank) for rank in ranks)
+
+
+def _plan_rank(common: Common, lowering: Lowering, rank: int) -> RankPlan:
+    config, shape, figures, wanted = common.config, common.shape, common.figures, common.wanted
+    (aggregation, exact), pruned = common.aggregations(rank), common.pruned(rank)
+    graph, num_ranks = config.model.aggregates, len(figures.counts)
     held = (aggregation, *pruned.values()) if graph else ()
-    matrices = [matrix for plan in held for matrix in plan.matrices]
-    matrices_t = [matrix for plan in held for matrix in plan.matrices_t]
-    for matrix in (*matrices, *matrices_t):
-        check_tile_nnz(matrix.nnz, ranks)
-    of_layer = of_layers(wanted, pruned)
-    train, evaluate = lower_training(model, aggregation, of_layer), lower_evaluation(model, exact)
-    panel = _panel_width(config, shape, figures, strategy, model, wanted)
-    setup = lower_setup(model, exact, panel)
-    programs = [train, evaluate, *([setup] if setup else [])]
-    arena = max(p.arena.nbytes for p in programs)
+    # P tiles on each of P ranks are many, but often of few sizes.
+    tiles = Counter(aggregation.matrices if graph else ())
+    nnz = sum(matrix.nnz * count for matrix, count in tiles.items())
+    forward = tiles + Counter(chain.from_iterable(plan.matrices for plan in held[1:]))
+    backward = Counter(chain.from_iterable(plan.matrices_t for plan in held))
+    for matrix in (*forward, *backward):
+        check_tile_nnz(matrix.nnz, num_ranks)
+    inputs = common.inputs(rank, nnz)
+    model, of_layer = common.model(inputs), of_layers(wanted, pruned)
+    programs = lowering.programs(model, aggregation, exact, of_layer)
     states = {
-        op.name: of_layer.get(op.layer, aggregation).state(op.name, train.arena[op.src].spec.cols, model.dtype)
-        for op in spmm_ops(train.ops)
+        op.name: of_layer.get(op.layer, aggregation).state(op.name, programs.train.arena[op.src].spec.cols, model.dtype)
+        for op in spmm_ops(programs.train.ops)
     }
     indices = sum(plan.index_bytes for plan in held)
     assignment = figures.assignment_bytes + set_bytes(pruned)
-    sizes = RankSizes(config, shape, model, inputs, matrices, matrices_t, indices, assignment)
-    regions = {"arena": arena} | sizes.regions(panel if setup else 0)
+    sizes = RankSizes(config, shape, model, inputs, forward, backward, indices, assignment)
+    regions = {"arena": programs.arena_bytes} | sizes.regions(lowering.panel if programs.setup else 0)
     if model.device.is_host:
         regions["who holds which rows"] = figures.kept_bytes * shape.num_vertices
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
@@ -223,36 +202,19 @@ def plan_rank(config: Config, shape: GraphShape, figures: Figures, strategy: Str
     return RankPlan(
         rank,
         model,
-        train,
-        evaluate,
-        setup,
+        programs.train,
+        programs.evaluate,
+        programs.setup,
         regions,
         sizes.setup_bytes(regions),
         aggregation,
         exact,
         states,
         sizes.weight_bytes,
-        ranks,
+        num_ranks,
         nnz,
-        paper_arena_bytes(model, ranks, max(counts)),
+        paper_arena_bytes(model, num_ranks, max(figures.counts)),
         score_bytes(config, shape) or 9 * shape.num_classes * 8,
         wanted,
         pruned,
     )
-
-
-def _panel_width(
-    config: Config,
-    shape: GraphShape,
-    figures: Figures,
-    strategy: Strategy,
-    model: Model,
-    wanted: Sequence[LayerRows],
-) -> int:
-    """Columns of a panel of set-up. The largest rank's sizes decide: a panel is sent, so all ranks take the same."""
-    rank = figures.counts.index(max(figures.counts))
-    largest = dataclasses.replace(model, rows=figures.counts[rank])
-    training, exact = (strategy.plan(config.run, figures, rank, shape.symmetric, kind) for kind in (True, False))
-    of_layer = of_layers(wanted, pruned_plans(config.run, wanted, figures, strategy, rank))
-    programs = (lower_training(largest, training, of_layer), lower_evaluation(largest, exact))
-    return panel_width(largest, exact, max(p.arena.nbytes for p in programs))

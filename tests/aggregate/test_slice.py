@@ -31,6 +31,8 @@ def test_every_column_is_dealt_once(dtype: str) -> None:
         assert sum(deal.units) == -(-cols * item // UNIT_BYTES)
         assert all(part.start * item % UNIT_BYTES == 0 for part in slices if part.stop > part.start)
         assert all(part.stop - part.start <= units * deal.unit for part, units in zip(slices, deal.units, strict=True))
+        each = [(sum(deal.units), units, c.stop - c.start) for units, c in zip(deal.units, slices, strict=True)]
+        assert [Deal.part(cols, ranks, item, rank) for rank in range(ranks)] == each
 
 
 def test_a_narrower_width_fits_the_slots_of_a_wider_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import subprocess
@@ -9,11 +10,13 @@ import sys
 
 import pytest
 
-from mggcn.assemble import plan_shape
+from mggcn.assemble import STRATEGIES, plan_shape
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.errors import GraphError, PlanError
+from mggcn.plan.description import find_machine
 from mggcn.plan.machine import GIB
 from mggcn.train.advice import smallest_ranks
+from mggcn.train.opwork import epoch_cost
 from mggcn.train.planjson import plan_from_dict, to_dict
 from mggcn.train.runplan import RunPlan
 from mggcn.train.shape import GraphShape
@@ -42,8 +45,6 @@ def test_graphs_that_the_papers_fit_do_fit(
     shape: GraphShape, hidden: tuple[int, ...], ranks: int, limit: int, symmetric: bool
 ) -> None:
     """Fails if a plan needs more memory than MG-GCN's machines have for the graphs that it trains on them."""
-    import dataclasses
-
     plan = plan_of(dataclasses.replace(shape, symmetric=symmetric), hidden, ranks)
     plan.check(limit)
     for rank in plan.ranks:
@@ -92,6 +93,47 @@ def test_all_ranks_run_the_same_program() -> None:
                 tuple((op.label, getattr(op, "width", 0)) for op in getattr(rank, program).ops) for rank in plan.ranks
             }
             assert len(ops) == 1, (features, hidden, n, ranks)
+
+
+def calls_of(strategy: str, ranks: int) -> int:
+    """Calls of Python functions that planning and costing a run make, on a machine whose messages are slow."""
+    run = RunConfig(ranks=ranks, strategy=strategy)  # type: ignore[arg-type]
+    shape = dataclasses.replace(PRODUCTS, num_vertices=96 * 25_000, num_training=200_000)
+    found = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal found
+        found += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        plan = plan_shape(Config(run=run), shape, replication=3.0)
+        epoch_cost(plan, find_machine("xeon-cluster"))
+        assert "sent per epoch" in str(plan)
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_work_of_a_plan_grows_as_its_ranks(strategy: str) -> None:
+    """Fails if each rank is planned as if there were no other, or lists P stages: 200 ranks would take a minute."""
+    few, many = calls_of(strategy, 24), calls_of(strategy, 96)
+    # Four times as many ranks; of P tiles on each, no more is done than to count them.
+    assert few > 24 * 24
+    assert many < 5 * few
+
+
+def test_ranks_of_equal_sizes_share_their_programs() -> None:
+    """Fails if programs are lowered and placed for every rank again, or ranks of other sizes get them too."""
+    plan = plan_of(
+        dataclasses.replace(PRODUCTS, num_vertices=1005, num_edges=9000), (16,), 10, "cpu", input_dropout=0.5
+    )
+    assert {rank.model.rows for rank in plan.ranks} == {100, 101}
+    assert len({id(rank.train) for rank in plan.ranks}) == 2
+    for rank in plan.ranks:
+        assert rank.train.arena["t1"].spec.rows == rank.model.rows
 
 
 def test_plan_survives_json() -> None:
