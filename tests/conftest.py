@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the CPU kernels if mggcn is not installed; name the marker of pytest-timeout if that is missing."""
+    """Compile the kernels if mggcn is not installed; heed Ctrl-C; name the marker of pytest-timeout if it is missing."""
     native.installed_or_built()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell: tests interrupt commands
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout: seconds this test may take; needs pytest-timeout")
 

@@ -132,7 +132,8 @@ class Program:
 
     def _add_stages(self, ranks: Sequence[Staged]) -> None:
         """Add what `Staged.plain` lists, without a list: P^2 items are many."""
-        if len({(rank.first, rank.stages.counts, rank.stages.row_bytes) for rank in ranks}) != 1:
+        alike = {(rank.first, rank.edge, rank.reuse, rank.stages.counts, rank.stages.row_bytes) for rank in ranks}
+        if len(alike) != 1 or any(rank.stages.rank != place for place, rank in enumerate(ranks)):
             raise PlanError(DIFFERENT)
         stages = ranks[0].stages
         self._await(ranks[0].first)

@@ -47,7 +47,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """The rank waits for the list's message number `message`, from 0."""
+    """The rank waits for the list's message number `message`, from 0.
+
+    All ranks wait for the same messages, between the same Sends of their lists.
+    """
 
     message: int
 

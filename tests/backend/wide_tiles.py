@@ -38,6 +38,7 @@ def kernel(name: str, kind: str = "", set_: str = "") -> Callable[..., None]:
     """As native.kernel, which it replaces, for these sets too."""
     if set_ not in OPTIONS:
         return _kernel(name, kind, set_)
-    function: Any = getattr(library(set_), f"{name}{kind}_{set_}")
-    function.argtypes, function.restype = (ctypes.c_void_p,), None
-    return function  # type: ignore[no-any-return]
+    loaded: Any = getattr(library(set_), f"{name}{kind}_{set_}")
+    loaded.argtypes, loaded.restype = (ctypes.c_void_p,), None
+    function: Callable[..., None] = loaded
+    return function

@@ -191,7 +191,7 @@ def _tell(pipe: Connection, number: int, work: Callable[[], Any]) -> None:
         try:
             sent = ForkingPickler.dumps(Answer(number, error, trace))
             pickle.loads(sent)  # an error class with a constructor of its own may not come back
-        except Exception:
+        except Exception:  # whatever pickle, or the error's own code, raises: the rank's answer must go out
             sent = ForkingPickler.dumps(Answer(number, RuntimeError(f"{type(error).__name__}: {error}"), trace))
     pipe.send_bytes(sent)
 

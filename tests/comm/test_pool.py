@@ -112,7 +112,7 @@ def test_rank_that_is_killed_between_two_calls(pool: GlooPool) -> None:
     assert_good(pool)
 
 
-class OnlyGoes(Exception):  # noqa: N818
+class OnlyGoesError(Exception):
     """An error that pickle writes and cannot read."""
 
     def __init__(self, first: str, second: str) -> None:
@@ -120,7 +120,7 @@ class OnlyGoes(Exception):  # noqa: N818
 
 
 def raises_what_cannot_come_back(comm: Communicator) -> None:
-    raise OnlyGoes("disk", " full")
+    raise OnlyGoesError("disk", " full")
 
 
 def returns_what_cannot_come_back(comm: Communicator) -> Any:
@@ -129,7 +129,7 @@ def returns_what_cannot_come_back(comm: Communicator) -> Any:
 
 @pytest.mark.parametrize(
     ("case", "message"),
-    [(raises_what_cannot_come_back, "OnlyGoes: disk full"), (returns_what_cannot_come_back, "pickle.*lambda")],
+    [(raises_what_cannot_come_back, "OnlyGoesError: disk full"), (returns_what_cannot_come_back, "pickle.*lambda")],
 )
 def test_answer_that_cannot_be_sent(pool: GlooPool, case: Callable[..., Any], message: str) -> None:
     """Fails if a rank ends of it, silently."""

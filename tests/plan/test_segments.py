@@ -60,10 +60,23 @@ def test_stages_cost_what_their_items_cost(machine: str, reuse: tuple[tuple[int,
 def test_stages_of_different_broadcasts_are_refused() -> None:
     """Fails if ranks that disagree about the blocks are given the seconds of one of them."""
     stages = [Stages(rank, (3, 3, 3), (1, 1, 1), 16, ROW) for rank in range(3)]
-    stages[2] = dataclasses.replace(stages[2], counts=(3, 3, 4))
-    lists = [[stage.send(0), stage.send(1), Staged(stage, 0, EDGE)] for stage in stages]
-    with pytest.raises(PlanError, match="do not list the same messages"):
-        predict(find_machine("xeon-cluster"), "gloo", lists)
+    alike = [Staged(stage, 0, EDGE, REUSE) for stage in stages]
+    others = [
+        dataclasses.replace(alike[2], stages=dataclasses.replace(stages[2], counts=(3, 3, 4))),
+        dataclasses.replace(alike[2], stages=dataclasses.replace(stages[2], row_bytes=2 * ROW)),
+        dataclasses.replace(alike[2], edge=2 * EDGE),
+        dataclasses.replace(alike[2], reuse=()),
+        alike[1],
+    ]
+
+    def cost(staged: Sequence[Staged]) -> Cost:
+        lists: list[list[Item]] = [[one.stages.send(0), one.stages.send(1), one] for one in staged]
+        return predict(find_machine("xeon-cluster"), "gloo", lists)
+
+    assert cost(alike).seconds > 0
+    for other in others:
+        with pytest.raises(PlanError, match=r"same messages|disagree about message"):
+            cost([*alike[:2], other])
 
 
 def test_ranks_wait_at_the_same_points() -> None:
