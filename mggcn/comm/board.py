@@ -25,6 +25,8 @@ ROLL_CALL_S: Final = 1.0
 """How long a rank that timed out lets the others answer that they wait in the same call."""
 CHECKED_CALLS: Final = 64
 """As many calls of a rank are compared with the other ranks' before they start: what follows repeats them."""
+LEAVE_S: Final = 3.0
+"""A rank at its end waits for the others so much longer than they wait in a call, and call the roll."""
 FIRST_POLL_S: Final = 0.0002
 LAST_POLL_S: Final = 0.02
 
@@ -102,17 +104,18 @@ class Board:
             return f"and lost the host of the store ({error})"
         return f"for {name_ranks(missing)}" if missing else "with all other ranks"
 
-    def exchange(self, topic: str, text: bytes, purpose: str) -> list[bytes]:
+    def exchange(self, topic: str, text: bytes, purpose: str, patience_s: float = 0.0) -> list[bytes]:
         """Post `text` under a topic that is used once; return what every rank posted, in rank order.
 
-        Raises: CommError if a rank fails or does not post within timeout_s; it says that this one waited `purpose`.
+        Raises: CommError if a rank fails or does not post within timeout_s (and patience_s, in which others may say what
+        they wait for); it says that this one waited `purpose`.
         """
         self.look()
         self.check()
         keys = [f"{topic}-{rank}" for rank in range(self.size)]
         try:
             self._store.set(keys[self.rank], text)  # type: ignore[arg-type]  # takes bytes, whatever its stub says
-            give_up_at = time.monotonic() + self.timeout_s
+            give_up_at = time.monotonic() + self.timeout_s + patience_s
             while missing := await_keys(self._store, keys, min(SLICE_S, self.timeout_s)):
                 self.look()
                 self.check()
@@ -134,8 +137,8 @@ class Board:
         return [(call, each[len(code) :]) for call, each in zip(calls, posted, strict=True)]
 
     def leave(self) -> None:
-        """Return once every rank is about to close."""
-        self.exchange("left", b"", "to close")
+        """Return once every rank is about to close. One that waits in a call for this rank, by mistake, says so first."""
+        self.exchange("left", b"", "to close", patience_s=LEAVE_S)
 
 
 def meet(rank: int, size: int, init_method: str, timeout_s: float) -> tuple[Store, Board]:

@@ -39,6 +39,13 @@ class ThreadWorld:
         self._changed = threading.Condition()
         self._meetings: dict[int, Meeting] = {}
         self._failure: str | None = None
+        self._ended: set[int] = set()
+
+    def end(self, rank: int) -> None:
+        """Note that a rank makes no more calls: whoever still waits for it fails at once."""
+        with self._changed:
+            self._ended.add(rank)
+            self._changed.notify_all()
 
     def abort(self, reason: str) -> None:
         """Wake every rank with CommError(reason); the first reason counts."""
@@ -85,12 +92,18 @@ class ThreadWorld:
         def missing() -> list[int]:
             return [rank for rank in ranks if meeting.stages[rank] < stage]
 
+        def hopeless() -> bool:
+            return self._failure is not None or not self._ended.isdisjoint(missing())
+
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or not missing(), self.timeout_s)
+            self._changed.wait_for(lambda: hopeless() or not missing(), self.timeout_s)
             if self._failure is None and (late := missing()):
-                self.abort(
-                    f"rank {waiter} waited {self.timeout_s:g} s for {name_ranks(late)} "
-                    f"in call {number} ({meeting.calls[waiter]})"
-                )
+                where = f"in call {number} ({meeting.calls[waiter]})"
+                if ended := sorted(self._ended.intersection(late)):
+                    self.abort(
+                        f"rank {waiter} waits {where} for {name_ranks(ended)}, already at the end without that call"
+                    )
+                else:
+                    self.abort(f"rank {waiter} waited {self.timeout_s:g} s for {name_ranks(late)} {where}")
             self.check()
             return [meeting.events.get((stage, rank), DONE) for rank in ranks]

@@ -203,6 +203,7 @@ def run_threads(size: int, function: Callable[[Communicator], T], timeout_s: flo
     def run(rank: int) -> None:
         try:
             results[rank] = function(ThreadCommunicator(world, rank))
+            world.end(rank)
         except BaseException as error:
             error.add_note(f"raised on rank {rank} of {size}")
             errors.append(error)

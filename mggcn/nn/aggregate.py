@@ -32,7 +32,7 @@ def aggregate(x: Tensor, graph: PartitionedGraph) -> Tensor:
     if x.dtype != graph.dtype or x.device != graph.device:
         raise GraphError(
             f"the graph is shared in {graph.dtype} on {graph.device}, got rows in {x.dtype} on {x.device}; convert them "
-            "or share the graph in another precision"
+            "or share the graph with precision='fp64', 'fp32' or 'bf16'"
         )
     z: Tensor = _Aggregate.apply(x, graph)  # type: ignore[no-untyped-call]
     return z

@@ -55,7 +55,7 @@ class _Rank:
         """Take what it sent, and note how it ended."""
         if not self.results and self.pipe.poll():
             try:
-                self.results.append(self.pipe.recv())
+                self.results.append(pickle.loads(self.pipe.recv_bytes()))
             except EOFError:
                 pass  # it ended without a result: its exit code says more
         code = self.process.exitcode
@@ -128,9 +128,20 @@ def _work(
     def work(comm: Communicator) -> None:
         from mggcn.nn.run import on_rank
 
-        pipe.send(on_rank(body, share(open_store(store), sharing, size, transport), comm))
+        pipe.send_bytes(_packed(on_rank(body, share(open_store(store), sharing, size, transport), comm)))
 
     rank_main(rank, size, folder / "ranks" / "store", timeout_s, folder, work, transport=transport)
+
+
+def _packed(result: Any) -> bytes:
+    """A result by value: torch's own way of sending tensors keeps their memory in this process, which ends."""
+    try:
+        return pickle.dumps(result)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:  # pickle raises all of them
+        raise ConfigError(
+            f"what body returns from ranks that are processes must be picklable: tensors, arrays, numbers ({error}); or "
+            "use transport='threads'"
+        ) from error
 
 
 def _watch(ranks: Sequence[_Rank]) -> None:

@@ -14,7 +14,8 @@ from mggcn.aggregate.base import Aggregation, AggregationPlan, Site
 from mggcn.assemble import STRATEGIES, threads_per_rank
 from mggcn.backend.base import Epilogue, KernelBackend
 from mggcn.comm.base import Communicator
-from mggcn.errors import ConfigError
+from mggcn.comm.board import CHECKED_CALLS
+from mggcn.errors import CommError, ConfigError
 from mggcn.nn.sharing import Shared
 from mggcn.partition.shard import ShardOptions
 from mggcn.partition.tiles import degrees, scales
@@ -47,6 +48,10 @@ class RankAggregation:
         self._dtype = STORAGE[run.precision]
         self._panel = 2**31 if FIGURES[run.device].is_host else PANEL
         self._slots: dict[int, list[Tensor]] = {}
+        self._comm = comm
+        self._agreed: set[tuple[int, bool]] = set()
+        self.compared = 0
+        """Calls that were compared with those of the other ranks."""
         self.rows = shared.figures.counts[rank]
         self._row_scale: Tensor | None = None
         self._col_scale: Tensor | None = None
@@ -58,13 +63,34 @@ class RankAggregation:
             self._col_scale = None if col_scale is None else self._row_scale
 
     def apply(self, x: Tensor, *, adjoint: bool) -> Tensor:
-        """Return S_r A^T S_c x, or S_c A S_r x, as a new contiguous tensor (V, D). Collective."""
+        """Return S_r A^T S_c x, or S_c A S_r x, as a new contiguous tensor (V, D). Collective.
+
+        Raises: CommError if another rank has another D, or goes the other way.
+        """
         self._backend.activate()
+        self._agree(x.shape[1], adjoint, like=x)
         out = self._padded(x.shape[1], x)
         for first in range(0, x.shape[1], self._panel):
             columns = slice(first, first + self._panel)
             self._apply(x[:, columns], out[:, columns], adjoint)
         return out.contiguous()
+
+    def _agree(self, cols: int, adjoint: bool, like: Tensor) -> None:
+        """Compare a call with the other ranks'. Messages do not: rows are padded, so equally long for several widths.
+
+        Only the first calls, and those that are new: what follows repeats them, and a GPU would be waited for.
+        """
+        if self._comm.size == 1 or (self.compared >= CHECKED_CALLS and (cols, adjoint) in self._agreed):
+            return
+        asked = like.new_zeros(self._comm.size, dtype=torch.int64)
+        asked[self._comm.rank] = 2 * cols + adjoint
+        self._comm.all_reduce(asked).wait()
+        found = asked.tolist()
+        if len(set(found)) > 1:
+            calls = [f"rank {r} {('forwards', 'backwards')[call % 2]} with {call // 2}" for r, call in enumerate(found)]
+            raise CommError(f"all ranks must aggregate rows of one width; now {', '.join(calls)} columns")
+        self.compared += 1
+        self._agreed.add((cols, adjoint))
 
     def _apply(self, x: Tensor, out: Tensor, adjoint: bool) -> None:
         row, col = self._row_scale, self._col_scale

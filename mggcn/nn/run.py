@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -42,8 +43,9 @@ def run(
     transport: auto and threads take threads of this process; gloo (CPUs) and nccl (a GPU each) start processes, for which
     body and what it returns must be picklable, and the calling script guarded by `if __name__ == "__main__"`.
     Under torchrun each of its processes makes this call and is one of its ranks, whatever `ranks` says; the list then
-    holds that rank's result alone. sharing: the fields of Sharing: strategy, order, norm, self_loops, precision, device,
-    threads, seed. device_of: which device serves a rank on a GPU.
+    holds that rank's result alone. timeout_s: how long a rank waits for the others in a call. sharing: the fields of
+    Sharing: strategy, order, norm, self_loops, precision, device, threads, seed. device_of: which device serves a rank on a
+    GPU.
     Raises: ConfigError, GraphError; the first error of any rank, after which the others stop within seconds.
     """
     if not isinstance(graph, Graph):
@@ -57,7 +59,8 @@ def run(
         return run_processes(body, graph, settings, ranks, transport, timeout_s)
     local = "single" if ranks == 1 else "threads"
     shared = share(graph, settings, ranks, local if transport == "auto" else transport)
-    return on_local_ranks(shared.config, lambda comm: on_rank(body, shared, comm, device_of))
+    config = dataclasses.replace(shared.config, run=dataclasses.replace(shared.config.run, timeout_s=timeout_s))
+    return on_local_ranks(config, lambda comm: on_rank(body, shared, comm, device_of))
 
 
 def on_rank(

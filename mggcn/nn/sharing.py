@@ -42,6 +42,8 @@ class Sharing:
     """Seed of the partition."""
 
     def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise ConfigError(f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
         if self.norm not in NORMS:
             raise ConfigError(f"norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
         if self.precision == "tf32":
@@ -79,7 +81,5 @@ def share(graph: Graph, sharing: Sharing, ranks: int, transport: str = "auto") -
     Raises: ConfigError, GraphError, StoreError.
     """
     config = resolve(sharing.config(ranks, transport), graph)
-    if config.run.strategy not in STRATEGIES:
-        raise ConfigError(f"strategy must be one of {', '.join(STRATEGIES)}, got {config.run.strategy!r}")
     partition = partition_graph(config, graph)
     return Shared(graph, sharing, config, partition, figures_of(graph, partition, self_loops=sharing.self_loops))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mggcn.assemble import STRATEGIES
+from mggcn.comm.board import CHECKED_CALLS
 from mggcn.errors import BackendError, CommError, GraphError
 from mggcn.graph.csr import Graph
 from mggcn.nn import PartitionedGraph, aggregate, rank_aggregation, run
@@ -280,11 +281,48 @@ def test_rows_that_do_not_fit_are_refused(make: Callable[[PartitionedGraph], Any
         on_ranks(graph_of("random"), 2, lambda part: aggregate(make(part), part))
 
 
-def test_ranks_that_disagree_are_told() -> None:
-    """Fails if ranks that aggregate different widths exchange garbage or wait for ever."""
-    with pytest.raises(CommError):
-        on_ranks(
-            graph_of("random"),
-            2,
-            lambda part: aggregate(torch.ones(part.num_rows, 9 + 8 * part.rank, dtype=torch.float64), part),
-        )
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("more", [1, 8], ids=["same messages", "other messages"])
+def test_ranks_that_disagree_are_told(where: Where, strategy: str, more: int) -> None:
+    """Fails if ranks that aggregate different widths exchange garbage, also in messages of one length, or wait for ever."""
+
+    def body(part: PartitionedGraph) -> None:
+        ones = torch.ones(part.num_rows, 9 + more, dtype=torch.float64, device=part.device)
+        for width in (9, 9 + more, 9 + more * part.rank):
+            aggregate(ones[:, :width], part)
+
+    with pytest.raises(CommError, match=f"rank 0 forwards with 9, rank 1 forwards with {9 + more} columns"):
+        on_ranks(graph_of("random"), 2, body, where, strategy=strategy)
+
+
+def test_ranks_that_go_opposite_ways_are_told() -> None:
+    """Fails if the sums of one rank meet the gradients of another."""
+
+    def body(part: PartitionedGraph) -> None:
+        x = torch.ones(part.num_rows, 3, dtype=torch.float64, requires_grad=True)
+        z = aggregate(x, part)
+        if part.rank == 0:
+            z.sum().backward()
+        else:
+            aggregate(x, part)
+
+    with pytest.raises(CommError, match="rank 0 backwards with 3, rank 1 forwards with 3 columns"):
+        on_ranks(graph_of("random"), 2, body)
+
+
+def test_later_calls_are_not_compared() -> None:
+    """Fails if every epoch pays for comparing what the first ones did, or a new width goes uncompared."""
+    compared = []
+
+    def body(part: PartitionedGraph) -> None:
+        ones = torch.ones(part.num_rows, 4, dtype=torch.float64)
+        before = part.aggregation.compared
+        for _ in range(CHECKED_CALLS + 9):
+            aggregate(ones, part)
+        compared.append(part.aggregation.compared - before)
+        aggregate(ones[:, : 3 - part.rank], part)
+
+    with pytest.raises(CommError, match="rank 0 forwards with 3, rank 1 forwards with 2"):
+        on_ranks(graph_of("random"), 2, body)
+    assert compared == [CHECKED_CALLS, CHECKED_CALLS]

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from mggcn.errors import ConfigError, GraphError
+from mggcn.errors import CommError, ConfigError, GraphError
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
 from mggcn.nn import PartitionedGraph, aggregate, run
@@ -62,6 +63,56 @@ def test_processes(tmp_path: Path) -> None:
     found = run(functools.partial(sums, width=2), store, ranks=2, transport="gloo", precision="fp64", threads=1)
     assert [rank for rank, _, _ in found] == [0, 1]
     assert [total for _, total, _ in found] == pytest.approx([wanted, wanted], rel=1e-5)
+
+
+def tensors(part: PartitionedGraph) -> dict[str, Any]:
+    return {"gathered": part.gather(part.ids), "total": part.total(1.0), "rows": torch.ones(300_000)}
+
+
+@pytest.mark.parametrize("transport", ["threads", "gloo"])
+def test_tensors_come_back(transport: str) -> None:
+    """Fails if what a rank returns is gone with its process."""
+    for found in run(tensors, graph_of("random"), ranks=2, transport=transport, threads=1):
+        assert found["gathered"].tolist() == list(range(37))
+        assert found["total"].item() == 2
+        assert found["rows"].sum().item() == 300_000
+
+
+def returns_what_stays(part: PartitionedGraph) -> Any:
+    return lambda: part
+
+
+def test_results_that_cannot_travel_are_refused() -> None:
+    """Fails if the rank ends in an error of pickle's."""
+    with pytest.raises(ConfigError, match=r"what body returns .* must be picklable"):
+        run(returns_what_stays, graph_of("random"), ranks=2, transport="gloo", threads=1, timeout_s=60)
+
+
+def one_goes_home(part: PartitionedGraph) -> None:
+    if part.rank == 0:
+        part.total(1.0)
+
+
+def one_is_late(part: PartitionedGraph) -> None:
+    if part.rank == 1:
+        time.sleep(5)
+    part.total(1.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "transport", "timeout_s", "message"),
+    [
+        (one_goes_home, "threads", 600.0, r"rank 0 waits in call 1 .* for rank 1, already at the end"),
+        (one_is_late, "threads", 0.5, r"rank 0 waited 0\.5 s for rank 1 in call 1 "),
+        (one_goes_home, "gloo", 1.0, r"rank 0 waited 1 s for rank 1 in call 1 "),
+    ],
+)
+def test_a_rank_that_does_not_come_is_named(
+    body: Callable[[PartitionedGraph], None], transport: str, timeout_s: float, message: str
+) -> None:
+    """Fails if the others wait longer than they were told to, or for one that has returned, or the wrong one is blamed."""
+    with pytest.raises(CommError, match=message):
+        run(body, graph_of("random"), ranks=2, transport=transport, threads=1, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("transport", ["threads", "gloo"])
@@ -129,7 +180,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
         (ConfigError, "transport must be one of auto", {"transport": "mpi"}),
         (ConfigError, "unknown setting 'strategi'; known are strategy, order", {"strategi": "halo"}),
         (ConfigError, "norm must be one of none, mean, symmetric", {"norm": "both"}),
-        (ConfigError, "run.strategy expects one of", {"strategy": "magic"}),
+        (ConfigError, "strategy must be one of broadcast, halo, slice, delayed, got 'auto'", {"strategy": "auto"}),
         (ConfigError, "run.order expects one of", {"order": "magic"}),
         (ConfigError, "precision tf32", {"precision": "tf32"}),
         (ConfigError, "run.ranks must lie in", {"ranks": 0}),
