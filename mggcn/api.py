@@ -180,7 +180,8 @@ class Trainer:
     def predict(self, *, weights: str = "best", probabilities: bool = False) -> npt.NDArray[np.floating]:
         """Return the class scores of every vertex, (N, C) in the run's precision, in the graph's own order.
 
-        weights: "best" (validation) or "last"; the scores are logits unless `probabilities`. Cost: one forward pass.
+        weights: "best" (validation) or "last", with train.repeat those of the best repeat; the scores are logits unless
+        `probabilities`. Cost: one forward pass.
         Raises: RunError before `fit`; ConfigError for other weights.
         """
         _check_weights(weights)
@@ -199,13 +200,16 @@ class Trainer:
     def state_dict(self, weights: str = "best") -> dict[str, Tensor]:
         """Return the weights as plain tensors: layers.<l>.weight (D, E), layers.<l>.bias (E,), l from 1."""
         from mggcn.train.checkpoint import load_checkpoint
+        from mggcn.train.repeats import load_repeat
 
         _check_weights(weights)
         found = None if self._folder is None else load_checkpoint(self._folder / "checkpoints")
-        if found is None:
+        if self._folder is None or found is None:
             raise RunError("the trainer has no weights yet; call fit() first")
         parts = found[1]
         state = (parts.get("best") if weights == "best" else None) or parts["weights"]
+        if (seed := run_folders.seed_of_weights(self._folder, self._config)) is not None:
+            state = load_repeat(self._folder, seed, "best" if weights == "best" else "weights")
         return {name: state[name] for name in sorted(state, key=_layer_order)}
 
     def scores_of(self, state: Mapping[str, Tensor], *, probabilities: bool = False) -> npt.NDArray[np.floating]:

@@ -110,13 +110,24 @@ class TrainConfig:
     repeat: int = 1
     """Number of runs, with seeds seed, seed + 1, ...; mean and deviation are reported."""
     checkpoint_every: int = 0
-    """Epochs between checkpoints; 0 saves at the end or when interrupted."""
+    """Epochs between checkpoints; 0 saves at the end, when interrupted, and by the clock."""
+    checkpoint_minutes: float = 10.0
+    """Minutes of training after which a checkpoint is due, whatever checkpoint_every says: more than this is not lost to a
+    crash. 0 does not look at the clock."""
 
     def __post_init__(self) -> None:
         _settle(self, "train")
         for name in ("epochs", "repeat", "schedule_step"):
             _require(getattr(self, name) >= 1, f"train.{name} must be 1 or more, got {getattr(self, name)}")
-        for name in ("lr", "weight_decay", "patience", "eval_every", "checkpoint_every", "warmup"):
+        for name in (
+            "lr",
+            "weight_decay",
+            "patience",
+            "eval_every",
+            "checkpoint_every",
+            "checkpoint_minutes",
+            "warmup",
+        ):
             _require(getattr(self, name) >= 0, f"train.{name} must be 0 or more, got {getattr(self, name)}")
         _require(0.0 <= self.momentum < 1.0, f"train.momentum must lie in [0, 1), got {self.momentum}")
         _require(

@@ -42,6 +42,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "seed": 4294967290,
         "repeat": 3,
         "checkpoint_every": 9,
+        "checkpoint_minutes": 0.5,
     },
     "run": {
         "ranks": 5,
@@ -179,6 +180,7 @@ def test_values_that_do_not_fit(table: str, key: str, value: object, expects: st
         (lambda: TrainConfig(patience=-1), "train.patience"),
         (lambda: TrainConfig(eval_every=-1), "train.eval_every"),
         (lambda: TrainConfig(checkpoint_every=-1), "train.checkpoint_every"),
+        (lambda: TrainConfig(checkpoint_minutes=-1.0), "train.checkpoint_minutes"),
         (lambda: TrainConfig(warmup=-1), "train.warmup"),
         (lambda: TrainConfig(momentum=1.0), "train.momentum"),
         (lambda: TrainConfig(schedule_gamma=0.0), "train.schedule_gamma"),

@@ -23,6 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="best",
         help="those of the best validation score (default), or of the last epoch",
     )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="SEED",
+        help="of a run with --repeat, whose weights; default: of the best validation score of all its complete repeats",
+    )
     parser.add_argument("--probabilities", action="store_true", help="write softmax probabilities instead of logits")
     parser.add_argument(
         "--store", type=Path, metavar="DIR", help="another store to score, with the same features; it needs no labels"
@@ -35,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.run_folder,
         arguments.out,
         weights=arguments.weights,
+        seed=arguments.seed,
         probabilities=arguments.probabilities,
         store=arguments.store,
     )

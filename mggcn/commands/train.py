@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run; default: runs/<graph>-<time>")
     parser.add_argument(
-        "--resume", type=Path, metavar="DIR", help="continue the run in DIR; of the settings, --epochs may change"
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="continue an unfinished run; of its settings, --epochs may change",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     add_settings(parser)
@@ -48,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         graph = open_store(store)
         run_folders.rewrite_config(folder, config)
+        if not arguments.quiet and not (folder / "checkpoints" / "latest").exists():
+            print(f"{folder} holds no checkpoint: the run starts again", flush=True)
         result = _train(folder, config, graph, arguments.quiet)
     else:
         store = store_path(arguments.store, arguments.root)

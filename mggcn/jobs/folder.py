@@ -20,6 +20,7 @@ from mggcn.graph.store import graph_sha256, store_folder
 from mggcn.partition.parts import Partition
 from mggcn.train.choose import Choice, choice_dict
 from mggcn.train.planjson import to_dict
+from mggcn.train.repeats import best_repeat
 from mggcn.train.runlog import write_json
 from mggcn.train.runplan import RunPlan
 
@@ -83,6 +84,32 @@ def epochs_done(folder: Path) -> tuple[int, bool]:
     except (OSError, ValueError, KeyError):
         done = 0
     return done, (folder / "result.json").exists()
+
+
+def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> int | None:
+    """Return the seed of the complete repeat whose weights a run is scored with: the one asked for, or the best.
+
+    None for a run without repeats, or without a complete one: its weights are those of the checkpoint.
+    Raises: ConfigError for a seed of no complete repeat; RunError if the checkpoint is damaged.
+    """
+    finished = _finished(folder / "checkpoints") if config.train.repeat > 1 else []
+    seeds = [int(run["seed"]) for run in finished]
+    if seed is not None and seed not in (seeds or [config.train.seed]):
+        raise ConfigError(f"--seed expects one of {', '.join(map(str, seeds or [config.train.seed]))}, got {seed}")
+    return int(best_repeat(finished)["seed"]) if finished and seed is None else seed if finished else None
+
+
+def _finished(checkpoints: Path) -> list[dict[str, Any]]:
+    """Results of the complete repeats."""
+    marker = checkpoints / "latest"
+    if not marker.exists():
+        return []
+    path = checkpoints / marker.read_text().strip() / "progress.json"
+    try:
+        finished: list[dict[str, Any]] = json.loads(path.read_text())["finished"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"the checkpoint {path} is damaged: {error}; delete it and start the run again") from error
+    return finished
 
 
 def rewrite_config(folder: Path, config: Config) -> None:

@@ -20,7 +20,7 @@ from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.store import open_store
-from mggcn.jobs.folder import known_plan, read_run
+from mggcn.jobs.folder import known_plan, read_run, seed_of_weights
 from mggcn.jobs.local import in_processes, on_local_ranks
 
 if TYPE_CHECKING:
@@ -32,14 +32,17 @@ def predict(
     out: Path | None = None,
     *,
     weights: str = "best",
+    seed: int | None = None,
     probabilities: bool = False,
     store: Path | None = None,
 ) -> Path:
     """Write the class scores of every vertex in the original order, (N, C) in the run's precision, as `.npy`.
 
     weights: "best" (validation) or "last"; scores are logits unless `probabilities`. Runs on the ranks of the run.
+    seed: of a run with repeats, whose weights; by default those of the best validation score of all complete repeats.
     store: another one with the same features; it needs neither labels nor splits. Returns the path.
-    Raises: RunError if the run has no checkpoint; ConfigError if `out` cannot be written or the features differ.
+    Raises: RunError if the run has no checkpoint; ConfigError for a seed that it does not have, if `out` cannot be written,
+    or if the features differ.
     """
     config, plan, job = read_run(folder)
     target = out or folder / "scores.npy"
@@ -54,6 +57,7 @@ def predict(
     if width != expected:
         raise ConfigError(f"{source} has {width} features, the run in {folder} was trained on {expected}")
     arguments = {
+        "seed": seed_of_weights(folder, config, seed),
         "store": str(source.resolve()),
         "out": str(target.resolve()),
         "weights": weights,
@@ -72,6 +76,7 @@ def predict(
 def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) -> None:
     """Score this rank's vertices into the shared file."""
     from mggcn.train.checkpoint import load_checkpoint
+    from mggcn.train.repeats import load_repeat
 
     config, recorded, job = read_run(folder)
     # What is only evaluated needs no matrices of training epochs.
@@ -83,12 +88,14 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
         config, graph = for_scoring(config, graph, recorded["graph"]["num_classes"])
         plan, partition = plan_graph(config, graph)
     rank = make_rank(config, graph, plan, partition, comm)
-    found = load_checkpoint(folder / "checkpoints")
-    if found is None:
+    part = "best" if arguments["weights"] == "best" else "weights"
+    if arguments["seed"] is not None:
+        chosen = load_repeat(folder, arguments["seed"], part)
+    elif (found := load_checkpoint(folder / "checkpoints")) is None:
         raise RunError(f"{folder} holds no checkpoint to predict with")
-    _, parts = found
-    chosen = parts.get("best") if arguments["weights"] == "best" else None
-    rank.trainer.runtime.weights.load_state_dict(chosen or parts["weights"])
+    else:
+        chosen = found[1].get(part) or found[1]["weights"]
+    rank.trainer.runtime.weights.load_state_dict(chosen)
     write_scores(comm, rank, Path(arguments["out"]), graph.num_vertices, arguments["probabilities"])
 
 

@@ -25,6 +25,7 @@ from mggcn.train.epoch import LOSS, SECONDS, STOP, TrainingEpoch
 from mggcn.train.metrics import counted
 from mggcn.train.optimizer import Optimizer
 from mggcn.train.ranking import RankingScores
+from mggcn.train.repeats import best_repeat, keep_repeat
 from mggcn.train.runlog import RunLog
 from mggcn.train.runplan import RankPlan
 from mggcn.train.runtime import RankRuntime
@@ -141,7 +142,7 @@ class RankTrainer:
                 if not self._fit_one(log, folder, on_epoch):
                     self._save(log, folder)
                     return False
-                self._finish_repeat()
+                self._finish_repeat(folder)
             self._save(log, folder)
         finally:
             log.close()
@@ -154,7 +155,7 @@ class RankTrainer:
         """
         config, progress, queue_s = self._config.train, self.progress, self.runtime.backend.queue_s
         self._epoch.start(self._seed, progress.epoch)
-        ahead, seconds = 1, 0.0
+        ahead, seconds, unsaved = 1, 0.0, 0.0
         while progress.epoch < config.epochs and not (config.patience and progress.waited >= config.patience):
             first, last = progress.epoch, self._next_look(progress.epoch, ahead)
             self._epoch.tell(float(self._stop.signal), seconds)
@@ -167,8 +168,11 @@ class RankTrainer:
             self._record(log, signals, seconds, on_epoch)
             if signals[:, STOP].any():
                 return False
-            if config.checkpoint_every and progress.epoch % config.checkpoint_every == 0:
+            unsaved += told * (last - first)
+            late = config.checkpoint_minutes and unsaved >= 60 * config.checkpoint_minutes
+            if late or (config.checkpoint_every and progress.epoch % config.checkpoint_every == 0):
                 self._save(log, folder)
+                unsaved = 0.0
         return True
 
     def _next_look(self, epoch: int, ahead: int) -> int:
@@ -215,8 +219,8 @@ class RankTrainer:
             progress.waited += 1
         return scores
 
-    def _finish_repeat(self) -> None:
-        """Record a complete repeat and start the next one from fresh weights."""
+    def _finish_repeat(self, folder: Path | None) -> None:
+        """Record a complete repeat, keep its weights if there are several, and start the next one from fresh weights."""
         progress = self.progress
         if progress.last is None or progress.last["epoch"] != progress.epoch:
             self._score()
@@ -228,6 +232,8 @@ class RankTrainer:
                 "final": progress.last,
             }
         )
+        if folder is not None and self._config.train.repeat > 1 and self._plan.rank == 0:
+            keep_repeat(folder, self._seed, self._weights())
         progress.run += 1
         if progress.run < self._config.train.repeat:
             progress.epoch, progress.waited, progress.best, progress.last = 0, 0, None, None
@@ -244,13 +250,14 @@ class RankTrainer:
         self._comm.barrier()
         if self._plan.rank == 0:
             log.flush()
-            parts = {
-                "weights": self.runtime.weights.state_dict(),
-                "best": self.runtime.weights.state_dict(self._best) if self.progress.best else {},
-                "optimizer": self._optimizer.tensors(),
-            }
+            parts = self._weights() | {"optimizer": self._optimizer.tensors()}
             save_checkpoint(folder / "checkpoints", self.progress, parts)
         self._comm.barrier()
+
+    def _weights(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The weights now, and those of the best validation score, by the names of their files."""
+        weights = self.runtime.weights
+        return {"weights": weights.state_dict(), "best": weights.state_dict(self._best) if self.progress.best else {}}
 
     def _resume(self, folder: Path | None) -> None:
         """Restore weights, optimiser and progress from the latest checkpoint, if there is one."""
@@ -267,15 +274,10 @@ class RankTrainer:
         self.runtime.training.load_state(parts.get(f"rank-{self._plan.rank}", {}))
 
     def summary(self) -> dict[str, Any]:
-        """Return the scores of all complete repeats: result.json's metric, best, final, and mean and deviation."""
+        """Return result.json's scores: metric, best, final, epochs; of several repeats the best one's, mean, deviation."""
         finished = self.progress.finished
-        last = finished[-1]
-        result: dict[str, Any] = {
-            "metric": self.metric,
-            "best": last["best"],
-            "final": last["final"],
-            "epochs": last["epochs"],
-        }
+        shown = best_repeat(finished)
+        result: dict[str, Any] = {"metric": self.metric, **{name: shown[name] for name in ("best", "final", "epochs")}}
         if self._config.train.repeat > 1:
             result["runs"] = finished
             for name, function in (("mean", np.mean), ("std", np.std)):

@@ -119,6 +119,27 @@ def test_repeats_are_summed_up(community: Path, tmp_path: Path, capsys: pytest.C
     assert len(set(losses(tmp_path / "run"))) == 6
 
 
+def test_predictions_are_those_of_the_best_repeat(
+    community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if only the last seed's weights survive, or a run of several seeds is scored with another one's."""
+    settings = ["--threads", 1, "--epochs", 4, "--quiet"]
+    run = tmp_path / "run"
+    assert run_main("train", community, *settings, "--repeat", 3, "--seed", 611, "--out", run) == 0
+    found = result(run)
+    best = max(found["runs"], key=lambda one: one["best"]["val"])
+    assert found["best"] == best["best"]
+    for seed, extra in ((best["seed"], []), *((seed, ["--seed", seed]) for seed in (611, 612, 613))):
+        alone = tmp_path / f"alone-{seed}-{len(extra)}"
+        assert run_main("train", community, *settings, "--seed", seed, "--out", alone) == 0
+        for weights in ("best", "last"):
+            assert run_main("predict", alone, "--weights", weights) == 0
+            assert run_main("predict", run, "--weights", weights, *extra) == 0
+            assert np.array_equal(np.load(alone / "scores.npy"), np.load(run / "scores.npy"))
+    assert "--seed expects one of 611, 612, 613, got 5" in refused(capsys, "predict", run, "--seed", 5)
+    assert "--seed expects one of 611, got 612" in refused(capsys, "predict", tmp_path / "alone-611-2", "--seed", 612)
+
+
 def test_default_folders_never_collide(
     community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

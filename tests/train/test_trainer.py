@@ -23,6 +23,7 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.sources import load_source
 from mggcn.train.runlog import RunLog
 from mggcn.train.trainer import RankTrainer, Stop
+from tests.commands.runs import saved_epochs
 from tests.graphs import make_graph, on_ranks, pattern
 
 SEED = 31337
@@ -193,6 +194,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "step schedule": (1, {"schedule": "step", "schedule_step": 2, "warmup": 3, "weight_decay": 0.1}),
     "momentum": (1, {"optimizer": "sgd", "momentum": 0.9, "lr": 0.1}),
     "late evaluation": (1, {"eval_every": 3, "checkpoint_every": 2}),
+    "checkpoints by the clock": (3, {"checkpoint_minutes": 1e-9}),
     "no evaluation": (1, {"eval_every": 0}),
 }
 
@@ -225,9 +227,13 @@ def test_resuming_is_as_if_nothing_had_happened(name: str, tmp_path: Path) -> No
     assert (again[0], again[2], again[3]) == (whole[0], whole[2], whole[3])
 
 
-def test_a_crash_loses_only_the_epochs_since_the_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("train", "kept"),
+    [({"checkpoint_every": 3}, 3), ({"checkpoint_minutes": 1e-9}, 4), ({"checkpoint_minutes": 1e9}, 0)],
+)
+def test_a_crash_loses_only_the_epochs_since_the_checkpoint(tmp_path: Path, train: dict[str, Any], kept: int) -> None:
     """Fails if lines of history after the last checkpoint are kept twice, or the run does not go on from there."""
-    config, graph = config_of(1, {"checkpoint_every": 3}), small("random")
+    config, graph = config_of(1, train), small("random")
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
     whole = fit(config, graph, tmp_path / "whole")
@@ -244,6 +250,7 @@ def test_a_crash_loses_only_the_epochs_since_the_checkpoint(tmp_path: Path) -> N
 
     with pytest.raises(CrashError):
         rank.trainer.fit(RunLog(tmp_path / "parts", True, 8), tmp_path / "parts", crash)
+    assert saved_epochs(tmp_path / "parts") == kept
     rest = fit(config, graph, tmp_path / "parts")
     assert rest[2] == whole[2]
     assert all(torch.equal(rest[1][n], w) for n, w in whole[1].items())
@@ -265,6 +272,8 @@ def test_repeats_differ_and_are_summed_up(tmp_path: Path) -> None:
     alone = fit(config_of(1, {"epochs": 4, "seed": SEED + 2}), small("random"), None)[3]
     assert alone is not None
     assert alone["final"] == summary["runs"][2]["final"]
+    shown = max(summary["runs"], key=lambda run: run["best"]["val"])
+    assert (summary["best"], summary["final"], summary["epochs"]) == (shown["best"], shown["final"], 4)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

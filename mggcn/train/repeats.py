@@ -1,0 +1,72 @@
+"""Complete repeats of a run: which one speaks for it, and the weights of each, in a folder of its own.
+
+Checkpoints hold the newest repeat's weights alone. Needs no torch before weights are written or read.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mggcn.errors import RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FOLDER = "repeats"
+
+
+def best_repeat(finished: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first of the repeats with the best validation score; the last one if nothing was validated."""
+    scores = [run["best"]["val"] for run in finished]
+    known = [score for score in scores if score is not None]
+    return finished[scores.index(max(known))] if known else finished[-1]
+
+
+def keep_repeat(run_folder: Path, seed: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Write the weights of a complete repeat; parts: "best" (validation), if there is one, and "weights" (last epoch).
+
+    Complete or absent; a resumed run that repeats the end of a repeat writes the same again. Raises: RunError if it fails.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    final = run_folder / FOLDER / f"seed-{seed}"
+    temporary = final.with_name(f".{final.name}.tmp")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for name, tensors in parts.items():
+            if tensors:
+                save_file({n: t.contiguous() for n, t in tensors.items()}, temporary / f"{name}.safetensors")
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise RunError(
+            f"the weights of seed {seed} could not be kept in {final}: {error}; free space and resume"
+        ) from error
+
+
+def load_repeat(run_folder: Path, seed: int, part: str) -> dict[str, Tensor]:
+    """Return "best" or "weights" of a repeat; without a validation score its best are its last.
+
+    Raises: RunError if it is not there, or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    folder = run_folder / FOLDER / f"seed-{seed}"
+    if not folder.is_dir():
+        kept = sorted(int(path.name.removeprefix("seed-")) for path in (run_folder / FOLDER).glob("seed-*"))
+        raise RunError(f"{run_folder} holds no weights of a complete run of seed {seed}; it has seeds {kept or 'none'}")
+    file = folder / f"{part}.safetensors"
+    try:
+        weights: dict[str, Tensor] = load_file(file if file.exists() else folder / "weights.safetensors")
+        return weights
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"the weights {file} are damaged: {error}; name another --seed, or start the run again"
+        ) from error
