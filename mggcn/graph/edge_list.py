@@ -6,54 +6,71 @@ import gzip
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from mggcn.errors import GraphError
 from mggcn.graph.csr import Array
+from mggcn.graph.edge_header import Header, advice, check_header, content, split_header
 
 BLOCK_BYTES = 1 << 24
 LONGEST_LINE = 1 << 16
 
 
-def read_edge_list(path: Path) -> tuple[Array, Array | None]:
-    """Read edges int64 [2, E] and weights float64 [E], None without a third column; `.gz` is unpacked on the way.
+class EdgeList(NamedTuple):
+    """What a file of edges holds."""
 
-    One header line (no number in it) may precede the edges. Ids must be whole; `build_adjacency` checks their range.
+    edges: Array
+    """int64 [2, E], row 0 the sources."""
+    weights: Array | None
+    """float64 [E], None without a third column."""
+    header: str
+    """The line of names that was skipped, empty without one."""
+
+
+def read_edge_list(path: Path) -> EdgeList:
+    """Read the edges of a text file, their weights if there is a third column, and the header; `.gz` is unpacked.
+
+    One header line (no number in it) may precede the edges; `check_header` refuses one whose names contradict the
+    order source, target, weight. Ids must be whole; `build_adjacency` checks their range.
     Cost: about 2 million lines a second; memory for the edges and one block of 16 MiB.
     Raises: GraphError that names the first line which is not an edge, or says why the file cannot be read.
     """
     edges: list[Array] = []
     weights: list[Array] = []
     parser: _Parser | None = None
-    header = ""
+    header: Header | None = None
     try:
         for text, first_line in _blocks(path):
             if parser is None:
-                text, new_header = _without_header(text) if not header else (text, "")
-                header = header or new_header
-                first_edge = _first_content(text)
-                parser = _Parser(first_edge) if first_edge else None
+                text, header = split_header(text, first_line) if header is None else (text, header)
+                first_edge = next(filter(None, map(content, text.split("\n"))), "")
+                parser = _Parser(first_edge, header, path) if first_edge else None
             if parser is not None:
                 block = parser.parse(text, path, first_line)
                 edges.append(np.stack([block["u"], block["v"]]))
                 weights.extend([block["w"]] if parser.weighted else [])
     except (OSError, EOFError) as error:
         raise GraphError(f"cannot read the edge list {path}: {error}; is it cut short or no text?") from error
-    if not edges and header:
-        raise GraphError(f"{path}: expected lines of two vertex ids, found only {header[:80]!r}; is it an edge list?")
+    skipped = "" if header is None else header.text
+    if not edges and skipped:
+        raise GraphError(f"{path}: expected lines of two vertex ids, found only {skipped[:80]!r}; is it an edge list?")
     if not edges:
-        return np.empty((2, 0), dtype=np.int64), None
-    return np.concatenate(edges, axis=1), np.concatenate(weights) if weights else None
+        return EdgeList(np.empty((2, 0), dtype=np.int64), None, skipped)
+    return EdgeList(np.concatenate(edges, axis=1), np.concatenate(weights) if weights else None, skipped)
 
 
 class _Parser:
     """Parses blocks of lines that all look like the first one."""
 
-    def __init__(self, first_edge: str) -> None:
+    def __init__(self, first_edge: str, header: Header | None, path: Path) -> None:
+        self.first_edge = first_edge
         self.delimiter = "," if "," in first_edge else None
-        self.weighted = len(first_edge.split(self.delimiter)) > 2
+        num_columns = len(first_edge.split(self.delimiter))
+        if header is not None:
+            check_header(header, first_edge, num_columns, path)
+        self.weighted = num_columns > 2
         self.columns = [("u", np.int64), ("v", np.int64)] + ([("w", np.float64)] if self.weighted else [])
 
     def parse(self, text: str, path: Path, first_line: int) -> Array:
@@ -70,7 +87,7 @@ class _Parser:
     def _locate(self, lines: list[str], path: Path, first_line: int) -> GraphError:
         """Find the line that NumPy refused; its own message counts without comments and from the block's start."""
         for number, line in enumerate(lines, first_line):
-            fields = _content(line).split(self.delimiter)
+            fields = content(line).split(self.delimiter)
             try:
                 if any(fields):
                     [int(field) for field in fields[:2]]
@@ -80,9 +97,9 @@ class _Parser:
                 proper = False
             if not proper:
                 wanted = "two vertex ids and a weight" if self.weighted else "two vertex ids"
-                return GraphError(
-                    f"{path}, line {number}: expected {wanted} as in the first edge, got {line[:80]!r}; mend that line"
-                )
+                known = "" if content(line) == self.first_edge else " as in the first edge"
+                todo = advice(line)
+                return GraphError(f"{path}, line {number}: expected {wanted}{known}, got {line[:80]!r}; {todo}")
         return GraphError(f"{path}: a number after line {first_line} cannot be stored; ids must lie below 2^31")
 
 
@@ -100,28 +117,3 @@ def _blocks(path: Path) -> Iterator[tuple[str, int]]:
 def _open(path: Path) -> BinaryIO:
     packed: BinaryIO = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[assignment]
     return packed
-
-
-def _without_header(text: str) -> tuple[str, str]:
-    """Make a comment of a first line without numbers, so that line numbers stay right; return that line, too."""
-    first = _first_content(text)
-    if not first or any(_is_number(field) for field in first.replace(",", " ").split()):
-        return text, ""
-    at = text.index(first)
-    return f"{text[:at]}#{text[at:]}", first
-
-
-def _first_content(text: str) -> str:
-    return next(filter(None, map(_content, text.split("\n"))), "")
-
-
-def _content(line: str) -> str:
-    return line.replace("%", "#").split("#")[0].strip()
-
-
-def _is_number(field: str) -> bool:
-    try:
-        float(field)
-    except ValueError:
-        return False
-    return True

@@ -77,7 +77,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     if start.startswith(b"%%MatrixMarket") or kind == ".mtx":
         return _read_matrix_market(path)
     if kind in EDGE_LISTS:
-        edges, weights = read_edge_list(path)
+        edges, weights, _ = read_edge_list(path)
         return {"edges": edges, "weights": weights}
     raise GraphError(f"cannot tell what {path} is; expected {KNOWN}: rename or convert it")
 

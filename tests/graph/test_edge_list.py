@@ -32,7 +32,7 @@ def test_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, packe
     path.write_bytes(gzip.compress(GOOD[case]) if packed else GOOD[case])
     for block in (1 << 24, 1, 5, 11):
         monkeypatch.setattr(edge_list, "BLOCK_BYTES", block)
-        edges, weights = read_edge_list(path)
+        edges, weights, _ = read_edge_list(path)
         np.testing.assert_array_equal(edges, EXPECTED)
         assert edges.dtype == np.int64
         assert weights is None
@@ -41,7 +41,7 @@ def test_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, packe
 @pytest.mark.parametrize("text", ["0 1 .5\n1 2 -3e2\n12 0 7\n", "u,v,w\n0,1,.5\n1,2,-3e2\n12,0,7"])
 def test_third_column_is_the_weight(tmp_path: Path, text: str) -> None:
     (tmp_path / "e.csv").write_text(text)
-    edges, weights = read_edge_list(tmp_path / "e.csv")
+    edges, weights, _ = read_edge_list(tmp_path / "e.csv")
     np.testing.assert_array_equal(edges, EXPECTED)
     np.testing.assert_array_equal(weights, [0.5, -300, 7])
 
@@ -49,7 +49,7 @@ def test_third_column_is_the_weight(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
 def test_no_edges(tmp_path: Path, text: str) -> None:
     (tmp_path / "e.txt").write_text(text)
-    edges, weights = read_edge_list(tmp_path / "e.txt")
+    edges, weights, _ = read_edge_list(tmp_path / "e.txt")
     assert edges.shape == (2, 0)
     assert weights is None
 
@@ -59,13 +59,19 @@ BAD = {
     "one column": ("0 1\n# c\n\n4\n", "line 4"),
     "one column at first": ("7\n", "line 1"),
     "too many columns": ("0 1\n1 2 3\n", "line 2"),
-    "four columns": ("0 1 2 3\n", "line 1"),
+    "four columns": ("0 1 2 3\n", "line 1: expected two vertex ids and a weight, got '0 1 2 3'; leave further columns"),
     "weight lost": ("0 1 1.0\n1 2\n", "line 2: expected two vertex ids and a weight"),
-    "fraction": ("0 1\n1.5 2\n", "line 2"),
+    "fraction": ("0 1\n1.5 2\n", "line 2.*must be integers"),
     "fraction with weights": ("0 1 1\n1.0 2 1\n", "line 2"),
-    "empty field": ("0,1\n,2\n", "line 2"),
-    "second header": ("a b\nc d\n", "line 2"),
-    "other separator": ("0;1\n", "found only '0;1'"),
+    "empty field": ("0,1\n,2\n", "line 2.*give the missing id"),
+    "index and names of numbers": (",0,1\n0,5,6\n", "line 1.*leave out the index of a data frame"),
+    "names for ids": ("a b\nb c\n", "line 1: expected two vertex ids, got 'a b'; ids must be integers from 0"),
+    "names after a header": ("a b\nb 1\n", "line 2: expected two vertex ids, got 'b 1'; ids must be integers from 0"),
+    "header at the end": ("0 1\nfrom to\n", "line 2"),
+    "semicolons": ("# c\n0;1\n1;2\n", "line 2: expected two vertex ids, got '0;1'; semicolons are not read"),
+    "semicolons after a header": ("u;v\n0;1\n", "line 2: expected two vertex ids, got '0;1'; semicolons"),
+    "bars": ("0|1\n", r"line 1.*bars \(\|\) are not read: put blanks or commas"),
+    "quotes": ('"1","2"\n"2","3"\n', "line 1.*double quotes are not read"),
     "only a header": ("from to\n", "found only 'from to'"),
     "huge": ("0 1\n99999999999999999999 2\n", "cannot be stored"),
     "binary": ("\0\1\2\3" * 9, "found only"),
@@ -80,6 +86,64 @@ def test_malformed_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(edge_list, "BLOCK_BYTES", block)
     with pytest.raises(GraphError, match=message):
         read_edge_list(tmp_path / "e.txt")
+
+
+SKIPPED = {
+    "names of places": "src,dst\n0,1\n",
+    "camel case": "FromNodeId\tToNodeId\n0\t1\n",
+    "blanks in names": "From node\tTo node\n0\t1\n",
+    "quoted": '"source","target"\n0,1\n',
+    "neutral": "paper_1 paper_2\n0 1\n",
+    "other separator than the edges": "from to\n0,1\n",
+    "weight": "u,v,edge_weight\n0,1,2.5\n",
+    "after a comment of the same words": "# from to\nfrom to\n0 1\n",
+}
+
+
+@pytest.mark.parametrize("block", [1 << 24, 1, 5])
+@pytest.mark.parametrize("case", SKIPPED)
+def test_a_header_that_fits_is_skipped_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, block: int
+) -> None:
+    """Fails if a header that says what is read, or nothing, is refused, read as an edge, or forgotten."""
+    (tmp_path / "e.csv").write_text(SKIPPED[case])
+    monkeypatch.setattr(edge_list, "BLOCK_BYTES", block)
+    edges, weights, header = read_edge_list(tmp_path / "e.csv")
+    np.testing.assert_array_equal(edges, [[0], [1]])
+    assert header == SKIPPED[case].removeprefix("# from to\n").split("\n")[0]
+    assert (weights is None) == (case != "weight")
+
+
+CONTRADICTING = {
+    "index of pandas": (",src,dst\n0,5,6\n1,6,7\n", "column 1 is named '', as that of an index"),
+    "index of pandas, tabs": ("\tsrc\tdst\n0\t5\t6\n", "column 1 is named ''"),
+    "index of pandas, blanks": (" src dst\n0 5 6\n", "2 names stand over 3 columns"),
+    "index of pandas, neutral names": (",a,b\n0,5,6\n", "column 1 is named ''"),
+    "index of pandas, read again": ("Unnamed: 0,src,dst\n0,5,6\n", "column 1 is named 'Unnamed: 0'"),
+    "index before one column": ("index,dst\n0,5\n", "column 1 is named 'index'"),
+    "number of the edge": ("id,src,dst\n0,5,6\n", "column 2 is named 'src'"),
+    "target first": ("dst,src\n5,6\n", "column 1 is named 'dst'"),
+    "target first, camel case": ("ToNodeId FromNodeId\n5 6\n", "column 1 is named 'ToNodeId'"),
+    "target last": ("src,kind,dst\n5,1,6\n", "column 3 is named 'dst'"),
+    "weight second": ("src,weight\n5,6\n", "column 2 is named 'weight'"),
+    "time": ("src,dst,timestamp\n5,6,1600000000\n", "column 3 is named 'timestamp', not weight"),
+    "unknown third": ("a,b,c\n5,6,7\n", "column 3 is named 'c', not weight"),
+    "a title": ("all edges of it\n5 6\n", "4 names stand over 2 columns"),
+}
+
+
+@pytest.mark.parametrize("block", [1 << 24, 1, 5])
+@pytest.mark.parametrize("case", CONTRADICTING)
+def test_a_header_that_contradicts_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, block: int
+) -> None:
+    """Fails if a graph is made of columns that the header calls something else."""
+    text, message = CONTRADICTING[case]
+    (tmp_path / "e.csv").write_text("# made yesterday\n" + text)
+    monkeypatch.setattr(edge_list, "BLOCK_BYTES", block)
+    with pytest.raises(GraphError, match=f"line 2: columns are read as source, target.*{message}") as caught:
+        read_edge_list(tmp_path / "e.csv")
+    assert "\n" not in str(caught.value)
 
 
 def test_truncated_gzip_and_missing_file(tmp_path: Path) -> None:

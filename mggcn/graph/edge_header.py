@@ -1,0 +1,142 @@
+"""What the lines of an edge list look like: which one is a header, whether its names fit the columns, what to mend."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from mggcn.errors import GraphError
+
+WORDS = (frozenset({"start", "origin", "sender", "u"}), frozenset({"to", "end", "receiver", "v"}), frozenset[str]())
+BEGINNINGS = (("src", "source", "from"), ("dst", "dest", "target"), ("weight",))
+"""Words, and how words begin, that say source, target and weight: such a name stands over its own column only."""
+WEIGHTS = frozenset({"w", "value", "values", "val", "count", "counts", "score", "strength", "similarity"})
+"""What a third column may be named beside weight; elsewhere these words say nothing."""
+NUMBER_THEM = (
+    "ids must be integers from 0: mend that line, or number names first (numpy.unique(names, return_inverse=True) does)"
+)
+MARKS = {";": "semicolons", "|": "bars (|)", ":": "colons", '"': "double quotes", "'": "single quotes"}
+"""What other programs write between and around ids."""
+INDEX = re.compile(r"|index|unnamed: \d+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first line of an edge list that is neither comment nor edge, and its number."""
+
+    text: str
+    line: int
+
+
+def content(line: str) -> str:
+    """Return a line without its comment and the blanks around it."""
+    return line.replace("%", "#").split("#")[0].strip()
+
+
+def split(line: str) -> list[str]:
+    """Return the fields of a line: at commas where there are any, else at blanks."""
+    return line.split("," if "," in line else None)
+
+
+def split_header(text: str, first_line: int) -> tuple[str, Header | None]:
+    """Make a comment of a first line without numbers, so that line numbers stay right; return that line, too.
+
+    A line of numbers between other separators or in quotes is no header: parsing it says what is wrong.
+    """
+    lines = text.split("\n")
+    for at, line in enumerate(lines):
+        found = content(line)
+        if found and not any(map(_is_number, split(found))) and not _all_numbers(found):
+            # Blanks before the first name may stand for the nameless column of an index.
+            header = Header(line.replace("%", "#").split("#")[0].rstrip(), first_line + at)
+            return "\n".join([*lines[:at], "#" + line, *lines[at + 1 :]]), header
+        if found:
+            break
+    return text, None
+
+
+def check_header(header: Header, first_edge: str, num_columns: int, path: Path) -> None:
+    """Refuse a header that names other columns than those which are read, and one that is an edge between names.
+
+    Columns are read by their place: source, target, weight. As many names must stand over them; one that says source,
+    target or weight must stand there, none may be that of an index, and a third must say weight.
+    Raises: GraphError.
+    """
+    if not any(map(_is_number, _pieces(first_edge))):
+        raise GraphError(
+            f"{path}, line {header.line}: expected two vertex ids, got {header.text[:80]!r}; {NUMBER_THEM}"
+        )
+    names = _names(header.text)
+    why = _contradiction(names, num_columns)
+    if why:
+        places = "source, target" if num_columns == 2 else "source, target, weight"
+        raise GraphError(
+            f"{path}, line {header.line}: columns are read as {places}, but in the header {header.text[:80]!r} {why}; "
+            "write those columns alone, in that order (pandas: index=False), or drop the header if they are right"
+        )
+
+
+def advice(line: str) -> str:
+    """Say what to do about a line that is no edge."""
+    found = content(line)
+    fields = split(found)
+    marks = [name for mark, name in MARKS.items() if mark in found]
+    if marks and _all_numbers(found):
+        return f"{' and '.join(marks)} are not read: put blanks or commas between plain numbers"
+    if not fields[0].strip():
+        return "give the missing id, or leave out the index of a data frame (pandas: index=False)"
+    if not all(field.strip().lstrip("+-").isdigit() for field in fields[:2]):
+        return NUMBER_THEM
+    return "leave further columns out" if len(fields) > 3 else "mend that line"
+
+
+def _contradiction(names: list[str], num_columns: int) -> str:
+    """Say what contradicts the order source, target, weight; nothing if nothing does."""
+    if len(names) != num_columns:
+        return f"{len(names)} names stand over {num_columns} columns"
+    for at, name in enumerate(names):
+        if INDEX.fullmatch(name):
+            return f"column {at + 1} is named {name!r}, as that of an index is"
+        place = _place(name)
+        if place not in (None, at):
+            return f"column {at + 1} is named {name!r}"
+    if num_columns > 2 and _place(names[2]) != 2 and not WEIGHTS.intersection(_words(names[2])):
+        return f"column 3 is named {names[2]!r}, not weight"
+    return ""
+
+
+def _names(header: str) -> list[str]:
+    """Split at the header's own separator; an empty name counts."""
+    separator = "," if "," in header else "\t" if "\t" in header else None
+    return [name.strip().strip("\"'") for name in header.split(separator)]
+
+
+def _place(name: str) -> int | None:
+    """Return 0 for a name that says source, 1 for target, 2 for weight, None for any other."""
+    for word in _words(name):
+        for place, (known, beginnings) in enumerate(zip(WORDS, BEGINNINGS, strict=True)):
+            if word in known or word.startswith(beginnings):
+                return place
+    return None
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
+
+
+def _pieces(line: str) -> list[str]:
+    """Split at everything that separates columns anywhere."""
+    return [piece for piece in re.split(r"[\s,;|:\"']+", line) if piece]
+
+
+def _all_numbers(line: str) -> bool:
+    return all(map(_is_number, _pieces(line)))
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
