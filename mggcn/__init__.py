@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mggcn.config import Config
     from mggcn.errors import MggcnError
     from mggcn.graph.csr import Graph
+    from mggcn.graph.facts import describe
     from mggcn.graph.structure import GraphOptions
     from mggcn.model.weights import from_pyg, to_pyg
 
@@ -28,6 +29,7 @@ _PUBLIC = {
     "Graph": "graph.csr",
     "GraphOptions": "graph.structure",
     "MggcnError": "errors",
+    "describe": "graph.facts",
     "from_pyg": "model.weights",
     "to_pyg": "model.weights",
 }
@@ -41,6 +43,7 @@ __all__ = [
     "MggcnError",
     "Trainer",
     "__version__",
+    "describe",
     "from_pyg",
     "load",
     "to_pyg",

@@ -36,16 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", help="name of the graph; default: that of the source")
     parser.add_argument(
-        "--verify", action="store_true", help="check SHA-256 of every file and every row of SOURCE first"
+        "--verify", action="store_true", help="check every row of SOURCE first, and SHA-256 of every file of a store"
     )
     parser.add_argument("--force", action="store_true", help="replace STORE if it exists")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, check, write."""
+    """Load, check, write, and say what came."""
     from mggcn.errors import ConfigError
+    from mggcn.graph.facts import describe
     from mggcn.graph.sources import load_source
-    from mggcn.graph.store import open_store
+    from mggcn.graph.store import has_checksums, open_store
     from mggcn.graph.store_write import write_store
     from mggcn.graph.structure import GraphOptions
 
@@ -63,9 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
         write_store(graph, a.store, overwrite=a.force)
         # The files as they lie on the disk must carry the checksums that were computed while writing.
         graph = open_store(a.store, verify=True)
-    kind = "symmetric" if graph.symmetric else "directed"
-    print(
-        f"{a.store or a.source}: {graph.num_vertices:,} vertices, {graph.num_edges:,} stored edges, {kind}, "
-        f"{graph.num_classes} classes, splits {', '.join(graph.splits) or 'none'}; checksums hold"
-    )
+    place, facts = a.store or a.source, describe(graph)
+    unchecked = "the content was checked, there are no checksums to compare"
+    print(f"{place}: {facts.summary}; {'checksums hold' if has_checksums(place) else unchecked}")
+    for remark in facts.remarks():
+        print(f"note: {remark}")
     return 0

@@ -48,7 +48,8 @@ def check_structure(graph: Graph) -> None:
     """Check both adjacencies and that they are transposes of each other; raises GraphError."""
     if not 1 <= graph.num_vertices <= MAX_VERTICES:
         raise GraphError(
-            f"expected 1 to {MAX_VERTICES} vertices, got {graph.num_vertices}; give num_vertices, or drop unused ids"
+            f"expected 1 to {MAX_VERTICES} vertices, got {graph.num_vertices}; give num_vertices (--vertices), or drop "
+            "unused ids"
         )
     for csr, what in [(graph.adj, "adjacency")] + ([] if graph.symmetric else [(graph.adj_t, "transposed adjacency")]):
         if (csr.num_rows, csr.num_cols) != (graph.num_vertices, graph.num_vertices):
@@ -80,7 +81,7 @@ def index_mask(indices: Array, num_vertices: int, what: str) -> Array:
     if ids.size and (int(ids[0]) < 0 or int(ids[-1]) >= num_vertices):
         raise GraphError(
             f"{what}: expected vertex ids in [0, {num_vertices}), got {ids[0]} to {ids[-1]}; "
-            "check num_vertices and whether ids start at 0"
+            "check num_vertices (--vertices) and whether ids start at 0"
         )
     if repeats:
         raise GraphError(f"{what}: {repeats} vertex ids repeat; list each once (a mask must be bool, not integer)")
@@ -93,7 +94,7 @@ def _expect_rows(came: int, graph: Graph, what: str) -> None:
     if came != graph.num_vertices:
         raise GraphError(
             f"{what}: expected one row for each of {graph.num_vertices} vertices, got {came}; "
-            "check num_vertices and the order of the file"
+            "check num_vertices (--vertices) and the order of the file"
         )
 
 

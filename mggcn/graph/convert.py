@@ -50,19 +50,21 @@ def from_arrays(
     if adj is not None:
         edges, weights, num_vertices = _from_matrix(adj, num_vertices)
     edges = np.asarray(edges) if np.size(edges) else np.empty((2, 0), dtype=np.int64)
+    origin = ""
     if num_vertices is None:
-        num_vertices = _infer_num_vertices(edges, features, labels)
-    both = build_adjacency(edges, None if weights is None else np.asarray(weights), num_vertices, options)
+        num_vertices, origin = _infer_num_vertices(edges, features, labels)
+    weights = None if weights is None else np.asarray(weights)
+    both = build_adjacency(edges, weights, num_vertices, options, origin)
     label_rows, num_classes = as_labels(labels, num_vertices, num_classes)
     graph = Graph(
         name=name,
-        adj=both[0],
-        adj_t=both[1],
+        adj=both.adj,
+        adj_t=both.adj_t,
         features=as_features(features, num_vertices, options.row_normalize),
         labels=label_rows,
         splits=as_splits(splits, num_vertices),
         num_classes=num_classes,
-        meta={"source": "arrays"} | dict(meta or {}) | {"options": asdict(options)},
+        meta=_meta(meta, options, both.num_merged),
     )
     check_graph(graph)
     return graph
@@ -144,7 +146,7 @@ def with_options(graph: Graph, options: GraphOptions) -> Graph:
     changes: dict[str, Any] = {}
     if (options.symmetrize and not graph.symmetric) or options.self_loops != "keep":
         edges, weights = edge_list(graph.adj)
-        changes["adj"], changes["adj_t"] = build_adjacency(edges, weights, graph.num_vertices, options)
+        changes["adj"], changes["adj_t"], _ = build_adjacency(edges, weights, graph.num_vertices, options)
     if options.row_normalize and graph.features is not None:
         changes["features"] = normalized_rows(graph.features)
     if not changes:
@@ -189,7 +191,9 @@ def _from_matrix(adj: Any, num_vertices: int | None) -> tuple[Array, Array | Non
             f"of shape {np.shape(adj)}; adj[u, v] stands for the edge u -> v"
         )
     if num_vertices not in (None, adj.shape[0]):
-        raise GraphError(f"num_vertices is {num_vertices}, adj has {adj.shape[0]} rows; leave num_vertices out")
+        raise GraphError(
+            f"num_vertices is {num_vertices}, adj has {adj.shape[0]} rows; leave num_vertices (--vertices) out"
+        )
     coo = sp.coo_array(adj)
     return np.stack([coo.row, coo.col]), coo.data, int(adj.shape[0])
 
@@ -208,10 +212,20 @@ def _matrix_from_triple(triple: tuple[Any, ...]) -> Any:
     return matrix
 
 
-def _infer_num_vertices(edges: Array, features: Any, labels: Any) -> int:
-    for rows in (features, labels):
+def _infer_num_vertices(edges: Array, features: Any, labels: Any) -> tuple[int, str]:
+    """Return the number of vertices and, for a message, what it comes from if not from the edges."""
+    for rows, what in ((features, "the features have"), (labels, "the labels have")):
         if rows is not None:
-            return int(np.shape(rows)[0])
+            return int(np.shape(rows)[0]), f", since {what} {np.shape(rows)[0]} rows"
     if edges.dtype.kind not in "iu":
-        return 1  # check_edges names what is wrong
-    return int(edges.max()) + 1 if edges.size else 0
+        return 1, ""  # check_edges names what is wrong
+    return int(edges.max()) + 1 if edges.size else 0, ""
+
+
+def _meta(given: Mapping[str, Any] | None, options: GraphOptions, num_merged: int) -> dict[str, Any]:
+    """Say where a graph came from; `input` holds what its files cannot tell later, and is absent if that is nothing."""
+    meta = {"source": "arrays"} | dict(given or {}) | {"options": asdict(options)}
+    told = dict(meta.get("input", {}))
+    if num_merged:
+        told |= {"num_merged": num_merged} | ({"symmetrized": True} if options.symmetrize else {})
+    return meta | ({"input": told} if told else {})

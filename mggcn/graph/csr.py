@@ -110,6 +110,10 @@ class Graph:
     num_classes: int
     meta: Mapping[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """One line of extents; `mggcn.describe` looks at the content."""
+        return f"<Graph {self.name}: {self.summary()}>"
+
     @property
     def num_vertices(self) -> int:
         return self.adj.num_rows
@@ -122,6 +126,14 @@ class Graph:
     @property
     def symmetric(self) -> bool:
         return self.adj_t is self.adj
+
+    def summary(self) -> str:
+        """Return the extents in words; nothing is read."""
+        kind = ("symmetric" if self.symmetric else "directed") + ("" if self.adj.values is None else ", weighted")
+        return (
+            f"{self.num_vertices:,} vertices, {self.num_edges:,} stored edges, {kind}, {self.num_classes} classes, "
+            f"splits {', '.join(self.splits) or 'none'}"
+        )
 
 
 def windows(csr: CSR, size: int = WINDOW) -> Iterator[tuple[Array, Array, int, int]]:

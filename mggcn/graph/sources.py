@@ -52,7 +52,7 @@ def load_source(
             )
         return with_options(open_store(path, verify), options)
     found = _read_file(path) | {key: _load_companion(value) for key, value in arrays.items() if value is not None}
-    meta = {"source": str(path.resolve())}
+    meta = {"source": str(path.resolve())} | found.pop("meta", {})
     return from_arrays(**found, options=options, name=name or path.name.split(".")[0], meta=meta)
 
 
@@ -77,8 +77,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     if start.startswith(b"%%MatrixMarket") or kind == ".mtx":
         return _read_matrix_market(path)
     if kind in EDGE_LISTS:
-        edges, weights, _ = read_edge_list(path)
-        return {"edges": edges, "weights": weights}
+        edges, weights, header = read_edge_list(path)
+        meta = {"input": {"header": header}} if header else {}
+        return {"edges": edges, "weights": weights, "meta": meta}
     raise GraphError(f"cannot tell what {path} is; expected {KNOWN}: rename or convert it")
 
 
@@ -205,6 +206,8 @@ def _load_companion(value: Any) -> Any:
     try:
         return sp.load_npz(path) if path.suffix == ".npz" else np.load(path, allow_pickle=False)
     except Exception as error:  # a hostile header raises nearly anything
+        pickled = "it is text, or holds pickled objects, which can execute code and are never loaded"
         raise GraphError(
-            f"cannot load {path}: {error}; expected a plain .npy file, or a .npz file of scipy.sparse.save_npz"
+            f"cannot load {path}: {pickled if 'allow_pickle' in str(error) else error}; expected a plain .npy file as "
+            "numpy.save writes it (numpy.loadtxt reads text), or a .npz file of scipy.sparse.save_npz"
         ) from error

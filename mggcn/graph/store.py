@@ -22,7 +22,16 @@ from mggcn.graph.file_rows import FileRows
 from mggcn.graph.layout import FORMAT_VERSION, graph_arrays, graph_sha256, is_own
 from mggcn.graph.store_write import write_store
 
-__all__ = ["EXPECTED", "FileRows", "graph_sha256", "is_store", "open_store", "store_folder", "write_store"]
+__all__ = [
+    "EXPECTED",
+    "FileRows",
+    "graph_sha256",
+    "has_checksums",
+    "is_store",
+    "open_store",
+    "store_folder",
+    "write_store",
+]
 
 EXPECTED = (
     "a graph store is a folder with meta.json, indptr.npy, indices.npy and, where there are any, features.npy, "
@@ -33,6 +42,11 @@ EXPECTED = (
 def is_store(path: str | Path) -> bool:
     """Tell whether a path looks like a graph store."""
     return (Path(path) / "meta.json").is_file() and (Path(path) / "indptr.npy").is_file()
+
+
+def has_checksums(path: str | Path) -> bool:
+    """Tell whether a path is a store that mggcn wrote, with checksums that `open_store` can compare."""
+    return is_store(path) and is_own(_read_meta(Path(path)))
 
 
 def open_store(path: str | Path, verify: bool = False) -> Graph:

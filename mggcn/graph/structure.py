@@ -6,7 +6,7 @@ An edge (u, v) is the key u * N + v, so sorting keys sorts by row, then by colum
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -44,14 +44,25 @@ class GraphOptions:
 DEFAULT_OPTIONS = GraphOptions()
 
 
-def build_adjacency(edges: Array, weights: Array | None, num_vertices: int, options: GraphOptions) -> tuple[CSR, CSR]:
-    """Return (adj, adj_t) of an edge list; both are one object if pattern and values are symmetric.
+class Adjacency(NamedTuple):
+    """Both directions of a graph, one object if pattern and values are symmetric."""
+
+    adj: CSR
+    adj_t: CSR
+    num_merged: int
+    """Listed edges that became one with an equal edge; with `symmetrize`, with its reverse, too."""
+
+
+def build_adjacency(
+    edges: Array, weights: Array | None, num_vertices: int, options: GraphOptions, origin: str = ""
+) -> Adjacency:
+    """Sort an edge list into both adjacencies; `origin` says what set the number of vertices, if not the caller.
 
     Shapes: edges integers [2, E], row 0 the sources; weights [E] or None. All weights 1 is the same as no weights.
     Cost: some sorts of E keys of 8 bytes; weights double that.
     Raises: GraphError on ids outside [0, N), weights of another length or not finite, or duplicates as `options` say.
     """
-    check_edges(edges, weights, num_vertices)
+    check_edges(edges, weights, num_vertices, origin)
     src, dst = edges[0].astype(np.int64), edges[1].astype(np.int64)
     values = None if weights is None else weights.astype(np.float64)
     if options.self_loops == "drop":
@@ -63,12 +74,14 @@ def build_adjacency(edges: Array, weights: Array | None, num_vertices: int, opti
     if options.symmetrize:
         # Reduced on one triangle and then mirrored, so that sums agree in both directions to the last bit.
         keys = np.minimum(src, dst) * num_vertices + np.maximum(src, dst)
+    num_listed = keys.size
     keys, values = _reduce(keys, values, num_vertices, options.duplicates)
+    num_merged = num_listed - keys.size
     if options.symmetrize:
         keys, values = _mirror(keys, values, num_vertices)
     if options.self_loops == "add":
         keys, values = _add_self_loops(keys, values, num_vertices)
-    return _both_directions(keys, values, num_vertices)
+    return Adjacency(*_both_directions(keys, values, num_vertices), num_merged)
 
 
 def edge_list(adj: CSR) -> tuple[Array, Array | None]:
@@ -79,20 +92,21 @@ def edge_list(adj: CSR) -> tuple[Array, Array | None]:
     return edges, None if adj.values is None else adj.values.array()
 
 
-def check_edges(edges: Array, weights: Array | None, num_vertices: int) -> None:
-    """Check shape, type and range of an edge list from outside; raises GraphError."""
+def check_edges(edges: Array, weights: Array | None, num_vertices: int, origin: str = "") -> None:
+    """Check shape, type and range of an edge list from outside; raises GraphError.
+
+    origin: what set the number of vertices, for the message.
+    """
     if not 1 <= num_vertices <= MAX_VERTICES:
-        raise GraphError(f"expected 1 to {MAX_VERTICES} vertices, got {num_vertices}; give num_vertices or an edge")
+        todo = "number them from 0 without gaps" if num_vertices > 1 else "give num_vertices (--vertices) or an edge"
+        raise GraphError(f"expected 1 to {MAX_VERTICES} vertices, got {num_vertices}; {todo}")
     if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
         raise GraphError(
             f"edges must be integers of shape [2, E] (row 0 sources, row 1 targets), got {edges.dtype} "
             f"of shape {edges.shape}; transpose or convert them"
         )
-    if edges.size and (int(edges.min()) < 0 or int(edges.max()) >= num_vertices):
-        raise GraphError(
-            f"vertex ids must lie in [0, {num_vertices}), got {edges.min()} to {edges.max()}; "
-            "check num_vertices and whether ids start at 0"
-        )
+    if edges.size:
+        _check_range(int(edges.min()), int(edges.max()), num_vertices, origin)
     if weights is None:
         return
     if weights.shape != edges.shape[1:] or weights.dtype.kind not in "iufb":
@@ -104,6 +118,15 @@ def check_edges(edges: Array, weights: Array | None, num_vertices: int) -> None:
         raise GraphError(f"edge weights must be finite, {np.sum(~np.isfinite(weights))} are NaN or infinite; drop them")
 
 
+def _check_range(lowest: int, highest: int, num_vertices: int, origin: str) -> None:
+    if 0 <= lowest and highest < num_vertices:
+        return
+    todo = f"{'give one row for each vertex' if origin else 'check num_vertices (--vertices)'} and start ids at 0"
+    if lowest == 1 and highest == num_vertices:
+        todo = "ids seem to start at 1: subtract 1 from each"
+    raise GraphError(f"vertex ids must lie in [0, {num_vertices}){origin}, got {lowest} to {highest}; {todo}")
+
+
 def _refuse_duplicates(keys: Keys, num_vertices: int) -> None:
     ordered = np.sort(keys)
     repeats = np.flatnonzero(ordered[1:] == ordered[:-1])
@@ -111,7 +134,7 @@ def _refuse_duplicates(keys: Keys, num_vertices: int) -> None:
         u, v = divmod(int(ordered[repeats[0]]), num_vertices)
         raise GraphError(
             f"expected every edge once, {repeats.size} repeat, the first is {u} -> {v}; "
-            'choose duplicates="merge" or "sum" to allow that'
+            'choose duplicates="merge" or "sum" (--duplicates) to allow that'
         )
 
 
@@ -137,7 +160,7 @@ def _reduce(
             u, v = divmod(int(keys[differing[0]]), num_vertices)
             raise GraphError(
                 f"edge {u} -> {v} is listed with different weights ({values[differing[0]]}, "
-                f'{values[differing[0] + 1]}); choose duplicates="sum" or give each edge one weight'
+                f'{values[differing[0] + 1]}); choose duplicates="sum" (--duplicates sum) or give each edge one weight'
             )
         values = values[starts]
     return keys[starts], values

@@ -35,7 +35,7 @@ def as_features(features: Any, num_vertices: int, row_normalize: bool) -> Rows |
     if features.dtype.kind not in "iufb" or features.ndim != 2 or features.shape[0] != num_vertices:
         raise GraphError(
             f"features must be real numbers of shape [{num_vertices}, D], got {features.dtype} of shape "
-            f"{features.shape}; give one row per vertex, and None if there are none"
+            f"{features.shape}; give one row per vertex, or leave features out"
         )
     rows: Rows | CSR
     if is_sparse(features):
@@ -75,7 +75,9 @@ def normalized_rows(features: Rows | CSR) -> Rows | CSR:
 
 
 def as_labels(labels: Any, num_vertices: int, num_classes: int | None) -> tuple[Rows | None, int]:
-    """Convert labels [N] or [N, 1] to int64; NaN means unlabelled (-1). Return them and the number of classes.
+    """Convert labels [N] or [N, 1] to int64; NaN means unlabelled (-1), False and True are classes 0 and 1.
+
+    Returns: the labels and the number of classes.
 
     Raises: GraphError if they are no whole numbers, of another length, or far too large for class numbers.
     """
@@ -84,10 +86,15 @@ def as_labels(labels: Any, num_vertices: int, num_classes: int | None) -> tuple[
     array = np.asarray(labels)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.shape != (num_vertices,) or array.dtype.kind not in "iuf":
+    if array.shape != (num_vertices,) or array.dtype.kind not in "iufb":
+        todo = "give each vertex a label, -1 for unlabelled"
+        if array.ndim != 1:
+            todo = "several labels per vertex are not supported"
+        elif array.dtype.kind not in "iufb":
+            todo = "number the classes from 0 (numpy.unique(labels, return_inverse=True) does)"
         raise GraphError(
             f"labels must be one whole number for each of {num_vertices} vertices, got {array.dtype} of shape "
-            f"{np.shape(labels)}; several labels per vertex are not supported"
+            f"{np.shape(labels)}; {todo}"
         )
     if array.dtype.kind == "f":
         array = np.where(np.isnan(array), -1, array)
@@ -96,7 +103,8 @@ def as_labels(labels: Any, num_vertices: int, num_classes: int | None) -> tuple[
     highest = int(array.max()) if array.size else -1
     if num_classes is None and highest >= max(num_vertices, 2):
         raise GraphError(
-            f"the largest label is {highest} for {num_vertices} vertices; number classes from 0, or give num_classes"
+            f"the largest label is {highest} for {num_vertices} vertices; number classes from 0 (from Python, num_classes "
+            "allows more)"
         )
     return ArrayRows(array.astype(np.int64)), highest + 1 if num_classes is None else num_classes
 

@@ -103,8 +103,20 @@ def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     np.save(tmp_path / "short.npy", np.ones((2, 4), np.float32))
     np.save(tmp_path / "labels.npy", np.array([0, 1, 1]))
     np.save(tmp_path / "train.npy", np.array([0, 3]))
+    np.save(tmp_path / "names.npy", np.array(["a", "b", "a"]))
     (tmp_path / "other.pdf").write_text("?")
+    (tmp_path / "x.csv").write_text("1,2\n")
+    (tmp_path / "pandas.csv").write_text(",src,dst\n0,5,6\n1,6,7\n")
+    (tmp_path / "repeats.txt").write_text("0 1 2\n0 1 3\n")
+    (tmp_path / "empty.txt").write_text("")
     cases = {
+        "column 1 is named ''": ["prepare", tmp_path / "pandas.csv", store],
+        "(--duplicates sum)": ["prepare", tmp_path / "repeats.txt", store],
+        "(--duplicates)": ["prepare", tmp_path / "repeats.txt", store, "--duplicates", "error"],
+        "give num_vertices (--vertices) or an edge": ["prepare", tmp_path / "empty.txt", store],
+        "[0, 2), since the features have 2 rows": ["prepare", edges, store, "--features", tmp_path / "short.npy"],
+        "is text, or holds pickled": ["prepare", edges, store, "--features", tmp_path / "x.csv"],
+        "number the classes from 0": ["prepare", edges, store, "--labels", tmp_path / "names.npy"],
         "needs a STORE": ["prepare", edges],
         "there is no": ["prepare", tmp_path / "nothing.txt", store],
         "cannot tell what": ["prepare", tmp_path / "other.pdf", store],
@@ -130,3 +142,28 @@ def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "6 stored edges, symmetric" in capsys.readouterr().out
     assert "has no features" in refused(capsys, "train", store, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_prepare_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a header, repeats or ids from 1 pass without a note, or checksums are praised that nothing has."""
+    edges, store = tmp_path / "edges.csv", tmp_path / "store"
+    edges.write_text("from,to\n1,2\n2,3\n1,2\n")
+    summary = "4 vertices, 2 stored edges, directed, 0 classes, splits none; "
+    notes = [
+        "note: a header was skipped: 'from,to'",
+        "note: 1 repeated edge merged into the first of its kind",
+        "note: 1 vertex without any edge",
+        "note: vertex 0 has no edge: if ids start at 1, subtract 1, as row 0 of features and labels is its own",
+    ]
+    assert run_main("prepare", edges, "--verify") == 0
+    unchecked = f"{edges}: {summary}the content was checked, there are no checksums to compare"
+    assert capsys.readouterr().out.splitlines() == [unchecked, *notes]
+    assert run_main("prepare", edges, store) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{store}: {summary}checksums hold", *notes]
+    assert run_main("prepare", store, "--verify") == 0
+    assert capsys.readouterr().out.splitlines() == [f"{store}: {summary}checksums hold", *notes]
+    (tmp_path / "plain.txt").write_text("0 1\n1 0\n")
+    assert run_main("prepare", tmp_path / "plain.txt", tmp_path / "plain") == 0
+    assert capsys.readouterr().out.count("\n") == 1
+    assert run_main("prepare", tmp_path / "store", tmp_path / "again", "--verify", "--symmetrize") == 0
+    assert "checksums hold" in capsys.readouterr().out

@@ -47,10 +47,21 @@ def test_number_of_vertices_is_inferred_or_given() -> None:
     assert from_arrays(edges=DIRECTED, num_vertices=9).num_vertices == 9
     assert from_arrays(edges=DIRECTED, features=np.ones((6, 1))).num_vertices == 6
     assert from_arrays(edges=DIRECTED, labels=[0] * 5).num_vertices == 5
-    with pytest.raises(GraphError, match=r"\[0, 3\), got 0 to 3"):
+    with pytest.raises(GraphError, match=r"\[0, 3\), since the labels have 3 rows, got 0 to 3; give one row"):
         from_arrays(edges=DIRECTED, labels=[0] * 3)
-    with pytest.raises(GraphError, match="adj has 4 rows"):
+    with pytest.raises(GraphError, match="ids seem to start at 1: subtract 1"):
+        from_arrays(edges=DIRECTED + 1, features=np.ones((4, 1)))
+    with pytest.raises(GraphError, match=r"adj has 4 rows.*\(--vertices\)"):
         from_arrays(adj=sp.csr_array(MATRIX), num_vertices=5)
+
+
+def test_merged_edges_are_counted_in_meta() -> None:
+    """Fails if the count of merged edges is wrong, also counts what symmetrize adds, or stands there when it is 0."""
+    repeated = np.concatenate([DIRECTED, DIRECTED[:, :2], DIRECTED[::-1, :1]], axis=1)
+    assert "input" not in from_arrays(edges=DIRECTED).meta
+    assert from_arrays(edges=repeated).meta["input"] == {"num_merged": 2}
+    told = from_arrays(edges=repeated, options=GraphOptions(symmetrize=True)).meta["input"]
+    assert told == {"num_merged": 3, "symmetrized": True}
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

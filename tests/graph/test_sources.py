@@ -205,6 +205,7 @@ def test_bad_files_are_refused(tmp_path: Path, name: str, content: str, message:
 
 
 def test_missing_things_are_named(tmp_path: Path) -> None:
+    """Fails if a message does not say what is missing, or speaks of NumPy's options."""
     (tmp_path / "e.txt").write_text("0 1\n")
     (tmp_path / "text.npy").write_text("0 1\n")
     np.save(tmp_path / "pickled.npy", np.array([{}]))
@@ -212,6 +213,10 @@ def test_missing_things_are_named(tmp_path: Path) -> None:
         load_source("nothing", root=tmp_path)
     with pytest.raises(StoreError, match="without a readable meta"):
         load_source(tmp_path)
+    for name in ("text.npy", "pickled.npy"):
+        with pytest.raises(GraphError, match=r"is text, or holds pickled objects.*as numpy.save writes it") as caught:
+            load_source(tmp_path / "e.txt", features=tmp_path / name)
+        assert "allow_pickle" not in str(caught.value)
     for name in ("missing.npy", "text.npy", "pickled.npy", "missing.npz"):
         with pytest.raises(GraphError, match=f"cannot load .*{name}"):
             load_source(tmp_path / "e.txt", labels=tmp_path / name)
@@ -224,3 +229,10 @@ def test_provenance_is_recorded(tmp_path: Path) -> None:
     assert graph.meta["source"] == str(tmp_path / "e.txt")
     assert graph.meta["options"]["duplicates"] == "sum"
     assert graph_sha256(graph) == graph_sha256(from_arrays(edges=[[0], [1]], weights=[2.0]))
+
+
+def test_what_a_file_cannot_tell_later_is_kept(tmp_path: Path) -> None:
+    """Fails if a skipped header or merged edges are forgotten on the way into a store and out of it."""
+    (tmp_path / "e.csv").write_text("from,to\n0,1\n0,1\n1,0\n")
+    write_store(load_source(tmp_path / "e.csv"), tmp_path / "store")
+    assert open_store(tmp_path / "store").meta["input"] == {"header": "from,to", "num_merged": 1}

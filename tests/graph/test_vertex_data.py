@@ -62,6 +62,7 @@ def test_bad_features_are_refused(bad: Any) -> None:
         ([[0], [1], [1]], [0, 1, 1]),
         ([0.0, np.nan, 2.0], [0, -1, 2]),
         (np.array([0, 1, 1], np.uint8), [0, 1, 1]),
+        ([False, True, True], [0, 1, 1]),
     ],
 )
 def test_labels(labels: Any, expected: list[int]) -> None:
@@ -76,11 +77,11 @@ def test_labels(labels: Any, expected: list[int]) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0, 1], "one whole number for each of 3"),
+        ([0, 1], r"one whole number for each of 3.*shape \(2,\); give each vertex a label"),
         ([[0, 1], [1, 0], [1, 1]], "several labels"),
         ([0.5, 1, 1], "whole numbers"),
         ([np.inf, 1, 1], "whole numbers"),
-        (["a", "b", "c"], "one whole number"),
+        (["a", "b", "c"], r"one whole number.*number the classes from 0 \(numpy.unique"),
         ([0, 1, 10**9], "largest label is 1000000000"),
     ],
 )

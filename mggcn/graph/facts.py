@@ -1,0 +1,142 @@
+"""What a graph holds that its extents do not tell, and what of that is worth a remark.
+
+Shapes: N vertices, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mggcn.graph.csr import CSR, WINDOW, Graph, Rows, windows
+
+SHOWN = 5
+"""Classes that a remark lists one by one."""
+MAX_CLASSES = 1 << 20
+"""With more classes than that, none are counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphFacts:
+    """What `describe` finds; `str` gives the extents and the remarks, a line each."""
+
+    summary: str
+    """The extents in words."""
+    header: str = ""
+    """Line of names that was skipped in the edge list, empty without one."""
+    num_merged: int = 0
+    """Edges of the list that were merged with an equal one listed before, or, if `symmetrized`, with its reverse."""
+    symmetrized: bool = False
+    """Whether reverses of edges were added when the list was merged."""
+    weights: tuple[float, float] | None = None
+    """Lowest and highest weight of an edge, None if edges have no weights."""
+    num_self_loops: int = 0
+    """Edges from a vertex to itself."""
+    num_isolated: int = 0
+    """Vertices without any edge, a self-loop being one."""
+    first_isolated: bool = False
+    """Whether vertex 0 is one of them."""
+    empty_classes: tuple[int, ...] = ()
+    """Classes without a vertex, ascending."""
+
+    def remarks(self) -> list[str]:
+        """Say in words what is there to say, a line each; nothing about a plain graph."""
+        return [*self._of_input(), *self._of_edges(), *self._of_vertices()]
+
+    def __str__(self) -> str:
+        return "\n".join([self.summary, *self.remarks()])
+
+    def _of_input(self) -> list[str]:
+        lines = [f"a header was skipped: {self.header[:80]!r}"] if self.header else []
+        if self.num_merged:
+            what = "repeated or reversed edge" if self.symmetrized else "repeated edge"
+            lines.append(f"{_counted(self.num_merged, what)} merged into the first of its kind")
+        return lines
+
+    def _of_edges(self) -> list[str]:
+        lines = []
+        if self.weights is not None:
+            lines.append(f"weights from {self.weights[0]:g} to {self.weights[1]:g}")
+            if self.weights[0] < 0:
+                lines[-1] += ": normalisation refuses vertices whose in-edges sum to less than 0"
+        if self.num_self_loops:
+            lines.append(f"{_counted(self.num_self_loops, 'self-loop')} stored")
+        return lines
+
+    def _of_vertices(self) -> list[str]:
+        lines = []
+        if self.num_isolated:
+            lines.append(f"{_counted(self.num_isolated, 'vertex', 'vertices')} without any edge")
+        if self.first_isolated:
+            lines.append(
+                "vertex 0 has no edge: if ids start at 1, subtract 1, as row 0 of features and labels is its own"
+            )
+        if self.empty_classes:
+            shown = ", ".join(map(str, self.empty_classes[:SHOWN])) + (", ..." if self.empty_classes[SHOWN:] else "")
+            lines.append(f"{_counted(len(self.empty_classes), 'class', 'classes')} without a vertex: {shown}")
+            if self.empty_classes[0] == 0:
+                lines[-1] += "; if labels start at 1, subtract 1"
+        return lines
+
+
+def describe(graph: Graph) -> GraphFacts:
+    """Find what a graph's extents do not tell; `mggcn prepare` prints it. Header and merged edges come from graph.meta.
+
+    Cost: one pass over the column indices, one over the weights, the row pointers of both directions and the labels,
+    all in windows of bounded size; C bytes. Nothing is sorted. Classes are not looked at if there are more than 2^20.
+    """
+    told = graph.meta.get("input")
+    told = told if isinstance(told, dict) else {}
+    num_merged, header = told.get("num_merged"), told.get("header")
+    num_isolated, first_isolated = _isolated(graph)
+    return GraphFacts(
+        summary=graph.summary(),
+        header=header if isinstance(header, str) else "",
+        num_merged=num_merged if isinstance(num_merged, int) else 0,
+        symmetrized=told.get("symmetrized") is True,
+        weights=None if graph.adj.values is None else _range(graph.adj.values),
+        num_self_loops=_self_loops(graph.adj),
+        num_isolated=num_isolated,
+        first_isolated=first_isolated,
+        empty_classes=() if graph.labels is None else _empty_classes(graph.labels, graph.num_classes),
+    )
+
+
+def _range(values: Rows) -> tuple[float, float] | None:
+    lowest, highest = np.inf, -np.inf
+    for start in range(0, values.shape[0], WINDOW):
+        part = values.read(start, start + WINDOW)
+        lowest, highest = min(lowest, float(part.min())), max(highest, float(part.max()))
+    return (lowest, highest) if values.shape[0] else None
+
+
+def _self_loops(adj: CSR) -> int:
+    return sum(int(np.count_nonzero(rows == cols)) for rows, cols, _, _ in windows(adj))
+
+
+def _isolated(graph: Graph) -> tuple[int, bool]:
+    """Count vertices with neither out- nor in-edges; say whether vertex 0 is one."""
+    count, first = 0, False
+    for start in range(0, graph.num_vertices, WINDOW):
+        stop = min(start + WINDOW, graph.num_vertices)
+        alone = np.diff(graph.adj.indptr.read(start, stop + 1)) == 0
+        if not graph.symmetric:
+            alone &= np.diff(graph.adj_t.indptr.read(start, stop + 1)) == 0
+        count += int(np.count_nonzero(alone))
+        first = first or (start == 0 and bool(alone[0]))
+    return count, first
+
+
+def _empty_classes(labels: Rows, num_classes: int) -> tuple[int, ...]:
+    if num_classes > MAX_CLASSES:
+        return ()
+    used = np.zeros(num_classes, dtype=np.bool_)
+    for start in range(0, labels.shape[0], WINDOW):
+        part = labels.read(start, start + WINDOW)
+        used[part[part >= 0]] = True
+    return tuple(np.flatnonzero(~used).tolist())
+
+
+def _counted(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mggcn
+from mggcn.graph import csr, facts
+from mggcn.graph.convert import from_arrays
+from mggcn.graph.facts import GraphFacts, describe
+from mggcn.graph.store import open_store
+from mggcn.graph.store_write import write_store
+from mggcn.graph.structure import GraphOptions
+from tests.graph.small import small_graph
+
+PLAIN: dict[str, Any] = {"edges": np.array([[0, 1, 2], [1, 2, 0]])}
+
+
+def test_nothing_is_said_about_a_plain_graph() -> None:
+    """Fails if a remark comes up without a reason."""
+    found = describe(from_arrays(**PLAIN, labels=[0, 1, -1], features=np.ones((3, 1))))
+    assert found == GraphFacts(summary="3 vertices, 3 stored edges, directed, 2 classes, splits none")
+    assert str(found) == found.summary
+
+
+@pytest.mark.parametrize("window", [1, 2, 1 << 20])
+def test_facts_against_a_dense_count(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    """Fails if a window's border loses or repeats a vertex, an edge, a weight or a class."""
+    monkeypatch.setattr(facts, "WINDOW", window)
+    monkeypatch.setattr(csr.windows, "__defaults__", (window,))
+    rng = np.random.default_rng(8117)
+    dense = np.where(rng.random((23, 23)) < 0.04, rng.standard_normal((23, 23)), 0)
+    dense[0] = dense[:, 0] = 0
+    dense[7, 7] = dense[22, 22] = 1.5
+    labels = np.where(rng.random(23) < 0.3, -1, rng.choice([1, 4, 6], 23))
+    found = describe(from_arrays(edges=np.stack(np.nonzero(dense)), weights=dense[dense != 0], num_vertices=23))
+    alone = ~(dense != 0).any(0) & ~(dense != 0).any(1)
+    assert found.num_isolated == alone.sum() > 1
+    assert found.first_isolated
+    assert not describe(from_arrays(edges=np.array([[0], [1]]), num_vertices=23)).first_isolated
+    assert found.num_self_loops == np.count_nonzero(np.diag(dense))
+    assert found.weights == (dense[dense != 0].astype(np.float32).min(), dense.astype(np.float32).max())
+    labelled = describe(from_arrays(**PLAIN, num_vertices=23, labels=labels, num_classes=9))
+    assert labelled.empty_classes == tuple(sorted(set(range(9)) - set(labels.tolist())))
+
+
+def test_remarks_say_what_to_do(tmp_path: Path) -> None:
+    """Fails if ids or labels from 1, repeats, self-loops or negative weights pass without a word, or in a store only."""
+    edges = np.array([[1, 1, 2, 2, 3], [2, 2, 1, 2, 1]])
+    graph = from_arrays(edges=edges, weights=[1, 1, 1, -2, 4], labels=[1, 1, 2, 3])
+    said = [
+        "1 repeated edge merged into the first of its kind",
+        "weights from -2 to 4: normalisation refuses vertices whose in-edges sum to less than 0",
+        "1 self-loop stored",
+        "1 vertex without any edge",
+        "vertex 0 has no edge: if ids start at 1, subtract 1, as row 0 of features and labels is its own",
+        "1 class without a vertex: 0; if labels start at 1, subtract 1",
+    ]
+    assert describe(graph).remarks() == said
+    write_store(graph, tmp_path / "store")
+    assert str(mggcn.describe(mggcn.load(tmp_path / "store"))).splitlines()[1:] == said
+    mirrored = from_arrays(edges=edges[:, :3], options=GraphOptions(symmetrize=True))
+    assert describe(mirrored).remarks()[0] == "2 repeated or reversed edges merged into the first of its kind"
+    many = describe(from_arrays(**PLAIN, labels=[0, 0, 0], num_classes=9)).remarks()
+    assert many == ["8 classes without a vertex: 1, 2, 3, 4, 5, ..."]
+
+
+def test_a_strange_meta_does_no_harm(tmp_path: Path) -> None:
+    """Fails if what somebody else wrote into meta.json, or a huge number of classes, breaks the description."""
+    for told in ("text", {"header": 5, "num_merged": "many"}, None):
+        assert describe(replace(small_graph(), meta={"input": told})).header == ""
+    assert describe(replace(small_graph(), num_classes=10**15)).empty_classes == ()
+
+
+def test_repr_is_one_line_that_reads_nothing(tmp_path: Path) -> None:
+    """Fails if the repr of a graph prints arrays, or reads files that are gone."""
+    write_store(small_graph(), tmp_path / "store")
+    graph = open_store(tmp_path / "store")
+    for file in (tmp_path / "store").iterdir():
+        file.unlink()
+    assert repr(graph) == ("<Graph small: 5 vertices, 8 stored edges, symmetric, 3 classes, splits test, train, val>")
+    assert "directed, weighted, 0 classes" in repr(from_arrays(**PLAIN, weights=[1, 2, 3]))
