@@ -50,6 +50,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """List what is loaded and what would be."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Load a public name."""
     if name not in _PUBLIC:

@@ -18,9 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph
+from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig, from_tables
+from mggcn.config_named import with_model, with_named
 from mggcn.errors import ConfigError, RunError
-from mggcn.graph.convert import from_object
+from mggcn.graph.convert import check_arguments, from_object
 from mggcn.graph.csr import Graph
 from mggcn.graph.sources import load_source
 from mggcn.graph.store import open_store, store_folder, write_store
@@ -29,10 +31,12 @@ from mggcn.jobs import local as local_ranks
 from mggcn.jobs import predict as predicting
 from mggcn.jobs import train as training
 from mggcn.jobs.auto import settled
+from mggcn.model.weights import from_pyg
 from mggcn.train.runplan import RunPlan
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
     from mggcn.comm.base import Communicator
 
@@ -43,11 +47,14 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
     """Load a graph from whatever holds one.
 
     source: a path (store folder, `.npz`, MatrixMarket, edge list), a name under `root`, a PyG Data, a DGL graph, a SciPy
-    matrix or edges (2, E). arrays: features (N, D), labels (N,), splits {"train": mask, ...}, options=GraphOptions(...).
-    Cost: a store opens lazily; the rest is read into memory. Raises: GraphError, StoreError.
+    matrix or edges (2, E). arrays: features (N, D), dense or sparse, labels (N,), splits {"train": mask, ...}, weights (E,)
+    of edges, each of NumPy, SciPy or torch; num_vertices, num_classes, name, options=GraphOptions(...); verify of a store.
+    Cost: a store opens lazily; the rest is read into memory. Raises: ConfigError, GraphError, StoreError.
     """
     if isinstance(source, str | Path):
+        check_arguments(arrays, ("verify",))
         return load_source(source, root=root, **arrays)
+    check_arguments(arrays)
     return from_object(source, **arrays)
 
 
@@ -95,18 +102,15 @@ class Trainer:
         config: Config | None = None,
         **settings: Any,
     ) -> None:
+        base = with_model(config, model)
         self._graph: Graph = graph if isinstance(graph, Graph) else load(graph)
-        base = config or Config()
-        if model is not None:
-            base = dataclasses.replace(base, model=model)
-        asked = _with(base, settings | ({} if ranks is None else {"ranks": ranks}))
+        asked = with_named(base, settings | ({} if ranks is None else {"ranks": ranks}))
         self._config, self._choice = settled(asked, self._graph)
         self._plan, self._partition = plan_graph(self._config, self._graph)
         self._plan.check(memory_limit(self._config))
         self._out = None if out is None else Path(out)
         self._rank: Rank | None = None
         self._folder: Path | None = None
-        self._best: dict[str, Tensor] = {}
 
     @property
     def config(self) -> Config:
@@ -120,29 +124,41 @@ class Trainer:
 
     @property
     def run_folder(self) -> Path | None:
-        """Folder of the last `fit`."""
+        """Folder of the last `fit` that ended, or that a signal stopped."""
         return self._folder
 
     def fit(self, epochs: int | None = None, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> History:
         """Train from fresh weights and return one row per epoch: epoch, loss, train, val, test, seconds.
 
-        epochs: overrides the configuration's. on_epoch: called with each row (one rank or threads only).
+        epochs: overrides the configuration's. on_epoch: called with each row (one rank or threads only); what it raises
+        ends the training. After an error the weights and the result of the `fit` before stay.
         Cost: as `plan` says. Raises: TrainError if the loss is not finite; the first error of any rank.
         """
+        if on_epoch is not None and not callable(on_epoch):
+            raise ConfigError(f"on_epoch must be a function of a row, got {type(on_epoch).__name__}")
         if on_epoch is not None and not self._in_process:
             raise ConfigError("on_epoch needs ranks=1 or transport='threads': other processes cannot call it")
         training.check_available(self._config)
         if epochs is not None:
-            self._config = _with(self._config, {"epochs": epochs})
+            self._config = with_named(self._config, {"epochs": epochs})
             self._plan = dataclasses.replace(self._plan, config=self._config)
         out = self._out if self._folder is None else None
         store = self._store()
         temporary = None if out is not None else _temporary(self)
         folder = run_folders.make_run_folder(self._config, self._graph.name, out or temporary)
         run_folders.write_plan(folder, self._plan, self._partition, store, self._graph, self._choice)
-        self._folder = folder
+        before, self._folder, self._rank = self._folder, folder, None
+        try:
+            self._train(folder, on_epoch)
+        except BaseException as error:
+            if before is not None and not isinstance(error, Interrupted):  # a signal's weights are saved
+                self._folder = before
+            raise
+        return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+    def _train(self, folder: Path, on_epoch: Callable[[dict[str, Any]], None] | None) -> None:
+        """Train on the ranks of this process, whose own one stays for `predict`, or on processes."""
         if self._in_process:
-            self._rank = None
             known = (self._plan, self._partition)
             with local_ranks.signalled_stop() as stop:
                 ranks = local_ranks.on_local_ranks(
@@ -154,8 +170,6 @@ class Trainer:
             self._rank = ranks[0]
         else:
             training.run_training(folder, self._config, self._graph, quiet=True)
-        self._best = {}
-        return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
     def evaluate(self, split: str = "test", weights: str = "best") -> float:
         """Return the score of a split ("train", "val", "test") with the weights of the best validation score or the last.
@@ -212,20 +226,23 @@ class Trainer:
             state = load_repeat(self._folder, seed, "best" if weights == "best" else "weights")
         return {name: state[name] for name in sorted(state, key=_layer_order)}
 
-    def scores_of(self, state: Mapping[str, Tensor], *, probabilities: bool = False) -> npt.NDArray[np.floating]:
-        """Return the class scores (N, C) of given weights, for example `from_pyg(module)`, on one rank of this process.
+    def scores_of(
+        self, state: Mapping[str, Tensor] | Module, *, probabilities: bool = False
+    ) -> npt.NDArray[np.floating]:
+        """Return the class scores (N, C) of given weights on one rank of this process, in precision and order of `predict`.
 
-        They have the run's precision and the graph's own order.
-
-        Raises: ConfigError if names or shapes differ from the model's.
+        state: as `state_dict` gives it, or a torch module of GCNConv layers, whose options are then held to the model's;
+        a mapping, such as `from_pyg(module)`, does not tell them any more.
+        Raises: ConfigError if names or shapes differ from the model's; for a module as `from_pyg`.
         """
-        config = _with(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
+        tensors = state if isinstance(state, Mapping) else from_pyg(state, self._config.model)
+        config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
         plan, partition = plan_graph(config, self._graph)
         plan.check(memory_limit(config))
 
         def body(comm: Communicator) -> npt.NDArray[np.floating]:
             rank = make_rank(config, self._graph, plan, partition, comm)
-            rank.trainer.runtime.weights.load_state_dict(state)
+            rank.trainer.runtime.weights.load_state_dict(tensors)
             rank.trainer.evaluate()
             logits = rank.trainer.scores()
             scores = np.empty_like(logits)
@@ -282,21 +299,3 @@ def _temporary(owner: Trainer) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="mggcn-"))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _with(config: Config, settings: Mapping[str, Any]) -> Config:
-    """Lay single settings over a configuration; each belongs to the one table that has it. Raises: ConfigError."""
-    tables: dict[str, dict[str, Any]] = {}
-    for key, value in settings.items():
-        owners = [
-            f.name
-            for f in dataclasses.fields(Config)
-            if key in {g.name for g in dataclasses.fields(getattr(config, f.name))}
-        ]
-        if not owners:
-            known = sorted(
-                {g.name for f in dataclasses.fields(Config) for g in dataclasses.fields(getattr(config, f.name))}
-            )
-            raise ConfigError(f"unknown setting {key!r}; known are {', '.join(known)}")
-        tables.setdefault(owners[0], {})[key] = value
-    return from_tables(tables, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch_geometric.data import Data
 
 import mggcn
+from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import BackendError, ConfigError, GraphError, PlanError, RunError
 from mggcn.graph.csr import Graph
@@ -172,14 +174,38 @@ def test_a_second_fit_starts_afresh(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"ranks": 2, "transport": "threads"}])
 def test_on_epoch_sees_every_row(settings: dict[str, Any]) -> None:
-    """Fails if the callback misses an epoch, is called by every rank, or its error is lost."""
+    """Fails if the callback misses an epoch, is called by every rank, or its error is lost or costs the fit before."""
     trainer = small(**settings)
     rows: list[dict[str, Any]] = []
     assert trainer.fit(epochs=4, on_epoch=rows.append) == rows
-    with pytest.raises(ZeroDivisionError):
-        trainer.fit(epochs=4, on_epoch=lambda row: 1 / 0)
-    with pytest.raises(RunError, match="no result yet"):
-        trainer.result()
+    result, scores = trainer.result(), trainer.predict()
+    failing(trainer)
+    assert trainer.result() == result
+    np.testing.assert_array_equal(trainer.predict(), scores)
+    assert len(trainer.fit(epochs=2)) == trainer.result()["epochs"] == 2
+    with pytest.raises(ConfigError, match="on_epoch must be a function of a row, got int"):
+        trainer.fit(epochs=4, on_epoch=3)  # type: ignore[arg-type]
+
+
+def test_a_first_fit_that_fails_leaves_nothing() -> None:
+    """Fails if weights of an epoch that raised pass for trained ones, or the next fit does not start."""
+    trainer = small()
+    failing(trainer)
+    for action in (trainer.result, trainer.predict, trainer.state_dict):
+        with pytest.raises(RunError, match=r"call fit\(\)"):
+            action()
+    assert len(trainer.fit(epochs=2)) == 2
+
+
+def test_a_signal_keeps_what_it_saves() -> None:
+    """Fails if the weights of a fit that SIGINT stopped give way to those of the fit before."""
+    trainer = small()
+    trainer.fit(epochs=2)
+    before = trainer.state_dict("last")["layers.1.weight"]
+    with pytest.raises(Interrupted):
+        trainer.fit(epochs=50, on_epoch=lambda row: signal.raise_signal(signal.SIGINT) if row["epoch"] == 3 else None)
+    assert not torch.equal(trainer.state_dict("last")["layers.1.weight"], before)
+    assert trainer.predict().shape == (N, C)
 
 
 def failing(trainer: mggcn.Trainer) -> None:
@@ -257,6 +283,15 @@ def test_settings_are_checked_when_they_are_given(tmp_path: Path) -> None:
         mggcn.Trainer(tmp_path / "nothing")
     with pytest.raises(GraphError, match="give it some"):
         mggcn.Trainer(mggcn.load(arrays()["adj"]))
+    with pytest.raises(ConfigError, match=r"model must be mggcn.GCN\(...\), SAGE\(...\) or MLP\(...\), got str"):
+        mggcn.Trainer(arrays()["adj"], "gcn")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"config must be a mggcn.Config, got dict"):
+        small(config={})
+    with pytest.raises(ConfigError, match=r"no argument feature; known are features, .*, name, verify"):
+        mggcn.load(tmp_path, feature=1)
+    with pytest.raises(ConfigError, match=r"no argument edge_weight; known are features, .*, name$"):
+        mggcn.load(arrays()["adj"], edge_weight=1)
+    assert set(dir(mggcn)) > {"load", "Trainer", "GCN", "__version__", "__name__"}
     with pytest.raises(AttributeError, match="public are GCN"):
         _ = mggcn.Trainor  # type: ignore[attr-defined]
 

@@ -8,18 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from operator import index
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
-from mggcn.errors import GraphError
+from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import Array, Graph
 from mggcn.graph.structure import DEFAULT_OPTIONS, GraphOptions, build_adjacency, edge_list
-from mggcn.graph.vertex_data import as_features, as_labels, as_splits, is_sparse, normalized_rows
+from mggcn.graph.vertex_data import as_array, as_features, as_labels, as_splits, is_sparse, normalized_rows
 
 PARTS = ("train", "val", "test")
+COMPLETING = ("features", "labels", "splits", "weights", "num_vertices", "num_classes", "options", "name")
+"""Arguments of the public API that complete a source."""
+
+
+def check_arguments(arguments: Mapping[str, Any], more: tuple[str, ...] = ()) -> None:
+    """Refuse arguments beside a source that are unknown or of another kind; arrays are checked where they are read.
+
+    Raises: ConfigError, which lists the known ones.
+    """
+    known = (*COMPLETING, *more)
+    if unknown := sorted(arguments.keys() - set(known)):
+        raise ConfigError(f"load() has no argument {', '.join(unknown)}; known are {', '.join(known)}")
+    options, splits = arguments.get("options", DEFAULT_OPTIONS), arguments.get("splits")
+    if not isinstance(options, GraphOptions):
+        raise ConfigError(f"options must be mggcn.GraphOptions(...), got {type(options).__name__}")
+    if splits is not None and not (isinstance(splits, Mapping) and all(isinstance(name, str) for name in splits)):
+        raise ConfigError(f'splits must be a mapping from names, as {{"train": mask}}, got {type(splits).__name__}')
+    for name in ("num_vertices", "num_classes"):
+        try:
+            index(0 if arguments.get(name) is None else arguments[name])
+        except TypeError as error:
+            raise ConfigError(f"{name} must be an integer, got {arguments[name]!r}") from error
 
 
 def from_arrays(
@@ -38,23 +61,26 @@ def from_arrays(
 ) -> Graph:
     """Make a graph from arrays. Give either `edges` (and `weights`) or `adj`.
 
-    Shapes: edges integers [2, E], row 0 sources, row 1 targets; weights [E]; adj a square SciPy matrix or array, or a
-    tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v; features dense or SciPy sparse [N, D]; labels
-    [N], -1 or NaN for unlabelled; splits: name -> bool [N] or [S, N], or a list of vertex ids. `num_vertices` is
-    inferred where it is not given: from adj, features or labels, else the largest id + 1.
+    Shapes: edges integers [2, E], row 0 sources, row 1 targets; weights [E] or [E, 1]; adj a square SciPy matrix or
+    array, or a tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v; features dense or sparse [N, D];
+    labels [N], -1 or NaN for unlabelled; splits: name -> bool [N] or [S, N], or a list of vertex ids. Each may be a torch
+    tensor. `num_vertices` is inferred where it is not given: from adj, features or labels, else the largest id + 1.
     Cost: some sorts of E 8-byte keys, then the checks of `check_graph`.
     Raises: GraphError on anything malformed: ids, lengths, NaN, labels, splits that overlap or cannot be trained on.
     """
     if (edges is None) == (adj is None):
         raise GraphError("give either edges of shape [2, E] or adj, a square SciPy matrix; exactly one of them")
     if adj is not None:
-        edges, weights, num_vertices = _from_matrix(adj, num_vertices)
-    edges = np.asarray(edges) if np.size(edges) else np.empty((2, 0), dtype=np.int64)
+        if weights is not None:
+            raise GraphError("weights belong to edges, adj holds its own as values; leave weights out")
+        edges, weights, num_vertices = _from_matrix(to_numpy(adj), num_vertices)
+    edges = as_array(to_numpy(edges), "edges")
+    edges = edges if edges.size else np.empty((2, 0), dtype=np.int64)
+    features, labels, options = to_numpy(features), to_numpy(labels), options.settled()
     origin = ""
     if num_vertices is None:
         num_vertices, origin = _infer_num_vertices(edges, features, labels)
-    weights = None if weights is None else np.asarray(weights)
-    both = build_adjacency(edges, weights, num_vertices, options, origin)
+    both = build_adjacency(edges, _as_weights(weights), num_vertices, options, origin)
     label_rows, num_classes = as_labels(labels, num_vertices, num_classes)
     graph = Graph(
         name=name,
@@ -62,7 +88,7 @@ def from_arrays(
         adj_t=both.adj_t,
         features=as_features(features, num_vertices, options.row_normalize),
         labels=label_rows,
-        splits=as_splits(splits, num_vertices),
+        splits=as_splits({part: to_numpy(split) for part, split in (splits or {}).items()}, num_vertices),
         num_classes=num_classes,
         meta=_meta(meta, options, both.num_merged),
     )
@@ -83,9 +109,17 @@ def from_pyg(data: Any, **arrays: Any) -> Graph:
     """Make a graph from a PyTorch Geometric `Data`; `arrays` (see `from_arrays`) override what it holds.
 
     Read are edge_index [2, E] (source -> target) or adj_t, edge_weight [E], x (dense or sparse), y, num_nodes and
-    train_mask, val_mask, test_mask, [N] or [N, S]. Every other attribute is ignored, edge_attr included.
+    train_mask, val_mask, test_mask, [N] or [N, S]. Repeated edges count as often as they are there, as in PyG, unless
+    `options` say otherwise. Other attributes are ignored, edge_attr of several columns or of integers included.
+    Raises: GraphError as `from_arrays`; for an edge_attr that may be weights, without a word on `weights`; and for repeated
+    self-loops, which PyG counts once or each, depending on the layer.
     """
     edges, weights = _pyg_edges(data)
+    if weights is None and "weights" not in arrays:
+        _refuse_unread({"edge_attr": getattr(data, "edge_attr", None)}, "data.edge_attr")
+    options = arrays.get("options", DEFAULT_OPTIONS)
+    if options.duplicates == "auto" and options.self_loops != "drop" and not options.symmetrize:
+        _refuse_repeated_loops(edges)
     masks = {part: getattr(data, f"{part}_mask", None) for part in PARTS}
     found = {
         "edges": edges,
@@ -96,15 +130,20 @@ def from_pyg(data: Any, **arrays: Any) -> Graph:
         "splits": {part: to_numpy(mask).T for part, mask in masks.items() if mask is not None},
         "meta": {"source": "PyTorch Geometric Data"},
     }
-    return from_arrays(**(found | arrays))
+    return from_arrays(**(found | arrays | {"options": options.settled(counted=True)}))
 
 
 def from_dgl(graph: Any, **arrays: Any) -> Graph:
     """Make a graph from a homogeneous `DGLGraph`; `arrays` (see `from_arrays`) override what it holds.
 
-    Read are edges(), num_nodes() and, as in DGL's data sets, ndata: feat, label, train_mask, val_mask, test_mask.
+    Read are edges(), num_nodes() and, as in DGL's data sets, ndata: feat, label, train_mask, val_mask, test_mask. Repeated
+    edges count as often as they are there, as in DGL, unless `options` say otherwise.
+    Raises: GraphError as `from_arrays`, and for edge data that may be weights, without a word on `weights`.
     """
     src, dst = graph.edges()
+    if "weights" not in arrays:
+        _refuse_unread(dict(getattr(graph, "edata", {})), 'graph.edata["{}"]')
+    options = arrays.get("options", DEFAULT_OPTIONS)
     masks = {part: graph.ndata[f"{part}_mask"] for part in PARTS if f"{part}_mask" in graph.ndata}
     found = {
         "edges": np.stack([to_numpy(src), to_numpy(dst)]),
@@ -114,15 +153,16 @@ def from_dgl(graph: Any, **arrays: Any) -> Graph:
         "splits": {part: to_numpy(mask).astype(np.bool_) for part, mask in masks.items()},
         "meta": {"source": "DGLGraph"},
     }
-    return from_arrays(**(found | arrays))
+    return from_arrays(**(found | arrays | {"options": options.settled(counted=True)}))
 
 
 def from_object(source: Any, **arrays: Any) -> Graph:
     """Make a graph from whatever is passed to the public API, except a path (see `load_source`).
 
-    Accepted: a Graph, a PyG Data, a DGLGraph, a SciPy matrix or a NumPy edge list [2, E]; `arrays`: see `from_arrays`.
-    Raises: GraphError if it is none of these, or is malformed.
+    Accepted: a Graph, a PyG Data, a DGLGraph, a SciPy matrix or an edge list [2, E], these two also as torch tensors
+    (sparse and dense); `arrays`: see `from_arrays`. Raises: GraphError if it is none of these, or is malformed.
     """
+    source = to_numpy(source)
     if isinstance(source, Graph):
         if arrays.keys() - {"options"}:
             raise GraphError(f"a Graph is complete, {sorted(arrays)} cannot be added; use dataclasses.replace")
@@ -144,6 +184,7 @@ def from_object(source: Any, **arrays: Any) -> Graph:
 def with_options(graph: Graph, options: GraphOptions) -> Graph:
     """Return the graph as `options` ask for it; what they do not touch stays where it is (in files, say)."""
     changes: dict[str, Any] = {}
+    options = options.settled()
     if (options.symmetrize and not graph.symmetric) or options.self_loops != "keep":
         edges, weights = edge_list(graph.adj)
         changes["adj"], changes["adj_t"], _ = build_adjacency(edges, weights, graph.num_vertices, options)
@@ -158,7 +199,7 @@ def with_options(graph: Graph, options: GraphOptions) -> Graph:
 
 def to_numpy(tensor: Any) -> Any:
     """Convert a torch tensor (dense, COO or CSR, on any device) to NumPy or SciPy; anything else passes through."""
-    if not callable(getattr(tensor, "detach", None)):
+    if not callable(getattr(tensor, "to_sparse_coo", None)):
         return tensor
     tensor = tensor.detach().cpu()
     if str(tensor.dtype) in ("torch.bfloat16", "torch.float16"):
@@ -180,6 +221,38 @@ def _pyg_edges(data: Any) -> tuple[Any, Any]:
         return np.stack([coo.col, coo.row]), coo.data
     row, col, value = data.adj_t.coo()
     return np.stack([to_numpy(col), to_numpy(row)]), to_numpy(value)
+
+
+def _as_weights(weights: Any) -> Array | None:
+    """Convert weights [E] or [E, 1]."""
+    if weights is None:
+        return None
+    array = as_array(to_numpy(weights), "weights")
+    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def _refuse_unread(edge_data: Mapping[str, Any], access: str) -> None:
+    """Refuse edge data of one floating number per edge: only the caller knows whether they are weights."""
+    for name, value in edge_data.items():
+        array = to_numpy(value)
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.shape[1:] in ((), (1,)) and array.size:
+            raise GraphError(
+                f"{name} holds one number per edge, which may be its weight; give weights={access.format(name)} to weigh "
+                "the edges with it, or weights=None to leave it out"
+            )
+
+
+def _refuse_repeated_loops(edges: Any) -> None:
+    """Refuse self-loops that are listed twice, in edges that nobody has checked yet."""
+    if np.shape(edges)[:1] != (2,):
+        return
+    loops, counts = np.unique(edges[0][edges[0] == edges[1]], return_counts=True)
+    if (counts > 1).any():
+        raise GraphError(
+            f"the self-loop of vertex {loops[counts > 1][0]} repeats: PyG's GCNConv makes one of them, with "
+            'add_self_loops=False it counts each; options=GraphOptions(self_loops="drop") leaves one of weight 1 to the '
+            'model, duplicates="sum" counts each'
+        )
 
 
 def _from_matrix(adj: Any, num_vertices: int | None) -> tuple[Array, Array | None, int]:
@@ -214,9 +287,11 @@ def _matrix_from_triple(triple: tuple[Any, ...]) -> Any:
 
 def _infer_num_vertices(edges: Array, features: Any, labels: Any) -> tuple[int, str]:
     """Return the number of vertices and, for a message, what it comes from if not from the edges."""
-    for rows, what in ((features, "the features have"), (labels, "the labels have")):
+    for rows, what in ((features, "features"), (labels, "labels")):
         if rows is not None:
-            return int(np.shape(rows)[0]), f", since {what} {np.shape(rows)[0]} rows"
+            shape = rows.shape if is_sparse(rows) else as_array(rows, what).shape
+            count = int(shape[0]) if shape else 1  # as_features or as_labels names what is wrong
+            return count, f", since the {what} have {count} rows"
     if edges.dtype.kind not in "iu":
         return 1, ""  # check_edges names what is wrong
     return int(edges.max()) + 1 if edges.size else 0, ""

@@ -130,9 +130,14 @@ class Graph:
     def summary(self) -> str:
         """Return the extents in words; nothing is read."""
         kind = ("symmetric" if self.symmetric else "directed") + ("" if self.adj.values is None else ", weighted")
+        if isinstance(self.features, CSR):
+            features = f"{self.features.num_cols:,} sparse features"
+        else:
+            features = "no features" if self.features is None else f"{self.features.shape[1]:,} features"
+        splits = [f"{name} x {rows.shape[0]}" if rows.shape[0] > 1 else name for name, rows in self.splits.items()]
         return (
-            f"{self.num_vertices:,} vertices, {self.num_edges:,} stored edges, {kind}, {self.num_classes} classes, "
-            f"splits {', '.join(self.splits) or 'none'}"
+            f"{self.num_vertices:,} vertices, {self.num_edges:,} stored edges, {kind}, {features}, "
+            f"{self.num_classes} classes, splits {', '.join(splits) or 'none'}"
         )
 
 

@@ -5,7 +5,7 @@ An edge (u, v) is the key u * N + v, so sorting keys sorts by row, then by colum
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -17,7 +17,7 @@ from mggcn.graph.csr import CSR, Array, ArrayRows, windows
 from mggcn.graph.pairs import Keys, csr_from_keys
 
 Weights = npt.NDArray[np.float64]
-Duplicates = Literal["merge", "sum", "error"]
+Duplicates = Literal["auto", "merge", "sum", "error"]
 SelfLoops = Literal["keep", "drop", "add"]
 
 
@@ -27,9 +27,10 @@ class GraphOptions:
 
     symmetrize: bool = False
     """Add the reverse of every edge. Off: the graph stays directed, unless the source lists both directions."""
-    duplicates: Duplicates = "merge"
+    duplicates: Duplicates = "auto"
     """Repeated edges: keep one (their weights must agree), sum their weights (1 each if unweighted), or refuse them.
-    With `symmetrize` the reverse of an edge counts as a repetition for "sum", not for "error"."""
+    auto: sum in PyG's and DGL's graphs, which count them, but with `symmetrize` (as PyG's to_undirected) and in all other
+    sources keep one. With `symmetrize` the reverse of an edge counts as a repetition for "sum", not for "error"."""
     self_loops: SelfLoops = "keep"
     """Keep self-loops as they are, drop them, or add the missing ones with weight 1."""
     row_normalize: bool = False
@@ -39,6 +40,12 @@ class GraphOptions:
         for name, known in [("duplicates", get_args(Duplicates)), ("self_loops", get_args(SelfLoops))]:
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+    def settled(self, counted: bool = False) -> GraphOptions:
+        """Return the options with what `auto` stands for; counted: the source counts repeated edges."""
+        if self.duplicates != "auto":
+            return self
+        return replace(self, duplicates="sum" if counted and not self.symmetrize else "merge")
 
 
 DEFAULT_OPTIONS = GraphOptions()

@@ -18,6 +18,14 @@ from mggcn.graph.csr import CSR, Array, ArrayRows, Rows
 ROWS_AT_ONCE = 1 << 14
 
 
+def as_array(values: Any, what: str) -> Array:
+    """Convert what is array-like. Raises: GraphError if its rows differ in length, or NumPy cannot read it."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise GraphError(f"{what} cannot be read as an array: {error}; give a NumPy array or a torch tensor") from error
+
+
 def is_sparse(array: Any) -> bool:
     """Tell whether it is a SciPy sparse matrix or array."""
     return bool(sp.issparse(array))
@@ -31,7 +39,7 @@ def as_features(features: Any, num_vertices: int, row_normalize: bool) -> Rows |
     if features is None:
         return None
     if not is_sparse(features):
-        features = np.asarray(features)
+        features = as_array(features, "features")
     if features.dtype.kind not in "iufb" or features.ndim != 2 or features.shape[0] != num_vertices:
         raise GraphError(
             f"features must be real numbers of shape [{num_vertices}, D], got {features.dtype} of shape "
@@ -83,7 +91,7 @@ def as_labels(labels: Any, num_vertices: int, num_classes: int | None) -> tuple[
     """
     if labels is None:
         return None, num_classes or 0
-    array = np.asarray(labels)
+    array = as_array(labels, "labels")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.shape != (num_vertices,) or array.dtype.kind not in "iufb":
@@ -114,7 +122,8 @@ def as_splits(splits: Mapping[str, Any] | None, num_vertices: int) -> dict[str, 
 
     Raises: GraphError on other shapes or types and on ids that repeat or lie outside [0, N).
     """
-    return {name: ArrayRows(_masks(np.asarray(split), num_vertices, name)) for name, split in (splits or {}).items()}
+    arrays = {name: as_array(split, f"split {name!r}") for name, split in (splits or {}).items()}
+    return {name: ArrayRows(_masks(split, num_vertices, name)) for name, split in arrays.items()}
 
 
 def _masks(split: Array, num_vertices: int, name: str) -> Array:

@@ -18,6 +18,7 @@ from mggcn.errors import ConfigError
 from mggcn.model.choices import LayerChoice
 from mggcn.model.lower import Program
 from mggcn.model.ops import Inputs
+from mggcn.model.weights import check_state
 from mggcn.plan.memory import ALIGNMENT, BufferSpec, Placement
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "int64": torch.int64}
@@ -91,7 +92,8 @@ class Weights:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy weights in. Raises: ConfigError if names or shapes differ from the model's."""
+        """Copy weights in. Raises: ConfigError if they are no tensors, or names or shapes differ from the model's."""
+        check_state(state)
         expected = {name: tuple(view.shape) for name, view in self.views.items()}
         came = {name: tuple(value.shape) for name, value in state.items()}
         if expected != came:

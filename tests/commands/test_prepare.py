@@ -70,7 +70,7 @@ def test_a_strangers_graph(data_root: Path, tmp_path: Path, capsys: pytest.Captu
     store, three, one = tmp_path / "store", tmp_path / "three", tmp_path / "one"
     assert run_main("prepare", files.edges, store, *files.arguments) == 0
     said = capsys.readouterr().out
-    assert "2,708 vertices, 10,556 stored edges, symmetric, 7 classes, splits test, train, val" in said
+    assert "2,708 vertices, 10,556 stored edges, symmetric, 1,433 sparse features, 7 classes, splits test, train, val" in said
     code, _, err = finish(start("train", store, *SETTINGS, "--ranks", 3, "--out", three))
     assert code == 0, err
     assert run_main("train", store, *SETTINGS, "--out", one, "--quiet") == 0
@@ -148,7 +148,7 @@ def test_what_prepare_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     """Fails if a header, repeats or ids from 1 pass without a note, or checksums are praised that nothing has."""
     edges, store = tmp_path / "edges.csv", tmp_path / "store"
     edges.write_text("from,to\n1,2\n2,3\n1,2\n")
-    summary = "4 vertices, 2 stored edges, directed, 0 classes, splits none; "
+    summary = "4 vertices, 2 stored edges, directed, no features, 0 classes, splits none; "
     notes = [
         "note: a header was skipped: 'from,to'",
         "note: 1 repeated edge merged into the first of its kind",

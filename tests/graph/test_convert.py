@@ -11,8 +11,16 @@ import scipy.sparse as sp
 import torch
 from torch_geometric.data import Data
 
-from mggcn.errors import GraphError
-from mggcn.graph.convert import from_arrays, from_dgl, from_object, from_pyg, from_scipy, with_options
+from mggcn.errors import ConfigError, GraphError
+from mggcn.graph.convert import (
+    check_arguments,
+    from_arrays,
+    from_dgl,
+    from_object,
+    from_pyg,
+    from_scipy,
+    with_options,
+)
 from mggcn.graph.csr import CSR
 from mggcn.graph.layout import graph_sha256
 from mggcn.graph.store import open_store
@@ -35,6 +43,8 @@ def test_rows_are_sources() -> None:
         from_scipy(sp.csc_matrix(MATRIX)),
         from_object(sp.coo_array(MATRIX.astype(bool))),
         from_object(DIRECTED),
+        from_object(torch.from_numpy(DIRECTED)),
+        from_object(torch.from_numpy(MATRIX).to_sparse_coo()),
         from_pyg(Data(edge_index=torch.from_numpy(DIRECTED), num_nodes=4)),
     ]:
         np.testing.assert_array_equal(dense(graph.adj), MATRIX)
@@ -79,6 +89,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "overlap": ({"edges": DIRECTED, "splits": {"train": [0], "test": [0]}}, "both in train"),
     "empty": ({"edges": np.empty((2, 0), int)}, "1 to 2147483647 vertices"),
     "not arrays": ({"edges": "abc"}, "integers of shape"),
+    "weights of a matrix": ({"adj": sp.csr_array(MATRIX), "weights": np.ones(4)}, "adj holds its own"),
+    "ragged features": ({"edges": DIRECTED, "features": [[1], [1, 2]]}, "features cannot be read as an array"),
+    "ragged labels": ({"edges": DIRECTED, "labels": [[1], [1, 2]]}, "labels cannot be read as an array"),
+    "ragged split": ({"edges": DIRECTED, "splits": {"train": [[1], [1, 2]]}}, "split 'train' cannot be read"),
 }
 
 
@@ -87,6 +101,47 @@ def test_bad_input_is_refused(case: str) -> None:
     arrays, message = BAD[case]
     with pytest.raises(GraphError, match=message):
         from_arrays(**arrays)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_tensors_are_taken_wherever_arrays_are() -> None:
+    """Fails if a torch tensor, sparse, half or with a gradient, is refused or read as something else than NumPy's."""
+    x, y = np.arange(8.0, dtype=np.float32).reshape(4, 2), np.array([0, 1, 1, 0])
+    rest = {"num_vertices": 4, "weights": np.arange(1.0, 5.0), "splits": {"train": [0, 1]}}
+    digests = {graph_sha256(from_arrays(edges=DIRECTED, features=sp.csr_array(x), labels=y, **rest))}
+    tensors = rest | {"weights": torch.arange(1.0, 5.0)[:, None].requires_grad_(), "labels": torch.from_numpy(y)}
+    tensors["splits"] = {"train": torch.tensor([True, True, False, False])}
+    for features in (torch.from_numpy(x).to_sparse_coo(), torch.from_numpy(x).to_sparse_csr()):
+        digests.add(graph_sha256(from_arrays(edges=torch.from_numpy(DIRECTED), features=features, **tensors)))
+    assert len(digests) == 1
+    dense_rows = from_arrays(edges=DIRECTED, features=torch.from_numpy(x).bfloat16().requires_grad_()).features
+    assert dense_rows is not None
+    assert not isinstance(dense_rows, CSR)
+    np.testing.assert_array_equal(dense_rows.array(), x)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"edge_weight": [1.0]}, "no argument edge_weight; known are features, labels, splits, weights"),
+        ({"feature": [1.0]}, "no argument feature; known are features"),
+        ({"edges": DIRECTED}, "no argument edges"),
+        ({"options": "sum"}, r"options must be mggcn.GraphOptions\(...\), got str"),
+        ({"splits": [0, 1]}, "splits must be a mapping from names"),
+        ({"splits": {1: [0]}}, "splits must be a mapping from names"),
+        ({"splits": torch.ones(4, dtype=torch.bool)}, "splits must be a mapping from names"),
+        ({"num_vertices": "4"}, "num_vertices must be an integer, got '4'"),
+        ({"num_classes": 2.5}, "num_classes must be an integer, got 2.5"),
+    ],
+    ids=str,
+)
+def test_arguments_beside_a_source_are_checked(arguments: dict[str, Any], message: str) -> None:
+    """Fails if a misspelt argument is swallowed or names an inner function, or one of another kind comes through."""
+    with pytest.raises(ConfigError, match=message):
+        check_arguments(arguments)
+    check_arguments(
+        {"splits": None, "num_vertices": np.int64(4), "options": GraphOptions(), "verify": True}, ("verify",)
+    )
 
 
 def pyg_data(**changes: Any) -> Data:
@@ -140,6 +195,64 @@ def test_pyg_layout_of_several_splits_and_weights() -> None:
     expected = np.eye(5)
     expected[TRIANGLE_AND_TAIL[0], TRIANGLE_AND_TAIL[1]] = np.arange(8)
     np.testing.assert_array_equal(dense(graph.adj), expected)
+
+
+TWICE = np.array([[0, 0, 1, 0], [1, 1, 2, 2]])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [2, 1, 1]),
+        ({"row_normalize": True}, [2, 1, 1]),
+        ({"duplicates": "sum"}, [2, 1, 1]),
+        ({"duplicates": "merge"}, [1, 1, 1]),
+        ({"symmetrize": True}, [1, 1, 1]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("source", ["PyG", "DGL"])
+def test_repeated_edges_count(source: str, options: dict[str, Any], expected: list[int]) -> None:
+    """Fails if edges that PyG and DGL count are merged without being asked to, or are counted in edge lists."""
+    parts = torch.from_numpy(TWICE)
+    dgl = SimpleNamespace(edges=lambda: tuple(parts), num_nodes=lambda: 3, ndata={}, edata={})
+    graph = from_object(
+        Data(edge_index=parts, num_nodes=3) if source == "PyG" else dgl, options=GraphOptions(**options)
+    )
+    assert dense(graph.adj)[[0, 0, 1], [1, 2, 2]].tolist() == expected
+    assert graph.meta["options"]["duplicates"] == ("merge" if expected == [1, 1, 1] else "sum")
+    assert from_object(TWICE).adj.values is None
+
+
+def test_repeated_self_loops_of_pyg_need_a_word() -> None:
+    """Fails if they count in one way where GCNConv counts in another, or a way out that is named is none."""
+    data = Data(edge_index=torch.tensor([[0, 2, 2], [1, 2, 2]]), num_nodes=3)
+    with pytest.raises(GraphError, match=r'self-loop of vertex 2 repeats: .*self_loops="drop".*duplicates="sum"'):
+        from_pyg(data)
+    assert from_pyg(data, options=GraphOptions(self_loops="drop")).num_edges == 1
+    assert dense(from_pyg(data, options=GraphOptions(duplicates="sum")).adj)[2, 2] == 2
+    assert dense(from_pyg(Data(edge_index=torch.tensor([[0, 2], [1, 2]]), num_nodes=3)).adj)[2, 2] == 1
+
+
+@pytest.mark.parametrize("source", ["PyG", "DGL"])
+@pytest.mark.parametrize("column", [False, True])
+def test_edge_data_that_may_be_weights_needs_a_word(source: str, column: bool) -> None:
+    """Fails if one floating number per edge is silently ignored, or other edge data is refused."""
+    edges, weights = torch.from_numpy(DIRECTED), torch.arange(1.0, 5.0)[:, None][:, slice(None) if column else 0]
+
+    def graph_with(value: torch.Tensor) -> Any:
+        if source == "PyG":
+            return Data(edge_index=edges, num_nodes=4, edge_attr=value)
+        return SimpleNamespace(edges=lambda: tuple(edges), num_nodes=lambda: 4, ndata={}, edata={"w": value})
+
+    access = r"weights=data\.edge_attr" if source == "PyG" else r'weights=graph\.edata\["w"\]'
+    with pytest.raises(GraphError, match=rf"one number per edge.*give {access} to weigh.* or weights=None"):
+        from_object(graph_with(weights))
+    weighted = from_object(graph_with(weights), weights=weights)
+    np.testing.assert_array_equal(dense(weighted.adj)[DIRECTED[0], DIRECTED[1]], [1, 2, 3, 4])
+    assert from_object(graph_with(weights), weights=None).adj.values is None
+    for harmless in (torch.ones(4, 2), torch.arange(4)):
+        assert from_object(graph_with(harmless)).adj.values is None
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")

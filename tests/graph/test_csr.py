@@ -5,6 +5,7 @@ import pytest
 import scipy.sparse as sp
 
 from mggcn.errors import GraphError
+from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import (
     CSR,
     WINDOW,
@@ -99,6 +100,17 @@ def test_check_finite_names_the_entry() -> None:
     array[17, 2] = np.inf
     with pytest.raises(GraphError, match=r"entry \(17, 2\)"):
         check_finite(ArrayRows(array), "features")
+
+
+def test_a_graph_prints_as_one_line() -> None:
+    """Fails if printing a graph dumps its arrays, or leaves out what it is."""
+    shown = repr(from_arrays(edges=np.array([[0, 1], [1, 2]]), features=np.ones((3, 7)), labels=[0, 1, 1], name="tiny"))
+    assert shown == "<Graph tiny: 3 vertices, 2 stored edges, directed, 7 features, 2 classes, splits none>"
+    both = np.array([[0, 1], [1, 0]])
+    splits = {"train": np.array([[True, False], [False, True]]), "alt_train": [0]}
+    shown = repr(from_arrays(edges=both, weights=[2.0, 2.0], features=sp.csr_array(np.eye(2)), splits=splits))
+    assert "symmetric, weighted, 2 sparse features, 0 classes, splits train x 2, alt_train>" in shown
+    assert "no features" in repr(from_arrays(edges=both))
 
 
 def test_reading_gives_a_copy() -> None:

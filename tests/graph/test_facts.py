@@ -22,7 +22,7 @@ PLAIN: dict[str, Any] = {"edges": np.array([[0, 1, 2], [1, 2, 0]])}
 def test_nothing_is_said_about_a_plain_graph() -> None:
     """Fails if a remark comes up without a reason."""
     found = describe(from_arrays(**PLAIN, labels=[0, 1, -1], features=np.ones((3, 1))))
-    assert found == GraphFacts(summary="3 vertices, 3 stored edges, directed, 2 classes, splits none")
+    assert found == GraphFacts(summary="3 vertices, 3 stored edges, directed, 1 features, 2 classes, splits none")
     assert str(found) == found.summary
 
 
@@ -81,5 +81,5 @@ def test_repr_is_one_line_that_reads_nothing(tmp_path: Path) -> None:
     graph = open_store(tmp_path / "store")
     for file in (tmp_path / "store").iterdir():
         file.unlink()
-    assert repr(graph) == ("<Graph small: 5 vertices, 8 stored edges, symmetric, 3 classes, splits test, train, val>")
-    assert "directed, weighted, 0 classes" in repr(from_arrays(**PLAIN, weights=[1, 2, 3]))
+    assert repr(graph) == ("<Graph small: 5 vertices, 8 stored edges, symmetric, 2 features, 3 classes, splits test, train, val>")
+    assert "directed, weighted, no features, 0 classes" in repr(from_arrays(**PLAIN, weights=[1, 2, 3]))

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCNConv, Sequential
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv, SAGEConv, Sequential
 
-from mggcn.api import GCN, Trainer, load
+from mggcn.api import GCN, SAGE, Trainer, load
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph
@@ -26,10 +27,10 @@ SEED = 8086
 class Stack(torch.nn.Module):
     """A stack of GCNConv layers with ReLU and dropout between them."""
 
-    def __init__(self, widths: tuple[int, ...], bias: bool = True) -> None:
+    def __init__(self, widths: tuple[int, ...], bias: bool = True, **options: Any) -> None:
         super().__init__()
         pairs = itertools.pairwise(widths)
-        self.convs = torch.nn.ModuleList(GCNConv(d, e, bias=bias) for d, e in pairs)
+        self.convs = torch.nn.ModuleList(GCNConv(d, e, bias=bias, **options) for d, e in pairs)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         for conv in self.convs[:-1]:
@@ -60,10 +61,10 @@ def logits(module: Stack, graph: Graph, dtype: torch.dtype) -> np.ndarray:
         return module.to(dtype)(*as_tensors(graph, dtype)).numpy()  # type: ignore[no-any-return]
 
 
-def stack(widths: tuple[int, ...], bias: bool = True) -> Stack:
+def stack(widths: tuple[int, ...], bias: bool = True, **options: Any) -> Stack:
     """A stack with random weights and, unlike PyG's fresh ones, biases that are not zero."""
     torch.manual_seed(SEED)
-    module = Stack(widths, bias)
+    module = Stack(widths, bias, **options)
     for name, parameter in module.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter)
@@ -108,6 +109,87 @@ def test_trained_weights_give_their_scores_in_pyg(data_root: Path, precision: st
     for weights in ("last", "best"):
         to_pyg(trainer.state_dict(weights), module)
         assert_equal_to(trainer.predict(weights=weights), logits(module, graph, dtype), rtol)
+
+
+def test_layers_without_self_loops_are_a_model_without() -> None:
+    """Fails if add_self_loops=False is not GCN(self_loops=False), or is taken for the default anywhere."""
+    module = stack((9, 12, 4), add_self_loops=False).double()
+    trainer = Trainer(directed(), GCN((12,), self_loops=False), precision="fp64", threads=1)
+    expected = logits(module, directed(), torch.float64)
+    for state in (module, from_pyg(module, trainer.config.model)):
+        assert_equal_to(trainer.scores_of(state), expected, 1e-10)
+    to_pyg(changed(), module, trainer.config.model)
+    assert all(bool((parameter == 1).all()) for parameter in module.parameters())
+    default = Trainer(directed(), GCN((12,)), threads=1)
+    for action in (lambda: from_pyg(module), lambda: to_pyg(changed(), module), lambda: default.scores_of(module)):
+        with pytest.raises(ConfigError, match=r"add_self_loops=False, the model self_loops=True; .*self_loops=False\)"):
+            action()
+    with pytest.raises(ConfigError, match=r"add_self_loops=True, the model self_loops=False"):
+        trainer.scores_of(stack((9, 12, 4)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"normalize": False}, {"improved": True}, {"aggr": "mean"}, {"aggr": "max"}, {"flow": "target_to_source"}],
+    ids=str,
+)
+def test_options_that_no_model_has_are_refused(options: dict[str, Any]) -> None:
+    """Fails if a layer that computes something else than mggcn's is taken for one of its own, in either direction."""
+    ((name, value),) = options.items()
+    module = torch.nn.ModuleList([GCNConv(9, 12), GCNConv(12, 4, **options)])
+    for action in (lambda: from_pyg(module), lambda: to_pyg(changed(), module)):
+        with pytest.raises(ConfigError, match=rf"GCNConv 2 has {name}={value!r}, mggcn's GCN computes {name}="):
+            action()
+
+
+def test_the_way_out_of_improved_is_the_same() -> None:
+    """Fails if self-loops of weight 2 in the graph are not what improved=True computes."""
+    edges = torch.cat([as_tensors(directed(), torch.float64)[1], torch.tensor([[5, 9], [9, 5]])], 1).unique(dim=1)
+    edges = edges[:, edges[0] != edges[1]]
+    weights = torch.linspace(0.5, 3, edges.shape[1], dtype=torch.float64)
+    loops = torch.arange(61).expand(2, 61)
+    x = as_tensors(directed(), torch.float64)[0]
+    module = stack((9, 12, 4), improved=True).double().eval()
+    with torch.no_grad():
+        expected = module(x, edges, weights).numpy()
+    plain = stack((9, 12, 4)).double()
+    doubled = Data(x=x, edge_index=torch.cat([edges, loops], 1), y=torch.arange(61) % 4)
+    all_weights = torch.cat([weights, torch.full((61,), 2.0)])
+    graph = load(doubled, weights=all_weights, splits={"train": [0, 1, 2]})
+    assert_equal_to(Trainer(graph, GCN((12,)), precision="fp64", threads=1).scores_of(plain), expected, 1e-6)
+
+
+def test_parts_between_the_layers_are_refused() -> None:
+    """Fails if a norm, a head or another activation is silently left out, or what is harmless is not."""
+    layers = [GCNConv(9, 12), GCNConv(12, 4)]
+    for part, message in (
+        (torch.nn.BatchNorm1d(12), "2.weight, 2.bias"),
+        (torch.nn.Linear(4, 4), "2.weight"),
+        (torch.nn.ELU(), "also ELU; give the layers alone"),
+        (SAGEConv(4, 4), "2.lin_l.weight"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            from_pyg(torch.nn.ModuleList([*layers, part]))
+    whole = torch.nn.ModuleList([*layers, torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.LogSoftmax(1)])
+    assert len(from_pyg(whole)) == 4
+    with pytest.raises(ConfigError, match=r'GCNConv is mggcn.GCN\(norm="symmetric"\), the model is sage'):
+        from_pyg(torch.nn.ModuleList(layers), SAGE())
+    with pytest.raises(ConfigError, match="SAGEConv has none"):
+        from_pyg(SAGEConv(9, 4))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_repeated_edges_of_a_data_count_as_in_pyg(weighted: bool) -> None:
+    """Fails if load merges what PyG counts, or weights that are given for edge_attr are not those of GCNConv."""
+    x, edges = as_tensors(directed(), torch.float64)
+    edges = torch.cat([edges[:, edges[0] != edges[1]], edges[:, edges[0] != edges[1]][:, 3:40]], 1)
+    weights = torch.linspace(0.5, 2, edges.shape[1], dtype=torch.float64) if weighted else None
+    data = Data(x=x, edge_index=edges, y=torch.arange(61) % 4, train_mask=torch.arange(61) < 9)
+    module = stack((9, 12, 4)).double().eval()
+    with torch.no_grad():
+        expected = module(x, edges, weights).numpy()
+    graph = load(data, weights=weights) if weighted else load(data)
+    assert_equal_to(Trainer(graph, GCN((12,)), precision="fp64", threads=1).scores_of(module), expected, 1e-6)
 
 
 def test_there_and_back() -> None:
@@ -168,6 +250,15 @@ def test_modules_that_do_not_match_are_refused() -> None:
     for widths, bias in (((9, 13, 4), True), ((9, 4), True), ((9, 12, 12, 4), True), ((9, 12, 4), False)):
         with pytest.raises(ConfigError, match=r"the model has the weights .*, got"):
             trainer.scores_of(from_pyg(Stack(widths, bias)))
+    for state in ({name: tensor.numpy() for name, tensor in changed().items()}, changed() | {"layers.1.bias": 3}):
+        with pytest.raises(ConfigError, match=r"layers.1.* must be a torch tensor, got"):
+            trainer.scores_of(state)
+        with pytest.raises(ConfigError, match=r"layers.1.* must be a torch tensor, got"):
+            to_pyg(state, stack((9, 12, 4)))
+    with pytest.raises(ConfigError, match="expected weights as a mapping from names to tensors, got list"):
+        to_pyg([], stack((9, 12, 4)))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected a torch module with GCNConv layers, got int"):
+        trainer.scores_of(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="Linear has none"):
         from_pyg(torch.nn.Linear(3, 2))
     with pytest.raises(ConfigError, match="before its first call"):
