@@ -40,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and print the scores."""
-    if (arguments.store is None) == (arguments.resume is None):
-        raise ConfigError("mggcn train needs a STORE to start a run, or --resume DIR to continue one; give one of them")
+    _check_which(arguments)
     if torchrun_env() is not None:
         return _under_torchrun(arguments)
     if arguments.resume is not None:
@@ -63,6 +62,22 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         print(summary(result))
     return 0
+
+
+def _check_which(arguments: argparse.Namespace) -> None:
+    """Refuse a command that neither starts nor continues a run, or both."""
+    store, resume = arguments.store, arguments.resume
+    if store is None and resume is None:
+        raise ConfigError("mggcn train needs a STORE to start a run, or --resume DIR to continue one; give one of them")
+    if store is not None and resume is not None:
+        raise ConfigError(
+            f"mggcn train got both the STORE {store}, to start a run, and --resume {resume}, to continue one; give one of "
+            "them: a resumed run knows its store"
+        )
+    if resume is not None and arguments.out is not None:
+        raise ConfigError(
+            f"--resume {resume} continues in that folder, got --out {arguments.out} as well; leave it out"
+        )
 
 
 def _train(folder: Path, config: Config, graph: Graph, quiet: bool) -> dict[str, Any]:

@@ -131,9 +131,11 @@ class Graph:
         """Return the extents in words; nothing is read."""
         kind = ("symmetric" if self.symmetric else "directed") + ("" if self.adj.values is None else ", weighted")
         if isinstance(self.features, CSR):
-            features = f"{self.features.num_cols:,} sparse features"
+            width, features = self.features.num_cols, f"{self.features.num_cols:,} sparse feature"
         else:
-            features = "no features" if self.features is None else f"{self.features.shape[1]:,} features"
+            width = 0 if self.features is None else self.features.shape[1]
+            features = f"{width:,} feature" if width else "no feature"
+        features += "" if width == 1 else "s"
         splits = [f"{name} x {rows.shape[0]}" if rows.shape[0] > 1 else name for name, rows in self.splits.items()]
         return (
             f"{self.num_vertices:,} vertices, {self.num_edges:,} stored edges, {kind}, {features}, "

@@ -31,16 +31,21 @@ def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
     Raises: RunError if `out` exists and is not empty: a run never overwrites another.
     """
     folder = _named_by_time(name) if out is None else out
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(
-            f"{folder} exists and is not empty; choose another --out, or continue that run with --resume {folder}"
-        )
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file, expected a folder for the run; choose another --out")
+    if folder.exists() and any(folder.iterdir()):
+        resume = f", or continue that run with --resume {folder}" if _is_run(folder) else " that is new or empty"
+        raise RunError(f"{folder} exists and is not empty; choose another --out{resume}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.toml").write_text(to_toml(config))
     except OSError as error:
         raise RunError(f"the run folder {folder} cannot be written: {error.strerror}") from error
     return folder
+
+
+def _is_run(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("config.toml", "plan.json", "job.json"))
 
 
 def _named_by_time(name: str) -> Path:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,17 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def save_tensors(tensors: Tensors, path: Path) -> None:
+    """Write tensors as safetensors with the permissions that the umask gives.
+
+    safetensors writes a private temporary file (mode 0600) and renames it: others could not read the run.
+    """
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    path.chmod(mode)
+
+
 def _free_name(folder: Path, stem: str) -> str:
     """A name that nothing has yet: a checkpoint never goes before the one that replaces it is complete."""
     return next(n for i in itertools.count() if not (folder / (n := f"{stem}-{i}" if i else stem)).exists())
@@ -67,7 +79,7 @@ def stage_state(folder: Path, rank: int, state: Tensors) -> None:
         return
     try:
         (folder / STAGED).mkdir(parents=True, exist_ok=True)
-        save_file({n: t.contiguous() for n, t in state.items()}, folder / STAGED / f"rank-{rank}.safetensors")
+        save_tensors(state, folder / STAGED / f"rank-{rank}.safetensors")
     except (OSError, SafetensorError) as error:
         raise RunError(f"rank {rank} could not save its state in {folder}: {error}; free space and resume") from error
 
@@ -86,7 +98,7 @@ def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensor
         temporary.mkdir()
         filled = {key: tensors for key, tensors in parts.items() if tensors}
         for key, tensors in filled.items():
-            save_file({n: t.contiguous() for n, t in tensors.items()}, temporary / f"{key}.safetensors")
+            save_tensors(tensors, temporary / f"{key}.safetensors")
         staged = sorted((folder / STAGED).glob("rank-*.safetensors"))
         for file in staged:
             file.rename(temporary / file.name)

@@ -31,7 +31,8 @@ def keep_repeat(run_folder: Path, seed: int, parts: Mapping[str, Mapping[str, Te
     Complete or absent; a resumed run that repeats the end of a repeat writes the same again. Raises: RunError if it fails.
     """
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
+
+    from mggcn.train.checkpoint import save_tensors
 
     final = run_folder / FOLDER / f"seed-{seed}"
     temporary = final.with_name(f".{final.name}.tmp")
@@ -40,7 +41,7 @@ def keep_repeat(run_folder: Path, seed: int, parts: Mapping[str, Mapping[str, Te
         temporary.mkdir(parents=True)
         for name, tensors in parts.items():
             if tensors:
-                save_file({n: t.contiguous() for n, t in tensors.items()}, temporary / f"{name}.safetensors")
+                save_tensors(tensors, temporary / f"{name}.safetensors")
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
     except (OSError, SafetensorError) as error:

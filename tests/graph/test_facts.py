@@ -22,7 +22,7 @@ PLAIN: dict[str, Any] = {"edges": np.array([[0, 1, 2], [1, 2, 0]])}
 def test_nothing_is_said_about_a_plain_graph() -> None:
     """Fails if a remark comes up without a reason."""
     found = describe(from_arrays(**PLAIN, labels=[0, 1, -1], features=np.ones((3, 1))))
-    assert found == GraphFacts(summary="3 vertices, 3 stored edges, directed, 1 features, 2 classes, splits none")
+    assert found == GraphFacts(summary="3 vertices, 3 stored edges, directed, 1 feature, 2 classes, splits none")
     assert str(found) == found.summary
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,20 @@ def test_what_is_saved_returns(tmp_path: Path) -> None:
         assert set(parts[part]) == set(tensors)
         assert all(torch.equal(parts[part][n], t) and parts[part][n].dtype == t.dtype for n, t in tensors.items())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "run-001-epoch-000005"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_files_have_the_permissions_of_the_umask(tmp_path: Path, umask: int) -> None:
+    """Fails if weights are private to their writer where the rest of the run is not, or open where it is not."""
+    before = os.umask(umask)
+    try:
+        stage_state(tmp_path, 1, {"kept": torch.ones(2)})
+        save_checkpoint(tmp_path, progress_of(3), parts_of(1.0))
+    finally:
+        os.umask(before)
+    files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"weights.safetensors", "rank-1.safetensors", "progress.json", "latest"} < files.keys()
+    assert set(files.values()) == {0o666 & ~umask}
 
 
 @pytest.mark.parametrize("fails_at", range(12))

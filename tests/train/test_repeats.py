@@ -23,12 +23,19 @@ def test_the_best_repeat_speaks_for_the_run() -> None:
     assert best_repeat(repeats(None, None))["seed"] == 1
 
 
+def readable(folder: Path) -> int:
+    """Who may read a new file."""
+    (folder / "new").touch()
+    return (folder / "new").stat().st_mode & 0o444
+
+
 def test_the_weights_of_a_repeat_are_complete_or_refused(tmp_path: Path) -> None:
     """Fails if half a file is loaded, a repeat without validation has no weights, or what is kept blocks a second try."""
     first, second = {"w": torch.ones(3)}, {"w": torch.zeros(3)}
     keep_repeat(tmp_path, 7, {"weights": first, "best": second})
     keep_repeat(tmp_path, 7, {"weights": second, "best": {}})
     assert torch.equal(load_repeat(tmp_path, 7, "best")["w"], second["w"])
+    assert (tmp_path / "repeats" / "seed-7" / "weights.safetensors").stat().st_mode & 0o444 == readable(tmp_path)
     with pytest.raises(RunError, match=r"no weights of a complete run of seed 8; it has seeds \[7\]"):
         load_repeat(tmp_path, 8, "best")
     (tmp_path / "repeats" / "seed-7" / "weights.safetensors").write_bytes(b"\x00" * 11)
