@@ -56,6 +56,27 @@ def small(**settings: Any) -> mggcn.Trainer:
     return mggcn.Trainer(graph, mggcn.GCN(8, dropout=0.3), **({"threads": 1, "lr": 0.02, "seed": 77} | settings))
 
 
+@pytest.mark.parametrize("transport", ["single", "gloo"])
+def test_the_best_repeat_is_scored(transport: str) -> None:
+    """Fails if a trainer of several seeds tells the scores of one and has the weights of another."""
+    ways: dict[str, Any] = {"transport": transport, "ranks": 1 if transport == "single" else 2, "epochs": 3}
+    trainer = small(repeat=3, **ways)
+    trainer.fit()
+    runs = trainer.result()["runs"]
+    best = max(runs, key=lambda run: run["best"]["val"])
+    assert best["seed"] != runs[-1]["seed"]
+    alone = small(**(ways | {"seed": best["seed"]}))
+    alone.fit()
+    assert trainer.evaluate("test") == alone.evaluate("test")
+    # Another seed is another partition, whose sums are rounded otherwise.
+    for weights in ("best", "last"):
+        np.testing.assert_allclose(
+            trainer.predict(weights=weights), alone.predict(weights=weights), rtol=1e-4, atol=1e-5
+        )
+        for name, weight in trainer.state_dict(weights).items():
+            torch.testing.assert_close(weight, alone.state_dict(weights)[name], rtol=1e-4, atol=1e-5)
+
+
 def losses(history: list[dict[str, Any]]) -> np.ndarray:
     return np.array([row["loss"] for row in history])
 

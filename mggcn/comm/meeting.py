@@ -101,7 +101,7 @@ class ThreadWorld:
                 where = f"in call {number} ({meeting.calls[waiter]})"
                 if ended := sorted(self._ended.intersection(late)):
                     self.abort(
-                        f"rank {waiter} waits {where} for {name_ranks(ended)}, already at the end without that call"
+                        f"rank {waiter} waits {where} for {name_ranks(ended)}, which ended without completing that call"
                     )
                 else:
                     self.abort(f"rank {waiter} waited {self.timeout_s:g} s for {name_ranks(late)} {where}")

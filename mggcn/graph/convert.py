@@ -250,8 +250,8 @@ def _refuse_repeated_loops(edges: Any) -> None:
     if (counts > 1).any():
         raise GraphError(
             f"the self-loop of vertex {loops[counts > 1][0]} repeats: PyG's GCNConv makes one of them, with "
-            'add_self_loops=False it counts each; options=GraphOptions(self_loops="drop") leaves one of weight 1 to the '
-            'model, duplicates="sum" counts each'
+            "add_self_loops=False it counts each; leave one of them in the data (PyG takes the last, with its weight), or "
+            'count each with options=GraphOptions(duplicates="sum")'
         )
 
 

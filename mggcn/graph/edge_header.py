@@ -95,13 +95,15 @@ def _contradiction(names: list[str], num_columns: int) -> str:
     """Say what contradicts the order source, target, weight; nothing if nothing does."""
     if len(names) != num_columns:
         return f"{len(names)} names stand over {num_columns} columns"
+    # Of names such as v1,v2 the common word says nothing.
+    shared = set(_words(names[0])).intersection(*map(_words, names[1:2])) if len(names) > 1 else set()
     for at, name in enumerate(names):
         if INDEX.fullmatch(name):
             return f"column {at + 1} is named {name!r}, as that of an index is"
-        place = _place(name)
+        place = _place(name, shared)
         if place not in (None, at):
             return f"column {at + 1} is named {name!r}"
-    if num_columns > 2 and _place(names[2]) != 2 and not WEIGHTS.intersection(_words(names[2])):
+    if num_columns > 2 and _place(names[2], set()) != 2 and not WEIGHTS.intersection(_words(names[2])):
         return f"column 3 is named {names[2]!r}, not weight"
     return ""
 
@@ -112,9 +114,11 @@ def _names(header: str) -> list[str]:
     return [name.strip().strip("\"'") for name in header.split(separator)]
 
 
-def _place(name: str) -> int | None:
-    """Return 0 for a name that says source, 1 for target, 2 for weight, None for any other."""
+def _place(name: str, but_for: set[str]) -> int | None:
+    """Return 0 for a name that says source, 1 for target, 2 for weight, None for any other; some words say nothing."""
     for word in _words(name):
+        if word in but_for:
+            continue
         for place, (known, beginnings) in enumerate(zip(WORDS, BEGINNINGS, strict=True)):
             if word in known or word.startswith(beginnings):
                 return place

@@ -27,6 +27,8 @@ class GraphFacts:
     """Line of names that was skipped in the edge list, empty without one."""
     num_merged: int = 0
     """Edges of the list that were merged with an equal one listed before, or, if `symmetrized`, with its reverse."""
+    summed: bool = False
+    """Whether their weights were added up; else one of them was kept."""
     symmetrized: bool = False
     """Whether reverses of edges were added when the list was merged."""
     weights: tuple[float, float] | None = None
@@ -51,7 +53,8 @@ class GraphFacts:
         lines = [f"a header was skipped: {self.header[:80]!r}"] if self.header else []
         if self.num_merged:
             what = "repeated or reversed edge" if self.symmetrized else "repeated edge"
-            lines.append(f"{_counted(self.num_merged, what)} merged into the first of its kind")
+            done = "added to the weight" if self.summed else "merged into the first"
+            lines.append(f"{_counted(self.num_merged, what)} {done} of its kind")
         return lines
 
     def _of_edges(self) -> list[str]:
@@ -87,13 +90,14 @@ def describe(graph: Graph) -> GraphFacts:
     all in windows of bounded size; C bytes. Nothing is sorted. Classes are not looked at if there are more than 2^20.
     """
     told = graph.meta.get("input")
-    told = told if isinstance(told, dict) else {}
+    told, options = told if isinstance(told, dict) else {}, graph.meta.get("options")
     num_merged, header = told.get("num_merged"), told.get("header")
     num_isolated, first_isolated = _isolated(graph)
     return GraphFacts(
         summary=graph.summary(),
         header=header if isinstance(header, str) else "",
         num_merged=num_merged if isinstance(num_merged, int) else 0,
+        summed=isinstance(options, dict) and options.get("duplicates") == "sum",
         symmetrized=told.get("symmetrized") is True,
         weights=None if graph.adj.values is None else _range(graph.adj.values),
         num_self_loops=_self_loops(graph.adj),

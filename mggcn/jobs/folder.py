@@ -20,7 +20,7 @@ from mggcn.graph.store import graph_sha256, store_folder
 from mggcn.partition.parts import Partition
 from mggcn.train.choose import Choice, choice_dict
 from mggcn.train.planjson import to_dict
-from mggcn.train.repeats import best_repeat
+from mggcn.train.repeats import best_repeat, is_kept
 from mggcn.train.runlog import write_json
 from mggcn.train.runplan import RunPlan
 
@@ -94,14 +94,18 @@ def epochs_done(folder: Path) -> tuple[int, bool]:
 def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> int | None:
     """Return the seed of the complete repeat whose weights a run is scored with: the one asked for, or the best.
 
-    None for a run without repeats, or without a complete one: its weights are those of the checkpoint.
-    Raises: ConfigError for a seed of no complete repeat; RunError if the checkpoint is damaged.
+    None: its weights are those of the checkpoint, of a run without repeats, without a complete one, or of an earlier
+    version, which kept the last one's alone. Raises: ConfigError for a seed whose weights are not there; RunError if the
+    checkpoint is damaged.
     """
     finished = _finished(folder / "checkpoints") if config.train.repeat > 1 else []
-    seeds = [int(run["seed"]) for run in finished]
-    if seed is not None and seed not in (seeds or [config.train.seed]):
-        raise ConfigError(f"--seed expects one of {', '.join(map(str, seeds or [config.train.seed]))}, got {seed}")
-    return int(best_repeat(finished)["seed"]) if finished and seed is None else seed if finished else None
+    kept = [run for run in finished if is_kept(folder, run["seed"])]
+    seeds = [int(run["seed"]) for run in kept or finished[-1:]] or [config.train.seed]
+    if seed is not None and seed not in seeds:
+        raise ConfigError(f"--seed expects one of {', '.join(map(str, seeds))}, whose weights are there, got {seed}")
+    if not kept:
+        return None
+    return int(best_repeat(kept)["seed"]) if seed is None else seed
 
 
 def _finished(checkpoints: Path) -> list[dict[str, Any]]:

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DEFAULT_MODEL = ModelConfig()
-HARMLESS = ("ReLU", "Softmax", "LogSoftmax")
-"""Activations that may be in a module: ours, and what turns logits into probabilities."""
+HARMLESS = ("ReLU", "Dropout", "Identity", "TrimToLayer")
+"""What may stand between the layers: what stands there in mggcn, too, or nothing (PyG trims sampled graphs alone)."""
+SYNONYMS: dict[object, str] = {"sum": "add"}
 FIXED = {
     "normalize": (True, 'mggcn.nn.aggregate(norm="none") sums without it'),
     "improved": (False, "give the graph self-loops of weight 2 instead, as PyG does where edges have weights"),
-    "aggr": ("add", 'mggcn.nn.aggregate(norm="mean") averages'),
+    "aggr": ("sum", 'mggcn.nn.aggregate(norm="mean") averages'),
     "flow": ("source_to_target", "exchange the rows of edge_index instead"),
 }
 """Options of a GCNConv that mean another network than any of ours, unless they have this value, and the way out."""
@@ -50,11 +51,17 @@ def convolutions(module: Any, model: ModelConfig = DEFAULT_MODEL) -> list[Any]:
 
 
 def _check_rest(module: Any, convs: list[Any]) -> None:
-    """Refuse what stands between the layers and is neither ReLU nor dropout."""
+    """Refuse what stands between the layers and is neither ReLU nor dropout, norms without parameters among it."""
     known = {id(parameter) for conv in convs for parameter in conv.parameters()}
     strange = [name for name, parameter in module.named_parameters() if id(parameter) not in known]
-    activations = (m for m in module.modules() if type(m).__module__ == "torch.nn.modules.activation")
-    strange += [type(m).__name__ for m in activations if type(m).__name__ not in HARMLESS]
+    inside = {id(part) for conv in convs for part in conv.modules()} | {id(module)}
+    parts = [type(m).__name__ for m in module.modules() if id(m) not in inside and next(m.children(), None) is None]
+    if parts and parts[-1] in ("Softmax", "LogSoftmax"):
+        parts.pop()  # turns logits into probabilities
+    strange += [part for part in parts if part not in (*HARMLESS, "ModuleList", "ModuleDict")]
+    act = getattr(module, "act", None)  # of PyG's own GCN, which may be a function
+    if callable(act) and type(act).__name__ not in HARMLESS and getattr(act, "__name__", "") not in ("relu", "relu_"):
+        strange.append(f"act={getattr(act, '__name__', type(act).__name__)}")
     if strange:
         raise ConfigError(
             f"mggcn's GCN has ReLU and dropout between GCNConv layers, the module also {', '.join(strange[:8])}; give the "
@@ -69,7 +76,7 @@ def _check_options(layer: int, conv: Any, model: ModelConfig) -> None:
             f'GCNConv is mggcn.GCN(norm="symmetric"), the model is {model.kind} with norm {model.norm}; choose that one'
         )
     for name, (value, instead) in FIXED.items():
-        if getattr(conv, name, value) != value:
+        if getattr(conv, name, value) not in (value, SYNONYMS.get(value)):
             raise ConfigError(
                 f"GCNConv {layer} has {name}={getattr(conv, name)!r}, mggcn's GCN computes {name}={value!r}; {instead}"
             )

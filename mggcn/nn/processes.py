@@ -6,6 +6,7 @@ the command starts (comm/rank.py, comm/failure.py).
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import pickle
@@ -133,10 +134,24 @@ def _work(
     rank_main(rank, size, folder / "ranks" / "store", timeout_s, folder, work, transport=transport)
 
 
+class _ByValue(pickle.Pickler):
+    """Writes of a tensor that is a part of a larger one that part alone."""
+
+    def reducer_override(self, found: Any) -> Any:
+        import torch
+
+        if type(found) is torch.Tensor and found.layout == torch.strided:
+            if found.untyped_storage().nbytes() > found.numel() * found.itemsize:
+                return found.detach().clone().requires_grad_(found.requires_grad).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return NotImplemented
+
+
 def _packed(result: Any) -> bytes:
     """A result by value: torch's own way of sending tensors keeps their memory in this process, which ends."""
+    packed = io.BytesIO()
     try:
-        return pickle.dumps(result)
+        _ByValue(packed, pickle.HIGHEST_PROTOCOL).dump(result)
+        return packed.getvalue()
     except (pickle.PicklingError, AttributeError, TypeError) as error:  # pickle raises all of them
         raise ConfigError(
             f"what body returns from ranks that are processes must be picklable: tensors, arrays, numbers ({error}); or "

@@ -25,6 +25,11 @@ def best_repeat(finished: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return finished[scores.index(max(known))] if known else finished[-1]
 
 
+def is_kept(run_folder: Path, seed: int) -> bool:
+    """Return whether the weights of a complete repeat are there; runs of earlier versions lack them."""
+    return (run_folder / FOLDER / f"seed-{seed}").is_dir()
+
+
 def keep_repeat(run_folder: Path, seed: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Write the weights of a complete repeat; parts: "best" (validation), if there is one, and "weights" (last epoch).
 
@@ -59,13 +64,11 @@ def load_repeat(run_folder: Path, seed: int, part: str) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    folder = run_folder / FOLDER / f"seed-{seed}"
-    if not folder.is_dir():
-        kept = sorted(int(path.name.removeprefix("seed-")) for path in (run_folder / FOLDER).glob("seed-*"))
-        raise RunError(f"{run_folder} holds no weights of a complete run of seed {seed}; it has seeds {kept or 'none'}")
-    file = folder / f"{part}.safetensors"
+    if not is_kept(run_folder, seed):
+        raise RunError(f"{run_folder} holds no weights of a complete run of seed {seed}; name another --seed")
+    file = run_folder / FOLDER / f"seed-{seed}" / f"{part}.safetensors"
     try:
-        weights: dict[str, Tensor] = load_file(file if file.exists() else folder / "weights.safetensors")
+        weights: dict[str, Tensor] = load_file(file if file.exists() else file.with_name("weights.safetensors"))
         return weights
     except (OSError, SafetensorError) as error:
         raise RunError(

@@ -143,7 +143,7 @@ class RankTrainer:
                     self._save(log, folder)
                     return False
                 self._finish_repeat(folder)
-            self._save(log, folder)
+                self._save(log, folder)
         finally:
             log.close()
         return True
@@ -155,10 +155,10 @@ class RankTrainer:
         """
         config, progress, queue_s = self._config.train, self.progress, self.runtime.backend.queue_s
         self._epoch.start(self._seed, progress.epoch)
-        ahead, seconds, unsaved = 1, 0.0, 0.0
+        ahead, wall, unsaved = 1, 0.0, 0.0
         while progress.epoch < config.epochs and not (config.patience and progress.waited >= config.patience):
             first, last = progress.epoch, self._next_look(progress.epoch, ahead)
-            self._epoch.tell(float(self._stop.signal), seconds)
+            self._epoch.tell(float(self._stop.signal), wall)
             began = time.perf_counter()
             signals = self._advance(first, last)
             seconds = (time.perf_counter() - began) / (last - first)
@@ -173,6 +173,7 @@ class RankTrainer:
             if late or (config.checkpoint_every and progress.epoch % config.checkpoint_every == 0):
                 self._save(log, folder)
                 unsaved = 0.0
+            wall = (time.perf_counter() - began) / (last - first)  # with evaluation, but for what is still to be told
         return True
 
     def _next_look(self, epoch: int, ahead: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -139,8 +140,18 @@ def test_predictions_are_those_of_the_best_repeat(
             assert run_main("predict", alone, "--weights", weights) == 0
             assert run_main("predict", run, "--weights", weights, *extra) == 0
             assert np.array_equal(np.load(alone / "scores.npy"), np.load(run / "scores.npy"))
-    assert "--seed expects one of 611, 612, 613, got 5" in refused(capsys, "predict", run, "--seed", 5)
-    assert "--seed expects one of 611, got 612" in refused(capsys, "predict", tmp_path / "alone-611-2", "--seed", 612)
+    seeds = "--seed expects one of {}, whose weights are there, got {}"
+    assert seeds.format("611, 612, 613", 5) in refused(capsys, "predict", run, "--seed", 5)
+    assert seeds.format("611", 612) in refused(capsys, "predict", tmp_path / "alone-611-2", "--seed", 612)
+    # A run of the version that kept the last repeat's weights alone; or one that it began.
+    shutil.rmtree(run / "repeats" / "seed-611")
+    assert run_main("predict", run, "--seed", 612) == 0
+    assert seeds.format("612, 613", 611) in refused(capsys, "predict", run, "--seed", 611)
+    shutil.rmtree(run / "repeats")
+    assert seeds.format("613", 612) in refused(capsys, "predict", run, "--seed", 612)
+    assert run_main("predict", run) == 0
+    assert run_main("predict", tmp_path / "alone-613-2") == 0
+    assert np.array_equal(np.load(tmp_path / "alone-613-2" / "scores.npy"), np.load(run / "scores.npy"))
 
 
 def test_default_folders_never_collide(

@@ -94,6 +94,7 @@ SKIPPED = {
     "blanks in names": "From node\tTo node\n0\t1\n",
     "quoted": '"source","target"\n0,1\n',
     "neutral": "paper_1 paper_2\n0 1\n",
+    "one word for both": "v1 v2\n0 1\n",
     "other separator than the edges": "from to\n0,1\n",
     "weight": "u,v,edge_weight\n0,1,2.5\n",
     "after a comment of the same words": "# from to\nfrom to\n0 1\n",

@@ -63,6 +63,8 @@ def test_remarks_say_what_to_do(tmp_path: Path) -> None:
     write_store(graph, tmp_path / "store")
     assert str(mggcn.describe(mggcn.load(tmp_path / "store"))).splitlines()[1:] == said
     mirrored = from_arrays(edges=edges[:, :3], options=GraphOptions(symmetrize=True))
+    summed = from_arrays(edges=edges[:, :3], options=GraphOptions(duplicates="sum"))
+    assert describe(summed).remarks()[0] == "1 repeated edge added to the weight of its kind"
     assert describe(mirrored).remarks()[0] == "2 repeated or reversed edges merged into the first of its kind"
     many = describe(from_arrays(**PLAIN, labels=[0, 0, 0], num_classes=9)).remarks()
     assert many == ["8 classes without a vertex: 1, 2, 3, 4, 5, ..."]

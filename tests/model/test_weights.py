@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, SAGEConv, Sequential
+from torch_geometric.nn import GCNConv, PairNorm, SAGEConv, Sequential
 
 from mggcn.api import GCN, SAGE, Trainer, load
 from mggcn.config import Config
@@ -166,12 +167,22 @@ def test_parts_between_the_layers_are_refused() -> None:
         (torch.nn.BatchNorm1d(12), "2.weight, 2.bias"),
         (torch.nn.Linear(4, 4), "2.weight"),
         (torch.nn.ELU(), "also ELU; give the layers alone"),
+        (torch.nn.BatchNorm1d(12, affine=False), "also BatchNorm1d;"),
+        (PairNorm(), "also PairNorm;"),
+        (torch.nn.Sequential(torch.nn.Softmax(1), torch.nn.ReLU()), "also Softmax;"),
         (SAGEConv(4, 4), "2.lin_l.weight"),
     ):
         with pytest.raises(ConfigError, match=message):
             from_pyg(torch.nn.ModuleList([*layers, part]))
     whole = torch.nn.ModuleList([*layers, torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.LogSoftmax(1)])
     assert len(from_pyg(whole)) == 4
+    assert len(from_pyg(pyg.GCN(9, 12, 2, 4))) == 4
+    assert len(from_pyg(pyg.GCN(9, 12, 2, 4, act=torch.relu))) == 4
+    assert len(from_pyg(torch.nn.ModuleList([GCNConv(9, 12, aggr="sum")]))) == 2
+    with pytest.raises(ConfigError, match="also act=tanh;"):
+        from_pyg(pyg.GCN(9, 12, 2, 4, act=torch.tanh))
+    with pytest.raises(ConfigError, match="also InstanceNorm;"):
+        from_pyg(pyg.GCN(9, 12, 2, 4, norm="InstanceNorm"))
     with pytest.raises(ConfigError, match=r'GCNConv is mggcn.GCN\(norm="symmetric"\), the model is sage'):
         from_pyg(torch.nn.ModuleList(layers), SAGE())
     with pytest.raises(ConfigError, match="SAGEConv has none"):

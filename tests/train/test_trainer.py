@@ -21,6 +21,7 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import TrainError
 from mggcn.graph.csr import Graph
 from mggcn.graph.sources import load_source
+from mggcn.train import trainer
 from mggcn.train.runlog import RunLog
 from mggcn.train.trainer import RankTrainer, Stop
 from tests.commands.runs import saved_epochs
@@ -225,6 +226,25 @@ def test_resuming_is_as_if_nothing_had_happened(name: str, tmp_path: Path) -> No
     # A complete run resumed does nothing more.
     again = fit(config, graph, folders[1])
     assert (again[0], again[2], again[3]) == (whole[0], whole[2], whole[3])
+
+
+def test_the_clock_is_one_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if ranks look at clocks of their own, evaluation does not count, or a checkpoint does not set it back."""
+    ticks: dict[str, int] = {}
+
+    def clock() -> float:
+        """Whenever rank r looks, r + 1 seconds have passed for it."""
+        name = threading.current_thread().name
+        ticks[name] = ticks.get(name, 0) + 1
+        return float(ticks[name] * (1 + int(name.removeprefix("rank "))))
+
+    saved: list[int] = []
+    monkeypatch.setattr(trainer.time, "perf_counter", clock)
+    monkeypatch.setattr(trainer, "save_checkpoint", lambda folder, progress, parts: saved.append(progress.epoch))
+    config = config_of(3, {"epochs": 11, "checkpoint_minutes": 0.2})
+    # An epoch is told to have taken two looks of 2 s on average, one epoch later: 12 s have passed after 4 epochs.
+    on_ranks(config, small("random"), lambda rank: rank.trainer.fit(RunLog(None, True, 11), tmp_path))
+    assert saved == [4, 7, 10, 11]
 
 
 @pytest.mark.parametrize(
