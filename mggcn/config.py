@@ -171,7 +171,8 @@ class RunConfig:
     the exact one with the least predicted seconds that fits."""
     delay: str = "0"
     """Of the delayed strategy: none (0c) never sends, 0 (cd-0) is exact, r >= 1 (cd-r) sends a bin of the split vertices
-    per epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact."""
+    per epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact. Refused
+    with other strategies, as `between` is."""
     between: Literal["local", "last"] = "local"
     """Of cd-r: between its turns a split vertex adds what last came to its own fresh sum, or has that alone, scaled up
     (DistGNN, Algorithm 4)."""

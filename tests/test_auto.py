@@ -214,6 +214,25 @@ def test_a_named_delay_is_listed() -> None:
     assert {"delayed cd-0", "delayed cd-3", "delayed 0c"} < {row.candidate.strategy for row in choice.rows}
 
 
+@pytest.mark.parametrize("setting", [{"delay": "5"}, {"delay": "none"}, {"between": "last"}], ids=str)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_delay_needs_a_strategy_that_has_one(setting: dict[str, str], ranks: int) -> None:
+    """Fails if a run that was meant to be delayed is exact without a word, or a choice keeps what it has no use for."""
+    (name,) = setting
+    for strategy in ("broadcast", "halo", "slice"):
+        refused = config_of(ranks, strategy=strategy, order="none", **setting)
+        with pytest.raises(ConfigError, match=rf"run\.{name} {setting[name]} would change nothing.*--strategy delayed"):
+            settled(refused, graph())
+        with pytest.raises(ConfigError, match=rf"run\.{name}"):
+            settled_shape(refused, GraphShape("shape", 1000, 5000, 10, 4, True), 1.5)
+    kept, _ = settled(config_of(ranks, strategy="delayed", **setting), graph())
+    expected = setting[name] if ranks > 1 else getattr(RunConfig(), name)
+    assert getattr(kept.run, name) == expected
+    chosen, _ = settled(config_of(ranks, strategy="auto", **setting), graph())
+    assert (chosen.run.delay, chosen.run.between) == ("0", "local") or chosen.run.strategy == "delayed"
+    assert settled(chosen, graph())[0] == chosen, "a run folder's configuration settles to itself"
+
+
 def test_orders_that_follow_edges_need_a_store() -> None:
     """Fails if a bare shape is planned as if METIS had cut it, or one rank is asked for its replication."""
     from mggcn.assemble import plan_shape

@@ -9,7 +9,7 @@ from typing import Any
 
 from mggcn.assemble import STRATEGIES, memory_limit, partition_figures, plan_shape, resolve
 from mggcn.config import Config, RunConfig
-from mggcn.errors import GraphError, MggcnError, PlanError
+from mggcn.errors import ConfigError, GraphError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
 from mggcn.partition.cut_files import cuts_folder
@@ -31,6 +31,8 @@ ORDER_EDGES = 50_000_000
 """Stored edges up to which an order by locality is made to be compared: some seconds; above, one that is kept is."""
 CUT_EDGES = 20_000_000
 """Stored edges up to which a vertex cut is made to be compared; above, one that is kept with the store is."""
+UNDELAYED: dict[str, Any] = {"delay": "0", "between": "local"}
+"""Settings of the delayed strategy as they are where no message is delayed."""
 DELAYED = "5"
 """The delay that is listed beside the exact ones."""
 
@@ -46,9 +48,10 @@ def settled(
     """Return the configuration with strategy, order and all else that is `auto` chosen for a graph, and the choice if any.
 
     machine: where the seconds are predicted (default: this one, as tuned or assumed); limit: bytes that a rank may use.
-    Cost: a few sweeps over the edges per order, a vertex cut of a small graph. Raises: PlanError if nothing fits.
+    Cost: a few sweeps over the edges per order, a vertex cut of a small graph. Raises: PlanError if nothing fits;
+    ConfigError for delays without a strategy that has any.
     """
-    config = _without_order(config)
+    config = _without_order(_without_delays(config))
     if not is_auto(config):
         return resolve(config, graph), None
     machine = machine or default_machine(config.run.device, tuned_path())
@@ -61,7 +64,7 @@ def settled_shape(
     config: Config, shape: GraphShape, replication: float, machine: Machine | None = None, limit: int | None = None
 ) -> tuple[Config, Choice | None]:
     """The same for a bare shape, in the expectation over random assignments; a vertex cut needs its replication."""
-    config = _without_order(config)
+    config = _without_order(_without_delays(config))
     if not is_auto(config):
         return config, None
     machine = machine or default_machine(config.run.device, tuned_path())
@@ -80,6 +83,20 @@ def settled_shape(
     return _taken(base, choice), choice
 
 
+def _without_delays(config: Config) -> Config:
+    """Refuse what only delayed messages heed beside a strategy that has none; one rank has none, whatever was asked for."""
+    run = config.run
+    named = [f"run.{name} {getattr(run, name)}" for name, value in UNDELAYED.items() if getattr(run, name) != value]
+    if not named:
+        return config
+    if run.strategy != "auto" and STRATEGIES[run.strategy].kind == "rows":
+        raise ConfigError(
+            f"{' and '.join(named)} would change nothing with run.strategy {run.strategy}, which delays no message; "
+            "use --strategy delayed, or leave the former out"
+        )
+    return config if run.ranks > 1 else _with(config, UNDELAYED)
+
+
 def _without_order(config: Config) -> Config:
     """A vertex cut has no order: there is nothing to choose."""
     run = config.run
@@ -91,7 +108,9 @@ def _taken(base: Config, choice: Choice) -> Config:
     settings = choice.require().settings
     if settings is None:
         raise PlanError("the chosen strategy has no settings")
-    return _with(base, dict(settings["run"]))
+    taken = dict(settings["run"])
+    rows = STRATEGIES[taken["strategy"]].kind == "rows"
+    return _with(base, UNDELAYED | taken if rows else taken)
 
 
 def _with(config: Config, run: dict[str, Any]) -> Config:
