@@ -184,7 +184,7 @@ class RunConfig:
     """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
     and the strategy is exact over rows; off computes everything. Evaluation always does."""
     tune: bool = False
-    """Have the first epochs on a CPU try the ways of its sparse products, at a cost of about two epochs, and keep the
+    """Have the first epochs on a CPU try the ways of its sparse products, at a cost of about 1.5 epochs, and keep the
     fastest, in the run and beside the store; no result changes. Not together with `timeline`."""
     timeline: bool = False
     """Record when every op of a few epochs ran, on which stream: the run folder's timeline.json."""

@@ -59,7 +59,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         dest="setting_tune",
         action="store_true",
         default=None,
-        help="on a CPU: let the first epochs find the fastest way of every sparse product, for about two epochs' "
+        help="on a CPU: let the first epochs find the fastest way of every sparse product, for about 1.5 epochs' "
         "seconds, and keep it with the store",
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
