@@ -48,7 +48,7 @@ def test_losses_and_scores_are_those_of_broadcast(community: Path, staged: Path,
 
 
 @pytest.mark.parametrize(
-    "strategy", [pytest.param(s, marks=pytest.mark.slow if s in ("slice", "delayed") else ()) for s in STRATEGIES]
+    "strategy", [pytest.param(s, marks=pytest.mark.slow if s in EXACT else ()) for s in STRATEGIES]
 )
 def test_processes_interrupted_and_resumed(community: Path, tmp_path: Path, strategy: str) -> None:
     """Fails if gloo moves other rows than threads do, or an interruption changes a bit."""
