@@ -172,7 +172,7 @@ class RunConfig:
     delay: str = "0"
     """Of the delayed strategy: none (0c) never sends, 0 (cd-0) is exact, r >= 1 (cd-r) sends a bin of the split vertices
     per epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact. Refused
-    with other strategies, as `between` is."""
+    with other strategies, as `between` is; auto lists it, and takes what is exact."""
     between: Literal["local", "last"] = "local"
     """Of cd-r: between its turns a split vertex adds what last came to its own fresh sum, or has that alone, scaled up
     (DistGNN, Algorithm 4)."""

@@ -228,8 +228,13 @@ def test_a_delay_needs_a_strategy_that_has_one(setting: dict[str, str], ranks: i
     kept, _ = settled(config_of(ranks, strategy="delayed", **setting), graph())
     expected = setting[name] if ranks > 1 else getattr(RunConfig(), name)
     assert getattr(kept.run, name) == expected
+    shaped, _ = settled_shape(
+        config_of(ranks, strategy="auto", **setting), GraphShape("shape", 1000, 5000, 10, 4, True), 1.5
+    )
     chosen, _ = settled(config_of(ranks, strategy="auto", **setting), graph())
-    assert (chosen.run.delay, chosen.run.between) == ("0", "local") or chosen.run.strategy == "delayed"
+    for run in (shaped.run, chosen.run):
+        assert run.strategy != "delayed", "the rest of the test is about strategies over rows"
+        assert (run.delay, run.between) == ("0", "local")
     assert settled(chosen, graph())[0] == chosen, "a run folder's configuration settles to itself"
 
 

@@ -27,7 +27,7 @@ KEPT_GAIN = 1.05
 HOPELESS = 2.0
 """A way is not tried if the model expects it to take as many times what its own choice takes."""
 BUDGET = 1.5
-"""Epochs that exploring may cost by default: with an order by locality, made for the first time, less than three."""
+"""Epochs that exploring may cost by default."""
 
 
 def proposals(

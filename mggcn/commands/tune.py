@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--epochs",
         type=float,
         help="of up to 60 epochs of the run, how many epochs' seconds trying slower ways may cost, about, before the rest "
-        "is left (default: 2); Ctrl-C ends them and keeps what is known",
+        "is left (default: 1.5); Ctrl-C ends them and keeps what is known",
     )
     group.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of the run's settings")

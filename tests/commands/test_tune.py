@@ -199,6 +199,13 @@ def test_ranks_measure_together() -> None:
     assert found[0] == found[1] == found[2]
 
 
+def test_the_cost_that_is_told_is_the_one_that_is_heeded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the help of tune or train tells another number of epochs than a run uses."""
+    for command, told in (("tune", "left (default: {:g})"), ("train", "about {:g} epochs' seconds")):
+        assert run_main(command, "--help") == 0
+        assert told.format(cpu_explore.BUDGET) in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_fastest_try_counts() -> None:
     """Fails if the warm-up or a slow try decides, or fewer than three tries are made."""
     clock = itertools.count()
