@@ -1,7 +1,7 @@
 """The dense products of layers on the CPU: those of cpu/gemm.cpp and torch's, in turn, on buffers as a run has them.
 
 Three products per pair of widths: forward h W, input gradient g W^T, weight gradient h^T g. In bf16 torch's are those of
-blocks converted to float32, or its own where the processor has units for bf16 and the result is bf16. Results are compared.
+blocks converted to float32. Results are compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WIDTHS = ((128, 512), (512, 40), (128, 256), (256, 256), (256, 40), (602, 512), 
 """Input and output of the layers of bench/peers_cases.py's networks."""
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 HEAD = ("type", "product", "D x E", "ours GFLOP/s", "IQR", "torch GFLOP/s", "IQR", "ours / torch", "apart")
-Way = Literal["own", "torch", "converted"]
+WAYS: tuple[Literal["own", "torch"], ...] = ("own", "torch")
 
 
 def parse() -> argparse.Namespace:
@@ -41,7 +41,6 @@ def measure(rows: int, d: int, e: int, precision: str, rounds: int, threads: int
     import torch
 
     from mggcn.backend.cpu import CpuBackend
-    from mggcn.backend.cpu_machine import bf16_units
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     backend = CpuBackend(dtype, threads)
@@ -57,13 +56,11 @@ def measure(rows: int, d: int, e: int, precision: str, rounds: int, threads: int
     weight, grad = torch.randn(d, e, generator=generator).to(dtype), torch.empty(d, e)
     found = []
     for name, a, b, out in (("h W", h, weight, forward), ("g W^T", g, weight.t(), back), ("h^T g", h.t(), g, grad)):
-        torchs = precision == "fp32" or (bf16_units() != "none" and out.dtype == dtype)
-        ways: tuple[Way, Way] = ("own", "torch" if torchs else "converted")
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        seconds: dict[str, list[float]] = {way: [] for way in WAYS}
         results = []
         for turn in range(rounds + 1):
-            for way in ways:
-                backend.dense_products.way = backend.dense_products.sums = way
+            for way in WAYS:
+                backend.dense_products.way = way
                 taken = timed(functools.partial(backend.matmul, a, b, out))
                 if turn:
                     seconds[way].append(taken)

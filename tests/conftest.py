@@ -25,8 +25,12 @@ collect_ignore = [file for files in MISSING.values() for file in files]
 
 
 def pytest_report_header() -> list[str]:
-    """Say which test files are left out, and why."""
-    return [f"{name} is not installed: without {', '.join(files)}" for name, files in MISSING.items()]
+    """Name the processor and the kernels that run on it, and say which test files are left out, and why."""
+    from mggcn.backend.cpu_machine import has_amx, processor_name
+
+    amx = "has AMX" if has_amx() else "no AMX"
+    here = f"processor: {processor_name()}, {amx}; kernels: {native.sets_in_use()}, of {', '.join(native.dense_isas())}"
+    return [here, *(f"{name} is not installed: without {', '.join(files)}" for name, files in MISSING.items())]
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

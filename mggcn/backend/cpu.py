@@ -19,11 +19,11 @@ from mggcn import native
 from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cpu_args import address, dropout_args, epilogue_args
-from mggcn.backend.cpu_choice import NO_CHOICES, Choices, gemm_way
+from mggcn.backend.cpu_choice import NO_CHOICES, Choices, gemm_set, gemm_way
 from mggcn.backend.cpu_explore import Exploration
 from mggcn.backend.cpu_explored_spmm import ExploredSpmm
 from mggcn.backend.cpu_gemm import CpuGemm
-from mggcn.backend.cpu_machine import bf16_units, caches_of
+from mggcn.backend.cpu_machine import caches_of, has_amx
 from mggcn.backend.cpu_memory import Workspace, allocate
 from mggcn.backend.cpu_spmm import NAMES, CpuSpmm, make_schedule
 from mggcn.backend.edge_reduce_cpu import CpuEdges
@@ -58,11 +58,8 @@ class CpuBackend:
         self._spmm: CpuSpmm | ExploredSpmm = self.sparse_products
         if exploration is not None:
             self._spmm = ExploredSpmm(self.sparse_products, exploration, dtype, caches, self._workspace)
-        dense_isa = isa or native.dense_isa()
-        way, sums = (
-            gemm_way(dtype.itemsize, dense_isa, bf16_units=bf16_units(), summed=summed) for summed in (False, True)
-        )
-        self.dense_products = CpuGemm(way, threads, dense_isa, self._workspace, sums=sums)
+        dense_isa = isa or gemm_set(dtype.itemsize, native.dense_isa(), amx=has_amx())
+        self.dense_products = CpuGemm(gemm_way(dense_isa), threads, dense_isa, self._workspace)
 
     @property
     def name(self) -> str:

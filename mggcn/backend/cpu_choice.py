@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from mggcn.backend.cpu_machine import Bf16Units, Caches
+from mggcn.backend.cpu_machine import Caches
 
 LINE = 64
 PANELS = (64, 128, 256)
@@ -242,20 +242,23 @@ def _blocks(matrix: MatrixTraits, row_bytes: int, blocks: int) -> float:
     return _cached(matrix, row_bytes) + matrix.nnz * lines * VISIT_NS + fetched + again
 
 
-GemmWay = Literal["own", "torch", "converted"]
-"""Who multiplies dense matrices: cpu/gemm.cpp, torch, or torch in float32 after blocks of bfloat16 were converted."""
+GemmWay = Literal["own", "torch"]
+"""Who multiplies dense matrices: cpu/gemm.cpp, or torch in the type of the sums."""
 
 
-def gemm_way(item: int, isa: str, *, bf16_units: Bf16Units, summed: bool = False) -> GemmWay:
-    """Return who multiplies: item, bytes of a stored number; isa, the instruction set of our dense products.
+def gemm_way(isa: str) -> GemmWay:
+    """Return who multiplies; isa: the best instruction set of our dense products that the processor has.
 
-    bf16_units: what the processor has for bfloat16. Torch 2.13 uses tiles and vectors, our kernels vectors if they were
-    compiled for them. Without either, torch multiplies bfloat16 at a tenth of the speed of float32; a conversion is cheap.
-    summed: the result is float32 beside operands of bfloat16, for which torch has no product.
+    No product of bfloat16 is left to torch: with AMX, torch 2.13 reads past the end of a left operand's rows, multiplies
+    what it finds by zero, which makes NaN of NaN, and allocates memory in every call.
     """
-    ours = bf16_units == "none" or (bf16_units == "vectors" and isa == "avx512_bf16")
-    if item == 2 and not ours and not summed:
-        return "torch"
-    if isa != "baseline":
-        return "own"
-    return "converted" if item == 2 else "torch"
+    return "torch" if isa == "baseline" else "own"
+
+
+def gemm_set(item: int, isa: str, *, amx: bool) -> str:
+    """Return the instruction set that multiplies numbers of `item` bytes, of those up to `isa`.
+
+    Processors with AMX multiply pairs of bfloat16 (vdpbf16ps) at half the rate of float32: 69 against 137 GFLOP/s a core
+    of a Xeon. There bfloat16 is widened; on a Zen 4, which has no AMX, pairs have twice the rate of float32.
+    """
+    return "avx512" if amx and item == 2 and isa == "avx512_bf16" else isa

@@ -12,7 +12,7 @@ from mggcn.backend.base import Epilogue, Gradient
 from mggcn.backend.cpu_args import address, epilogue_args
 from mggcn.backend.cpu_choice import GemmWay
 from mggcn.backend.cpu_memory import Workspace
-from mggcn.backend.cpu_shape import GEMM_ROWS, aligned, converted_shapes, gemm_sizes
+from mggcn.backend.cpu_shape import GEMM_ROWS, aligned, converted_shapes, copied_shape, gemm_sizes
 from mggcn.errors import BackendError
 
 _P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -43,23 +43,18 @@ def _gradient_args(gradient: Gradient) -> native.ActivationArgs:
 
 
 class CpuGemm:
-    """Products of matrices of one storage type. way: who multiplies; sums: likewise for results in float32 of bfloat16."""
+    """Products of matrices of one storage type: by kernels of the instruction set `isa`, or by torch, as `way` says."""
 
-    def __init__(
-        self, way: GemmWay, threads: int, isa: str, workspace: Workspace, *, sums: GemmWay | None = None
-    ) -> None:
+    def __init__(self, way: GemmWay, threads: int, isa: str, workspace: Workspace) -> None:
         self.way = way
-        self.sums = sums or way
         self._threads = threads
         self._isa = isa
         self._workspace = workspace
 
     @property
     def name(self) -> str:
-        """Who multiplies: an instruction set of ours, torch, or both."""
-        if self.way == "own":
-            return self._isa
-        return f"torch, in float32 {self._isa}" if self.sums == "own" else "torch"
+        """Who multiplies: an instruction set of ours, or torch."""
+        return self._isa if self.way == "own" else "torch"
 
     def multiply(
         self,
@@ -79,22 +74,32 @@ class CpuGemm:
         """
         if not out.numel():
             return
-        way = self.way if a.dtype == out.dtype else self.sums
-        if way == "own":
+        if self.way == "own":
             self._multiply(a, b, out, accumulate, epilogue, first_row, gradient)
-        elif way == "torch" and a.dtype == out.dtype:
-            if accumulate:
-                out.addmm_(a, b)
-            else:
-                torch.mm(a, b, out=out)
+        elif a.dtype == torch.bfloat16:
+            self._by_conversion(a, b, out, accumulate)
+        elif a.stride(1) == 1 and a.stride(0) != a.shape[1]:
+            self._without_padding(a, b, out, accumulate)
         else:
-            shapes = converted_shapes(a.shape[0], a.shape[1], b.shape[1], summed=out.dtype == torch.float32)
-            with self._workspace.lock:
-                floats = self._floats(shapes)
-                if a.shape[1] > a.shape[0]:
-                    _sum_of_blocks(a, b, out, accumulate, *floats)
-                else:
-                    _blocks_of_rows(a, b, out, accumulate, *floats)
+            _by_torch(a, b, out, accumulate)
+
+    def _by_conversion(self, a: Tensor, b: Tensor, out: Tensor, accumulate: bool) -> None:
+        """Have torch multiply bfloat16 in float32, block after block."""
+        shapes = converted_shapes(a.shape[0], a.shape[1], b.shape[1], summed=out.dtype == torch.float32)
+        with self._workspace.lock:
+            floats = self._matrices(shapes, torch.float32)
+            if a.shape[1] > a.shape[0]:
+                _sum_of_blocks(a, b, out, accumulate, *floats)
+            else:
+                _blocks_of_rows(a, b, out, accumulate, *floats)
+
+    def _without_padding(self, a: Tensor, b: Tensor, out: Tensor, accumulate: bool) -> None:
+        """Have torch multiply copies of blocks of rows: behind a row may lie NaN, and a library may read it."""
+        with self._workspace.lock:
+            (left,) = self._matrices((copied_shape(*a.shape),), a.dtype)
+            for first in range(0, a.shape[0], GEMM_ROWS):
+                rows = a[first : first + GEMM_ROWS]
+                _by_torch(left[: rows.shape[0]].copy_(rows), b, out[first : first + GEMM_ROWS], accumulate)
 
     def _multiply(
         self,
@@ -144,11 +149,19 @@ class CpuGemm:
             )
             native.kernel("mggcn_gemm_", _KINDS[a.dtype, out.dtype], self._isa)(ctypes.byref(args))
 
-    def _floats(self, shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
-        """Float32 matrices in the work space, each aligned to a cache line."""
-        sizes = [aligned(4 * shape[0] * shape[1]) // 4 for shape in shapes]
-        flat = self._workspace.take(4 * sum(sizes)).view(torch.float32)
+    def _matrices(self, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> list[Tensor]:
+        """Matrices in the work space, each aligned to a cache line."""
+        item = dtype.itemsize
+        sizes = [aligned(item * shape[0] * shape[1]) // item for shape in shapes]
+        flat = self._workspace.take(item * sum(sizes)).view(dtype)
         return [part[: s[0] * s[1]].view(s) for part, s in zip(flat.split(sizes), shapes, strict=True)]
+
+
+def _by_torch(a: Tensor, b: Tensor, out: Tensor, accumulate: bool) -> None:
+    if accumulate:
+        out.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=out)
 
 
 def _blocks_of_rows(

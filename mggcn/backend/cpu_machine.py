@@ -1,17 +1,22 @@
-"""What the choice of CPU kernels knows of this machine: caches, instructions for bfloat16. Needs no torch."""
+"""What the choice of CPU kernels knows of this machine: caches, name, units for bfloat16. Needs no torch."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final
 
 from mggcn.backend.cpu_cores import cores_in
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 CPUINFO = Path("/proc/cpuinfo")
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64
+_ARCH_PRCTL: Final = 158
+_REQUEST_PERMISSION: Final = 0x1023
+_TILE_DATA: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +95,17 @@ def _cpuinfo() -> list[str]:
         return []
 
 
-Bf16Units = Literal["none", "vectors", "tiles"]
-"""What multiplies bfloat16: nothing, instructions of x86 vectors, or units that torch alone uses (AMX, ARM's)."""
-
-
 @functools.cache
-def bf16_units() -> Bf16Units:
-    """Return what the processor multiplies bfloat16 with."""
-    flags = _flags()
-    if {"amx_bf16", "bf16"} & flags:
-        return "tiles"
-    return "vectors" if "avx512_bf16" in flags else "none"
+def has_amx() -> bool:
+    """Return whether the processor multiplies tiles of bfloat16 (AMX)."""
+    return "amx_bf16" in _flags()
+
+
+def amx_granted() -> bool:
+    """Ask Linux for the tiles of AMX, which a process may use only once it has asked; return whether it gave them."""
+    if not has_amx() or platform.machine() != "x86_64":
+        return False
+    return int(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)) == 0
 
 
 def _flags() -> set[str]:

@@ -5,9 +5,10 @@ V rows and N columns of a sparse matrix, D columns of its operand.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from mggcn.backend.cpu_choice import LINE, PANELS, MatrixTraits, SpmmChoice, hub_length
+from mggcn.backend.cpu_choice import LINE, PANELS, GemmWay, MatrixTraits, SpmmChoice, hub_length
 from mggcn.backend.cpu_machine import Caches
 
 CHUNKS = 512
@@ -119,16 +120,27 @@ def converted_shapes(rows: int, inner: int, cols: int, *, summed: bool) -> tuple
     return (block, rows), (block, cols), *(() if summed else ((rows, cols),))
 
 
-def gemm_bytes(rows: int, d: int, e: int, item: int, real: int, threads: int) -> int:
-    """Return the most bytes in which the products of a layer work, whoever multiplies.
+def copied_shape(rows: int, inner: int) -> tuple[int, int]:
+    """Return the matrix to which blocks of a padded left operand (rows, inner) are copied for torch."""
+    return min(GEMM_ROWS, rows), inner
+
+
+def gemm_bytes(rows: int, d: int, e: int, item: int, real: int, threads: int, way: GemmWay) -> int:
+    """Return the most bytes in which the products of a layer work.
 
     They are those of `rows` rows, or blocks of them, of widths d and e: forwards, and the gradients of weights and input.
     item, real: bytes of a stored number and of a sum.
     """
+    if way == "torch":
+        return _converted_bytes(rows, d, e) if item != real else max(_copied_bytes(rows, n, item) for n in (d, e))
     forward, input_grad = (gemm_sizes(rows, d, e, item, real, transposed=False) for d, e in ((d, e), (e, d)))
     weight_grad = gemm_sizes(d, rows, e, item, real, transposed=True)
-    own = max(sizes.total(threads) for sizes in (forward, input_grad, weight_grad))
-    return own if item == real else max(own, _converted_bytes(rows, d, e))
+    return max(sizes.total(threads) for sizes in (forward, input_grad, weight_grad))
+
+
+def _copied_bytes(rows: int, inner: int, item: int) -> int:
+    """The bytes to which a left operand is copied; none if its rows are whole cache lines, as buffers are padded to."""
+    return aligned(item * math.prod(copied_shape(rows, inner))) if inner * item % LINE else 0
 
 
 def _converted_bytes(rows: int, d: int, e: int) -> int:

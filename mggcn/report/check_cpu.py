@@ -36,6 +36,31 @@ def check_kernels(library: KernelLibrary) -> Finding:
     return Finding("CPU kernels", "ok", f"{isa}, {path}")
 
 
+DenseUnits = Callable[[], tuple[str, bool, bool]]
+"""Returns the best instruction set of dense products, whether the processor has AMX, and whether Linux grants it."""
+
+
+def dense_units() -> tuple[str, bool, bool]:
+    """Ask this processor and its system."""
+    from mggcn import native
+    from mggcn.backend.cpu_machine import amx_granted, has_amx
+
+    return native.dense_isa(), has_amx(), amx_granted()
+
+
+def check_dense(units: DenseUnits = dense_units) -> Finding:
+    """Say which kernel multiplies which type, and whether there are tiles of bfloat16 (AMX)."""
+    from mggcn.backend.cpu_choice import gemm_set, gemm_way
+
+    isa, amx, granted = units()
+    if gemm_way(isa) == "torch":
+        types = "float32, float64 by torch, bfloat16 converted to float32 for torch (the processor has no AVX2)"
+    else:
+        types = f"float32, float64 by {isa}, bfloat16 by {gemm_set(2, isa, amx=amx)}"
+    tiles = f"{'granted' if granted else 'refused'} by the system, not used yet" if amx else "not in this processor"
+    return Finding("dense products", "ok", f"{types}; AMX {tiles}")
+
+
 def check_openmp(maps: Path = Path("/proc/self/maps")) -> Finding:
     """Count the OpenMP runtimes in this process; call it after torch and the kernels are loaded."""
     try:

@@ -20,11 +20,13 @@ def diagnose(library: check_cpu.KernelLibrary = check_cpu.native_library, comput
     """
     packages = [guarded(name, partial(check_packages.check_required, name)) for name in check_packages.REQUIRED]
     has_torch = all(finding.state == "ok" for finding in packages if finding.name == "torch")
+    # Before the OpenMP check, which counts what torch and the kernels have loaded.
+    kernels = guarded("CPU kernels", partial(check_cpu.check_kernels, library))
     return [
         guarded("Python", check_packages.check_python),
         *packages,
-        # Before the OpenMP check, which counts what torch and the kernels have loaded.
-        guarded("CPU kernels", partial(check_cpu.check_kernels, library)),
+        kernels,
+        *([guarded("dense products", check_cpu.check_dense)] if kernels.state == "ok" else []),
         *(_with_torch() if has_torch else [_skipped(name) for name in ("OpenMP", "gloo", "cores")]),
         guarded("memory", check_cpu.check_memory),
         *_gpu(has_torch, compute),

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mggcn import native
 from mggcn.aggregate.base import Matrix
 from mggcn.backend import cpu_shape
+from mggcn.backend.cpu_choice import gemm_way
 from mggcn.backend.cpu_machine import caches_of
 from mggcn.backend.cuda_shape import cusparse_bytes, schedule_bytes, workspace_bytes
 from mggcn.config import Config
@@ -123,14 +125,14 @@ class RankSizes:
         """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
         matrices, width, model = self._matrices(), self._widest(panel), self.model
         stored, threads = ITEM_BYTES[model.dtype], threads_of(self.config.run)
-        caches = caches_of(threads)
+        caches, way = caches_of(threads), gemm_way(native.dense_isa())
         columns = max(self.shape.num_vertices, self.inputs.cols)
         products = [
             cpu_shape.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, caches)
             for rows, nnz, *_ in matrices
         ]
         dense = [
-            cpu_shape.gemm_bytes(model.rows, c.d_in, c.d_out, stored, self.item, threads)
+            cpu_shape.gemm_bytes(model.rows, c.d_in, c.d_out, stored, self.item, threads, way)
             for c in model.layers
             if c.layer > 1 or not model.input.sparse
         ]

@@ -174,7 +174,8 @@ def state_views(backend: KernelBackend, states: Mapping[str, Sequence[BufferSpec
 class Poisoned:
     """Runs a program such that a read of memory that the plan did not give shows as NaN: for tests.
 
-    Before an op, every buffer whose life starts there is filled with NaN; after it, every buffer whose life ends.
+    Before an op, every buffer whose life starts there is filled with NaN, the padding of its rows too; after it, every
+    buffer whose life ends.
     """
 
     def __init__(self, runtime: RankRuntime) -> None:
@@ -187,11 +188,14 @@ class Poisoned:
             allowed = {*op.reads, *op.writes}
             for placement in program.arena.placements:
                 if placement.first == index:
-                    runtime.buffer(placement.spec.name).fill_(math.nan)
+                    self._poison(placement.spec)
             full = runtime.views
             runtime.views = {program.name: {n: v for n, v in full[program.name].items() if n in allowed}}
             op.run(runtime)
             runtime.views = full
             for placement in program.arena.placements:
                 if placement.last == index and index + 1 < len(program.ops):
-                    runtime.buffer(placement.spec.name).fill_(math.nan)
+                    self._poison(placement.spec)
+
+    def _poison(self, spec: BufferSpec) -> None:
+        self._runtime.buffer(spec.name).as_strided((spec.rows, spec.ld), (spec.ld, 1)).fill_(math.nan)

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from mggcn import native
+from mggcn.backend import cpu
 from mggcn.backend.base import Dropout, Epilogue
 from mggcn.backend.cpu import CpuBackend
-from mggcn.backend.cpu_choice import GemmWay, gemm_way
+from mggcn.backend.cpu_choice import GemmWay, gemm_set, gemm_way
 from mggcn.backend.cpu_gemm import CpuGemm
-from mggcn.backend.cpu_machine import Bf16Units
 from mggcn.backend.cpu_memory import Workspace
 from mggcn.backend.cpu_shape import MAX_SEGMENTS, SEGMENTS_BYTES, segments
 from mggcn.errors import BackendError
@@ -56,8 +56,8 @@ def _own(dtype: torch.dtype, threads: int, isa: str = "") -> CpuBackend:
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_products_match_float64(dtype: torch.dtype, way: GemmWay, isa: str) -> None:
     """Fails if products get transposes, padded rows, narrow sides or accumulation wrong, or writes beside its result."""
-    if (way == "converted" and dtype != torch.bfloat16) or (way != "own" and isa != native.dense_isa()):
-        pytest.skip("only bfloat16 is converted, and only our own products have instruction sets")
+    if way != "own" and isa != native.dense_isa():
+        pytest.skip("only our own products have instruction sets")
     gemm = CpuGemm(way, 2, isa, Workspace())
     for (rows, width, out_width), pad in itertools.product(SHAPES, (0, 3)):
         h, w = _matrix(rows, width, 1, dtype, pad), _matrix(width, out_width, 2, dtype)
@@ -111,7 +111,7 @@ def test_a_fused_epilogue_is_that_of_a_pass_of_its_own(dtype: torch.dtype, cols:
     fused = torch.empty(rows, cols, dtype=dtype)
     backend.matmul(h, w, fused, epilogue=epilogue, first_row=first)
     assert torch.equal(fused, apart.to(dtype))
-    backend.dense_products.way = "torch" if dtype != torch.bfloat16 else "converted"
+    backend.dense_products.way = "torch"
     blockwise = torch.empty(rows, cols, dtype=dtype)
     backend.matmul(h, w, blockwise, epilogue=epilogue, first_row=first)
     torch.testing.assert_close(blockwise.double(), fused.double(), rtol=2e-2, atol=2e-2)
@@ -156,19 +156,6 @@ def test_what_is_not_finite_stays_in_its_row_and_column(dtype: torch.dtype, isa:
 PAIRED = [isa for isa in wide_tiles.ISAS if isa.startswith("avx512_bf16")]
 
 
-@pytest.mark.parametrize("isa", wide_tiles.ISAS)
-def test_torch_leaves_sums_of_bfloat16_to_us(isa: str) -> None:
-    """Fails if a gradient of weights is converted to float32 for torch, or h W is not torch's product."""
-    h, w, g = (_matrix(*shape, 1, torch.bfloat16) for shape in ((3000, 33), (33, 17), (3000, 17)))
-    shared, own = CpuGemm("torch", 2, isa, Workspace(), sums="own"), CpuGemm("own", 2, isa, Workspace())
-    out, found, expected = torch.empty(3000, 17, dtype=torch.bfloat16), torch.empty(33, 17), torch.empty(33, 17)
-    shared.multiply(h, w, out, accumulate=False)
-    assert torch.equal(out, h @ w)
-    shared.multiply(h.t(), g, found, accumulate=False)
-    own.multiply(h.t(), g, expected, accumulate=False)
-    assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize("isa", PAIRED)
 def test_pairs_of_bfloat16_are_summed_in_order(isa: str) -> None:
     """Fails if the products of a pair are added at once or in the other order, or tiny numbers are not taken for zero."""
@@ -208,28 +195,33 @@ def test_a_sum_is_cut_by_its_shape_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "isa", "bf16_units", "way"),
+    ("isa", "amx", "way", "floats", "bfloats"),
     [
-        (4, "avx2", "none", "own"),
-        (2, "avx2", "none", "own"),
-        (8, "avx2", "none", "own"),
-        (4, "avx512", "none", "own"),
-        (2, "avx512", "none", "own"),
-        (2, "avx512_bf16", "vectors", "own"),
-        (4, "avx512_bf16", "tiles", "own"),
-        (2, "avx512_bf16", "tiles", "torch"),
-        (2, "avx2", "vectors", "torch"),
-        (4, "baseline", "none", "torch"),
-        (4, "baseline", "tiles", "torch"),
-        (2, "baseline", "tiles", "torch"),
-        (2, "baseline", "none", "converted"),
+        ("baseline", False, "torch", "baseline", "baseline"),
+        ("avx2", False, "own", "avx2", "avx2"),
+        ("avx512", False, "own", "avx512", "avx512"),
+        ("avx512_bf16", False, "own", "avx512_bf16", "avx512_bf16"),
+        ("avx512_bf16", True, "own", "avx512_bf16", "avx512"),
+        ("avx2", True, "own", "avx2", "avx2"),
     ],
 )
-def test_who_multiplies(item: int, isa: str, bf16_units: Bf16Units, way: str) -> None:
-    """Fails if bfloat16 is left to instructions that are not there, or to slower ones than the processor has."""
-    assert gemm_way(item, isa, bf16_units=bf16_units) == way
-    summed = gemm_way(item, isa, bf16_units=bf16_units, summed=True)
-    assert summed == ("own" if isa != "baseline" else "converted" if item == 2 else "torch")
+def test_who_multiplies(isa: str, amx: bool, way: str, floats: str, bfloats: str) -> None:
+    """Fails if bfloat16 is multiplied by torch, by instructions that are not there, or by slow pairs beside AMX."""
+    assert gemm_way(isa) == way
+    assert gemm_set(4, isa, amx=amx) == gemm_set(8, isa, amx=amx) == floats
+    assert gemm_set(2, isa, amx=amx) == bfloats
+
+
+def test_a_backend_asks_the_processor_for_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a run does not multiply as gemm_set says for its type on this processor."""
+    monkeypatch.setattr(native, "dense_isa", lambda: "avx512_bf16")
+    for amx, dtype, name in ((True, torch.bfloat16, "avx512"), (True, torch.float32, "avx512_bf16")):
+        monkeypatch.setattr(cpu, "has_amx", lambda amx=amx: amx)
+        assert CpuBackend(dtype, 1).dense_products.name == name
+    monkeypatch.setattr(cpu, "has_amx", lambda: False)
+    assert CpuBackend(torch.bfloat16, 1).dense_products.name == "avx512_bf16"
+    monkeypatch.setattr(native, "dense_isa", lambda: "baseline")
+    assert CpuBackend(torch.bfloat16, 1).dense_products.name == "torch"
 
 
 def test_products_keep_to_their_memory() -> None:

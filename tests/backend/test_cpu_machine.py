@@ -1,4 +1,4 @@
-"""What the choice of CPU kernels reads from Linux: caches and who shares them, instructions for bfloat16."""
+"""What the choice of CPU kernels reads from Linux: caches and who shares them, tiles of bfloat16."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mggcn.backend import cpu_machine
-from mggcn.backend.cpu_machine import USUAL, Bf16Units, Caches, bf16_units, caches_of, processor_name
+from mggcn.backend.cpu_machine import USUAL, Caches, amx_granted, caches_of, has_amx, processor_name
 
 MIB = 2**20
 
@@ -18,10 +18,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """Another machine's files, and nothing remembered before or after."""
     monkeypatch.setattr(cpu_machine, "CACHES", tmp_path)
     monkeypatch.setattr(cpu_machine, "CPUINFO", tmp_path / "cpuinfo")
-    for remembered in (cpu_machine._levels, bf16_units):
+    for remembered in (cpu_machine._levels, has_amx):
         remembered.cache_clear()
     yield tmp_path
-    for remembered in (cpu_machine._levels, bf16_units):
+    for remembered in (cpu_machine._levels, has_amx):
         remembered.cache_clear()
 
 
@@ -55,23 +55,24 @@ def test_a_machine_that_tells_nothing_is_a_usual_one(elsewhere: Path) -> None:
     cpu_machine._levels.cache_clear()
     cache(elsewhere, 0, 2, "Unified", "unknown", "0")
     assert caches_of(2) == USUAL
-    assert bf16_units() == "none"
+    assert not has_amx()
+    assert not amx_granted()
     assert isinstance(processor_name(), str)
 
 
 @pytest.mark.parametrize(
     ("flags", "found"),
     [
-        ("flags : fpu avx2 fma", "none"),
-        ("flags : fpu avx512_bf16", "vectors"),
-        ("flags : avx512_bf16 amx_tile amx_bf16", "tiles"),
-        ("Features : fp asimd bf16", "tiles"),
+        ("flags : fpu avx2 fma", False),
+        ("flags : fpu avx512_bf16", False),
+        ("flags : avx512_bf16 amx_tile amx_bf16", True),
+        ("Features : fp asimd bf16", False),
     ],
 )
-def test_instructions_for_bfloat16(elsewhere: Path, flags: str, found: Bf16Units) -> None:
-    """Fails if torch is asked for products of bfloat16 that it would emulate, or converts for nothing."""
+def test_tiles_of_bfloat16(elsewhere: Path, flags: str, found: bool) -> None:
+    """Fails if AMX is taken for absent, or seen where it is not."""
     (elsewhere / "cpuinfo").write_text(f"processor : 0\nmodel name : A Processor\n{flags}\n")
-    assert bf16_units() == found
+    assert has_amx() == found
     assert processor_name() == "A Processor"
 
 

@@ -13,6 +13,7 @@ from mggcn.backend import cpu, cpu_spmm
 from mggcn.backend.cpu_choice import GemmWay, MatrixTraits, SpmmChoice, Way, candidates
 from mggcn.backend.cpu_machine import Caches
 from mggcn.config import Config
+from mggcn.train import regions
 from tests.train.test_exact import TOLERANCE, config_of, relative_error
 from tests.train.test_prune import graph_of, trained
 
@@ -36,7 +37,8 @@ def switch(monkeypatch: pytest.MonkeyPatch, way: Way, dense: GemmWay) -> set[Way
         return choice
 
     monkeypatch.setattr(cpu_spmm, "choose_spmm", forced)
-    monkeypatch.setattr(cpu, "gemm_way", lambda *_, **__: dense)
+    for room in (cpu, regions):
+        monkeypatch.setattr(room, "gemm_way", lambda _: dense)
     return taken
 
 
@@ -58,14 +60,13 @@ def test_gradients_under_every_switch(way: Way, dense: GemmWay, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("dense", ["own", "other"])
+@pytest.mark.parametrize("dense", DENSE)
 @pytest.mark.parametrize("way", WAYS)
 def test_bits_repeat_under_every_switch(
-    way: Way, dense: str, precision: Precision, monkeypatch: pytest.MonkeyPatch
+    way: Way, dense: GemmWay, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if a second run, another number of threads or pruning changes a bit, or ranks change more than rounding."""
-    others: dict[str, GemmWay] = {"fp32": "torch", "bf16": "converted"}
-    switch(monkeypatch, way, "own" if dense == "own" else others[precision])
+    switch(monkeypatch, way, dense)
     graph = graph_of()
 
     def run(ranks: int, prune: Prune, threads: int = 1) -> Config:
