@@ -267,7 +267,7 @@ def dense_isa() -> str:
 
 def sets_in_use() -> str:
     """Return the instruction sets whose kernels run, for records and reports."""
-    return isa() if dense_isa() == isa() else f"{isa()}, dense products {dense_isa()}"
+    return isa() if dense_isa() == isa() else f"{isa()}, dense products up to {dense_isa()}"
 
 
 @functools.cache

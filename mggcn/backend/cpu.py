@@ -1,4 +1,4 @@
-"""The CPU backend: the C++ kernels of cpu/, and torch for dense products where it is faster.
+"""The CPU backend: the C++ kernels of cpu/, and torch for dense products where there are none.
 
 Shapes as in base.py. Every method runs to its end before it returns, so every event is done.
 """
@@ -23,7 +23,7 @@ from mggcn.backend.cpu_choice import NO_CHOICES, Choices, gemm_set, gemm_way
 from mggcn.backend.cpu_explore import Exploration
 from mggcn.backend.cpu_explored_spmm import ExploredSpmm
 from mggcn.backend.cpu_gemm import CpuGemm
-from mggcn.backend.cpu_machine import caches_of, has_amx
+from mggcn.backend.cpu_machine import caches_of, has_slow_pairs
 from mggcn.backend.cpu_memory import Workspace, allocate
 from mggcn.backend.cpu_spmm import NAMES, CpuSpmm, make_schedule
 from mggcn.backend.edge_reduce_cpu import CpuEdges
@@ -58,7 +58,7 @@ class CpuBackend:
         self._spmm: CpuSpmm | ExploredSpmm = self.sparse_products
         if exploration is not None:
             self._spmm = ExploredSpmm(self.sparse_products, exploration, dtype, caches, self._workspace)
-        dense_isa = isa or gemm_set(dtype.itemsize, native.dense_isa(), amx=has_amx())
+        dense_isa = isa or gemm_set(dtype.itemsize, native.dense_isa(), slow_pairs=has_slow_pairs())
         self.dense_products = CpuGemm(gemm_way(dense_isa), threads, dense_isa, self._workspace)
 
     @property

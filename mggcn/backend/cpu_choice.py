@@ -255,10 +255,9 @@ def gemm_way(isa: str) -> GemmWay:
     return "torch" if isa == "baseline" else "own"
 
 
-def gemm_set(item: int, isa: str, *, amx: bool) -> str:
+def gemm_set(item: int, isa: str, *, slow_pairs: bool) -> str:
     """Return the instruction set that multiplies numbers of `item` bytes, of those up to `isa`.
 
-    Processors with AMX multiply pairs of bfloat16 (vdpbf16ps) at half the rate of float32: 69 against 137 GFLOP/s a core
-    of a Xeon. There bfloat16 is widened; on a Zen 4, which has no AMX, pairs have twice the rate of float32.
+    slow_pairs: the processor multiplies pairs of bfloat16 at a lower rate than float32, to which it is then widened.
     """
-    return "avx512" if amx and item == 2 and isa == "avx512_bf16" else isa
+    return "avx512" if slow_pairs and item == 2 and isa == "avx512_bf16" else isa

@@ -14,7 +14,7 @@ from mggcn.backend.cpu_machine import Caches
 CHUNKS = 512
 """Row chunks of a sparse matrix: enough for 64 threads to balance, few enough to cost nothing."""
 GEMM_ROWS = 512
-"""Rows of bfloat16 that a dense product converts at a time: they stay in the cache until they are multiplied."""
+"""Rows that are converted or copied for torch at a time: they stay in the cache until they are multiplied."""
 COLUMNS = 64
 """The sums of a part of a hub row are padded to a multiple of these columns."""
 GEMM_BLOCK = 64

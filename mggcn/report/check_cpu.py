@@ -6,6 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -36,29 +37,37 @@ def check_kernels(library: KernelLibrary) -> Finding:
     return Finding("CPU kernels", "ok", f"{isa}, {path}")
 
 
-DenseUnits = Callable[[], tuple[str, bool, bool]]
-"""Returns the best instruction set of dense products, whether the processor has AMX, and whether Linux grants it."""
+@dataclass(frozen=True, slots=True)
+class DenseUnits:
+    """What multiplies dense matrices here: our best instruction set, and whether there is AMX, which Linux must grant."""
+
+    isa: str
+    slow_pairs: bool
+    amx: bool
+    granted: bool
 
 
-def dense_units() -> tuple[str, bool, bool]:
+def dense_units() -> DenseUnits:
     """Ask this processor and its system."""
     from mggcn import native
-    from mggcn.backend.cpu_machine import amx_granted, has_amx
+    from mggcn.backend.cpu_machine import amx_granted, has_amx, has_slow_pairs
 
-    return native.dense_isa(), has_amx(), amx_granted()
+    return DenseUnits(native.dense_isa(), has_slow_pairs(), has_amx(), amx_granted())
 
 
-def check_dense(units: DenseUnits = dense_units) -> Finding:
+def check_dense(units: Callable[[], DenseUnits] = dense_units) -> Finding:
     """Say which kernel multiplies which type, and whether there are tiles of bfloat16 (AMX)."""
     from mggcn.backend.cpu_choice import gemm_set, gemm_way
 
-    isa, amx, granted = units()
-    if gemm_way(isa) == "torch":
-        types = "float32, float64 by torch, bfloat16 converted to float32 for torch (the processor has no AVX2)"
+    here = units()
+    if gemm_way(here.isa) == "torch":
+        types = "float32, float64 by torch, bfloat16 converted for it: no dense kernels of ours for this processor"
     else:
-        types = f"float32, float64 by {isa}, bfloat16 by {gemm_set(2, isa, amx=amx)}"
-    tiles = f"{'granted' if granted else 'refused'} by the system, not used yet" if amx else "not in this processor"
-    return Finding("dense products", "ok", f"{types}; AMX {tiles}")
+        types = f"float32, float64 by {here.isa}, bfloat16 by {gemm_set(2, here.isa, slow_pairs=here.slow_pairs)}"
+    amx = "not shown by the system"
+    if here.amx:
+        amx = "granted by the system, not used yet" if here.granted else "refused by the system"
+    return Finding("dense products", "ok", f"{types}; AMX {amx}")
 
 
 def check_openmp(maps: Path = Path("/proc/self/maps")) -> Finding:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from mggcn import native
 from mggcn.aggregate.base import Matrix
 from mggcn.backend import cpu_shape
-from mggcn.backend.cpu_choice import gemm_way
+from mggcn.backend.cpu_choice import GemmWay, gemm_way
 from mggcn.backend.cpu_machine import caches_of
 from mggcn.backend.cuda_shape import cusparse_bytes, schedule_bytes, workspace_bytes
 from mggcn.config import Config
+from mggcn.errors import BackendError
 from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
 from mggcn.model.lower import Model
 from mggcn.partition.locality import locality_nbytes
@@ -125,7 +127,7 @@ class RankSizes:
         """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
         matrices, width, model = self._matrices(), self._widest(panel), self.model
         stored, threads = ITEM_BYTES[model.dtype], threads_of(self.config.run)
-        caches, way = caches_of(threads), gemm_way(native.dense_isa())
+        caches, ways = caches_of(threads), _gemm_ways()
         columns = max(self.shape.num_vertices, self.inputs.cols)
         products = [
             cpu_shape.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, caches)
@@ -133,6 +135,7 @@ class RankSizes:
         ]
         dense = [
             cpu_shape.gemm_bytes(model.rows, c.d_in, c.d_out, stored, self.item, threads, way)
+            for way in ways
             for c in model.layers
             if c.layer > 1 or not model.input.sparse
         ]
@@ -154,6 +157,14 @@ class RankSizes:
                 count * cusparse_bytes(rows, nnz, weighted, self.item) for rows, nnz, weighted, count in matrices
             )
         return regions
+
+
+def _gemm_ways() -> tuple[GemmWay, ...]:
+    """Who may multiply dense matrices; without the kernels a plan counts with whoever takes more memory."""
+    try:
+        return (gemm_way(native.dense_isa()),)
+    except BackendError:
+        return get_args(GemmWay)
 
 
 def _padded(nbytes: int) -> int:

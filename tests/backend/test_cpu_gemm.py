@@ -195,7 +195,7 @@ def test_a_sum_is_cut_by_its_shape_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("isa", "amx", "way", "floats", "bfloats"),
+    ("isa", "slow_pairs", "way", "floats", "bfloats"),
     [
         ("baseline", False, "torch", "baseline", "baseline"),
         ("avx2", False, "own", "avx2", "avx2"),
@@ -205,20 +205,20 @@ def test_a_sum_is_cut_by_its_shape_alone() -> None:
         ("avx2", True, "own", "avx2", "avx2"),
     ],
 )
-def test_who_multiplies(isa: str, amx: bool, way: str, floats: str, bfloats: str) -> None:
-    """Fails if bfloat16 is multiplied by torch, by instructions that are not there, or by slow pairs beside AMX."""
+def test_who_multiplies(isa: str, slow_pairs: bool, way: str, floats: str, bfloats: str) -> None:
+    """Fails if bfloat16 is multiplied by torch, by instructions that are not there, or in pairs that are slow."""
     assert gemm_way(isa) == way
-    assert gemm_set(4, isa, amx=amx) == gemm_set(8, isa, amx=amx) == floats
-    assert gemm_set(2, isa, amx=amx) == bfloats
+    assert gemm_set(4, isa, slow_pairs=slow_pairs) == gemm_set(8, isa, slow_pairs=slow_pairs) == floats
+    assert gemm_set(2, isa, slow_pairs=slow_pairs) == bfloats
 
 
 def test_a_backend_asks_the_processor_for_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a run does not multiply as gemm_set says for its type on this processor."""
     monkeypatch.setattr(native, "dense_isa", lambda: "avx512_bf16")
-    for amx, dtype, name in ((True, torch.bfloat16, "avx512"), (True, torch.float32, "avx512_bf16")):
-        monkeypatch.setattr(cpu, "has_amx", lambda amx=amx: amx)
+    monkeypatch.setattr(cpu, "has_slow_pairs", lambda: True)
+    for dtype, name in ((torch.bfloat16, "avx512"), (torch.float32, "avx512_bf16")):
         assert CpuBackend(dtype, 1).dense_products.name == name
-    monkeypatch.setattr(cpu, "has_amx", lambda: False)
+    monkeypatch.setattr(cpu, "has_slow_pairs", lambda: False)
     assert CpuBackend(torch.bfloat16, 1).dense_products.name == "avx512_bf16"
     monkeypatch.setattr(native, "dense_isa", lambda: "baseline")
     assert CpuBackend(torch.bfloat16, 1).dense_products.name == "torch"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mggcn.backend import cpu_machine
-from mggcn.backend.cpu_machine import USUAL, Caches, amx_granted, caches_of, has_amx, processor_name
+from mggcn.backend.cpu_machine import USUAL, Caches, amx_granted, caches_of, has_amx, has_slow_pairs, processor_name
 
 MIB = 2**20
 
@@ -74,6 +75,27 @@ def test_tiles_of_bfloat16(elsewhere: Path, flags: str, found: bool) -> None:
     (elsewhere / "cpuinfo").write_text(f"processor : 0\nmodel name : A Processor\n{flags}\n")
     assert has_amx() == found
     assert processor_name() == "A Processor"
+
+
+def test_pairs_of_bfloat16_are_slow_on_intel(elsewhere: Path) -> None:
+    """Fails if a Xeon, with AMX or without, multiplies bfloat16 in pairs, or a Zen does not."""
+    (elsewhere / "cpuinfo").write_text("processor : 0\nvendor_id\t: GenuineIntel\nflags : avx512_bf16\n")
+    assert has_slow_pairs()
+    (elsewhere / "cpuinfo").write_text("processor : 0\nvendor_id\t: AuthenticAMD\nflags : avx512_bf16\n")
+    assert not has_slow_pairs()
+
+
+def test_tiles_are_asked_for_where_the_processor_has_them(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if Linux is asked for something else than AMX's tiles, or its answer is turned round."""
+    asked: list[tuple[int, ...]] = []
+    answers = iter((0, -1))
+    (elsewhere / "cpuinfo").write_text("processor : 0\nflags : amx_bf16\n")
+    library = types.SimpleNamespace(syscall=lambda *args: asked.append(args) or next(answers))
+    monkeypatch.setattr(cpu_machine.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(cpu_machine.platform, "machine", lambda: "x86_64")
+    assert amx_granted()
+    assert not amx_granted()
+    assert asked == [(158, 0x1023, 18)] * 2
 
 
 def test_a_processor_without_a_name_goes_by_its_numbers(elsewhere: Path) -> None:

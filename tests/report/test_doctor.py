@@ -84,6 +84,22 @@ def test_default_library_is_the_installed_one() -> None:
     assert finding.detail.endswith(".so")
 
 
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        (("baseline", False, False, False), "by torch, bfloat16 converted for it"),
+        (("avx2", False, False, False), "by avx2, bfloat16 by avx2; AMX not shown"),
+        (("avx512_bf16", True, True, True), "by avx512_bf16, bfloat16 by avx512; AMX granted"),
+        (("avx512_bf16", True, True, False), "by avx512_bf16, bfloat16 by avx512; AMX refused"),
+    ],
+)
+def test_dense_products_are_named(units: tuple[str, bool, bool, bool], expected: str) -> None:
+    """Fails if doctor names other kernels for a type than run, or says of AMX what the system did not."""
+    finding = doctor.check_cpu.check_dense(lambda: doctor.check_cpu.DenseUnits(*units))
+    assert finding.state == "ok"
+    assert expected in finding.detail
+
+
 def test_a_check_that_fails_is_a_finding() -> None:
     def fail() -> Finding:
         raise ZeroDivisionError("planted")

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.assemble import Rank
+from mggcn import native
+from mggcn.assemble import Rank, plan_shape
 from mggcn.backend import cpu, cpu_spmm
 from mggcn.backend.cpu_choice import MatrixTraits, SpmmChoice, candidates
 from mggcn.backend.cpu_machine import Caches
 from mggcn.backend.cuda import CudaBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
-from mggcn.errors import ConfigError
+from mggcn.errors import BackendError, ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.train import regions
 from mggcn.train.runplan import plan_run
-from mggcn.train.shape import GraphShape
+from mggcn.train.shape import GraphShape, graph_shape
 from tests.devices import EMULATED, WHERE, Where
 from tests.graphs import make_graph, on_ranks, pattern
 
@@ -208,3 +209,22 @@ def test_host_kernels_keep_to_their_plan(
         assert 0.3 < used <= 1.0
         assert 0.5 < kept <= 1.0
         assert "panels" in ways
+
+
+def test_a_plan_without_kernels_counts_with_who_takes_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a plan needs the compiled kernels, or counts with less memory than who multiplies may take."""
+
+    def missing() -> str:
+        raise BackendError("the CPU kernels are missing")
+
+    config = config_of("bf16", 1, "cpu", hidden=(600,))
+    shape = graph_shape(small(), config.model)
+
+    def planned() -> int:
+        return plan_shape(config, shape).largest.regions["kernel work space"]
+
+    here = planned()
+    monkeypatch.setattr(native, "dense_isa", lambda: "baseline")
+    torchs = planned()
+    monkeypatch.setattr(native, "dense_isa", missing)
+    assert planned() == max(here, torchs) > 0
