@@ -3,9 +3,10 @@
 A message starts when the stream comes to it, and its event is a mark behind it: no thread waits for the device, and a
 CUDA graph may record all of it. Small host tensors and barriers go through the store (comm/small.py).
 
-NCCL chooses algorithm, protocol and channels by size, type and topology. One machine therefore sums in one order in each
-run, and every rank receives the same sums, by NCCL's design. A device cannot be told that a message failed: the watchdog
-aborts NCCL's communicator, which frees the stream, and `check` says so.
+Every rank receives the same sums, by NCCL's design, and they are the same bits in each run on the same GPUs with the same
+NCCL: mggcn pins the ring as algorithm (comm/nccl_settings.py), and NCCL chooses protocol and channels by size, type and
+topology alone. A user's own settings of NCCL go before, and may break that promise. A device cannot be told that a message
+failed: the watchdog aborts NCCL's communicator, which frees the stream, and `check` says so.
 
 Verified without a GPU, with a library of the same interface (tests/comm/fake_nccl.py): calls, orders, failures and
 messages. On GPUs nothing has been verified yet: tests/comm/test_gpu.py does it (`-m cuda` with one rank, `-m nccl`
@@ -15,9 +16,10 @@ with several).
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any, Final, cast, final
@@ -30,6 +32,7 @@ from mggcn.comm.base import Event, Lane, Moving
 from mggcn.comm.board import CHECKED_CALLS, Board, meet
 from mggcn.comm.calls import Call, all_reduce_call, all_to_all_call, broadcast_call
 from mggcn.comm.nccl_binding import explained, packed_id, unpacked_id
+from mggcn.comm.nccl_settings import make_settings
 from mggcn.comm.small import StoreCommunicator
 from mggcn.comm.watchdog import Heartbeat, StreamLane, Watchdog
 from mggcn.errors import BackendError, CommError
@@ -56,6 +59,7 @@ class NcclCommunicator:
 
     library: cupy.cuda.nccl, or what offers the same. device_type: of the tensors that it moves.
     capturing: whether the calling thread records a graph; calls are not compared then, since that would not be recorded.
+    environ: where NCCL reads its settings; mggcn's are added before its first call.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class NcclCommunicator:
         device_type: str = "cuda",
         capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
         checked_calls: int = CHECKED_CALLS,
+        environ: MutableMapping[str, str] = os.environ,
     ) -> None:
         self._board = board
         self._library = library
@@ -75,6 +80,7 @@ class NcclCommunicator:
         self._device_type = device_type
         self._capturing = capturing
         self._checked_calls = checked_calls
+        self._environ = environ
         self._lane: StreamLane | None = None
         self._moving: Moving = nullcontext
         self._nccl: Any = None
@@ -95,6 +101,7 @@ class NcclCommunicator:
         """
         if lane == HostLane():
             raise CommError("NCCL moves device memory; on CPUs use gloo, or threads")
+        make_settings(self._environ)
         unique_id = unpacked_id(self._board.exchange("nccl", self._new_id(), "to start NCCL")[0])
         self._watchdog.start(self._free_device)
         with self._watchdog.inside("ncclCommInitRank"):

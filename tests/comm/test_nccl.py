@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from mggcn.backend.host import HostLane
 from mggcn.comm import nccl
 from mggcn.comm.base import Communicator
 from mggcn.comm.nccl import connect_nccl
+from mggcn.comm.nccl_settings import SETTINGS
 from mggcn.errors import BackendError, CommError
 from tests.comm.fake_nccl import FakeNccl, FakeStream, NcclError
 from tests.comm.worlds import HANGING_S, Nccl, in_threads, wait_until
@@ -64,7 +66,14 @@ def meets_in_a_file(rank: int, library: FakeNccl, stream: FakeStream, path: Path
 
 
 def test_connect_meets_at_a_file_and_close_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if ranks do not find each other without torch's process group, or NCCL is not released at the end."""
+    """Fails if ranks do not find each other without torch's process group, or NCCL is not released at the end.
+
+    Or if NCCL's settings are not those of the process.
+    """
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in SETTINGS:
+        monkeypatch.setenv(name, "")  # what is set below is removed at the end
+        monkeypatch.delenv(name)
     library = FakeNccl()
     monkeypatch.setattr(nccl, "nccl_library", lambda: library)
     streams = [FakeStream(library) for _ in range(2)]
@@ -72,6 +81,7 @@ def test_connect_meets_at_a_file_and_close_releases(tmp_path: Path, monkeypatch:
     assert sums == [6.0, 6.0]
     assert sorted(library.log) == [(0, "destroy"), (1, "destroy")]
     assert not dist.is_initialized()
+    assert {name: os.environ[name] for name in SETTINGS} == SETTINGS
     for stream in streams:
         stream.stop()
 
@@ -385,3 +395,16 @@ def test_close_waits_for_the_stream_but_not_for_graphs(monkeypatch: pytest.Monke
     assert world.run(case) == [2.0, 2.0]
     assert 0.5 < time.monotonic() - started < 5
     held.set()
+
+
+def test_settings_are_made_before_the_first_call() -> None:
+    """Fails if NCCL is called before its settings are there, or one that the user made is changed."""
+    world = Nccl(2)
+    world.environ = {"HOME": "/nowhere", "NCCL_MAX_NCHANNELS": "2"}
+    seen: list[dict[str, str]] = []
+    make = world.library.get_unique_id
+    world.library.get_unique_id = lambda: seen.append(dict(world.environ)) or make()  # type: ignore[method-assign,func-returns-value]
+    before = dict(os.environ)
+    assert world.run(summed) == [2.0, 2.0]
+    assert seen == [{**SETTINGS, **{"HOME": "/nowhere", "NCCL_MAX_NCHANNELS": "2"}}]
+    assert dict(os.environ) == before

@@ -82,6 +82,7 @@ class Nccl:
         self.capturing = [False] * size
         self.checked_calls = CHECKED_CALLS
         self.leave_s = 20.0
+        self.environ: dict[str, str] = {}
         self.device_type = "cpu"
         self.start = True
         """Whether a case finds NCCL started."""
@@ -104,6 +105,7 @@ class Nccl:
                 device_type=self.device_type,
                 capturing=lambda: self.capturing[rank],
                 checked_calls=self.checked_calls,
+                environ=self.environ,
             )
             hold_buffers(comm, held)
             try:

@@ -1,0 +1,98 @@
+"""The bytes of a GPU that NCCL takes: estimated from its settings, or as measured on a machine. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+MIB: Final = 2**20
+BASE_BYTES: Final = 256 * MIB
+"""A communicator without connections: kernels, their local memory, queues. An estimate, with #1685 and #2366 in mind."""
+GRAIN: Final = 2 * MIB
+"""CUDA hands out memory that other processes may map in these units."""
+HEAD_BYTES: Final = 4096
+"""Counters in front of a connection's buffers."""
+SHARED_SLOTS: Final = 16
+NODE_PEERS: Final = 7
+"""Peers in a node of eight GPUs; sends to those of other nodes share one buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclSizes:
+    """What NCCL's bytes follow from."""
+
+    channels: int
+    """Of rings."""
+    p2p_channels: int
+    """Of sends and receives, to each peer."""
+    connection_bytes: int
+    """A connection to one peer in one channel, both directions."""
+    shared_bytes: int
+    """The buffer that sends over a network share."""
+
+    @classmethod
+    def of(cls, channels: int, p2p_channels: int, buffers: Sequence[int], chunk_bytes: int) -> NcclSizes:
+        """Return the sizes for buffers of each protocol, in bytes, and chunks of what is sent over a network."""
+        received = -(-(HEAD_BYTES + sum(buffers)) // GRAIN) * GRAIN
+        return cls(channels, p2p_channels, GRAIN + received, SHARED_SLOTS * chunk_bytes * p2p_channels)
+
+    def nbytes(self, ranks: int, p2p: bool) -> int:
+        """Return the bytes that NCCL takes of each of `ranks` GPUs: an estimate, too much rather than too little.
+
+        p2p: whether ranks send and receive (all-to-all), not only broadcast and all-reduce.
+
+        A base; the buffer shared by sends over a network, 16 chunks of 512 KiB per p2p channel, which NCCL makes even where
+        there is no network unless it connects lazily (NVIDIA/nccl#2363: 512 MiB at 64 channels); for each ring channel a
+        connection to the next and, where NCCL connects its trees too, to the previous rank; for each p2p channel one to
+        each peer. A connection takes 2 MiB to send and 10 MiB to receive: 0.5, 4.7 and 4 MiB for the protocols, rounded up
+        (#1685; src/transport/p2p.cc). With NCCL's own 32 and 32 channels 8 ranks that send and receive would need
+        3.9 GiB; #1685 saw 4.3 GB with the CUDA context. Not counted: NVLS, which mggcn turns off.
+        """
+        neighbours = min(ranks - 1, 2)
+        peers = min(ranks - 1, NODE_PEERS) if p2p else 0
+        connections = neighbours * self.channels + peers * self.p2p_channels
+        return BASE_BYTES + self.shared_bytes + connections * self.connection_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NcclMeasured:
+    """What NCCL took of a GPU.
+
+    collective_bytes: at its start and for broadcasts and all-reduces; p2p_bytes: for sends and receives.
+    """
+
+    ranks: int
+    sizes: NcclSizes
+    collective_bytes: int
+    p2p_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NcclMemory:
+    """What a plan knows of NCCL's memory: sizes that follow from settings, and what was measured on the machine."""
+
+    sizes: NcclSizes
+    measured: tuple[NcclMeasured, ...] = ()
+
+    def found(self, ranks: int) -> NcclMeasured | None:
+        """Return the measurement for as many ranks or the next larger number, under the same sizes; None without one."""
+        fitting = [m for m in self.measured if m.sizes == self.sizes and m.ranks >= ranks]
+        return min(fitting, key=lambda m: m.ranks, default=None)
+
+    def nbytes(self, ranks: int, p2p: bool) -> int:
+        """Return the bytes of one rank: as measured, or else as estimated by NcclSizes.nbytes."""
+        found = self.found(ranks)
+        if found is None:
+            return self.sizes.nbytes(ranks, p2p)
+        return found.collective_bytes + (found.p2p_bytes if p2p else 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, which `memory_from_dict` reads."""
+        return asdict(self) | {"measured": [asdict(m) for m in self.measured]}
+
+
+def memory_from_dict(content: Mapping[str, Any]) -> NcclMemory:
+    """Invert NcclMemory.to_dict."""
+    measured = (NcclMeasured(**{**m, "sizes": NcclSizes(**m["sizes"])}) for m in content["measured"])
+    return NcclMemory(NcclSizes(**content["sizes"]), tuple(measured))
