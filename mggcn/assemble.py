@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from mggcn.aggregate.slice import SliceStrategy
 from mggcn.backend.cpu_choice import NO_CHOICES, Choices
 from mggcn.backend.cpu_machine import Host, caches_of, processor_name
 from mggcn.backend.gpu_memory import gpu_free_bytes
+from mggcn.comm.nccl_memory import NcclMemory
+from mggcn.comm.nccl_settings import UNMEASURED, sizes_of, user_settings
 from mggcn.comm.rank import gpu_index
 from mggcn.config import Config
 from mggcn.errors import ConfigError, PlanError
@@ -27,7 +30,8 @@ from mggcn.partition.make import cut_is_kept, figures_of, make_partition
 from mggcn.partition.parts import Figures, Partition, RowFigures
 from mggcn.partition.splits import training_rows
 from mggcn.partition.wanted import expected_shares
-from mggcn.plan.device import REAL, not_captured, threads_of
+from mggcn.plan.description import Machine, default_machine, tuned_path
+from mggcn.plan.device import REAL, not_captured, runs_nccl, threads_of
 from mggcn.plan.machine import free_bytes, human
 from mggcn.train.planjson import plan_from_dict
 from mggcn.train.prune import build_pruned
@@ -102,14 +106,27 @@ def partition_graph(config: Config, graph: Graph) -> Partition:
     return make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=config.train.seed, bins=bins)
 
 
-def plan_graph(config: Config, graph: Graph) -> tuple[RunPlan, Partition]:
+def nccl_memory(config: Config, machine: Machine | None = None) -> NcclMemory:
+    """Return what is known of NCCL's memory: by its settings, and as measured on a machine, by default this one.
+
+    Raises: ConfigError if this machine's file cannot be read.
+    """
+    if not runs_nccl(config.run):
+        return UNMEASURED
+    machine = machine or default_machine(config.run.device, tuned_path())
+    return NcclMemory(sizes_of(user_settings(os.environ)), machine.nccl)
+
+
+def plan_graph(config: Config, graph: Graph, machine: Machine | None = None) -> tuple[RunPlan, Partition]:
     """Share out the vertices and plan every rank of a run on `graph`.
 
+    machine: on which NCCL's memory may have been measured, by default this one.
     Cost: a few sweeps over the edges. Raises: ConfigError, GraphError, StoreError, PlanError.
     """
     shape, strategy = graph_shape(graph, config.model), STRATEGIES[config.run.strategy]
     partition = partition_graph(config, graph)
-    return plan_run(config, shape, partition_figures(config, graph, partition), strategy), partition
+    figures = partition_figures(config, graph, partition)
+    return plan_run(config, shape, figures, strategy, nccl_memory(config, machine)), partition
 
 
 def partition_figures(config: Config, graph: Graph, partition: Partition) -> Figures:
@@ -126,12 +143,14 @@ def partition_figures(config: Config, graph: Graph, partition: Partition) -> Fig
     return figures_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth)
 
 
-def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0) -> RunPlan:
+def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, machine: Machine | None = None) -> RunPlan:
     """Plan a run on a graph of which only the shape is known: in the expectation over random assignments.
 
-    replication: copies of a vertex on average, which a strategy that cuts vertices asks for. Raises: ConfigError.
+    replication: copies of a vertex on average, which a strategy that cuts vertices asks for. machine: as for plan_graph.
+    Raises: ConfigError.
     """
     strategy, run, loops = STRATEGIES[config.run.strategy], config.run, config.model.self_loops
+    nccl = nccl_memory(config, machine)
     if run.ranks == 1 and strategy.kind == "cut":
         replication = 1.0
     if run.order in ("metis", "locality") and strategy.kind == "rows":
@@ -141,14 +160,15 @@ def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0) -> R
         depth = len(config.model.hidden) + 1
         share = (shape.num_training or 0) / max(shape.num_vertices, 1)
         shares = expected_shares(share, shape.num_edges / max(shape.num_vertices, 1), depth) if share else []
-        return plan_run(config, shape, RowFigures.expected(*sizes, self_loops=loops, shares=shares), strategy)
+        return plan_run(config, shape, RowFigures.expected(*sizes, self_loops=loops, shares=shares), strategy, nccl)
     if not replication:
         raise ConfigError(
             f"the replication of a vertex cut is not known from a shape; give it (--replication), for example "
             f"{run.ranks**0.5:.2f} for {run.ranks} ranks, or plan the strategy {strategy.name} on a store"
         )
     bins = max(run.delay_epochs or 0, 1)
-    return plan_run(config, shape, CutFigures.expected(*sizes, replication, bins=bins, self_loops=loops), strategy)
+    cut = CutFigures.expected(*sizes, replication, bins=bins, self_loops=loops)
+    return plan_run(config, shape, cut, strategy, nccl)
 
 
 def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mggcn.assemble import STRATEGIES, memory_limit, partition_figures, plan_shape, resolve
+from mggcn.assemble import STRATEGIES, memory_limit, nccl_memory, partition_figures, plan_shape, resolve
 from mggcn.config import Config, RunConfig
 from mggcn.errors import ConfigError, GraphError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
@@ -56,7 +56,8 @@ def settled(
         return resolve(config, graph), None
     machine = machine or default_machine(config.run.device, tuned_path())
     base = resolve(_with(config, _fallback(config.run)), graph)
-    choice = choose(list(_candidates(config, base, graph)), machine, memory_limit(base) if limit is None else limit)
+    candidates = list(_candidates(config, base, graph, machine))
+    choice = choose(candidates, machine, memory_limit(base) if limit is None else limit)
     return _taken(base, choice), choice
 
 
@@ -74,7 +75,7 @@ def settled_shape(
         trial = _with(base, run)
         partition = "libra" if STRATEGIES[trial.run.strategy].kind == "cut" else "rows"
         try:
-            plan = plan_shape(trial, shape, replication)
+            plan = plan_shape(trial, shape, replication, machine)
         except MggcnError as error:
             candidates.append(_candidate(trial.run, partition, exact, None, str(error)))
         else:
@@ -149,10 +150,10 @@ def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: s
     return Candidate(name, order, partition, exact, plan, reason, {"run": settings})
 
 
-def _candidates(config: Config, base: Config, graph: Graph) -> Iterator[Candidate]:
+def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) -> Iterator[Candidate]:
     """Plan every way to run on a graph; partitions are shared out once per order and number of bins."""
     shape, seed, ranks = graph_shape(graph, base.model), base.train.seed, base.run.ranks
-    store = store_folder(graph)
+    store, nccl = store_folder(graph), nccl_memory(base, machine)
     orders: tuple[str, ...] = ORDERS
     # More ranks than a kept partition can have parts: none is kept.
     if ranks <= MAX_PARTS and _is_kept(store, MetisSettings(parts=ranks, seed=seed % 2**31)):
@@ -176,7 +177,7 @@ def _candidates(config: Config, base: Config, graph: Graph) -> Iterator[Candidat
         if isinstance(figures, CutFigures):
             partition = f"libra, replication {figures.replication:.2f}"
         try:
-            plan = plan_run(trial, shape, figures, STRATEGIES[trial.run.strategy])
+            plan = plan_run(trial, shape, figures, STRATEGIES[trial.run.strategy], nccl)
         except (GraphError, PlanError) as error:
             yield _candidate(trial.run, partition, exact, None, str(error))
         else:

@@ -6,6 +6,7 @@ A file holds rates for kernels as they run, not peaks: measured by `mggcn tune`,
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from mggcn.comm.nccl_memory import NcclMeasured, NcclSizes
 from mggcn.errors import ConfigError
 from mggcn.plan.tomlfields import Fields, read_toml
 
@@ -120,6 +122,8 @@ class Machine:
     device: DeviceRates
     links: tuple[Link, ...]
     topology: Topology | None = None
+    nccl: tuple[NcclMeasured, ...] = ()
+    """What NCCL took of its GPUs' memory, where that was measured."""
 
     @property
     def caveat(self) -> str:
@@ -161,6 +165,7 @@ def read_machine(path: Path) -> Machine:
         _device(device),
         tuple(_link(entry) for entry in top.tables("link")),
         _topology(top.table("topology")) if top.has("topology") else None,
+        tuple(_nccl(entry) for entry in top.tables("nccl")) if top.has("nccl") else (),
     )
     top.finish()
     return machine
@@ -192,13 +197,14 @@ def tuned_path() -> Path:
 def default_machine(kind: Kind, tuned: Path) -> Machine:
     """Return the machine that `tuned` describes if it is of this kind of device, else one that is assumed.
 
-    Raises: ConfigError if the file is there but cannot be read.
+    What was measured of NCCL counts in either case: it is this machine's. Raises: ConfigError if the file is there but
+    cannot be read.
     """
-    if tuned.is_file():
-        machine = read_machine(tuned)
-        if machine.device.kind == kind:
-            return machine
-    return read_machine(MACHINES / f"assumed-{kind}.toml")
+    assumed = read_machine(MACHINES / f"assumed-{kind}.toml")
+    if not tuned.is_file():
+        return assumed
+    machine = read_machine(tuned)
+    return machine if machine.device.kind == kind else dataclasses.replace(assumed, nccl=machine.nccl)
 
 
 def _device(fields: Fields) -> DeviceRates:
@@ -237,6 +243,18 @@ def _link(fields: Fields) -> Link:
     )
     fields.finish()
     return link
+
+
+def _nccl(fields: Fields) -> NcclMeasured:
+    names = [field.name for field in dataclasses.fields(NcclSizes)]
+    measured = NcclMeasured(
+        fields.whole("ranks", 1),
+        NcclSizes(**{name: fields.whole(name, 1) for name in names}),
+        fields.whole("collective_bytes", 0),
+        fields.whole("p2p_bytes", 0),
+    )
+    fields.finish()
+    return measured
 
 
 def _topology(fields: Fields) -> Topology:

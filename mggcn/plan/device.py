@@ -29,7 +29,8 @@ FIGURES = {
     # The middle of 250 to 320 MiB for Python, torch, its math libraries and their work space: how much of torch's
     # libraries is resident depends on the state of the page cache (bench/memory.py). 2048 rows: 2 MiB at width 256.
     "cpu": DeviceFigures(285 * MIB, 0, 2048, 64, is_host=True),
-    # Context, cuBLAS and kernels of a process; cuBLAS takes 32 MiB of work space per stream. 32768 rows: 32 MiB at
+    # Context, cuBLAS and kernels of a process; cuBLAS takes 32 MiB of work space per stream, and a rank multiplies on one.
+    # 32768 rows: 32 MiB at
     # width 256, within the 40 to 50 MiB of an A100's or H100's L2. Estimates: docs/gpu.md says what was measured.
     "cuda": DeviceFigures(868 * MIB, 32 * MIB, 32768, 1024, is_host=False),
 }
@@ -43,6 +44,11 @@ REAL = {"fp32": "fp32", "tf32": "fp32", "bf16": "fp32", "fp64": "fp64"}
 def threads_of(run: RunConfig) -> int:
     """Return the threads of one rank: as set, or an equal share of the cores that this process may use."""
     return run.threads or max(1, usable_cores() // run.ranks)
+
+
+def runs_nccl(run: RunConfig) -> bool:
+    """Return whether NCCL moves the messages of a run; that is what auto stands for on several GPUs."""
+    return run.transport == "nccl" or (run.transport == "auto" and run.ranks > 1 and not FIGURES[run.device].is_host)
 
 
 def not_captured(run: RunConfig) -> str:

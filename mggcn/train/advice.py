@@ -54,7 +54,7 @@ def _narrowed(hidden: tuple[int, ...], share: float) -> tuple[int, ...]:
 def _estimate(plan: RunPlan, ranks: int, share: float) -> int:
     """Predicted peak of the largest rank for another number of ranks or narrower layers."""
     model = dataclasses.replace(plan.config.model, hidden=_narrowed(plan.config.model.hidden, share))
-    transport = "auto" if ranks > 1 else plan.config.run.transport
+    transport = plan.config.run.transport if ranks in (1, plan.config.run.ranks) else "auto"
     run = dataclasses.replace(plan.config.run, ranks=ranks, transport=transport)
     config = dataclasses.replace(plan.config, model=model, run=run)
     shape = plan.shape
@@ -71,6 +71,8 @@ def _estimate(plan: RunPlan, ranks: int, share: float) -> int:
             counts = figures.counts
             # Parts have at most two sizes, and the smaller may have to hold a block of the larger.
             chosen = {counts.index(max(counts)), counts.index(min(counts))}
-        return max(rank.total_bytes for rank in plan_ranks(config, shape, figures, plan.strategy, sorted(chosen)))
+        return max(
+            rank.total_bytes for rank in plan_ranks(config, shape, figures, plan.strategy, sorted(chosen), plan.nccl)
+        )
     except GraphError:
         return 2**62

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from mggcn.aggregate.base import Strategy
+from mggcn.comm.nccl_memory import memory_from_dict
+from mggcn.comm.nccl_settings import UNMEASURED
 from mggcn.config import Config
 from mggcn.partition.make import figures_from_dict
-from mggcn.plan.device import launching
+from mggcn.plan.device import launching, runs_nccl
 from mggcn.train.runplan import RankPlan, RunPlan, plan_run
 from mggcn.train.shape import GraphShape
 
@@ -41,6 +43,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "reasons": layer_reasons(plan),
         "training_rows": [dataclasses.asdict(rows) for rows in first.rows],
         "launching": launching(plan.config.run),
+        "nccl": plan.nccl.to_dict() if runs_nccl(plan.config.run) else None,
         "programs": {p.name: [op.label for op in p.ops] for p in programs},
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],
         "partition": plan.figures.to_dict(),
@@ -85,4 +88,6 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
 
 def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strategy) -> RunPlan:
     """Return the plan that `to_dict` wrote, planned again from its figures. Raises: GraphError, PlanError."""
-    return plan_run(config, GraphShape(**content["graph"]), figures_from_dict(content["partition"]), strategy)
+    figures, recorded = figures_from_dict(content["partition"]), content.get("nccl")
+    nccl = memory_from_dict(recorded) if recorded else UNMEASURED
+    return plan_run(config, GraphShape(**content["graph"]), figures, strategy, nccl)

@@ -133,6 +133,20 @@ def _regions(plan: RunPlan, rank: RankPlan) -> list[str]:
         f"  the arena serves training {human(rank.train.arena.nbytes)}, {', '.join(notes)}; MG-GCN's {paper} buffers "
         f"would take {human(rank.paper_bytes)}",
         f"  set-up needs {human(rank.setup_bytes)} before the first epoch",
+        *_nccl(plan, rank),
+    ]
+
+
+def _nccl(plan: RunPlan, rank: RankPlan) -> list[str]:
+    """What the bytes of NCCL are worth; nothing without it."""
+    if "NCCL" not in rank.regions:
+        return []
+    sizes, found = plan.nccl.sizes, plan.nccl.found(rank.ranks)
+    if found is not None:
+        return [f"  NCCL's bytes are as measured between {found.ranks} ranks"]
+    return [
+        f"  NCCL's bytes are an estimate, for {sizes.channels} channels, {sizes.p2p_channels} of them to each peer; "
+        "mggcn tune measures them"
     ]
 
 

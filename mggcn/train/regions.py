@@ -80,7 +80,7 @@ class RankSizes:
         run, num_vertices = self.config.run, self.shape.num_vertices
         shard = regions["features"] + regions["graph"] + regions["vertex data"]
         if not FIGURES[run.device].is_host:
-            return regions["runtime"] + shard
+            return regions["runtime"] + regions.get("NCCL", 0) + shard
         sorting = 16 * (self.inputs.nnz or 0) if self.model.input.sparse else 0
         if self.model.input.sparse and self.model.input.aggregated:
             sorting += 16 * (self.shape.feature_nnz or 0) + 32 * self.inputs.aggregated_nnz

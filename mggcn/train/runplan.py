@@ -12,15 +12,17 @@ from functools import cached_property
 from itertools import chain
 
 from mggcn.aggregate.base import AggregationPlan, Strategy
+from mggcn.comm.nccl_memory import NcclMemory
+from mggcn.comm.nccl_settings import UNMEASURED
 from mggcn.config import Config
 from mggcn.errors import PlanError
 from mggcn.model.lower import Model, Program, paper_arena_bytes, spmm_ops
 from mggcn.partition.parts import Figures
 from mggcn.partition.tiles import check_tile_nnz
-from mggcn.plan.device import FIGURES
+from mggcn.plan.device import FIGURES, runs_nccl
 from mggcn.plan.machine import human
 from mggcn.plan.memory import BufferSpec
-from mggcn.plan.steps import Step, bytes_sent, num_messages, num_products
+from mggcn.plan.steps import Send, Step, bytes_sent, num_messages, num_products
 from mggcn.plan.work import ring_bytes
 from mggcn.train.common import Common
 from mggcn.train.lowered import Lowering
@@ -39,7 +41,7 @@ class RankPlan:
     evaluate: Program
     setup: Program | None
     regions: Mapping[str, int]
-    """Bytes by purpose: arena, features, graph, vertex data, weights and optimiser, runtime."""
+    """Bytes by purpose: arena, features, graph, vertex data, weights and optimiser, runtime, NCCL."""
     setup_bytes: int
     """Peak of set-up, before the first epoch."""
     aggregation: AggregationPlan
@@ -121,6 +123,7 @@ class RunPlan:
     figures: Figures
     strategy: Strategy
     ranks: tuple[RankPlan, ...]
+    nccl: NcclMemory = UNMEASURED
 
     @property
     def largest(self) -> RankPlan:
@@ -153,26 +156,34 @@ class RunPlan:
         )
 
 
-def plan_run(config: Config, shape: GraphShape, figures: Figures, strategy: Strategy) -> RunPlan:
+def plan_run(
+    config: Config, shape: GraphShape, figures: Figures, strategy: Strategy, nccl: NcclMemory = UNMEASURED
+) -> RunPlan:
     """Plan every rank. Cost: no pass over the graph.
 
+    nccl: what is known of its memory, if it moves the messages.
     Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program.
     """
     check_shape(shape)
-    ranks = plan_ranks(config, shape, figures, strategy, range(len(figures.counts)))
-    return RunPlan(config, shape, figures, strategy, ranks)
+    ranks = plan_ranks(config, shape, figures, strategy, range(len(figures.counts)), nccl)
+    return RunPlan(config, shape, figures, strategy, ranks, nccl)
 
 
 def plan_ranks(
-    config: Config, shape: GraphShape, figures: Figures, strategy: Strategy, ranks: Iterable[int]
+    config: Config,
+    shape: GraphShape,
+    figures: Figures,
+    strategy: Strategy,
+    ranks: Iterable[int],
+    nccl: NcclMemory = UNMEASURED,
 ) -> tuple[RankPlan, ...]:
     """Plan some ranks of a run: lower, place, and add up their bytes. Raises: as `plan_run`."""
     common = Common.of(config, shape, figures, strategy)
     lowering = Lowering(common.panel_width())
-    return tuple(_plan_rank(common, lowering, rank) for rank in ranks)
+    return tuple(_plan_rank(common, lowering, rank, nccl) for rank in ranks)
 
 
-def _plan_rank(common: Common, lowering: Lowering, rank: int) -> RankPlan:
+def _plan_rank(common: Common, lowering: Lowering, rank: int, nccl: NcclMemory) -> RankPlan:
     config, shape, figures, wanted = common.config, common.shape, common.figures, common.wanted
     (aggregation, exact), pruned = common.aggregations(rank), common.pruned(rank)
     graph, num_ranks = config.model.aggregates, len(figures.counts)
@@ -197,6 +208,10 @@ def _plan_rank(common: Common, lowering: Lowering, rank: int) -> RankPlan:
     regions = {"arena": programs.arena_bytes} | sizes.regions(lowering.panel if programs.setup else 0)
     if model.device.is_host:
         regions["who holds which rows"] = figures.kept_bytes * shape.num_vertices
+    if runs_nccl(config.run):
+        steps = exact.steps(1, model.dtype, False) if graph else ()
+        p2p = any(isinstance(step, Send) and step.kind == "all_to_all" for step in steps)
+        regions["NCCL"] = nccl.nbytes(num_ranks, p2p)
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
         regions["messages and sums in flight"] = kept
     return RankPlan(

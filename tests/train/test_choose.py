@@ -138,7 +138,7 @@ def test_15d_is_a_row_of_analysis() -> None:
     """Fails if the 1.5D row can be chosen, is missing where links are known, or counts something else than MG-GCN does."""
     run = RunConfig(ranks=8, device="cuda")
     plan = plan_shape(Config(run=run), SHAPE)
-    choice = choose([candidate("broadcast", plan)], find_machine("dgx-1"), GIB)
+    choice = choose([candidate("broadcast", plan)], find_machine("dgx-1"), 2 * GIB)
     base, row = choice.rows
     assert (row.candidate.strategy, row.verdict, row.seconds) == ("1.5D broadcast", "analysis", None)
     assert "2 copies of all rows" in row.note
