@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,9 @@ class AtOnce:
 
     def check(self) -> None:
         self._inner.check()
+
+    def device_bytes(self) -> Mapping[str, int]:
+        return self._inner.device_bytes()
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 from torch import Tensor
@@ -48,6 +48,9 @@ class LaggingCommunicator:
 
     def check(self) -> None:
         self._inner.check()
+
+    def device_bytes(self) -> Mapping[str, int]:
+        return self._inner.device_bytes()
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)

@@ -85,6 +85,9 @@ class CudaLane:
     def timestamp(self) -> CudaTime:
         return CudaTime(self._stream)
 
+    def free_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self._stream.device)[0])
+
 
 class CudaDevice:
     """One GPU for the calling thread: its streams become the thread's current ones in torch and CuPy.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
@@ -67,6 +67,13 @@ class Communicator(Protocol):
         """Raises: CommError if this or another rank is known to have failed. Never blocks.
 
         To be called once the device has been waited for, before any of its results is believed.
+        """
+        ...
+
+    def device_bytes(self) -> Mapping[str, int]:
+        """Return what the transport itself has taken of the device so far: at its "start", and by kind of message.
+
+        Measured in the calls that are compared, which come first; empty where a transport takes nothing.
         """
         ...
 

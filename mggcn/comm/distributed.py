@@ -83,6 +83,9 @@ class DistributedCommunicator:
     def check(self) -> None:
         self._board.check()
 
+    def device_bytes(self) -> dict[str, int]:
+        return {}
+
     def abort(self, reason: str) -> None:
         self._board.abort(reason)
 

@@ -19,8 +19,9 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, MutableMapping, Sequence
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any, Final, cast, final
 
@@ -85,6 +86,7 @@ class NcclCommunicator:
         self._moving: Moving = nullcontext
         self._nccl: Any = None
         self._starting = threading.Lock()
+        self._taken: Counter[str] = Counter()
 
     @property
     def rank(self) -> int:
@@ -102,16 +104,17 @@ class NcclCommunicator:
         if lane == HostLane():
             raise CommError("NCCL moves device memory; on CPUs use gloo, or threads")
         make_settings(self._environ)
+        stream = cast("StreamLane", lane)
         unique_id = unpacked_id(self._board.exchange("nccl", self._new_id(), "to start NCCL")[0])
         self._watchdog.start(self._free_device)
-        with self._watchdog.inside("ncclCommInitRank"):
+        with self._watchdog.inside("ncclCommInitRank"), self._measured("start", stream):
             try:
                 nccl = self._library.NcclCommunicator(self.size, unique_id, self.rank)
             except (RuntimeError, KeyError) as error:
                 self._board.fail(f"rank {self.rank} could not start NCCL: {explained(error)}")
-        self._lane, self._moving = cast("StreamLane", lane), moving
+        self._lane, self._moving = stream, moving
         self._nccl = nccl
-        self._watchdog.add(self._async_error, Heartbeat(self._lane, self._board).look)
+        self._watchdog.add(self._async_error, Heartbeat(stream, self._board).look)
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         if self._on_host(buf):
@@ -143,6 +146,9 @@ class NcclCommunicator:
 
     def check(self) -> None:
         self._board.check()
+
+    def device_bytes(self) -> dict[str, int]:
+        return dict(self._taken)
 
     def abort(self, reason: str) -> None:
         self._board.abort(reason)
@@ -189,13 +195,21 @@ class NcclCommunicator:
         if lane is None:
             raise CommError("no lane was given to NCCL")
         board.begin(call)
-        if board.number <= self._checked_calls and not self._capturing():
+        early = board.number <= self._checked_calls and not self._capturing()
+        if early:
             board.compare()
         with lane.working(after), self._watchdog.inside(f"call {board.number} ({call})"):
             if call.count:
-                with self._moving():
+                with self._moving(), self._measured(call.op, lane) if early else nullcontext():
                     self._guarded(lambda: start(self._nccl, lane.handle))
             return _NcclEvent(board, lane.record(), buffers)
+
+    @contextmanager
+    def _measured(self, what: str, lane: StreamLane) -> Iterator[None]:
+        """Add up what a call of NCCL takes of the device: connections are made, and kernels loaded, by the first ones."""
+        before = lane.free_bytes()
+        yield
+        self._taken[what] += max(0, before - lane.free_bytes())
 
     def _guarded(self, start: Callable[[], object]) -> None:
         """Call into NCCL, not while its communicator is aborted."""

@@ -56,6 +56,9 @@ class SingleCommunicator:
         if self._failure is not None:
             raise CommError(self._failure)
 
+    def device_bytes(self) -> dict[str, int]:
+        return {}
+
     def abort(self, reason: str) -> None:
         self._failure = self._failure or reason
 

@@ -70,6 +70,9 @@ class ThreadCommunicator:
     def check(self) -> None:
         self._world.check()
 
+    def device_bytes(self) -> dict[str, int]:
+        return {}
+
     def abort(self, reason: str) -> None:
         self._world.abort(reason)
 

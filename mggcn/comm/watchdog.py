@@ -52,6 +52,10 @@ class StreamLane(Lane, Protocol):
         """Return a point behind the rank's own work so far. A graph that is repeated runs there, its messages too."""
         ...
 
+    def free_bytes(self) -> int:
+        """Return the bytes that are free on the device."""
+        ...
+
 
 @final
 class Heartbeat:

@@ -151,4 +151,6 @@ def summary(result: dict[str, Any]) -> str:
         f"{seconds}, set-up {result['setup_seconds']:.2f} s, peak memory "
         f"{human(result['measured_peak_bytes'])} (planned {human(result['planned_peak_bytes'])})"
     )
+    if nccl := result.get("nccl"):
+        lines.append(f"NCCL took {human(nccl['measured_bytes'])} of it ({human(nccl['planned_bytes'])} planned)")
     return "\n".join(lines)

@@ -40,6 +40,7 @@ from mggcn.jobs.folder import (
 )
 from mggcn.jobs.kept_ways import keep_ways, outdated_table, summary_of
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
+from mggcn.jobs.nccl_record import nccl_record
 from mggcn.partition.parts import Partition
 from mggcn.train.runlog import RunLog, write_json
 from mggcn.train.runplan import RunPlan
@@ -107,10 +108,11 @@ def train_rank(
     complete = rank.trainer.fit(log, folder, on_epoch if comm.rank == 0 else None)
     rank.watch.close()
     peak = largest_peak(rank, comm)
+    taken = nccl_record(plan, comm, rank.trainer.runtime.backend)
     if not complete:
         raise Interrupted(stop.signal or signal.SIGTERM)
     if comm.rank == 0:
-        result = result_of(config, graph, plan, rank, setup_seconds, peak)
+        result = result_of(config, graph, plan, rank, setup_seconds, peak) | taken
         tuned = summary_of(folder)
         write_json(folder / "result.json", result | ({"tuning": tuned} if tuned else {}))
     return rank

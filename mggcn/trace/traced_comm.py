@@ -6,7 +6,7 @@ their order. The root of a broadcast that others copy from moves nothing itself,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -78,6 +78,9 @@ class TracedCommunicator:
 
     def barrier(self) -> None:
         self._inner.barrier()
+
+    def device_bytes(self) -> Mapping[str, int]:
+        return self._inner.device_bytes()
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)

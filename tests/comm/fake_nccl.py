@@ -13,7 +13,7 @@ import queue
 import secrets
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +33,11 @@ DTYPES = {
     8: torch.float64,
     9: torch.bfloat16,
 }
+
+
+FREE = 10**6
+TAKEN = {"start": 5000, "broadcast": 300, "all_reduce": 20, "all_to_all": 1000}
+"""Bytes that a rank's device loses at the start, with the first call of a kind, and with each peer it sends to."""
 
 
 class NcclError(RuntimeError):
@@ -57,7 +62,8 @@ class FakeMark:
 class FakeStream:
     """A thread that carries out work in order; a StreamLane of the host's memory."""
 
-    def __init__(self, library: FakeNccl) -> None:
+    def __init__(self, library: FakeNccl, rank: int = 0) -> None:
+        self.library, self.rank = library, rank
         self.handle = library.add_stream(self)
         self.capturing = threading.Lock()
         self.work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -87,6 +93,9 @@ class FakeStream:
 
     def timestamp(self) -> Any:
         raise NotImplementedError
+
+    def free_bytes(self) -> int:
+        return FREE - self.library.taken[self.rank]
 
     def stop(self) -> None:
         self.work.put(None)
@@ -127,6 +136,10 @@ class FakeNccl:
         """Ranks that do not get through ncclCommInitRank: all others hang there with them."""
         self.killed = threading.Event()
         """Set by what ends a process: the threads that hang come out."""
+        self.taken: Counter[int] = Counter()
+        """Bytes of each rank's device that are not free."""
+        self.greedy: dict[int, int] = {}
+        """How many times as much as usual a rank takes."""
         self.log: list[tuple[int, str]] = []
         self.rooms: dict[bytes, Room] = {}
         self.streams: dict[int, FakeStream] = {}
@@ -185,6 +198,8 @@ class FakeCommunicator:
         self.library, self.room, self.size, self.rank = library, room, size, rank
         self.aborted = False
         self.number = itertools.count()
+        self.connected: set[tuple[str, int]] = set()
+        self._connect("start")
 
     def broadcast(self, source: int, target: int, count: int, dtype: int, root: int, stream: int) -> None:
         nbytes = count * DTYPES[dtype].itemsize
@@ -212,6 +227,7 @@ class FakeCommunicator:
         assert count > 0
         assert peer != self.rank
         self._enter()
+        self._connect("all_to_all", peer)
 
         def step() -> None:
             text = ctypes.string_at(source, count * DTYPES[dtype].itemsize)
@@ -249,6 +265,12 @@ class FakeCommunicator:
         if self.rank in self.library.broken:
             raise NcclError(self.library.broken[self.rank])
 
+    def _connect(self, kind: str, peer: int = -1) -> None:
+        """Take memory of the device, once for each kind and peer."""
+        if (kind, peer) not in self.connected:
+            self.connected.add((kind, peer))
+            self.library.taken[self.rank] += TAKEN[kind] * self.library.greedy.get(self.rank, 1)
+
     def _enter(self) -> None:
         """What may happen to a call before it is on the stream."""
         if self.rank in self.library.refused:
@@ -269,6 +291,7 @@ class FakeCommunicator:
     ) -> None:
         assert nbytes > 0
         self._enter()
+        self._connect(what[0])
         number = next(self.number)
 
         def job() -> None:

@@ -23,7 +23,7 @@ from mggcn.comm.base import Communicator
 from mggcn.comm.nccl import connect_nccl
 from mggcn.comm.nccl_settings import SETTINGS
 from mggcn.errors import BackendError, CommError
-from tests.comm.fake_nccl import FakeNccl, FakeStream, NcclError
+from tests.comm.fake_nccl import TAKEN, FakeNccl, FakeStream, NcclError
 from tests.comm.worlds import HANGING_S, Nccl, in_threads, wait_until
 
 
@@ -408,3 +408,68 @@ def test_settings_are_made_before_the_first_call() -> None:
     assert world.run(summed) == [2.0, 2.0]
     assert seen == [{**SETTINGS, **{"HOME": "/nowhere", "NCCL_MAX_NCHANNELS": "2"}}]
     assert dict(os.environ) == before
+
+
+def test_what_nccl_takes_is_measured_by_moment() -> None:
+    """Fails if the start, a kind of message or a peer is missed, counted twice, or counted for another kind."""
+    world = Nccl(3)
+
+    def case(comm: Communicator) -> list[dict[str, int]]:
+        def swap(rows: list[int]) -> None:
+            buf = torch.ones(sum(rows))
+            comm.all_to_all(buf.clone(), buf, rows, rows).wait()
+
+        seen = [dict(comm.device_bytes())]
+        for _ in range(2):
+            comm.broadcast(torch.ones(2), 1).wait()
+        seen.append(dict(comm.device_bytes()))
+        summed(comm)
+        swap([1, 1, 0] if comm.rank < 2 else [0, 0, 1])
+        seen.append(dict(comm.device_bytes()))
+        swap([1, 1, 1])
+        return [*seen, dict(comm.device_bytes())]
+
+    for rank, seen in enumerate(world.run(case)):
+        peers = 1 if rank < 2 else 0
+        assert seen[0] == {"start": TAKEN["start"]}
+        assert seen[1] == {**seen[0], "broadcast": TAKEN["broadcast"]}
+        assert seen[2] == {**seen[1], "all_reduce": TAKEN["all_reduce"], "all_to_all": peers * TAKEN["all_to_all"]}
+        assert seen[3] == {**seen[2], "all_to_all": 2 * TAKEN["all_to_all"]}
+        assert sum(seen[3].values()) == world.library.taken[rank]
+
+
+def test_nothing_is_measured_while_a_graph_is_recorded_or_later() -> None:
+    """Fails if the driver is asked for its memory in a recording, or in every message of a run."""
+    world = Nccl(1)
+    world.checked_calls = 2
+    asked: list[int] = []
+    free = world.streams[0].free_bytes
+    world.streams[0].free_bytes = lambda: asked.append(1) or free()  # type: ignore[method-assign,func-returns-value]
+
+    def case(comm: Communicator) -> list[int]:
+        counts = [len(asked)]
+        for capturing in (True, False, False):
+            world.capturing[0] = capturing
+            summed(comm)
+            counts.append(len(asked))
+        return counts
+
+    assert world.run(case) == [[2, 2, 4, 4]]
+
+
+def test_other_free_memory_is_not_credited() -> None:
+    """Fails if memory that someone else gives back during a call makes NCCL's look smaller."""
+    world = Nccl(1)
+
+    def case(comm: Communicator) -> dict[str, int]:
+        start = comm._nccl.allReduce  # type: ignore[attr-defined]
+
+        def freeing(*arguments: Any) -> None:
+            world.library.taken[0] -= 10**5
+            start(*arguments)
+
+        comm._nccl.allReduce = freeing  # type: ignore[attr-defined]
+        summed(comm)
+        return dict(comm.device_bytes())
+
+    assert world.run(case) == [{"start": TAKEN["start"], "all_reduce": 0}]

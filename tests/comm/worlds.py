@@ -76,7 +76,7 @@ class Nccl:
     def __init__(self, size: int, tuples: bool = False) -> None:
         self.size = size
         self.library = FakeNccl(tuples=tuples)
-        self.streams = [FakeStream(self.library) for _ in range(size)]
+        self.streams = [FakeStream(self.library, rank) for rank in range(size)]
         self.store = dist.HashStore()
         self.ended: list[tuple[int, str]] = []
         self.capturing = [False] * size
