@@ -175,4 +175,8 @@ def machine_lines(machine: Machine) -> list[str]:
         f"{1e6 * device.call_s:.1f} us",
         "messages: GB/s that reach all ranks together, microseconds of one without bytes",
         *table(header, links),
+        *(
+            f"NCCL between {m.ranks} GPUs takes {human(m.collective_bytes)} of each, and {human(m.p2p_bytes)} for sends"
+            for m in machine.nccl
+        ),
     ]

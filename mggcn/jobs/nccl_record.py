@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from mggcn.comm.nccl_settings import SETTINGS, user_settings
@@ -10,6 +11,8 @@ from mggcn.plan.device import runs_nccl
 from mggcn.train.runplan import RunPlan
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mggcn.backend.base import KernelBackend
     from mggcn.comm.base import Communicator
 
@@ -24,7 +27,7 @@ def nccl_record(plan: RunPlan, comm: Communicator, backend: KernelBackend) -> di
     """
     if not runs_nccl(plan.config.run):
         return {}
-    largest = largest_taken(comm, backend)
+    largest = largest_taken(comm, backend.allocate)
     settings = user_settings(os.environ)
     return {
         "nccl": {
@@ -37,16 +40,16 @@ def nccl_record(plan: RunPlan, comm: Communicator, backend: KernelBackend) -> di
     }
 
 
-def largest_taken(comm: Communicator, backend: KernelBackend) -> dict[str, int]:
+def largest_taken(comm: Communicator, allocate: Callable[[int], Tensor]) -> dict[str, int]:
     """Return the bytes that a transport took of a device in each moment, and in all: each the largest of any rank's.
 
-    Collective.
+    allocate: returns bytes of the device, all 0. Collective.
     """
     import torch
 
     taken = comm.device_bytes()
     mine = [taken.get(moment, 0) for moment in MOMENTS]
-    every = backend.allocate(8 * comm.size * (len(MOMENTS) + 1)).view(torch.float64).view(comm.size, -1)
+    every = allocate(8 * comm.size * (len(MOMENTS) + 1)).view(torch.float64).view(comm.size, -1)
     every[comm.rank] = torch.tensor([*mine, sum(mine)], dtype=torch.float64)
     comm.all_reduce(every).wait()
     return dict(zip((*MOMENTS, "all"), every.amax(0).long().tolist(), strict=True))

@@ -15,6 +15,7 @@ from mggcn.backend.cpu_machine import processor_name
 from mggcn.errors import ConfigError
 from mggcn.jobs.tune_device import device_table
 from mggcn.jobs.tune_links import measure_links
+from mggcn.jobs.tune_nccl import measure_nccl
 from mggcn.version import __version__
 
 
@@ -38,7 +39,8 @@ class TuneSettings:
 def tune(settings: TuneSettings, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure this machine's cores, memory and transports, and return the content of its file.
 
-    folder: for the ranks' logs and results. say: told what is measured next. Cost: under a minute on two cores.
+    folder: for the ranks' logs and results. say: told what is measured next. Cost: under a minute on two cores, and some
+    seconds for each number of GPUs between which NCCL is measured.
     Raises: CommError if ranks cannot be started.
     """
     device = device_table(settings.threads, settings.seconds, say)
@@ -49,6 +51,7 @@ def tune(settings: TuneSettings, folder: Path, say: Callable[[str], None]) -> di
         "origin": "measured",
         "device": device,
         "link": links,
+        "nccl": measure_nccl(settings.ranks, folder, say),
     }
 
 
@@ -82,9 +85,10 @@ def _toml(content: Mapping[str, Any]) -> str:
     def lines(table: Mapping[str, Any]) -> list[str]:
         return [f"{key} = {_value(value)}" for key, value in table.items()]
 
-    top = {key: value for key, value in content.items() if key not in ("device", "link")}
-    links = [line for link in content.get("link", ()) for line in ("", "[[link]]", *lines(link))]
-    return "\n".join([*lines(top), "", "[device]", *lines(content.get("device", {})), *links, ""])
+    many = ("link", "nccl")
+    top = {key: value for key, value in content.items() if key not in ("device", *many)}
+    tables = [line for name in many for each in content.get(name, ()) for line in ("", f"[[{name}]]", *lines(each))]
+    return "\n".join([*lines(top), "", "[device]", *lines(content.get("device", {})), *tables, ""])
 
 
 def _value(value: Any) -> str:

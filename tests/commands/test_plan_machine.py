@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mggcn.comm.nccl_settings import SETTINGS
 from tests.commands.runs import refused, run_main
 
 PRODUCTS = [
@@ -19,8 +20,11 @@ ON_GPUS = ["--device", "cuda", "--ranks", 8]
 
 @pytest.fixture(autouse=True)
 def untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tuned file of whoever runs the tests is read."""
+    """No tuned file, and no setting of NCCL, of whoever runs the tests is read."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_distgnns_table_8(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,6 +64,23 @@ def test_seconds_of_the_papers_machines(capsys: pytest.CaptureFixture[str]) -> N
     # Published: 0.355 s and 0.067 s, with more sparse products than ours.
     assert 0.355 / 3 < seconds[1] < 0.355
     assert 0.067 / 3 < seconds[8] < 0.067
+
+
+@pytest.mark.parametrize(
+    ("strategy", "nccl"), [("broadcast", "704.00 MiB"), ("halo", "1.34 GiB"), ("slice", "1.34 GiB")]
+)
+def test_nccls_memory_on_a_dgx(capsys: pytest.CaptureFixture[str], strategy: str, nccl: str) -> None:
+    """Fails if a plan of eight GPUs hides what NCCL takes of them, that this is an estimate, or counts it not."""
+    arguments = [*PRODUCTS, *ON_GPUS, "--machine", "dgx-h100", "--strategy", strategy]
+    assert run_main("plan", *arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if line.startswith("  NCCL  ")]
+    assert row.endswith(nccl)
+    assert any(line.startswith("  NCCL's bytes are an estimate") for line in lines)
+    assert run_main("plan", *arguments, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["nccl"]["sizes"]["p2p_channels"] == 8
+    assert all(rank["total_bytes"] >= sum(rank["regions"].values()) for rank in plan["per_rank"])
 
 
 def test_a_file_for_the_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

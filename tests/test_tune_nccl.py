@@ -1,0 +1,139 @@
+"""What `mggcn tune` measures of NCCL's memory: by ranks over the stand-in, to this machine's file and its plans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mggcn.assemble import plan_shape
+from mggcn.backend import cuda_presence
+from mggcn.comm.base import Communicator
+from mggcn.comm.nccl_settings import SETTINGS
+from mggcn.config import Config, RunConfig
+from mggcn.errors import CommError
+from mggcn.jobs import tune, tune_nccl
+from mggcn.jobs.tune import TuneSettings, write_machine
+from mggcn.plan.description import read_machine, tuned_path
+from mggcn.train.shape import GraphShape
+from tests.comm.fake_nccl import TAKEN
+from tests.comm.worlds import Nccl
+
+SHAPE = GraphShape("shape", 100_000, 2_000_000, 64, 10, True)
+COLLECTIVE = TAKEN["start"] + TAKEN["broadcast"] + TAKEN["all_reduce"]
+
+
+@pytest.fixture(autouse=True)
+def unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting, file of NCCL's or tuned file of whoever runs the tests is read."""
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(tune_nccl, "COUNT", 64)
+
+
+def zeros(nbytes: int) -> torch.Tensor:
+    return torch.zeros(nbytes, dtype=torch.uint8)
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int, missing: str = "") -> None:
+    monkeypatch.setattr(cuda_presence, "missing_for_cuda", lambda: missing)
+    monkeypatch.setattr(cuda_presence, "num_gpus", lambda: count)
+
+
+def test_ranks_find_what_every_kind_of_message_takes() -> None:
+    """Fails if a kind, a peer or the rank that loses most is left out."""
+    world = Nccl(4)
+    world.library.greedy = {2: 5}
+
+    def case(comm: Communicator) -> dict[str, int]:
+        return tune_nccl.measure(comm, zeros)
+
+    usual = {**TAKEN, "all_to_all": 3 * TAKEN["all_to_all"]}
+    expected = {moment: 5 * nbytes for moment, nbytes in usual.items()}
+    assert world.run(case) == [{**expected, "all": sum(expected.values())}] * 4
+
+
+def started_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have ranks be threads over the stand-in rather than processes with a GPU each; return the sizes that are started."""
+    sizes: list[int] = []
+
+    def run_ranks(command: list[str], size: int, folder: Path, timeout_s: float) -> None:
+        assert command[1:4] == ["-m", "mggcn.jobs.tune_nccl", str(folder)]
+        sizes.append(size)
+        found = Nccl(size).run(lambda comm: tune_nccl.measure(comm, zeros))
+        Path(command[command.index("--result") + 1]).write_text(json.dumps(found[0]))
+
+    monkeypatch.setattr(tune_nccl, "run_ranks", run_ranks)
+    return sizes
+
+
+def test_what_was_measured_reaches_the_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the figures are not written, not read, or not used by plans of this machine."""
+    gpus(monkeypatch, 8)
+    sizes = started_here(monkeypatch)
+    monkeypatch.setattr(tune, "device_table", lambda *_: DEVICE)
+    monkeypatch.setattr(tune, "measure_links", lambda *_: [LINK])
+    said: list[str] = []
+    content = tune.tune(TuneSettings(2, (2, 16)), tmp_path, said.append)
+    assert sizes == [2, 8]
+    assert said == ["NCCL's memory between 2 GPUs", "NCCL's memory between 8 GPUs"]
+    write_machine(content, tuned_path())
+    found = {measured.ranks: measured for measured in read_machine(tuned_path()).nccl}
+    assert {ranks: (m.collective_bytes, m.p2p_bytes) for ranks, m in found.items()} == {
+        2: (COLLECTIVE, TAKEN["all_to_all"]),
+        8: (COLLECTIVE, 7 * TAKEN["all_to_all"]),
+    }
+    run = RunConfig(ranks=4, device="cuda", strategy="halo")
+    plan = plan_shape(Config(run=run), SHAPE)
+    assert plan.ranks[0].regions["NCCL"] == COLLECTIVE + 7 * TAKEN["all_to_all"]
+    assert "NCCL's bytes are as measured between 8 ranks" in str(plan)
+    monkeypatch.setenv("NCCL_MAX_P2P_NCHANNELS", "32")
+    assert "NCCL's bytes are an estimate, for 16 channels, 16 of them to each peer" in str(
+        plan_shape(Config(run=run), SHAPE)
+    )
+
+
+@pytest.mark.parametrize(("count", "missing"), [(0, ""), (1, ""), (8, "CuPy is missing")])
+def test_nothing_is_started_without_two_gpus(
+    count: int, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a machine without GPUs, or one that cannot use them, cannot be tuned."""
+    gpus(monkeypatch, count, missing)
+    monkeypatch.setattr(tune_nccl, "run_ranks", lambda *_, **__: pytest.fail("ranks were started"))
+    assert tune_nccl.measure_nccl((2, 4), tmp_path, lambda text: None) == []
+
+
+def test_ranks_that_leave_nothing_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a missing result is taken for no memory, or an older one for this."""
+    gpus(monkeypatch, 2)
+    (tmp_path / "nccl-2.json").write_text(json.dumps(dict.fromkeys(TAKEN, 1)))
+    monkeypatch.setattr(tune_nccl, "run_ranks", lambda *_, **__: None)
+    with pytest.raises(CommError, match=r"2 ranks over NCCL have left no result in .*nccl-2\.json"):
+        tune_nccl.measure_nccl((2,), tmp_path, lambda text: None)
+
+
+DEVICE: dict[str, Any] = {
+    "kind": "cpu",
+    "count": 1,
+    "shared": True,
+    "cores": 2,
+    "memory_bytes": 10**9,
+    "copy": [[1e6, 1e10]],
+    "gather": [[1e6, 1e10]],
+    "row_s": 0.0,
+    "call_s": 1e-6,
+    "gemm": {"fp32": 1e10},
+}
+LINK: dict[str, Any] = {
+    "transport": "gloo",
+    "ranks": 2,
+    "rates": dict.fromkeys(("broadcast", "all_to_all", "all_reduce"), 1e9),
+    "latency_s": dict.fromkeys(("broadcast", "all_to_all", "all_reduce"), 1e-5),
+    "pooled": True,
+    "busy": 0.5,
+}
