@@ -67,8 +67,10 @@ class RankSizes:
             "graph": self._graph_bytes() if graph else 0,
             "vertex data": rows * (8 + 4 + 1 + (self.item if graph else 0)) + _metric_bytes(self.config, self.shape),
             "weights and optimiser": self._all_weight_bytes(),
-            "runtime": figures.process_bytes + figures.rank_bytes,
+            "runtime": figures.process_bytes,
         }
+        if figures.cublas_bytes:
+            regions["cuBLAS work space"] = figures.cublas_bytes
         return regions | (self._host_kernel_regions(panel) if figures.is_host else self._kernel_regions(panel))
 
     def setup_bytes(self, regions: Mapping[str, int]) -> int:
@@ -80,7 +82,7 @@ class RankSizes:
         run, num_vertices = self.config.run, self.shape.num_vertices
         shard = regions["features"] + regions["graph"] + regions["vertex data"]
         if not FIGURES[run.device].is_host:
-            return regions["runtime"] + regions.get("NCCL", 0) + shard
+            return shard + sum(regions.get(name, 0) for name in ("runtime", "cuBLAS work space", "NCCL"))
         sorting = 16 * (self.inputs.nnz or 0) if self.model.input.sparse else 0
         if self.model.input.sparse and self.model.input.aggregated:
             sorting += 16 * (self.shape.feature_nnz or 0) + 32 * self.inputs.aggregated_nnz

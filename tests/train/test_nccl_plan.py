@@ -108,6 +108,20 @@ def test_the_text_says_what_the_bytes_are_worth() -> None:
     assert "estimate" not in text
 
 
+def test_cublas_has_its_work_space_where_torch_holds_it() -> None:
+    """Fails if cuBLAS's work space is not in the bytes that torch's allocator holds, or a CPU has one."""
+    for ranks, transport in ((1, "single"), (4, "threads")):
+        plan = plan_of("broadcast", ranks, transport=transport)
+        for rank in plan.ranks:
+            assert rank.regions["cuBLAS work space"] == 32 * MIB
+            assert rank.setup_bytes >= rank.regions["runtime"] + 32 * MIB
+        assert (
+            plan.process_bytes
+            == sum(r.total_bytes for r in plan.ranks) - (ranks - 1) * plan.ranks[0].regions["runtime"]
+        )
+    assert "cuBLAS work space" not in plan_of("broadcast", 1, device="cpu").ranks[0].regions
+
+
 def test_papers100m_fits_on_eight_gpus_of_80_gb() -> None:
     """Fails if NCCL's memory drives MG-GCN's largest run from a DGX, by default."""
     config = Config(model=ModelConfig(hidden=(208, 208)), run=RunConfig(ranks=8, device="cuda"))
