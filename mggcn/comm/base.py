@@ -73,7 +73,8 @@ class Communicator(Protocol):
     def device_bytes(self) -> Mapping[str, int]:
         """Return what the transport itself has taken of the device so far: at its "start", and by kind of message.
 
-        Measured in the calls that are compared, which come first; empty where a transport takes nothing.
+        Measured in the calls that are compared, which come first, and exact if nobody else takes memory of the device then;
+        empty where a transport takes nothing.
         """
         ...
 

@@ -30,6 +30,7 @@ SETTINGS: Final = MappingProxyType(
 """What mggcn sets unless the user did."""
 SAME: Final = MappingProxyType({"NCCL_MAX_NCHANNELS": ("NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")})
 """Other names under which the user may have made a setting."""
+LEAST: Final = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NRINGS")
 SYSTEM_FILE: Final = Path("/etc/nccl.conf")
 
 MAX_CHANNELS: Final = 64
@@ -64,7 +65,7 @@ def sizes_of(given: Mapping[str, str]) -> NcclSizes:
     settings = missing_settings(given) | dict(given)
     most = [settings[name] for name in ("NCCL_MAX_NCHANNELS", *SAME["NCCL_MAX_NCHANNELS"]) if name in settings]
     ring = min([_number(text, MAX_CHANNELS) for text in most], default=MAX_CHANNELS)
-    ring = min(max(ring, _number(settings.get("NCCL_MIN_NCHANNELS"), 1)), MAX_CHANNELS)
+    ring = min(max(ring, *(_number(settings.get(name), 1) for name in LEAST)), MAX_CHANNELS)
     p2p = min(ring, _number(settings.get("NCCL_MAX_P2P_NCHANNELS"), MAX_CHANNELS))
     p2p = min(max(p2p, _number(settings.get("NCCL_MIN_P2P_NCHANNELS"), 1)), MAX_CHANNELS)
     p2p = 1 << (p2p - 1).bit_length()  # NCCL maps peers to channels in powers of two

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from mggcn.backend.cuda_device import CudaDevice
 from mggcn.comm.base import Communicator
+from mggcn.comm.nccl_settings import sizes_of, user_settings
 from mggcn.comm.rank import gpu_index, rank_main, torchrun_env, torchrun_main
 from mggcn.errors import CommError, GraphError
 from tests.comm import cases
@@ -44,6 +46,9 @@ def main() -> int:
 def contract(comm: Communicator, device: CudaDevice, path: str) -> None:
     for case in (*PLAIN, cases.allocates_nothing_large):
         case(comm)
+    taken = comm.device_bytes()
+    planned = sizes_of(user_settings(os.environ)).nbytes(comm.size, p2p=True)
+    assert 0 < sum(taken.values()) <= planned, f"NCCL took {taken}, {planned} are planned"
     Path(f"{path}-{comm.rank}").write_bytes(b"".join(cases.all_reduce_repeats(comm, 3)))
 
 

@@ -58,6 +58,7 @@ def test_sizes_follow_from_the_settings() -> None:
         ({"NCCL_MAX_CTAS": "4"}, (4, 4)),
         ({"NCCL_MAX_CTAS": "48", "NCCL_MAX_NRINGS": "12"}, (12, 8)),
         ({"NCCL_MIN_NCHANNELS": "20"}, (20, 8)),
+        ({"NCCL_MIN_CTAS": "24"}, (24, 8)),
         ({"NCCL_MAX_P2P_NCHANNELS": "10"}, (16, 16)),
         ({"NCCL_MAX_P2P_NCHANNELS": "0x20"}, (16, 16)),
         ({"NCCL_MIN_P2P_NCHANNELS": "24"}, (16, 32)),
