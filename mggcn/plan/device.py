@@ -15,8 +15,8 @@ class DeviceFigures:
 
     process_bytes: int
     """A process before it holds any data."""
-    cublas_bytes: int
-    """Work space of cuBLAS for the stream of a rank, which torch's allocator holds; 0 without it."""
+    rank_bytes: int
+    """What cuBLAS adds for every rank of a process: its work space for a stream, which torch's allocator holds."""
     block_rows: int
     """Rows of a block of a dense product: what follows the product finds the block in the cache."""
     partials: int
@@ -29,9 +29,8 @@ FIGURES = {
     # The middle of 250 to 320 MiB for Python, torch, its math libraries and their work space: how much of torch's
     # libraries is resident depends on the state of the page cache (bench/memory.py). 2048 rows: 2 MiB at width 256.
     "cpu": DeviceFigures(285 * MIB, 0, 2048, 64, is_host=True),
-    # Context, libraries and kernels of a process. torch gives cuBLAS 32 MiB for each stream on an H100, 8 on older GPUs
-    # (aten/src/ATen/cuda/CublasHandlePool.cpp); a rank multiplies on one stream. 32768 rows: 32 MiB at width 256, within
-    # the 40 to 50 MiB of an A100's or H100's L2. Estimates: docs/gpu.md says what was measured.
+    # Context, cuBLAS and kernels of a process; cuBLAS takes 32 MiB of work space per stream. 32768 rows: 32 MiB at
+    # width 256, within the 40 to 50 MiB of an A100's or H100's L2. Estimates: docs/gpu.md says what was measured.
     "cuda": DeviceFigures(868 * MIB, 32 * MIB, 32768, 1024, is_host=False),
 }
 

@@ -69,8 +69,8 @@ class RankSizes:
             "weights and optimiser": self._all_weight_bytes(),
             "runtime": figures.process_bytes,
         }
-        if figures.cublas_bytes:
-            regions["cuBLAS work space"] = figures.cublas_bytes
+        if figures.rank_bytes:
+            regions["cuBLAS work space"] = figures.rank_bytes
         return regions | (self._host_kernel_regions(panel) if figures.is_host else self._kernel_regions(panel))
 
     def setup_bytes(self, regions: Mapping[str, int]) -> int:
