@@ -16,7 +16,7 @@ class DeviceFigures:
     process_bytes: int
     """A process before it holds any data."""
     rank_bytes: int
-    """What cuBLAS adds for every rank of a process: its work space for a stream, which torch's allocator holds."""
+    """What the libraries add for every rank of a process."""
     block_rows: int
     """Rows of a block of a dense product: what follows the product finds the block in the cache."""
     partials: int

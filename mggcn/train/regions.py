@@ -69,7 +69,7 @@ class RankSizes:
             "weights and optimiser": self._all_weight_bytes(),
             "runtime": figures.process_bytes,
         }
-        if figures.rank_bytes:
+        if figures.rank_bytes:  # apart from the rest of the runtime: torch's allocator holds it
             regions["cuBLAS work space"] = figures.rank_bytes
         return regions | (self._host_kernel_regions(panel) if figures.is_host else self._kernel_regions(panel))
 
