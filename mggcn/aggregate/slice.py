@@ -4,7 +4,10 @@ Rows are redistributed into slices of columns, multiplied without any message, a
 about V D values per rank, whatever the graph, with equal work on all ranks under any order of the vertices. Columns are
 dealt in units of 16 bytes, one after the other; a rank beyond the number of units has none and still takes part.
 
-N vertices, V rows of this rank, D width, w columns of this rank's slice.
+On GPUs wide rows travel in two halves: the second is on the wire while the first is multiplied, and the product of the
+first returns while the second is multiplied.
+
+N vertices, V rows of this rank, D width of a piece (all columns, or a half of them), w columns of this rank's slice.
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, cast
 
 from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
+from mggcn.aggregate.slice_columns import UNIT_BYTES, Deal, Part, parts
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.errors import GraphError
@@ -24,16 +27,16 @@ from mggcn.partition.parts import Figures, row_figures, row_owners
 from mggcn.partition.shard import row_tiles
 from mggcn.partition.tiles import MAX_TILE_NNZ
 from mggcn.partition.whole import rank_major
+from mggcn.plan.device import FIGURES
 from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES, BufferSpec
 from mggcn.plan.steps import Await, Copy, Multiply, Send, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mggcn.backend.events import Event
     from mggcn.comm.base import Communicator
 
-UNIT_BYTES = 16
-"""Columns are dealt in units of as many bytes, so that every row of every slice starts where a vector load may."""
 COPY = Epilogue()
 
 
@@ -51,7 +54,9 @@ class SliceStrategy:
                 f"run.strategy slice keeps the whole matrix on every rank, and its {nnz:,} nonzeros exceed the limit of "
                 f"{MAX_TILE_NNZ:,}; choose halo or broadcast"
             )
-        return SlicePlan(rank, figures.counts, nnz, symmetric, reuse=rows.reuse.together(own, nnz - own))
+        reuse = rows.reuse.together(own, nnz - own)
+        # Cores that move a message multiply meanwhile no faster than before or after it.
+        return SlicePlan(rank, figures.counts, nnz, symmetric, reuse=reuse, overlaps=not FIGURES[run.device].is_host)
 
     def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
         plan = cast(SlicePlan, training)
@@ -67,41 +72,11 @@ class SliceStrategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
-    """Which columns of a width each rank has: `units` of `unit` elements each, in order of the ranks; `cols` in all.
-
-    The last unit may end behind the last column. A larger width gives no rank fewer units.
-    """
-
-    cols: int
-    unit: int
-    units: tuple[int, ...]
-
-    @staticmethod
-    def of(cols: int, ranks: int, item_bytes: int) -> Deal:
-        """Deal the units of `cols` elements of `item_bytes` bytes."""
-        unit = UNIT_BYTES // item_bytes
-        number = -(-cols // unit)
-        return Deal(cols, unit, tuple((number - rank + ranks - 1) // ranks for rank in range(ranks)))
-
-    @staticmethod
-    def part(cols: int, ranks: int, item_bytes: int, rank: int) -> tuple[int, int, int]:
-        """Return the units in all, and the units and columns of one rank: in O(1), since P ranks of a plan ask for it."""
-        unit = UNIT_BYTES // item_bytes
-        number = -(-cols // unit)
-        each, more = divmod(number, ranks)
-        first, units = rank * each + min(rank, more), each + (rank < more)
-        return number, units, min((first + units) * unit, cols) - min(first * unit, cols)
-
-    def slices(self) -> tuple[slice, ...]:
-        """Return the columns of every rank, empty for a rank without units."""
-        ends = [min(end * self.unit, self.cols) for end in accumulate(self.units, initial=0)]
-        return tuple(slice(first, end) for first, end in pairwise(ends))
-
-
-@dataclass(frozen=True, slots=True)
 class SlicePlan:
-    """Slots and messages of the feature slices for one rank; counts: rows of every rank; nnz: of the whole matrix."""
+    """Slots and messages of the feature slices for one rank; counts: rows of every rank; nnz: of the whole matrix.
+
+    overlaps: whether messages travel beside products, so that halves pay.
+    """
 
     rank: int
     counts: tuple[int, ...]
@@ -111,6 +86,7 @@ class SlicePlan:
     index_bytes: int = 0
     period: int = 1
     reuse: Shares = ()
+    overlaps: bool = False
 
     @property
     def num_vertices(self) -> int:
@@ -124,12 +100,19 @@ class SlicePlan:
     def matrices_t(self) -> tuple[Matrix, ...]:
         return () if self.symmetric else self.matrices
 
+    def parts(self, cols: int, item_bytes: int) -> tuple[Part, ...]:
+        """Return this rank's part of every piece that travels by itself."""
+        return parts(cols, len(self.counts), item_bytes, self.rank, halved=self.overlaps)
+
+    def slot_units(self, part: Part) -> int:
+        """Return the units that a piece takes of each slot. A larger width takes no fewer, in all its pieces together."""
+        return max(self.counts[self.rank] * (part.every - part.units), self.num_vertices * part.units)
+
     def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         if len(self.counts) == 1:
             return ()
         item = ITEM_BYTES[dtype]
-        every, mine, _ = Deal.part(cols, len(self.counts), item, self.rank)
-        units = max(self.counts[self.rank] * (every - mine), self.num_vertices * mine)
+        units = sum(map(self.slot_units, self.parts(cols, item)))
         lines = -(-units * UNIT_BYTES // ALIGNMENT)
         return tuple(BufferSpec(f"{op}.slice{k}", lines, ALIGNMENT // item, dtype) for k in (1, 2))
 
@@ -140,19 +123,27 @@ class SlicePlan:
         num_vertices, rows = self.num_vertices, self.counts[self.rank]
         if len(self.counts) == 1:
             return (Multiply(num_vertices, num_vertices, self.nnz, cols, self.reuse),)
-        every, mine, width = Deal.part(cols, len(self.counts), ITEM_BYTES[dtype], self.rank)
-        away = UNIT_BYTES * rows * (every - mine)
-        here = UNIT_BYTES * (num_vertices - rows) * mine
-        product = (Multiply(num_vertices, num_vertices, self.nnz, width, self.reuse),) if width else ()
-        return (
-            Copy(rows, cols),
-            Send("all_to_all", away, here),
-            Await(0),
-            *product,
-            Send("all_to_all", here, away),
-            Await(1),
-            Copy(rows, cols),
-        )
+        packed: list[Step] = []
+        multiplied: list[Step] = []
+        unpacked: list[Step] = []
+        pieces = self.parts(cols, ITEM_BYTES[dtype])
+        for number, part in enumerate(pieces):
+            away = UNIT_BYTES * rows * (part.every - part.units)
+            here = UNIT_BYTES * (num_vertices - rows) * part.units
+            product = (Multiply(num_vertices, num_vertices, self.nnz, part.width, self.reuse),) if part.width else ()
+            packed += (Copy(rows, part.cols), Send("all_to_all", away, here))
+            multiplied += (Await(number), *product, Send("all_to_all", here, away))
+            unpacked += (Await(len(pieces) + number), Copy(rows, part.cols))
+        return (*packed, *multiplied, *unpacked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Columns that travel together, and their part of both slots, flat."""
+
+    deal: Deal
+    first: Tensor
+    second: Tensor
 
 
 class Slice:
@@ -162,6 +153,15 @@ class Slice:
 
         slot 1   the others' slices of these rows, sent    then   the product's slice, the others' rows sent back
         slot 2   this rank's slice of all rows             then   the others' slices of these rows
+
+    Each half has its part of both. In the order of the rank's stream, messages beside the lines that they may overlap:
+
+        pack 1
+        pack 2        1 out
+        multiply 1    2 out
+        multiply 2    1 back
+        unpack 1      2 back
+        unpack 2
     """
 
     exact = True
@@ -198,52 +198,75 @@ class Slice:
         if not buffers:
             self._backend.spmm(matrix, dense, out, accumulate=False, epilogue=epilogue)
             return
-        deal = Deal.of(dense.shape[1], len(self._plan.counts), dense.itemsize)
-        first, second = (slot.view(-1) for slot in buffers)
-        for part, columns in self._blocks(first, second, deal):
+        pieces = self._pieces(dense, buffers)
+        sent = [self._pack(piece, dense) for piece in pieces]
+        returned = [self._multiply(matrix, piece, arrival) for piece, arrival in zip(pieces, sent, strict=True)]
+        # Masks of dropout are those of whole rows: they follow.
+        whole = epilogue is not None and epilogue.dropout is not None
+        for piece, arrival in zip(pieces, returned, strict=True):
+            arrival.wait()
+            self._unpack(piece, out, COPY if epilogue is None or whole else epilogue)
+        if epilogue is not None and whole:
+            self._backend.finish(out, out, epilogue)
+
+    def _pieces(self, dense: Tensor, buffers: Sequence[Tensor]) -> list[_Piece]:
+        """Return the pieces of an operand, the slots cut as the plan reckons."""
+        plan, item, pieces, start = self._plan, dense.itemsize, [], 0
+        deal = Deal.of(dense.shape[1], len(plan.counts), item)
+        deals = deal.halves() if plan.overlaps else (deal,)
+        for piece, part in zip(deals, plan.parts(dense.shape[1], item), strict=True):
+            end = start + plan.slot_units(part) * deal.unit
+            first, second = (slot.view(-1)[start:end] for slot in buffers)
+            pieces.append(_Piece(piece, first, second))
+            start = end
+        return pieces
+
+    def _pack(self, piece: _Piece, dense: Tensor) -> Event:
+        """Lay a piece's slices of these rows one after the other, and send the others theirs."""
+        for part, columns in self._blocks(piece.first, piece.second, piece.deal):
             self._backend.finish(dense[:, columns], part, COPY)
-        self._swap(first, second, deal, back=False)
-        columns = deal.slices()[self._plan.rank]
+        return self._swap(piece, back=False)
+
+    def _multiply(self, matrix: Sparse, piece: _Piece, arrival: Event) -> Event:
+        """Multiply this rank's slice of a piece, once it has arrived, and send the others their rows."""
+        arrival.wait()
+        columns = piece.deal.columns[self._plan.rank]
         if columns.stop > columns.start:
             everything, product = (
-                _matrix(slot, self._plan.num_vertices, columns, deal, self._plan.rank) for slot in (second, first)
+                _matrix(slot, self._plan.num_vertices, columns, piece.deal, self._plan.rank)
+                for slot in (piece.second, piece.first)
             )
             self._backend.spmm(matrix, everything, product, accumulate=False, epilogue=None)
-        self._swap(first, second, deal, back=True)
-        self._unpack(first, second, deal, out, epilogue)
+        return self._swap(piece, back=True)
 
-    def _swap(self, first: Tensor, second: Tensor, deal: Deal, *, back: bool) -> None:
-        """Send the others' slices of these rows, receive this rank's slice of theirs, or back; wait for it."""
-        counts, me, mine = self._plan.counts, self._plan.rank, deal.units[self._plan.rank]
+    def _swap(self, piece: _Piece, *, back: bool) -> Event:
+        """Send the others' slices of these rows, receive this rank's slice of theirs, or back."""
+        counts, me, deal = self._plan.counts, self._plan.rank, piece.deal
+        mine = deal.units[me]
         slices = [0 if rank == me else counts[me] * units for rank, units in enumerate(deal.units)]
         rows = [0 if rank == me else count * mine for rank, count in enumerate(counts)]
         own = counts[me] * mine * deal.unit
-        source, target = (first[own:], second) if back else (first, second[own:])
+        source, target = (piece.first[own:], piece.second) if back else (piece.first, piece.second[own:])
         sent, received = (rows, slices) if back else (slices, rows)
         out, buf = (
             target[: sum(received) * deal.unit].view(-1, deal.unit),
             source[: sum(sent) * deal.unit].view(-1, deal.unit),
         )
-        self._comm.all_to_all(out, buf, received, sent, self._backend.record()).wait()
+        return self._comm.all_to_all(out, buf, received, sent, self._backend.record())
 
-    def _unpack(self, first: Tensor, second: Tensor, deal: Deal, out: Tensor, epilogue: Epilogue | None) -> None:
-        """Out = epilogue of the slices side by side. Masks of dropout are those of whole rows: they follow."""
-        whole = epilogue is not None and epilogue.dropout is not None
-        for part, columns in self._blocks(second, first, deal):
-            piece = COPY
-            if epilogue is not None and not whole:
-                bias = epilogue.bias
-                piece = dataclasses.replace(epilogue, bias=None if bias is None else bias[columns])
-            self._backend.finish(part, out[:, columns], piece)
-        if epilogue is not None and whole:
-            self._backend.finish(out, out, epilogue)
+    def _unpack(self, piece: _Piece, out: Tensor, epilogue: Epilogue) -> None:
+        """Out = epilogue of a piece's slices, each in its columns."""
+        for part, columns in self._blocks(piece.second, piece.first, piece.deal):
+            bias = epilogue.bias
+            of_columns = dataclasses.replace(epilogue, bias=None if bias is None else bias[columns])
+            self._backend.finish(part, out[:, columns], of_columns)
 
     def _blocks(self, others: Tensor, own: Tensor, deal: Deal) -> list[tuple[Tensor, slice]]:
         """Return this rank's rows of every slice that has columns, and the columns: the others' in one slot, one after the
         other, its own at the start of the other slot.
         """
         rows, blocks, start = self._plan.counts[self._plan.rank], [], 0
-        for rank, columns in enumerate(deal.slices()):
+        for rank, columns in enumerate(deal.columns):
             mine = rank == self._plan.rank
             if columns.stop > columns.start:
                 blocks.append((_matrix(own if mine else others[start:], rows, columns, deal, rank), columns))

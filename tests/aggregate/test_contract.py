@@ -79,16 +79,20 @@ def aggregate(
     first: int = 0,
     source_cols: int = 0,
     wanted: np.ndarray | None = None,
+    planned_for: str = "",
 ) -> list[Result]:
     """forward(h) + bias and backward(g) on every rank, in float64.
 
     slot_cols: width that the buffers are planned for, if wider. first: place of the result's columns in a wider tensor.
     source_cols: width of the tensor that h and g are columns of, if not that of the buffers.
     wanted: the rows that are computed, if not all.
+    planned_for: run.device of the plan, if not the one that runs it.
     """
     cols = h.shape[1]
     slot_cols = slot_cols or cols
-    config = Config(run=RunConfig(ranks=ranks, order=order, strategy=name), train=TrainConfig(seed=8))  # type: ignore[arg-type]
+    device = planned_for or where.device
+    run = RunConfig(ranks=ranks, order=order, strategy=name, device=device)  # type: ignore[arg-type]
+    config = Config(run=run, train=TrainConfig(seed=8))
     strategy = STRATEGIES[name]
     partition = partition_graph(config, graph)
     figures, symmetric = figures_of(graph, partition, self_loops=True), graph.symmetric

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mggcn.aggregate.base import Matrix
-from mggcn.aggregate.slice import UNIT_BYTES, Deal, SlicePlan, SliceStrategy
-from mggcn.config import RunConfig
+from mggcn.aggregate.slice import SlicePlan, SliceStrategy
+from mggcn.aggregate.slice_columns import LEAST_BYTES, UNIT_BYTES, Deal, parts
+from mggcn.assemble import plan_shape
+from mggcn.backend.cpu import CpuBackend
+from mggcn.comm.threads import ThreadCommunicator
+from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.errors import GraphError
 from mggcn.partition.parts import RowFigures
+from mggcn.plan.cost import predict
+from mggcn.plan.description import MESSAGES, Link, Machine
 from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES
-from mggcn.plan.steps import Await, Copy, Multiply, Send
+from mggcn.plan.steps import Await, Copy, Multiply, Send, Step, bytes_sent, num_messages
+from mggcn.plan.work import Item, Work
+from mggcn.train.plantext import render
+from mggcn.train.shape import GraphShape
 from tests.aggregate.test_contract import aggregate, graph_of, summed
 from tests.devices import WHERE, Where
+from tests.plan.test_cost import FLAT
 from tests.reference import dense_csr
 
 
@@ -25,14 +41,41 @@ def test_every_column_is_dealt_once(dtype: str) -> None:
     item = ITEM_BYTES[dtype]
     for cols, ranks in itertools.product((1, 2, 3, 4, 5, 11, 16, 41, 128, 130), (2, 3, 5, 8)):
         deal = Deal.of(cols, ranks, item)
-        slices = deal.slices()
+        slices = deal.columns
         assert [column for part in slices for column in range(part.start, part.stop)] == list(range(cols))
         assert max(deal.units) - min(deal.units) <= 1
         assert sum(deal.units) == -(-cols * item // UNIT_BYTES)
         assert all(part.start * item % UNIT_BYTES == 0 for part in slices if part.stop > part.start)
         assert all(part.stop - part.start <= units * deal.unit for part, units in zip(slices, deal.units, strict=True))
-        each = [(sum(deal.units), units, c.stop - c.start) for units, c in zip(deal.units, slices, strict=True)]
-        assert [Deal.part(cols, ranks, item, rank) for rank in range(ranks)] == each
+        each = [((cols, sum(deal.units), n, c.stop - c.start),) for n, c in zip(deal.units, slices, strict=True)]
+        assert [parts(cols, ranks, item, rank, halved=False) for rank in range(ranks)] == each
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
+def test_halves_are_two_parts_of_each_ranks_columns(dtype: str) -> None:
+    """Fails if a column goes to another rank than in one piece, a half is too narrow on one, or wide rows stay whole."""
+    item = ITEM_BYTES[dtype]
+    for cols, ranks in itertools.product(range(1, 700), (2, 3, 5, 8)):
+        deal = Deal.of(cols, ranks, item)
+        halves = deal.halves()
+        assert len(halves) == (2 if min(deal.units) >= 2 * LEAST_BYTES // UNIT_BYTES else 1)
+        for rank, (units, columns) in enumerate(zip(deal.units, deal.columns, strict=True)):
+            ends = [(half.columns[rank].start, half.columns[rank].stop) for half in halves]
+            assert [ends[0][0], *(stop for _, stop in ends)] == [
+                columns.start,
+                *(start for start, _ in ends[1:]),
+                columns.stop,
+            ]
+            assert sum(half.units[rank] for half in halves) == units
+            assert len(halves) == 1 or min(half.units[rank] for half in halves) * UNIT_BYTES >= LEAST_BYTES
+            widths = [sum(c.stop - c.start for c in half.columns) for half in halves]
+            mine = [
+                (sum(half.units), half.units[rank], stop - start)
+                for half, (start, stop) in zip(halves, ends, strict=True)
+            ]
+            expected = tuple((width, *part) for width, part in zip(widths, mine, strict=True))
+            assert parts(cols, ranks, item, rank, halved=True) == expected
+        assert len(set(halves[0].units)) == 1 or len(halves) == 1
 
 
 def test_a_narrower_width_fits_the_slots_of_a_wider_one() -> None:
@@ -43,6 +86,12 @@ def test_a_narrower_width_fits_the_slots_of_a_wider_one() -> None:
             units = Deal.of(cols, ranks, item).units
             assert all(a <= b for a, b in zip(before, units, strict=True))
             before = units
+    for counts, rank in itertools.product(((7, 5, 6), (40, 1, 1), (0, 3, 30)), range(3)):
+        plan, taken = SlicePlan(rank, counts, 100, True, overlaps=True), 0
+        for cols in range(1, 500):
+            (slot, _) = plan.buffers("x", cols, "fp32")
+            assert slot.nbytes >= taken
+            taken = slot.nbytes
 
 
 def test_a_plan_by_hand() -> None:
@@ -64,6 +113,108 @@ def test_a_plan_by_hand() -> None:
     alone = SlicePlan(0, (18,), 100, True)
     assert alone.steps(17, "fp32", False) == (Multiply(18, 18, 100, 17),)
     assert alone.buffers("x", 17, "fp32") == ()
+
+
+def test_a_plan_of_halves_by_hand() -> None:
+    """Fails if a half is awaited before the other one is on its way, or a byte, a message or a slot is not planned."""
+    # 197 columns of float32 are 50 units: 8 of the first half on each of three ranks, then 9, 9 and 8 of the second.
+    counts = (7, 5, 6)
+    for rank, rows, more, width in zip(range(3), counts, (9, 9, 8), (36, 36, 29), strict=True):
+        plan = SlicePlan(rank, counts, 100, True, overlaps=True)
+        away = 16 * rows * 16, 16 * rows * (26 - more)
+        here = 16 * (18 - rows) * 8, 16 * (18 - rows) * more
+        assert plan.steps(197, "fp32", False) == (
+            *(Copy(rows, 96), Send("all_to_all", away[0], here[0])),
+            *(Copy(rows, 101), Send("all_to_all", away[1], here[1])),
+            *(Await(0), Multiply(18, 18, 100, 32), Send("all_to_all", here[0], away[0])),
+            *(Await(1), Multiply(18, 18, 100, width), Send("all_to_all", here[1], away[1])),
+            *(Await(2), Copy(rows, 96), Await(3), Copy(rows, 101)),
+        )
+        whole = SlicePlan(rank, counts, 100, True)
+        assert bytes_sent(plan.steps(197, "fp32", True)) == bytes_sent(whole.steps(197, "fp32", True))
+        assert plan.buffers("x", 197, "fp32") == whole.buffers("x", 197, "fp32")
+        assert plan.steps(188, "fp32", False) == whole.steps(188, "fp32", False)
+
+
+def test_a_gpu_has_halves_and_a_cpu_has_not() -> None:
+    """Fails if a CPU, whose cores move the messages, multiplies twice, or a GPU waits for messages that it could hide."""
+    figures = RowFigures.expected(1000, 5000, 2, self_loops=True)
+    for device, messages in (("cpu", 2), ("cuda", 4)):
+        plan = SliceStrategy().plan(RunConfig(ranks=2, device=device), figures, 0, True, True)  # type: ignore[arg-type]
+        assert num_messages(plan.steps(128, "fp32", False)) == messages
+
+
+@pytest.mark.parametrize(("wire", "product"), [(6.0, 2.0), (6.0, 6.0), (6.0, 30.0)])
+def test_predicted_seconds_of_halves(wire: float, product: float) -> None:
+    """Fails if the cost model hides more or less than the shorter of a product and one of its messages."""
+
+    def seconds(*, overlaps: bool) -> float:
+        plans = [SlicePlan(rank, (30, 30), 100, True, overlaps=overlaps) for rank in range(2)]
+        nbytes = 16 * 30 * 16  # of 128 columns: all rows of the other rank's half
+        device = dataclasses.replace(FLAT, gemm={"fp32": 1.0}, count=2)
+        rates = dict.fromkeys(MESSAGES, nbytes / wire)
+        link = Link("nccl", 2, rates, dict.fromkeys(MESSAGES, 0.0), pooled=False, busy=0.0)
+        machine = Machine("paper", "a machine on paper", "assumed", device, (link,))
+        return predict(machine, "nccl", [list(items(plan.steps(128, "fp32", False))) for plan in plans]).seconds
+
+    def items(steps: Sequence[Step]) -> Iterator[Item]:
+        for step in steps:
+            if isinstance(step, Multiply):
+                yield Work("dense", flop=round(step.width * product / 64), calls=0)
+            elif isinstance(step, Send | Await):
+                yield step
+
+    assert seconds(overlaps=False) == pytest.approx(2 * wire + product)
+    assert seconds(overlaps=True) == pytest.approx(wire + max(wire, product))
+
+
+def test_a_plan_says_what_halves_do() -> None:
+    """Fails if a printed plan counts the messages or products of whole rows where a GPU has halves."""
+    shape = GraphShape("products", 2_449_029, 123_718_280, 100, 47, True)
+    texts = {}
+    for device in ("cpu", "cuda"):
+        run = RunConfig(ranks=8, strategy="slice", device=device)  # type: ignore[arg-type]
+        texts[device] = render(plan_shape(Config(model=ModelConfig(hidden=(512, 512)), run=run), shape))
+    # A X is kept: layer 2 aggregates at width 512, 256 bytes on each rank, layer 3 at 47, in both directions.
+    (cpu, gpu) = (
+        next(line.split() for line in text.splitlines() if line.startswith("  training ")) for text in texts.values()
+    )
+    assert cpu[1:5] == ["4", "SpMMs,", "10", "messages,"]
+    assert gpu[1:5] == ["6", "SpMMs,", "14", "messages,"]
+    assert cpu[5:] == gpu[5:]
+
+
+def test_the_order_is_the_planned_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a rank waits, multiplies or sends at another place than its plan says, and its cost is that of the plan."""
+    log: dict[str, list[str]] = defaultdict(list)
+
+    def note(what: str) -> None:
+        log[threading.current_thread().name].append(what)
+
+    send, multiply = ThreadCommunicator.all_to_all, CpuBackend.spmm
+
+    def noted_send(self: ThreadCommunicator, *args: Any) -> Any:
+        sends = log[threading.current_thread().name].count("send") % 4
+        note("send")
+        event = send(self, *args)
+        return SimpleNamespace(wait=lambda: (note(f"await {sends}"), event.wait()))
+
+    def noted_multiply(self: CpuBackend, *args: Any, **options: Any) -> None:
+        note("multiply")
+        multiply(self, *args, **options)
+
+    monkeypatch.setattr(ThreadCommunicator, "all_to_all", noted_send)
+    monkeypatch.setattr(CpuBackend, "spmm", noted_multiply)
+    ones = np.ones((37, 100))
+    aggregate("slice", graph_of("random", 37), 3, "random", ones, ones, ones[0], planned_for="cuda")
+    steps = SlicePlan(0, (13, 12, 12), 100, True, overlaps=True).steps(100, "fp64", False)
+    names = [
+        f"await {step.message}" if isinstance(step, Await) else {Send: "send", Multiply: "multiply"}[type(step)]
+        for step in steps
+        if not isinstance(step, Copy)
+    ]
+    assert len(names) == 10
+    assert dict(log) == {f"rank {rank}": 2 * names for rank in range(3)}
 
 
 def test_more_nonzeros_than_a_matrix_may_have() -> None:
@@ -99,3 +250,29 @@ def test_any_row_stride_is_read() -> None:
     forward, backward = summed(aggregate("slice", graph, 3, "random", h, g, bias, source_cols=50), 37)
     np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_halves_compute_what_one_piece_does(where: Where, ranks: int) -> None:
+    """Fails if a half is lost, its bias or its place is another's, backward is not the adjoint, or a bit is another."""
+    cols = 32 * ranks + 3
+    for kind, n in (("weighted", 37), ("directed", 23), ("empty", 9)):
+        graph = graph_of(kind, n)
+        rng = np.random.default_rng(n)
+        h, g, bias = rng.normal(size=(n, cols)), rng.normal(size=(n, cols)), rng.normal(size=cols)
+        adj = dense_csr(graph.adj)
+        np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
+        halved, whole = (
+            aggregate("slice", graph, ranks, "random", h, g, bias, where, slot_cols=cols + 5, planned_for=device)
+            for device in ("cuda", "cpu")
+        )
+        forward, backward = summed(halved, n)
+        np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
+        assert float(((forward - bias) * g).sum()) == pytest.approx(float((h * backward).sum()), rel=1e-12, abs=1e-10)
+        for result, one in zip(halved, whole, strict=True):
+            assert result.sent == result.planned
+            assert result.sent == [(nbytes, 2 * messages) for nbytes, messages in one.sent]
+            np.testing.assert_array_equal(result.forward, one.forward)
+            np.testing.assert_array_equal(result.backward, one.backward)

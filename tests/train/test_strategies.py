@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from mggcn.aggregate import slice_columns
 from mggcn.assemble import STRATEGIES, Rank, plan_shape
 from mggcn.backend.cpu import CpuBackend
 from mggcn.backend.cuda import CudaBackend
@@ -222,3 +223,31 @@ def test_a_gpu_holds_and_computes_what_is_planned(name: str, precision: str, mon
     tolerance = 1e-2 if precision == "bf16" else 1e-5
     assert loss == pytest.approx(base_loss, rel=tolerance)
     assert np.linalg.norm(grad - base) <= tolerance * np.linalg.norm(base)
+
+
+def test_slices_in_halves_train_as_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if halves change a bit of a loss, a gradient or a mask of dropout, or send what is not planned."""
+    config = config_of("slice", 3, hidden=(192, 192), input_dropout=0.2)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, device="cuda"))
+
+    def body(rank: Rank) -> tuple[int, float, np.ndarray]:
+        for program, run in (
+            (rank.plan.train, lambda: rank.trainer.step(0)),
+            (rank.plan.evaluate, rank.trainer.evaluate),
+        ):
+            rank.comm.bytes_sent = rank.comm.messages = 0
+            run()
+            assert rank.comm.bytes_sent == rank.plan.bytes_sent(program)
+            assert rank.comm.messages == rank.plan.messages(program)
+        loss = rank.trainer.gradients(1)
+        grad = rank.trainer.runtime.weights.grad.float().cpu().numpy().copy()
+        return rank.plan.messages(rank.plan.train), loss, grad
+
+    halves = on_ranks(config, small(), body, device_of=EMULATED.device_of)
+    monkeypatch.setattr(slice_columns, "LEAST_BYTES", 10**9)
+    whole = on_ranks(config, small(), body, device_of=EMULATED.device_of)
+    # Layer 2 aggregates at width 192, forwards and backwards, layers 1 and 3 at widths 40 and 3.
+    for (messages, loss, grad), (fewer, one_loss, one_grad) in zip(halves, whole, strict=True):
+        assert messages == fewer + 4
+        assert loss == one_loss
+        np.testing.assert_array_equal(grad, one_grad)

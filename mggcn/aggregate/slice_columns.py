@@ -1,0 +1,78 @@
+"""Which columns each rank multiplies, and which of them travel together: pure functions of width, type and ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+UNIT_BYTES = 16
+"""Columns are dealt in units of as many bytes, so that every row of every slice starts where a vector load may."""
+LEAST_BYTES = 128
+"""Of a row of a half, on every rank: a whole cache line. A GPU gathers fewer bytes per second of narrower rows, which costs
+more than overlap gains (docs/notes/0008-strategies.md)."""
+
+
+class Part(NamedTuple):
+    """A rank's part of a piece: columns and units of the piece on all ranks, units and columns of the rank."""
+
+    cols: int
+    every: int
+    units: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Which columns each rank has of a piece: `columns`, in `units` of `unit` elements each, in order of the ranks.
+
+    The last unit may end behind the last column. A larger width gives no rank fewer units.
+    """
+
+    unit: int
+    units: tuple[int, ...]
+    columns: tuple[slice, ...]
+    """Empty for a rank without units."""
+
+    @staticmethod
+    def of(cols: int, ranks: int, item_bytes: int) -> Deal:
+        """Deal `cols` columns of `item_bytes` bytes in one piece."""
+        unit = UNIT_BYTES // item_bytes
+        number = -(-cols // unit)
+        units = tuple((number - rank + ranks - 1) // ranks for rank in range(ranks))
+        ends = [min(end * unit, cols) for end in accumulate(units, initial=0)]
+        return Deal(unit, units, tuple(slice(first, end) for first, end in pairwise(ends)))
+
+    def halves(self) -> tuple[Deal, ...]:
+        """Return two pieces, the first and the other columns of each rank, or this one if a half were too narrow on one.
+
+        Every rank has as many units of the first half.
+        """
+        first = _half(min(self.units))
+        if not first:
+            return (self,)
+        middles = [columns.start + first * self.unit for columns in self.columns]
+        pairs = list(zip(self.columns, middles, strict=True))
+        return (
+            Deal(self.unit, (first,) * len(self.units), tuple(slice(c.start, middle) for c, middle in pairs)),
+            Deal(self.unit, tuple(n - first for n in self.units), tuple(slice(middle, c.stop) for c, middle in pairs)),
+        )
+
+
+def parts(cols: int, ranks: int, item_bytes: int, rank: int, *, halved: bool) -> tuple[Part, ...]:
+    """Return one rank's part of each piece, or of the only one: in O(1), since P ranks of a plan ask for it."""
+    unit = UNIT_BYTES // item_bytes
+    number = -(-cols // unit)
+    each, more = divmod(number, ranks)
+    start, units = rank * each + min(rank, more), each + (rank < more)
+    width = min((start + units) * unit, cols) - min(start * unit, cols)
+    half = _half(each) if halved else 0
+    if not half:
+        return (Part(cols, number, units, width),)
+    first = Part(half * ranks * unit, half * ranks, half, half * unit)
+    return first, Part(cols - first.cols, number - first.every, units - half, width - first.width)
+
+
+def _half(units: int) -> int:
+    """Return the units of the first half of as many; 0 if it were narrower than LEAST_BYTES."""
+    return units // 2 if units // 2 * UNIT_BYTES >= LEAST_BYTES else 0
