@@ -55,7 +55,7 @@ class SliceStrategy:
                 f"{MAX_TILE_NNZ:,}; choose halo or broadcast"
             )
         reuse = rows.reuse.together(own, nnz - own)
-        # Cores that move a message multiply meanwhile no faster than before or after it.
+        # On a CPU the cores that multiply move the messages, too: nothing would overlap.
         return SlicePlan(rank, figures.counts, nnz, symmetric, reuse=reuse, overlaps=not FIGURES[run.device].is_host)
 
     def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:

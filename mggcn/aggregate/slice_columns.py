@@ -9,8 +9,8 @@ from typing import NamedTuple
 UNIT_BYTES = 16
 """Columns are dealt in units of as many bytes, so that every row of every slice starts where a vector load may."""
 LEAST_BYTES = 128
-"""Of a row of a half, on every rank: a whole cache line. A GPU gathers fewer bytes per second of narrower rows, which costs
-more than overlap gains (docs/notes/0008-strategies.md)."""
+"""Of a row of a half, on every rank: a whole cache line. Narrower rows would lose by slower gathers what overlap gains: an
+estimate (docs/notes/0008-strategies.md)."""
 
 
 class Part(NamedTuple):
