@@ -20,6 +20,7 @@ import torch
 from common import spread
 from torch import Tensor
 
+from mggcn.backend.cuda_products import float32_products
 from mggcn.backend.device import Device
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,12 +162,8 @@ def make_device(name: str, *, capture: bool = True) -> Device:
 @contextmanager
 def tf32(allow: bool) -> Iterator[None]:
     """Dense float32 products of the block may use TF32, or may not."""
-    matmul = torch.backends.cuda.matmul
-    before, matmul.fp32_precision = matmul.fp32_precision, "tf32" if allow else "ieee"
-    try:
+    with float32_products(tf32=allow):
         yield
-    finally:
-        matmul.fp32_precision = before
 
 
 def first_line(error: BaseException) -> str:

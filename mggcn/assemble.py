@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -196,7 +197,16 @@ def gpu_of_rank(config: Config, comm: Communicator) -> Device:
 
     run = config.run
     index = gpu_index(comm.rank, num_gpus()) if run.transport == "nccl" else 0
-    return CudaDevice(index, capture=not not_captured(run), tf32=run.precision == "tf32")
+    return CudaDevice(index, capture=not not_captured(run))
+
+
+def dense_products(config: Config) -> AbstractContextManager[None]:
+    """Return what a process trains in: torch multiplies on GPUs as run.precision says, and as before once it is left."""
+    if config.run.device == "cpu":
+        return nullcontext()
+    from mggcn.backend.cuda_products import float32_products
+
+    return float32_products(tf32=config.run.precision == "tf32")
 
 
 def make_backend(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mggcn import native
+from mggcn.assemble import dense_products
 from mggcn.backend.cpu_cores import bind_rank
 from mggcn.comm.rank import rank_main
 from mggcn.jobs.folder import read_run
@@ -41,7 +42,8 @@ def main() -> int:
         else:
             from mggcn.jobs.predict import predict_worker
 
-            predict_worker(comm, a.folder, a.arguments)
+            with dense_products(config):
+                predict_worker(comm, a.folder, a.arguments)
 
     return rank_main(a.rank, a.size, a.rendezvous, config.run.timeout_s, a.folder, body, transport=config.run.transport)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from mggcn.assemble import Rank, gpu_of_rank, make_rank, plan_graph, resolve
+from mggcn.assemble import Rank, dense_products, gpu_of_rank, make_rank, plan_graph, resolve
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.comm.threads import run_threads
@@ -102,7 +102,8 @@ def on_ranks(
         plan, owners = plan_graph(config, graph)
         return body(make_rank(config, graph, plan, owners, comm, device_of=device_of))
 
-    return run_threads(config.run.ranks, run, timeout_s) if config.run.ranks > 1 else [run(SingleCommunicator())]
+    with dense_products(config):
+        return run_threads(config.run.ranks, run, timeout_s) if config.run.ranks > 1 else [run(SingleCommunicator())]
 
 
 def one_epoch(config: Config, graph: Graph, epoch: int = 3, device_of: DeviceOf = gpu_of_rank) -> list[Trained]:

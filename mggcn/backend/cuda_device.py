@@ -92,13 +92,12 @@ class CudaLane:
 class CudaDevice:
     """One GPU for the calling thread: its streams become the thread's current ones in torch and CuPy.
 
-    capture: whether what repeats may be recorded as a CUDA graph; tf32: whether float32 products may use TF32.
+    capture: whether what repeats may be recorded as a CUDA graph.
     """
 
-    def __init__(self, index: int, *, capture: bool, tf32: bool = False) -> None:
+    def __init__(self, index: int, *, capture: bool) -> None:
         cupy = import_cupy()
         torch.cuda.set_device(index)
-        _allow_tf32(tf32)
         self._torch_device = torch.device("cuda", index)
         self._cupy = cupy
         self._capture = capture
@@ -188,16 +187,3 @@ def cupy_stream(cupy: Any, address: int, index: int) -> Any:
     if hasattr(cupy.cuda.Stream, "from_external"):
         return cupy.cuda.Stream.from_external(_ForeignStream(address))
     return cupy.cuda.ExternalStream(address, index)
-
-
-def _allow_tf32(allow: bool) -> None:
-    """Let float32 products round their operands to TF32, or not; said to all of the process, as torch has it.
-
-    Sums of bf16 products are float32 throughout, also where cuBLAS splits them.
-    """
-    matmul = torch.backends.cuda.matmul
-    matmul.allow_bf16_reduced_precision_reduction = False
-    if hasattr(matmul, "fp32_precision"):  # torch 2.9 and later warn of the older name
-        matmul.fp32_precision = "tf32" if allow else "ieee"
-    else:
-        matmul.allow_tf32 = allow

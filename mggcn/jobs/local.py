@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from mggcn.assemble import threads_per_rank
+from mggcn.assemble import dense_products, threads_per_rank
 from mggcn.config import Config
 
 if TYPE_CHECKING:
@@ -23,7 +23,13 @@ def in_processes(config: Config) -> bool:
 
 
 def on_local_ranks(config: Config, body: Callable[[Communicator], Any]) -> list[Any]:
-    """Run `body` on every rank of this process: one, or P threads."""
+    """Run `body` on every rank of this process: one, or P threads, which multiply as run.precision says until they end."""
+    with dense_products(config):
+        return on_threads(config, body)
+
+
+def on_threads(config: Config, body: Callable[[Communicator], Any]) -> list[Any]:
+    """Run `body` on every rank of this process, and leave torch's own settings of precision to it."""
     import torch
 
     from mggcn.comm.single import SingleCommunicator

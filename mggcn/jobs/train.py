@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mggcn import native
-from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph, threads_per_rank
+from mggcn.assemble import Rank, dense_products, make_rank, memory_limit, plan_graph, threads_per_rank
 from mggcn.backend.cpu_explore import Exploration
 from mggcn.backend.cpu_findings import Findings
 from mggcn.backend.cpu_machine import processor_name
@@ -195,7 +195,7 @@ def train_worker(comm: Communicator, folder: Path, quiet: bool, started: float) 
     """One rank process. started: time.perf_counter of the machine when the command began, which set-up counts from."""
     config, _, job = read_run(folder)
     graph = open_store(job["store"])
-    with signalled_stop() as stop:
+    with signalled_stop() as stop, dense_products(config):
         known = known_plan(folder, config, graph)
         train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started)
 

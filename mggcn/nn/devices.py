@@ -54,7 +54,7 @@ def _cuda(index: int, num_edges: int) -> BackendOf:
     from mggcn.backend.cuda import CudaBackend
     from mggcn.backend.cuda_device import CudaDevice
 
-    device = CudaDevice(index, capture=False, tf32=torch.backends.cuda.matmul.allow_tf32)
+    device = CudaDevice(index, capture=False)
 
     @functools.cache
     def made(dtype: torch.dtype, cols: int) -> KernelBackend:

@@ -18,7 +18,7 @@ from mggcn.comm.rank import torchrun_env, torchrun_main
 from mggcn.config import Config
 from mggcn.errors import ConfigError, GraphError, MggcnError
 from mggcn.graph.csr import Graph
-from mggcn.jobs.local import on_local_ranks
+from mggcn.jobs.local import on_threads
 from mggcn.nn.partitioned import PartitionedGraph
 from mggcn.nn.processes import run_processes
 from mggcn.nn.sharing import Shared, Sharing, share
@@ -60,7 +60,7 @@ def run(
     local = "single" if ranks == 1 else "threads"
     shared = share(graph, settings, ranks, local if transport == "auto" else transport)
     config = dataclasses.replace(shared.config, run=dataclasses.replace(shared.config.run, timeout_s=timeout_s))
-    return on_local_ranks(config, lambda comm: on_rank(body, shared, comm, device_of))
+    return on_threads(config, lambda comm: on_rank(body, shared, comm, device_of))
 
 
 def on_rank(
