@@ -18,10 +18,11 @@ from mggcn.aggregate.halo import HaloStrategy
 from mggcn.aggregate.slice import SliceStrategy
 from mggcn.backend.cpu_choice import NO_CHOICES, Choices
 from mggcn.backend.cpu_machine import Host, caches_of, processor_name
+from mggcn.backend.gpu_driver import visible_gpus
 from mggcn.backend.gpu_memory import gpu_free_bytes
 from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED, sizes_of, user_settings
-from mggcn.comm.rank import gpu_index
+from mggcn.comm.rank import gpu_index, num_gpus_used
 from mggcn.config import Config
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.csr import CSR, Graph
@@ -88,7 +89,9 @@ def memory_limit(config: Config) -> int:
     if config.run.memory_limit:
         return config.run.memory_limit
     if config.run.device == "cuda":
-        return gpu_free_bytes() // (config.run.ranks if config.run.transport == "threads" else 1)
+        run = config.run
+        sharing = run.ranks if run.transport == "threads" else 1
+        return gpu_free_bytes(num_gpus_used(run.ranks, run.transport)) // sharing
     return free_bytes() // config.run.ranks
 
 
@@ -190,13 +193,16 @@ class Rank:
 def gpu_of_rank(config: Config, comm: Communicator) -> Device:
     """Return the GPU of this rank: that of its number on the machine, the first for ranks that are threads.
 
-    Raises: BackendError.
+    Collective for ranks that are processes. Raises: BackendError, also if two of them have one GPU.
     """
     from mggcn.backend.cuda_device import CudaDevice
-    from mggcn.backend.cuda_presence import num_gpus
+    from mggcn.comm.gpus import refuse_shared
 
-    run = config.run
-    index = gpu_index(comm.rank, num_gpus()) if run.transport == "nccl" else 0
+    run, index = config.run, 0
+    if run.transport == "nccl":
+        gpus = visible_gpus()
+        index = gpu_index(comm.rank, len(gpus))
+        refuse_shared(comm, gpus[index].uuid)
     return CudaDevice(index, capture=not not_captured(run))
 
 

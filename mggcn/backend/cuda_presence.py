@@ -12,11 +12,6 @@ MIXED_PRODUCTS = "2.10"
 """First torch whose products of bf16 add to float32 (compared as torch.__version__ compares)."""
 
 
-def num_gpus() -> int:
-    """Return how many GPUs this process sees."""
-    return torch.cuda.device_count()
-
-
 def import_cupy() -> Any:
     """Return CuPy on a machine where it and torch can use a GPU. Raises: BackendError that names what is missing."""
     missing = missing_for_cuda()

@@ -1,13 +1,14 @@
-"""Free memory of the GPUs, asked of the driver's management library: no CUDA context, no torch."""
+"""Free memory of the GPUs that a run will use: asked of NVIDIA's management library, which makes no CUDA context."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from mggcn.backend.gpu_driver import Gpu, Load, free_bytes_in_child, visible_gpus
 from mggcn.errors import BackendError
 
 
@@ -17,29 +18,45 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-def gpu_free_bytes(load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> int:
-    """Return the free bytes of the GPU that has least, among those that CUDA_VISIBLE_DEVICES leaves.
+def gpu_free_bytes(
+    num_gpus: int, load: Load = ctypes.CDLL, ask_driver: Callable[[int], list[int]] = free_bytes_in_child
+) -> int:
+    """Return the free bytes of the GPU that has least, among the first `num_gpus` that CUDA shows to this process.
 
+    Where the management library is not found, or does not tell, CUDA's driver is asked, at the cost of a process.
     Raises: BackendError if the machine has no NVIDIA driver or no GPU.
     """
-    try:
-        nvml = load("libnvidia-ml.so.1")
-    except OSError as error:
-        raise BackendError(
-            "run.device cuda needs an NVIDIA GPU and its driver, and this machine has none (no libnvidia-ml.so.1); "
-            "use --device cpu, or plan for another machine with --memory-limit"
-        ) from error
+    gpus = visible_gpus(load)[:num_gpus]
     _release_cached()
+    try:
+        return min(_told_by_management(load("libnvidia-ml.so.1"), gpus))
+    except OSError:  # images that mount the driver may leave it out of the loader's path
+        return min(ask_driver(len(gpus)))
+    except BackendError as refusal:
+        try:
+            return min(ask_driver(len(gpus)))
+        except BackendError as error:
+            raise BackendError(f"{refusal}; {error}") from error
+
+
+def _told_by_management(nvml: Any, gpus: Sequence[Gpu]) -> list[int]:
+    """Return the free bytes of each. Its numbers of GPUs follow their PCI addresses, CUDA's need not: UUIDs name them."""
     _checked(nvml.nvmlInit_v2(), "start")
     try:
-        count = ctypes.c_uint(0)
-        _checked(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), "count the GPUs")
-        free = [_free_bytes(nvml, index) for index in _visible(count.value)]
+        return [_free_bytes(nvml, gpu) for gpu in gpus]
     finally:
         nvml.nvmlShutdown()
-    if not free:
-        raise BackendError("no GPU is visible; look at nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu")
-    return min(free)
+
+
+def _free_bytes(nvml: Any, gpu: Gpu) -> int:
+    handle, memory = ctypes.c_void_p(), _Memory()
+    for kind in ("GPU", "MIG"):
+        status = nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{gpu.uuid}".encode(), ctypes.byref(handle))
+        if status == 0:
+            break
+    _checked(status, f"find the GPU {gpu.uuid}")
+    _checked(nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)), f"read the memory of the GPU {gpu.uuid}")
+    return int(memory.free)
 
 
 def _release_cached() -> None:
@@ -48,22 +65,6 @@ def _release_cached() -> None:
     if torch is not None and torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
-
-
-def _visible(count: int) -> list[int]:
-    """Indices of the GPUs that CUDA would show; all where CUDA_VISIBLE_DEVICES names them otherwise than by number."""
-    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-    parts = [] if setting is None else [part.strip() for part in setting.split(",")]
-    if setting is None or not all(part.isdigit() for part in parts if part):
-        return list(range(count))
-    return [int(part) for part in parts if part and int(part) < count]
-
-
-def _free_bytes(nvml: ctypes.CDLL, index: int) -> int:
-    handle, memory = ctypes.c_void_p(), _Memory()
-    _checked(nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)), f"find GPU {index}")
-    _checked(nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)), f"read the memory of GPU {index}")
-    return int(memory.free)
 
 
 def _checked(status: int, what: str) -> None:

@@ -58,12 +58,16 @@ def torchrun_main(timeout_s: float, folder: Path, body: Callable[[Communicator],
 
 
 def gpu_index(rank: int, num_gpus: int) -> int:
-    """Which GPU of its machine this process uses: torchrun's local rank, else the rank.
+    """Which of the GPUs that this process sees it uses: torchrun's local rank, else the rank.
 
+    A launcher may show each process a GPU of its own (Slurm's --gpus-per-task, CUDA_VISIBLE_DEVICES): then it is that one,
+    and whether two processes see the same shows once they have met (gpus.refuse_shared).
     Raises: BackendError if there are not that many.
     """
     found = torchrun_env()
     index = rank if found is None else found[2]
+    if found is not None and num_gpus == 1:
+        return 0
     if index >= num_gpus:
         where = "" if found is None else f" (local rank {index})"
         raise BackendError(
@@ -71,6 +75,13 @@ def gpu_index(rank: int, num_gpus: int) -> int:
             "--transport threads for several ranks on one GPU, or look at CUDA_VISIBLE_DEVICES"
         )
     return index
+
+
+def num_gpus_used(ranks: int, transport: str) -> int:
+    """Return how many GPUs of this machine a run uses, the first that its processes see: one for ranks that are threads."""
+    if ranks == 1 or transport in ("single", "threads"):
+        return 1
+    return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks))) if torchrun_env() else ranks
 
 
 def torchrun_env() -> tuple[int, int, int] | None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from mggcn.comm import rank as rank_module
-from mggcn.comm.rank import connect_torchrun, gpu_index, torchrun_env
+from mggcn.comm.rank import connect_torchrun, gpu_index, num_gpus_used, torchrun_env
 from mggcn.errors import BackendError, CommError
 from tests.comm.test_launch import ENV, ROOT, run_ranks
 
@@ -42,8 +42,24 @@ def test_gpu_is_that_of_the_rank_on_its_machine(monkeypatch: pytest.MonkeyPatch)
     for name, value in zip(NAMES, ("9", "16", "1", "a", "1"), strict=True):
         monkeypatch.setenv(name, value)
     assert gpu_index(9, 8) == 1
-    with pytest.raises(BackendError, match=r"rank 9 \(local rank 1\) needs .* shows 1"):
-        gpu_index(9, 1)
+    assert gpu_index(9, 1) == 0  # the launcher's choice; whether it is this rank's alone: test_gpus.py
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(BackendError, match=r"rank 9 \(local rank 2\) needs .* shows 2"):
+        gpu_index(9, 2)
+
+
+@pytest.mark.usefixtures("no_torchrun")
+def test_as_many_gpus_as_ranks_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if memory is asked of GPUs that no rank of this machine uses."""
+    assert [num_gpus_used(4, transport) for transport in ("nccl", "auto", "threads")] == [4, 4, 1]
+    assert num_gpus_used(1, "auto") == num_gpus_used(1, "single") == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert num_gpus_used(16, "nccl") == 16  # not torchrun's
+    for name, value in zip(NAMES, ("9", "16", "1", "a", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert num_gpus_used(16, "nccl") == 2
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert num_gpus_used(16, "nccl") == 16
 
 
 def test_transport_decides_what_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:

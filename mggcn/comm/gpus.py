@@ -1,0 +1,33 @@
+"""A GPU for each rank, whatever a launcher shows to whom: ranks tell each other which ones they found."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+
+import torch
+
+from mggcn.comm.base import Communicator
+from mggcn.comm.calls import name_ranks
+from mggcn.errors import BackendError
+
+
+def refuse_shared(comm: Communicator, gpu: str) -> None:
+    """Make sure that no other rank uses this rank's GPU. Collective, before `use_lane`.
+
+    gpu: its UUID, which tells it from those of other machines too, and the instances of a divided GPU apart.
+    Raises: BackendError on all ranks, naming those that share one.
+    """
+    found = torch.zeros(comm.size, 16, dtype=torch.uint8)
+    found[comm.rank] = torch.frombuffer(bytearray(uuid.UUID(gpu).bytes), dtype=torch.uint8)
+    comm.all_reduce(found).wait()
+    ranks_of = defaultdict(list)
+    for rank, number in enumerate(found.tolist()):
+        ranks_of[bytes(number)].append(rank)
+    for number, ranks in ranks_of.items():
+        if len(ranks) > 1:
+            raise BackendError(
+                f"{name_ranks(ranks)} would use the same GPU (UUID {uuid.UUID(bytes=number)}), and each needs one of its "
+                "own; start fewer ranks, have the launcher show each process its own GPU or all of them, or use "
+                "--transport threads for several ranks on one GPU"
+            )
