@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from mggcn.backend.cuda_capture import Captured
-from mggcn.backend.cuda_kernels import Module, folder
+from mggcn.backend.cuda_compile import load_kernels
+from mggcn.backend.cuda_kernels import Module
 from mggcn.backend.cuda_presence import import_cupy
 from mggcn.backend.cuda_shape import DeviceTraits
 from mggcn.backend.cusparse import Library
@@ -141,10 +142,7 @@ class CudaDevice:
         return Library(lambda: torch.cuda.current_stream().cuda_stream)
 
     def compile(self, path: Path, options: tuple[str, ...]) -> Module:
-        module: Module = self._cupy.RawModule(
-            code=path.read_text(), options=("--std=c++17", f"-I{folder()}", *options), backend="nvrtc"
-        )
-        return module
+        return load_kernels(self._cupy, path, options)
 
     def mixed_matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool) -> None:
         if accumulate:

@@ -1,6 +1,6 @@
 """Kernels of cuda/*.cu by name: found, compiled for one storage type on first use, launched with converted arguments.
 
-The same text serves cupy.RawModule on a GPU and the tests' emulator; both offer `get_function(name)`.
+The same text serves NVRTC (cuda_compile.py) and the tests' emulator; what either makes offers `get_function(name)`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Function = Callable[..., None]
 
 
 class Module(Protocol):
-    """A compiled file of kernels, as cupy.RawModule is one."""
+    """A compiled file of kernels, as cupy.cuda.function.Module is one."""
 
     def get_function(self, name: str) -> Function:
         """Return a kernel, to be called as f(grid, block, args, shared_mem=bytes)."""

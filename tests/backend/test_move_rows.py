@@ -121,3 +121,13 @@ def test_no_rows_move(backend: KernelBackend) -> None:
         move(kept[3:3, 2:7], index, kept[:, 2:7])
     backend.gather_rows(kept[:, 2:7], index, kept[3:3, 2:7])
     assert bool((whole == GUARD).all())
+
+
+def test_denormals_are_added(backend: KernelBackend) -> None:
+    """Fails if a device takes numbers below the smallest normal one for zero, and so sums otherwise than the others."""
+    tiny = torch.finfo(backend.dtype).smallest_normal / 4
+    source, target = padded(backend, 3, 9)[0], padded(backend, 3, 9)[0]
+    source.fill_(tiny)
+    target.fill_(tiny)
+    backend.scatter_add_rows(source, backend.upload(np.arange(3, dtype=np.int32)), target)
+    assert (target == 2 * tiny).all()

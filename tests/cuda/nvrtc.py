@@ -6,7 +6,7 @@ import ctypes
 import functools
 from pathlib import Path
 
-from mggcn.backend.cuda_kernels import folder
+from mggcn.backend.cuda_compile import nvrtc_options
 from tests.cuda.nvcc import COMPILERS, CompileError, Resources, parse
 from tests.cuda.units import Unit
 
@@ -44,15 +44,25 @@ def compile_unit(where: str, unit: Unit, target: str) -> list[Resources]:
 
     Raises: CompileError with the compiler's words, also for a warning other than that the architecture is an old one.
     """
-    options = [f"--gpu-architecture={target}", "--std=c++17", f"-I{folder()}", "--ptxas-options=-v", *unit.options]
-    status, log, nbytes = _compile(_library(where), unit.path, options)
+    options = [f"--gpu-architecture={target}", "--ptxas-options=-v", *nvrtc_options(unit.options)]
+    status, log, nbytes, _ = _compile(_library(where), unit.path, options)
     warns = "warning" in log.replace("warning: Architectures prior to", "")
     if status or not nbytes or warns:
         raise CompileError(f"{unit} for {target}: {_library(where).nvrtcGetErrorString(status).decode()}: {log}")
     return parse(log)
 
 
-def _compile(library: ctypes.CDLL, path: Path, options: list[str]) -> tuple[int, str, int]:
+def ptx(where: str, unit: Unit, target: str, *more: str) -> str:
+    """Return the PTX of a unit (target compute_90) under the options that CuPy is given. Raises: CompileError."""
+    options = [f"--gpu-architecture={target}", *nvrtc_options(unit.options), *more]
+    status, log, _, text = _compile(_library(where), unit.path, options)
+    if status or not text:
+        raise CompileError(f"{unit} for {target}: {log}")
+    return text
+
+
+def _compile(library: ctypes.CDLL, path: Path, options: list[str]) -> tuple[int, str, int, str]:
+    """Return NVRTC's status, its log, the bytes of machine code and the PTX."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     source = path.read_bytes()
@@ -62,8 +72,12 @@ def _compile(library: ctypes.CDLL, path: Path, options: list[str]) -> tuple[int,
         library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
         library.nvrtcGetProgramLog(program, log)
+        nbytes = ctypes.c_size_t()
+        library.nvrtcGetCUBINSize(program, ctypes.byref(nbytes))
         size.value = 0
-        library.nvrtcGetCUBINSize(program, ctypes.byref(size))
-        return status, log.value.decode(), size.value
+        library.nvrtcGetPTXSize(program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value + 1)
+        library.nvrtcGetPTX(program, text)
+        return status, log.value.decode(), nbytes.value, text.value.decode()
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

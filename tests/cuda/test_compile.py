@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -81,6 +82,23 @@ def test_nvrtc_compiles_all_as_cupy_does(library: str, target: str) -> None:
     results = in_parallel(lambda i: nvrtc.compile_unit(library, units[i], target), len(units))
     assert spilling(units, results) == []
     assert {r.arch for found in results for r in found} == {int(target.removeprefix("sm_"))}
+
+
+def flushing(ptx: str) -> set[str]:
+    """float32 instructions that take denormals for zero; exp's own is given none, with or without -ftz."""
+    return {name for name in re.findall(r"[\w.]+\.ftz[\w.]*f32[\w.]*", ptx) if not name.startswith("ex2.approx.")}
+
+
+@pytest.mark.parametrize("unit", [u for u in samples(all_units()) if "-DMGGCN_F64" not in u.options], ids=str)
+def test_no_instruction_takes_denormals_for_zero(library: str, unit: Unit) -> None:
+    """Fails if kernels differ on a GPU, for numbers below 1.2e-38, from the same text in the emulator and on CPUs."""
+    assert flushing(nvrtc.ptx(library, unit, "compute_90")) == set()
+
+
+def test_flushing_would_be_seen(library: str) -> None:
+    """Fails if the test above passes whatever NVRTC is told."""
+    (unit,) = (u for u in samples(all_units()) if u.path.name == "spmm.cu" and u.options[0] == F32[0])
+    assert flushing(nvrtc.ptx(library, unit, "compute_90", "-ftz=true"))
 
 
 def planted(folder: Path, body: str, bounds: str = "") -> Unit:

@@ -1,4 +1,4 @@
-"""Kernels of a .cu file on the CPU, with the calling convention of cupy.RawModule.
+"""Kernels of a .cu file on the CPU, with the calling convention of CuPy's modules.
 
     module = EmulatedModule(path, ("-DMGGCN_F32",), seed=5)
     module.get_function("rows")((blocks,), (threads,), (tensor, np.int32(7)), shared_mem=0)
