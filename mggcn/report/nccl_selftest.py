@@ -20,25 +20,18 @@ COUNT = 1 << 16
 """Elements per GPU: enough for every channel to have its part."""
 
 
-def all_reduce(cupy: Any, nccl: Any, num_gpus: int) -> list[int]:
-    """All-reduce on all GPUs; return those whose sums are wrong."""
+def all_reduce(torch: Any, cupy: Any, nccl: Any, num_gpus: int) -> list[int]:
+    """All-reduce on all GPUs; return those whose sums are wrong. Needs none of CuPy's own kernels, as runs do not."""
     communicators = nccl.NcclCommunicator.initAll(num_gpus)
-    buffers = []
-    for gpu in range(num_gpus):
-        with cupy.cuda.Device(gpu):
-            buffers.append(cupy.full(COUNT, gpu + 1, dtype="float32"))
-            cupy.cuda.Stream.null.synchronize()
+    buffers = [torch.full((COUNT,), gpu + 1.0, device=f"cuda:{gpu}") for gpu in range(num_gpus)]
     nccl.groupStart()
     for gpu, (communicator, buffer) in enumerate(zip(communicators, buffers, strict=True)):
-        with cupy.cuda.Device(gpu):
-            at, stream = buffer.data.ptr, cupy.cuda.Stream.null.ptr
+        with cupy.cuda.Device(gpu), torch.cuda.device(gpu):
+            at, stream = buffer.data_ptr(), torch.cuda.current_stream().cuda_stream
             communicator.allReduce(at, at, COUNT, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream)
     nccl.groupEnd()
-    wrong = []
-    for gpu, buffer in enumerate(buffers):
-        with cupy.cuda.Device(gpu):
-            if not bool((buffer == num_gpus * (num_gpus + 1) / 2).all()):
-                wrong.append(gpu)
+    right = num_gpus * (num_gpus + 1) / 2
+    wrong = [gpu for gpu, buffer in enumerate(buffers) if not bool((buffer == right).all())]
     for communicator in communicators:
         communicator.destroy()
     return wrong
@@ -54,13 +47,13 @@ def libraries(maps: Iterable[str]) -> list[str]:
 def main(num_gpus: int, maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
     """Run the test; return version, wrong GPUs and libraries, or the error."""
     try:
-        importlib.import_module("torch")  # before CuPy, as in a run: torch's NCCL is then everybody's
+        torch = importlib.import_module("torch")  # before CuPy, as in a run: torch's NCCL is then everybody's
         cupy = importlib.import_module("cupy")
         nccl = importlib.import_module("cupy.cuda.nccl")
         if not nccl.available:
             return {"error": "CuPy finds no libnccl.so.2"}
         version = int(nccl.get_version())
-        wrong = all_reduce(cupy, nccl, num_gpus)
+        wrong = all_reduce(torch, cupy, nccl, num_gpus)
     except Exception as error:  # NCCL's errors are CuPy's classes, which exist only once it is imported.
         return {"error": f"{type(error).__name__}: {error}"}
     with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -24,6 +25,11 @@ def test_a_machine_without_gpu_is_told_so_in_one_line(monkeypatch: pytest.Monkey
     with pytest.raises(BackendError, match="no usable NVIDIA GPU") as error:
         cuda_presence.check_cuda("fp32")
     assert "\n" not in str(error.value)
+
+
+def test_a_cupy_that_finds_no_toolkit_stops_no_test() -> None:
+    """Fails if its warning, which is for those who need CUDA's headers, ends the tests of a machine without a toolkit."""
+    warnings.warn("CUDA path could not be detected. Set CUDA_PATH environment variable.", UserWarning, stacklevel=1)
 
 
 @pytest.mark.parametrize("available", [False, RuntimeError("cudaErrorInsufficientDriver")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn.backend import cuda_kernels
+from mggcn.backend import cuda_compile, cuda_kernels
 from mggcn.errors import BackendError
 from mggcn.report import check_cuda
 from mggcn.report.check_gpu import Driver, Gpu
 from mggcn.report.findings import Finding
+from tests.backend.fake_cupy import FakeCupy
+from tests.emulator.module import EmulatedModule
 from tests.report.test_check_gpu import H100, V100
 
 GPU = Driver((12, 8), (H100, H100))
@@ -24,24 +27,17 @@ FINE = Finding("CuPy", "ok", "")
 ABSENT = Finding("CuPy", "missing", "not installed")
 
 
-class FakeModule:
-    """Stands in for cupy.RawModule."""
+def fake_cupy(cuda: int = 12090, usable: bool = True) -> Any:
+    """CuPy without arrays or kernels of its own."""
+    cupy: Any = FakeCupy()
+    cupy.runs_on = cuda
 
-    asked: tuple[str, tuple[str, ...], str]
+    def synchronize() -> None:
+        if not usable:
+            raise RuntimeError("cudaErrorInsufficientDriver")
 
-    def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
-        FakeModule.asked = (code, options, backend)
-
-    def get_function(self, name: str) -> str:
-        if "-DMGGCN_F32" not in FakeModule.asked[1]:
-            raise RuntimeError("define MGGCN_F32")
-        return name
-
-
-def fake_cupy(cuda: int = 12090, total: int = 10) -> Any:
-    array = SimpleNamespace(sum=lambda: total)
-    runtime = SimpleNamespace(runtimeGetVersion=lambda: cuda)
-    return SimpleNamespace(arange=lambda n: array, cuda=SimpleNamespace(runtime=runtime), RawModule=FakeModule)
+    cupy.cuda.Stream = lambda non_blocking: SimpleNamespace(synchronize=synchronize)
+    return cupy
 
 
 def install(monkeypatch: pytest.MonkeyPatch, names: list[str], cupy: Any = None) -> None:
@@ -85,8 +81,9 @@ def test_two_cupys(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cupy_must_import_and_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, ["cupy-cuda12x"])
     assert check_cuda.check_cupy(GPU, (12, 8)).detail == "cupy-cuda12x 13.6.0: no cupy"
-    install(monkeypatch, ["cupy-cuda12x"], fake_cupy(total=11))
-    assert check_cuda.check_cupy(GPU, (12, 8)).state == "broken"
+    install(monkeypatch, ["cupy-cuda12x"], fake_cupy(usable=False))
+    finding = check_cuda.check_cupy(GPU, (12, 8))
+    assert (finding.state, finding.detail) == ("broken", "cupy-cuda12x 13.6.0: cudaErrorInsufficientDriver")
     install(monkeypatch, ["cupy-cuda12x"], fake_cupy())
     assert check_cuda.check_cupy(GPU, (12, 8)) == Finding("CuPy", "ok", "cupy-cuda12x 13.6.0, CUDA 12.9")
 
@@ -168,30 +165,52 @@ def test_kernels_for_a_gpu(kernels: list[str], capability: tuple[int, int], enou
     assert check_cuda.has_kernels(kernels, capability) is enough
 
 
-def test_sources_are_found_and_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, ["cupy-cuda12x"], fake_cupy())
-    finding = check_cuda.check_sources(FINE)
-    assert finding.state == "ok"
-    code, options, backend = FakeModule.asked
-    assert "__global__" in code
-    assert f"-I{cuda_kernels.folder()}" in options
-    assert backend == "nvrtc"
+def emulated(monkeypatch: pytest.MonkeyPatch, path: Path | None = None) -> Any:
+    """Have the emulator compile what the doctor asks for, or another file in its place."""
+    cupy = fake_cupy()
+    install(monkeypatch, ["cupy-cuda12x"], cupy)
+
+    def load(given: Any, asked: Path, options: tuple[str, ...]) -> EmulatedModule:
+        assert given is cupy
+        return EmulatedModule(path or asked, options)
+
+    monkeypatch.setattr(cuda_compile, "load_kernels", load)
+    return cupy
+
+
+def test_sources_are_found_compiled_and_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the doctor needs kernels of CuPy's own, or believes in kernels without running one."""
+    emulated(monkeypatch)
+    finding = check_cuda.check_sources(FINE, device="cpu")
+    assert finding.state == "ok", finding.detail
+    assert finding.detail.endswith("rows.cu compiles and computes")
     assert check_cuda.check_sources(ABSENT).state == "missing"
 
 
+def test_a_kernel_that_computes_wrongly_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for header in cuda_kernels.folder().glob("*.cuh"):
+        shutil.copy(header, tmp_path)
+    text = (cuda_kernels.folder() / "rows.cu").read_text()
+    assert "in + index[i] * ld_in" in text
+    (tmp_path / "rows.cu").write_text(text.replace("in + index[i] * ld_in", "in + i * ld_in"))
+    emulated(monkeypatch, tmp_path / "rows.cu")
+    finding = check_cuda.check_sources(FINE, device="cpu")
+    assert (finding.state, finding.detail) == ("broken", "rows.cu gathers wrong rows")
+
+
 def test_nothing_is_computed_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy = fake_cupy(total=11)
-    cupy.RawModule = None
+    cupy = fake_cupy(usable=False)
     install(monkeypatch, ["cupy-cuda12x"], cupy)
     assert check_cuda.check_cupy(GPU, (12, 8), compute=False).state == "ok"
     assert check_cuda.check_sources(FINE, compute=False).state == "ok"
+    assert cupy.compiled == []
 
 
 def test_sources_that_are_missing_or_do_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch, ["cupy-cuda12x"])
-    finding = check_cuda.check_sources(FINE)
+    finding = check_cuda.check_sources(FINE, device="cpu")
     assert finding.state == "broken"
-    assert "rows.cu does not compile: no cupy" in finding.detail
+    assert "rows.cu does not compile or run: no cupy" in finding.detail
 
     def nowhere() -> Path:
         raise BackendError("the CUDA sources are not in /nowhere")

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
 
 from mggcn.report import check_nccl, nccl_selftest
 from mggcn.report.findings import Finding
@@ -106,39 +106,41 @@ def test_the_program_answers_without_cupy() -> None:
 
 
 class FakeGpus:
-    """CuPy and NCCL on NumPy arrays; `lost` is a rank whose buffer NCCL forgets."""
+    """CuPy, NCCL and torch's GPUs on host memory; `lost` is a rank whose buffer NCCL forgets. CuPy has no arrays."""
 
     def __init__(self, lost: int | None = None, available: bool = True) -> None:
         self.available = available
-        self.arrays: list[Any] = []
+        self.buffers: list[torch.Tensor] = []
         self.reduced: list[int] = []
         self.destroyed = 0
         self.lost = lost
 
-    def full(self, count: int, value: float, dtype: str) -> Any:
-        array = np.full(count, value, dtype=dtype).view(Buffer)
-        array.data_ = SimpleNamespace(ptr=len(self.arrays))
-        self.arrays.append(array)
-        return array
+    def full(self, shape: tuple[int], value: float, device: str) -> torch.Tensor:
+        assert device == f"cuda:{len(self.buffers)}"
+        self.buffers.append(torch.full(shape, value))
+        return self.buffers[-1]
 
     def group_end(self) -> None:
-        total = sum(self.arrays[rank].copy() for rank in self.reduced)
+        total = sum(self.buffers[rank].clone() for rank in self.reduced)
         for rank in self.reduced:
             if rank != self.lost:
-                self.arrays[rank][:] = total
+                self.buffers[rank].copy_(total)
 
     @property
     def cupy(self) -> Any:
-        null = SimpleNamespace(synchronize=lambda: None, ptr=0)
-        stream = SimpleNamespace(null=null)
-        return SimpleNamespace(full=self.full, cuda=SimpleNamespace(Device=nullcontext, Stream=stream))
+        return SimpleNamespace(cuda=SimpleNamespace(Device=nullcontext))
+
+    @property
+    def torch(self) -> Any:
+        stream = SimpleNamespace(cuda_stream=0)
+        return SimpleNamespace(full=self.full, cuda=SimpleNamespace(device=nullcontext, current_stream=lambda: stream))
 
     @property
     def nccl(self) -> Any:
         def init_all(count: int) -> list[Any]:
             def all_reduce(send: int, out: int, count: int, kind: str, total: str, stream: int) -> None:
                 assert (send, count, kind, total) == (out, nccl_selftest.COUNT, "f32", "sum")
-                self.reduced.append(send)
+                self.reduced.append([buffer.data_ptr() for buffer in self.buffers].index(send))
 
             def destroy() -> None:
                 self.destroyed += 1
@@ -156,32 +158,26 @@ class FakeGpus:
         )
 
 
-class Buffer(np.ndarray[Any, Any]):
-    """An array with CuPy's `data.ptr`."""
-
-    data_: Any
-
-    @property
-    def data(self) -> Any:  # type: ignore[override]
-        return self.data_
-
-
 @pytest.mark.parametrize("count", [1, 5])
 def test_sums_of_all_gpus_are_compared(count: int) -> None:
     gpus = FakeGpus()
-    assert nccl_selftest.all_reduce(gpus.cupy, gpus.nccl, count) == []
+    assert nccl_selftest.all_reduce(gpus.torch, gpus.cupy, gpus.nccl, count) == []
     assert (gpus.reduced, gpus.destroyed) == (list(range(count)), count)
-    assert float(gpus.arrays[-1][0]) == count * (count + 1) / 2
+    assert float(gpus.buffers[-1][0]) == count * (count + 1) / 2
 
 
 def test_a_wrong_sum_is_found() -> None:
     gpus = FakeGpus(lost=3)
-    assert nccl_selftest.all_reduce(gpus.cupy, gpus.nccl, 5) == [3]
+    assert nccl_selftest.all_reduce(gpus.torch, gpus.cupy, gpus.nccl, 5) == [3]
 
 
 def test_the_program_reports_version_and_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    gpus = FakeGpus()
-    modules = {"torch": None, "cupy": gpus.cupy, "cupy.cuda.nccl": gpus.nccl}
+    modules: dict[str, Any] = {}
+
+    def start(gpus: FakeGpus) -> None:
+        modules.update({"torch": gpus.torch, "cupy": gpus.cupy, "cupy.cuda.nccl": gpus.nccl})
+
+    start(FakeGpus())
     monkeypatch.setattr(importlib, "import_module", modules.__getitem__)
     maps = tmp_path / "maps"
     paths = ["/a b/libnccl.so.2", "/a b/libnccl.so.2", "/usr/lib/libnccl.so.2.27.3", "/x/nccl.cpython-311.so", "[heap]"]
@@ -191,6 +187,7 @@ def test_the_program_reports_version_and_libraries(monkeypatch: pytest.MonkeyPat
         "wrong": [],
         "libraries": ["/a b/libnccl.so.2", "/usr/lib/libnccl.so.2.27.3"],
     }
+    start(FakeGpus())
     assert nccl_selftest.main(2, tmp_path / "absent")["libraries"] == []
-    modules["cupy.cuda.nccl"] = FakeGpus(available=False).nccl
+    start(FakeGpus(available=False))
     assert nccl_selftest.main(2, maps) == {"error": "CuPy finds no libnccl.so.2"}
