@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,7 @@ from mggcn.aggregate.delayed import DelayedStrategy
 from mggcn.aggregate.halo import HaloStrategy
 from mggcn.aggregate.slice import SliceStrategy
 from mggcn.backend.cpu_choice import NO_CHOICES, Choices
+from mggcn.backend.cpu_cores import bind_beside_gpu, bind_rank
 from mggcn.backend.cpu_machine import Host, caches_of, processor_name
 from mggcn.backend.gpu_driver import visible_gpus
 from mggcn.backend.gpu_memory import gpu_free_bytes
@@ -24,7 +25,7 @@ from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED, sizes_of, user_settings
 from mggcn.comm.rank import gpu_index, num_gpus_used
 from mggcn.config import Config
-from mggcn.errors import ConfigError, PlanError
+from mggcn.errors import BackendError, ConfigError, PlanError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.cut_rows import CutFigures
 from mggcn.partition.libra import libra_nbytes
@@ -188,6 +189,22 @@ class Rank:
     comm: CountingCommunicator
     plan: RankPlan
     watch: Watch
+
+
+def bind_process(config: Config, rank: int) -> None:
+    """Bind this process, which is one rank, to cores of one memory node, with a GPU to those beside it (run.bind = auto).
+
+    To be called before threads are started. What is wrong with the GPU is told later, by `gpu_of_rank`.
+    """
+    run = config.run
+    if run.bind == "off":
+        return
+    if run.device == "cpu":
+        bind_rank(rank, run.ranks, threads_of(run))
+        return
+    with suppress(BackendError):
+        gpus = visible_gpus()
+        bind_beside_gpu(gpus[gpu_index(rank, len(gpus))].pci, threads_of(run))
 
 
 def gpu_of_rank(config: Config, comm: Communicator) -> Device:

@@ -151,8 +151,9 @@ class RunConfig:
     threads: int = 0
     """Threads per rank; 0 divides the machine's cores among the ranks."""
     bind: Literal["auto", "off"] = "auto"
-    """Cores of rank processes on a CPU: auto gives each those of one memory node, from the first that the run may use, if
-    there are several nodes with room; off binds nothing, as for two runs at a time on one machine."""
+    """Cores of rank processes: auto gives each on a CPU those of one memory node, from the first that the run may use, if
+    there are several nodes with room, and each on a GPU those of the GPU's node; off binds nothing, as for two runs at a
+    time on one machine."""
     transport: Literal["auto", "single", "threads", "gloo", "nccl"] = "auto"
     """How ranks talk; auto: single for one rank, gloo for more on CPUs, nccl on GPUs."""
     device: Literal["cpu", "cuda"] = "cpu"

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mggcn import native
-from mggcn.assemble import dense_products
-from mggcn.backend.cpu_cores import bind_rank
+from mggcn.assemble import bind_process, dense_products
 from mggcn.comm.rank import rank_main
 from mggcn.jobs.folder import read_run
-from mggcn.plan.device import threads_of
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
@@ -31,8 +29,7 @@ def main() -> int:
     parser.add_argument("--arguments", type=json.loads, required=True)
     a = parser.parse_args()
     config, _, _ = read_run(a.folder)
-    if config.run.device == "cpu" and config.run.bind == "auto":
-        bind_rank(a.rank, a.size, threads_of(config.run))
+    bind_process(config, a.rank)
 
     def body(comm: Communicator) -> None:
         if a.job == "train":

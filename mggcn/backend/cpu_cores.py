@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SYSTEM = Path("/sys/devices/system")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 _before_binding: set[int] = set()
 
@@ -29,6 +30,30 @@ def bind_rank(rank: int, ranks: int, threads: int, system: Path = SYSTEM) -> lis
         _before_binding.update(allowed)
         os.sched_setaffinity(0, cores)
     return cores
+
+
+def bind_beside_gpu(pci: str, threads: int, devices: Path = PCI_DEVICES) -> list[int]:
+    """Bind this process, which has a GPU, to the cores of the memory node that the GPU is wired to; return them.
+
+    What is copied to the GPU, and the process that starts its kernels, are then close to it. Several ranks share a node's
+    cores. Otherwise as `bind_rank`; does nothing either where the system does not tell, as virtual machines may not.
+    """
+    allowed = os.sched_getaffinity(0)
+    cores = [core for core in cores_beside(pci, devices) if core in allowed]
+    if len(cores) in (0, len(allowed)) or len(cores) < threads:
+        return []
+    _before_binding.update(allowed)
+    os.sched_setaffinity(0, cores)
+    return cores
+
+
+def cores_beside(pci: str, devices: Path = PCI_DEVICES) -> list[int]:
+    """Return the cores of the memory node of a PCI device, such as 0000:1b:00.0; none if the system does not tell."""
+    try:
+        node = int((devices / pci / "numa_node").read_text())
+        return cores_in((devices / pci / "local_cpulist").read_text()) if node >= 0 else []
+    except (OSError, ValueError):
+        return []
 
 
 def cores_of_rank(rank: int, ranks: int, threads: int, free: Sequence[Sequence[int]]) -> list[int]:

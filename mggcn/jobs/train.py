@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mggcn import native
-from mggcn.assemble import Rank, dense_products, make_rank, memory_limit, plan_graph, threads_per_rank
+from mggcn.assemble import Rank, bind_process, dense_products, make_rank, memory_limit, plan_graph, threads_per_rank
 from mggcn.backend.cpu_explore import Exploration
 from mggcn.backend.cpu_findings import Findings
 from mggcn.backend.cpu_machine import processor_name
@@ -212,7 +212,7 @@ def train_under_torchrun(
         raise ConfigError(
             "torchrun's environment is missing; start with torchrun --nproc-per-node P -m mggcn train ..."
         )
-    _, size, _ = found
+    rank, size, _ = found
     if config.run.ranks not in (1, size):
         raise ConfigError(f"--ranks {config.run.ranks} differs from torchrun's {size} processes; leave --ranks out")
     if config.run.transport in ("single", "threads"):
@@ -222,6 +222,8 @@ def train_under_torchrun(
     several: Literal["gloo", "nccl"] = "gloo" if config.run.device == "cpu" else "nccl"
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, ranks=size, transport=several))
     check_available(config)
+    if config.run.device == "cuda":  # whoever starts ranks on CPUs under torchrun says where they run
+        bind_process(config, rank)
     started = time.perf_counter()
     result: list[dict[str, Any]] = []
 

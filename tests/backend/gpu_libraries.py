@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mggcn.backend.gpu_driver import Gpu, visible_gpus
+
 
 @dataclass(frozen=True)
 class Card:
@@ -47,6 +49,9 @@ class Machine:
         if name in self.absent:
             raise OSError(f"{name}: cannot open shared object file")
         return _Library(self, {"libcuda.so.1": self.driver, "libnvidia-ml.so.1": self.management}[name])
+
+    def visible(self) -> list[Gpu]:
+        return visible_gpus(self.load)
 
     def driver(self, name: str, *args: Any) -> int:
         if name == "cuInit":

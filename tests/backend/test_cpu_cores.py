@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from mggcn import worker
-from mggcn.backend.cpu_cores import cores_in, cores_of_rank, nodes
+from mggcn import assemble, worker
+from mggcn.backend.cpu_cores import cores_beside, cores_in, cores_of_rank, nodes
 from mggcn.config import Config, RunConfig
+from mggcn.jobs import train
+from tests.backend.gpu_libraries import Card, Machine
 
 
 def _system(folder: Path, lists: list[str], threads_per_core: int = 1) -> Path:
@@ -70,22 +72,88 @@ def test_ranks_that_do_not_fit_are_not_bound(ranks: int, threads: int, free: lis
 
 @pytest.mark.parametrize(
     ("run", "bound"),
-    [({}, [(1, 2, 3)]), ({"bind": "off"}, []), ({"device": "cuda", "transport": "nccl"}, [])],
+    [
+        ({}, [(1, 2, 3)]),
+        ({"bind": "off"}, []),
+        ({"device": "cuda", "transport": "nccl"}, [("0000:1b:00.0", 3)]),
+        ({"device": "cuda", "transport": "nccl", "bind": "off"}, []),
+    ],
 )
 def test_a_rank_is_bound_unless_the_run_says_otherwise(
-    run: dict[str, Any], bound: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+    run: dict[str, Any], bound: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails if run.bind = off is not heeded, or a rank of a CPU is not bound without it."""
-    found: list[tuple[int, int, int]] = []
+    """Fails if run.bind = off is not heeded, or a rank is not bound without it, on a GPU to the cores beside its own."""
+    found: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(assemble, "visible_gpus", Machine([Card(7, 0), Card(0x1B, 0)]).visible)
     config = Config(run=RunConfig(ranks=2, threads=3, **run))
     monkeypatch.setattr(worker, "read_run", lambda folder: (config, {}, {}))
-    monkeypatch.setattr(worker, "bind_rank", lambda *arguments: found.append(arguments))
+    for name in ("bind_rank", "bind_beside_gpu"):
+        monkeypatch.setattr(assemble, name, lambda *arguments: found.append(arguments))
     monkeypatch.setattr(worker, "rank_main", lambda *arguments, **options: 0)
     monkeypatch.setattr(worker.native, "limit_spinning", lambda: None)
     arguments = ["train", "folder", "--rank", "1", "--size", "2", "--rendezvous", "file", "--arguments", "{}"]
     monkeypatch.setattr(sys, "argv", ["worker", *arguments])
     assert worker.main() == 0
     assert found == bound
+
+
+def test_a_rank_without_its_gpu_goes_on_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if what is wrong with a GPU ends a rank before it can report, or a rank is bound beside another's GPU."""
+    monkeypatch.setattr(assemble, "bind_beside_gpu", lambda *arguments: pytest.fail("bound"))
+    config = Config(run=RunConfig(device="cuda", transport="nccl", ranks=2))
+    for shown in ([Card(7, 0)], []):
+        monkeypatch.setattr(assemble, "visible_gpus", Machine(shown).visible)
+        assemble.bind_process(config, 1)
+
+
+@pytest.mark.parametrize(("device", "bound"), [("cpu", []), ("cuda", [1])])
+def test_torchruns_ranks_are_bound_beside_their_gpus(
+    device: Any, bound: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if ranks on several nodes are left to the system, or one on CPUs, which its starter places, is moved."""
+    found: list[int] = []
+    for name, answer in {"torchrun_env": (1, 2, 1), "check_available": None, "torchrun_main": 0}.items():
+        monkeypatch.setattr(train, name, lambda *arguments, answer=answer: answer)
+    monkeypatch.setattr(train, "bind_process", lambda config, rank: found.append(rank))
+    assert train.train_under_torchrun(Config(run=RunConfig(device=device)), Path(), None, None, quiet=True) == (0, None)
+    assert found == bound
+
+
+def _gpu(folder: Path, cores: str, node: int) -> Path:
+    """A PCI device as Linux describes it."""
+    (folder / "0000:1b:00.0").mkdir(parents=True)
+    (folder / "0000:1b:00.0" / "local_cpulist").write_text(f"{cores}\n")
+    (folder / "0000:1b:00.0" / "numa_node").write_text(f"{node}\n")
+    return folder
+
+
+def test_cores_beside_a_gpu(tmp_path: Path) -> None:
+    """Fails if the cores of another node are taken for a GPU's, or those that a virtual machine makes up."""
+    assert cores_beside("0000:1b:00.0", _gpu(tmp_path / "told", "24-26,72-73", 1)) == [24, 25, 26, 72, 73]
+    assert cores_beside("0000:1b:00.0", _gpu(tmp_path / "virtual", "0-15", -1)) == []
+    assert cores_beside("0000:07:00.0", tmp_path / "told") == []
+    assert cores_beside("0000:1b:00.0", _gpu(tmp_path / "strange", "none", 0)) == []
+
+
+def test_a_process_is_bound_beside_its_gpu(tmp_path: Path) -> None:
+    """Fails if it is not, or where that cannot gain: no node apart, cores that it may not use, more threads than cores."""
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < 2:
+        pytest.skip("this process may use one core")
+    first, every = str(allowed[0]), ",".join(map(str, allowed))
+    cases = {"beside": (f"{first},9999", 1), "every": (every, 1), "elsewhere": ("9999", 1), "few": (first, 2)}
+    code = (
+        "import os, sys, pathlib\n"
+        "from mggcn.backend.cpu_cores import bind_beside_gpu, usable_cores\n"
+        "bound = bind_beside_gpu('0000:1b:00.0', int(sys.argv[2]), pathlib.Path(sys.argv[1]))\n"
+        "print(bound, sorted(os.sched_getaffinity(0)), usable_cores())\n"
+    )
+    for name, (cores, threads) in cases.items():
+        devices = _gpu(tmp_path / name, cores, 0)
+        command = [sys.executable, "-c", code, str(devices), str(threads)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        bound = allowed[:1] if name == "beside" else []
+        assert done.stdout.strip() == f"{bound} {bound or allowed} {len(allowed)}", name
 
 
 def test_a_bound_process_still_counts_all_cores(tmp_path: Path) -> None:
