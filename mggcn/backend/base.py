@@ -146,6 +146,10 @@ class KernelBackend(Protocol):
         """Return a host array as a device tensor; on the CPU it shares the memory."""
         ...
 
+    def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
+        """Write a host array into a device tensor of its shape, which may be some rows or columns, in the tensor's type."""
+        ...
+
     def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
         """Return a CSR matrix on the device, its rows cut into chunks of about equal work."""
         ...

@@ -100,6 +100,9 @@ class CpuBackend:
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))
 
+    def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
+        out.copy_(torch.from_numpy(array))
+
     def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
         indptr, indices = np.ascontiguousarray(indptr), np.ascontiguousarray(indices)
         return Sparse(

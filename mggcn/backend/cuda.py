@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cuda_kernels import Kernels
 from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
+from mggcn.backend.cuda_upload import empty_like
 from mggcn.backend.device import Device
 from mggcn.backend.edge_reduce_cuda import CudaEdges
 from mggcn.backend.events import Event, Lane, Timestamp
@@ -91,7 +91,12 @@ class CudaBackend:
         return torch.zeros(nbytes, dtype=torch.uint8, device=self._device.torch_device)
 
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device.torch_device)
+        out = empty_like(array, self._device.torch_device)
+        self._device.write(array, out)
+        return out
+
+    def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
+        self._device.write(array, out)
 
     def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
         return Sparse(

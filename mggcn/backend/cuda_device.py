@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from mggcn.backend.cuda_compile import load_kernels
 from mggcn.backend.cuda_kernels import Module
 from mggcn.backend.cuda_presence import import_cupy
 from mggcn.backend.cuda_shape import DeviceTraits
+from mggcn.backend.cuda_upload import Uploads
 from mggcn.backend.cusparse import Library
 from mggcn.backend.events import Event
 
@@ -103,6 +105,7 @@ class CudaDevice:
         self._cupy = cupy
         self._capture = capture
         self._compute = torch.cuda.Stream(self._torch_device)
+        self._uploads = Uploads(_pinned, _send)
         self._lane = CudaLane(torch.cuda.Stream(self._torch_device, priority=-1), self._compute)
         # CuPy keeps no reference of its own to the current stream.
         self._cupy_stream = cupy_stream(cupy, self._compute.cuda_stream, index)
@@ -141,6 +144,9 @@ class CudaDevice:
     def cusparse(self) -> Library:
         return Library(lambda: torch.cuda.current_stream().cuda_stream)
 
+    def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
+        self._uploads.write(array, out)
+
     def compile(self, path: Path, options: tuple[str, ...]) -> Module:
         return load_kernels(self._cupy, path, options)
 
@@ -168,6 +174,18 @@ class CudaDevice:
         free, total = torch.cuda.mem_get_info(self._torch_device)
         others = total - free - torch.cuda.memory_reserved(self._torch_device)
         return others + torch.cuda.max_memory_reserved(self._torch_device)
+
+
+def _pinned(nbytes: int) -> Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _send(out: Tensor, pinned: Tensor) -> Callable[[], object]:
+    """Start a copy on the current stream."""
+    out.copy_(pinned, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return event.synchronize
 
 
 class _ForeignStream:

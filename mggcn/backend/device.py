@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -37,6 +38,10 @@ class Device(Protocol):
 
     def activate(self) -> None:
         """As KernelBackend.activate."""
+        ...
+
+    def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
+        """As KernelBackend.write."""
         ...
 
     def compile(self, path: Path, options: tuple[str, ...]) -> Module:

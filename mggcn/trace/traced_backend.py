@@ -60,6 +60,9 @@ class TracedBackend:
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
         return self._inner.upload(array)
 
+    def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
+        self._inner.write(array, out)
+
     def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
         return self._inner.sparse(indptr, indices, values)
 

@@ -48,11 +48,11 @@ def _dense(backend: KernelBackend, reader: FeatureReader, model: Model) -> torch
         if local.size:
             # The local ids of a range are consecutive unless the order is a full permutation.
             if int(local[-1]) - int(local[0]) + 1 == local.size and (np.diff(local) == 1).all():
-                dense[int(local[0]) : int(local[-1]) + 1].copy_(torch.from_numpy(block))
+                backend.write(block, dense[int(local[0]) : int(local[-1]) + 1])
             else:
-                dense[torch.from_numpy(local.astype(np.int64))] = (
-                    torch.from_numpy(block).to(dense.dtype).to(dense.device)
-                )
+                rows = torch.empty(block.shape, dtype=dense.dtype, device=dense.device)
+                backend.write(block, rows)
+                dense[torch.from_numpy(local.astype(np.int64))] = rows
     return dense
 
 

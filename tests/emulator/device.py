@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from mggcn.backend.cuda_shape import DeviceTraits
+from mggcn.backend.cuda_upload import Uploads
 from mggcn.backend.events import DONE, Done
 from mggcn.backend.host import HostLane, HostTime
 from mggcn.errors import BackendError
@@ -20,12 +22,22 @@ from tests.emulator.module import EmulatedModule
 H100 = DeviceTraits("emulated GPU", (9, 0), 132, 50 * 2**20)
 
 
+def _buffer(nbytes: int) -> Tensor:
+    return torch.full((nbytes,), 0xA5, dtype=torch.uint8)
+
+
+def _send(out: Tensor, pinned: Tensor) -> Callable[[], object]:
+    out.copy_(pinned)
+    return lambda: pinned.view(-1).view(torch.uint8).fill_(0xA5)
+
+
 class EmulatedDevice:
     """seed: in which order the threads of a block and the blocks of a grid run; 0 is the natural one."""
 
     def __init__(self, seed: int = 0, traits: DeviceTraits = H100) -> None:
         self._seed = seed
         self._traits = traits
+        self._uploads = Uploads(_buffer, _send, buffer_bytes=768, small_bytes=64)
 
     def activate(self) -> None:
         return
@@ -45,6 +57,9 @@ class EmulatedDevice:
     @property
     def cusparse(self) -> Any:
         raise BackendError("the emulated device has no cuSPARSE")
+
+    def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
+        self._uploads.write(array, out)
 
     def compile(self, path: Path, options: tuple[str, ...]) -> EmulatedModule:
         return EmulatedModule(path, options, self._seed)
