@@ -99,3 +99,17 @@ def test_who_multiplies_by_himself_keeps_his_switches() -> None:
     assert on_threads(gpu, lambda comm: readings()) == [before]
     with dense_products(Config()):
         assert readings() == before
+
+
+@pytest.mark.cuda
+def test_the_switch_reaches_the_products() -> None:
+    """Fails if TF32 is not used when allowed, or used when not: its 10 bits of mantissa show."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("TF32 came with compute capability 8.0")
+    a = torch.rand(1024, 1024, device="cuda")
+    exact = a.double() @ a.double()
+    errors = {}
+    for tf32 in (False, True):
+        with float32_products(tf32=tf32):
+            errors[tf32] = float(((a @ a) / exact - 1).abs().max())
+    assert errors[False] < 3e-6 < 1e-5 < errors[True]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from mggcn.assemble import memory_limit
 from mggcn.backend import gpu_driver
@@ -139,3 +140,17 @@ def test_a_plan_takes_what_the_gpus_of_the_run_have(
     machine = Machine([FAST, SLOW, BUSY])
     monkeypatch.setattr("mggcn.assemble.gpu_free_bytes", lambda num: gpu_free_bytes(num, machine.load, not_asked))
     assert memory_limit(Config(run=RunConfig(device="cuda", ranks=ranks, transport=transport))) == limit
+
+
+@pytest.mark.cuda
+def test_the_driver_and_torch_mean_the_same_gpus() -> None:
+    """Fails if a UUID is read or written otherwise than NVIDIA does, or one library tells of another GPU's memory."""
+    gpus = visible_gpus()
+    assert [gpu.uuid for gpu in gpus] == [
+        str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())
+    ]
+    free, _ = torch.cuda.mem_get_info(0)
+    for told in (gpu_free_bytes(1), *free_bytes_in_child(1)):
+        assert (
+            abs(told - free) < 2 << 30
+        )  # the contexts of this process and of the child, and what others take meanwhile
