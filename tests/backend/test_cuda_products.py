@@ -106,10 +106,10 @@ def test_the_switch_reaches_the_products() -> None:
     """Fails if TF32 is not used when allowed, or used when not: its 10 bits of mantissa show."""
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("TF32 came with compute capability 8.0")
-    a = torch.rand(1024, 1024, device="cuda")
-    exact = a.double() @ a.double()
+    a, b = torch.rand(1024, 64, device="cuda"), torch.rand(64, 1024, device="cuda")
+    exact = a.double() @ b.double()
     errors = {}
     for tf32 in (False, True):
         with float32_products(tf32=tf32):
-            errors[tf32] = float(((a @ a) / exact - 1).abs().max())
-    assert errors[False] < 3e-6 < 1e-5 < errors[True]
+            errors[tf32] = float(((a @ b) / exact - 1).abs().max())
+    assert errors[False] < 5e-6 < 2e-5 < errors[True]
