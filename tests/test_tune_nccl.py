@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mggcn.assemble import plan_shape
-from mggcn.backend import cuda_presence
+from mggcn.backend import cuda_presence, gpu_driver
 from mggcn.comm.base import Communicator
 from mggcn.comm.nccl_settings import SETTINGS
 from mggcn.config import Config, RunConfig
@@ -42,7 +42,7 @@ def zeros(nbytes: int) -> torch.Tensor:
 
 def gpus(monkeypatch: pytest.MonkeyPatch, count: int, missing: str = "") -> None:
     monkeypatch.setattr(cuda_presence, "missing_for_cuda", lambda: missing)
-    monkeypatch.setattr(cuda_presence, "num_gpus", lambda: count)
+    monkeypatch.setattr(gpu_driver, "visible_gpus", lambda: [None] * count)
 
 
 def test_ranks_find_what_every_kind_of_message_takes() -> None:

@@ -33,11 +33,12 @@ TIMEOUT_S: Final = 120.0
 
 def sizes_at_hand(ranks: Sequence[int]) -> list[int]:
     """Return those numbers of ranks that can have a GPU each here, and that of all GPUs; none without two usable GPUs."""
-    from mggcn.backend.cuda_presence import missing_for_cuda, num_gpus
+    from mggcn.backend.cuda_presence import missing_for_cuda
+    from mggcn.backend.gpu_driver import visible_gpus
 
     if missing_for_cuda():
         return []
-    gpus = num_gpus()
+    gpus = len(visible_gpus())
     return sorted({size for size in (*ranks, gpus) if 2 <= size <= gpus})
 
 
@@ -100,9 +101,9 @@ def main() -> int:
         import torch
 
         from mggcn.backend.cuda_device import CudaDevice
-        from mggcn.backend.cuda_presence import num_gpus
+        from mggcn.backend.gpu_driver import visible_gpus
 
-        device = CudaDevice(gpu_index(comm.rank, num_gpus()), capture=False)
+        device = CudaDevice(gpu_index(comm.rank, len(visible_gpus())), capture=False)
         comm.use_lane(device.lane)
         taken = measure(comm, lambda n: torch.zeros(n, dtype=torch.uint8, device=device.torch_device))
         if comm.rank == 0:
