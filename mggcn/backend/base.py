@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
     from torch import Tensor
 
     from mggcn.backend.edge_reduce import EdgeKernels
+    from mggcn.backend.epoch_end import Books, Step
 
 
 def drop_threshold(probability: float) -> int:
@@ -119,11 +120,6 @@ class KernelBackend(Protocol):
     @property
     def partials(self) -> int:
         """Row chunks whose column sums are added in a fixed order."""
-        ...
-
-    @property
-    def rate_dtype(self) -> torch.dtype:
-        """Type in which torch's fused optimisers read a learning rate that lies on this device."""
         ...
 
     @property
@@ -243,6 +239,13 @@ class KernelBackend(Protocol):
 
     def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
         """out[index[i]] += source[i]; index int32 without repeats."""
+        ...
+
+    def epoch_end(self, step: Step, books: Books) -> Callable[[], None]:
+        """Return what ends an epoch: it moves all weights, then writes the signals to the history and starts them anew.
+
+        The learning rate is that of the epoch on the clock, which moves on; a call allocates nothing of note.
+        """
         ...
 
     def record(self) -> Event:

@@ -20,6 +20,7 @@ from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cpu_args import address, dropout_args, epilogue_args
 from mggcn.backend.cpu_choice import NO_CHOICES, Choices, gemm_set, gemm_way
+from mggcn.backend.cpu_epoch_end import CpuEpochEnd
 from mggcn.backend.cpu_explore import Exploration
 from mggcn.backend.cpu_explored_spmm import ExploredSpmm
 from mggcn.backend.cpu_gemm import CpuGemm
@@ -27,6 +28,7 @@ from mggcn.backend.cpu_machine import caches_of, has_slow_pairs
 from mggcn.backend.cpu_memory import Workspace, allocate
 from mggcn.backend.cpu_spmm import NAMES, CpuSpmm, make_schedule
 from mggcn.backend.edge_reduce_cpu import CpuEdges
+from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import DONE, Done
 from mggcn.backend.host import HostLane, HostTime
 
@@ -74,10 +76,6 @@ class CpuBackend:
     @property
     def partials(self) -> int:
         return PARTIALS
-
-    @property
-    def rate_dtype(self) -> torch.dtype:
-        return torch.float64
 
     @property
     def queue_s(self) -> float:
@@ -267,6 +265,9 @@ class CpuBackend:
             *shape,
             self._threads,
         )
+
+    def epoch_end(self, step: Step, books: Books) -> Callable[[], None]:
+        return CpuEpochEnd(step, books)
 
     def record(self) -> Done:
         return DONE

@@ -15,11 +15,13 @@ from torch import Tensor
 from mggcn.backend import cuda_rows as rows
 from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
+from mggcn.backend.cuda_epoch_end import epoch_end
 from mggcn.backend.cuda_kernels import Kernels
 from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
 from mggcn.backend.cuda_upload import empty_like
 from mggcn.backend.device import Device
 from mggcn.backend.edge_reduce_cuda import CudaEdges
+from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import Event, Lane, Timestamp
 
 QUEUE_S = 1.0
@@ -71,10 +73,6 @@ class CudaBackend:
     @property
     def partials(self) -> int:
         return rows.PARTIALS
-
-    @property
-    def rate_dtype(self) -> torch.dtype:
-        return torch.float32
 
     @property
     def queue_s(self) -> float:
@@ -193,6 +191,9 @@ class CudaBackend:
 
     def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
         rows.scatter_add_rows(self._kernels[source.dtype], source, index, out)
+
+    def epoch_end(self, step: Step, books: Books) -> Callable[[], None]:
+        return epoch_end(self._kernels[self._dtype], self.upload, step, books)
 
     def record(self) -> Event:
         return self._device.record()

@@ -11,6 +11,8 @@ from mggcn.errors import PlanError
 
 ALIGNMENT = 64
 """Bytes: rows and buffers start on cache lines."""
+OPERAND_ALIGNMENT = 16
+"""Bytes to which rows of converted weights are padded: without it, odd widths fall to a GPU's slowest dense products."""
 ITEM_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8, "int64": 8}
 
 
@@ -33,6 +35,17 @@ class BufferSpec:
     @property
     def nbytes(self) -> int:
         return self.rows * self.ld * ITEM_BYTES[self.dtype]
+
+
+def operand_stride(cols: int, item: int) -> int:
+    """Return the elements from row to row of a matrix of weights that products read, padded to 16-byte loads."""
+    step = OPERAND_ALIGNMENT // item
+    return -(-cols // step) * step
+
+
+def operand_nbytes(rows: int, cols: int, item: int) -> int:
+    """Return the bytes of such a matrix, up to where the next may start."""
+    return -(-rows * operand_stride(cols, item) * item // ALIGNMENT) * ALIGNMENT
 
 
 class Use(Protocol):

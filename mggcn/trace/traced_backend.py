@@ -15,6 +15,7 @@ from torch import Tensor
 from mggcn.backend.base import Dropout, Epilogue, Gradient, KernelBackend, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.edge_reduce import EdgeKernels
+from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import Event, Lane, Timestamp
 from mggcn.trace.recorder import Recorder
 from mggcn.trace.work import matmul_work, spmm_work, streamed
@@ -38,10 +39,6 @@ class TracedBackend:
     @property
     def partials(self) -> int:
         return self._inner.partials
-
-    @property
-    def rate_dtype(self) -> torch.dtype:
-        return self._inner.rate_dtype
 
     @property
     def queue_s(self) -> float:
@@ -163,6 +160,10 @@ class TracedBackend:
     def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
         with self._recorder.kernel("scatter", streamed(source, source, source, index)):
             self._inner.scatter_add_rows(source, index, out)
+
+    def epoch_end(self, step: Step, books: Books) -> Callable[[], None]:
+        # The epoch loop marks it as the optimiser's.
+        return self._inner.epoch_end(step, books)
 
     def record(self) -> Event:
         return self._inner.record()

@@ -1,18 +1,20 @@
 """One training epoch as work of the device alone: program, sums over ranks, optimiser, loss history, clock.
 
 Nothing here looks at a result, so that a device may record the work once and repeat it by itself; seed and epoch,
-learning rate and losses lie on the device.
+learning rates and losses lie on the device. The signals of an epoch start from the rank's own: the end of the epoch before
+puts them there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
+from mggcn.backend.epoch_end import Books
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import TrainConfig
 from mggcn.trace.timeline import Watch
@@ -31,16 +33,12 @@ class _Work:
     plan: RankPlan
     runtime: RankRuntime
     comm: CountingCommunicator
-    optimizer: Optimizer
     watch: Watch
-    rates: Tensor
-    rate: Tensor
-    history: Tensor
-    own: Tensor
+    books: Books
+    end: Callable[[], None]
 
     def gradients(self) -> None:
         runtime = self.runtime
-        runtime.signals.copy_(self.own)
         runtime.run(self.plan.train)
         if self.comm.size > 1:
             summed = self.comm.all_reduce(runtime.weights.grad, runtime.backend.record())
@@ -50,12 +48,8 @@ class _Work:
 
     def epoch(self) -> None:
         self.gradients()
-        epoch = self.runtime.clock[1:]
-        self.history.index_copy_(0, epoch, self.runtime.signals.view(1, -1))
-        torch.index_select(self.rates, 0, epoch, out=self.rate)
         with self.watch.doing("optimizer"):
-            self.optimizer.step(self.rate[0])
-        epoch.add_(1)
+            self.end()
 
 
 class TrainingEpoch:
@@ -75,24 +69,28 @@ class TrainingEpoch:
     ) -> None:
         backend = runtime.backend
         rates = np.array([learning_rate(config, epoch) for epoch in range(config.epochs)])
-        table = backend.upload(rates).to(backend.rate_dtype)
         history = backend.allocate(8 * SIGNALS * config.epochs).view(torch.float64).view(-1, SIGNALS)
         own = backend.allocate(8 * SIGNALS).view(torch.float64)
-        self._work = _Work(plan, runtime, comm, optimizer, watch, table, table[0:1].clone(), history, own)
+        books = Books(runtime.clock, backend.upload(rates), runtime.signals, own, history)
+        self._work = _Work(plan, runtime, comm, watch, books, backend.epoch_end(optimizer.step, books))
         self._told = [0.0] * SIGNALS
         self._counted = 0
         self._repeatable = backend.repeatable(self._work.epoch)
 
     def start(self, seed: int, epoch: int) -> None:
-        """Set seed and epoch, from 0, of the next run."""
-        self._work.runtime.clock.copy_(torch.tensor([seed, epoch], dtype=torch.int64))
+        """Set seed and epoch, from 0, of the next run, and the signals that it starts from."""
+        books = self._work.books
+        books.clock.copy_(torch.tensor([seed, epoch], dtype=torch.int64))
+        books.signals.copy_(books.own)
 
     def tell(self, stop: float, seconds: float) -> None:
         """Set what this rank adds to the stop flag and the seconds of the epochs to come."""
         told = [0.0, stop, seconds]
         if told != self._told:
             self._told = told
-            self._work.own.copy_(torch.tensor(told, dtype=torch.float64))
+            books = self._work.books
+            books.own.copy_(torch.tensor(told, dtype=torch.float64))
+            books.signals.copy_(books.own)
 
     def run(self, epoch: int) -> None:
         """Queue one epoch, number `epoch` from 0, as the clock says too."""
@@ -113,4 +111,4 @@ class TrainingEpoch:
 
     def history(self, first: int, last: int) -> npt.NDArray[np.float64]:
         """Return the signals summed over ranks of epochs first .. last - 1, (last - first, 3). Waits for the device."""
-        return self._work.history[first:last].cpu().numpy()
+        return self._work.books.history[first:last].cpu().numpy()

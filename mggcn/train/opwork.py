@@ -26,8 +26,8 @@ from mggcn.plan.work import Item, Staged, Sum, Work, product_bytes
 from mggcn.train.regions import OPTIMIZER_STATES
 from mggcn.train.runplan import SIGNALS, RankPlan, RunPlan
 
-AFTER: Final = 8
-"""Calls of an epoch beside its ops: signals, history, learning rate, fused optimiser, clock."""
+AFTER: Final = {"cpu": 8, "cuda": 1}
+"""Calls of an epoch beside its ops: history, learning rate, optimiser, clock and signals, which a GPU has in one kernel."""
 MAX_TURNS: Final = 16
 """Epochs of a period of delayed messages that are costed; their bins are of about equal size."""
 
@@ -89,7 +89,7 @@ def _items(plan: RunPlan, rank: RankPlan, program: Program, turn: int) -> list[I
     if training:
         # Weights and states are read and written, gradients read.
         passes = 3 + 2 * OPTIMIZER_STATES[plan.config.train.optimizer]
-        items.append(Work("overhead", streamed=passes * rank.gradient_bytes, calls=AFTER))
+        items.append(Work("overhead", streamed=passes * rank.gradient_bytes, calls=AFTER[plan.config.run.device]))
     return items
 
 

@@ -22,7 +22,7 @@ from mggcn.model.lower import Model
 from mggcn.partition.locality import locality_nbytes
 from mggcn.plan.device import FIGURES, REAL, STORAGE, threads_of
 from mggcn.plan.machine import MIB
-from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES, BufferSpec
+from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES, BufferSpec, operand_nbytes
 from mggcn.train.shape import GraphShape
 
 CHUNK_BYTES = 24 * MIB
@@ -94,10 +94,11 @@ class RankSizes:
         )
 
     def _all_weight_bytes(self) -> int:
-        """Weights, gradients, best weights and optimiser states; a copy in the type of activations if that differs."""
+        """Weights, gradients, best weights, optimiser states; the matrices in the type of activations if that differs."""
         copies = 3 + OPTIMIZER_STATES[self.config.train.optimizer]
         stored = ITEM_BYTES[self.model.dtype]
-        return self.weight_bytes * copies + (self.weight_bytes * stored // self.item if stored != self.item else 0)
+        operands = sum(operand_nbytes(c.d_in, c.d_out, stored) for c in self.model.layers)
+        return self.weight_bytes * copies + (operands if stored != self.item else 0)
 
     def _graph_bytes(self) -> int:
         """Bytes of the matrices: 64-bit row pointers, 32-bit columns, values if edges have weights; and of the lists."""

@@ -19,7 +19,7 @@ from mggcn.model.choices import LayerChoice
 from mggcn.model.lower import Program
 from mggcn.model.ops import Inputs
 from mggcn.model.weights import check_state
-from mggcn.plan.memory import ALIGNMENT, BufferSpec, Placement
+from mggcn.plan.memory import ALIGNMENT, BufferSpec, Placement, operand_nbytes, operand_stride
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "int64": torch.int64}
 
@@ -35,7 +35,8 @@ class Weights:
     """The weights of all layers as views into one flat tensor, so that one message sums all gradients.
 
     flat, grad: (number of weights,) with every matrix and vector aligned to 64 bytes, in `dtype`. Where the backend
-    stores activations in another type, products read a copy in that type, which `refresh` makes.
+    stores activations in another type, products read copies of the matrices in that type, their rows padded to 16 bytes
+    (operand_stride), which `refresh` and the end of an epoch make; stored: all of them, else None.
     """
 
     def __init__(self, layers: Sequence[LayerChoice], bias: bool, dtype: torch.dtype, backend: KernelBackend) -> None:
@@ -49,20 +50,30 @@ class Weights:
         total = sum(sizes.values())
         self.flat = backend.allocate(total * dtype.itemsize).view(dtype)
         self.grad = backend.allocate(total * dtype.itemsize).view(dtype)
-        self._stored = self.flat
-        if backend.dtype != dtype:
-            self._stored = backend.allocate(total * backend.dtype.itemsize).view(backend.dtype)
-        self.operands: dict[str, Tensor] = {}
-        """The matrices as products read them."""
         self.views: dict[str, Tensor] = {}
-        self.grads: dict[str, Tensor] = {}
         start = 0
         for name, shape in self._shapes.items():
-            stop = start + math.prod(shape)
-            self.views[name] = self.flat[start:stop].view(shape)
-            self.grads[name] = self.grad[start:stop].view(shape)
-            self.operands[name] = self._stored[start:stop].view(shape)
+            self.views[name] = self.flat[start : start + math.prod(shape)].view(shape)
             start += sizes[name]
+        self.grads = self.views_of(self.grad)
+        self.stored: Tensor | None = None
+        self.copies: dict[str, Tensor] = {}
+        if backend.dtype != dtype:
+            self._add_copies(layers, backend)
+        self.operands = {name: view for name, view in self.views.items() if view.dim() == 2} | self.copies
+        """The matrices as products read them."""
+
+    def _add_copies(self, layers: Sequence[LayerChoice], backend: KernelBackend) -> None:
+        item = backend.dtype.itemsize
+        sizes = [operand_nbytes(choice.d_in, choice.d_out, item) // item for choice in layers]
+        self.stored = backend.allocate(sum(sizes) * item).view(backend.dtype)
+        for choice, part in zip(layers, self.stored.split(sizes), strict=True):
+            stride = operand_stride(choice.d_out, item)
+            self.copies[f"layers.{choice.layer}.weight"] = part.as_strided((choice.d_in, choice.d_out), (stride, 1))
+
+    def views_of(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the matrices and vectors of another tensor like `flat`."""
+        return {name: flat.as_strided(v.shape, v.stride(), v.storage_offset()) for name, v in self.views.items()}
 
     def initialize(self, seed: int) -> None:
         """Glorot-uniform matrices and zero biases (Glorot & Bengio 2010, eq. 16), the same on every rank and device."""
@@ -77,8 +88,8 @@ class Weights:
 
     def refresh(self) -> None:
         """Give the products the weights as they are now; to be called after every change."""
-        if self._stored is not self.flat:
-            self._stored.copy_(self.flat)
+        for name, operand in self.copies.items():
+            operand.copy_(self.views[name])
 
     def state_dict(self, flat: Tensor | None = None) -> dict[str, Tensor]:
         """Return copies on the host: layers.<l>.weight (D, E) and layers.<l>.bias (E,), l from 1.
@@ -86,10 +97,7 @@ class Weights:
         flat: another tensor like `flat` to take them from.
         """
         source = self.flat if flat is None else flat
-        return {
-            name: source.as_strided(view.shape, view.stride(), view.storage_offset()).cpu().clone()
-            for name, view in self.views.items()
-        }
+        return {name: view.cpu().clone() for name, view in self.views_of(source).items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Copy weights in. Raises: ConfigError if they are no tensors, or names or shapes differ from the model's."""

@@ -1,0 +1,62 @@
+"""What is left of a training epoch when its gradients are summed: one step of all weights, and the epoch's books.
+
+W weights in one flat tensor, S matrices and vectors among them, K signals, E epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One matrix or vector of the model: views into the tensors of its Step, but for the operand.
+
+    moments: Adam's two averages, or SGD's momentum if it has one; steps float32 (): those that were made.
+    operand: the copy in the type of activations that products read, its rows maybe padded; None if they read `value`.
+    """
+
+    value: Tensor
+    grad: Tensor
+    moments: tuple[Tensor, ...]
+    steps: Tensor
+    operand: Tensor | None
+    decay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of all weights, as torch.optim's Adam, AdamW or SGD makes it.
+
+    values, grads, moments: (W,), what no weight covers stays zero; steps float32 (S,); operands: as values, or None.
+    """
+
+    kind: Literal["adam", "adamw", "sgd"]
+    momentum: float
+    weights: tuple[Weight, ...]
+    values: Tensor
+    grads: Tensor
+    moments: tuple[Tensor, ...]
+    steps: Tensor
+    operands: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What an epoch reads and leaves beside weights.
+
+    clock int64 (2,): seed and epoch; rates float64 (E,): learning rates; signals float64 (K,): those of the epoch, summed
+    over ranks; history float64 (E, K): those of all epochs; own float64 (K,): what the next epoch's start from.
+    """
+
+    clock: Tensor
+    rates: Tensor
+    signals: Tensor
+    own: Tensor
+    history: Tensor

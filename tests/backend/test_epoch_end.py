@@ -1,0 +1,212 @@
+"""The end of an epoch: steps of the weights against plain torch.optim, and the books beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mggcn.backend.base import KernelBackend
+from mggcn.backend.epoch_end import Books
+from mggcn.config import TrainConfig
+from mggcn.model.choices import LayerChoice
+from mggcn.train.optimizer import Optimizer
+from mggcn.train.runtime import Weights
+from tests.backend.cases import clock, real_type, zeros
+from tests.backend.emulated import emulated_backend
+
+LAYERS = (
+    LayerChoice(1, 70, 33, "precomputed", ""),
+    LayerChoice(2, 33, 1, "gemm-first", ""),
+    LayerChoice(3, 1, 41, "dense", ""),
+)
+"""Matrices of several parts, of one column and of one row; rows that are no multiple of 16 bytes in any type."""
+RATES = np.array([0.01, 0.3, 0.0, 1e-9, 0.02, 5.0])
+SCALES = np.array([0.0, 1.0, -1.0, 1e-6, 1e-15, 3e3])
+KINDS: dict[str, dict[str, Any]] = {
+    "adam": {"optimizer": "adam"},
+    "adamw": {"optimizer": "adamw"},
+    "sgd": {"optimizer": "sgd"},
+    "momentum": {"optimizer": "sgd", "momentum": 0.9},
+}
+
+
+def weights_of(backend: KernelBackend, bias: bool = True, seed: int = 6) -> Weights:
+    weights = Weights(LAYERS, bias, real_type(backend), backend)
+    weights.initialize(seed)
+    return weights
+
+
+def books_of(backend: KernelBackend, epoch: int = 0, rates: np.ndarray = RATES) -> Books:
+    own = backend.upload(np.array([0.0, 1.0, 0.25]))
+    history = zeros(backend, rates.size, 3, dtype=torch.float64).fill_(-1.0)
+    signals = zeros(backend, 3, dtype=torch.float64)
+    return Books(clock(backend, 77, epoch), backend.upload(rates.copy()), signals, own, history)
+
+
+def draw_gradients(weights: Weights, epoch: int) -> None:
+    """Gradients of very different sizes, the same on every device for a type."""
+    generator = np.random.default_rng(900 + epoch)
+    for grad in weights.grads.values():
+        values = generator.normal(size=grad.shape) * generator.choice(SCALES, grad.shape)
+        grad.copy_(torch.from_numpy(values))
+
+
+class Plain:
+    """torch.optim on float64 copies of the weights, one optimiser for each."""
+
+    def __init__(self, config: TrainConfig, weights: Weights) -> None:
+        make: Any = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[config.optimizer]
+        extra = {"momentum": config.momentum} if config.momentum else {}
+        self.values = {n: v.detach().cpu().double().clone().requires_grad_(True) for n, v in weights.views.items()}
+        self._optimizers = [
+            make(
+                [value],
+                lr=0.0,
+                weight_decay=config.weight_decay if config.weight_decay_on == "all" or n == "layers.1.weight" else 0.0,
+                foreach=False,
+                **extra,
+            )
+            for n, value in self.values.items()
+        ]
+
+    def step(self, weights: Weights, rate: float) -> None:
+        for (name, value), optimizer in zip(self.values.items(), self._optimizers, strict=True):
+            value.grad = weights.grads[name].detach().cpu().double()
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step()
+
+
+@pytest.mark.parametrize("decay_on", ["all", "first"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_equal_plain_torch(backend: KernelBackend, kind: str, decay_on: str) -> None:
+    """Fails if a weight is left out or moved twice, decays where it should not, or takes the rate of another epoch."""
+    config = TrainConfig(weight_decay=0.1, weight_decay_on=decay_on, **KINDS[kind])  # type: ignore[arg-type]
+    weights = weights_of(backend)
+    covered = torch.zeros_like(weights.flat)
+    for view in weights.views_of(covered).values():
+        view.fill_(1.0)
+    assert bool((covered == 0).any())
+    plain, books = Plain(config, weights), books_of(backend)
+    end = backend.epoch_end(Optimizer(config, weights).step, books)
+    close = {torch.float64: {"rtol": 1e-11, "atol": 1e-13}, torch.float32: {"rtol": 2e-5, "atol": 2e-6}}
+    for epoch, rate in enumerate(RATES):
+        draw_gradients(weights, epoch)
+        plain.step(weights, rate)
+        end()
+        for name, view in weights.views.items():
+            scale = max(1.0, float(plain.values[name].detach().abs().max()))
+            tolerance = close[view.dtype]
+            np.testing.assert_allclose(
+                view.cpu().double() / scale, plain.values[name].detach() / scale, err_msg=f"{name} {epoch}", **tolerance
+            )
+    assert not weights.flat[covered == 0].any()
+
+
+def test_books(backend: KernelBackend) -> None:
+    """Fails if a row of the history is another epoch's, the clock stands, or an epoch starts from the signals before."""
+    weights, books = weights_of(backend), books_of(backend, epoch=2)
+    end = backend.epoch_end(Optimizer(TrainConfig(), weights).step, books)
+    for loss in (4.5, 8.25):
+        books.signals.copy_(torch.tensor([loss, 3.0, 0.5]))
+        end()
+        assert books.signals.tolist() == books.own.tolist() == [0.0, 1.0, 0.25]
+    assert books.history.tolist() == [[-1.0] * 3] * 2 + [[4.5, 3.0, 0.5], [8.25, 3.0, 0.5]] + [[-1.0] * 3] * 2
+    assert books.clock.tolist() == [77, 4]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_read_the_weights_as_they_are_now(backend: KernelBackend, bias: bool) -> None:
+    """Fails if a copy in the type of activations is an epoch old, misplaced, or its rows lie off 16 bytes."""
+    weights = weights_of(backend, bias)
+    if weights.stored is None:
+        assert weights.operands["layers.1.weight"] is weights.views["layers.1.weight"]
+        return
+    covered = torch.zeros_like(weights.stored)
+    for copy in weights.copies.values():
+        assert copy.data_ptr() % 64 == 0
+        assert copy.stride(0) * copy.itemsize % 16 == 0
+        covered.as_strided(copy.shape, copy.stride(), copy.storage_offset()).fill_(1.0)
+    weights.stored[covered == 0] = 7.0
+    end = backend.epoch_end(Optimizer(TrainConfig(), weights).step, books_of(backend))
+    before = weights.stored.clone()
+    draw_gradients(weights, 1)
+    end()
+    assert not torch.equal(before, weights.stored)
+    for name, operand in weights.operands.items():
+        assert torch.equal(operand, weights.views[name].to(operand.dtype))
+    assert bool((weights.stored[covered == 0] == 7.0).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_gradient_stays_with_its_weight(backend: KernelBackend, kind: str) -> None:
+    """Fails if NaN or infinity in one gradient reaches another weight, or a zero gradient divides by zero."""
+    weights = weights_of(backend)
+    end = backend.epoch_end(Optimizer(TrainConfig(**KINDS[kind]), weights).step, books_of(backend))
+    weights.grads["layers.1.weight"][40, 30] = float("nan")
+    weights.grads["layers.3.weight"][0, 40] = float("inf")
+    end()
+    assert torch.isfinite(weights.flat).sum() == weights.flat.numel() - 2
+    assert weights.views["layers.1.weight"][40, 30].isnan()
+    assert not torch.isfinite(weights.views["layers.3.weight"][0, 40])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_returns(backend: KernelBackend, kind: str) -> None:
+    """Fails if a step after loading the optimiser's state differs in one bit from one that was never interrupted."""
+    config = TrainConfig(weight_decay=0.1, weight_decay_on="first", **KINDS[kind])
+    weights, again = weights_of(backend), weights_of(backend)
+    optimizer, resumed = Optimizer(config, weights), Optimizer(config, again)
+    end = backend.epoch_end(optimizer.step, books_of(backend))
+    for epoch in range(2):
+        draw_gradients(weights, epoch)
+        end()
+    again.load_state_dict(weights.state_dict())
+    resumed.load_tensors(optimizer.tensors())
+    for moved in (weights, again):
+        draw_gradients(moved, 2)
+    end()
+    backend.epoch_end(resumed.step, books_of(backend, epoch=2))()
+    assert torch.equal(weights.flat, again.flat)
+    optimizer.reset()
+    assert not any(bool(tensor.any()) for tensor in optimizer.tensors().values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_order_of_blocks_changes_no_bit(dtype: torch.dtype) -> None:
+    """Fails if a block reads what the last one writes: the clock, the steps or the rate of the next epoch."""
+    found = []
+    for seed, kind in itertools.product((0, 3, 58), ("adam", "momentum")):
+        backend = emulated_backend(dtype, seed)
+        weights, books = weights_of(backend), books_of(backend)
+        end = backend.epoch_end(Optimizer(TrainConfig(weight_decay=0.1, **KINDS[kind]), weights).step, books)
+        for epoch in range(3):
+            draw_gradients(weights, epoch)
+            end()
+        stored = weights.flat if weights.stored is None else weights.stored
+        found.append((kind, *(t.clone() for t in (weights.flat, stored, books.clock, books.history, books.signals))))
+    for kind, *tensors in found:
+        first = next(others for name, *others in found if name == kind)
+        assert all(torch.equal(a, b) for a, b in zip(tensors, first, strict=True))
+
+
+def test_devices_agree_within_rounding() -> None:
+    """Fails if the kernel's formula is another than that of torch's fused steps on a CPU."""
+    from mggcn.backend.cpu import CpuBackend
+
+    for kind, dtype in itertools.product(KINDS, (torch.float32, torch.float64)):
+        curves = []
+        for backend in (CpuBackend(dtype, 1), emulated_backend(dtype, 9)):
+            weights = weights_of(backend)
+            config = dataclasses.replace(TrainConfig(weight_decay=0.01), **KINDS[kind])
+            end = backend.epoch_end(Optimizer(config, weights).step, books_of(backend))
+            for epoch in range(5):
+                draw_gradients(weights, epoch)
+                end()
+            curves.append(weights.flat)
+        ulp = torch.finfo(dtype).eps
+        torch.testing.assert_close(curves[0], curves[1], rtol=16 * ulp, atol=16 * ulp)
