@@ -23,12 +23,13 @@ __device__ __forceinline__ void sum_over_y(double (&sums)[W][Threads]) {
 // activation_grad: h = out_scale * d with d = (h != 0 or not masked) * keep_scale * h_scale * g; the columns of d, the
 // unscaled gradient, are added to partials. NaN in h counts as not zero.
 // in    g [V, D], h [V, D] (read if masked); h_scale, out_scale [V'] or null, row v is their row first_row + v
-// out   h [V, D], partials double [chunks, D] or null. Moves 3 V D (2 V D if not masked).
+// out   h [V, D], partials double [num_partials >= chunks, D] or null; begins != 0 overwrites all of them, those
+//       without a chunk by 0, so that no launch need clear them. Moves 3 V D (2 V D if not masked).
 // grid  (chunks, ceil(D / (kVector x))), block (x, y): chunk c has rows V c / chunks ..., thread y every y-th of them
 extern "C" __global__ void __launch_bounds__(kSumThreads, 4)
     activation_grad(const storage_t* g, long long ld_g, storage_t* h, long long ld_h, long long rows, int cols,
                     long long first_row, int masked, float keep_scale, const real_t* h_scale, const real_t* out_scale,
-                    double* partials) {
+                    double* partials, int num_partials, int begins) {
   __shared__ double shared[kVector][kSumThreads];
   const int column = (int)(blockIdx.y * blockDim.x + threadIdx.x) * kVector, left = cols - column;
   const long long chunks = gridDim.x, end = rows * (blockIdx.x + 1ll) / chunks;
@@ -54,8 +55,13 @@ extern "C" __global__ void __launch_bounds__(kSumThreads, 4)
   sum_over_y(shared);
   if (threadIdx.y) return;
 #pragma unroll
-  for (int i = 0; i < kVector; ++i)
-    if (i < left) partials[(long long)blockIdx.x * cols + column + i] += shared[i][threadIdx.x];
+  for (int i = 0; i < kVector; ++i) {
+    if (i >= left) break;
+    double* sum = partials + (long long)blockIdx.x * cols + column + i;
+    *sum = begins ? shared[i][threadIdx.x] : *sum + shared[i][threadIdx.x];
+    for (long long c = blockIdx.x + chunks; begins && c < num_partials; c += chunks)
+      partials[c * cols + column + i] = 0;
+  }
 }
 
 // sum_partials: out[d] = sum over chunks of partials[chunk, d].

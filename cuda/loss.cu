@@ -40,21 +40,25 @@ __device__ __forceinline__ double xent_row(storage_t* z, int cols, int label, re
 
 // softmax_xent: cross-entropy of the rows whose mask has bit 0, its gradient written over the logits; other rows get 0.
 // in    z [V, C], labels int32 [V], mask uint8 [V], inv_count = 1 / global number of those rows, row_scale [V] or null
-// out   z = row_scale * (softmax(z) - onehot(label)) * inv_count; losses double [chunks] = sums of logsumexp -
-// z[label];
-//       partials (double [chunks, C] or null) gains the columns of the gradient before row_scale. Moves 2 V C.
-// grid  chunks, block (x, y): chunk c has rows V c / chunks ..., group y every y-th of them
-// shared  y C doubles if in_shared, which holds the groups' columns; else y is 1 and they are added to partials
-// directly
+// out   z = row_scale * (softmax(z) - onehot(label)) * inv_count; total double [1] += inv_count * the sum of
+//       logsumexp(z) - z[label], through losses double [chunks];
+//       partials (double [num_partials >= chunks, C] or null) = the columns of the gradient before row_scale, 0 without
+//       a chunk; arrived unsigned [1], 0 before and after. Moves 2 V C.
+// grid  chunks, block (x, y) of at least a warp: chunk c has rows V c / chunks ..., group y every y-th of them. The
+//       first warp of the block that arrives last adds the chunks' losses, in an order that their number alone fixes.
+// shared  y C doubles if in_shared, which holds the groups' columns; else y is 1 and they are summed in partials
 extern "C" __global__ void __launch_bounds__(kLossThreads, 3)
     softmax_xent(storage_t* z, long long ld, long long rows, int cols, const int* labels, const unsigned char* mask,
-                 double inv_count, const real_t* row_scale, double* losses, double* partials, int in_shared) {
+                 double inv_count, const real_t* row_scale, double* losses, unsigned* arrived, double* total,
+                 double* partials, int num_partials, int in_shared) {
   EMULATE_DYNAMIC_SHARED(double, columns);
   __shared__ double group_loss[kLossThreads / 4];
+  __shared__ bool last;
   const int at = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y, groups = blockDim.y;
-  double* mine = partials ? partials + (long long)blockIdx.x * cols : nullptr;
-  double* sums = partials && in_shared ? columns + threadIdx.y * cols : mine;
-  if (partials && in_shared)
+  double* sums = !partials   ? nullptr
+                 : in_shared ? columns + threadIdx.y * cols
+                             : partials + (long long)blockIdx.x * cols;
+  if (sums)
     for (int d = threadIdx.x; d < cols; d += blockDim.x) sums[d] = 0;
   double loss = 0;
   const long long chunks = gridDim.x, end = rows * (blockIdx.x + 1ll) / chunks;
@@ -70,29 +74,25 @@ extern "C" __global__ void __launch_bounds__(kLossThreads, 3)
   if (at == 0) {
     for (int k = 1; k < groups; ++k) loss += group_loss[k];
     losses[blockIdx.x] = loss;
+    __threadfence();
+    last = atomicAdd(arrived, 1u) + 1 == gridDim.x;
   }
-  if (!partials || !in_shared) return;
-  for (int d = at; d < cols; d += threads) {
-    double sum = 0;
-    for (int k = 0; k < groups; ++k) sum += columns[k * cols + d];
-    mine[d] += sum;
+  for (int d = at; partials && d < cols; d += threads) {
+    if (in_shared) {
+      double sum = 0;
+      for (int k = 0; k < groups; ++k) sum += columns[k * cols + d];
+      partials[(long long)blockIdx.x * cols + d] = sum;
+    }
+    for (int c = blockIdx.x + gridDim.x; c < num_partials; c += gridDim.x) partials[(long long)c * cols + d] = 0;
   }
-}
-
-// add_losses: loss[0] += inv_count * sum of losses.
-// in    losses double [chunks];  out loss double [1].
-// grid  1, block 256: a tree in shared memory
-extern "C" __global__ void __launch_bounds__(kLossThreads)
-    add_losses(const double* losses, int chunks, double inv_count, double* loss) {
-  __shared__ double shared[kLossThreads];
+  __syncthreads();
+  if (!last || at >= 32) return;
   double sum = 0;
-  for (int c = threadIdx.x; c < chunks; c += kLossThreads) sum += losses[c];
-  shared[threadIdx.x] = sum;
-  for (int half = kLossThreads / 2; half; half /= 2) {
-    __syncthreads();
-    if ((int)threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
-  }
-  if (threadIdx.x == 0) loss[0] += shared[0] * inv_count;
+  for (int c = at; c < (int)gridDim.x; c += 32) sum += __ldcg(losses + c);
+  for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(kFullWarp, sum, step);
+  if (at) return;
+  *arrived = 0;
+  total[0] += sum * inv_count;
 }
 
 // The first column with the largest logit, found by one group; as on the CPU, NaN never wins unless it is the first.

@@ -191,9 +191,10 @@ class KernelBackend(Protocol):
         partials: Tensor | None,
         first_row: int = 0,
     ) -> None:
-        """H = out_scale * dZ, dZ = (h != 0) * keep_scale * h_scale * g; partials float64 (partials, D) += columns of dZ.
+        """H = out_scale * dZ, dZ = (h != 0) * keep_scale * h_scale * g; partials float64 (partials, D) sum columns of dZ.
 
-        The mask of ReLU and dropout is read from the zeros that the forward pass stored in h.
+        The mask of ReLU and dropout is read from the zeros that the forward pass stored in h. Rows from first_row = 0 on
+        begin the sums, whatever lay in partials; later rows add to them.
         """
         ...
 
@@ -217,7 +218,7 @@ class KernelBackend(Protocol):
     ) -> None:
         """Masked cross-entropy: loss float64 (1,) += its sum times inv_count, z becomes row_scale times its gradient.
 
-        Rows count where bit 0 of mask (uint8) is set; partials float64 (partials, C) += columns of the unscaled gradient.
+        Rows count where bit 0 of mask (uint8) is set; partials float64 (partials, C) = columns of the unscaled gradient.
         """
         ...
 

@@ -15,7 +15,8 @@ def product_grad_by_blocks(
 ) -> None:
     """As KernelBackend.product_grad: as many rows at a time as `block` has, which finds them in the cache."""
     step = max(1, block.shape[0])
-    for first in range(0, h.shape[0], step):
+    # Without rows, too: the sums of columns begin with the first call.
+    for first in range(0, max(1, h.shape[0]), step):
         rows = h[first : first + step]
         part = block[: rows.shape[0]]
         backend.matmul(a[first : first + step], b, part)

@@ -161,6 +161,8 @@ class CpuBackend:
         partials: Tensor | None,
         first_row: int = 0,
     ) -> None:
+        if first_row == 0:
+            _begin(partials)
         self._run(
             "mggcn_activation_grad_",
             self._dtype,
@@ -181,6 +183,7 @@ class CpuBackend:
 
     def product_grad(self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient) -> None:
         if self.fuses_products:
+            _begin(gradient.partials)
             self.dense_products.multiply(a, b, h, accumulate=False, gradient=gradient)
         else:
             product_grad_by_blocks(self, a, b, h, block, gradient)
@@ -198,6 +201,7 @@ class CpuBackend:
         loss: Tensor,
         partials: Tensor | None,
     ) -> None:
+        _begin(partials)
         self._run(
             "mggcn_softmax_xent_",
             self._dtype,
@@ -292,3 +296,9 @@ class CpuBackend:
     @property
     def edges(self) -> CpuEdges:
         return CpuEdges(self._dtype, self._threads, self._isa)
+
+
+def _begin(partials: Tensor | None) -> None:
+    """The kernels add to what lies there."""
+    if partials is not None:
+        partials.zero_()

@@ -50,6 +50,7 @@ class CudaBackend:
         self._device = device
         self._kernels = {d: Kernels(device.compile, d) for d in {dtype, self._real}}
         self._losses = self.allocate(8 * rows.PARTIALS).view(torch.float64)
+        self._arrived = self.allocate(4).view(torch.int32)
         self._spmm = self._own_spmm(workspace_bytes) if spmm == "own" else self._cusparse()
 
     def _own_spmm(self, workspace_bytes: int) -> Spmm:
@@ -173,9 +174,8 @@ class CudaBackend:
         loss: Tensor,
         partials: Tensor | None,
     ) -> None:
-        rows.softmax_xent(
-            self._kernels[self._dtype], z, labels, mask, inv_count, row_scale, loss, partials, self._losses
-        )
+        sums = rows.LossSums(loss, partials, self._losses, self._arrived)
+        rows.softmax_xent(self._kernels[self._dtype], z, labels, mask, inv_count, row_scale, sums)
 
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
         rows.confusion(self._kernels[self._dtype], z, labels, mask, counts)

@@ -5,6 +5,8 @@ V rows, D columns, C classes. Arguments are those of KernelBackend; `kernels` ar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -88,6 +90,9 @@ def activation_grad(
     first_row: int = 0,
 ) -> None:
     rows, cols = h.shape
+    begins = first_row == 0
+    if not rows and begins and partials is not None:
+        partials.zero_()
     kernels.launch(
         "columns",
         "activation_grad",
@@ -104,6 +109,8 @@ def activation_grad(
         h_scale,
         out_scale,
         partials,
+        0 if partials is None else partials.shape[0],
+        int(begins),
     )
 
 
@@ -113,6 +120,19 @@ def sum_partials(kernels: Kernels, partials: Tensor, out: Tensor) -> None:
     kernels.launch("columns", "sum_partials", (_ceil(cols, 32),), (32, 32), partials, partials.shape[0], out, cols)
 
 
+@dataclass(frozen=True, slots=True)
+class LossSums:
+    """What the loss adds up: loss float64 (1,), partials of the bias gradient or None, and room to do so.
+
+    losses: float64 (PARTIALS,), overwritten; arrived: int32 (1,), zero before and after.
+    """
+
+    loss: Tensor
+    partials: Tensor | None
+    losses: Tensor
+    arrived: Tensor
+
+
 def softmax_xent(
     kernels: Kernels,
     z: Tensor,
@@ -120,14 +140,13 @@ def softmax_xent(
     mask: Tensor,
     inv_count: float,
     row_scale: Tensor | None,
-    loss: Tensor,
-    partials: Tensor | None,
-    losses: Tensor,
+    sums: LossSums,
 ) -> None:
-    """Losses: float64 (PARTIALS,), overwritten."""
     rows, cols = z.shape
-    used = chunks(rows)
+    used, partials = chunks(rows), sums.partials
     if not used:
+        if partials is not None:
+            partials.zero_()
         return
     lanes = loss_lanes(cols)
     fitting = SHARED_BYTES // (8 * cols) if partials is not None else SUM_THREADS
@@ -145,12 +164,14 @@ def softmax_xent(
         mask,
         inv_count,
         row_scale,
-        losses,
+        sums.losses,
+        sums.arrived,
+        sums.loss,
         partials,
+        0 if partials is None else partials.shape[0],
         int(fitting > 0),
         shared_bytes=8 * cols * groups if partials is not None and fitting else 0,
     )
-    kernels.launch("loss", "add_losses", (1,), (SUM_THREADS,), losses, used, inv_count, loss)
 
 
 def confusion(kernels: Kernels, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mggcn.model.ops import Activated, Finish, Runtime, dropped_block, finished_product, given, start_partials
+from mggcn.model.ops import Activated, Finish, Runtime, dropped_block, finished_product, given, partials_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Loss:
         return (self.z, self.partials) if self.partials else (self.z,)
 
     def run(self, rt: Runtime) -> None:
-        partials = start_partials(rt, self.partials)
+        partials = partials_of(rt, self.partials)
         inputs = rt.inputs
         scale = inputs.row_scale if self.scaled else None
         rt.backend.softmax_xent(
@@ -148,7 +148,7 @@ class InputGrad:
 
     def run(self, rt: Runtime) -> None:
         g, h, block = rt.buffer(self.g), rt.buffer(self.h), rt.buffer(self.block)
-        partials = start_partials(rt, self.partials)
+        partials = partials_of(rt, self.partials)
         self.activated.run_product(rt, g, rt.weight(self.layer).t(), h, block, partials)
         if partials is not None:
             rt.backend.sum_partials(partials, rt.bias_grad(self.layer - 1))
@@ -204,7 +204,7 @@ class ActivationGrad:
         return (self.h, self.partials) if self.partials else (self.h,)
 
     def run(self, rt: Runtime) -> None:
-        partials = start_partials(rt, self.partials)
+        partials = partials_of(rt, self.partials)
         self.activated.run(rt, rt.buffer(self.g), rt.buffer(self.h), partials)
         if partials is not None:
             rt.backend.sum_partials(partials, rt.bias_grad(self.layer - 1))

@@ -120,15 +120,13 @@ def given(value: T | None) -> T:
     return value
 
 
-def start_partials(rt: Runtime, name: str) -> Tensor | None:
-    """Return the zeroed partial sums of a bias gradient, None without a bias."""
+def partials_of(rt: Runtime, name: str) -> Tensor | None:
+    """Return the room for the partial sums of a bias gradient, None without a bias."""
     if not name:
         return None
     padded = rt.buffer(name)
-    # The kernels add into 64 adjacent rows without padding.
-    partials = padded.as_strided(padded.shape, (padded.shape[1], 1))
-    partials.zero_()
-    return partials
+    # The kernels take adjacent rows without padding.
+    return padded.as_strided(padded.shape, (padded.shape[1], 1))
 
 
 def finished_product(

@@ -23,7 +23,7 @@ def run(
     out, whole = make(backend, *z.shape)
     filled(out, z)
     loss = zeros(backend, 1, dtype=torch.float64)
-    partials = zeros(backend, backend.partials, z.shape[1], dtype=torch.float64)
+    partials = zeros(backend, backend.partials, z.shape[1], dtype=torch.float64).fill_(float("nan"))
     row_scale = None if scale is None else reals(backend, scale)
     inv_count = 1.0 / max(int((mask & 1).sum()), 1)
     backend.softmax_xent(out, backend.upload(labels), backend.upload(mask), inv_count, row_scale, loss, partials)

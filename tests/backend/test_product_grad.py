@@ -46,7 +46,7 @@ def _check(backend: KernelBackend, rows: int, inner: int, cols: int) -> list[tor
         h, whole = padded(backend, rows, cols)
         filled(h, rng.normal(size=(rows, cols)) * (rng.random((rows, cols)) > 0.4))
         h_scale, out_scale = (reals(backend, rng.random(rows) + 0.5) for _ in range(2))
-        partials = zeros(backend, backend.partials, cols, dtype=torch.float64)
+        partials = zeros(backend, backend.partials, cols, dtype=torch.float64).fill_(float("nan") if summed else 0.0)
         block = zeros(backend, max(1, rows // 3), cols, dtype=backend.dtype)
         before = host(h)
         gradient = Gradient(

@@ -150,14 +150,25 @@ def test_activation_grad(backend: KernelBackend, rows: int, make: Make) -> None:
 
 
 def test_column_sums_of_many_rows_and_columns(backend: KernelBackend) -> None:
-    """Fails if a chunk, or a slab of a wide row, is left out or added twice, or earlier partial sums are lost."""
+    """Fails if a chunk, or a slab of a wide row, is left out or added twice, or later rows do not add to the first.
+
+    What lies in the partial sums before must not count: chunks that have no rows, too, begin at zero.
+    """
     for rows, cols in ((1100, 3), (20, 2100)):
         g = filled(padded(backend, rows, cols)[0], random_dense(rows, cols, 8))
         out = padded(backend, rows, cols)[0]
         partials = zeros(backend, backend.partials, cols, dtype=torch.float64)
-        for _ in range(2):
+        partials.fill_(float("nan"))
+        for first in (0, rows):
             backend.activation_grad(
-                g, out, masked=False, keep_scale=1.0, h_scale=None, out_scale=None, partials=partials
+                g,
+                out,
+                masked=False,
+                keep_scale=1.0,
+                h_scale=None,
+                out_scale=None,
+                partials=partials,
+                first_row=first,
             )
         bias = zeros(backend, cols, dtype=real_type(backend))
         backend.sum_partials(partials, bias)
@@ -188,7 +199,7 @@ def test_nan_passes_activation_grad(backend: KernelBackend) -> None:
 
 def test_no_rows(backend: KernelBackend) -> None:
     """Fails if a rank without rows makes a launch that a device refuses, or leaves garbage in its sums."""
-    empty, partials = padded(backend, 0, 5)[0], zeros(backend, backend.partials, 5, dtype=torch.float64)
+    empty, partials = padded(backend, 0, 5)[0], zeros(backend, backend.partials, 5, dtype=torch.float64).fill_(3.0)
     backend.finish(empty, empty, Epilogue(relu=True))
     backend.activation_grad(empty, empty, masked=True, keep_scale=1.0, h_scale=None, out_scale=None, partials=partials)
     bias = zeros(backend, 5, dtype=real_type(backend)).fill_(7.0)
