@@ -14,7 +14,7 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.model.forward import Aggregate
 from mggcn.train.runlog import RunLog
-from tests.devices import EMULATED, GPU, Where
+from tests.devices import EMULATED, GPU, WHERE, Where
 from tests.emulator.strict import BrokenRecordingError, StrictDevice
 from tests.graphs import make_graph, on_ranks, pattern
 
@@ -66,6 +66,25 @@ def test_an_epoch_can_be_recorded(name: str) -> None:
     assert device.repeats >= EPOCHS - 3
     expected = losses(config_of("cpu", train, **model), small(sparse, kind))
     np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_epochs_start_from_what_their_rank_tells(where: Where, ranks: int) -> None:
+    """Fails if a loss is added to that of an earlier call, or an epoch sums what ranks told, or had summed, before."""
+
+    def body(rank: Rank) -> None:
+        trainer, epoch = rank.trainer, rank.trainer._epoch
+        first = trainer.gradients(0)
+        assert trainer.gradients(0) == trainer.step(0) == first
+        epoch.start(6007, 1)
+        for number, told in ((1, (1.0, 0.25)), (2, (0.0, 0.5)), (3, (0.0, 0.5))):
+            epoch.tell(*told)
+            epoch.run(number)
+        expected = [[ranks, 0.25 * ranks], [0.0, 0.5 * ranks], [0.0, 0.5 * ranks]]
+        assert epoch.history(1, 4)[:, 1:].tolist() == expected
+
+    on_ranks(config_of(where.device, ranks=ranks), small(), body, device_of=where.device_of)
 
 
 @pytest.mark.cuda
