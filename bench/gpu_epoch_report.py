@@ -7,7 +7,7 @@ from typing import Any
 
 from common import table
 from gpu_cases import CASES
-from gpu_predict import epoch_work, from_ceilings, plan_case, total
+from gpu_predict import PRECISIONS, epoch_work, from_ceilings, plan_case, total
 
 Rows = list[dict[str, Any]]
 GIB = 2**30
@@ -38,8 +38,7 @@ def predictions(case: str, rows: Rows, parts: Mapping[str, Rows]) -> dict[str, f
     if case not in CASES or rows[0].get("settings", {}).get("scale") != 1.0 or "ceilings" not in parts:
         return {}
     rates = from_ceilings(parts["ceilings"], parts["ceilings"][0].get("device", {}))
-    plans = {precision: plan_case(*CASES[case], precision) for precision, _ in rates.gemm}
-    return {precision: total(epoch_work(plan), rates, precision) for precision, plan in plans.items()}
+    return {name: total(epoch_work(plan_case(*CASES[case], name)), rates) for name in PRECISIONS}
 
 
 def extents(rows: Rows) -> str:

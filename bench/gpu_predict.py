@@ -1,17 +1,19 @@
-"""What an epoch of each acceptance case should cost on a GPU: bytes, FLOP and launches by op, and seconds from ceilings.
+"""What sparse products and epochs of the acceptance cases should cost on a GPU: mggcn's plans on its machine's file.
 
-`python bench/gpu_predict.py` prints the tables of docs/notes/0005-gpu-epoch.md; bench/gpu.py puts the same prediction, from
-the ceilings that it measured, beside each epoch. Nothing here is a measurement. Needs no torch.
+`python bench/gpu_predict.py` prints the tables of docs/notes/0004-spmm-gpu.md and 0005-gpu-epoch.md, `--write` puts them
+there. bench/gpu.py puts the same prediction, from the ceilings that it measured, beside each epoch. Nothing here is a
+measurement. Needs no torch.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import re
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -20,61 +22,39 @@ from gpu_cases import CASES
 from gpu_graphs import SYNTHETIC
 
 from mggcn.assemble import plan_shape
+from mggcn.backend.cuda_choice import choose, choose_slices
+from mggcn.backend.cuda_shape import H100
+from mggcn.backend.gather_rates import CacheRates
 from mggcn.config import from_tables
-from mggcn.model import backward as bwd
-from mggcn.model import forward as fwd
-from mggcn.model.ops import Finish, Op
-from mggcn.plan.memory import ITEM_BYTES
-from mggcn.train.runplan import RankPlan
+from mggcn.plan.description import DeviceRates, RateTable, find_machine
+from mggcn.plan.memory import BufferSpec
+from mggcn.plan.work import Work, product, work_seconds
+from mggcn.train.opwork import items_by_op
+from mggcn.train.runplan import RunPlan
 from mggcn.train.shape import GraphShape
 
 CORA_NNZ, CORA_AGGREGATED = 49_216, 160_000
 """Nonzeros of Cora's features, and about those of A_hat X."""
-AFTER = 1
-"""Launches of an epoch beside its ops: weights, history, signals and clock in one kernel."""
+PRECISIONS = ("fp32", "tf32", "bf16")
+WIDTHS = (16, 41, 64, 128, 256, 512)
+CUSPARSE = 1.2
+"""How many times as fast our sparse products are assumed to be."""
+SPARSE_SHARE = 0.85
+"""What our sparse kernel is assumed to get of a measured gather ceiling."""
+NARROW, WIDE = 64, 1024
+"""Bytes of the gathered rows whose ceilings tell what a row costs beside its bytes."""
+DETAILED = ("cora 2x16", "products-like 3x256")
+NOTES = Path(__file__).resolve().parents[1] / "docs" / "notes"
+
+Works = list[tuple[str, list[Work]]]
+"""The work of every op, by its label."""
 
 
-@dataclass(frozen=True)
-class Rates:
-    """What a device does in a second. The defaults are assumptions about an H100."""
-
-    copy: float = 3.0e12
-    l2: float = 5.5e12
-    gather: float = 2.4e12
-    """Rows of 128 bytes and more, at random, beyond the cache."""
-    l2_bytes: float = 50e6
-    gemm: tuple[tuple[str, float], ...] = (("fp32", 50e12), ("tf32", 400e12), ("bf16", 800e12))
-    launch_s: float = 1.5e-6
-    """A kernel as a node of a CUDA graph, beyond its work."""
-    sparse_share: float = 0.85
-    """What our sparse kernel gets of the gather ceiling."""
+def h100() -> DeviceRates:
+    return find_machine("dgx-h100").device
 
 
-@dataclass(frozen=True)
-class Work:
-    """An op: bytes gathered by rows from an operand of `footprint` bytes, streamed, and passed on in the cache; FLOP."""
-
-    label: str
-    gathered: int = 0
-    footprint: int = 1
-    streamed: int = 0
-    cached: int = 0
-    flop: int = 0
-    launches: int = 1
-
-    @property
-    def nbytes(self) -> int:
-        return self.gathered + self.streamed
-
-    def seconds(self, rates: Rates, precision: str) -> float:
-        """The longer of moving and computing, and what launching costs; half of the cache keeps rows of the operand."""
-        hit = min(1.0, 0.5 * rates.l2_bytes / self.footprint)
-        gathering = self.gathered * (hit / rates.l2 + (1 - hit) / rates.gather) / rates.sparse_share
-        moving = gathering + self.streamed / rates.copy + self.cached / rates.l2
-        return max(moving, self.flop / dict(rates.gemm)[precision]) + self.launches * rates.launch_s
-
-
-def plan_case(graph: str, hidden: tuple[int, ...], precision: str) -> RankPlan:
+def plan_case(graph: str, hidden: tuple[int, ...], precision: str) -> RunPlan:
     """The plan of a case from its extents alone."""
     work = SYNTHETIC[graph]
     sparse = (CORA_NNZ, CORA_AGGREGATED) if graph == "cora" else (None, 0)
@@ -82,131 +62,165 @@ def plan_case(graph: str, hidden: tuple[int, ...], precision: str) -> RankPlan:
         work.name, work.vertices, 2 * work.edges, work.features, work.classes, True, False, sparse[0], sparse[1]
     )
     settings = {"model": {"hidden": hidden}, "run": {"device": "cuda", "precision": precision}}
-    return plan_shape(from_tables(settings), shape).ranks[0]
+    return plan_shape(from_tables(settings), shape)
 
 
-def epoch_work(plan: RankPlan) -> list[Work]:
-    """Every op of a training epoch, and what follows them."""
-    return [_work(op, plan) for op in plan.train.ops] + [Work("optimiser and history", launches=AFTER)]
+def epoch_work(plan: RunPlan) -> Works:
+    """Every op of a training epoch of one rank, which sends nothing, and what follows them."""
+    [rank] = plan.ranks
+    by_op = items_by_op(plan, rank, rank.train)
+    return [(label, [item for item in items if isinstance(item, Work)]) for label, items in by_op]
 
 
-def _work(op: Op, plan: RankPlan) -> Work:
-    rows, item = plan.model.rows, ITEM_BYTES[plan.model.dtype]
-    blocks = -(-rows // plan.model.block_rows)
-    widths = {choice.layer: (choice.d_in, choice.d_out) for choice in plan.model.layers}
-
-    def dense(cols: int) -> int:
-        return rows * cols * item
-
-    def product(nnz: int, cols: int, entry: int, inner: int = rows, out_rows: int = rows) -> Work:
-        moved = nnz * entry + out_rows * (8 + cols * item)
-        return Work(op.label, nnz * cols * item, inner * cols * item, moved, flop=2 * nnz * cols, launches=2)
-
-    match op:
-        case fwd.Aggregate():
-            return product(plan.nnz, plan.train.arena[op.dst].spec.cols, 4)
-        case fwd.SparseLinear():
-            return product(CORA_NNZ, widths[op.layer][1], 8, inner=widths[op.layer][0])
-        case bwd.SparseWeightGrad():
-            return product(CORA_NNZ, widths[op.layer][1], 8, out_rows=widths[op.layer][0])
-        case bwd.Loss():
-            return Work(op.label, streamed=2 * dense(widths[op.layer][1]), launches=2)
-        case bwd.InputGrad() | fwd.Linear() | bwd.ProductGrad():
-            d, e = widths[op.layer]
-            finished = isinstance(op, bwd.InputGrad) or op.finish != Finish(op.layer)
-            streamed = dense(d + e) + (dense(d) if isinstance(op, bwd.InputGrad) else 0)
-            cached = 2 * dense(d if not isinstance(op, fwd.Linear) else e) if finished else 0
-            count = (2 * blocks if finished else 1) + isinstance(op, bwd.InputGrad)
-            return Work(op.label, streamed=streamed, cached=cached, flop=2 * rows * d * e, launches=count)
-        case bwd.WeightGrad():
-            d, e = widths[op.layer]
-            return Work(op.label, streamed=dense(d + e), flop=2 * rows * d * e, launches=2)
-        case bwd.ActivationGrad():
-            return Work(op.label, streamed=3 * dense(widths[op.layer][0]), launches=2)
-    raise ValueError(f"no acceptance case has the op {op.label}")
-
-
-def pyg_work(plan: RankPlan) -> list[Work]:
+def pyg_work(plan: RunPlan) -> Works:
     """PyG's `fused` kind in float32: weighted products in both directions of all layers, elementwise passes unfused."""
-    rows, found = plan.model.rows, []
+    [rank] = plan.ranks
+    rows, found = rank.model.rows, []
 
-    def dense(cols: int) -> int:
-        return 4 * rows * cols
+    def passes(nbytes: int, calls: int) -> Work:
+        return Work("elementwise", streamed=rows * nbytes, calls=calls)
 
-    for choice in plan.model.layers:
+    for choice in rank.model.layers:
         d, e = choice.d_in, choice.d_out
-        hidden = choice.layer < len(plan.model.layers)
-        product = Work(f"sparse {choice.layer}", plan.nnz * 4 * e, dense(e), plan.nnz * 8 + dense(e), launches=3)
-        gemm = Work(f"dense {choice.layer}", streamed=dense(d + e), flop=2 * rows * d * e, launches=2)
-        found += [product, product, gemm, gemm]
-        if choice.layer > 1:
-            found.append(gemm)
-        # bias, its gradient; ReLU and its mask
-        found.append(Work(f"passes {choice.layer}", streamed=dense(e) * (3 + 5 * hidden), launches=4 + 3 * hidden))
-    return [*found, Work("loss, Adam", launches=25)]
+        hidden = choice.layer < len(rank.model.layers)
+        sparse = dataclasses.replace(product(rows, rows, rank.nnz, 4 * e, 8), calls=3, results=0)
+        gemm = Work("dense", streamed=4 * rows * (d + e), flop=2 * rows * d * e, calls=2)
+        # Bias, its gradient; ReLU and its mask.
+        beside = passes(4 * e * (3 + 5 * hidden), 4 + 3 * hidden)
+        found.append((f"layer {choice.layer}", [sparse, sparse, *[gemm] * (2 + (choice.layer > 1)), beside]))
+    return [*found, ("loss, Adam", [passes(0, 25)])]
 
 
-def total(works: Iterable[Work], rates: Rates, precision: str) -> float:
-    return sum(work.seconds(rates, precision) for work in works)
+def pyg_device(device: DeviceRates) -> DeviceRates:
+    """The device as cuSPARSE's products use it."""
+    return dataclasses.replace(device, gather=gather_of(device).scaled(1 / CUSPARSE))
 
 
-def pyg_rates(rates: Rates, share: float = 0.65) -> Rates:
-    """CuSPARSE gets 0.85 / 1.3 of the ceiling, if ours gets 0.85 and is 1.3 times as fast."""
-    return dataclasses.replace(rates, sparse_share=share)
+def gather_of(device: DeviceRates) -> CacheRates:
+    return cast(CacheRates, device.gather)
 
 
-def from_ceilings(rows: list[dict[str, Any]], device: dict[str, Any]) -> Rates:
+def seconds(works: Iterable[Work], device: DeviceRates) -> float:
+    return sum(sum(work_seconds(work, device, 1)) for work in works)
+
+
+def total(works: Works, device: DeviceRates) -> float:
+    return sum(seconds(of, device) for _, of in works)
+
+
+def moved(works: Iterable[Work]) -> int:
+    """Bytes gathered and streamed, whichever cache they hit."""
+    return sum(work.rows * work.row_bytes + work.streamed for work in works)
+
+
+def from_ceilings(rows: list[dict[str, Any]], facts: dict[str, Any]) -> DeviceRates:
     """Rates as bench/gpu.py measured them; what it did not measure stays assumed."""
-    base = Rates()
+    device = h100()
+    base = gather_of(device)
 
     def best(key: str, unit: float, default: float, **wanted: Any) -> float:
         found = [row[key] * unit for row in rows if key in row and wanted.items() <= row.items()]
         return max(found, default=default)
 
-    def gathered(place: str, default: float) -> float:
-        found = (
-            best("gb_per_s", 1e9, 0.0, kind="gather", footprint=place, row_bytes=n) for n in (256, 512, 1024, 2048)
-        )
-        return max(found) or default
+    def gathered(place: str, row_bytes: int) -> float:
+        return SPARSE_SHARE * best("gb_per_s", 1e9, 0.0, kind="gather", footprint=place, row_bytes=row_bytes)
 
-    return dataclasses.replace(
-        base,
-        copy=best("gb_per_s", 1e9, base.copy, kind="copy"),
-        l2=gathered("a quarter of L2", base.l2),
-        gather=gathered("2 GiB", base.gather),
-        l2_bytes=float(device.get("l2_bytes", base.l2_bytes)),
-        gemm=tuple((name, best("tflop_per_s", 1e12, rate, kind="gemm", precision=name)) for name, rate in base.gemm),
-        launch_s=best("median", 1.0, base.launch_s, kind="launch"),
-    )
-
-
-def cells_of(work: Work, rates: Rates) -> list[str]:
-    return [
-        work.label,
-        f"{work.nbytes / 1e9:.3f}",
-        f"{work.flop / 1e9:.1f}",
-        f"{1e3 * work.seconds(rates, 'fp32'):.3f}",
-    ]
+    half = facts.get("l2_bytes", 2 * base.cache_bytes) / 2
+    gather = dataclasses.replace(base, cache_bytes=half, cached=gathered("a quarter of L2", WIDE) or base.cached)
+    narrow, wide = gathered("2 GiB", NARROW), gathered("2 GiB", WIDE)
+    if narrow and wide:
+        each = (WIDE / wide - NARROW / narrow) / (WIDE - NARROW)
+        gather = dataclasses.replace(gather, missed=1 / each, missed_row_s=max(0.0, NARROW / narrow - NARROW * each))
+    copy = best("gb_per_s", 1e9, device.copy.points[-1][1], kind="copy")
+    gemm = {name: best("tflop_per_s", 1e12, rate, kind="gemm", precision=name) for name, rate in device.gemm.items()}
+    cached, (far, _) = device.copy.points
+    call_s = best("median", 1.0, device.call_s, kind="launch")
+    copies = RateTable((cached, (far, copy)))
+    return dataclasses.replace(device, gather=gather, copy=copies, gemm=gemm, call_s=call_s)
 
 
-def tables(rates: Rates) -> str:
-    """Both tables of the note: sums of each case, and the ops of each case in float32."""
-    sums, ops = [], []
+def epochs_table(device: DeviceRates) -> str:
+    """Sums of each case."""
+    lines = []
     for name, (graph, hidden) in CASES.items():
-        peer = total(pyg_work(plan_case(graph, hidden, "fp32")), pyg_rates(rates), "fp32")
-        for precision, _ in rates.gemm:
+        peer = total(pyg_work(plan_case(graph, hidden, "fp32")), pyg_device(device))
+        for precision in PRECISIONS:
             plan = plan_case(graph, hidden, precision)
             works = epoch_work(plan)
-            seconds = total(works, rates, precision)
-            nbytes, flop = sum(w.nbytes for w in works), sum(w.flop for w in works)
-            counts = [plan.num_spmm, sum(w.launches for w in works)]
-            cells = [f"{nbytes / 1e9:.2f}", f"{flop / 1e9:.0f}", *counts, f"{1e3 * seconds:.3f}", f"{1e3 * peer:.3f}"]
-            sums.append([name, precision, *cells, f"{peer / seconds:.1f}"])
-            if precision == "fp32":
-                ops += [[name, *cells_of(work, rates)] for work in works]
-    head = ["case", "precision", "GB", "GFLOP", "products", "launches", "ms", "PyG fp32 ms", "ratio"]
-    return table(head, sums) + "\n" + table(["case", "op", "GB", "GFLOP", "ms"], ops)
+            every = [work for _, of in works for work in of]
+            found = total(works, device)
+            flop, calls = sum(work.flop for work in every), sum(work.calls for work in every)
+            cells = [f"{moved(every) / 1e9:.2f}", f"{flop / 1e9:.0f}", plan.ranks[0].num_spmm, calls]
+            lines.append([name, precision, *cells, f"{1e3 * found:.3f}", f"{1e3 * peer:.3f}", f"{peer / found:.1f}"])
+    return table(["case", "precision", "GB", "GFLOP", "products", "launches", "ms", "PyG fp32 ms", "ratio"], lines)
+
+
+def ops_table(device: DeviceRates) -> str:
+    """The ops of two cases in float32."""
+    lines = []
+    for name in DETAILED:
+        for label, of in epoch_work(plan_case(*CASES[name], "fp32")):
+            flop, found = sum(work.flop for work in of), seconds(of, device)
+            lines.append([name, label, f"{moved(of) / 1e9:.3f}", f"{flop / 1e9:.1f}", f"{1e3 * found:.3f}"])
+    return table(["case", "op", "GB", "GFLOP", "ms"], lines)
+
+
+def graphs() -> Iterator[tuple[str, int, int]]:
+    """Name, rows, and nonzeros with self-loops."""
+    for name in ("arxiv-like", "products-like", "reddit-like"):
+        work = SYNTHETIC[name]
+        yield name, work.vertices, 2 * work.edges + work.vertices
+    yield "cnr_2000", 325_557, 5_477_938 + 325_557
+
+
+def product_work(rows: int, nnz: int, width: int, dtype: str) -> Work:
+    return product(rows, rows, nnz, BufferSpec("", 1, width, dtype).nbytes, 4)
+
+
+def products_table(device: DeviceRates) -> str:
+    """Milliseconds of a product in float32 and bf16, and the shape that float32 takes."""
+    lines = []
+    for name, rows, nnz in graphs():
+        cells = []
+        for width in WIDTHS:
+            ms = [1e3 * seconds([product_work(rows, nnz, width, dtype)], device) for dtype in ("fp32", "bf16")]
+            panel = choose_slices(rows, nnz, rows, width, 4, H100).panel
+            shape = choose(width, 4, True, panel)
+            slices = f", {-(-width // panel)} slices" if panel else ""
+            sizes = f"{shape.lanes} x {shape.pieces} x {shape.unroll}"
+            cells.append(f"{ms[0]:.3g} / {ms[1]:.3g} ({sizes}{slices})")
+        lines.append([f"{name} ({rows:,}, {nnz / 1e6:.1f} M)", *cells])
+    return table(["graph (rows, nonzeros)", *map(str, WIDTHS)], lines)
+
+
+def tables() -> dict[str, list[str]]:
+    """The tables of each note."""
+    device = h100()
+    return {
+        "0004-spmm-gpu.md": [products_table(device)],
+        "0005-gpu-epoch.md": [epochs_table(device), ops_table(device)],
+    }
+
+
+def replaced(text: str, new: str) -> str:
+    """A note with a table in the place of the one that has the same head."""
+    head = new.splitlines()[0]
+    return re.sub(re.escape(head) + r"\n(\|.*\n)*", lambda _: new, text)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the tables into the notes")
+    write = parser.parse_args(arguments).write
+    for name, found in tables().items():
+        print(f"{name}\n\n" + "\n".join(found))
+        if write:
+            note = NOTES / name
+            text = note.read_text()
+            for new in found:
+                text = replaced(text, new)
+            note.write_text(text)
 
 
 if __name__ == "__main__":
-    print(tables(Rates()))
+    main()

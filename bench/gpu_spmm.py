@@ -22,13 +22,15 @@ from gpu_spmm_peers import cusparse_products, pyg_product, torch_product
 from torch import Tensor
 
 from mggcn.backend.base import Sparse
-from mggcn.backend.cuda_choice import Variant, choose
+from mggcn.backend.cuda_choice import Variant, choose, choose_slices
 from mggcn.backend.cuda_kernels import Kernels
 from mggcn.backend.cuda_shape import workspace_bytes
 from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
 
 WIDTHS = (16, 41, 64, 128, 256, 512)
 QUICK_WIDTHS = (41,)
+LONG_ROWS = (128, 512)
+"""What else than LONG_ROW, in nonzeros for the least unroll, a row must have to get a block of its own."""
 SAMPLE = 48
 """Rows whose result is compared: the longest ones and some at random."""
 Product = Callable[[Tensor, Tensor], object]
@@ -137,14 +139,27 @@ def compared(lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype) -> Iterat
 
 
 def variants(lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype) -> Iterator[Contender]:
-    """The ladder below the chosen variant, and other shapes."""
-    others = alternatives(chosen_variant(lab, matrix, width, dtype), width * dtype.itemsize).items()
+    """The ladder below the chosen variant, other shapes, and other limits of long rows."""
+    chosen = chosen_variant(lab, matrix, width, dtype)
+    others = alternatives(chosen, width * dtype.itemsize).items()
     for name, variant in itertools.islice(others, 2 if lab.settings.quick else None):
         yield name, functools.partial(own_product, lab, matrix, width, dtype, variant), dataclasses.asdict(variant)
+    for limit in () if lab.settings.quick else LONG_ROWS:
+        make = functools.partial(with_long_rows, lab, matrix, limit, width, dtype)
+        yield f"own, long rows over {limit}", make, dataclasses.asdict(chosen)
+
+
+def with_long_rows(lab: Lab, matrix: Matrix, limit: int, width: int, dtype: torch.dtype) -> Product:
+    """Our kernel as it chooses, where rows of more than `limit` nonzeros get blocks of their own."""
+    device = lab.device.torch_device
+    schedule = make_schedule(matrix.indptr, lambda array: torch.from_numpy(array).to(device), shortest=limit)
+    own = dataclasses.replace(matrix.own, schedule=schedule)
+    return own_product(lab, dataclasses.replace(matrix, own=own), width, dtype, None)
 
 
 def chosen_variant(lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype) -> Variant:
-    return choose(matrix.rows, matrix.own.nnz, matrix.rows, width, dtype.itemsize, True, lab.device.traits)
+    sizes = (matrix.rows, matrix.own.nnz, matrix.rows, width, dtype.itemsize)
+    return choose(width, dtype.itemsize, True, choose_slices(*sizes, lab.device.traits).panel)
 
 
 def alternatives(chosen: Variant, row_bytes: int) -> dict[str, Variant]:

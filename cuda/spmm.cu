@@ -10,7 +10,7 @@
 //       further tile, which are slices of h that fit the L2 cache where that pays (mggcn/backend/cuda_choice.py)
 // sums  in an order that the schedule fixes (mggcn/backend/cuda_spmm.py); no atomics. Twin: cpu/spmm.cpp.
 // gain  predicted, not measured: over spmm_groups 1.1 to 1.5 where rows differ by little, without bound where hubs
-//       are; slices up to 1.8 where h is ten times the cache and rows are long
+//       are; slices up to 1.5 where h is ten times the cache and rows are long
 #include "spmm_store.cuh"
 
 constexpr int kWindow = 256;

@@ -80,7 +80,11 @@ def threads_per_rank(config: Config) -> int:
 
 
 def host_of(config: Config) -> Host:
-    """Return this machine as measured ways of a run's sparse products belong to it."""
+    """Return this machine, or its first GPU, as measured ways of a run's sparse products belong to it."""
+    if config.run.device == "cuda":
+        from mggcn.backend.cuda_presence import gpu_host
+
+        return gpu_host()
     threads = threads_per_rank(config)
     return Host(processor_name(), native.isa(), threads, caches_of(threads))
 
@@ -241,7 +245,7 @@ def make_backend(
 ) -> KernelBackend:
     """Return the kernels of one rank. Raises: BackendError.
 
-    choices: measured ways of a CPU's sparse products. exploration: tries the ways of the others.
+    choices: measured ways of sparse products. exploration: tries the ways of the others.
     """
     from mggcn.train.runtime import DTYPES
 
@@ -252,7 +256,8 @@ def make_backend(
         return CpuBackend(storage, threads_per_rank(config), choices=choices, exploration=exploration)
     from mggcn.backend.cuda import CudaBackend
 
-    return CudaBackend(storage, device(), plan.regions["kernel work space"], config.run.spmm)
+    workspace_bytes = plan.regions["kernel work space"]
+    return CudaBackend(storage, device(), workspace_bytes, config.run.spmm, choices, exploration)
 
 
 def make_rank(
@@ -270,8 +275,8 @@ def make_rank(
     """Build one rank: its shard, its device memory as planned, its inputs. Collective.
 
     device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
-    choices: measured ways of a CPU's sparse products. tuning: finds out those of the others in the epochs to come; it has
-    the same transport. Neither changes a result.
+    choices: measured ways of sparse products. tuning: finds out those of the others in the epochs to come; it has the same
+    transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
     Raises: GraphError, BackendError.
     """
     import torch
@@ -346,6 +351,6 @@ def make_rank(
         watched = dataclasses.replace(rank_plan, train=timeline.program(rank_plan.train))
     watch: Watch = timeline or Unwatched()
     if tuning is not None:
-        watch = TunedEpochs(watch, tuning)
+        watch = TunedEpochs(watch, tuning, backend.synchronize)
     trainer = RankTrainer(config, watched, runtime, counted, config.train.metric, ranking, stop or Stop(), watch)
     return Rank(trainer, counted, rank_plan, watch)

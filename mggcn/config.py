@@ -216,7 +216,10 @@ class RunConfig:
         if self.transport == "single" and self.ranks > 1:
             raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
         if self.tune and self.device == "cuda":
-            raise ConfigError("run.tune tries ways of a CPU's sparse products, got run.device cuda; leave --tune out")
+            raise ConfigError(
+                "run.tune tries ways of a CPU's sparse products, got run.device cuda; leave --tune out, and time a GPU's "
+                "with mggcn tune --store"
+            )
         if self.tune and self.timeline:
             raise ConfigError("run.timeline would record epochs that run.tune makes slow; use one after the other")
 

@@ -22,7 +22,6 @@ from mggcn.backend.cpu_args import address, dropout_args, epilogue_args
 from mggcn.backend.cpu_choice import NO_CHOICES, Choices, gemm_set, gemm_way
 from mggcn.backend.cpu_epoch_end import CpuEpochEnd
 from mggcn.backend.cpu_explore import Exploration
-from mggcn.backend.cpu_explored_spmm import ExploredSpmm
 from mggcn.backend.cpu_gemm import CpuGemm
 from mggcn.backend.cpu_machine import caches_of, has_slow_pairs
 from mggcn.backend.cpu_memory import Workspace, allocate
@@ -30,6 +29,7 @@ from mggcn.backend.cpu_spmm import NAMES, CpuSpmm, make_schedule
 from mggcn.backend.edge_reduce_cpu import CpuEdges
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import DONE, Done
+from mggcn.backend.explored_spmm import ExploredSpmm
 from mggcn.backend.host import HostLane, HostTime
 
 PARTIALS = 64
@@ -59,7 +59,7 @@ class CpuBackend:
         self.sparse_products = CpuSpmm(dtype, threads, self._isa, caches, self._workspace, choices)
         self._spmm: CpuSpmm | ExploredSpmm = self.sparse_products
         if exploration is not None:
-            self._spmm = ExploredSpmm(self.sparse_products, exploration, dtype, caches, self._workspace)
+            self._spmm = ExploredSpmm(self.sparse_products, exploration, time.perf_counter)
         dense_isa = isa or gemm_set(dtype.itemsize, native.dense_isa(), slow_pairs=has_slow_pairs())
         self.dense_products = CpuGemm(gemm_way(dense_isa), threads, dense_isa, self._workspace)
 

@@ -28,9 +28,11 @@ from mggcn.backend.cpu_choice import (
     hub_length,
     key_of,
 )
+from mggcn.backend.cpu_explore import Trial, proposals
 from mggcn.backend.cpu_machine import Caches
 from mggcn.backend.cpu_memory import Workspace
-from mggcn.backend.cpu_shape import CHUNKS, aligned, padded_columns
+from mggcn.backend.cpu_shape import CHUNKS, aligned, padded_columns, way_bytes
+from mggcn.backend.explored_spmm import Product
 from mggcn.errors import BackendError
 
 STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
@@ -65,19 +67,6 @@ class CpuSchedule:
     hub: int
     """A row of more entries is cut into parts."""
     traits: MatrixTraits
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A kind of product that was asked for: a pattern without its values, and how it is done."""
-
-    pattern: Sparse
-    width: int
-    summed: bool
-    """Whether the result is of the type of sums."""
-    choice: SpmmChoice
-    measured: bool
-    """Whether the choice is a table's, not the model's."""
 
 
 def make_schedule(
@@ -173,6 +162,16 @@ class CpuSpmm:
         """Return the ways in which a product can be done, by name; the first is plain rows."""
         traits: MatrixTraits = product.pattern.schedule.traits
         return candidates(traits, product.width, self._dtype.itemsize, self._caches, summed=product.summed)
+
+    def trial(self, product: Product, adj: Sparse, h: Tensor, out: Tensor) -> Trial:
+        """As Products.trial. The work space is touched already, so that no way pays for the first use of pages."""
+        traits: MatrixTraits = product.pattern.schedule.traits
+        item, summed = self._dtype.itemsize, product.summed
+        ways = proposals(traits, product.width, item, self._caches, product.choice, summed=summed)
+        largest = max(way_bytes(traits, product.width, item, way) for way in ways)
+        with self._workspace.lock:
+            self._workspace.take(largest).zero_()
+        return Trial(key_of(traits, product.width, item, summed=summed), ways)
 
     def multiply(
         self,

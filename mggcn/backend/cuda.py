@@ -5,6 +5,7 @@ Shapes as in base.py. Every method queues its work on the rank's stream and retu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from mggcn.backend import cuda_rows as rows
 from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
+from mggcn.backend.cpu_choice import NO_CHOICES, Choices
+from mggcn.backend.cpu_explore import Exploration
 from mggcn.backend.cuda_epoch_end import epoch_end
 from mggcn.backend.cuda_kernels import Kernels
 from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
@@ -23,6 +26,7 @@ from mggcn.backend.device import Device
 from mggcn.backend.edge_reduce_cuda import CudaEdges
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import Event, Lane, Timestamp
+from mggcn.backend.explored_spmm import ExploredSpmm
 
 QUEUE_S = 1.0
 """The host looks at results about once in as many seconds: signals and losses are seen this late."""
@@ -40,10 +44,18 @@ class CudaBackend:
     """Kernels of one GPU for one rank.
 
     workspace_bytes: what split hub rows may take (cuda_shape.workspace_bytes of the largest matrix and width).
+    choices: measured slices of our own sparse products, which override the model's. exploration: times those of the
+    others; nothing is then recorded to be repeated.
     """
 
     def __init__(
-        self, dtype: torch.dtype, device: Device, workspace_bytes: int = 0, spmm: Literal["own", "cusparse"] = "own"
+        self,
+        dtype: torch.dtype,
+        device: Device,
+        workspace_bytes: int = 0,
+        spmm: Literal["own", "cusparse"] = "own",
+        choices: Choices = NO_CHOICES,
+        exploration: Exploration | None = None,
     ) -> None:
         self._dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
@@ -51,11 +63,17 @@ class CudaBackend:
         self._kernels = {d: Kernels(device.compile, d) for d in {dtype, self._real}}
         self._losses = self.allocate(8 * rows.PARTIALS).view(torch.float64)
         self._arrived = self.allocate(4).view(torch.int32)
-        self._spmm = self._own_spmm(workspace_bytes) if spmm == "own" else self._cusparse()
+        self._exploration = exploration
+        self._spmm = self._own_spmm(workspace_bytes, choices) if spmm == "own" else self._cusparse()
 
-    def _own_spmm(self, workspace_bytes: int) -> Spmm:
+    def _own_spmm(self, workspace_bytes: int, choices: Choices) -> Spmm:
         workspace = self.allocate(workspace_bytes).view(self._real)
-        return OwnSpmm(self._kernels[self._dtype], self._device.traits, workspace)
+        own = OwnSpmm(self._kernels[self._dtype], self._device.traits, workspace, choices)
+        return own if self._exploration is None else ExploredSpmm(own, self._exploration, self._now)
+
+    def _now(self) -> float:
+        self.synchronize()
+        return time.perf_counter()
 
     def _cusparse(self) -> Spmm:
         from mggcn.backend.cusparse import CusparseSpmm
@@ -202,7 +220,7 @@ class CudaBackend:
         return self._device.timestamp()
 
     def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
-        return self._device.repeatable(function)
+        return self._device.repeatable(function) if self._exploration is None else function
 
     def synchronize(self) -> None:
         self._device.synchronize()

@@ -7,24 +7,23 @@ matrix of its own.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Literal
 
+from mggcn.backend.cpu_choice import SpmmChoice
 from mggcn.backend.cuda_shape import DeviceTraits
+from mggcn.backend.gather_rates import SLICE_ROW, SLICES, CacheRates
 
 L2_SHARE = 0.5
-"""Part of the L2 cache that a slice of the operand may fill: an A100's and an H100's two halves may each hold a copy."""
-L2_COST = 0.5
-"""Seconds of a byte from the L2 cache, relative to one from memory: about 5.5 and 3 TB/s on an H100. Not measured here."""
-SLICE_GAIN = 1.3
-"""Slices must promise to be faster by this factor: rows with neighbours in common hit the cache without them, too."""
-SLICE_ROW = 32
-"""Nonzeros that a row must have on average: what a slice does for each row anew is small beside them."""
+"""Part of the L2 cache that holds rows of the operand: an A100's and an H100's two halves may each hold a copy."""
+RATES = CacheRates(L2_SHARE * 50 * 2**20, 4.7e12, 2.6e12, 1.8e-11)
+"""An H100's, of which only ratios count here. Not measured: docs/notes/0004-spmm-gpu.md."""
+LINE_BYTES = 64
+"""Rows of operands are padded to as many bytes."""
 TILE_COST = 0.85
 """A second tile reads indices and pointers again: idle lanes cost less up to this share of busy ones."""
-ROW_BYTES = 32
-"""What a row costs beside its nonzeros in each tile: pointers, order, a partly filled sector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +49,59 @@ def piece_columns(itemsize: int, aligned: bool) -> int:
 
 
 @functools.cache
-def choose(
-    rows: int,
-    nnz: int,
-    inner: int,
-    width: int,
-    itemsize: int,
-    aligned: bool,
-    traits: DeviceTraits,
-    *,
-    weighted: bool = False,
-) -> Variant:
-    """Return the variant for (rows, inner) with nnz nonzeros times (inner, width) of `itemsize` bytes per element."""
+def choose_slices(rows: int, nnz: int, inner: int, width: int, itemsize: int, traits: DeviceTraits) -> SpmmChoice:
+    """Return whole rows, or slices of the columns, for (rows, inner) with nnz nonzeros times (inner, width).
+
+    Slices are panels of columns in the words of `SpmmChoice`; nothing is packed. Width and type are an aligned operand's.
+    """
+    size = 0
+    if nnz >= SLICE_ROW * rows:
+        row_bytes = _padded(width * itemsize)
+        size = rates_of(traits).slice_bytes(row_bytes, inner * row_bytes)
+    return sliced(size, itemsize)
+
+
+def slicings(
+    rows: int, nnz: int, inner: int, width: int, itemsize: int, traits: DeviceTraits, hopeless: float
+) -> tuple[SpmmChoice, ...]:
+    """Return the ways that are worth being timed: the model's, then those that it expects to take less than `hopeless`
+    times as long, the fastest first.
+    """
+    row_bytes, rates = _padded(width * itemsize), rates_of(traits)
+    model = choose_slices(rows, nnz, inner, width, itemsize, traits)
+
+    def expected(way: SpmmChoice) -> float:
+        return rates.sliced_row_s(row_bytes, inner * row_bytes, way.panel * itemsize or row_bytes)
+
+    others = [sliced(size, itemsize) for size in (0, *SLICES) if size < row_bytes]
+    left = sorted((way for way in others if way.text != model.text), key=expected)
+    return (model, *(way for way in left if expected(way) < hopeless * expected(model)))
+
+
+def sliced(size: int, itemsize: int) -> SpmmChoice:
+    """Return the way of slices of so many bytes; 0: of whole rows."""
+    return SpmmChoice("panels", size // itemsize) if size else SpmmChoice()
+
+
+def is_slicing(way: SpmmChoice, itemsize: int) -> bool:
+    """Whether a way that was kept is one of this version's for a GPU."""
+    return dataclasses.replace(way, reason="") in [sliced(size, itemsize) for size in (0, *SLICES)]
+
+
+def rates_of(traits: DeviceTraits) -> CacheRates:
+    """Return what gathers cost on a device relative to each other."""
+    return dataclasses.replace(RATES, cache_bytes=L2_SHARE * traits.l2_bytes)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // LINE_BYTES) * LINE_BYTES
+
+
+@functools.cache
+def choose(width: int, itemsize: int, aligned: bool, panel: int = 0, *, weighted: bool = False) -> Variant:
+    """Return the variant for an operand of `width` columns of `itemsize` bytes; panel: columns of a slice, 0: all."""
     columns = piece_columns(itemsize, aligned)
-    pieces = -(-width // columns)
-    slice_bytes = _slice_bytes(rows, nnz, inner, width * itemsize, traits)
-    if aligned and slice_bytes:
-        pieces = slice_bytes // 16
+    pieces = -(-(panel if panel and aligned else width) // columns)
     lanes, per_lane = _group(pieces, columns * itemsize, 3 if itemsize == 4 or not aligned else 2)
     # 64 registers hold eight 16-byte loads beside eight sums, or half as many loads beside more sums or edge values.
     in_flight = 4 if weighted or (itemsize == 2 and per_lane > 1) else 8
@@ -86,21 +121,3 @@ def _group(pieces: int, piece_bytes: int, most: int) -> tuple[int, int]:
 
     shapes = [(lanes, per_lane) for lanes in (4, 8, 16, 32) for per_lane in range(1, most + 1)]
     return max(shapes, key=score)
-
-
-def _slice_bytes(rows: int, nnz: int, inner: int, row_bytes: int, traits: DeviceTraits) -> int:
-    """Bytes of a column slice of which `inner` rows stay in the L2 cache; 0 if slices do not promise enough.
-
-    Costs are bytes from memory. Without slices a row of the operand is read once per nonzero, from the cache as often as
-    a random one lies there; with them always from the cache, once from memory, and indices and rows once per slice.
-    """
-    share = traits.l2_bytes * L2_SHARE
-    size = inner * row_bytes
-    fitting = [b for b in (512, 256, 128, 64) if b < row_bytes and inner * b <= share]
-    if not fitting or size <= share or nnz < SLICE_ROW * rows:
-        return 0
-    slices = -(-row_bytes // fitting[0])
-    gathered = nnz * row_bytes
-    whole = gathered * max(L2_COST, 1 - share / size) + 4 * nnz + ROW_BYTES * rows
-    sliced = gathered * L2_COST + size + slices * (4 * nnz + ROW_BYTES * rows)
-    return fitting[0] if whole > SLICE_GAIN * sliced else 0

@@ -105,6 +105,10 @@ class Kernels:
             raise TypeError(f"{kernel} takes {len(kinds)} arguments, got {len(args)}")
         function(grid, block, tuple(map(_converted, kinds, args)), shared_mem=shared_bytes)
 
+    def prepare(self, file: str, kernel: str, options: tuple[str, ...] = ()) -> None:
+        """Compile what a launch needs."""
+        self._function(file, kernel, options)
+
     def _function(self, file: str, kernel: str, options: tuple[str, ...]) -> tuple[Function, tuple[str, ...]]:
         known = self._ready.setdefault((file, options), {})
         if kernel not in known:

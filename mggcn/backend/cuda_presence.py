@@ -6,10 +6,28 @@ from typing import Any
 
 import torch
 
+from mggcn.backend.cpu_machine import Caches, Host
 from mggcn.errors import BackendError
 
 MIXED_PRODUCTS = "2.10"
 """First torch whose products of bf16 add to float32 (compared as torch.__version__ compares)."""
+
+
+def gpu_name() -> str:
+    """Return the name of the first GPU; "" if there is none."""
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+
+
+def gpu_host() -> Host:
+    """Return the first GPU as what measured ways of products belong to; `threads` are its multiprocessors.
+
+    Raises: BackendError if there is none.
+    """
+    missing = missing_for_cuda()
+    if missing:
+        raise BackendError(missing)
+    figures = torch.cuda.get_device_properties(0)
+    return Host(figures.name, f"sm_{figures.major}{figures.minor}", figures.multi_processor_count, Caches(0, 0))
 
 
 def import_cupy() -> Any:

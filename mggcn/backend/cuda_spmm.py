@@ -16,10 +16,13 @@ import numpy.typing as npt
 from torch import Tensor
 
 from mggcn.backend.base import Epilogue, Sparse
-from mggcn.backend.cuda_choice import Variant, choose
+from mggcn.backend.cpu_choice import NO_CHOICES, Choices, MatrixTraits, SpmmChoice, SpmmKey, key_of
+from mggcn.backend.cpu_explore import HOPELESS, Trial
+from mggcn.backend.cuda_choice import Variant, choose, choose_slices, is_slicing, slicings
 from mggcn.backend.cuda_epilogue import epilogue_args
 from mggcn.backend.cuda_kernels import Kernels
 from mggcn.backend.cuda_shape import LONG_ROW, WINDOW, DeviceTraits, segment_length
+from mggcn.backend.explored_spmm import Product
 from mggcn.errors import BackendError
 
 BLOCK = 128
@@ -117,12 +120,36 @@ class OwnSpmm:
     """Products by the kernels of cuda/spmm*.cu.
 
     workspace: of the accumulation type, for the parts of hubs: workspace_bytes of the largest matrix and width.
+    choices: measured slices, which override the model's.
     """
 
-    def __init__(self, kernels: Kernels, traits: DeviceTraits, workspace: Tensor) -> None:
+    def __init__(
+        self, kernels: Kernels, traits: DeviceTraits, workspace: Tensor, choices: Choices = NO_CHOICES
+    ) -> None:
         self._kernels = kernels
         self._traits = traits
         self._workspace = workspace
+        self._choices = choices
+
+    def product(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
+        """As Products.product, but nothing is remembered. An operand that is not aligned goes without slices."""
+        width, summed = out.shape[1], out.dtype != h.dtype
+        if not _aligned(h):
+            return Product(adj, width, summed, SpmmChoice(), measured=True)
+        kept = self._choices.get(_key(adj, h, width, summed=summed)) if self._choices else None
+        if kept is not None and is_slicing(kept, h.itemsize):
+            return Product(adj, width, summed, kept, measured=True)
+        chosen = choose_slices(adj.num_rows, adj.nnz, h.shape[0], width, h.itemsize, self._traits)
+        return Product(adj, width, summed, chosen, measured=False)
+
+    def trial(self, product: Product, adj: Sparse, h: Tensor, out: Tensor) -> Trial:
+        """As Products.trial. The kernels are compiled already, so that no call pays for that."""
+        sizes = (adj.num_rows, adj.nnz, h.shape[0], product.width, h.itemsize)
+        ways = slicings(*sizes, self._traits, HOPELESS)
+        for way in ways:
+            variant = choose(product.width, h.itemsize, True, way.panel, weighted=adj.values is not None)
+            self._kernels.prepare("spmm", "spmm_balanced", _options(adj, h, out, variant))
+        return Trial(_key(adj, h, product.width, summed=product.summed), ways)
 
     def multiply(
         self,
@@ -132,9 +159,10 @@ class OwnSpmm:
         *,
         accumulate: bool,
         epilogue: Epilogue | None,
+        choice: SpmmChoice | None = None,
         variant: Variant | None = None,
     ) -> None:
-        """As KernelBackend.spmm; out may be of the accumulation type. `variant` overrides the choice.
+        """As KernelBackend.spmm; out may be of the accumulation type. `choice` overrides the slices, `variant` all.
 
         Raises: BackendError if hubs need more workspace than there is.
         """
@@ -142,16 +170,8 @@ class OwnSpmm:
         if rows == 0 or (adj.nnz == 0 and accumulate and epilogue is None):
             return
         aligned = _aligned(h)
-        chosen = variant or choose(
-            rows,
-            adj.nnz,
-            h.shape[0],
-            cols,
-            h.itemsize,
-            aligned,
-            self._traits,
-            weighted=adj.values is not None,
-        )
+        panel = (choice or self.product(adj, h, out).choice).panel
+        chosen = variant or choose(cols, h.itemsize, aligned, panel, weighted=adj.values is not None)
         ends = (int(accumulate), *epilogue_args(epilogue))
         if chosen.kernel == "simple":
             dense = (h, h.stride(0), out, out.stride(0), rows, cols)
@@ -215,6 +235,10 @@ class OwnSpmm:
             *ends,
             options=_out_option(h, out),
         )
+
+
+def _key(adj: Sparse, h: Tensor, width: int, *, summed: bool) -> SpmmKey:
+    return key_of(MatrixTraits(adj.num_rows, h.shape[0], adj.nnz), width, h.itemsize, summed=summed)
 
 
 def _aligned(dense: Tensor) -> bool:

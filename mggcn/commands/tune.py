@@ -36,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, help="about how long each figure is measured (default: 0.3); not with --store"
     )
-    group = parser.add_argument_group("sparse products of a run", "they never change a result, only its seconds")
+    group = parser.add_argument_group(
+        "sparse products of a run",
+        "on a CPU they never change a result, only its seconds; a GPU's slices add long rows in another order",
+    )
     group.add_argument("--store", metavar="STORE", help="the run's store, or its name under --root")
     group.add_argument(
         "--epochs",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.assemble import host_of, partition_graph, plan_recorded
-from mggcn.backend.cpu_choice import NO_CHOICES, Choices
+from mggcn.backend.cpu_choice import Choices
 from mggcn.backend.cpu_table import RUN_FILE, STORE_FILE, read_choices, write_choices
 from mggcn.config import Config, from_tables, from_toml, to_toml
 from mggcn.errors import ConfigError, MggcnError, RunError
@@ -167,7 +167,7 @@ def write_plan(
     Raises: StoreError if their file is damaged; the folder, which is new, is then removed.
     """
     beside = store_folder(graph)
-    if beside is not None and plan.config.run.device == "cpu":
+    if beside is not None:
         host = host_of(plan.config)
         with discarded_if_refused(folder):
             measured = read_choices(beside / STORE_FILE, host)
@@ -184,7 +184,7 @@ def measured_products(folder: Path, config: Config) -> Choices:
 
     Raises: StoreError if their file is damaged.
     """
-    return read_choices(folder / RUN_FILE, host_of(config)) if config.run.device == "cpu" else NO_CHOICES
+    return read_choices(folder / RUN_FILE, host_of(config))
 
 
 def _assignment(config: Config) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def train_rank(
     started = time.perf_counter() if started is None else started
     choices = measured_products(folder, config)
     log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
-    if config.run.device == "cpu" and comm.rank == 0 and (text := outdated_table(graph, folder)):
+    if comm.rank == 0 and (text := outdated_table(graph, folder)):
         log.say(text)
 
     def told(findings: Findings) -> None:

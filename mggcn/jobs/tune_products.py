@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mggcn.assemble import make_rank, memory_limit, plan_graph
+from mggcn.assemble import gpu_of_rank, make_rank, memory_limit, plan_graph
 from mggcn.backend.cpu_explore import Exploration
 from mggcn.backend.cpu_findings import Findings
 from mggcn.config import Config
@@ -15,6 +15,7 @@ from mggcn.graph.csr import Graph
 from mggcn.jobs.local import on_local_ranks
 
 if TYPE_CHECKING:
+    from mggcn.backend.device import Device
     from mggcn.comm.base import Communicator
     from mggcn.train.trainer import Stop
 
@@ -24,19 +25,27 @@ TOLD_EVERY = 10
 """Epochs between two lines that tell how far it is."""
 
 
-def tune_products(config: Config, graph: Graph, budget: float, say: Callable[[str], None], stop: Stop) -> Findings:
+def tune_products(
+    config: Config,
+    graph: Graph,
+    budget: float,
+    say: Callable[[str], None],
+    stop: Stop,
+    device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
+) -> Findings:
     """Train until the ways of all products are known, or trying them has cost `budget` epochs; ranks are threads.
 
     say: told now and then how far it is. stop: ends it after an epoch, with what is known.
+    device_of: which device serves a rank under run.device cuda.
     Cost: set-up, then at most MOST_EPOCHS epochs, with evaluations if they have products of their own; memory as planned.
-    Raises: ConfigError for a run on a GPU; PlanError if it does not fit; GraphError; TrainError.
+    Raises: ConfigError for cuSPARSE's products; PlanError if it does not fit; GraphError; TrainError.
     """
     import torch
 
     from mggcn.train.tuning import Tuning
 
-    if config.run.device != "cpu":
-        raise ConfigError("mggcn tune --store times the CPU's kernels; set run.device = cpu")
+    if config.run.spmm != "own":
+        raise ConfigError(f"mggcn tune --store times mggcn's own products, got run.spmm {config.run.spmm}; use own")
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=MOST_EPOCHS))
     plan, partition = plan_graph(config, graph)
     plan.check(memory_limit(config))
@@ -44,7 +53,7 @@ def tune_products(config: Config, graph: Graph, budget: float, say: Callable[[st
 
     def body(comm: Communicator) -> None:
         tuning = Tuning(comm, Exploration(budget), found.append)
-        rank = make_rank(config, graph, plan, partition, comm, tuning=tuning)
+        rank = make_rank(config, graph, plan, partition, comm, device_of=device_of, tuning=tuning)
         runtime = rank.trainer.runtime
         for epoch in range(MOST_EPOCHS):
             rank.trainer.step(epoch)

@@ -41,9 +41,9 @@ class Model:
 
     device: DeviceFigures = FIGURES["cpu"]
 
-    @property
-    def block_rows(self) -> int:
-        return max(1, min(self.rows, self.device.block_rows))
+    def block_rows(self, cols: int) -> int:
+        """Return the rows of a block of `cols` columns."""
+        return max(1, min(self.rows, self.device.block_rows(BufferSpec("", 1, cols, self.dtype).nbytes)))
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class _Builder:
         return name
 
     def block(self, op: str, cols: int) -> str:
-        return self.buffer(f"{op}.block", cols, rows=self.model.block_rows)
+        return self.buffer(f"{op}.block", cols, rows=self.model.block_rows(cols))
 
     def partials(self, op: str, cols: int) -> str:
         return (
@@ -108,19 +108,19 @@ def _forward(b: _Builder) -> None:
             u = b.buffer(f"u{layer}", choice.d_in, "kept")
             b.aggregate(layer, h, u, Finish(layer, row_scale=True))
             out = b.buffer(f"h{layer}", choice.d_out, "kept")
-            b.ops.append(fwd.Linear(layer, u, out, b.finish(choice, False), b.model.block_rows))
+            b.ops.append(fwd.Linear(layer, u, out, b.finish(choice, False), b.model.block_rows(choice.d_out)))
         elif choice.products == "gemm-first":
             t = b.buffer(f"t{layer}", choice.d_out)
-            b.ops.append(fwd.Linear(layer, h, t, Finish(layer), b.model.block_rows))
+            b.ops.append(fwd.Linear(layer, h, t, Finish(layer), b.model.block_rows(choice.d_out)))
             b.aggregate(layer, t, b.buffer(f"h{layer}", choice.d_out, "kept"), b.finish(choice, True))
         else:
             out = b.buffer(f"h{layer}", choice.d_out, "kept")
-            b.ops.append(fwd.Linear(layer, h, out, b.finish(choice, False), b.model.block_rows))
+            b.ops.append(fwd.Linear(layer, h, out, b.finish(choice, False), b.model.block_rows(choice.d_out)))
 
 
 def _input_layer(b: _Builder, choice: LayerChoice) -> None:
     """Layer 1, whose input is constant: dense or sparse, X or A_hat X, with dropout or without."""
-    model, rows = b.model, b.model.block_rows
+    model, rows = b.model, b.model.block_rows(choice.d_out)
     direct = choice.products in ("precomputed", "dense")
     dropped = b.training and model.config.input_dropout > 0
     if model.input.sparse:
@@ -140,7 +140,11 @@ def _input_layer(b: _Builder, choice: LayerChoice) -> None:
     else:
         out = b.buffer("h1" if direct else "t1", choice.d_out, "kept" if direct else "scratch")
         finish = b.finish(choice, False) if direct else Finish(1)
-        b.ops.append(fwd.DroppedLinear(1, b.block("linear1", choice.d_in), out, finish, b.dropped(), rows))
+        b.ops.append(
+            fwd.DroppedLinear(
+                1, b.block("linear1", choice.d_in), out, finish, b.dropped(), model.block_rows(choice.d_in)
+            )
+        )
     if not direct:
         b.aggregate(1, "t1", b.buffer("h1", choice.d_out, "kept"), b.finish(choice, True))
 
@@ -162,7 +166,7 @@ def _backward(b: _Builder) -> None:
         if choice.products == "aggregate-first":
             b.ops.append(bwd.WeightGrad(layer, f"u{layer}", z))
             c = b.buffer(f"c{layer}", choice.d_in)
-            b.ops.append(bwd.ProductGrad(layer, z, c, Finish(layer, row_scale=True), b.model.block_rows))
+            b.ops.append(bwd.ProductGrad(layer, z, c, Finish(layer, row_scale=True), b.model.block_rows(choice.d_in)))
             # A H has served the weight gradient: its buffer takes the gradient of H.
             b.aggregate(layer, c, f"u{layer}", Finish(layer), backward=True)
             b.ops.append(
@@ -197,7 +201,7 @@ def _input_layer_backward(b: _Builder, choice: LayerChoice) -> None:
         b.ops.append(bwd.WeightGrad(1, "", g))
     else:
         block = b.block("weight-grad1", choice.d_in)
-        b.ops.append(bwd.DroppedWeightGrad(1, block, g, b.dropped(), model.block_rows))
+        b.ops.append(bwd.DroppedWeightGrad(1, block, g, b.dropped(), model.block_rows(choice.d_in)))
 
 
 def lower_training(

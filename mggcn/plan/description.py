@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from mggcn.backend.gather_rates import CacheRates, Gather
 from mggcn.comm.nccl_memory import NcclMeasured, NcclSizes
 from mggcn.errors import ConfigError
 from mggcn.plan.tomlfields import Fields, read_toml
 
 MACHINES: Final = Path(__file__).with_name("machines")
+LIKE: Final = {"H100": "dgx-h100", "H200": "dgx-h100", "A100": "dgx-a100", "V100": "dgx-1"}
+"""Shipped files by parts of the names of GPUs."""
 Kind = Literal["cpu", "cuda"]
 Origin = Literal["measured", "described", "assumed"]
 MessageKind = Literal["broadcast", "all_to_all", "all_reduce"]
@@ -46,6 +49,14 @@ class RateTable:
             before = point
         return before[1]
 
+    def row_s(self, row_bytes: float, footprint: float) -> float:
+        """As `Gather.row_s`."""
+        return row_bytes / self.at(footprint)
+
+    def slice_bytes(self, row_bytes: int, footprint: float) -> int:
+        """Return 0: rates were measured of products that chose their way."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
@@ -61,10 +72,10 @@ class DeviceRates:
     memory_bytes: int
     copy: RateTable
     """Bytes per second, read plus written, of passes over whole matrices."""
-    gather: RateTable
-    """Bytes per second of rows that a sparse product reads at random, by bytes of the dense operand."""
+    gather: Gather
+    """What a row costs that a sparse product reads at random, by bytes of the dense operand."""
     row_s: float
-    """Seconds for each gathered row beside its bytes: what makes narrow rows dear."""
+    """Seconds for each gathered row beside that, wherever it lies: what makes narrow rows dear."""
     call_s: float
     """Seconds of a kernel beside its work: launch, Python, waking the threads."""
     gemm: Mapping[str, float]
@@ -194,13 +205,18 @@ def tuned_path() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "mggcn" / "machine.toml"
 
 
-def default_machine(kind: Kind, tuned: Path) -> Machine:
-    """Return the machine that `tuned` describes if it is of this kind of device, else one that is assumed.
+def default_machine(kind: Kind, tuned: Path, gpu: str = "") -> Machine:
+    """Return the machine that `tuned` describes if it is of this kind of device, else one that is described or assumed.
 
-    What was measured of NCCL counts in either case: it is this machine's. Raises: ConfigError if the file is there but
-    cannot be read.
+    gpu: the name of the GPU that is here, by which one like it is found, with as many as there are ranks. What was measured
+    of NCCL counts in either case: it is this machine's. Raises: ConfigError if the file is there but cannot be read.
     """
     assumed = read_machine(MACHINES / f"assumed-{kind}.toml")
+    name = next((name for part, name in LIKE.items() if part in gpu), "")
+    if kind == "cuda" and name:
+        machine = find_machine(name)
+        device = dataclasses.replace(machine.device, count=assumed.device.count)
+        assumed = dataclasses.replace(machine, device=device, title=f"{gpu}, as in {machine.title}")
     if not tuned.is_file():
         return assumed
     machine = read_machine(tuned)
@@ -221,6 +237,8 @@ def _device(fields: Fields) -> DeviceRates:
         fields.named_numbers("gemm", ("fp32", "tf32", "bf16", "fp64"), some=True),
     )
     fields.finish()
+    if device.kind == "cuda":
+        device = dataclasses.replace(device, gather=_cached(fields, device), row_s=0.0)
     return device
 
 
@@ -230,6 +248,18 @@ def _table(fields: Fields, key: str) -> RateTable:
     if footprints != sorted(set(footprints)):
         raise ConfigError(f"{fields.where}: {key} needs rising footprints, got {footprints}")
     return RateTable(tuple(points))
+
+
+def _cached(fields: Fields, device: DeviceRates) -> CacheRates:
+    """A GPU's gathers: up to the bytes that its cache holds, and beyond; row_s is what rows from memory cost."""
+    points = device.gather.points
+    if len(points) != 2:
+        raise ConfigError(
+            f"{fields.where}: gather of a GPU expects two points, the bytes of an operand that its cache holds and any "
+            f"beyond, each with its rate, got {len(points)}"
+        )
+    (cache_bytes, cached), (_, missed) = points
+    return CacheRates(cache_bytes, cached, missed, device.row_s)
 
 
 def _link(fields: Fields) -> Link:

@@ -17,21 +17,34 @@ class DeviceFigures:
     """A process before it holds any data."""
     rank_bytes: int
     """What the libraries add for every rank of a process."""
-    block_rows: int
-    """Rows of a block of a dense product: what follows the product finds the block in the cache."""
+    most_block_rows: int
+    """Rows of a block of a dense product, at most: what follows the product finds the block in the cache."""
+    cache_bytes: int
+    """What a block, read and written in place, may fill of the cache; rows are a power of two, whole tiles of a product."""
     partials: int
     """Row chunks whose column sums are added in a fixed order: KernelBackend.partials."""
     is_host: bool
     """Whether its memory is the host's, in which set-up reads and sorts."""
 
+    def block_rows(self, row_bytes: int) -> int:
+        """Return the rows of a block whose rows take `row_bytes`."""
+        fitting = max(TILE_ROWS, self.cache_bytes // row_bytes)
+        return min(self.most_block_rows, 1 << fitting.bit_length() - 1)
+
+
+TILE_ROWS = 128
+"""Rows of the result that a block of threads computes in cuBLAS's products."""
+ANY = 2**62
 
 FIGURES = {
     # The middle of 250 to 320 MiB for Python, torch, its math libraries and their work space: how much of torch's
     # libraries is resident depends on the state of the page cache (bench/memory.py). 2048 rows: 2 MiB at width 256.
-    "cpu": DeviceFigures(285 * MIB, 0, 2048, 64, is_host=True),
-    # Context, cuBLAS and kernels of a process; cuBLAS takes 32 MiB of work space per stream. 32768 rows: 32 MiB at
-    # width 256, within the 40 to 50 MiB of an A100's or H100's L2. Estimates: docs/gpu.md says what was measured.
-    "cuda": DeviceFigures(868 * MIB, 32 * MIB, 32768, 1024, is_host=False),
+    "cpu": DeviceFigures(285 * MIB, 0, 2048, ANY, 64, is_host=True),
+    # Context, cuBLAS and kernels of a process; cuBLAS takes 32 MiB of work space per stream. 20 MiB: half of an A100's
+    # L2, each half of which may hold a copy. An H100's 25 MiB give the same powers of two at most widths, so a plan is the
+    # same wherever it is made: 16384 rows at width 256 in float32, whose 256 tiles of 128 x 128 are two rounds of its 132
+    # multiprocessors. Estimates: docs/gpu.md says what was measured.
+    "cuda": DeviceFigures(868 * MIB, 32 * MIB, ANY, 20 * MIB, 1024, is_host=False),
 }
 
 STORAGE = {"fp32": "fp32", "tf32": "fp32", "bf16": "bf16", "fp64": "fp64"}

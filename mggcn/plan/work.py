@@ -12,8 +12,9 @@ from typing import Final, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from mggcn.backend.gather_rates import SLICE_ROW, gathered_row_s
 from mggcn.errors import PlanError
-from mggcn.plan.description import DeviceRates, RateTable
+from mggcn.plan.description import DeviceRates
 from mggcn.plan.steps import Await, Send, Stages
 
 Kind = Literal["sparse", "dense", "elementwise", "messages", "sums", "overhead"]
@@ -47,6 +48,12 @@ class Work:
     reuse: tuple[tuple[int, float], ...] = ()
     """How local the gathers are: (bytes of the rows used since the same one was, at most; share of the gathers), rising;
     (): at random over the footprint."""
+    results: int = 0
+    """Rows of the result of a sparse product, which may gather in slices of the columns; 0: of no product."""
+
+    @property
+    def long_rows(self) -> bool:
+        return self.rows >= SLICE_ROW * self.results > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +83,18 @@ class Staged:
                 case Send():
                     yield step
                 case _:
-                    touched, row = min(step.columns, step.nnz), self.stages.row_bytes
-                    footprint, streamed = product_bytes(step.rows, touched, step.nnz, row, self.edge)
-                    yield Work("sparse", step.nnz, row, footprint, streamed, reuse=self.reuse)
+                    yield product(step.rows, step.columns, step.nnz, self.stages.row_bytes, self.edge, self.reuse)
 
 
 Item = Work | Send | Await | Sum | Staged
 Count = TypeVar("Count", int, npt.NDArray[np.int64])
+
+
+def product(rows: int, columns: int, nnz: int, row: int, edge: int, reuse: tuple[tuple[int, float], ...] = ()) -> Work:
+    """Return the work of a sparse product, (rows, columns) with nnz nonzeros; row, edge: as for `product_bytes`."""
+    # No more rows of the operand are touched than there are nonzeros.
+    footprint, streamed = product_bytes(rows, min(columns, nnz), nnz, row, edge)
+    return Work("sparse", nnz, row, footprint, streamed, reuse=reuse, results=rows)
 
 
 def product_bytes(rows: Count, touched: Count, nnz: Count, row: int, edge: int) -> tuple[Count, Count]:
@@ -106,8 +118,8 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
     """
     moving = 0.0
     if work.rows:
-        each = _gathered_byte_s(work.footprint, work.reuse, device.gather, sharing)
-        moving += work.rows * sharing * (work.row_bytes * each + device.row_s)
+        each = _row_s(work.row_bytes, work.reuse, device, sharing, work.long_rows)(work.footprint)
+        moving += work.rows * sharing * (each + device.row_s)
     if work.streamed:
         moving += work.streamed * sharing / device.copy.at((work.span or work.streamed) * sharing)
     computing = work.flop * sharing / _gemm(device, work.precision) if work.flop else 0.0
@@ -130,11 +142,20 @@ def staged_seconds(ranks: Sequence[Staged], device: DeviceRates, sharing: int) -
     nnz = np.array([rank.stages.nnz[:-1] for rank in ranks], np.int64).T.copy()
     touched = np.minimum(counts[:-1, None], nnz)
     footprint, streamed = product_bytes(counts, touched, nnz, row, ranks[0].edge)
-    each = _of_distinct(footprint, lambda nbytes: _gathered_byte_s(nbytes, reuse, device.gather, sharing))
+    long_rows = (counts > 0) & (nnz >= SLICE_ROW * counts)
+    each = np.where(
+        long_rows, *(_of_distinct(footprint, _row_s(row, reuse, device, sharing, long)) for long in (True, False))
+    )
     rate = _of_distinct(streamed * sharing, device.copy.at)
-    moving = nnz * sharing * (row * each + device.row_s) + streamed * sharing / rate
+    moving = nnz * sharing * (each + device.row_s) + streamed * sharing / rate
     np.fill_diagonal(moving, 0.0)
     return moving
+
+
+def _row_s(
+    row: int, reuse: tuple[tuple[int, float], ...], device: DeviceRates, sharing: int, long_rows: bool
+) -> Callable[[int], float]:
+    return lambda nbytes: gathered_row_s(device.gather, row, nbytes, reuse, sharing=sharing, long_rows=long_rows)
 
 
 def _of_distinct(numbers: npt.NDArray[np.int64], function: Callable[[int], float]) -> npt.NDArray[np.float64]:
@@ -142,28 +163,6 @@ def _of_distinct(numbers: npt.NDArray[np.int64], function: Callable[[int], float
     distinct, which = np.unique(numbers, return_inverse=True)
     values = np.array([function(number) for number in distinct.tolist()])
     return values[which].reshape(numbers.shape)
-
-
-def _gathered_byte_s(footprint: int, reuse: Sequence[tuple[int, float]], gather: RateTable, sharing: int) -> float:
-    """Return the seconds of a gathered byte, the average over the distances between two uses of a row.
-
-    Rows at random from a matrix of R bytes have distances of 0 to R bytes equally often. So the bytes that come from
-    between a and b take (b t(b) - a t(a)) / (b - a) each, if t(R) is what the table says; with equally frequent distances
-    the sum is t(R) again.
-    """
-
-    def until(nbytes: int) -> float:
-        return nbytes / gather.at(nbytes * sharing) if nbytes else 0.0
-
-    seconds = each = 0.0
-    below = 0
-    for bound, share in reuse or ((footprint, 1.0),):
-        above = min(bound, footprint)
-        if above > below:
-            each = (until(above) - until(below)) / (above - below)
-            below = above
-        seconds += share * each
-    return seconds
 
 
 def _gemm(device: DeviceRates, precision: str) -> float:

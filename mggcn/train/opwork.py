@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +22,7 @@ from mggcn.plan.description import Machine
 from mggcn.plan.device import REAL
 from mggcn.plan.memory import ITEM_BYTES, BufferSpec
 from mggcn.plan.steps import Await, Copy, Multiply, Send, Stages, Step, num_messages
-from mggcn.plan.work import Item, Staged, Sum, Work, product_bytes
+from mggcn.plan.work import Item, Staged, Sum, Work, product
 from mggcn.train.regions import OPTIMIZER_STATES
 from mggcn.train.runplan import SIGNALS, RankPlan, RunPlan
 
@@ -71,26 +71,32 @@ def program_items(plan: RunPlan, rank: RankPlan, program: Program, turn: int = 0
 
 
 def _items(plan: RunPlan, rank: RankPlan, program: Program, turn: int) -> list[Item]:
-    """As `program_items`, but the stages of a broadcast are one item."""
+    return [item for _, items in items_by_op(plan, rank, program, turn) for item in items]
+
+
+def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, turn: int = 0) -> Iterator[tuple[str, list[Item]]]:
+    """As `program_items`, with the label of each op, but the stages of a broadcast are one item."""
     sizes = _sizes(plan, rank, program)
     aggregations = iter(rank.steps(program, turn))
-    items: list[Item] = []
     sent = 0
     for op in program.ops:
         if isinstance(op, fwd.Aggregate):
             steps = next(aggregations)
-            items += _aggregation(sizes, steps, sent)
+            yield op.label, list(_aggregation(sizes, steps, sent))
             sent += num_messages(steps)
         else:
-            items += _work(sizes, op)
+            yield op.label, list(_work(sizes, op))
     training = program is rank.train
     if rank.ranks > 1:
-        items += [Sum(n) for n in ((rank.gradient_bytes, 8 * SIGNALS) if training else (rank.score_bytes,))]
+        sums = (rank.gradient_bytes, 8 * SIGNALS) if training else (rank.score_bytes,)
+        yield "sums over ranks", [Sum(nbytes) for nbytes in sums]
     if training:
         # Weights and states are read and written, gradients read.
         passes = 3 + 2 * OPTIMIZER_STATES[plan.config.train.optimizer]
-        items.append(Work("overhead", streamed=passes * rank.gradient_bytes, calls=AFTER[plan.config.run.device]))
-    return items
+        yield (
+            "optimiser",
+            [Work("overhead", streamed=passes * rank.gradient_bytes, calls=AFTER[plan.config.run.device])],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,8 @@ class _Sizes:
     rows: int
     dtype: str
     precision: str
-    block_rows: int
+    block_rows: Callable[[int], int]
+    """Rows of a block of so many columns."""
     widths: dict[int, tuple[int, int]]
     input_nnz: int
     real: int
@@ -108,9 +115,8 @@ class _Sizes:
     edge: int
     """Bytes of an edge: column, and its weight if there is one."""
 
-    @property
-    def blocks(self) -> int:
-        return -(-self.rows // self.block_rows)
+    def blocks(self, block: int) -> int:
+        return -(-self.rows // block)
 
     def row(self, cols: int) -> int:
         """Bytes of a padded row."""
@@ -121,16 +127,15 @@ class _Sizes:
         flop = 2 * self.rows * d * e
         return Work("dense", streamed=self.rows * streamed, flop=flop, precision=self.precision, calls=calls)
 
-    def passing(self, row_bytes: int, blocked: bool = False, calls: int = 1) -> Work:
-        """A pass that reads and writes `row_bytes` for each row; blocked: of a block that lies in the cache."""
-        span = self.block_rows * row_bytes if blocked else 0
-        return Work("elementwise", streamed=self.rows * row_bytes, span=span, calls=calls)
+    def passing(self, row_bytes: int, calls: int = 1, block: int = 0) -> Work:
+        """A pass that reads and writes `row_bytes` for each row; block: rows of the blocks that it finds in the cache."""
+        return Work("elementwise", streamed=self.rows * row_bytes, span=block * row_bytes, calls=calls)
 
-    def finished(self, finish: Finish, cols: int) -> list[Work]:
+    def finished(self, finish: Finish, cols: int, block: int) -> list[Work]:
         """The epilogue of a product, block by block; nothing if it does nothing."""
         if finish == Finish(finish.layer):
             return []
-        return [self.passing(2 * self.row(cols), blocked=True, calls=self.blocks)]
+        return [self.passing(2 * self.row(cols), self.blocks(block), block)]
 
 
 def _sizes(plan: RunPlan, rank: RankPlan, program: Program) -> _Sizes:
@@ -155,10 +160,8 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int) -> Iterator[It
         match step:
             case Multiply():
                 row = sizes.row(step.width)
-                # No more rows of the operand are touched than there are nonzeros.
-                touched = min(step.columns, step.nnz)
-                footprint, streamed = product_bytes(step.rows, touched, step.nnz, row, sizes.edge)
-                yield Work("sparse", step.nnz, row, footprint, streamed, reuse=_distances(row, step.reuse))
+                reuse = _distances(row, step.reuse)
+                yield product(step.rows, step.columns, step.nnz, row, sizes.edge, reuse)
             case Stages():
                 yield Staged(step, sent, sizes.edge, _distances(step.row_bytes, step.reuse))
             case Copy():
@@ -179,11 +182,14 @@ def _distances(row: int, reuse: Iterable[float]) -> tuple[tuple[int, float], ...
 def _work(s: _Sizes, op: Op) -> list[Work]:
     """Return the work of an op that is no aggregation."""
     match op:
-        case fwd.Linear() | fwd.DroppedLinear():
+        case fwd.Linear():
             d, e = s.widths[op.layer]
-            masked = [s.passing(2 * s.row(d), calls=s.blocks)] if isinstance(op, fwd.DroppedLinear) else []
-            finished = s.finished(op.finish, e)
-            return [*masked, s.dense(d, e, s.row(d) + s.row(e), s.blocks if finished or masked else 1), *finished]
+            finished = s.finished(op.finish, e, op.block_rows)
+            return [s.dense(d, e, s.row(d) + s.row(e), s.blocks(op.block_rows) if finished else 1), *finished]
+        case fwd.DroppedLinear():
+            d, e = s.widths[op.layer]
+            blocks, finished = s.blocks(op.block_rows), s.finished(op.finish, e, op.block_rows)
+            return [s.passing(2 * s.row(d), blocks), s.dense(d, e, s.row(d) + s.row(e), blocks), *finished]
         case fwd.DroppedInput():
             return [s.passing(2 * s.row(s.widths[op.layer][0]))]
         case fwd.DroppedValues():
@@ -201,17 +207,20 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
             return [s.dense(d, e, s.row(d) + s.row(e))]
         case bwd.DroppedWeightGrad():
             d, e = s.widths[op.layer]
-            return [s.passing(2 * s.row(d), calls=s.blocks), s.dense(d, e, s.row(d) + s.row(e), s.blocks)]
+            blocks = s.blocks(op.block_rows)
+            return [s.passing(2 * s.row(d), blocks), s.dense(d, e, s.row(d) + s.row(e), blocks)]
         case bwd.SparseWeightGrad():
             return [_sparse(s, op.layer, transposed=True)]
         case bwd.InputGrad():
             d, e = s.widths[op.layer]
             # The product's block is passed on in the cache; h is read and overwritten.
-            block = s.passing(2 * s.row(d), blocked=True, calls=0)
-            return [s.dense(d, e, s.row(e), s.blocks), block, s.passing(2 * s.row(d), calls=s.blocks + 1)]
+            rows = s.block_rows(d)
+            block, blocks = s.passing(2 * s.row(d), 0, rows), s.blocks(rows)
+            return [s.dense(d, e, s.row(e), blocks), block, s.passing(2 * s.row(d), blocks + 1)]
         case bwd.ProductGrad():
             d, e = s.widths[op.layer]
-            return [s.dense(d, e, s.row(d) + s.row(e), s.blocks), *s.finished(op.finish, d)]
+            finished = s.finished(op.finish, d, op.block_rows)
+            return [s.dense(d, e, s.row(d) + s.row(e), s.blocks(op.block_rows)), *finished]
         case bwd.ActivationGrad():
             return [s.passing(3 * s.row(s.widths[op.layer][0]), calls=2)]
     raise PlanError(f"the cost model does not know the op {op.label!r}; add its work to mggcn/train/opwork.py")
@@ -223,4 +232,4 @@ def _sparse(s: _Sizes, layer: int, transposed: bool) -> Work:
     row, out = s.row(e), d if transposed else s.rows
     operand = (s.rows if transposed else d) * row
     streamed = s.input_nnz * (4 + s.real) + out * (8 + row)
-    return Work("sparse", rows=s.input_nnz, row_bytes=row, footprint=operand, streamed=streamed)
+    return Work("sparse", rows=s.input_nnz, row_bytes=row, footprint=operand, streamed=streamed, results=out)

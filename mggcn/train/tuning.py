@@ -54,11 +54,12 @@ class Tuning:
 
 
 class TunedEpochs:
-    """A Watch that tells a Tuning of every epoch, around the Watch of the run."""
+    """A Watch that tells a Tuning of every epoch, around the Watch of the run. synchronize: waits for the device."""
 
-    def __init__(self, watch: Watch, tuning: Tuning) -> None:
+    def __init__(self, watch: Watch, tuning: Tuning, synchronize: Callable[[], None]) -> None:
         self._watch = watch
         self._tuning = tuning
+        self._synchronize = synchronize
 
     @contextmanager
     def epoch(self, number: int) -> Iterator[None]:
@@ -66,6 +67,7 @@ class TunedEpochs:
         began = time.perf_counter()
         with self._watch.epoch(number):
             yield
+        self._synchronize()
         self._tuning.epoch(time.perf_counter() - began)
 
     def doing(self, label: str) -> AbstractContextManager[None]:

@@ -15,13 +15,12 @@ import scipy.sparse as sp
 import torch
 
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
-from mggcn.backend.cuda_choice import Variant, choose
+from mggcn.backend.cpu_choice import MatrixTraits, SpmmChoice, key_of
+from mggcn.backend.cuda_choice import Variant, choose, sliced
 from mggcn.backend.cuda_kernels import Kernels
 from mggcn.backend.cuda_shape import (
-    A100,
     H100,
     LONG_ROW,
-    V100,
     WINDOW,
     max_parts,
     schedule_bytes,
@@ -29,6 +28,7 @@ from mggcn.backend.cuda_shape import (
     workspace_bytes,
 )
 from mggcn.backend.cuda_spmm import OwnSpmm, Schedule, make_schedule
+from mggcn.backend.gather_rates import SLICES
 from mggcn.errors import BackendError
 from tests.backend.cases import filled, guards_hold, host, numpy_reals, padded, random_dense, tight, tolerance
 from tests.backend.emulated import emulated_backend
@@ -324,7 +324,7 @@ def test_shapes_fit_the_kernels(itemsize: int, aligned: bool) -> None:
     """Fails if a shape breaks what cuda/spmm_rows.cuh demands, or idles most of its lanes."""
     for width in (*range(1, 300), 512, 1000, 4097):
         for weighted in (False, True):
-            v = choose(10**5, 10**6, 10**5, width, itemsize, aligned, H100, weighted=weighted)
+            v = choose(width, itemsize, aligned, weighted=weighted)
             assert v.kernel == "balanced"
             assert v.lanes in (4, 8, 16, 32)
             assert v.lanes % v.unroll == 0
@@ -337,8 +337,7 @@ def test_shapes_fit_the_kernels(itemsize: int, aligned: bool) -> None:
 
 def test_known_shapes() -> None:
     """Fails if the measured widths change their kernel unnoticed: bench results are of these."""
-    sizes = (2_449_029, 123_718_280, 2_449_029)
-    found = {w: choose(*sizes, w, 4, True, H100) for w in (16, 41, 64, 128, 129, 256, 512)}
+    found = {w: choose(w, 4, True) for w in (16, 41, 64, 128, 129, 256, 512)}
     assert {w: (v.lanes, v.pieces, v.unroll) for w, v in found.items()} == {
         16: (4, 1, 4),
         41: (4, 3, 2),
@@ -350,15 +349,49 @@ def test_known_shapes() -> None:
     }
 
 
-def test_slices_where_the_operand_overflows_the_cache() -> None:
-    """Fails if slices are taken where they cannot pay: operands that fit or never will, short rows."""
-    reddit = (232_965, 114_848_857, 232_965)
-    assert choose(*reddit, 512, 4, True, H100).tile(4) == 16
-    assert choose(*reddit, 512, 2, True, H100).tile(2) == 32
-    assert choose(*reddit, 16, 4, True, H100).tile(4) == 16
-    assert choose(*reddit, 512, 4, True, V100).tile(4) == 256
-    assert choose(2_449_029, 123_718_280, 2_449_029, 256, 4, True, A100).tile(4) == 256
-    assert choose(325_557, 3_216_152, 325_557, 512, 4, True, H100).tile(4) == 256
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("size", SLICES)
+def test_a_slice_is_one_tile(size: int, itemsize: int) -> None:
+    """Fails if the lanes of a slice cover more or less than its columns, or an operand that is not aligned gets slices."""
+    for weighted in (False, True):
+        panel = sliced(size, itemsize).panel
+        assert choose(1000, itemsize, True, panel, weighted=weighted).tile(itemsize) == panel == size // itemsize
+        whole = choose(1000, itemsize, False, weighted=weighted)
+        assert choose(1000, itemsize, False, panel, weighted=weighted) == whole
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_slice_width_is_right_and_repeats(dtype: torch.dtype, make: Any) -> None:
+    """Fails if a slice loses or doubles a column, a hub or a long row, or its bits depend on the order of threads."""
+    close = tolerance(make(dtype, 5).backend)
+    cols = 600 // dtype.itemsize + 1
+    for size in SLICES:
+        runs = []
+        for seed in (5, 331):
+            bench = make(dtype, seed)
+            own, item = bench.own, dtype.itemsize
+            kept = key_of(MatrixTraits(HUBS.shape[0], HUBS.shape[1], HUBS.nnz), cols, item, summed=False)
+            bench.own = OwnSpmm(own._kernels, H100, bench.workspace, {kept: sliced(size, item)})
+            epilogue = epilogue_of(bench.backend, PARTS, HUBS.shape[0], cols)
+            out, expected = bench.run(cols, None, weighted=True, accumulate=True, epilogue=epilogue)
+            product = bench.own.product(bench.sparse(True)[0], padded(bench.backend, HUBS.shape[1], cols)[0], out)
+            assert (product.choice.panel * item, product.measured) == (size, True)
+            np.testing.assert_allclose(host(out), expected, rtol=max(5e-5, close["rtol"]), atol=5 * close["atol"])
+            runs.append(out)
+        assert torch.equal(*runs)
+
+
+def test_a_kept_way_that_is_no_slicing_is_left_aside() -> None:
+    """Fails if a table of a CPU's ways, or of another version's slices, reaches the kernels of a GPU."""
+    for way in (SpmmChoice("blocks", 0, 4), SpmmChoice("panels", 7), SpmmChoice("rows", 0, 1, 16)):
+        bench = emulated(torch.float32, 0)
+        kept = key_of(MatrixTraits(HUBS.shape[0], HUBS.shape[1], HUBS.nnz), 64, 4, summed=False)
+        bench.own = OwnSpmm(bench.own._kernels, H100, bench.workspace, {kept: way})
+        out, expected = bench.run(64, None)
+        np.testing.assert_allclose(host(out), expected, rtol=5e-5, atol=1e-4)
+        product = bench.own.product(bench.sparse(False)[0], padded(bench.backend, HUBS.shape[1], 64)[0], out)
+        assert (product.choice, product.measured) == (SpmmChoice(), False)
 
 
 def test_length_of_long_rows_follows_the_unroll() -> None:

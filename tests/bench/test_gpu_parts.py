@@ -9,11 +9,15 @@ from typing import Any
 
 import gpu_part
 import gpu_report
+import gpu_spmm
 import pytest
+import torch
 from common import make_store
-from gpu_graphs import workload
-from gpu_lab import Settings
+from gpu_graphs import find_store, workload
+from gpu_lab import Lab, Settings
 from gpu_tasks import ORDER, digest, finished, read_rows
+
+from mggcn.backend.cuda_shape import LONG_ROW
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # PyG, on every CSR tensor
 TASKS = {task.name: task for task in ORDER}
@@ -56,6 +60,28 @@ def test_sparse_products(toy: Settings, tmp_path: Path) -> None:
         "torch CSR",
         "PyG EdgeIndex",
     }
+
+
+def test_limits_of_long_rows_are_contenders(toy: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the benchmark cannot tell whether long rows begin too early, or a limit changes nothing or the result."""
+    make_store(workload("reddit-like", toy.scale), Path(toy.cache))
+    with open(tmp_path / "rows", "w") as log:
+        lab = Lab(dataclasses.replace(toy, quick=False), log)
+        matrix = gpu_spmm.load(lab, find_store("reddit-like", toy.scale, toy.cache, ""))
+        trial = gpu_spmm.Trial(lab, matrix, 16, torch.float32, gpu_spmm.sample_rows(matrix.lengths))
+        contenders = {name: make for name, make, _ in gpu_spmm.variants(lab, matrix, 16, torch.float32)}
+        limits: list[int] = []
+        schedule_of = gpu_spmm.make_schedule
+
+        def recorded(*arrays: Any, shortest: int) -> Any:
+            limits.append(shortest)
+            return schedule_of(*arrays, shortest=shortest)
+
+        monkeypatch.setattr(gpu_spmm, "make_schedule", recorded)
+        for limit in gpu_spmm.LONG_ROWS:
+            assert trial.one(contenders[f"own, long rows over {limit}"])["relative_error"] < 1e-4
+    assert limits == list(gpu_spmm.LONG_ROWS)
+    assert LONG_ROW not in limits
 
 
 def test_epochs(toy: Settings, tmp_path: Path) -> None:

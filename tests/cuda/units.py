@@ -12,17 +12,16 @@ import numpy as np
 import torch
 
 from mggcn.backend.base import Sparse
-from mggcn.backend.cuda_choice import Variant
+from mggcn.backend.cuda_choice import Variant, sliced
 from mggcn.backend.cuda_kernels import TYPE_OPTIONS, Kernels, folder
-from mggcn.backend.cuda_shape import DeviceTraits
+from mggcn.backend.cuda_shape import H100
 from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
+from mggcn.backend.gather_rates import SLICES
 
 WIDTHS = (16, 41, 64, 128, 256, 512)
 """The widths that are measured (bench/)."""
 LADDER_WIDTH = 64
 """Where the slower kernels of the ladder are asked for, too."""
-LARGE_L2, SMALL_L2 = 50 << 20, 1 << 7
-"""Bytes of an L2 cache that holds any operand here, and of one for which wide operands are cut into slices."""
 LADDER: tuple[Literal["simple", "groups"], ...] = ("simple", "groups")
 ROWS, NNZ = 4, 64
 
@@ -79,17 +78,20 @@ def _plain_units() -> Iterator[Unit]:
 
 
 def _spmm_units(widths: Iterable[int]) -> set[Unit]:
-    """What products ask for: by type, alignment, edge values and L2 cache, and by every kernel."""
+    """What products ask for: by type, alignment, edge values and slices, and by every kernel."""
     listener = Listener()
     kinds = [(t, t) for t in TYPE_OPTIONS] + [(torch.bfloat16, torch.float32)]
-    for (dtype, out_dtype), weighted, l2_bytes in product(kinds, (False, True), (LARGE_L2, SMALL_L2)):
-        own = OwnSpmm(Kernels(listener, dtype), DeviceTraits("", (9, 0), 132, l2_bytes), torch.empty(1 << 16))
+    for (dtype, out_dtype), weighted in product(kinds, (False, True)):
+        own = OwnSpmm(Kernels(listener, dtype), H100, torch.empty(1 << 16))
         adj = _matrix(weighted)
         for width, aligned in product(widths, (True, False)):
             h = torch.empty(ROWS, _stride(width, dtype, aligned), dtype=dtype)[:, :width]
             out = torch.empty(ROWS, width, dtype=out_dtype)
-            ladder = [Variant(k, 8, 1, 4, aligned) for k in LADDER] if width == LADDER_WIDTH else []
-            for variant in [None, *ladder]:
+            for size in (0, *SLICES):
+                way = sliced(size if size < width * dtype.itemsize else 0, dtype.itemsize)
+                own.multiply(adj, h, out, accumulate=False, epilogue=None, choice=way)
+            for kernel in LADDER if width == LADDER_WIDTH else ():
+                variant = Variant(kernel, 8, 1, 4, aligned)
                 own.multiply(adj, h, out, accumulate=False, epilogue=None, variant=variant)
     return listener.heard
 

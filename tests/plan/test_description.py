@@ -210,6 +210,18 @@ def test_a_tuned_file_is_the_default_for_its_kind_of_device(tmp_path: Path, monk
     assert "run mggcn tune" in default_machine("cuda", path).caveat
 
 
+def test_a_gpu_that_is_here_is_planned_with_figures_of_its_kind(tmp_path: Path) -> None:
+    """Fails if a plan on an H100 reckons with an unknown card's cache, or has no GPU for a rank of a second node."""
+    none = tmp_path / "machine.toml"
+    for gpu, name in (("NVIDIA H100 80GB HBM3", "dgx-h100"), ("Tesla V100-SXM2-32GB", "dgx-1")):
+        machine = default_machine("cuda", none, gpu)
+        assert (machine.name, machine.device.gather) == (name, find_machine(name).device.gather)
+        assert machine.title.startswith(gpu)
+        assert "not measured" in machine.caveat
+        assert machine.sharing(16) == 1
+    assert default_machine("cuda", none, "Quadro T1000").name == "assumed-cuda"
+
+
 def test_the_files_travel_with_the_package_and_need_no_torch(tmp_path: Path) -> None:
     """Fails if a machine's file would not be installed, or reading one loads torch."""
     pyproject = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from mggcn.assemble import host_of, make_rank, plan_graph, resolve
-from mggcn.backend import cpu, cpu_explore, cpu_table
-from mggcn.backend.cpu_choice import SpmmChoice, SpmmKey
+from mggcn.backend import cpu, cpu_explore, cpu_table, cuda_presence, cuda_spmm
+from mggcn.backend.cpu_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey
 from mggcn.backend.cpu_explore import Exploration, Trial
 from mggcn.backend.cpu_findings import Findings
 from mggcn.backend.cpu_machine import Caches
-from mggcn.backend.cpu_table import STORE_FILE, read_choices
+from mggcn.backend.cpu_table import STORE_FILE, read_choices, write_choices
+from mggcn.backend.cuda_choice import Variant
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
-from mggcn.errors import ConfigError
+from mggcn.errors import BackendError, ConfigError
+from mggcn.jobs.kept_ways import product_lines
 from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune_products import tune_products
 from mggcn.trace.timeline import Unwatched
@@ -26,6 +31,8 @@ from mggcn.train import regions
 from mggcn.train.trainer import Stop
 from mggcn.train.tuning import TunedEpochs, Tuning
 from tests.commands.runs import history, result, same_tensors
+from tests.devices import emulated
+from tests.emulator.device import EmulatedDevice
 from tests.graphs import make_graph, pattern
 from tests.train.tuned_runs import config_of, store_of, trained
 
@@ -81,7 +88,7 @@ def test_a_store_that_cannot_be_written_is_a_warning(
 def test_products_of_training_are_told_from_those_of_evaluations() -> None:
     """Fails if the epoch loop does not say when training is on: evaluations would begin its trials."""
     tuning = Tuning(SingleCommunicator(), Exploration(), lambda _: None)
-    watch = TunedEpochs(Unwatched(), tuning)
+    watch = TunedEpochs(Unwatched(), tuning, lambda: None)
     begun: dict[str, list[bool]] = {"training": [], "evaluation": []}
 
     def call(at: str) -> None:
@@ -174,7 +181,65 @@ def test_epochs_without_a_run_folder(strategy: str, tmp_path: Path) -> None:
     assert 0 < found.cost_s < 1e-6
 
 
-def test_a_gpu_has_no_ways_to_try(tmp_path: Path) -> None:
-    """Fails if the command trains on a GPU, whose products it does not time."""
-    with pytest.raises(ConfigError, match=r"set run\.device = cpu"):
-        tune_products(config_of(1, device="cuda"), store_of(tmp_path), 2.0, lambda _: None, Stop())
+def test_a_gpu_times_its_slices_and_takes_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a GPU's slices are not timed, an epoch that times them is captured, or a run does not take what was kept."""
+    original = Exploration.took
+
+    def took(self: Exploration, trial: Trial, turn: int, seconds: float) -> None:
+        assert seconds > 0
+        original(self, trial, turn, 1e-9 if trial.ways[turn].way == "panels" else 2e-9)
+
+    monkeypatch.setattr(Exploration, "took", took)
+    graph = store_of(tmp_path)
+    config = resolve(config_of(1, device="cuda", memory_limit=2**40), graph)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden=(33, 33)))
+    captured: list[object] = []
+    monkeypatch.setattr(EmulatedDevice, "repeatable", lambda self, function: captured.append(function) or function)
+    found = tune_products(config, graph, 1e9, lambda _: None, Stop(), emulated)
+    assert not captured
+    kept = found.kept()
+    assert {(key.width, key.item) for key in kept} == {(33, 4)}
+    assert {way.panel for way in kept.values()} == {32}
+    assert "panels of 32 columns" in "\n".join(product_lines(found))
+
+    def losses(choices: Choices) -> list[float]:
+        tiles.clear()
+        plan, partition = plan_graph(config, graph)
+        comm = SingleCommunicator()
+        rank = make_rank(config, graph, plan, partition, comm, device_of=emulated, choices=choices)
+        return [rank.trainer.step(epoch) for epoch in range(3)]
+
+    tiles: list[int] = []
+    choose = cuda_spmm.choose
+
+    def recorded(width: int, itemsize: int, aligned: bool, panel: int = 0, *, weighted: bool = False) -> Variant:
+        variant = choose(width, itemsize, aligned, panel, weighted=weighted)
+        tiles.extend([variant.tile(itemsize)] if width == 33 else [])
+        return variant
+
+    monkeypatch.setattr(cuda_spmm, "choose", recorded)
+    plain, whole = losses(NO_CHOICES), set(tiles)
+    sliced, slices = losses(kept), set(tiles)
+    assert 32 not in whole
+    assert slices == {32}
+    assert sliced == pytest.approx(plain, rel=1e-5)
+    assert losses(kept) == sliced
+    with pytest.raises(ConfigError, match=r"mggcn's own products, got run\.spmm cusparse"):
+        tune_products(config_of(1, device="cuda", spmm="cusparse"), graph, 2.0, lambda _: None, Stop())
+
+
+def test_what_a_gpu_has_measured_belongs_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if slices that were timed on a GPU are read on another, or on a CPU, or a machine without one has a name."""
+    with pytest.raises(BackendError, match=r"run\.device cuda"):
+        host_of(config_of(1, device="cuda"))
+    monkeypatch.setattr(cuda_presence, "missing_for_cuda", lambda: "")
+    key = SpmmKey(1, 1, 1, 33, 4, True, "")
+    for processors in (132, 114):
+        figures = SimpleNamespace(name="a GPU", major=9, minor=0, multi_processor_count=processors)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index, figures=figures: figures)
+        host = host_of(config_of(1, device="cuda"))
+        assert (host.processor, host.kernels, host.threads) == ("a GPU", "sm_90", processors)
+        assert read_choices(tmp_path / "tuned.json", host) == {}
+        write_choices(tmp_path / "tuned.json", host, {key: SpmmChoice("panels", 32)})
+        assert read_choices(tmp_path / "tuned.json", host) == {key: SpmmChoice("panels", 32)}
+    assert read_choices(tmp_path / "tuned.json", host_of(config_of(1))) == {}

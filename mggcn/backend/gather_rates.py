@@ -1,0 +1,114 @@
+"""Seconds of rows gathered from a dense operand: one model for the choice of kernels, for plans and for benchmarks.
+
+A row is gathered for every nonzero of a sparse matrix. `footprint` is the bytes of the operand. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+SLICES: Final = (128, 256, 512)
+"""Bytes of a slice of the operand's columns, of which one after the other is gathered: whole cache lines."""
+SLICE_GAIN: Final = 1.3
+"""Slices must promise to be faster by this factor: rows with neighbours in common hit the cache without them, too."""
+SLICE_ROW: Final = 32
+"""Nonzeros that a row must have on average: what a slice does for each row anew is small beside them."""
+AGAIN_BYTES: Final = 5
+"""What a nonzero costs in every further slice: its index, and its share of what a row of SLICE_ROW nonzeros costs."""
+
+Reuse = Sequence[tuple[float, float]]
+"""How local gathers are: (bytes of the rows used since the same one was, at most; share of the gathers), rising."""
+
+
+class Gather(Protocol):
+    """What rows gathered at random cost on a device."""
+
+    @property
+    def points(self) -> tuple[tuple[float, float], ...]:
+        """Bytes of the operand, and bytes per second of rows at random from it."""
+        ...
+
+    def row_s(self, row_bytes: float, footprint: float) -> float:
+        """Return the seconds of a row of `row_bytes`, the average over random ones."""
+        ...
+
+    def slice_bytes(self, row_bytes: int, footprint: float) -> int:
+        """Return the bytes of the slices in which a product with long rows gathers; 0 if it gathers whole rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRates:
+    """A GPU's: a row comes from the L2 cache as often as a random one lies there, else from memory."""
+
+    cache_bytes: float
+    """What the cache holds of the operand."""
+    cached: float
+    """Bytes per second from the cache."""
+    missed: float
+    """Bytes per second from memory, of rows of any length."""
+    missed_row_s: float
+    """What a row from memory costs beside its bytes: narrow rows use it badly."""
+
+    @property
+    def points(self) -> tuple[tuple[float, float], ...]:
+        return (self.cache_bytes, self.cached), (math.inf, self.missed)
+
+    def row_s(self, row_bytes: float, footprint: float) -> float:
+        hit = min(1.0, self.cache_bytes / max(footprint, 1.0))
+        return hit * row_bytes / self.cached + (1.0 - hit) * (row_bytes / self.missed + self.missed_row_s)
+
+    def slice_bytes(self, row_bytes: int, footprint: float) -> int:
+        costs = {size: self.sliced_row_s(row_bytes, footprint, size) for size in SLICES if size < row_bytes}
+        costs[0] = self.row_s(row_bytes, footprint) / SLICE_GAIN
+        return min(costs, key=costs.__getitem__)
+
+    def sliced_row_s(self, row_bytes: int, footprint: float, size: int) -> float:
+        """Return the seconds of a row that is gathered in slices of `size` bytes."""
+        count = -(-row_bytes // size)
+        return count * self.row_s(size, footprint * size / row_bytes) + (count - 1) * AGAIN_BYTES / self.missed
+
+    def scaled(self, factor: float) -> CacheRates:
+        """Return the rates of kernels that are as many times as fast."""
+        return CacheRates(self.cache_bytes, self.cached * factor, self.missed * factor, self.missed_row_s / factor)
+
+
+def gathered_row_s(
+    gather: Gather, row_bytes: int, footprint: int, reuse: Reuse = (), *, sharing: int = 1, long_rows: bool = False
+) -> float:
+    """Return the seconds of a gathered row, the average over the distances between two uses of a row.
+
+    reuse: (): at random over the footprint. sharing: so many operands lie in the cache. long_rows: of a sparse product
+    whose rows have SLICE_ROW nonzeros on average, which may gather in slices.
+    """
+    size = gather.slice_bytes(row_bytes, footprint * sharing) if long_rows else 0
+    if not size:
+        return _by_distance(gather, row_bytes, footprint, reuse, sharing)
+    share, count = size / row_bytes, -(-row_bytes // size)
+    nearer = [(bound * share, part) for bound, part in reuse]
+    each = _by_distance(gather, size, footprint * share, nearer, sharing)
+    return count * each + (count - 1) * AGAIN_BYTES / gather.points[-1][1]
+
+
+def _by_distance(gather: Gather, row_bytes: int, footprint: float, reuse: Reuse, sharing: int) -> float:
+    """Rows at random from a matrix of R bytes have distances of 0 to R bytes equally often.
+
+    So rows from between a and b take (b t(b) - a t(a)) / (b - a) each, if t(R) is what the device says of R bytes; with
+    equally frequent distances the sum is t(R) again.
+    """
+
+    def until(nbytes: float) -> float:
+        return nbytes * gather.row_s(row_bytes, nbytes * sharing) if nbytes else 0.0
+
+    seconds = each = 0.0
+    below = 0.0
+    for bound, share in reuse or ((footprint, 1.0),):
+        above = min(bound, footprint)
+        if above > below:
+            each = (until(above) - until(below)) / (above - below)
+            below = above
+        seconds += share * each
+    return seconds
