@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 
 import mggcn
+from mggcn.backend.gather_rates import CacheRates
 from mggcn.cli import main
 from mggcn.config import Config, ModelConfig, RunConfig, from_toml
 from mggcn.errors import ConfigError, PlanError
+from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
 from mggcn.graph.store import open_store, write_store
 from mggcn.jobs import auto
 from mggcn.jobs.auto import _figures, is_auto, settled, settled_shape
-from mggcn.plan.description import find_machine
-from mggcn.train.choose import choice_dict, choice_lines
+from mggcn.plan.description import Machine, find_machine
+from mggcn.train.choose import Row, choice_dict, choice_lines
 from mggcn.train.shape import GraphShape
 from tests.graphs import make_graph, pattern
 
@@ -74,6 +76,37 @@ def test_an_order_by_locality_is_taken_where_it_pays() -> None:
     assert several is not None
     paths = {row.candidate.order: row.path for row in several.rows if row.candidate.strategy == "broadcast"}
     assert paths["locality"] > paths["random"] > 1.0  # type: ignore[operator]
+
+
+def test_a_gpu_weighs_locality_by_its_own_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if an order is judged by a CPU's caches, taken where a GPU's L2 gains nothing by it, or left where it gains."""
+    planted = community(60000, 600000, 16, 40, seed=11, homophily=0.9, train=0.5)
+    random = community(60000, 600000, 16, 40, seed=11, homophily=1 / 40, train=0.5)
+    h100 = find_machine("dgx-h100")
+    base = Config(model=ModelConfig(hidden=(256, 256)), run=RunConfig(order="auto", device="cuda"))
+
+    def rows_of(graph: Graph, machine: Machine) -> tuple[str, dict[str, Row], str]:
+        config, choice = settled(base, graph, machine, 2**40)
+        assert choice is not None
+        print("\n".join(choice_lines(choice)))
+        return config.run.order, {row.candidate.order: row for row in choice.rows}, choice.reason
+
+    order, rows, reason = rows_of(planted, h100)
+    assert order == "locality"
+    assert "of its gathers find their row among the 16,384 last used ones" in reason
+    sparse = {name: (row.parts or {})["sparse"] for name, row in rows.items()}
+    assert sparse["locality"] < 0.85 * sparse["random"]
+    assert "predicted seconds of an epoch" in capsys.readouterr().out
+    order, rows, reason = rows_of(random, h100)
+    assert order != "locality"
+    if rows["locality"].seconds < rows[order].seconds:  # type: ignore[operator]
+        assert "gains too little for an order that has to be made" in reason
+    # A cache that holds the whole operand gains nothing by any order.
+    gather = CacheRates(1e12, *dataclasses.astuple(h100.device.gather)[1:])  # type: ignore[call-overload]
+    large = dataclasses.replace(h100, device=dataclasses.replace(h100.device, gather=gather))
+    order, rows, _ = rows_of(planted, large)
+    assert order != "locality"
+    assert all(row.near == pytest.approx(1.0) for row in rows.values())
 
 
 def test_a_large_graph_is_not_ordered_to_be_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from mggcn.assemble import memory_limit, plan_graph, plan_shape
 from mggcn.commands.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.errors import ConfigError
-from mggcn.jobs.auto import settled, settled_shape
-from mggcn.plan.description import Machine, default_machine, find_machine, shipped_machines, tuned_path
+from mggcn.jobs.auto import settled, settled_shape, this_machine
+from mggcn.plan.description import Machine, find_machine, shipped_machines
 from mggcn.train.choose import Choice, choice_dict, choice_lines
 from mggcn.train.costtext import cost_dict, cost_lines
 from mggcn.train.planjson import to_dict
@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--machine",
         metavar="FILE|NAME",
         help=f"machine on which seconds and memory are planned: a file that mggcn tune wrote, or one of "
-        f"{', '.join(shipped_machines())} (default: the tuned file of this machine, or assumed figures)",
+        f"{', '.join(shipped_machines())} (default: the tuned file of this machine, one with GPUs like its own, or assumed "
+        "figures)",
     )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_settings(parser)
@@ -80,7 +81,7 @@ def _machine(arguments: argparse.Namespace, config: Config) -> Machine:
             f"--replication must lie in 1 .. {config.run.ranks}, the number of ranks, got {replication:g}"
         )
     if arguments.machine is None:
-        return default_machine(device, tuned_path())
+        return this_machine(config)
     machine = find_machine(arguments.machine)
     if machine.device.kind != device:
         raise ConfigError(

@@ -42,19 +42,32 @@ def is_auto(config: Config) -> bool:
     return "auto" in (config.run.strategy, config.run.order)
 
 
+def this_machine(config: Config) -> Machine:
+    """Return the machine on which seconds are predicted unless another is named: this one, as tuned, described or assumed.
+
+    Raises: ConfigError if the tuned file cannot be read.
+    """
+    gpu = ""
+    if config.run.device == "cuda":
+        from mggcn.backend.cuda_presence import gpu_name
+
+        gpu = gpu_name()
+    return default_machine(config.run.device, tuned_path(), gpu)
+
+
 def settled(
     config: Config, graph: Graph, machine: Machine | None = None, limit: int | None = None
 ) -> tuple[Config, Choice | None]:
     """Return the configuration with strategy, order and all else that is `auto` chosen for a graph, and the choice if any.
 
-    machine: where the seconds are predicted (default: this one, as tuned or assumed); limit: bytes that a rank may use.
+    machine: where the seconds are predicted (default: `this_machine`); limit: bytes that a rank may use.
     Cost: a few sweeps over the edges per order, a vertex cut of a small graph. Raises: PlanError if nothing fits;
     ConfigError for delays without a strategy that has any.
     """
     config = _without_order(_without_delays(config))
     if not is_auto(config):
         return resolve(config, graph), None
-    machine = machine or default_machine(config.run.device, tuned_path())
+    machine = machine or this_machine(config)
     base = resolve(_with(config, _fallback(config.run)), graph)
     candidates = list(_candidates(config, base, graph, machine))
     choice = choose(candidates, machine, memory_limit(base) if limit is None else limit)
@@ -68,7 +81,7 @@ def settled_shape(
     config = _without_order(_without_delays(config))
     if not is_auto(config):
         return config, None
-    machine = machine or default_machine(config.run.device, tuned_path())
+    machine = machine or this_machine(config)
     base = _with(config, _fallback(config.run))
     candidates = []
     for run, exact in _ways(config.run, ("random",)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mggcn.errors import PlanError
-from mggcn.partition.locality_estimate import near_share
+from mggcn.partition.locality_estimate import BOUNDS, near_share
 from mggcn.partition.parts import row_figures
 from mggcn.plan.analysis import analyse_15d
 from mggcn.plan.description import Machine
@@ -24,7 +24,11 @@ from mggcn.train.plantext import table
 from mggcn.train.runplan import RunPlan
 
 NEAR_ROWS: Final = 4096
-"""Rows of a width of 128 that a cache of 2 MiB holds; one of partition/locality_estimate.py's BOUNDS."""
+"""Rows of a width of 128 that a core's cache of 2 MiB holds; one of partition/locality_estimate.py's BOUNDS."""
+NEAR_ROW_BYTES: Final = 512
+"""Bytes of a row of that width."""
+ORDER_GAIN: Final = 1.03
+"""An order by locality must promise to be faster by this factor: it has to be made, and random graphs seem to gain, too."""
 REPLICATED: Final = ("arena", "features", "vertex data")
 """Regions of a rank that grow with its rows."""
 
@@ -65,7 +69,7 @@ class Row:
     parts: Mapping[str, float] | None = None
     note: str = ""
     near: float | None = None
-    """Share of the gathers that find their row among the NEAR_ROWS last used ones; None where it is not known."""
+    """Share of the gathers that find their row among the `near_rows` last used ones; None where it is not known."""
     path: float | None = None
     """Critical path of the stages over that of equal tiles; None but for partitions of the rows."""
 
@@ -97,12 +101,21 @@ def choose(candidates: Sequence[Candidate], machine: Machine, limit: int) -> Cho
     best = min(eligible, key=_rank, default=None)
     if analysed := _row_15d(candidates, machine):
         rows.append(analysed)
-    reason = _none_reason(rows, limit) if best is None else _reason(best, rows)
+    reason = _none_reason(rows, limit) if best is None else _reason(best, rows, near_rows(machine))
     return Choice(machine, tuple(rows), best, reason)
 
 
+def near_rows(machine: Machine) -> int:
+    """Return how many rows of a width of 128 a CPU core's cache holds, or a GPU's L2: one of BOUNDS."""
+    if machine.device.kind == "cpu":
+        return NEAR_ROWS
+    held = machine.device.gather.points[0][0] / NEAR_ROW_BYTES
+    return int(max((bound for bound in BOUNDS if bound <= held), default=BOUNDS[0]))
+
+
 def _rank(row: Row) -> tuple[float, int, int]:
-    return (row.seconds or 0.0, row.bytes_sent or 0, row.memory_bytes or 0)
+    factor = ORDER_GAIN if row.candidate.order == "locality" else 1.0
+    return (factor * (row.seconds or 0.0), row.bytes_sent or 0, row.memory_bytes or 0)
 
 
 def _row(candidate: Candidate, machine: Machine, limit: int) -> Row:
@@ -118,17 +131,17 @@ def _row(candidate: Candidate, machine: Machine, limit: int) -> Row:
         verdict, note = "not exact", "; ".join(filter(None, ["never chosen by auto", note]))
     sent = max(rank.bytes_sent(rank.train) for rank in plan.ranks)
     parts = {str(kind): seconds for kind, seconds in cost.parts.items()}
-    return Row(candidate, verdict, sent, memory, cost.seconds, parts, note, *_order_figures(plan))
+    return Row(candidate, verdict, sent, memory, cost.seconds, parts, note, *_order_figures(plan, near_rows(machine)))
 
 
-def _order_figures(plan: RunPlan) -> tuple[float | None, float | None]:
+def _order_figures(plan: RunPlan, rows: int) -> tuple[float | None, float | None]:
     """Return `near` and `path` of a row."""
     if plan.figures.kind != "rows":
         return None, None
     figures = row_figures(plan.figures)
     own, total = int(figures.tiles.nnz.trace()), int(figures.tiles.nnz.sum())
     shares = figures.reuse.together(own, total - own)
-    return near_share(shares, NEAR_ROWS) if shares else None, figures.tiles.critical_path_over_ideal
+    return near_share(shares, rows) if shares else None, figures.tiles.critical_path_over_ideal
 
 
 def _row_15d(candidates: Sequence[Candidate], machine: Machine) -> Row | None:
@@ -157,7 +170,7 @@ def _row_15d(candidates: Sequence[Candidate], machine: Machine) -> Row | None:
     )
 
 
-def _reason(best: Row, rows: Sequence[Row]) -> str:
+def _reason(best: Row, rows: Sequence[Row], near: int) -> str:
     """Say what was chosen, by how much it wins, and what would have been faster but may not be chosen."""
     text = f"{best.candidate.name} is chosen: {seconds_text(best.seconds)} per epoch predicted"
     others = [row for row in rows if row.verdict == "fits" and row is not best]
@@ -166,20 +179,20 @@ def _reason(best: Row, rows: Sequence[Row]) -> str:
         text += ", the only exact one that fits"
     elif best.seconds and second.seconds:
         text += f", {second.candidate.name} takes {second.seconds / best.seconds:.2f} times as long"
-    text += _order_reason(best, others)
+    text += _order_reason(best, others, near)
     for row in rows:
-        if row.verdict in ("not exact", "does not fit") and (row.seconds or 0) < (best.seconds or 0):
+        if row.verdict in ("fits", "not exact", "does not fit") and (row.seconds or 0) < (best.seconds or 0):
             text += f"; {row.candidate.name} would take {seconds_text(row.seconds)} but {_but(row)}"
     return text
 
 
-def _order_reason(best: Row, others: Sequence[Row]) -> str:
+def _order_reason(best: Row, others: Sequence[Row], near: int) -> str:
     """Say what the order of the chosen row is like beside the next best one under the same strategy."""
     same = [row for row in others if row.candidate.strategy == best.candidate.strategy and row.near is not None]
     other = min(same, key=_rank, default=None)
     if other is None or best.near is None:
         return ""
-    text = f"; {best.near:.0%} of its gathers find their row among the {NEAR_ROWS:,} last used ones"
+    text = f"; {best.near:.0%} of its gathers find their row among the {near:,} last used ones"
     text += f", {other.near:.0%} of those of order {other.candidate.order}"
     if best.path is not None and other.path is not None:
         text += f", and the stages take {best.path:.2f} of equal tiles' time, there {other.path:.2f}"
@@ -187,6 +200,8 @@ def _order_reason(best: Row, others: Sequence[Row]) -> str:
 
 
 def _but(row: Row) -> str:
+    if row.verdict == "fits":
+        return "gains too little for an order that has to be made"
     return "is not exact" if row.verdict == "not exact" else f"needs {human(row.memory_bytes or 0)} per rank"
 
 
@@ -224,7 +239,7 @@ def choice_lines(choice: Choice) -> list[str]:
     ]
     caveat = f" ({choice.machine.caveat})" if choice.machine.caveat else ""
     lines = [f"strategies on {choice.machine.title}{caveat}, per rank", *table(header, cells), f"  {choice.reason}"]
-    near = f"  near: gathers that find their row among the {NEAR_ROWS:,} last used ones"
+    near = f"  near: gathers that find their row among the {near_rows(choice.machine):,} last used ones"
     return [*lines, f"{near}; path: time of the stages over that of equal tiles", "", *parts_lines(choice.rows)]
 
 
