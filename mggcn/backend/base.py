@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
-from mggcn.backend.events import Event, Lane, Timestamp
+from mggcn.backend.events import Agree, Event, Lane, Repeatable, Timestamp, alone
 
 if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
     import torch
@@ -262,10 +262,11 @@ class KernelBackend(Protocol):
         """Return the moment at which everything started so far is done."""
         ...
 
-    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
+    def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
         """Return what does the same device work as `function` in every call, at less cost to the host if it can.
 
         `function` must do the same work each time, without a look at its results; its first calls are made as they are.
+        agree: asked once, by all ranks in the same call, if a device wants to change how it gets the work.
         """
         ...
 

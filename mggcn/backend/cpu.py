@@ -28,7 +28,7 @@ from mggcn.backend.cpu_memory import Workspace, allocate
 from mggcn.backend.cpu_spmm import NAMES, CpuSpmm, make_schedule
 from mggcn.backend.edge_reduce_cpu import CpuEdges
 from mggcn.backend.epoch_end import Books, Step
-from mggcn.backend.events import DONE, Done
+from mggcn.backend.events import DONE, Agree, Done, Eager, alone
 from mggcn.backend.explored_spmm import ExploredSpmm
 from mggcn.backend.host import HostLane, HostTime
 
@@ -283,8 +283,8 @@ class CpuBackend:
     def timestamp(self) -> HostTime:
         return HostTime(time.perf_counter())
 
-    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
-        return function
+    def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Eager:
+        return Eager(function)
 
     def synchronize(self) -> None:
         return

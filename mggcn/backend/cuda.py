@@ -25,7 +25,7 @@ from mggcn.backend.cuda_upload import empty_like
 from mggcn.backend.device import Device
 from mggcn.backend.edge_reduce_cuda import CudaEdges
 from mggcn.backend.epoch_end import Books, Step
-from mggcn.backend.events import Event, Lane, Timestamp
+from mggcn.backend.events import Agree, Eager, Event, Lane, Repeatable, Timestamp, alone
 from mggcn.backend.explored_spmm import ExploredSpmm
 
 QUEUE_S = 1.0
@@ -219,8 +219,8 @@ class CudaBackend:
     def timestamp(self) -> Timestamp:
         return self._device.timestamp()
 
-    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
-        return self._device.repeatable(function) if self._exploration is None else function
+    def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
+        return self._device.repeatable(function, agree) if self._exploration is None else Eager(function)
 
     def synchronize(self) -> None:
         self._device.synchronize()

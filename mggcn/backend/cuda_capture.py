@@ -1,56 +1,174 @@
-"""Work of a GPU that repeats: launched piece by piece at first, then recorded as a CUDA graph and launched whole."""
+"""Work of a GPU that repeats: launched piece by piece at first, then recorded as a CUDA graph and launched whole.
+
+A recording that cannot be made is no error: nothing of it has run, and the work goes on piece by piece. NCCL asks that
+all ranks capture a message or none does (its user guide, "Using NCCL with CUDA Graphs"): ranks settle together.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+
+from mggcn.backend.events import Agree, alone
+from mggcn.errors import CommError
 
 log = logging.getLogger(__name__)
 
 WARM_CALLS = 2
 """Calls made as they are before one is captured: the first loads modules and libraries, the second finds them there."""
+Pool = tuple[int, int]
+
+
+class Refusals:
+    """What a process knows of recordings that were refused in it: after one, it makes no other.
+
+    A failed recording may leave torch's allocator, which is the process's, as if it still went on; `end_pool` ends it as
+    far as torch lets it. The graphs stay: torch's allocator of pinned memory may go on asking them.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Why one was refused, "" if none was."""
+        self._graphs: list[Any] = []
+
+    def add(self, reason: str, graph: Any = None) -> None:
+        self.reason = reason
+        if graph is not None:
+            self._graphs.append(graph)
+
+
+PROCESS = Refusals()
+"""Of this process, whose runs share torch's allocator: the one state that cannot belong to a run."""
 
 
 class Captured:
-    """Device work that is launched piece by piece WARM_CALLS times, then recorded as a CUDA graph and launched whole."""
+    """Device work that is launched piece by piece WARM_CALLS times, then recorded as a CUDA graph and launched whole.
 
-    def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream, lock: threading.Lock) -> None:
+    agree: makes all ranks give up if one does; a collective call, made once, before the third launch.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[], None],
+        stream: torch.cuda.Stream,
+        lock: threading.Lock,
+        agree: Agree = alone,
+        refusals: Refusals = PROCESS,
+    ) -> None:
         self._function = function
         self._stream = stream
         self._lock = lock
+        self._agree = agree
+        self._refusals = refusals
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._refused = False
+        self._state = "eager"
+
+    @property
+    def state(self) -> str:
+        """As Repeatable.state."""
+        return self._state
 
     def __call__(self) -> None:
+        if self._calls == WARM_CALLS:
+            self._settle()
+        self._calls += 1
         if self._graph is not None:
             self._graph.replay()
-        elif self._calls < WARM_CALLS or self._refused:
-            self._calls += 1
+        else:
             self._function()
-        else:
-            self._record()
-            self()
 
-    def _record(self) -> None:
+    def _settle(self) -> None:
+        """Record the work, or learn that it is launched piece by piece for good: on all ranks alike."""
+        earlier = self._refusals.reason
+        graph, reason = (None, earlier) if earlier else self._record()
+        refused, speaks = self._agree(reason)
+        if not refused:
+            self._graph, self._state = graph, "captured"
+            return
+        self._state = f"refused: {earlier or refused}"
+        if graph is not None:
+            graph.reset()
+        if not earlier:
+            self._refusals.add(refused)
+            if speaks:
+                log.warning("a CUDA graph cannot be captured; epochs are launched op by op: %s", refused)
+
+    def _record(self) -> tuple[torch.cuda.CUDAGraph | None, str]:
+        """Return the graph, or why there is none; nothing of the work has run. Raises: CommError."""
         # thread_local: other threads, such as the watchdog of a transport, may go on asking CUDA about events.
-        # What is garbage goes before: a graph or an event that is destroyed meanwhile would break the recording.
-        graph = torch.cuda.CUDAGraph()
-        gc.collect()
-        gc.disable()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        reason = "interrupted"
+        found: list[BaseException] = []
         try:
-            with self._lock, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                self._function()
-        except RuntimeError as error:
-            # Nothing of the recording has run: the work goes on op by op, which gives the same results.
-            self._refused = True
-            log.warning("an epoch cannot be captured and is launched op by op: %s", error.__context__ or error)
-            torch.cuda.synchronize()
-        else:
-            self._graph = graph
+            with (
+                _uncollected(),
+                self._lock,
+                torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                self._noting(found)
+            reason = ""
+        except Exception as error:  # CUDA's, torch's, CuPy's, cuSPARSE's: each has classes of its own
+            cause = found[0] if found else error
+            if isinstance(cause, CommError) or not isinstance(cause, Exception):
+                raise cause from None  # another rank failed, or Ctrl-C: no launch is to go on
+            reason = _one_line(cause)
         finally:
-            gc.enable()
+            found.clear()  # tracebacks keep what lies in the pool
+            if reason:
+                self._refusals.add(reason, graph)
+                end_pool(graph, pool, self._stream.device_index)
+        if reason:
+            torch.cuda.synchronize()
+        return (None if reason else graph), reason
+
+    def _noting(self, found: list[BaseException]) -> None:
+        """Do the work; note what ends it, since what ends the recording then hides it."""
+        try:
+            self._function()
+        except BaseException as error:
+            found.append(error)
+            raise
+
+
+def end_pool(graph: torch.cuda.CUDAGraph, pool: Pool, device: int) -> None:
+    """Let torch's allocator forget a recording that failed, and give back what lies in its pool.
+
+    Until torch 2.11 a failure leaves the recording under way in the allocator: it then frees no cached memory, and does not
+    try again after freeing some. Until 2.13 it leaves the pool in use (pytorch#180395, #190348, #190308).
+    """
+    for step in (graph.reset, lambda: torch._C._cuda_endAllocateToPool(device, pool), torch.cuda.empty_cache):
+        # What torch has done by itself cannot be done again; a torch without these functions has nothing to mend.
+        with contextlib.suppress(RuntimeError, AttributeError):
+            step()
+    # A pool whose free memory stays is still in use. Releasing one that is not would break torch's count of its users.
+    with contextlib.suppress(RuntimeError, AttributeError):
+        left = [segment for segment in torch.cuda.memory_snapshot() if segment.get("segment_pool_id") == pool]
+        if left and not any(segment["active_size"] for segment in left):
+            torch._C._cuda_releasePool(device, pool)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector out: a graph or an event that is destroyed meanwhile would break the recording."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0][:200]}"

@@ -23,7 +23,7 @@ from mggcn.backend.cuda_presence import import_cupy
 from mggcn.backend.cuda_shape import DeviceTraits
 from mggcn.backend.cuda_upload import Uploads
 from mggcn.backend.cusparse import Library
-from mggcn.backend.events import Event
+from mggcn.backend.events import Agree, Eager, Event, Repeatable, alone
 
 
 class CudaEvent:
@@ -162,8 +162,8 @@ class CudaDevice:
     def timestamp(self) -> CudaTime:
         return CudaTime(self._compute)
 
-    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
-        return Captured(function, self._compute, self._lane.capturing) if self._capture else function
+    def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
+        return Captured(function, self._compute, self._lane.capturing, agree) if self._capture else Eager(function)
 
     def synchronize(self) -> None:
         self._compute.synchronize()

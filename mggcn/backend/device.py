@@ -16,7 +16,7 @@ from torch import Tensor
 from mggcn.backend.cuda_kernels import Module
 from mggcn.backend.cuda_shape import DeviceTraits
 from mggcn.backend.cusparse import Library
-from mggcn.backend.events import Event, Lane, Timestamp
+from mggcn.backend.events import Agree, Event, Lane, Repeatable, Timestamp, alone
 
 
 class Device(Protocol):
@@ -58,7 +58,7 @@ class Device(Protocol):
 
     def timestamp(self) -> Timestamp: ...
 
-    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
+    def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
         """As KernelBackend.repeatable."""
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -51,3 +52,36 @@ class Timestamp(Protocol):
     def seconds_since(self, earlier: Any) -> float:
         """Return the seconds from an earlier timestamp of the same device to this one; the work must be done."""
         ...
+
+
+Agree = Callable[[str], tuple[str, bool]]
+"""Tells all ranks why this one cannot go on ("": it can). Returns the first rank's reason, and whether this one says it."""
+
+
+def alone(reason: str) -> tuple[str, bool]:
+    """The Agree of a rank that need not ask another."""
+    return reason, bool(reason)
+
+
+class Repeatable(Protocol):
+    """Work that is done again and again, the same each time."""
+
+    @property
+    def state(self) -> str:
+        """How a device gets the work: "eager", piece by piece; "captured", whole; "refused: REASON", eager for good."""
+        ...
+
+    def __call__(self) -> None:
+        """Do it once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Eager:
+    """Work that is always launched piece by piece."""
+
+    function: Callable[[], None]
+    state: str = "eager"
+
+    def __call__(self) -> None:
+        self.function()

@@ -62,10 +62,10 @@ class Board:
             self.told = True
             raise CommError(self._failure)
 
-    def begin(self, call: Call) -> None:
-        """Count a call. Raises: CommError as `check`."""
+    def begin(self, call: Call, *, recorded: bool = False) -> None:
+        """Count a call, but none that is only recorded: a rank's recording may end early. Raises: CommError as `check`."""
         self.check()
-        self.number += 1
+        self.number += not recorded
         self.call = call
 
     def abort(self, reason: str) -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
+import torch
 from torch import Tensor
 
+from mggcn.backend.events import alone
 from mggcn.comm.base import Communicator, Event, Lane, Moving
+
+REASON_BYTES = 256
+"""Of a reason that a rank tells the others."""
 
 
 class CountingCommunicator:
@@ -51,6 +56,18 @@ class CountingCommunicator:
         row = buf[:1].nbytes if buf.shape[0] else 0
         self.bytes_sent += row * (sum(buf_rows) - buf_rows[self.rank])
         return self._inner.all_to_all(out, buf, out_rows, buf_rows, after)
+
+    def agree(self, reason: str) -> tuple[str, bool]:
+        """As backend.events.Agree: a host message of all ranks, not counted. Raises: CommError as Event.wait."""
+        if self.size == 1:
+            return alone(reason)
+        reasons = torch.zeros(self.size, REASON_BYTES, dtype=torch.uint8)
+        text = bytearray(reason.encode()[:REASON_BYTES])
+        reasons[self.rank, : len(text)] = torch.tensor(text, dtype=torch.uint8)
+        self._inner.all_reduce(reasons).wait()
+        texts = [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in reasons]
+        first = next((rank for rank, found in enumerate(texts) if found), None)
+        return ("", False) if first is None else (f"rank {first}: {texts[first]}", first == self.rank)
 
     def barrier(self) -> None:
         self._inner.barrier()

@@ -194,8 +194,9 @@ class NcclCommunicator:
         board, lane = self._board, self._lane
         if lane is None:
             raise CommError("no lane was given to NCCL")
-        board.begin(call)
-        early = board.number <= self._checked_calls and not self._capturing()
+        recorded = self._capturing()
+        board.begin(call, recorded=recorded)
+        early = board.number <= self._checked_calls and not recorded
         if early:
             board.compare()
         with lane.working(after), self._watchdog.inside(f"call {board.number} ({call})"):
@@ -219,6 +220,8 @@ class NcclCommunicator:
             try:
                 start()
             except (RuntimeError, KeyError) as error:
+                if self._capturing():
+                    raise  # the recording is given up, and what is wrong with NCCL shows in the next call
                 board.fail(f"rank {self.rank}: NCCL failed in call {board.number} ({board.call}): {explained(error)}")
 
     def _swap(self, out: Tensor, buf: Tensor, call: Call, nccl: Any, lane: int) -> None:
@@ -229,14 +232,16 @@ class NcclCommunicator:
         own = buf[sent[me] : sent[me] + call.sends[me]]
         out[received[me] : received[me] + call.receives[me]].copy_(own)
         self._library.groupStart()
-        for peer in range(self.size):
-            if peer != me and call.sends[peer]:
-                at = buf.data_ptr() + sent[peer] * row_bytes
-                nccl.send(at, call.sends[peer] * call.count, kind, peer, lane)
-            if peer != me and call.receives[peer]:
-                at = out.data_ptr() + received[peer] * row_bytes
-                nccl.recv(at, call.receives[peer] * call.count, kind, peer, lane)
-        self._library.groupEnd()
+        try:
+            for peer in range(self.size):
+                if peer != me and call.sends[peer]:
+                    at = buf.data_ptr() + sent[peer] * row_bytes
+                    nccl.send(at, call.sends[peer] * call.count, kind, peer, lane)
+                if peer != me and call.receives[peer]:
+                    at = out.data_ptr() + received[peer] * row_bytes
+                    nccl.recv(at, call.receives[peer] * call.count, kind, peer, lane)
+        finally:
+            self._library.groupEnd()
 
     def _async_error(self) -> str | None:
         try:

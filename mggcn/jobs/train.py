@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +42,7 @@ from mggcn.jobs.kept_ways import keep_ways, outdated_table, summary_of
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
 from mggcn.partition.parts import Partition
+from mggcn.plan.device import launching, not_captured
 from mggcn.train.runlog import RunLog, write_json
 from mggcn.train.runplan import RunPlan
 from mggcn.version import __version__
@@ -146,6 +147,7 @@ def result_of(
         "arena_bytes": rank.plan.arena_bytes,
         "bytes_sent_per_epoch": rank.plan.bytes_sent(rank.plan.train),
         "bytes_sent": rank.comm.bytes_sent,
+        **captures(config, trainer.states),
         "versions": {
             "mggcn": __version__,
             "python": platform.python_version(),
@@ -159,6 +161,14 @@ def result_of(
         },
         "graph_sha256": graph_sha256(graph),
     }
+
+
+def captures(config: Config, states: Mapping[str, str]) -> dict[str, Any]:
+    """Return how a GPU got its epochs and evaluations, and why not as CUDA graphs; nothing for other devices."""
+    if not launching(config.run):
+        return {}
+    eager = f"eager: {not_captured(config.run) or 'fewer than three were run'}"
+    return {"captured": {what: eager if state == "eager" else state for what, state in states.items()}}
 
 
 def run_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) -> dict[str, Any]:

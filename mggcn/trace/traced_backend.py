@@ -16,7 +16,7 @@ from mggcn.backend.base import Dropout, Epilogue, Gradient, KernelBackend, Spars
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.edge_reduce import EdgeKernels
 from mggcn.backend.epoch_end import Books, Step
-from mggcn.backend.events import Event, Lane, Timestamp
+from mggcn.backend.events import Agree, Eager, Event, Lane, Timestamp, alone
 from mggcn.trace.recorder import Recorder
 from mggcn.trace.work import matmul_work, spmm_work, streamed
 
@@ -171,9 +171,9 @@ class TracedBackend:
     def timestamp(self) -> Timestamp:
         return self._inner.timestamp()
 
-    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
+    def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Eager:
         # Work that a device repeats by itself is launched whole: there would be no calls to mark.
-        return function
+        return Eager(function)
 
     def synchronize(self) -> None:
         self._inner.synchronize()

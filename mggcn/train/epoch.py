@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mggcn.backend.base import KernelBackend
 from mggcn.backend.epoch_end import Books
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import TrainConfig
@@ -52,6 +53,31 @@ class _Work:
             self.end()
 
 
+class Repeated:
+    """Work that a device repeats, its messages counted each time: graphs send past the counter, recordings not at all."""
+
+    def __init__(self, function: Callable[[], None], backend: KernelBackend, comm: CountingCommunicator) -> None:
+        self._comm = comm
+        self._sent = sent = [0]
+
+        def counted() -> None:
+            before = comm.bytes_sent
+            function()
+            sent[0] = comm.bytes_sent - before
+
+        self._repeatable = backend.repeatable(counted, comm.agree)
+
+    @property
+    def state(self) -> str:
+        """As Repeatable.state."""
+        return self._repeatable.state
+
+    def __call__(self) -> None:
+        before = self._comm.bytes_sent
+        self._repeatable()
+        self._comm.bytes_sent = before + self._sent[0]
+
+
 class TrainingEpoch:
     """Runs epochs of one repeat: `run` makes one, `history` reads what they left.
 
@@ -74,8 +100,12 @@ class TrainingEpoch:
         books = Books(runtime.clock, backend.upload(rates), runtime.signals, own, history)
         self._work = _Work(plan, runtime, comm, watch, books, backend.epoch_end(optimizer.step, books))
         self._told = [0.0] * SIGNALS
-        self._counted = 0
-        self._repeatable = backend.repeatable(self._work.epoch)
+        self._repeatable = Repeated(self._work.epoch, backend, comm)
+
+    @property
+    def state(self) -> str:
+        """How the device gets its epochs: Repeatable.state."""
+        return self._repeatable.state
 
     def start(self, seed: int, epoch: int) -> None:
         """Set seed and epoch, from 0, of the next run, and the signals that it starts from."""
@@ -97,13 +127,8 @@ class TrainingEpoch:
         work = self._work
         work.comm.check()
         work.runtime.training.begin_epoch(epoch)
-        before = work.comm.bytes_sent
         with work.watch.epoch(epoch):
             self._repeatable()
-        # A repeated recording sends what its first run sent, past the counter.
-        sent = work.comm.bytes_sent - before
-        self._counted = sent or self._counted
-        work.comm.bytes_sent += self._counted - sent
 
     def gradients(self) -> None:
         """Forward, loss and backward; leaves the summed gradients in weights.grad and the summed signals."""

@@ -21,7 +21,7 @@ from mggcn.config import Config
 from mggcn.errors import TrainError
 from mggcn.trace.timeline import Watch
 from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint, stage_state
-from mggcn.train.epoch import LOSS, SECONDS, STOP, TrainingEpoch
+from mggcn.train.epoch import LOSS, SECONDS, STOP, Repeated, TrainingEpoch
 from mggcn.train.metrics import counted
 from mggcn.train.optimizer import Optimizer
 from mggcn.train.ranking import RankingScores
@@ -63,7 +63,7 @@ class RankTrainer:
         self._stop = stop
         self._optimizer = Optimizer(config.train, runtime.weights)
         self._epoch = TrainingEpoch(config.train, plan, runtime, comm, self._optimizer, watch)
-        self._score_again = runtime.backend.repeatable(lambda: runtime.run(plan.evaluate))
+        self._score_again = Repeated(lambda: runtime.run(plan.evaluate), runtime.backend, comm)
         self._best = torch.zeros_like(runtime.weights.flat)
         self.progress = Progress()
         self.epoch_seconds: list[float] = []
@@ -87,6 +87,11 @@ class RankTrainer:
         self.runtime.backend.activate()
         self._epoch.start(self._seed, epoch)
         return float(self._advance(epoch, epoch + 1)[0, LOSS])
+
+    @property
+    def states(self) -> dict[str, str]:
+        """How the device gets what it repeats: Repeatable.state of epochs and evaluations."""
+        return {"epoch": self._epoch.state, "evaluation": self._score_again.state}
 
     @property
     def _seed(self) -> int:

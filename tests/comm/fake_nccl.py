@@ -132,6 +132,8 @@ class FakeNccl:
         """What check_async_error raises for a rank."""
         self.refused: dict[int, Exception] = {}
         """What a rank's calls raise."""
+        self.recording: Callable[[int], bool] = lambda rank: False
+        """Whether a rank's calls are only recorded into a graph."""
         self.absent: set[int] = set()
         """Ranks that do not get through ncclCommInitRank: all others hang there with them."""
         self.killed = threading.Event()
@@ -235,7 +237,8 @@ class FakeCommunicator:
                 self.room.mail.setdefault((self.rank, peer), deque()).append(text)
                 self.room.changed.notify_all()
 
-        self.library.grouped(stream, False, step)
+        if not self.library.recording(self.rank):
+            self.library.grouped(stream, False, step)
 
     def recv(self, target: int, count: int, dtype: int, peer: int, stream: int) -> None:
         assert count > 0
@@ -250,7 +253,8 @@ class FakeCommunicator:
                     assert len(text) == count * DTYPES[dtype].itemsize
                     ctypes.memmove(target, text, len(text))
 
-        self.library.grouped(stream, True, step)
+        if not self.library.recording(self.rank):
+            self.library.grouped(stream, True, step)
 
     def abort(self) -> None:
         with self.room.changed:
@@ -291,6 +295,8 @@ class FakeCommunicator:
     ) -> None:
         assert nbytes > 0
         self._enter()
+        if self.library.recording(self.rank):
+            return
         self._connect(what[0])
         number = next(self.number)
 

@@ -80,6 +80,7 @@ class Nccl:
         self.store = dist.HashStore()
         self.ended: list[tuple[int, str]] = []
         self.capturing = [False] * size
+        self.is_capturing: Callable[[int], bool] = lambda rank: self.capturing[rank]
         self.checked_calls = CHECKED_CALLS
         self.leave_s = 20.0
         self.environ: dict[str, str] = {}
@@ -103,7 +104,7 @@ class Nccl:
                 self.library,
                 watchdog,
                 device_type=self.device_type,
-                capturing=lambda: self.capturing[rank],
+                capturing=lambda: self.is_capturing(rank),
                 checked_calls=self.checked_calls,
                 environ=self.environ,
             )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mggcn.backend.cuda_shape import DeviceTraits
 from mggcn.backend.cuda_upload import Uploads
-from mggcn.backend.events import DONE, Done
+from mggcn.backend.events import DONE, Agree, Done, Eager, alone
 from mggcn.backend.host import HostLane, HostTime
 from mggcn.errors import BackendError
 from tests.emulator.module import EmulatedModule
@@ -77,8 +77,8 @@ class EmulatedDevice:
     def timestamp(self) -> HostTime:
         return HostTime(time.perf_counter())
 
-    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
-        return function
+    def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Eager:
+        return Eager(function)
 
     def synchronize(self) -> None:
         return

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mggcn.backend.cuda_capture import WARM_CALLS
+from mggcn.backend.events import Agree, Repeatable, alone
 from tests.emulator.device import EmulatedDevice
 
 LOOKS = {"aten._local_scalar_dense.default", "aten.item.default", "aten.nonzero.default", "aten.is_nonzero.default"}
@@ -70,7 +71,7 @@ class StrictDevice:
     def compile(self, path: Path, options: tuple[str, ...]) -> Any:
         return _Noted(self._inner.compile(path, options), self._note)
 
-    def repeatable(self, function: Callable[[], None]) -> Callable[[], None]:
+    def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
         return _Repeated(self, function)
 
     def watched(self, function: Callable[[], None]) -> list[Any]:
@@ -110,6 +111,10 @@ class _Repeated:
         self._function = function
         self._calls = 0
         self._recorded: list[Any] = []
+
+    @property
+    def state(self) -> str:
+        return "captured" if self._recorded else "eager"
 
     def __call__(self) -> None:
         self._calls += 1
