@@ -28,17 +28,11 @@ Curve = npt.NDArray[np.float64]
 
 
 def measure(lab: Lab, case: str) -> None:
-    """Write rows of the kinds curve, repeat and scores."""
+    """Write rows of the kinds curve and scores."""
     settings = lab.settings
     graph = open_store(find_store(case, settings.scale, settings.cache, settings.data))
     config = from_tables({"train": {"eval_every": 0}}, from_toml(RECIPE))
-    epochs = 3 if lab.emulated else CURVE
-    on_cpu = losses(train(lab, graph, config, "cpu"), epochs)
-    on_gpu = train(lab, graph, config, "cuda")
-    curve = losses(on_gpu, epochs)
-    apart = float(np.abs(curve / on_cpu - 1).max())
-    lab.write(kind="curve", graph=graph.name, epochs=epochs, apart=apart, cpu=on_cpu.tolist(), gpu=curve.tolist())
-    attempt(lab, {"kind": "repeat"}, repeated, lab, graph, config, on_gpu, curve)
+    attempt(lab, {"kind": "curve"}, curves, lab, graph, config)
     seeds = SEEDS[:1] if settings.quick else SEEDS
     for device in ("cuda", "cpu"):
         attempt(lab, {"kind": "scores", "device": device}, scores, lab, graph, config, device, seeds)
@@ -58,12 +52,18 @@ def losses(rank: Rank, epochs: int) -> Curve:
     return np.array([first, *rank.trainer._advance(1, epochs)[:, 0]])
 
 
-def repeated(lab: Lab, graph: Graph, config: Config, before: Rank, curve: Curve) -> dict[str, Any]:
-    """Train again; compare losses and weights bit for bit."""
-    again = train(lab, graph, config, "cuda")
+def curves(lab: Lab, graph: Graph, config: Config) -> dict[str, Any]:
+    """Losses on CPU and GPU, and whether a second run on the GPU has the same bits."""
+    epochs = 3 if lab.emulated else CURVE
+    on_cpu = losses(train(lab, graph, config, "cpu"), epochs)
+    before, again = (train(lab, graph, config, "cuda") for _ in range(2))
+    curve = losses(before, epochs)
+    apart = float(np.abs(curve / on_cpu - 1).max())
     same_losses = losses(again, curve.size).tobytes() == curve.tobytes()
     one, two = (rank.trainer.runtime.weights.state_dict() for rank in (before, again))
-    return {"losses": same_losses, "weights": all(bool((one[name] == two[name]).all()) for name in one)}
+    same = {"losses": same_losses, "weights": all(bool((one[name] == two[name]).all()) for name in one)}
+    found = {"graph": graph.name, "epochs": epochs, "apart": apart, "cpu": on_cpu.tolist(), "gpu": curve.tolist()}
+    return found | {"repeats": same, "mode": lab.noted(before.trainer.states["epoch"])}
 
 
 def scores(lab: Lab, graph: Graph, config: Config, device: str, seeds: range) -> dict[str, Any]:
@@ -89,14 +89,14 @@ def describe(rows: list[dict[str, Any]]) -> str:
     """The Markdown of this part."""
     text = ""
     for row in rows:
-        if row["kind"] == "curve":
+        if row["kind"] == "curve" and "apart" in row:
+            same = row["repeats"]
             verdict = "met" if row["apart"] <= AGREEMENT else "MISSED"
             text += (
                 f"- losses of CPU and GPU over {row['epochs']} epochs with dropout ({row['graph']}): at most "
-                f"{row['apart']:.1e} apart, relatively ({verdict}, goal {AGREEMENT:g})\n"
+                f"{row['apart']:.1e} apart, relatively ({verdict}, goal {AGREEMENT:g}); epochs {row['mode']}\n"
+                f"- a second run has the same bits: losses {yes(same['losses'])}, weights {yes(same['weights'])}\n"
             )
-        if row["kind"] == "repeat" and "losses" in row:
-            text += f"- a second run has the same bits: losses {yes(row['losses'])}, weights {yes(row['weights'])}\n"
     lines = [
         [r["device"], f"{r['mean']:.4f} +- {r['std']:.4f}", len(r["test"]), f"{1e6 * r['epoch_s']:.0f}"]
         for r in rows

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from gpu_cases import CASES
-from gpu_epoch import LOOKED_AT, LR, make, time_epochs
+from gpu_epoch import LOOKED_AT, LR, initial_weights, time_epochs
 from gpu_graphs import find_store
 from gpu_lab import Lab, attempt
 from gpu_pyg import KINDS, Peer
@@ -19,15 +19,14 @@ def measure(lab: Lab, case: str) -> None:
     name, hidden = CASES[case]
     settings = lab.settings
     graph = open_store(find_store(name, settings.scale, settings.cache, settings.data))
-    weights = make(lab, graph, hidden, "fp32", "own").trainer.runtime.weights.state_dict()
-    lab.forget()
+    weights = initial_weights(lab, graph, hidden)
 
     def train(kind: str) -> dict[str, Any]:
         torch._dynamo.reset()
         peer = Peer(lab, graph, hidden, weights, kind, LR, lambda net: torch.compile(net))
         losses = [peer.step() for _ in range(LOOKED_AT)]
-        return {**time_epochs(lab, peer.epochs("launched")), "memory": lab.memory(), "losses": losses}
+        return {**time_epochs(lab, peer.epochs("launched")[0]), "memory": lab.memory(), "losses": losses}
 
     for kind in KINDS:
-        what = {"kind": "epoch", "contender": f"PyG {kind}", "precision": "fp32", "mode": "torch.compile"}
+        what = {"kind": "epoch", "contender": f"PyG {kind}", "precision": "fp32", "mode": "torch.compile", "pyg": kind}
         attempt(lab, what, train, kind)

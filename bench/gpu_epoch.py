@@ -1,7 +1,8 @@
 """Seconds and peak memory of training epochs: mggcn in three precisions, and PyTorch Geometric, on one GPU in turn.
 
 Both train the same network from the same weights; their losses must agree. No dropout, no evaluation. mggcn's epochs run
-as `mggcn train` runs them between two looks; PyG's without a look, launched from the host and as a CUDA graph.
+as `mggcn train` runs them between two looks; PyG's without a look, launched from the host and as a CUDA graph. Every
+contender has a process of its own; `mode` is how the device got the epochs in the end.
 """
 
 from __future__ import annotations
@@ -9,28 +10,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from common import spread
-from gpu_cases import CASES
+from gpu_cases import CASES, PRECISIONS
 from gpu_graphs import find_store
-from gpu_lab import Lab, attempt, first_line, tf32
+from gpu_lab import Lab, Row, attempt, first_line, tf32
 from gpu_pyg import KINDS, Peer
 
-from mggcn.assemble import Rank, make_rank, plan_graph, resolve
+from mggcn.assemble import Rank, make_rank, plan_graph, plan_shape, resolve
+from mggcn.backend.cpu import CpuBackend
 from mggcn.comm.single import SingleCommunicator
-from mggcn.config import from_tables
+from mggcn.config import Config, from_tables
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
+from mggcn.plan.device import FIGURES
+from mggcn.train.runtime import Weights
+from mggcn.train.shape import graph_shape
 
-PRECISIONS = ("fp32", "tf32", "bf16")
 EPOCHS = 20_000
 """Room in the history of losses: no case gets that far."""
 LR = 0.01
 LOOKED_AT = 3
 WINDOW_S = 0.2
-Weights = dict[str, torch.Tensor]
 
 
 def measure(lab: Lab, case: str) -> None:
@@ -41,28 +43,29 @@ def measure(lab: Lab, case: str) -> None:
     graph = open_store(store)
     extents = {"rows": graph.num_vertices, "nnz": graph.num_edges + graph.num_vertices, "hidden": hidden}
     lab.write(kind="case", graph=graph.name, classes=graph.num_classes, **extents)
-    weights: Weights = {}
     for precision in PRECISIONS:
-        what = {"kind": "epoch", "contender": "mggcn", "precision": precision, "mode": "captured"}
-        attempt(lab, what, own, lab, graph, hidden, precision, "own", weights)
+        attempt(lab, wanted("mggcn", precision), own, lab, graph, hidden, precision, "own", alone=True)
     if not lab.emulated:
-        what = {"kind": "epoch", "contender": "mggcn with cuSPARSE", "precision": "fp32", "mode": "captured"}
-        attempt(lab, what, own, lab, graph, hidden, "fp32", "cusparse", weights)
-    fastest = (math.inf, "", "")
+        attempt(lab, wanted("mggcn with cuSPARSE", "fp32"), own, lab, graph, hidden, "fp32", "cusparse", alone=True)
     for kind in KINDS[:1] if settings.quick else KINDS:
-        for mode in Peer.MODES:
-            found = measure_peer(lab, graph, hidden, weights, kind, mode, "fp32")
-            fastest = min(fastest, (found, kind, mode))
-    if fastest[1]:
-        measure_peer(lab, graph, hidden, weights, *fastest[1:], "tf32")
+        for mode in Peer.MODES:  # the launched one leaves nothing behind
+            measure_peer(lab, graph, hidden, kind, mode, "fp32", alone=mode == Peer.MODES[0])
+    timed = [row for row in lab.find(kind="epoch", precision="fp32") if "median" in row and "pyg" in row]
+    if timed:
+        best = min(timed, key=lambda row: float(row["median"]))
+        measure_peer(lab, graph, hidden, best["pyg"], best["asked"], "tf32", alone=True)
 
 
-def own(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: str, weights: Weights) -> dict[str, Any]:
-    """Train with mggcn; put the initial weights into `weights`."""
+def wanted(contender: str, precision: str, mode: str = "captured", **more: str) -> Row:
+    """What a row is about."""
+    return {"kind": "epoch", "contender": contender, "precision": precision, "asked": mode, **more}
+
+
+def own(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: str) -> Row:
+    """Train with mggcn."""
     with tf32(precision == "tf32"):
         began = time.perf_counter()
         rank = make(lab, graph, hidden, precision, spmm)
-        weights.update(rank.trainer.runtime.weights.state_dict())
         losses = [rank.trainer.step(0)]
         ready, setup = time.perf_counter() - began, lab.memory()
         if not lab.emulated:
@@ -78,53 +81,64 @@ def own(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: s
         # Last: a profiler that was once attached may slow launches down.
         kernels = count_kernels(lab, lambda: epochs(1))
     plan = rank.plan
-    # Libraries and context are no part of torch's memory.
+    # Libraries and context are no part of torch's memory; cuBLAS's work space is.
     facts = {
-        "planned": plan.total_bytes - plan.regions["runtime"],
+        "planned": plan.total_bytes - plan.regions["runtime"] + FIGURES["cuda"].rank_bytes,
         "arena": plan.arena_bytes,
         "products": plan.num_spmm,
     }
+    mode = lab.noted(rank.trainer.states["epoch"])
     where = {"memory": lab.memory(), "setup_memory": setup, "setup_s": ready}
-    return {**seconds, **where, "losses": losses[:LOOKED_AT], "kernels": kernels, **facts}
+    return {**seconds, **where, "mode": mode, "losses": losses[:LOOKED_AT], "kernels": kernels, **facts}
 
 
-def make(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: str) -> Rank:
-    """A rank that is ready to train on the lab's device."""
+def settings_of(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: str) -> Config:
     tables = {
         "model": {"hidden": hidden},
         "train": {"epochs": EPOCHS, "eval_every": 0, "lr": LR},
         "run": {"device": "cuda", "precision": precision, "spmm": spmm, "memory_limit": lab.free_bytes()},
     }
-    config = resolve(from_tables(tables), graph)
+    return resolve(from_tables(tables), graph)
+
+
+def make(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: str) -> Rank:
+    """A rank that is ready to train on the lab's device."""
+    config = settings_of(lab, graph, hidden, precision, spmm)
     plan, owners = plan_graph(config, graph)
     return make_rank(config, graph, plan, owners, SingleCommunicator(), device_of=lambda *_: lab.device)
 
 
-def measure_peer(
-    lab: Lab, graph: Graph, hidden: tuple[int, ...], weights: Weights, kind: str, mode: str, precision: str
-) -> float:
-    """Train with PyG and write what was found; return its median, infinite if it cannot do it."""
-    found = [math.inf]
+def initial_weights(lab: Lab, graph: Graph, hidden: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """The weights that mggcn begins with, which are the same on every device."""
+    config = settings_of(lab, graph, hidden, "fp32", "own")
+    layers = plan_shape(config, graph_shape(graph, config.model)).ranks[0].model.layers
+    weights = Weights(layers, config.model.bias, torch.float32, CpuBackend(torch.float32, 1))
+    weights.initialize(config.train.seed)
+    return weights.state_dict()
 
-    def train() -> dict[str, Any]:
+
+def measure_peer(
+    lab: Lab, graph: Graph, hidden: tuple[int, ...], kind: str, mode: str, precision: str, *, alone: bool
+) -> None:
+    """Train with PyG and write what was found."""
+
+    def train() -> Row:
         with tf32(precision == "tf32"):
-            peer = Peer(lab, graph, hidden, weights, kind, LR)
+            peer = Peer(lab, graph, hidden, initial_weights(lab, graph, hidden), kind, LR)
             losses = [peer.step() for _ in range(LOOKED_AT)]
             if not lab.emulated:
                 torch.cuda.reset_peak_memory_stats()
             products = peer.count_products()
-            row = {**time_epochs(lab, peer.epochs(mode)), "memory": lab.memory(), "losses": losses}
+            epochs, state = peer.epochs(mode)
+            row = {**time_epochs(lab, epochs), "mode": lab.noted(state), "memory": lab.memory(), "losses": losses}
             kernels = count_kernels(lab, peer.step) if mode == "launched" else None
-        found[0] = row["median"]
         return {**row, "kernels": kernels, "products": products}
 
-    attempt(lab, {"kind": "epoch", "contender": f"PyG {kind}", "precision": precision, "mode": mode}, train)
-    return found[0]
+    attempt(lab, wanted(f"PyG {kind}", precision, mode, pyg=kind), train, alone=alone)
 
 
-def time_epochs(lab: Lab, epochs: Callable[[int], None]) -> dict[str, Any]:
+def time_epochs(lab: Lab, epochs: Callable[[int], None]) -> Row:
     """Seconds of an epoch by the wall clock, from an idle device to an idle device, over as many as fill a window."""
-    lab.check_time()
     count = 1
 
     def stretch() -> float:

@@ -17,7 +17,7 @@ from typing import Any
 
 from common import spread
 from gpu_graphs import SYNTHETIC, find_store
-from gpu_lab import Lab, make_device
+from gpu_lab import Lab, attempt, make_device
 from torch import Tensor
 
 from mggcn.assemble import Rank, make_rank, plan_graph, resolve
@@ -28,6 +28,7 @@ from mggcn.comm.threads import run_threads
 from mggcn.config import Config, from_tables
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
+from mggcn.plan.device import FIGURES
 from mggcn.report.busy import overlap
 from mggcn.report.timeline import read_timeline
 from mggcn.trace.timeline import RECORDED, WARM_UP
@@ -124,8 +125,9 @@ class Run:
             rank.trainer._advance(first, first + TIMED)
             seconds.append((time.perf_counter() - began) / TIMED)
         comm.barrier()
-        # Libraries and context are no part of torch's memory.
+        # Libraries and context are no part of torch's memory; cuBLAS's work space is.
         planned = sum(nbytes for name, nbytes in rank.plan.regions.items() if name != "runtime")
+        planned += FIGURES["cuda"].rank_bytes
         return {"seconds": seconds, "losses": losses, "planned": planned}
 
     def traced(self, comm: Communicator, folder: Path) -> None:
@@ -138,21 +140,21 @@ class Run:
 
 
 def measure(lab: Lab, case: str) -> None:
-    """Write rows of the kinds run, share and timeline."""
+    """Write rows of the kinds run and timeline."""
     settings = lab.settings
     run = Run(lab, open_store(find_store(case, settings.scale, settings.cache, settings.data)), SYNTHETIC[case].hidden)
     for messages, wrapped in WRAPPED.items():
-        lab.check_time()
-        lab.forget()
-        lab.write(kind="run", messages=messages, **compared(run, wrapped))
-    lab.check_time()
-    lab.forget()
+        attempt(lab, {"kind": "run", "messages": messages}, compared, run, wrapped)
+    attempt(lab, {"kind": "timeline"}, traced, run)
+
+
+def traced(run: Run) -> dict[str, Any]:
+    """The timeline of all ranks, and the share of each rank's messages under its computation."""
     with tempfile.TemporaryDirectory() as folder:
         run_threads(RANKS, lambda comm: run.traced(comm, Path(folder)), TIMEOUT_S)
         file = Path(folder) / "timeline.json"
-        for rank, share in overlap(read_timeline(file)).items():
-            lab.write(kind="share", rank=rank, share=share)
-        lab.write(kind="timeline", content=json.loads(file.read_text()))
+        shares = {str(rank): share for rank, share in overlap(read_timeline(file)).items()}
+        return {"shares": shares, "content": json.loads(file.read_text())}
 
 
 def compared(run: Run, wrapped: Callable[[Communicator], Communicator]) -> dict[str, Any]:

@@ -21,11 +21,12 @@ GOAL = 0.8
 
 
 def describe(rows: Rows, plots: Sequence[Path] = ()) -> str:
-    """Rows of the kinds run (seconds, with and without overlap) and share (a rank's)."""
+    """Rows of the kinds run (seconds, with and without overlap) and timeline (shares of the ranks)."""
     lines = [
-        [row["rank"], f"{row['share']:.1%}", "met" if row["share"] >= GOAL else "MISSED"]
+        [rank, f"{share:.1%}", "met" if share >= GOAL else "MISSED"]
         for row in rows
-        if row["kind"] == "share" and row.get("share") is not None
+        for rank, share in row.get("shares", {}).items()
+        if share is not None
     ]
     text = table(["rank", "messages under its own computation", f"goal {GOAL:.0%}"], lines) if lines else ""
     runs = [row for row in rows if row["kind"] == "run" and "median" in row]
@@ -48,7 +49,7 @@ def describe(rows: Rows, plots: Sequence[Path] = ()) -> str:
 
 def draw(rows: Rows, stem: Path) -> list[Path]:
     """Draw the recorded epoch and its longest aggregation beside the report; nothing without matplotlib or a timeline."""
-    content = next((row["content"] for row in rows if row["kind"] == "timeline"), None)
+    content = next((row["content"] for row in rows if "content" in row), None)
     if content is None:
         return []
     with tempfile.TemporaryDirectory() as folder:

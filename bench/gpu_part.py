@@ -1,4 +1,4 @@
-"""One task of bench/gpu.py in a process of its own: rows of JSON, from "start" to "end"."""
+"""Processes of a task of bench/gpu.py, one after the other: each adds rows of JSON to those that it finds."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ MODULES = {
     "spmm": "gpu_spmm",
     "epoch": "gpu_epoch",
     "accuracy": "gpu_accuracy",
+    "variants": "gpu_spmm",
+    "ranks": "gpu_ranks",
     "overlap": "gpu_overlap",
     "compile": "gpu_compile",
     "tune": "gpu_tune",
@@ -46,19 +48,28 @@ def device_facts(lab: Any) -> dict[str, Any]:
 
 
 def run(job: dict[str, Any]) -> int:
-    """Run one task; a row of the kind "end" says why it ended, if not because it was done."""
+    """Go on with a task; a row of the kind "end" says why it ended, if not because it was done.
+
+    Returns 0 if it is done, AGAIN if another process is to go on, otherwise 1.
+    """
     from common import surroundings
+    from gpu_tasks import AGAIN, read_rows
 
-    part, case, path, digest = (job.pop(key) for key in ("part", "case", "file", "digest"))
+    part, case, path, digest, data = (job.pop(key) for key in ("part", "case", "file", "digest", "graph"))
     began, stopped = time.monotonic(), ""
-    with open(path, "w") as log:
-        from gpu_lab import Lab, OutOfTimeError, Settings, first_line
+    found = read_rows(Path(path))
+    with open(path, "a") as log:
+        from gpu_lab import AgainError, Lab, OutOfTimeError, Settings, first_line
 
-        lab = Lab(Settings(**job), log)
+        lab = Lab(Settings(**job), log, found)
+        how = {key: value for key, value in job.items() if key not in ("cache", "data")}  # paths of this machine
         around = surroundings()
-        lab.write(kind="start", settings=job, digest=digest, surroundings=around, device=device_facts(lab))
+        lab.write(kind="start", settings=how, data=data, digest=digest, surroundings=around, device=device_facts(lab))
         try:
-            importlib.import_module(MODULES[part]).measure(lab, case)
+            module = importlib.import_module(MODULES[part])
+            (module.measure_variants if part == "variants" else module.measure)(lab, case)
+        except AgainError:
+            return AGAIN
         except OutOfTimeError as error:
             stopped = str(error)
         except Exception as error:  # whatever ends a part, its rows and the reason reach the report

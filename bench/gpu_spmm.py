@@ -67,13 +67,22 @@ def load(lab: Lab, store: Path) -> Matrix:
 
 
 def measure(lab: Lab, case: str) -> None:
-    """Write a row per width and contender: first those that are compared, then other variants of our kernel."""
+    """Write a row per width and contender."""
+    measure_contenders(lab, case, compared)
+
+
+def measure_variants(lab: Lab, case: str) -> None:
+    """Write a row per width and other variant of our kernel."""
+    measure_contenders(lab, case, variants)
+
+
+def measure_contenders(lab: Lab, case: str, contenders: Callable[..., Iterator[Contender]]) -> None:
     settings = lab.settings
     matrix = load(lab, find_store(case, settings.scale, settings.cache, settings.data))
     lab.write(kind="graph", rows=matrix.rows, nnz=matrix.own.nnz, longest=int(matrix.lengths.max()))
     sample = sample_rows(matrix.lengths)
     widths = QUICK_WIDTHS if settings.quick else WIDTHS
-    for contenders, width, dtype in itertools.product((compared, variants), widths, (torch.float32, torch.bfloat16)):
+    for width, dtype in itertools.product(widths, (torch.float32, torch.bfloat16)):
         trial = Trial(lab, matrix, width, dtype, sample)
         for name, make, more in contenders(lab, matrix, width, dtype):
             what = {"kind": "spmm", "width": width, "type": str(dtype)[6:], "contender": name, **more}
@@ -81,16 +90,20 @@ def measure(lab: Lab, case: str) -> None:
 
 
 class Trial:
-    """One width and type: operands that contenders share, and what their results must be."""
+    """One width and type: operands that contenders share, and what their results must be; made for the first of them."""
 
     def __init__(self, lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype, sample: Tensor) -> None:
-        nbytes = 2 * matrix.rows * width * dtype.itemsize
-        count = 2 if lab.settings.quick else lab.copies(nbytes)
-        self._lab, self._matrix, self._sample = lab, matrix, sample.to(lab.device.torch_device)
-        self._operands = [
-            (lab.random(matrix.rows, width, dtype), lab.random(matrix.rows, width, dtype)) for _ in range(count)
-        ]
-        self._expected = reference(matrix, self._operands[0][0], sample)
+        self._lab, self._matrix, self._width, self._dtype, self._sample = lab, matrix, width, dtype, sample
+
+    @functools.cached_property
+    def _operands(self) -> list[tuple[Tensor, Tensor]]:
+        lab, rows, width, dtype = self._lab, self._matrix.rows, self._width, self._dtype
+        count = 2 if lab.settings.quick else lab.copies(2 * rows * width * dtype.itemsize)
+        return [(lab.random(rows, width, dtype), lab.random(rows, width, dtype)) for _ in range(count)]
+
+    @functools.cached_property
+    def _expected(self) -> Tensor:
+        return reference(self._matrix, self._operands[0][0], self._sample)
 
     def one(self, make: Callable[[], Product]) -> dict[str, Any]:
         """Check one contender and time it. Raises: ValueError if it computes something else."""
@@ -98,7 +111,7 @@ class Trial:
         h, out = self._operands[0]
         out.zero_()
         returned = product(h, out)
-        got = (returned if isinstance(returned, Tensor) else out)[self._sample].double()
+        got = (returned if isinstance(returned, Tensor) else out)[self._sample.to(out.device)].double()
         del returned
         error = float(((got - self._expected).norm(dim=1) / self._expected.norm(dim=1).clamp_min(1e-9)).max())
         if not error < (2e-2 if h.dtype == torch.bfloat16 else 1e-4):

