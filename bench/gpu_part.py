@@ -26,7 +26,6 @@ MODULES = {
     "ranks": "gpu_ranks",
     "overlap": "gpu_overlap",
     "compile": "gpu_compile",
-    "tune": "gpu_tune",
 }
 
 

@@ -31,6 +31,8 @@ WIDTHS = (16, 41, 64, 128, 256, 512)
 QUICK_WIDTHS = (41,)
 LONG_ROWS = (128, 512)
 """What else than LONG_ROW, in nonzeros for the least unroll, a row must have to get a block of its own."""
+LANES, PIECES, UNROLL = (4, 8, 16, 32), (1, 2, 3), (2, 4, 8)
+MAX_TILES = 8
 SAMPLE = 48
 """Rows whose result is compared: the longest ones and some at random."""
 Product = Callable[[Tensor, Tensor], object]
@@ -152,10 +154,11 @@ def compared(lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype) -> Iterat
 
 
 def variants(lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype) -> Iterator[Contender]:
-    """The ladder below the chosen variant, other shapes, and other limits of long rows."""
+    """The ladder below the chosen variant, then all shapes: found, not predicted, what cuda_choice.py should choose."""
     chosen = chosen_variant(lab, matrix, width, dtype)
-    others = alternatives(chosen, width * dtype.itemsize).items()
-    for name, variant in itertools.islice(others, 2 if lab.settings.quick else None):
+    ladder = [(f"own {kernel}", dataclasses.replace(chosen, kernel=kernel)) for kernel in ("simple", "groups")]
+    others = [*ladder, *(("own shape", shape) for shape in shapes(width, dtype.itemsize))]
+    for name, variant in others[: 3 if lab.settings.quick else None]:
         yield name, functools.partial(own_product, lab, matrix, width, dtype, variant), dataclasses.asdict(variant)
     for limit in () if lab.settings.quick else LONG_ROWS:
         make = functools.partial(with_long_rows, lab, matrix, limit, width, dtype)
@@ -175,17 +178,15 @@ def chosen_variant(lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype) -> 
     return choose(width, dtype.itemsize, True, choose_slices(*sizes, lab.device.traits).panel)
 
 
-def alternatives(chosen: Variant, row_bytes: int) -> dict[str, Variant]:
-    """The ladder below the chosen variant, and slices of the columns where it has none, or none where it has."""
-    found = {
-        "own simple": dataclasses.replace(chosen, kernel="simple"),
-        "own groups": dataclasses.replace(chosen, kernel="groups"),
-    }
-    for nbytes, unroll in itertools.product((128, 256, 512, 1024), (4, 8)):
-        pieces = max(1, nbytes // 512)
-        shape = Variant("balanced", nbytes // (16 * pieces), pieces, unroll, True)
-        if nbytes <= max(row_bytes, 128) and shape != chosen:
-            found[f"own {nbytes} B x {unroll}"] = shape
+def shapes(width: int, itemsize: int) -> list[Variant]:
+    """Shapes that waste at most half of their lanes and need few tiles."""
+    found = []
+    for lanes, pieces, unroll in itertools.product(LANES, PIECES, UNROLL):
+        variant = Variant("balanced", lanes, pieces, unroll, True)
+        tile = variant.tile(itemsize)
+        tiles = -(-width // tile)
+        if unroll <= lanes and tiles <= MAX_TILES and (tile * tiles <= 2 * width or lanes * pieces == LANES[0]):
+            found.append(variant)
     return found
 
 

@@ -17,7 +17,8 @@ FACTORS = {"float32": 4, "bfloat16": 2}
 def describe(parts: Mapping[str, Rows]) -> str:
     """All graphs: `parts` are the rows of every part by name; `spmm GRAPH`, `variants GRAPH` and `ceilings` are read."""
     names = dict.fromkeys(name.partition(" ")[2] for name in parts if name.startswith(("spmm ", "variants ")))
-    graphs = {name: [*parts.get(f"spmm {name}", []), *parts.get(f"variants {name}", [])] for name in names}
+    found = {name: [*parts.get(f"spmm {name}", []), *parts.get(f"variants {name}", [])] for name in names}
+    graphs = {name: [row for row in rows if row.get("contender") != "own shape"] for name, rows in found.items()}
     if not graphs:
         return ""
     text = verdicts(graphs)

@@ -17,7 +17,7 @@ from typing import Any
 from gpu_graphs import ROOT, real_store
 from gpu_lab import Settings
 
-PARTS = ("ceilings", "epoch", "accuracy", "spmm", "overlap", "ranks", "variants", "compile", "tune")
+PARTS = ("ceilings", "epoch", "accuracy", "spmm", "overlap", "ranks", "variants", "compile")
 START_S = 15.0
 """A process is started if it has so long: imports, a context, a row."""
 LAST_S = 5.0
@@ -63,10 +63,6 @@ ORDER = (
     Task("variants", "reddit-like", "reddit-like"),
     Task("compile", "cora 2x16", "cora"),
     Task("compile", "arxiv-like 3x256", "arxiv-like"),
-    Task("tune", "arxiv-like", "arxiv-like"),
-    Task("tune", "cnr_2000", "cnr_2000"),
-    Task("tune", "products-like", "products-like"),
-    Task("tune", "reddit-like", "reddit-like"),
 )
 
 

@@ -11,13 +11,13 @@ Rows = list[dict[str, Any]]
 
 
 def describe(parts: Mapping[str, Rows]) -> str:
-    """`parts` are the rows of every part by name, of which `tune GRAPH` and `spmm GRAPH` are read."""
+    """`parts` are the rows of every part by name, of which `variants GRAPH` and `spmm GRAPH` are read."""
     lines: list[list[Any]] = []
     for name, rows in parts.items():
         part, _, graph = name.partition(" ")
-        if part != "tune":
+        if part != "variants":
             continue
-        timed = [row for row in rows if row["kind"] == "spmm" and "median" in row]
+        timed = [row for row in rows if row.get("contender") == "own shape" and "median" in row]
         for key in dict.fromkeys((row["width"], row["type"]) for row in timed):
             found = sorted((r for r in timed if (r["width"], r["type"]) == key), key=lambda r: float(r["median"]))
             lines.append([graph, *key, *map(shape, found[:3]), chosen(parts.get(f"spmm {graph}", []), *key, found[0])])

@@ -62,7 +62,8 @@ def test_sparse_products(toy: Settings, tmp_path: Path) -> None:
     peers = {"own weighted", "torch CSR", "PyG EdgeIndex"}
     assert {r["contender"] for r in rows if r["type"] == "float32"} == {"own"} | peers
     others = of_kind(measured("variants arxiv-like", toy, tmp_path), "spmm")
-    assert {r["contender"] for r in others} == {"own simple", "own groups"}
+    assert {r["contender"] for r in others} == {"own simple", "own groups", "own shape"}
+    assert {row["type"] for row in others} == {"float32", "bfloat16"}
 
 
 def test_limits_of_long_rows_are_contenders(toy: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,12 +106,6 @@ def test_accuracy(toy: Settings, tmp_path: Path) -> None:
     assert of_kind(rows, "curve")[0]["apart"] < 2e-5
     assert of_kind(rows, "curve")[0]["repeats"] == {"losses": True, "weights": True}
     assert {row["device"] for row in of_kind(rows, "scores")} == {"cuda", "cpu"}
-
-
-def test_shapes(toy: Settings, tmp_path: Path) -> None:
-    """Fails if a shape of the kernel is refused or wrong."""
-    rows = of_kind(measured("tune arxiv-like", toy, tmp_path), "spmm")
-    assert {row["type"] for row in rows} == {"float32", "bfloat16"}
 
 
 def test_compiled_peers_are_timed(toy: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

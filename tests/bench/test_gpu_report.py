@@ -88,7 +88,7 @@ def test_overlap_and_shapes_as_text() -> None:
     assert "| 0 | 85.0% | met |" in text
     assert "| 1 | 75.0% | MISSED |" in text
     tuned = [product("own shape", 16, 0.8), product("own shape", 16, 0.9)]
-    text = gpu_tune_report.describe({"tune a": tuned, "spmm a": PRODUCTS})
+    text = gpu_tune_report.describe({"variants a": tuned, "spmm a": PRODUCTS})
     assert "| a | 16 | float32 | 8 x 1 x 4: 800.000 ms | 8 x 1 x 4: 900.000 ms | 8 x 1 x 4: 1.25 |" in text.replace(
         "ms |  |", "ms |"
     )
