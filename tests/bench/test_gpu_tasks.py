@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from pathlib import Path
 
@@ -46,6 +47,16 @@ def test_parts_and_single_tasks_are_chosen_by_name() -> None:
     assert [task.name for task in tasks(["spmm cnr_2000"])] == ["spmm cnr_2000"]
     with pytest.raises(SystemExit, match="no such part: spm; there are ceilings"):
         tasks(["spm"])
+
+
+def test_the_commands_of_the_guide_measure_every_task_once() -> None:
+    """Fails if docs/gpu.md names a part that is not there, leaves one out, or has it measured by two commands."""
+    guide = (Path(gpu.__file__).parents[1] / "docs" / "gpu.md").read_text()
+    found = [
+        quoted or plain for quoted, plain in re.findall(r'gpu\.py --minutes 9 --parts (?:"([^"]+)"|([\w,]+))', guide)
+    ]
+    named = [task.name for parts in found for task in tasks(parts.split(","))]
+    assert sorted(named) == sorted(task.name for task in gpu_tasks.ORDER)
 
 
 def test_a_task_that_overruns_is_ended(toy: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
