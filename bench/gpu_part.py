@@ -58,6 +58,7 @@ def run(job: dict[str, Any]) -> int:
     began, stopped = time.monotonic(), ""
     found = read_rows(Path(path))
     with open(path, "a") as log:
+        log.write("\n")  # a process that was ended may have left half a line
         from gpu_lab import AgainError, Lab, OutOfTimeError, Settings, first_line
 
         lab = Lab(Settings(**job), log, found)

@@ -46,7 +46,9 @@ def how_it_went(parts: dict[str, Rows], left_out: Sequence[str] = ()) -> str:
     """What the data are, which tasks are complete, which are not and why, and whether the sources changed in between."""
     data = sorted({row["data"] for rows in parts.values() for row in rows if row.get("data")})
     text = f"- data: {'; '.join(data)}\n" if data else ""
-    text += "- a synthetic cora has no published score and other bytes: set MGGCN_DATA\n" * ("cora: synthetic" in data)
+    text += "- a synthetic cora has no published score: the real one comes from MGGCN_DATA, with --scale 1\n" * (
+        "cora: synthetic" in data
+    )
     text += f"- left out, their real graphs were not found (MGGCN_DATA): {', '.join(left_out)}\n" if left_out else ""
     for name, rows in parts.items():
         starts = [row for row in rows if row["kind"] == "start"]

@@ -179,7 +179,6 @@ def test_a_part_goes_on_where_it_stopped(toy: Settings, tmp_path: Path) -> None:
     kept = [row for row in rows if row["kind"] != "end"][:-6]
     file.write_text("".join(json.dumps(row) + "\n" for row in kept) + '{"kind": "gem')
     assert not finished(task, tmp_path, toy, keep=False)
-    file.write_text("".join(json.dumps(row) + "\n" for row in kept))
     assert gpu_part.run(json.loads(json.dumps(job | dataclasses.asdict(toy)))) == 0
     again = read_rows(file)
     assert again[: len(kept)] == kept
