@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gpu_ceilings
 import gpu_part
 import gpu_ranks
 import gpu_report
@@ -16,8 +17,8 @@ import pytest
 import torch
 from common import make_store
 from gpu_graphs import find_store, prepare_store, workload
-from gpu_lab import Lab, Settings
-from gpu_tasks import ORDER, digest, finished, origin, read_rows
+from gpu_lab import AgainError, Lab, Settings, attempt
+from gpu_tasks import AGAIN, ORDER, digest, finished, origin, read_rows
 
 from mggcn.backend.cuda_shape import LONG_ROW
 from mggcn.graph.store import open_store
@@ -190,3 +191,18 @@ def test_a_part_goes_on_where_it_stopped(toy: Settings, tmp_path: Path) -> None:
     assert len(timed) == sum("took_s" in row for row in rows)
     assert all(timed.count(what) == 1 for what in timed)
     assert finished(task, tmp_path, toy, keep=False)
+
+
+def test_a_part_asks_for_another_process(toy: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a part that wants a fresh process counts as done, or as failed."""
+
+    def measure(lab: Lab, case: str) -> None:
+        attempt(lab, {"kind": "a"}, lambda: {"mode": lab.noted("captured")})
+        raise AgainError
+
+    monkeypatch.setattr(gpu_ceilings, "measure", measure)
+    task = TASKS["ceilings"]
+    job = {"part": task.part, "case": "", "file": str(task.file(tmp_path)), "digest": digest(), "graph": ""}
+    assert gpu_part.run(json.loads(json.dumps(job | dataclasses.asdict(toy)))) == AGAIN
+    assert [row["kind"] for row in read_rows(task.file(tmp_path))] == ["start", "begun", "a"]
+    assert not finished(task, tmp_path, toy, keep=False)
