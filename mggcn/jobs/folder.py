@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.assemble import host_of, partition_graph, plan_recorded
-from mggcn.backend.cpu_choice import Choices
+from mggcn.backend.cpu_choice import NO_CHOICES, Choices
 from mggcn.backend.cpu_table import RUN_FILE, STORE_FILE, read_choices, write_choices
 from mggcn.config import Config, from_tables, from_toml, to_toml
 from mggcn.errors import ConfigError, MggcnError, RunError
@@ -184,7 +184,8 @@ def measured_products(folder: Path, config: Config) -> Choices:
 
     Raises: StoreError if their file is damaged.
     """
-    return read_choices(folder / RUN_FILE, host_of(config))
+    path = folder / RUN_FILE
+    return read_choices(path, host_of(config)) if path.exists() else NO_CHOICES
 
 
 def _assignment(config: Config) -> dict[str, Any]:

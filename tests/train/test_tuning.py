@@ -20,6 +20,7 @@ from mggcn.backend.cpu_findings import Findings
 from mggcn.backend.cpu_machine import Caches
 from mggcn.backend.cpu_table import STORE_FILE, read_choices, write_choices
 from mggcn.backend.cuda_choice import Variant
+from mggcn.backend.events import Eager
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.errors import BackendError, ConfigError
@@ -194,7 +195,9 @@ def test_a_gpu_times_its_slices_and_takes_what_was_kept(tmp_path: Path, monkeypa
     config = resolve(config_of(1, device="cuda", memory_limit=2**40), graph)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden=(33, 33)))
     captured: list[object] = []
-    monkeypatch.setattr(EmulatedDevice, "repeatable", lambda self, function: captured.append(function) or function)
+    monkeypatch.setattr(
+        EmulatedDevice, "repeatable", lambda self, function, agree: captured.append(function) or Eager(function)
+    )
     found = tune_products(config, graph, 1e9, lambda _: None, Stop(), emulated)
     assert not captured
     kept = found.kept()
