@@ -12,12 +12,14 @@ struct Activation {
   int32_t masked;  // 0: no activation, d does not look at h
 };
 
-// sums: null, or where the columns of d are added. g is of the type of storage or of sums.
-template <class S, class G>
-inline void gradient_row(const G* g, S* h, int64_t cols, int64_t row, const Activation<Real<S>>& a, double* sums) {
+// to: takes the place of h, or is a row of another type that h is left beside. sums: null, or where the columns of d
+// are added. g is of the type of storage or of sums.
+template <class S, class O, class G>
+inline void gradient_row(const G* g, const S* h, O* to, int64_t cols, int64_t row, const Activation<Real<S>>& a,
+                         double* sums) {
   typedef Real<S> R;
   const R keep = (R)(float)a.keep_scale, scale = a.h_scale ? keep * a.h_scale[row] : keep;
-  in_pieces(h, cols, [&](R* out, int64_t first, int64_t count) {
+  const auto gradient = [&](R* out, int64_t first, int64_t count) {
     const G* in = g + first;
     if (a.masked)
       for (int64_t d = 0; d < count; ++d) {
@@ -32,7 +34,11 @@ inline void gradient_row(const G* g, S* h, int64_t cols, int64_t row, const Acti
       const R s = a.out_scale[row];
       for (int64_t d = 0; d < count; ++d) out[d] *= s;
     }
-  });
+  };
+  if constexpr (std::is_same_v<S, O>)
+    in_pieces(to, cols, gradient);
+  else
+    between(h, to, cols, gradient);
 }
 
 }  // namespace

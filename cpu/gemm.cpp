@@ -1,9 +1,9 @@
 // gemm: out (+)= a b, then the row epilogue if one is given.
 // in    a S [M, K], stored so or transposed (a_t), with the leading dimension of its storage;
 //       b S [K, N], element (k, n) at k step_k + n step_n
-// out   O [M, N]; S, O, R: float, float, float; double; bf16, bf16 or float, float. O is rounded once, after the
-// epilogue. work  M N K multiply-adds; moves M K + M N numbers (rows) or K (M + N) (sums), the small matrix lies in the
-// cache. Two ways, for the products of a layer, whose long dimension is the vertices (docs/notes/0014):
+// out   O [M, N]; S, O, R: float, float or bf16, float; double; bf16, bf16 or float, float. O is rounded once, after
+// the epilogue. work  M N K multiply-adds; moves M K + M N numbers (rows) or K (M + N) (sums), the small matrix lies in
+// the cache. Two ways, for the products of a layer, whose long dimension is the vertices (docs/notes/0014):
 //   rows  a not transposed, M long: b is packed once; blocks of rows, handed out dynamically, are multiplied with
 //   panels
 //         of it and finished, or taken back through an activation, while they lie in the cache. Any number of threads
@@ -32,12 +32,13 @@ struct Product {  // `GemmArgs` of mggcn/backend/cpu_gemm.py
   const S* a;
   const S* b;
   O* out;
+  const S* h;                             // the activation, if there is one: out itself where S is O
   const Epilogue<Real<S>>* epilogue;      // or null
-  const Activation<Real<S>>* activation;  // or null: then out holds the activation, whose gradient replaces it
+  const Activation<Real<S>>* activation;  // or null: then the result is the gradient before it
   double* partials;                       // [kPartials, N] or null: column sums of the gradient are added
   Real<S>* packed;                        // rows: b in panels, as Packed<S>; sums: [segments, M, N in whole vectors]
   Real<S>* own;                           // [threads, ld_own]; sums: both operands, as Packed<S>
-  int64_t rows, inner, cols, ld_a, step_k, step_n, ld_out, ld_own, segments, first_row;
+  int64_t rows, inner, cols, ld_a, step_k, step_n, ld_out, ld_h, ld_own, segments, first_row;
   int32_t a_t, accumulate, threads;
 };
 
@@ -103,10 +104,10 @@ inline void finished_block(const Product<S, O>& p, const Panels& panels, int64_t
     for (int64_t i = 0; i < count; ++i) widen_row(p.out + (first + i) * p.ld_out, c + i * ld_c, p.cols);
   block_of_rows(p, panels, first, count, own + kRowBlock * panels.cols, c, ld_c);
   for (int64_t i = 0; i < count; ++i) {
-    if constexpr (std::is_same_v<S, O>) {
+    if constexpr (std::is_same_v<S, O> || std::is_same_v<S, Real<S>>) {
       if (p.activation) {
-        gradient_row(c + i * ld_c, p.out + (first + i) * p.ld_out, p.cols, p.first_row + first + i, *p.activation,
-                     sums);
+        gradient_row(c + i * ld_c, p.h + (first + i) * p.ld_h, p.out + (first + i) * p.ld_out, p.cols,
+                     p.first_row + first + i, *p.activation, sums);
         continue;
       }
     }
@@ -233,3 +234,4 @@ MGGCN_GEMM(f32, float, float)
 MGGCN_GEMM(f64, double, double)
 MGGCN_GEMM(bf16, bf16, bf16)
 MGGCN_GEMM(bf16_f32, bf16, float)
+MGGCN_GEMM(f32_bf16, float, bf16)

@@ -33,4 +33,16 @@ inline void in_pieces(S* row, int64_t cols, F f) {
   }
 }
 
+// The same from one stored row to another one of a different type.
+template <class S, class O, class F>
+inline void between(const S* from, O* to, int64_t cols, F f) {
+  Real<S> piece[kPiece];
+  for (int64_t first = 0; first < cols; first += kPiece) {
+    const int64_t count = cols - first < kPiece ? cols - first : kPiece;
+    widen_row(from + first, piece, count);
+    f(piece, first, count);
+    narrow_row(piece, to + first, count);
+  }
+}
+
 }  // namespace

@@ -1,50 +1,66 @@
 // Row passes over dense data: epilogue, gather, scatter, and the mask of sparse features.
-// finish           out[v, :] = epilogue(in[v, :]); in == out works in place.                    moves 2 V D
+// finish           out[v, :] = epilogue(in[v, :]); in == out works in place if they are of one type. moves 2 V D
 // gather_rows      out[i, :] = in[index[i], :]
 // scatter_rows     out[index[i], :] = in[i, :];  scatter_add_rows  out[index[i], :] += in[i, :]; index without repeats.
 // dropout_values   out[e] = values[e] under the mask of the dense row that has it.
-// Dense rows are stored as S = float, double or bfloat16; scales, bias, values and what is computed between a load and
-// a store are of the type of sums (common.h), so bfloat16 is rounded once. Twin: cuda/rows.cu.
+// Dense rows are stored as S = float, double or bfloat16, those of the result as S or the other one of float and
+// bfloat16; scales, bias, values and what is computed between a load and a store are of the type of sums (common.h), so
+// bfloat16 is rounded once. Twin: cuda/rows.cu.
 #include "common.h"
 #include "epilogue.h"
 #include "pieces.h"
 
 namespace {
 
-template <class S>
-void finish(const S* in, int64_t ld_in, S* out, int64_t ld_out, int64_t rows, int64_t cols, int64_t first_row,
+// A row as it is, or converted.
+template <class S, class O>
+inline void copy_row(const S* in, O* out, int64_t cols) {
+  if constexpr (std::is_same_v<S, O>)
+    memcpy(out, in, cols * sizeof(S));
+  else
+    for (int64_t d = 0; d < cols; ++d) out[d] = narrow<O>(widen(in[d]));
+}
+
+template <class S, class O>
+void finish(const S* in, int64_t ld_in, O* out, int64_t ld_out, int64_t rows, int64_t cols, int64_t first_row,
             const Epilogue<Real<S>>* epilogue, int32_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t v = 0; v < rows; ++v) {
-    S* row = out + v * ld_out;
-    if (in != out) memcpy(row, in + v * ld_in, cols * sizeof(S));
-    in_pieces(row, cols,
-              [&](Real<S>* z, int64_t first, int64_t count) { finish_row(z, first, count, first_row + v, *epilogue); });
+    O* row = out + v * ld_out;
+    const auto finished = [&](Real<S>* z, int64_t first, int64_t count) {
+      finish_row(z, first, count, first_row + v, *epilogue);
+    };
+    if constexpr (std::is_same_v<S, O>) {
+      if (in != out) copy_row(in + v * ld_in, row, cols);
+      in_pieces(row, cols, finished);
+    } else {
+      between(in + v * ld_in, row, cols, finished);
+    }
   }
 }
 
-template <class S>
-void gather_rows(const S* in, int64_t ld_in, const int32_t* index, S* out, int64_t ld_out, int64_t rows, int64_t cols,
+template <class S, class O>
+void gather_rows(const S* in, int64_t ld_in, const int32_t* index, O* out, int64_t ld_out, int64_t rows, int64_t cols,
                  int32_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t i = 0; i < rows; ++i) memcpy(out + i * ld_out, in + (int64_t)index[i] * ld_in, cols * sizeof(S));
+  for (int64_t i = 0; i < rows; ++i) copy_row(in + (int64_t)index[i] * ld_in, out + i * ld_out, cols);
 }
 
-template <class S>
-void scatter_rows(const S* in, int64_t ld_in, const int32_t* index, S* out, int64_t ld_out, int64_t rows, int64_t cols,
+template <class S, class O>
+void scatter_rows(const S* in, int64_t ld_in, const int32_t* index, O* out, int64_t ld_out, int64_t rows, int64_t cols,
                   int32_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t i = 0; i < rows; ++i) memcpy(out + (int64_t)index[i] * ld_out, in + i * ld_in, cols * sizeof(S));
+  for (int64_t i = 0; i < rows; ++i) copy_row(in + i * ld_in, out + (int64_t)index[i] * ld_out, cols);
 }
 
-template <class S>
-void scatter_add_rows(const S* in, int64_t ld_in, const int32_t* index, S* out, int64_t ld_out, int64_t rows,
+template <class S, class O>
+void scatter_add_rows(const S* in, int64_t ld_in, const int32_t* index, O* out, int64_t ld_out, int64_t rows,
                       int64_t cols, int32_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t i = 0; i < rows; ++i) {
-    S* z = out + (int64_t)index[i] * ld_out;
+    O* z = out + (int64_t)index[i] * ld_out;
     const S* x = in + i * ld_in;
-    for (int64_t d = 0; d < cols; ++d) z[d] = narrow<S>(widen(z[d]) + widen(x[d]));
+    for (int64_t d = 0; d < cols; ++d) z[d] = narrow<O>(widen(z[d]) + widen(x[d]));
   }
 }
 
@@ -68,30 +84,33 @@ void dropout_values(const int64_t* indptr, const int32_t* indices, const T* valu
 
 }  // namespace
 
-#define MGGCN_ROWS(suffix, S)                                                                            \
-  MGGCN_EXPORT(mggcn_finish_##suffix)                                                                    \
-  (const S* in, int64_t ld_in, S* out, int64_t ld_out, int64_t rows, int64_t cols, int64_t first_row,    \
-   const Epilogue<Real<S>>* epilogue, int32_t threads) {                                                 \
-    finish<S>(in, ld_in, out, ld_out, rows, cols, first_row, epilogue, threads);                         \
-  }                                                                                                      \
-  MGGCN_EXPORT(mggcn_gather_rows_##suffix)                                                               \
-  (const S* in, int64_t ld_in, const int32_t* index, S* out, int64_t ld_out, int64_t rows, int64_t cols, \
-   int32_t threads) {                                                                                    \
-    gather_rows<S>(in, ld_in, index, out, ld_out, rows, cols, threads);                                  \
-  }                                                                                                      \
-  MGGCN_EXPORT(mggcn_scatter_rows_##suffix)                                                              \
-  (const S* in, int64_t ld_in, const int32_t* index, S* out, int64_t ld_out, int64_t rows, int64_t cols, \
-   int32_t threads) {                                                                                    \
-    scatter_rows<S>(in, ld_in, index, out, ld_out, rows, cols, threads);                                 \
-  }                                                                                                      \
-  MGGCN_EXPORT(mggcn_scatter_add_rows_##suffix)                                                          \
-  (const S* in, int64_t ld_in, const int32_t* index, S* out, int64_t ld_out, int64_t rows, int64_t cols, \
-   int32_t threads) {                                                                                    \
-    scatter_add_rows<S>(in, ld_in, index, out, ld_out, rows, cols, threads);                             \
+#define MGGCN_FINISH(suffix, S, O)                                                                    \
+  MGGCN_EXPORT(mggcn_finish_##suffix)                                                                 \
+  (const S* in, int64_t ld_in, O* out, int64_t ld_out, int64_t rows, int64_t cols, int64_t first_row, \
+   const Epilogue<Real<S>>* epilogue, int32_t threads) {                                              \
+    finish(in, ld_in, out, ld_out, rows, cols, first_row, epilogue, threads);                         \
   }
-MGGCN_ROWS(f32, float)
-MGGCN_ROWS(f64, double)
-MGGCN_ROWS(bf16, bf16)
+MGGCN_FINISH(f32, float, float)
+MGGCN_FINISH(f64, double, double)
+MGGCN_FINISH(bf16, bf16, bf16)
+MGGCN_FINISH(f32_bf16, float, bf16)
+MGGCN_FINISH(bf16_f32, bf16, float)
+
+#define MGGCN_MOVE(move, suffix, S, O)                                                                   \
+  MGGCN_EXPORT(mggcn_##move##_##suffix)                                                                  \
+  (const S* in, int64_t ld_in, const int32_t* index, O* out, int64_t ld_out, int64_t rows, int64_t cols, \
+   int32_t threads) {                                                                                    \
+    move(in, ld_in, index, out, ld_out, rows, cols, threads);                                            \
+  }
+#define MGGCN_MOVES(suffix, S, O)        \
+  MGGCN_MOVE(gather_rows, suffix, S, O)  \
+  MGGCN_MOVE(scatter_rows, suffix, S, O) \
+  MGGCN_MOVE(scatter_add_rows, suffix, S, O)
+MGGCN_MOVES(f32, float, float)
+MGGCN_MOVES(f64, double, double)
+MGGCN_MOVES(bf16, bf16, bf16)
+MGGCN_MOVES(f32_bf16, float, bf16)
+MGGCN_MOVES(bf16_f32, bf16, float)
 
 #define MGGCN_VALUES(suffix, T)                                                                                  \
   MGGCN_EXPORT(mggcn_dropout_values_##suffix)                                                                    \

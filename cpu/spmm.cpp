@@ -1,8 +1,8 @@
 // spmm: out[v, :] (+)= sum over e in row v of values[e] * dense[indices[e], :], then the row epilogue if one is given.
 // in    indptr int64 [V+1], indices int32 [nnz], values R [nnz] or null (ones), dense S [N, D] row-major, leading ld
-// out   O [V, D]; accumulate != 0 adds to it. S, O, R: float, float, float; double; bf16, bf16 or float, float. O is
-//       rounded once, after the epilogue. Where O is R, columns of a row up to the next whole vector, if within its ld,
-//       may be overwritten: they are padding.
+// out   O [V, D]; accumulate != 0 adds to it. S, O, R: float, float or bf16, float; double; bf16, bf16 or float, float.
+//       O is rounded once, after the epilogue. Where O is R, columns of a row up to the next whole vector, if within
+//       its ld, may be overwritten: they are padding.
 // work  nnz D multiply-adds; moves nnz (4 + D sizeof S) + V D (sizeof O) bytes when dense misses the caches.
 // Three ways, the same bits, since a column's sum is taken in the order of the row in each (docs/notes/0012):
 // rows    all columns of a row at once
@@ -78,3 +78,4 @@ MGGCN_SPMM(mggcn_spmm_f32, float, float)
 MGGCN_SPMM(mggcn_spmm_f64, double, double)
 MGGCN_SPMM(mggcn_spmm_bf16, bf16, bf16)
 MGGCN_SPMM(mggcn_spmm_bf16_f32, bf16, float)
+MGGCN_SPMM(mggcn_spmm_f32_bf16, float, bf16)

@@ -38,6 +38,13 @@ MGGCN_INLINE void round_here(V& x) {
 #endif
 }
 
+// To nearest, ties to even, in the upper halves; NaN stays NaN.
+typedef uint32_t words_t __attribute__((vector_size(kVectorBytes)));
+MGGCN_INLINE words_t rounded_words(Vector<float>::type x) {
+  const words_t bits = (words_t)x, nearest = bits + 0x7fff + (bits >> 16 & 1);
+  return x == x ? nearest : bits | 0x400000;
+}
+
 template <class S>
 struct Group {
   typedef Vector<S> V;
@@ -48,13 +55,25 @@ struct Group {
   MGGCN_INLINE void write(S* p) const { V::store(p, sum[0]); }
   MGGCN_INLINE void add(const S* x) { sum[0] += V::load(x); }
   MGGCN_INLINE void add(const S* x, typename V::type w) { sum[0] += w * V::load(x); }
+  // Of results that are rounded, as `narrow` does.
+  MGGCN_INLINE void read(const bf16* p) {
+    halves packed;
+    memcpy(&packed, p, sizeof packed);
+    sum[0] = (typename V::type)(__builtin_convertvector(packed, words_t) << 16);
+  }
+  MGGCN_INLINE void write(bf16* p) const {
+    const halves packed = __builtin_convertvector(rounded_words(sum[0]) >> 16, halves);
+    memcpy(p, &packed, sizeof packed);
+  }
+
+ private:
+  typedef uint16_t halves __attribute__((vector_size(kVectorBytes / 2)));
 };
 
 template <>
 struct Group<bf16> {
   typedef Vector<float> V;
   typedef int32_t lanes __attribute__((vector_size(kVectorBytes)));
-  typedef uint32_t words __attribute__((vector_size(kVectorBytes)));
   typedef uint16_t halves __attribute__((vector_size(kVectorBytes)));
   typedef uint16_t loose __attribute__((vector_size(kVectorBytes), aligned(2), may_alias));
   static constexpr int width = 2 * V::width, registers = 2;
@@ -63,11 +82,7 @@ struct Group<bf16> {
   static MGGCN_INLINE halves load(const bf16* x) { return (halves) * reinterpret_cast<const loose*>(x); }
   static MGGCN_INLINE V::type low(halves x) { return (V::type)MGGCN_SHUFFLE(halves{}, x, halves, MGGCN_WIDEN_LOW); }
   static MGGCN_INLINE V::type high(halves x) { return (V::type)MGGCN_SHUFFLE(halves{}, x, halves, MGGCN_WIDEN_HIGH); }
-  // To nearest, ties to even, in the upper halves; NaN stays NaN: as `narrow`.
-  static MGGCN_INLINE halves rounded(V::type x) {
-    const words bits = (words)x, nearest = bits + 0x7fff + (bits >> 16 & 1);
-    return (halves)(x == x ? nearest : bits | 0x400000);
-  }
+  static MGGCN_INLINE halves rounded(V::type x) { return (halves)rounded_words(x); }
 
   MGGCN_INLINE void read(const float* p) {
     const V::type first = V::load(p), second = V::load(p + V::width);

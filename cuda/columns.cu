@@ -20,20 +20,21 @@ __device__ __forceinline__ void sum_over_y(double (&sums)[W][Threads]) {
   }
 }
 
-// activation_grad: h = out_scale * d with d = (h != 0 or not masked) * keep_scale * h_scale * g; the columns of d, the
+// activation_grad: to = out_scale * d with d = (h != 0 or not masked) * keep_scale * h_scale * g; the columns of d, the
 // unscaled gradient, are added to partials. NaN in h counts as not zero.
 // in    g [V, D], h [V, D] (read if masked); h_scale, out_scale [V'] or null, row v is their row first_row + v
-// out   h [V, D], partials double [num_partials >= chunks, D] or null; begins != 0 overwrites all of them, those
-//       without a chunk by 0, so that no launch need clear them. Moves 3 V D (2 V D if not masked).
+// out   to [V, D]: h itself, or a matrix of another type (out.cuh); partials double [num_partials >= chunks, D] or
+//       null; begins != 0 overwrites all of them, those without a chunk by 0, so that no launch need clear them. Moves
+//       3 V D (2 V D if not masked).
 // grid  (chunks, ceil(D / (kVector x))), block (x, y): chunk c has rows V c / chunks ..., thread y every y-th of them
 extern "C" __global__ void __launch_bounds__(kSumThreads, 4)
-    activation_grad(const storage_t* g, long long ld_g, storage_t* h, long long ld_h, long long rows, int cols,
-                    long long first_row, int masked, float keep_scale, const real_t* h_scale, const real_t* out_scale,
-                    double* partials, int num_partials, int begins) {
+    activation_grad(const storage_t* g, long long ld_g, const storage_t* h, long long ld_h, out_t* to, long long ld_to,
+                    long long rows, int cols, long long first_row, int masked, float keep_scale, const real_t* h_scale,
+                    const real_t* out_scale, double* partials, int num_partials, int begins) {
   __shared__ double shared[kVector][kSumThreads];
   const int column = (int)(blockIdx.y * blockDim.x + threadIdx.x) * kVector, left = cols - column;
   const long long chunks = gridDim.x, end = rows * (blockIdx.x + 1ll) / chunks;
-  const bool aligned = rows_aligned(g, ld_g) && rows_aligned(h, ld_h);
+  const bool aligned = rows_aligned(g, ld_g) && rows_aligned(h, ld_h) && rows_aligned(to, ld_to);
   double sums[kVector] = {};
   for (long long v = rows * blockIdx.x / chunks + threadIdx.y; v < end && left > 0; v += blockDim.y) {
     real_t in[kVector], out[kVector];
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(kSumThreads, 4)
       sums[i] += d;
       out[i] = d * after;
     }
-    store_columns<kVector>(h + v * ld_h + column, left, aligned, out);
+    store_columns<kVector>(to + v * ld_to + column, left, aligned, out);
   }
   if (!partials) return;
 #pragma unroll

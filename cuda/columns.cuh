@@ -1,11 +1,12 @@
 // W columns of a row at once: 16-byte accesses where the row allows them, single ones at its end and in unaligned rows.
 // Nothing beyond the row's `left` columns is read or written.
 #pragma once
-#include "common.cuh"
+#include "out.cuh"
 
 // Whether every row of a matrix begins at a multiple of 16 bytes.
-__device__ __forceinline__ bool rows_aligned(const storage_t* p, long long ld) {
-  return (((unsigned long long)p | (unsigned long long)ld * sizeof(storage_t)) & 15) == 0;
+template <class T>
+__device__ __forceinline__ bool rows_aligned(const T* p, long long ld) {
+  return (((unsigned long long)p | (unsigned long long)ld * sizeof(T)) & 15) == 0;
 }
 
 // x = W columns at p, 0 beyond the row's end; W is a multiple of kVector.
@@ -20,14 +21,31 @@ __device__ __forceinline__ void load_columns(const storage_t* p, int left, bool 
   }
 }
 
+// The same of results that lie there.
 template <int W>
-__device__ __forceinline__ void store_columns(storage_t* p, int left, bool aligned, const real_t (&x)[W]) {
+__device__ __forceinline__ void load_out_columns(const out_t* p, int left, bool aligned, real_t (&x)[W]) {
   if (aligned && left >= W) {
 #pragma unroll
-    for (int i = 0; i < W; i += kVector) store_vector(p + i, reinterpret_cast<const real_t(&)[kVector]>(x[i]));
+    for (int i = 0; i < W; i += kVector) load_out_vector(p + i, reinterpret_cast<real_t(&)[kVector]>(x[i]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < W; ++i) x[i] = i < left ? widen_out(p[i]) : (real_t)0;
+  }
+}
+
+template <int W>
+__device__ __forceinline__ void store_columns(out_t* p, int left, bool aligned, const real_t (&x)[W]) {
+  if (aligned && left >= W) {
+#pragma unroll
+    for (int i = 0; i < W; i += kVector) {
+      out_word_t words[kOutWords];
+      pack_out(reinterpret_cast<const real_t(&)[kVector]>(x[i]), words);
+#pragma unroll
+      for (int w = 0; w < kOutWords; ++w) reinterpret_cast<out_word_t*>(p + i)[w] = words[w];
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < W; ++i)
-      if (i < left) p[i] = narrow(x[i]);
+      if (i < left) p[i] = narrow_out(x[i]);
   }
 }

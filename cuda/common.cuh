@@ -27,13 +27,17 @@ typedef float real_t;
 constexpr int kVector = 16 / (int)sizeof(storage_t);  // columns of a 16-byte load: 4, 2 or 8
 constexpr unsigned kFullWarp = 0xffffffffu;
 
+// The bits of the bf16 nearest to x, ties to even; NaN stays NaN.
+__device__ __forceinline__ unsigned short nearest_bf16(float x) {
+  const unsigned bits = __float_as_uint(x);
+  return (unsigned short)(x != x ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
 #if defined(MGGCN_BF16)
 __device__ __forceinline__ real_t widen(storage_t x) { return __uint_as_float((unsigned)x.bits << 16); }
-// Round to nearest, ties to even; NaN stays NaN.
 __device__ __forceinline__ storage_t narrow(real_t x) {
-  const unsigned bits = __float_as_uint(x);
   storage_t y;
-  y.bits = (unsigned short)(x != x ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+  y.bits = nearest_bf16(x);
   return y;
 }
 #else

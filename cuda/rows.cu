@@ -1,11 +1,12 @@
 // Row passes over dense data: epilogue, gather, scatter; input dropout on sparse values. Twin: cpu/rows.cpp.
 // Thread (x, y) of a block has W columns of one row; a block covers as many whole rows as its threads allow, so that
-// all of a row is in flight at once. Nothing is shared between threads.
+// all of a row is in flight at once. Nothing is shared between threads. Results may be of another type (out.cuh), which
+// halves or doubles the bytes that they move.
 #include "columns.cuh"
 #include "epilogue.cuh"
 
 template <int W>
-__device__ __forceinline__ void finish(const storage_t* in, long long ld_in, storage_t* out, long long ld_out,
+__device__ __forceinline__ void finish(const storage_t* in, long long ld_in, out_t* out, long long ld_out,
                                        long long rows, int cols, long long first_row, const Epilogue& epilogue) {
   const long long v = blockIdx.x * (long long)blockDim.y + threadIdx.y;
   const int column = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W;
@@ -22,7 +23,7 @@ __device__ __forceinline__ void finish(const storage_t* in, long long ld_in, sto
 // out   out [V, D]. Moves 2 V D.
 // grid  (ceil(V / y), ceil(D / (kVector x))), block (x, y): x threads cover a row or 128 kVector columns of it
 extern "C" __global__ void __launch_bounds__(128)
-    finish_rows(const storage_t* in, long long ld_in, storage_t* out, long long ld_out, long long rows, int cols,
+    finish_rows(const storage_t* in, long long ld_in, out_t* out, long long ld_out, long long rows, int cols,
                 long long first_row, const real_t* row_scale, const real_t* bias, const real_t* out_scale,
                 const long long* row_ids, const long long* clock, int relu, unsigned layer, unsigned threshold,
                 float keep_scale) {
@@ -33,16 +34,21 @@ extern "C" __global__ void __launch_bounds__(128)
 // finish_rows_dropout: the same with dropout. A thread has 8 columns, the words of one Philox block, so that none is
 // computed twice.
 extern "C" __global__ void __launch_bounds__(128)
-    finish_rows_dropout(const storage_t* in, long long ld_in, storage_t* out, long long ld_out, long long rows,
-                        int cols, long long first_row, const real_t* row_scale, const real_t* bias,
-                        const real_t* out_scale, const long long* row_ids, const long long* clock, int relu,
-                        unsigned layer, unsigned threshold, float keep_scale) {
+    finish_rows_dropout(const storage_t* in, long long ld_in, out_t* out, long long ld_out, long long rows, int cols,
+                        long long first_row, const real_t* row_scale, const real_t* bias, const real_t* out_scale,
+                        const long long* row_ids, const long long* clock, int relu, unsigned layer, unsigned threshold,
+                        float keep_scale) {
   const Epilogue epilogue = {row_scale, bias, out_scale, row_ids, {clock, layer, threshold, keep_scale}, relu};
   finish<8>(in, ld_in, out, ld_out, rows, cols, first_row, epilogue);
 }
 
-// kVector columns of a row, or the `left` ones at its end, bit for bit.
-__device__ __forceinline__ void copy_columns(const storage_t* from, storage_t* to, int left, bool aligned) {
+// kVector columns of a row, or the `left` ones at its end: bit for bit, or converted to another type.
+__device__ __forceinline__ void copy_columns(const storage_t* from, out_t* to, int left, bool aligned) {
+#if defined(MGGCN_OUT_REAL) || defined(MGGCN_OUT_BF16)
+  real_t x[kVector];
+  load_columns<kVector>(from, left, aligned, x);
+  store_columns<kVector>(to, left, aligned, x);
+#else
   if (aligned && left >= kVector) {
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
     return;
@@ -50,14 +56,14 @@ __device__ __forceinline__ void copy_columns(const storage_t* from, storage_t* t
 #pragma unroll
   for (int d = 0; d < kVector; ++d)
     if (d < left) to[d] = from[d];
+#endif
 }
 
-// gather_rows: out[i, :] = in[index[i], :], bit for bit.
+// gather_rows: out[i, :] = in[index[i], :], bit for bit, or converted.
 // in    in [N, D], index int32 [V];  out [V, D]. Moves 2 V D.
 // grid  as finish_rows
-extern "C" __global__ void __launch_bounds__(128)
-    gather_rows(const storage_t* in, long long ld_in, const int* index, storage_t* out, long long ld_out,
-                long long rows, int cols) {
+extern "C" __global__ void __launch_bounds__(128) gather_rows(const storage_t* in, long long ld_in, const int* index,
+                                                              out_t* out, long long ld_out, long long rows, int cols) {
   const long long i = blockIdx.x * (long long)blockDim.y + threadIdx.y;
   const int column = (int)(blockIdx.y * blockDim.x + threadIdx.x) * kVector;
   if (i >= rows || column >= cols) return;
@@ -65,12 +71,10 @@ extern "C" __global__ void __launch_bounds__(128)
   copy_columns(in + index[i] * ld_in + column, out + i * ld_out + column, cols - column, aligned);
 }
 
-// scatter_rows: out[index[i], :] = in[i, :], bit for bit; index without repeats, so that no two threads meet.
-// in    in [V, D], index int32 [V];  out [N, D]. Moves 2 V D.
-// grid  as finish_rows
-extern "C" __global__ void __launch_bounds__(128)
-    scatter_rows(const storage_t* in, long long ld_in, const int* index, storage_t* out, long long ld_out,
-                 long long rows, int cols) {
+// scatter_rows: out[index[i], :] = in[i, :], bit for bit, or converted; index without repeats, so that no two threads
+// meet. in    in [V, D], index int32 [V];  out [N, D]. Moves 2 V D. grid  as finish_rows
+extern "C" __global__ void __launch_bounds__(128) scatter_rows(const storage_t* in, long long ld_in, const int* index,
+                                                               out_t* out, long long ld_out, long long rows, int cols) {
   const long long i = blockIdx.x * (long long)blockDim.y + threadIdx.y;
   const int column = (int)(blockIdx.y * blockDim.x + threadIdx.x) * kVector;
   if (i >= rows || column >= cols) return;
@@ -82,15 +86,15 @@ extern "C" __global__ void __launch_bounds__(128)
 // in    in [V, D], index int32 [V];  out [N, D]. Moves 3 V D.
 // grid  as finish_rows
 extern "C" __global__ void __launch_bounds__(128)
-    scatter_add_rows(const storage_t* in, long long ld_in, const int* index, storage_t* out, long long ld_out,
+    scatter_add_rows(const storage_t* in, long long ld_in, const int* index, out_t* out, long long ld_out,
                      long long rows, int cols) {
   const long long i = blockIdx.x * (long long)blockDim.y + threadIdx.y;
   const int column = (int)(blockIdx.y * blockDim.x + threadIdx.x) * kVector, left = cols - column;
   if (i >= rows || left <= 0) return;
-  storage_t* to = out + index[i] * ld_out + column;
+  out_t* to = out + index[i] * ld_out + column;
   real_t x[kVector], sum[kVector];
   load_columns<kVector>(in + i * ld_in + column, left, rows_aligned(in, ld_in), x);
-  load_columns<kVector>(to, left, rows_aligned(out, ld_out), sum);
+  load_out_columns<kVector>(to, left, rows_aligned(out, ld_out), sum);
 #pragma unroll
   for (int d = 0; d < kVector; ++d) sum[d] += x[d];
   store_columns<kVector>(to, left, rows_aligned(out, ld_out), sum);

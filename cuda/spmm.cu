@@ -1,6 +1,6 @@
 // spmm_balanced: out[v, :] (+)= sum over e in row v of values[e] * h[indices[e], :], then the epilogue of the row.
 // in    indptr int64 [V+1], indices int32 [nnz], values real [nnz] (-DMGGCN_WEIGHTED), h storage [N, D], rows of ld_h
-// out   storage [V, D] (-DMGGCN_OUT_REAL: real), rows of ld_out; accumulate != 0 adds to it
+// out   storage [V, D] (or another type: out.cuh), rows of ld_out; accumulate != 0 adds to it
 // grid  (num_parts + num_long + ceil(V / (4 kGroups)), tiles of columns), block 128: the longest work first
 //       block b < num_parts: part parts[b] = (row, first nonzero, nonzeros, slot) of a hub, into workspace[slot, :]
 //       then a block per row of long_rows (int32); as in a part, its four warps take 32 neighbours at a time in turn

@@ -1,6 +1,6 @@
 // spmm_groups: out[v, :] (+)= sum over e in row v of values[e] * h[indices[e], :], then the epilogue of the row.
 // in    indptr int64 [V+1], indices int32 [nnz], values real [nnz] (-DMGGCN_WEIGHTED), h storage [N, D], rows of ld_h
-// out   storage [V, D] (-DMGGCN_OUT_REAL: real), rows of ld_out; accumulate != 0 adds to it
+// out   storage [V, D] (or another type: out.cuh), rows of ld_out; accumulate != 0 adds to it
 // grid  (ceil(V / (4 kGroups)), tiles of columns), block 128: a group of kLanes lanes per row, rows as they come
 // moves nnz (4 + D sizeof storage) + V (16 + D sizeof storage) bytes when h misses the caches; 4 nnz more for each
 //       further tile

@@ -1,6 +1,6 @@
 // spmm_hubs: out[v, :] (+)= sum over s < n of parts[first + s, :] for each hub (v, first, n), then the row's epilogue.
 // in    hubs int32 [num_hubs, 4] (row, first slot, slots, unused), parts real [slots, D], rows of ld_parts
-// out   storage [V, D] (-DMGGCN_OUT_REAL: real), rows of ld_out; accumulate != 0 adds to it
+// out   storage [V, D] (or another type: out.cuh), rows of ld_out; accumulate != 0 adds to it
 // grid  (num_hubs, ceil(D / 32)), block 512: lanes over columns, warp w adds the slots w, w + 16, ..., warp 0 the warps
 // moves slots D sizeof real + num_hubs D sizeof storage bytes
 // sums  in a fixed order. Twin: none, cpu/spmm.cpp splits no row.

@@ -1,6 +1,6 @@
 // spmm_simple: out[v, :] (+)= sum over e in row v of values[e] * h[indices[e], :], then the epilogue of the row.
 // in    indptr int64 [V+1], indices int32 [nnz], values real [nnz] or null (ones), h storage [N, D], rows of ld_h
-// out   storage [V, D] (-DMGGCN_OUT_REAL: real), rows of ld_out; accumulate != 0 adds to it
+// out   storage [V, D] (or another type: out.cuh), rows of ld_out; accumulate != 0 adds to it
 // grid  ceil(V / 4), block 128: a warp per row, its lanes stride over the columns, one neighbour after the other
 // moves nnz (4 + D sizeof storage) + V (8 + D sizeof storage) bytes when h misses the caches
 // The first rung: what the others are checked against and measured from. Twin: cpu/spmm.cpp.

@@ -1,17 +1,8 @@
 // Where the sums of a row go: added to what lies in out if asked, through the epilogue, then stored past the L2 cache's
 // working set, which the dense operand needs.
 #pragma once
+#include "out.cuh"
 #include "spmm_rows.cuh"
-
-#if defined(MGGCN_OUT_REAL)
-typedef real_t out_t;  // float32 beside bf16 storage: gradients of weights
-__device__ __forceinline__ real_t widen_out(out_t x) { return x; }
-__device__ __forceinline__ out_t narrow_out(real_t x) { return x; }
-#else
-typedef storage_t out_t;
-__device__ __forceinline__ real_t widen_out(out_t x) { return widen(x); }
-__device__ __forceinline__ out_t narrow_out(real_t x) { return narrow(x); }
-#endif
 
 struct Output {
   out_t* at;
@@ -21,10 +12,11 @@ struct Output {
 };
 
 __device__ __forceinline__ void add_out(const Output& out, const out_t* p, int column, real_t (&z)[kColumns]) {
-#if !defined(MGGCN_TIGHT) && !defined(MGGCN_OUT_REAL)
-  if (out.vectors) {
+#if !defined(MGGCN_TIGHT)
+  // A row of floats beside bf16 may end in the middle of a piece.
+  if (out.vectors && (kOutWords == 1 || column + kColumns <= out.cols)) {
     real_t before[kColumns];
-    load_vector(p, before);
+    load_out_vector(p, before);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) z[i] += before[i];
     return;
@@ -36,11 +28,12 @@ __device__ __forceinline__ void add_out(const Output& out, const out_t* p, int c
 }
 
 __device__ __forceinline__ void store_out(const Output& out, out_t* p, int column, const real_t (&z)[kColumns]) {
-#if !defined(MGGCN_TIGHT) && !defined(MGGCN_OUT_REAL)
+#if !defined(MGGCN_TIGHT)
   if (out.vectors && column + kColumns <= out.cols) {
-    piece_t packed;
-    store_vector(reinterpret_cast<storage_t*>(&packed), z);
-    __stcs(reinterpret_cast<piece_t*>(p), packed);
+    out_word_t words[kOutWords];
+    pack_out(z, words);
+#pragma unroll
+    for (int w = 0; w < kOutWords; ++w) __stcs(reinterpret_cast<out_word_t*>(p) + w, words[w]);
     return;
   }
 #endif

@@ -158,8 +158,9 @@ class RunConfig:
     """How ranks talk; auto: single for one rank, gloo for more on CPUs, nccl on GPUs."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the kernels run."""
-    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
-    """Type of activations and messages; tf32 rounds the operands of dense products, bf16 keeps weights and sums in fp32."""
+    precision: Literal["fp32", "tf32", "mixed", "bf16", "fp64"] = "fp32"
+    """Type of activations and messages. tf32 rounds the operands of dense products; mixed rounds what is multiplied with
+    the graph, and messages, to bf16 and keeps the rest in fp32; bf16 keeps weights and sums in fp32."""
     order: Literal["random", "permute", "none", "metis", "locality", "auto"] = "random"
     """Which vertices each rank owns: random assignment that keeps the order, full permutation, plain ranges, METIS's
     parts, or ranges of an order in which neighbours lie near each other, on one rank too; auto takes the one with the
@@ -212,7 +213,11 @@ class RunConfig:
                 "run.transport gloo moves host memory; with --device cuda use nccl, or threads on one GPU"
             )
         if self.precision == "tf32" and self.device == "cpu":
-            raise ConfigError("run.precision tf32 needs --device cuda; on a CPU use fp32, bf16 or fp64")
+            raise ConfigError("run.precision tf32 needs --device cuda; on a CPU use fp32, mixed, bf16 or fp64")
+        if self.precision == "mixed" and self.spmm == "cusparse":
+            raise ConfigError(
+                "run.precision mixed needs --spmm own: cuSPARSE rounds no results; or choose fp32 or bf16"
+            )
         if self.transport == "single" and self.ranks > 1:
             raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
         if self.tune and self.device == "cuda":

@@ -145,14 +145,15 @@ class ClustersArgs(ctypes.Structure):
 
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
 _U = ctypes.c_uint64
-# Argument types by kernel; a name ending in _ exists for f32 and f64, and for bf16 if it takes dense rows.
+# Argument types by kernel; a name ending in _ exists for f32 and f64, and for bf16 if it takes dense rows; those with
+# dense results for f32 beside bf16, either way or as far as runs need them, too.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_spmm_": (_P,),
     "mggcn_gemm_": (_P,),
     "mggcn_ascending": (_P, _P, _L, _P, _I),
     "mggcn_reuse": (_P, _L, _L, _L, _L, _L, _P, _I),
     "mggcn_finish_": (_P, _L, _P, _L, _L, _L, _L, _P, _I),
-    "mggcn_activation_grad_": (_P, _L, _P, _L, _L, _L, _L, _I, _D, _P, _P, _P, _I),
+    "mggcn_activation_grad_": (_P, _L, _P, _L, _P, _L, _L, _L, _L, _I, _D, _P, _P, _P, _I),
     "mggcn_sum_partials_": (_P, _P, _L),
     "mggcn_gather_rows_": (_P, _L, _P, _P, _L, _L, _L, _I),
     "mggcn_scatter_rows_": (_P, _L, _P, _P, _L, _L, _L, _I),

@@ -230,6 +230,9 @@ class Complete(_Stateless):
         lists.add_to_roots(backend, roots, sums)
         lists.gather_roots(backend, sums, roots)
         arrived = lists.send_down(self._comm, roots, leaves, backend.record())
+        if roots.dtype != sums.dtype:
+            # Messages are rounded: a root takes its total as it was sent, so that all copies have the same.
+            lists.scatter_roots(backend, roots, sums)
         meanwhile(2)
         arrived.wait()
         lists.scatter_leaves(backend, leaves, sums)

@@ -138,6 +138,15 @@ class DeviceLists:
                 backend.gather_rows(sums, rows, out[first:last])
             first = last
 
+    def scatter_roots(self, backend: KernelBackend, totals: Tensor, sums: Tensor) -> None:
+        """The roots take their totals (R, D), as gather_roots gave them."""
+        first = 0
+        for rows in self.roots:
+            last = first + rows.shape[0]
+            if last > first:
+                backend.scatter_rows(totals[first:last], rows, sums)
+            first = last
+
 
 def device_lists(backend: KernelBackend, lists: Lists) -> DeviceLists:
     """Return the lists on the device."""

@@ -114,7 +114,11 @@ class KernelBackend(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Storage type of activations; sums, scales and weights are float32, or float64 if this is float64."""
+        """Storage type of activations; sums, scales and weights are float32, or float64 if this is float64.
+
+        Beside float32, what is said to round may have results of bfloat16, and operands of sparse products and rows that
+        move may be bfloat16.
+        """
         ...
 
     @property
@@ -151,7 +155,7 @@ class KernelBackend(Protocol):
         ...
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
-        """Out (V, D) = or += adj (V, N) @ h (N, D), then the epilogue."""
+        """Out (V, D) = or += adj (V, N) @ h (N, D), then the epilogue. h and out: bfloat16 or of the type of sums, each."""
         ...
 
     @property
@@ -171,12 +175,16 @@ class KernelBackend(Protocol):
     ) -> None:
         """Out = or += a @ b, then the epilogue; a and b may be transposed views.
 
+        Beside operands of bfloat16 out may be of the type of sums; if `fuses_products`, it may round float32 to bfloat16.
         Rows of out are rows first_row, ... of the epilogue's vectors.
         """
         ...
 
     def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
-        """Out = epilogue(z); z may be out. Rows of z are rows first_row, ... of the epilogue's vectors."""
+        """Out = epilogue(z); z may be out, or one is bfloat16 and the other one of the type of sums.
+
+        Rows of z are rows first_row, ... of the epilogue's vectors.
+        """
         ...
 
     def activation_grad(
@@ -190,15 +198,19 @@ class KernelBackend(Protocol):
         out_scale: Tensor | None,
         partials: Tensor | None,
         first_row: int = 0,
+        out: Tensor | None = None,
     ) -> None:
         """H = out_scale * dZ, dZ = (h != 0) * keep_scale * h_scale * g; partials float64 (partials, D) sum columns of dZ.
 
+        out: of bfloat16 beside a float32 h, takes the result instead, rounded.
         The mask of ReLU and dropout is read from the zeros that the forward pass stored in h. Rows from first_row = 0 on
         begin the sums, whatever lay in partials; later rows add to them.
         """
         ...
 
-    def product_grad(self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient) -> None:
+    def product_grad(
+        self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient, out: Tensor | None = None
+    ) -> None:
         """As activation_grad of g = a @ b for all rows of h; block (rows, D) has room for some rows of g."""
         ...
 
@@ -231,7 +243,10 @@ class KernelBackend(Protocol):
         ...
 
     def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        """out[i] = source[index[i]]; index int32. Here and in what follows either may be columns of a wider tensor."""
+        """out[i] = source[index[i]]; index int32. Here and in what follows either may be columns of a wider tensor.
+
+        One may be bfloat16 and the other one float32: rows are converted on the way.
+        """
         ...
 
     def scatter_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:

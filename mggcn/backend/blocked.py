@@ -11,7 +11,13 @@ if TYPE_CHECKING:
 
 
 def product_grad_by_blocks(
-    backend: KernelBackend, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient
+    backend: KernelBackend,
+    a: Tensor,
+    b: Tensor,
+    h: Tensor,
+    block: Tensor,
+    gradient: Gradient,
+    out: Tensor | None = None,
 ) -> None:
     """As KernelBackend.product_grad: as many rows at a time as `block` has, which finds them in the cache."""
     step = max(1, block.shape[0])
@@ -29,4 +35,5 @@ def product_grad_by_blocks(
             out_scale=gradient.out_scale,
             partials=gradient.partials,
             first_row=first,
+            out=None if out is None else out[first : first + step],
         )

@@ -18,14 +18,14 @@ from torch import Tensor
 from mggcn import native
 from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
-from mggcn.backend.cpu_args import address, dropout_args, epilogue_args
+from mggcn.backend.cpu_args import address, dropout_args, epilogue_args, kind_of
 from mggcn.backend.cpu_choice import NO_CHOICES, Choices, gemm_set, gemm_way
 from mggcn.backend.cpu_epoch_end import CpuEpochEnd
 from mggcn.backend.cpu_explore import Exploration
 from mggcn.backend.cpu_gemm import CpuGemm
 from mggcn.backend.cpu_machine import caches_of, has_slow_pairs
 from mggcn.backend.cpu_memory import Workspace, allocate
-from mggcn.backend.cpu_spmm import NAMES, CpuSpmm, make_schedule
+from mggcn.backend.cpu_spmm import CpuSpmm, make_schedule
 from mggcn.backend.edge_reduce_cpu import CpuEdges
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
@@ -86,8 +86,8 @@ class CpuBackend:
         """Bytes that products have worked in at most."""
         return self._workspace.nbytes
 
-    def _run(self, name: str, dtype: torch.dtype, *args: Any) -> None:
-        native.kernel(name, NAMES[dtype], self._isa)(*args)
+    def _run(self, name: str, dtype: torch.dtype, *args: Any, result: torch.dtype | None = None) -> None:
+        native.kernel(name, kind_of(dtype, result or dtype), self._isa)(*args)
 
     def activate(self) -> None:
         return
@@ -147,6 +147,7 @@ class CpuBackend:
             first_row,
             args,
             self._threads,
+            result=out.dtype,
         )
 
     def activation_grad(
@@ -160,7 +161,9 @@ class CpuBackend:
         out_scale: Tensor | None,
         partials: Tensor | None,
         first_row: int = 0,
+        out: Tensor | None = None,
     ) -> None:
+        to = h if out is None else out
         if first_row == 0:
             _begin(partials)
         self._run(
@@ -170,6 +173,8 @@ class CpuBackend:
             g.stride(0),
             address(h),
             h.stride(0),
+            address(to),
+            to.stride(0),
             h.shape[0],
             h.shape[1],
             first_row,
@@ -179,14 +184,18 @@ class CpuBackend:
             address(out_scale),
             address(partials),
             self._threads,
+            result=to.dtype,
         )
 
-    def product_grad(self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient) -> None:
+    def product_grad(
+        self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient, out: Tensor | None = None
+    ) -> None:
         if self.fuses_products:
             _begin(gradient.partials)
-            self.dense_products.multiply(a, b, h, accumulate=False, gradient=gradient)
+            to = h if out is None else out
+            self.dense_products.multiply(a, b, to, accumulate=False, gradient=gradient, activation=h)
         else:
-            product_grad_by_blocks(self, a, b, h, block, gradient)
+            product_grad_by_blocks(self, a, b, h, block, gradient, out)
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:
         self._run("mggcn_sum_partials_", self._real, address(partials), address(out), out.shape[0])
@@ -268,6 +277,7 @@ class CpuBackend:
             out.stride(0),
             *shape,
             self._threads,
+            result=out.dtype,
         )
 
     def epoch_end(self, step: Step, books: Books) -> Callable[[], None]:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from mggcn import native
 from mggcn.backend.base import Dropout, Epilogue
+
+NAMES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16"}
+
+
+def kind_of(operand: torch.dtype, result: torch.dtype) -> str:
+    """Return the ending of a kernel's name, which says the types of its dense operands and of its result."""
+    return NAMES[operand] if operand == result else f"{NAMES[operand]}_{NAMES[result]}"
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -21,6 +21,7 @@ _KINDS = {
     (torch.float64, torch.float64): "f64",
     (torch.bfloat16, torch.bfloat16): "bf16",
     (torch.bfloat16, torch.float32): "bf16_f32",
+    (torch.float32, torch.bfloat16): "f32_bf16",
 }
 """Kernels by types of the operands and of the result."""
 
@@ -29,8 +30,8 @@ class GemmArgs(ctypes.Structure):
     """`Product<S, O>` of cpu/gemm.cpp."""
 
     _fields_ = (
-        *((name, _P) for name in ("a", "b", "out", "epilogue", "activation", "partials", "packed", "own")),
-        *((name, _L) for name in ("rows", "inner", "cols", "ld_a", "step_k", "step_n", "ld_out", "ld_own")),
+        *((name, _P) for name in ("a", "b", "out", "h", "epilogue", "activation", "partials", "packed", "own")),
+        *((name, _L) for name in ("rows", "inner", "cols", "ld_a", "step_k", "step_n", "ld_out", "ld_h", "ld_own")),
         *((name, _L) for name in ("segments", "first_row")),
         *((name, _I) for name in ("a_t", "accumulate", "threads")),
     )
@@ -66,16 +67,17 @@ class CpuGemm:
         epilogue: Epilogue | None = None,
         first_row: int = 0,
         gradient: Gradient | None = None,
+        activation: Tensor | None = None,
     ) -> None:
         """As KernelBackend.matmul; out may be float32 beside operands of bfloat16: it is then summed in float32.
 
-        gradient: the product is that of an activation in out, whose gradient replaces it. This and an epilogue need the
-        way "own".
+        gradient: the product is that of an activation, and out becomes the gradient before it. This, an epilogue and
+        results of bfloat16 beside operands of float32 need the way "own".
         """
         if not out.numel():
             return
         if self.way == "own":
-            self._multiply(a, b, out, accumulate, epilogue, first_row, gradient)
+            self._multiply(a, b, out, accumulate, epilogue, first_row, gradient, activation)
         elif a.dtype == torch.bfloat16:
             self._by_conversion(a, b, out, accumulate)
         elif a.stride(1) == 1 and a.stride(0) != a.shape[1]:
@@ -110,6 +112,7 @@ class CpuGemm:
         epilogue: Epilogue | None,
         first_row: int,
         gradient: Gradient | None,
+        activation: Tensor | None,
     ) -> None:
         (rows, inner), cols = a.shape, b.shape[1]
         transposed = a.stride(1) != 1
@@ -128,6 +131,7 @@ class CpuGemm:
                 address(a),
                 address(b),
                 address(out),
+                address(activation),
                 None if finish is None else ctypes.addressof(finish),
                 None if back is None else ctypes.addressof(back),
                 None if gradient is None else address(gradient.partials),
@@ -140,6 +144,7 @@ class CpuGemm:
                 b.stride(0),
                 b.stride(1),
                 out.stride(0),
+                0 if activation is None else activation.stride(0),
                 sizes.own // real,
                 sizes.segments,
                 first_row,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mggcn import native
 from mggcn.backend.base import Epilogue, Sparse
-from mggcn.backend.cpu_args import address, epilogue_args
+from mggcn.backend.cpu_args import address, epilogue_args, kind_of
 from mggcn.backend.cpu_choice import (
     LINE,
     Choices,
@@ -37,7 +37,6 @@ from mggcn.errors import BackendError
 
 STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
 """Where in a matrix distinct columns are counted, among how many entries at first, and how often that number doubles."""
-NAMES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16"}
 
 _P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -113,19 +112,18 @@ def _cut(indptr: npt.NDArray[Any], hub: int) -> tuple[npt.NDArray[np.int64], npt
 
 
 class CpuSpmm:
-    """Products of matrices with operands of one storage type. choices: overrides of the model's."""
+    """Products of matrices where sums are of the type that `dtype` sums in. choices: overrides of the model's."""
 
     def __init__(
         self, dtype: torch.dtype, threads: int, isa: str, caches: Caches, workspace: Workspace, choices: Choices
     ) -> None:
-        self._dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
         self._threads = threads
         self._isa = isa
         self._caches = caches
         self._workspace = workspace
         self._choices = choices
-        self._products: dict[tuple[int, int, bool], Product] = {}
+        self._products: dict[tuple[int, int, int, bool], Product] = {}
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -141,37 +139,37 @@ class CpuSpmm:
 
     def product(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
         """Return the kind of product that these operands are, remembered."""
-        width, summed = out.shape[1], out.dtype == self._real
-        at = (id(adj.schedule), width, summed)
+        width, item, summed = out.shape[1], h.itemsize, out.dtype == self._real
+        at = (id(adj.schedule), width, item, summed)
         found = self._products.get(at)
         if found is None:
             traits: MatrixTraits = adj.schedule.traits
-            choice = self._choices.get(key_of(traits, width, h.itemsize, summed=summed))
+            choice = self._choices.get(key_of(traits, width, item, summed=summed))
             unfit = "" if choice is None else self._unfit(traits, h, out, choice)
             measured = choice is not None and not unfit
             if choice is None or unfit:
-                choice = choose_spmm(traits, width, h.itemsize, self._caches, summed=summed)
+                choice = choose_spmm(traits, width, item, self._caches, summed=summed)
             if unfit:
                 choice = dataclasses.replace(choice, reason=f"{choice.reason}; not as measured: {unfit}")
             # The pattern keeps its schedule alive, and so the schedule's id its own.
             pattern = Sparse(adj.indptr, adj.indices, None, adj.schedule)
-            found = self._products[at] = Product(pattern, width, summed, choice, measured)
+            found = self._products[at] = Product(pattern, width, item, summed, choice, measured)
         return found
 
     def candidates(self, product: Product) -> dict[str, SpmmChoice]:
         """Return the ways in which a product can be done, by name; the first is plain rows."""
         traits: MatrixTraits = product.pattern.schedule.traits
-        return candidates(traits, product.width, self._dtype.itemsize, self._caches, summed=product.summed)
+        return candidates(traits, product.width, product.item, self._caches, summed=product.summed)
 
     def trial(self, product: Product, adj: Sparse, h: Tensor, out: Tensor) -> Trial:
         """As Products.trial. The work space is touched already, so that no way pays for the first use of pages."""
         traits: MatrixTraits = product.pattern.schedule.traits
-        item, summed = self._dtype.itemsize, product.summed
-        ways = proposals(traits, product.width, item, self._caches, product.choice, summed=summed)
-        largest = max(way_bytes(traits, product.width, item, way) for way in ways)
+        width, item, summed = product.width, product.item, product.summed
+        ways = proposals(traits, width, item, self._caches, product.choice, summed=summed)
+        largest = max(way_bytes(traits, width, item, way) for way in ways)
         with self._workspace.lock:
             self._workspace.take(largest).zero_()
-        return Trial(key_of(traits, product.width, item, summed=summed), ways)
+        return Trial(key_of(traits, width, item, summed=summed), ways)
 
     def multiply(
         self,
@@ -193,7 +191,6 @@ class CpuSpmm:
         chosen = choice or self.choice(adj, h, out)
         if unfit := self._unfit(plan.traits, h, out, chosen):
             raise BackendError(unfit)
-        kind = NAMES[h.dtype] + ("" if out.dtype == h.dtype else "_" + NAMES[out.dtype])
         arguments = None if epilogue is None else epilogue_args(epilogue)
         ld_sums = padded_columns(out.shape[1])
         sizes = (
@@ -231,7 +228,7 @@ class CpuSpmm:
                 int(accumulate),
                 self._threads,
             )
-            native.kernel("mggcn_spmm_", kind, self._isa)(ctypes.byref(args))
+            native.kernel("mggcn_spmm_", kind_of(h.dtype, out.dtype), self._isa)(ctypes.byref(args))
 
     def _split(self, sizes: tuple[int, ...]) -> list[int | None]:
         """Addresses of consecutive parts of the work space, each aligned to a cache line; None for empty ones."""

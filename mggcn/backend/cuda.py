@@ -6,7 +6,7 @@ Shapes as in base.py. Every method queues its work on the rank's stream and retu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import numpy.typing as npt
@@ -60,16 +60,21 @@ class CudaBackend:
         self._dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
         self._device = device
-        self._kernels = {d: Kernels(device.compile, d) for d in {dtype, self._real}}
+        types = {dtype} if dtype == torch.float64 else {torch.float32, torch.bfloat16}
+        self._kernels = {d: Kernels(device.compile, d) for d in types}
         self._losses = self.allocate(8 * rows.PARTIALS).view(torch.float64)
         self._arrived = self.allocate(4).view(torch.int32)
         self._exploration = exploration
-        self._spmm = self._own_spmm(workspace_bytes, choices) if spmm == "own" else self._cusparse()
+        self._spmm: Mapping[torch.dtype, Spmm] = (
+            self._own_spmm(workspace_bytes, choices) if spmm == "own" else dict.fromkeys(types, self._cusparse())
+        )
 
-    def _own_spmm(self, workspace_bytes: int, choices: Choices) -> Spmm:
-        workspace = self.allocate(workspace_bytes).view(self._real)
-        own = OwnSpmm(self._kernels[self._dtype], self._device.traits, workspace, choices)
-        return own if self._exploration is None else ExploredSpmm(own, self._exploration, self._now)
+    def _own_spmm(self, workspace_bytes: int, choices: Choices) -> Mapping[torch.dtype, Spmm]:
+        workspace, traits = self.allocate(workspace_bytes).view(self._real), self._device.traits
+        own = {dtype: OwnSpmm(kernels, traits, workspace, choices) for dtype, kernels in self._kernels.items()}
+        if self._exploration is None:
+            return own
+        return {dtype: ExploredSpmm(products, self._exploration, self._now) for dtype, products in own.items()}
 
     def _now(self) -> float:
         self.synchronize()
@@ -124,7 +129,7 @@ class CudaBackend:
         )
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
-        self._spmm.multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
+        self._spmm[h.dtype].multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
 
     @property
     def fuses_products(self) -> bool:
@@ -163,6 +168,7 @@ class CudaBackend:
         out_scale: Tensor | None,
         partials: Tensor | None,
         first_row: int = 0,
+        out: Tensor | None = None,
     ) -> None:
         rows.activation_grad(
             self._kernels[self._dtype],
@@ -174,10 +180,13 @@ class CudaBackend:
             out_scale=out_scale,
             partials=partials,
             first_row=first_row,
+            out=out,
         )
 
-    def product_grad(self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient) -> None:
-        product_grad_by_blocks(self, a, b, h, block, gradient)
+    def product_grad(
+        self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient, out: Tensor | None = None
+    ) -> None:
+        product_grad_by_blocks(self, a, b, h, block, gradient, out)
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:
         rows.sum_partials(self._kernels[self._real], partials, out)

@@ -45,6 +45,13 @@ Compiler = Callable[[Path, tuple[str, ...]], Module]
 """Compiles a .cu file under options such as -DMGGCN_F32."""
 
 
+def out_option(operand: torch.Tensor, out: torch.Tensor) -> tuple[str, ...]:
+    """Return the option for results of another type than the operand's (cuda/out.cuh)."""
+    if out.dtype == operand.dtype:
+        return ()
+    return ("-DMGGCN_OUT_BF16",) if out.dtype == torch.bfloat16 else ("-DMGGCN_OUT_REAL",)
+
+
 def folder() -> Path:
     """Return the folder of the .cu files: in the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]

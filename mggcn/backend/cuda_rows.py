@@ -1,6 +1,7 @@
 """Launches of cuda/rows.cu, columns.cu and loss.cu: every grid and block is a pure function of shapes and types.
 
-V rows, D columns, C classes. Arguments are those of KernelBackend; `kernels` are those for the type of the dense tensors.
+V rows, D columns, C classes. Arguments are those of KernelBackend; `kernels` are those for the type of the dense tensors
+that are read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from mggcn.backend.base import Dropout, Epilogue, Sparse
 from mggcn.backend.cuda_epilogue import epilogue_args
-from mggcn.backend.cuda_kernels import Kernels
+from mggcn.backend.cuda_kernels import Kernels, out_option
 
 PARTIALS = 1024
 """Most row chunks whose sums are added in order: a block each, of which an H100 holds about as many at once."""
@@ -65,7 +66,7 @@ def finish(kernels: Kernels, z: Tensor, out: Tensor, epilogue: Epilogue, first_r
     kernels.launch(
         "rows",
         "finish_rows_dropout" if dropped else "finish_rows",
-        *row_shape(rows, cols, 8 if dropped else vector(out.dtype)),
+        *row_shape(rows, cols, 8 if dropped else vector(z.dtype)),
         z,
         z.stride(0),
         out,
@@ -74,6 +75,7 @@ def finish(kernels: Kernels, z: Tensor, out: Tensor, epilogue: Epilogue, first_r
         cols,
         first_row,
         *epilogue_args(epilogue),
+        options=out_option(z, out),
     )
 
 
@@ -88,8 +90,10 @@ def activation_grad(
     out_scale: Tensor | None,
     partials: Tensor | None,
     first_row: int = 0,
+    out: Tensor | None = None,
 ) -> None:
     rows, cols = h.shape
+    to = h if out is None else out
     begins = first_row == 0
     if not rows and begins and partials is not None:
         partials.zero_()
@@ -101,6 +105,8 @@ def activation_grad(
         g.stride(0),
         h,
         h.stride(0),
+        to,
+        to.stride(0),
         rows,
         cols,
         first_row,
@@ -111,6 +117,7 @@ def activation_grad(
         partials,
         0 if partials is None else partials.shape[0],
         int(begins),
+        options=out_option(h, to),
     )
 
 
@@ -231,5 +238,6 @@ def scatter_add_rows(kernels: Kernels, source: Tensor, index: Tensor, out: Tenso
 
 def _move_rows(kernels: Kernels, kernel: str, source: Tensor, index: Tensor, out: Tensor, shape: torch.Size) -> None:
     rows, cols = shape
-    grid, block = row_shape(rows, cols, vector(out.dtype))
-    kernels.launch("rows", kernel, grid, block, source, source.stride(0), index, out, out.stride(0), rows, cols)
+    grid, block = row_shape(rows, cols, vector(source.dtype))
+    moved = (source, source.stride(0), index, out, out.stride(0), rows, cols)
+    kernels.launch("rows", kernel, grid, block, *moved, options=out_option(source, out))

@@ -20,7 +20,7 @@ from mggcn.backend.cpu_choice import NO_CHOICES, Choices, MatrixTraits, SpmmChoi
 from mggcn.backend.cpu_explore import HOPELESS, Trial
 from mggcn.backend.cuda_choice import Variant, choose, choose_slices, is_slicing, slicings
 from mggcn.backend.cuda_epilogue import epilogue_args
-from mggcn.backend.cuda_kernels import Kernels
+from mggcn.backend.cuda_kernels import Kernels, out_option
 from mggcn.backend.cuda_shape import LONG_ROW, WINDOW, DeviceTraits, segment_length
 from mggcn.backend.explored_spmm import Product
 from mggcn.errors import BackendError
@@ -133,21 +133,21 @@ class OwnSpmm:
 
     def product(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
         """As Products.product, but nothing is remembered. An operand that is not aligned goes without slices."""
-        width, summed = out.shape[1], out.dtype != h.dtype
+        width, item, summed = out.shape[1], h.itemsize, out.itemsize > h.itemsize
         if not _aligned(h):
-            return Product(adj, width, summed, SpmmChoice(), measured=True)
+            return Product(adj, width, item, summed, SpmmChoice(), measured=True)
         kept = self._choices.get(_key(adj, h, width, summed=summed)) if self._choices else None
-        if kept is not None and is_slicing(kept, h.itemsize):
-            return Product(adj, width, summed, kept, measured=True)
-        chosen = choose_slices(adj.num_rows, adj.nnz, h.shape[0], width, h.itemsize, self._traits)
-        return Product(adj, width, summed, chosen, measured=False)
+        if kept is not None and is_slicing(kept, item):
+            return Product(adj, width, item, summed, kept, measured=True)
+        chosen = choose_slices(adj.num_rows, adj.nnz, h.shape[0], width, item, self._traits)
+        return Product(adj, width, item, summed, chosen, measured=False)
 
     def trial(self, product: Product, adj: Sparse, h: Tensor, out: Tensor) -> Trial:
         """As Products.trial. The kernels are compiled already, so that no call pays for that."""
-        sizes = (adj.num_rows, adj.nnz, h.shape[0], product.width, h.itemsize)
+        sizes = (adj.num_rows, adj.nnz, h.shape[0], product.width, product.item)
         ways = slicings(*sizes, self._traits, HOPELESS)
         for way in ways:
-            variant = choose(product.width, h.itemsize, True, way.panel, weighted=adj.values is not None)
+            variant = choose(product.width, product.item, True, way.panel, weighted=adj.values is not None)
             self._kernels.prepare("spmm", "spmm_balanced", _options(adj, h, out, variant))
         return Trial(_key(adj, h, product.width, summed=product.summed), ways)
 
@@ -162,7 +162,7 @@ class OwnSpmm:
         choice: SpmmChoice | None = None,
         variant: Variant | None = None,
     ) -> None:
-        """As KernelBackend.spmm; out may be of the accumulation type. `choice` overrides the slices, `variant` all.
+        """As KernelBackend.spmm, with h of the kernels' type. `choice` overrides the slices, `variant` all.
 
         Raises: BackendError if hubs need more workspace than there is.
         """
@@ -175,7 +175,7 @@ class OwnSpmm:
         ends = (int(accumulate), *epilogue_args(epilogue))
         if chosen.kernel == "simple":
             dense = (h, h.stride(0), out, out.stride(0), rows, cols)
-            options = _out_option(h, out)
+            options = out_option(h, out)
             csr = (adj.indptr, adj.indices, adj.values)
             self._kernels.launch(
                 "spmm_simple", "spmm_simple", (-(-rows // WARPS),), (BLOCK,), *csr, *dense, *ends, options=options
@@ -233,7 +233,7 @@ class OwnSpmm:
             out.stride(0),
             cols,
             *ends,
-            options=_out_option(h, out),
+            options=out_option(h, out),
         )
 
 
@@ -254,10 +254,6 @@ def _operands(adj: Sparse, h: Tensor, out: Tensor) -> tuple[Any, ...]:
     return (adj.indptr, adj.indices, adj.values, h, h.stride(0), out, out.stride(0), vectors, *out.shape)
 
 
-def _out_option(h: Tensor, out: Tensor) -> tuple[str, ...]:
-    return () if out.dtype == h.dtype else ("-DMGGCN_OUT_REAL",)
-
-
 def _options(adj: Sparse, h: Tensor, out: Tensor, variant: Variant) -> tuple[str, ...]:
     """The shape of the kernel. Ragged: the last tile ends behind the row in memory or a sector behind the columns."""
     cols = out.shape[1]
@@ -274,4 +270,4 @@ def _options(adj: Sparse, h: Tensor, out: Tensor, variant: Variant) -> tuple[str
         f"-DMGGCN_PIECES={variant.pieces}",
         f"-DMGGCN_UNROLL={variant.unroll}",
     )
-    return (*shape, *(flag for flag, on in flags.items() if on), *_out_option(h, out))
+    return (*shape, *(flag for flag, on in flags.items() if on), *out_option(h, out))

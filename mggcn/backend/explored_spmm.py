@@ -19,6 +19,8 @@ class Product:
 
     pattern: Sparse
     width: int
+    item: int
+    """Bytes of a number of the operand."""
     summed: bool
     """Whether the result is of the type of sums."""
     choice: SpmmChoice
@@ -75,7 +77,7 @@ class ExploredSpmm:
 
     def _trial(self, product: Product, adj: Sparse, h: Tensor, out: Tensor) -> tuple[Hashable, Trial | None]:
         """What an exploration knows the product by, and its trial."""
-        at = (id(product.pattern.schedule), product.width, product.summed)
+        at = (id(product.pattern.schedule), product.width, product.item, product.summed)
         return at, self._exploration.trial(at, lambda: self._products.trial(product, adj, h, out))
 
 

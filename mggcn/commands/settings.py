@@ -21,7 +21,7 @@ FLAGS = {
         "auto, single, threads, gloo or nccl; auto: from 2 ranks on gloo, on GPUs nccl",
     ),
     "--device": ("run", "device", "cpu or cuda"),
-    "--precision": ("run", "precision", "fp32, fp64 or bf16; on a GPU also tf32"),
+    "--precision": ("run", "precision", "fp32, fp64, bf16 or mixed; on a GPU also tf32"),
     "--spmm": ("run", "spmm", "sparse products on a GPU: own or cusparse"),
     "--order": ("run", "order", "which rank owns which vertex: random, permute, none, metis, locality or auto"),
     "--strategy": ("run", "strategy", "how neighbours' rows arrive: broadcast, halo, slice, delayed or auto"),

@@ -125,7 +125,10 @@ class SparseWeightGrad:
 
 @dataclass(frozen=True, slots=True)
 class InputGrad:
-    """h (V, D) becomes the gradient before its activation, from g (V, E) @ W^T, by blocks of rows: no (V, D) buffer."""
+    """h (V, D) becomes the gradient before its activation, from g (V, E) @ W^T, by blocks of rows: no (V, D) buffer.
+
+    rounded: the buffer, of another type, that takes the gradient instead of h, or "".
+    """
 
     layer: int
     g: str
@@ -133,6 +136,7 @@ class InputGrad:
     block: str
     partials: str
     activated: Activated
+    rounded: str = ""
 
     @property
     def label(self) -> str:
@@ -144,25 +148,30 @@ class InputGrad:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.h, self.block, self.partials) if self.partials else (self.h, self.block)
+        return (self.rounded or self.h, self.block, *([self.partials] if self.partials else []))
 
     def run(self, rt: Runtime) -> None:
         g, h, block = rt.buffer(self.g), rt.buffer(self.h), rt.buffer(self.block)
         partials = partials_of(rt, self.partials)
-        self.activated.run_product(rt, g, rt.weight(self.layer).t(), h, block, partials)
+        out = rt.buffer(self.rounded) if self.rounded else None
+        self.activated.run_product(rt, g, rt.weight(self.layer).t(), h, block, partials, out)
         if partials is not None:
             rt.backend.sum_partials(partials, rt.bias_grad(self.layer - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class ProductGrad:
-    """dst (V, D) = finish(g (V, E) @ W^T): the gradient of an aggregate, before it goes back through the graph."""
+    """dst (V, D) = finish(g (V, E) @ W^T): the gradient of an aggregate, before it goes back through the graph.
+
+    rounded: room for a block of the result where dst has another type than g, or "".
+    """
 
     layer: int
     g: str
     dst: str
     finish: Finish
     block_rows: int
+    rounded: str = ""
 
     @property
     def label(self) -> str:
@@ -174,22 +183,26 @@ class ProductGrad:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.dst,)
+        return (self.dst, self.rounded) if self.rounded else (self.dst,)
 
     def run(self, rt: Runtime) -> None:
         g, dst, epilogue = rt.buffer(self.g), rt.buffer(self.dst), self.finish.epilogue(rt)
-        finished_product(rt, g, rt.weight(self.layer).t(), dst, epilogue, self.block_rows)
+        finished_product(rt, g, rt.weight(self.layer).t(), dst, epilogue, self.block_rows, self.rounded)
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationGrad:
-    """h (V, D) becomes the gradient before its activation, from the gradient g (V, D) after it."""
+    """h (V, D) becomes the gradient before its activation, from the gradient g (V, D) after it.
+
+    rounded: as of InputGrad.
+    """
 
     layer: int
     g: str
     h: str
     partials: str
     activated: Activated
+    rounded: str = ""
 
     @property
     def label(self) -> str:
@@ -201,10 +214,11 @@ class ActivationGrad:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.h, self.partials) if self.partials else (self.h,)
+        return (self.rounded or self.h, *([self.partials] if self.partials else []))
 
     def run(self, rt: Runtime) -> None:
         partials = partials_of(rt, self.partials)
-        self.activated.run(rt, rt.buffer(self.g), rt.buffer(self.h), partials)
+        out = rt.buffer(self.rounded) if self.rounded else None
+        self.activated.run(rt, rt.buffer(self.g), rt.buffer(self.h), partials, out)
         if partials is not None:
             rt.backend.sum_partials(partials, rt.bias_grad(self.layer - 1))

@@ -9,18 +9,22 @@ from dataclasses import dataclass
 
 from mggcn.aggregate.base import aggregate_name
 from mggcn.backend.base import Dropout, Epilogue
-from mggcn.model.ops import Finish, Runtime, dropped_block, finished_product, given
+from mggcn.model.ops import Finish, Runtime, dropped_block, finished_product, given, product_of_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """dst (V, E) = finish(src (V, D) @ W); src "" is the constant dense input. By blocks of rows if finish has work."""
+    """dst (V, E) = finish(src (V, D) @ W); src "" is the constant dense input. By blocks of rows if finish has work.
+
+    rounded: room for a block of the result where dst has another type than src, or "".
+    """
 
     layer: int
     src: str
     dst: str
     finish: Finish
     block_rows: int
+    rounded: str = ""
 
     @property
     def label(self) -> str:
@@ -32,17 +36,18 @@ class Linear:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.dst,)
+        return (self.dst, self.rounded) if self.rounded else (self.dst,)
 
     def run(self, rt: Runtime) -> None:
         src = rt.buffer(self.src) if self.src else given(rt.inputs.dense)
         epilogue = self.finish.epilogue(rt)
-        finished_product(rt, src, rt.weight(self.layer), rt.buffer(self.dst), epilogue, self.block_rows)
+        dst, weight = rt.buffer(self.dst), rt.weight(self.layer)
+        finished_product(rt, src, weight, dst, epilogue, self.block_rows, self.rounded)
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedLinear:
-    """dst (V, E) = finish((S_c drop(X)) @ W) with X the constant dense input, by blocks of rows."""
+    """dst (V, E) = finish((S_c drop(X)) @ W) with X the constant dense input, by blocks of rows; rounded: as of Linear."""
 
     layer: int
     block: str
@@ -50,6 +55,7 @@ class DroppedLinear:
     finish: Finish
     dropped: Finish
     block_rows: int
+    rounded: str = ""
 
     @property
     def label(self) -> str:
@@ -61,14 +67,14 @@ class DroppedLinear:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.block, self.dst)
+        return (self.block, self.dst, *([self.rounded] if self.rounded else []))
 
     def run(self, rt: Runtime) -> None:
         dst, epilogue = rt.buffer(self.dst), self.finish.epilogue(rt)
         for first in range(0, dst.shape[0], self.block_rows):
             out = dst[first : first + self.block_rows]
             block = dropped_block(rt, self.block, self.dropped, first, out.shape[0])
-            rt.backend.matmul(block, rt.weight(self.layer), out, epilogue=epilogue, first_row=first)
+            product_of_rows(rt, block, rt.weight(self.layer), out, epilogue, first, self.rounded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,31 @@ class DroppedInput:
 
     def run(self, rt: Runtime) -> None:
         dropped_block(rt, self.dst, self.dropped, 0, rt.buffer(self.dst).shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """dst = src, rounded to the type of dst, for an aggregation. what: "input" or "gradient" of the layer."""
+
+    layer: int
+    src: str
+    dst: str
+    what: str
+
+    @property
+    def label(self) -> str:
+        return f"rounded {self.what} {self.layer}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.src,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.dst,)
+
+    def run(self, rt: Runtime) -> None:
+        rt.backend.finish(rt.buffer(self.src), rt.buffer(self.dst), Epilogue())
 
 
 @dataclass(frozen=True, slots=True)

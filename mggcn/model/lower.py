@@ -38,12 +38,19 @@ class Model:
     dtype: str
     scaled_cols: bool
     """Whether S_c is not one (symmetric normalisation)."""
+    operand: str
+    """Type of what is multiplied with the graph, and so of messages; `dtype`, or narrower."""
 
     device: DeviceFigures = FIGURES["cpu"]
 
     def block_rows(self, cols: int) -> int:
         """Return the rows of a block of `cols` columns."""
         return max(1, min(self.rows, self.device.block_rows(BufferSpec("", 1, cols, self.dtype).nbytes)))
+
+    @property
+    def rounds(self) -> bool:
+        """Whether operands of the graph are rounded to a type of their own."""
+        return self.operand != self.dtype
 
 
 @dataclass(slots=True)
@@ -65,6 +72,15 @@ class _Builder:
     def block(self, op: str, cols: int) -> str:
         return self.buffer(f"{op}.block", cols, rows=self.model.block_rows(cols))
 
+    def operand(self, name: str, cols: int) -> str:
+        """Declare what an aggregation reads and nothing else does."""
+        return self.buffer(name, cols, dtype=self.model.operand)
+
+    def rounded_block(self, op: str, dst: str, rows: int) -> str:
+        """Declare room for rows of a product before they are rounded to the type of `dst`, "" if they are not."""
+        spec = self.buffers[dst]
+        return "" if spec.dtype == self.model.dtype else self.buffer(f"{op}.sums", spec.cols, rows=rows)
+
     def partials(self, op: str, cols: int) -> str:
         return (
             self.buffer(f"{op}.partials", cols, rows=self.model.device.partials, dtype="fp64")
@@ -72,8 +88,8 @@ class _Builder:
             else ""
         )
 
-    def slots(self, op: str, cols: int, layer: int) -> tuple[str, ...]:
-        specs = self.of_layer.get(layer, self.aggregation).buffers(op, cols, self.model.dtype)
+    def slots(self, op: str, cols: int, layer: int, dtype: str = "") -> tuple[str, ...]:
+        specs = self.of_layer.get(layer, self.aggregation).buffers(op, cols, dtype or self.model.operand)
         self.buffers.update({s.name: s for s in specs})
         return tuple(s.name for s in specs)
 
@@ -106,12 +122,18 @@ def _forward(b: _Builder) -> None:
         layer, h = choice.layer, f"h{choice.layer - 1}"
         if choice.products == "aggregate-first":
             u = b.buffer(f"u{layer}", choice.d_in, "kept")
+            if b.model.rounds:
+                # The gradient takes the place of H, which must be of its type.
+                r = b.operand(f"r{layer}", choice.d_in)
+                b.ops.append(fwd.Rounded(layer, h, r, "input"))
+                h = r
             b.aggregate(layer, h, u, Finish(layer, row_scale=True))
             out = b.buffer(f"h{layer}", choice.d_out, "kept")
             b.ops.append(fwd.Linear(layer, u, out, b.finish(choice, False), b.model.block_rows(choice.d_out)))
         elif choice.products == "gemm-first":
-            t = b.buffer(f"t{layer}", choice.d_out)
-            b.ops.append(fwd.Linear(layer, h, t, Finish(layer), b.model.block_rows(choice.d_out)))
+            t, block = b.operand(f"t{layer}", choice.d_out), b.model.block_rows(choice.d_out)
+            rounded = b.rounded_block(f"linear{layer}", t, block)
+            b.ops.append(fwd.Linear(layer, h, t, Finish(layer), block, rounded))
             b.aggregate(layer, t, b.buffer(f"h{layer}", choice.d_out, "kept"), b.finish(choice, True))
         else:
             out = b.buffer(f"h{layer}", choice.d_out, "kept")
@@ -126,10 +148,10 @@ def _input_layer(b: _Builder, choice: LayerChoice) -> None:
     if model.input.sparse:
         if dropped:
             b.ops.append(fwd.DroppedValues(1, model.config.input_dropout))
-        out = b.buffer("h1" if direct else "t1", choice.d_out, "kept" if direct else "scratch")
+        out = b.buffer("h1", choice.d_out, "kept") if direct else b.operand("t1", choice.d_out)
         b.ops.append(fwd.SparseLinear(1, out, b.finish(choice, False) if direct else Finish(1), dropped))
     elif choice.products == "aggregate-first":
-        x = b.buffer("x1", choice.d_in)
+        x = b.operand("x1", choice.d_in)
         b.ops.append(fwd.DroppedInput(1, x, b.dropped()))
         u = b.buffer("u1", choice.d_in, "kept")
         b.aggregate(1, x, u, Finish(1, row_scale=True))
@@ -138,13 +160,11 @@ def _input_layer(b: _Builder, choice: LayerChoice) -> None:
     elif b.model.input.aggregated or (choice.products == "dense" and not dropped):
         b.ops.append(fwd.Linear(1, "", b.buffer("h1", choice.d_out, "kept"), b.finish(choice, False), rows))
     else:
-        out = b.buffer("h1" if direct else "t1", choice.d_out, "kept" if direct else "scratch")
+        out = b.buffer("h1", choice.d_out, "kept") if direct else b.operand("t1", choice.d_out)
         finish = b.finish(choice, False) if direct else Finish(1)
-        b.ops.append(
-            fwd.DroppedLinear(
-                1, b.block("linear1", choice.d_in), out, finish, b.dropped(), model.block_rows(choice.d_in)
-            )
-        )
+        block_rows = model.block_rows(choice.d_in)
+        block, rounded = b.block("linear1", choice.d_in), b.rounded_block("linear1", out, block_rows)
+        b.ops.append(fwd.DroppedLinear(1, block, out, finish, b.dropped(), block_rows, rounded))
     if not direct:
         b.aggregate(1, "t1", b.buffer("h1", choice.d_out, "kept"), b.finish(choice, True))
 
@@ -153,9 +173,14 @@ def _backward(b: _Builder) -> None:
     layers = b.model.layers
     last = layers[-1]
     partials = b.partials("loss", last.d_out)
-    b.ops.append(bwd.Loss(last.layer, f"h{last.layer}", partials, last.products == "gemm-first"))
+    z = f"h{last.layer}"
+    b.ops.append(bwd.Loss(last.layer, z, partials, last.products == "gemm-first"))
+    if rounded := _rounded_gradient(b, last):
+        b.ops.append(fwd.Rounded(last.layer, z, rounded, "gradient"))
+        z = rounded
     for choice in reversed(layers[1:]):
-        layer, z, h = choice.layer, f"h{choice.layer}", f"h{choice.layer - 1}"
+        layer, h = choice.layer, f"h{choice.layer - 1}"
+        rounded = _rounded_gradient(b, layers[layer - 2])
         activated = Activated(
             layer - 1,
             masked=True,
@@ -165,15 +190,14 @@ def _backward(b: _Builder) -> None:
         )
         if choice.products == "aggregate-first":
             b.ops.append(bwd.WeightGrad(layer, f"u{layer}", z))
-            c = b.buffer(f"c{layer}", choice.d_in)
-            b.ops.append(bwd.ProductGrad(layer, z, c, Finish(layer, row_scale=True), b.model.block_rows(choice.d_in)))
+            c, block_rows = b.operand(f"c{layer}", choice.d_in), b.model.block_rows(choice.d_in)
+            sums = b.rounded_block(f"product-grad{layer}", c, block_rows)
+            b.ops.append(bwd.ProductGrad(layer, z, c, Finish(layer, row_scale=True), block_rows, sums))
             # A H has served the weight gradient: its buffer takes the gradient of H.
             b.aggregate(layer, c, f"u{layer}", Finish(layer), backward=True)
-            b.ops.append(
-                bwd.ActivationGrad(
-                    layer, f"u{layer}", h, b.partials(f"activation-grad{layer - 1}", choice.d_in), activated
-                )
-            )
+            partials = b.partials(f"activation-grad{layer - 1}", choice.d_in)
+            b.ops.append(bwd.ActivationGrad(layer, f"u{layer}", h, partials, activated, rounded))
+            z = rounded or h
             continue
         g = z
         if choice.products == "gemm-first":
@@ -181,18 +205,25 @@ def _backward(b: _Builder) -> None:
             b.aggregate(layer, z, g, Finish(layer), backward=True)
         b.ops.append(bwd.WeightGrad(layer, h, g))
         block, partials = b.block(f"input-grad{layer}", choice.d_in), b.partials(f"input-grad{layer}", choice.d_in)
-        b.ops.append(bwd.InputGrad(layer, g, h, block, partials, activated))
-    _input_layer_backward(b, layers[0])
+        b.ops.append(bwd.InputGrad(layer, g, h, block, partials, activated, rounded))
+        z = rounded or h
+    _input_layer_backward(b, layers[0], z)
 
 
-def _input_layer_backward(b: _Builder, choice: LayerChoice) -> None:
-    """The weight gradient of layer 1: nothing below it needs one."""
+def _rounded_gradient(b: _Builder, choice: LayerChoice) -> str:
+    """Declare where the gradient of a layer's output goes, rounded, if nothing but an aggregation reads it; else ""."""
+    rounds = b.model.rounds and choice.products == "gemm-first"
+    return b.operand(f"g{choice.layer}", choice.d_out) if rounds else ""
+
+
+def _input_layer_backward(b: _Builder, choice: LayerChoice, z: str) -> None:
+    """The weight gradient of layer 1 from the gradient z of its output: nothing below it needs one."""
     model = b.model
     dropped = model.config.input_dropout > 0
-    g = "h1"
+    g = z
     if choice.products == "gemm-first":
         g = b.buffer("b1", choice.d_out)
-        b.aggregate(1, "h1", g, Finish(1), backward=True)
+        b.aggregate(1, z, g, Finish(1), backward=True)
     if model.input.sparse:
         b.ops.append(bwd.SparseWeightGrad(1, g, dropped))
     elif choice.products == "aggregate-first":
@@ -234,7 +265,7 @@ def lower_setup(model: Model, aggregation: AggregationPlan, width: int) -> Progr
         return None
     builder = _Builder(model, aggregation, training=False)
     panel = builder.buffer("panel", width)
-    slots = builder.slots("panel", width, 1)
+    slots = builder.slots("panel", width, 1, model.dtype)  # A X is computed once, and not rounded
     builder.ops.extend(
         fwd.Panel(panel, slots, first, min(width, model.layers[0].d_in - first))
         for first in range(0, model.layers[0].d_in, width)

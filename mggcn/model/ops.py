@@ -1,7 +1,8 @@
 """What an op is and what it runs on; forward.py and backward.py hold the ops themselves.
 
 Shapes: V rows of this rank, D input width, E output width, C classes. A_hat = S_r A^T S_c; activations are stored scaled,
-H' = S_c H. Buffers are named: h1 .. hL activations (hL the logits), t/u forward and b/c backward products.
+H' = S_c H. Buffers are named: h1 .. hL activations (hL the logits), t/u forward and b/c backward products; where operands
+of the graph have a type of their own, r: H rounded, g: gradients rounded.
 """
 
 from __future__ import annotations
@@ -129,15 +130,27 @@ def partials_of(rt: Runtime, name: str) -> Tensor | None:
     return padded.as_strided(padded.shape, (padded.shape[1], 1))
 
 
-def finished_product(
-    rt: Runtime, a: Tensor, b: Tensor, out: Tensor, epilogue: Epilogue | None, block_rows: int
+def product_of_rows(
+    rt: Runtime, a: Tensor, b: Tensor, out: Tensor, epilogue: Epilogue | None, first_row: int, rounded: str
 ) -> None:
-    """Out = epilogue(a @ b): at once, or by blocks of rows that are finished while they lie in the cache."""
-    whole = epilogue is None or rt.backend.fuses_products
+    """Out = epilogue(a @ b) for rows first_row, ...; rounded: room for them if out has another type, or ""."""
+    if not rounded or rt.backend.fuses_products:
+        rt.backend.matmul(a, b, out, epilogue=epilogue, first_row=first_row)
+        return
+    block = rt.buffer(rounded)[: out.shape[0]]
+    rt.backend.matmul(a, b, block)
+    rt.backend.finish(block, out, epilogue if epilogue is not None else Epilogue(), first_row)
+
+
+def finished_product(
+    rt: Runtime, a: Tensor, b: Tensor, out: Tensor, epilogue: Epilogue | None, block_rows: int, rounded: str = ""
+) -> None:
+    """Out = epilogue(a @ b): at once, or by blocks of rows that are finished, and rounded, while they lie in the cache."""
+    whole = (epilogue is None and not rounded) or rt.backend.fuses_products
     step = max(1, out.shape[0] if whole else block_rows)
     for first in range(0, out.shape[0], step):
         some = slice(first, first + step)
-        rt.backend.matmul(a[some], b, out[some], epilogue=epilogue, first_row=first)
+        product_of_rows(rt, a[some], b, out[some], epilogue, first, rounded)
 
 
 def dropped_block(rt: Runtime, name: str, dropped: Finish, first: int, rows: int) -> Tensor:
@@ -151,7 +164,7 @@ def dropped_block(rt: Runtime, name: str, dropped: Finish, first: int, rows: int
 
 @dataclass(frozen=True, slots=True)
 class Activated:
-    """How a gradient passes the activation of a layer, in place of its output h."""
+    """How a gradient passes the activation of a layer, in place of its output h or, rounded, beside it."""
 
     layer: int
     masked: bool
@@ -159,8 +172,8 @@ class Activated:
     col_scale: bool
     row_scale: bool
 
-    def run(self, rt: Runtime, g: Tensor, h: Tensor, partials: Tensor | None) -> None:
-        """H = out_scale * (h != 0) * keep * S_c * g."""
+    def run(self, rt: Runtime, g: Tensor, h: Tensor, partials: Tensor | None, out: Tensor | None) -> None:
+        """H, or out if given, = out_scale * (h != 0) * keep * S_c * g."""
         rt.backend.activation_grad(
             g,
             h,
@@ -169,9 +182,20 @@ class Activated:
             h_scale=rt.inputs.col_scale if self.col_scale else None,
             out_scale=rt.inputs.row_scale if self.row_scale else None,
             partials=partials,
+            out=out,
         )
 
-    def run_product(self, rt: Runtime, a: Tensor, b: Tensor, h: Tensor, block: Tensor, partials: Tensor | None) -> None:
+    def run_product(
+        self,
+        rt: Runtime,
+        a: Tensor,
+        b: Tensor,
+        h: Tensor,
+        block: Tensor,
+        partials: Tensor | None,
+        out: Tensor | None,
+    ) -> None:
         """As `run` with g = a @ b, of which a few rows at a time exist, in `block` if anywhere."""
         scales = rt.inputs.col_scale if self.col_scale else None, rt.inputs.row_scale if self.row_scale else None
-        rt.backend.product_grad(a, b, h, block, Gradient(self.masked, keep_scale(self.dropout), *scales, partials))
+        gradient = Gradient(self.masked, keep_scale(self.dropout), *scales, partials)
+        rt.backend.product_grad(a, b, h, block, gradient, out)

@@ -48,6 +48,8 @@ class Sharing:
             raise ConfigError(f"norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
         if self.precision == "tf32":
             raise ConfigError("precision tf32 rounds dense products, which are torch's here; set it there, use fp32")
+        if self.precision == "mixed":
+            raise ConfigError("precision mixed keeps rows in two types, a module of one's own in one; use fp32 or bf16")
         self.config(1, "auto")
 
     def config(self, ranks: int, transport: str) -> Config:

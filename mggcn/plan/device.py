@@ -47,9 +47,13 @@ FIGURES = {
     "cuda": DeviceFigures(868 * MIB, 32 * MIB, ANY, 20 * MIB, 1024, is_host=False),
 }
 
-STORAGE = {"fp32": "fp32", "tf32": "fp32", "bf16": "bf16", "fp64": "fp64"}
-"""Type of activations, gradients of activations and messages by run.precision."""
-REAL = {"fp32": "fp32", "tf32": "fp32", "bf16": "fp32", "fp64": "fp64"}
+STORAGE = {"fp32": "fp32", "tf32": "fp32", "mixed": "fp32", "bf16": "bf16", "fp64": "fp64"}
+"""Type of activations and gradients of activations that stay on a rank by run.precision."""
+OPERAND = STORAGE | {"mixed": "bf16"}
+"""Type of what is multiplied with the graph, and so of messages, by run.precision."""
+DENSE = {"fp32": "fp32", "tf32": "tf32", "mixed": "fp32", "bf16": "bf16", "fp64": "fp64"}
+"""Name of the rate of dense products in a machine's file by run.precision."""
+REAL = {"fp32": "fp32", "tf32": "fp32", "mixed": "fp32", "bf16": "fp32", "fp64": "fp64"}
 """Type of sums, scales, edge values, weights and their gradients by run.precision."""
 
 

@@ -73,6 +73,8 @@ class Staged:
     first: int
     edge: int
     reuse: tuple[tuple[int, float], ...] = ()
+    result: int = 0
+    """Bytes of a row of the result; 0: as many as of the operand."""
 
     def plain(self) -> Iterator[Work | Send | Await]:
         """Yield the items one by one."""
@@ -83,26 +85,33 @@ class Staged:
                 case Send():
                     yield step
                 case _:
-                    yield product(step.rows, step.columns, step.nnz, self.stages.row_bytes, self.edge, self.reuse)
+                    row = self.stages.row_bytes
+                    yield product(step.rows, step.columns, step.nnz, row, self.edge, self.reuse, self.result)
 
 
 Item = Work | Send | Await | Sum | Staged
 Count = TypeVar("Count", int, npt.NDArray[np.int64])
 
 
-def product(rows: int, columns: int, nnz: int, row: int, edge: int, reuse: tuple[tuple[int, float], ...] = ()) -> Work:
-    """Return the work of a sparse product, (rows, columns) with nnz nonzeros; row, edge: as for `product_bytes`."""
+def product(
+    rows: int, columns: int, nnz: int, row: int, edge: int, reuse: tuple[tuple[int, float], ...] = (), result: int = 0
+) -> Work:
+    """Return the work of a sparse product, (rows, columns) with nnz nonzeros.
+
+    row, edge, result: as for `product_bytes`; a result of 0 bytes: of as many as of the operand.
+    """
     # No more rows of the operand are touched than there are nonzeros.
-    footprint, streamed = product_bytes(rows, min(columns, nnz), nnz, row, edge)
+    footprint, streamed = product_bytes(rows, min(columns, nnz), nnz, row, edge, result or row)
     return Work("sparse", nnz, row, footprint, streamed, reuse=reuse, results=rows)
 
 
-def product_bytes(rows: Count, touched: Count, nnz: Count, row: int, edge: int) -> tuple[Count, Count]:
+def product_bytes(rows: Count, touched: Count, nnz: Count, row: int, edge: int, result: int) -> tuple[Count, Count]:
     """Return the bytes that a sparse product gathers from, and those that it streams.
 
-    touched: rows of the operand; row: bytes of one, and of one of the result; edge: of a nonzero. For one product or many.
+    touched: rows of the operand; row: bytes of one; result: of a row of the result; edge: of a nonzero. For one product or
+    many.
     """
-    return touched * row, nnz * edge + rows * (8 + 2 * row)
+    return touched * row, nnz * edge + rows * (8 + 2 * result)
 
 
 def ring_bytes(nbytes: int, ranks: int) -> int:
@@ -141,7 +150,7 @@ def staged_seconds(ranks: Sequence[Staged], device: DeviceRates, sharing: int) -
     counts = np.array(ranks[0].stages.counts, np.int64)
     nnz = np.array([rank.stages.nnz[:-1] for rank in ranks], np.int64).T.copy()
     touched = np.minimum(counts[:-1, None], nnz)
-    footprint, streamed = product_bytes(counts, touched, nnz, row, ranks[0].edge)
+    footprint, streamed = product_bytes(counts, touched, nnz, row, ranks[0].edge, ranks[0].result or row)
     long_rows = (counts > 0) & (nnz >= SLICE_ROW * counts)
     each = np.where(
         long_rows, *(_of_distinct(footprint, _row_s(row, reuse, device, sharing, long)) for long in (True, False))

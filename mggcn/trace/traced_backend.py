@@ -103,8 +103,9 @@ class TracedBackend:
         out_scale: Tensor | None,
         partials: Tensor | None,
         first_row: int = 0,
+        out: Tensor | None = None,
     ) -> None:
-        with self._recorder.kernel("activation-grad", streamed(g, h, h)):
+        with self._recorder.kernel("activation-grad", streamed(g, h, h if out is None else out)):
             self._inner.activation_grad(
                 g,
                 h,
@@ -114,14 +115,17 @@ class TracedBackend:
                 out_scale=out_scale,
                 partials=partials,
                 first_row=first_row,
+                out=out,
             )
 
-    def product_grad(self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient) -> None:
+    def product_grad(
+        self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient, out: Tensor | None = None
+    ) -> None:
         if not self.fuses_products:
-            product_grad_by_blocks(self, a, b, h, block, gradient)
+            product_grad_by_blocks(self, a, b, h, block, gradient, out)
             return
         with self._recorder.kernel("gemm", matmul_work(a, b, h, accumulate=True)):
-            self._inner.product_grad(a, b, h, block, gradient)
+            self._inner.product_grad(a, b, h, block, gradient, out)
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:
         with self._recorder.kernel("bias-grad", streamed(partials, out)):

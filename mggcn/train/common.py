@@ -14,7 +14,7 @@ from mggcn.config import Config
 from mggcn.model.choices import InputChoice, InputShape, LayerChoice, choose_input, choose_layers
 from mggcn.model.lower import Model, lower_evaluation, lower_training, panel_width
 from mggcn.partition.parts import Figures, RowFigures
-from mggcn.plan.device import FIGURES, STORAGE
+from mggcn.plan.device import FIGURES, OPERAND, STORAGE
 from mggcn.train.prune import LayerRows, choose_rows, level_figures, of_layers, pruned_plans
 from mggcn.train.regions import input_bytes
 from mggcn.train.shape import GraphShape
@@ -59,8 +59,9 @@ class Common:
         config, chosen = self.config, self.chosen
         choice = InputChoice(chosen.sparse, chosen.aggregated, input_bytes(config, chosen, inputs), chosen.reason)
         scaled = config.model.aggregates and config.model.norm == "symmetric"
-        dtype, device = STORAGE[config.run.precision], FIGURES[config.run.device]
-        return Model(config.model, choice, self.layers, inputs.rows, dtype, scaled, device)
+        precision, device = config.run.precision, FIGURES[config.run.device]
+        dtype, operand = STORAGE[precision], OPERAND[precision]
+        return Model(config.model, choice, self.layers, inputs.rows, dtype, scaled, operand, device)
 
     def aggregations(self, rank: int) -> tuple[AggregationPlan, AggregationPlan]:
         """Return a rank's plans of training epochs, and of evaluation and set-up."""

@@ -44,7 +44,9 @@ class Lowering:
         widths = sorted({width for layer in model.layers for width in (layer.d_in, layer.d_out)} | {self.panel})
         # All that a program takes from a plan are its slots.
         plans = (training, exact, *(of_layer[layer] for layer in sorted(of_layer)))
-        key = (model.rows, tuple(plan.buffers("", width, model.dtype) for plan in plans for width in widths))
+        types = (model.dtype, model.operand)
+        slots = (plan.buffers("", width, dtype) for plan in plans for width in widths for dtype in types)
+        key = (model.rows, tuple(slots))
         if key not in self._known:
             train, evaluate = lower_training(model, training, of_layer), lower_evaluation(model, exact)
             self._known[key] = Programs(train, evaluate, lower_setup(model, exact, self.panel))

@@ -19,7 +19,7 @@ from mggcn.model.ops import Finish, Op
 from mggcn.partition.locality_estimate import BOUNDS
 from mggcn.plan.cost import Cost, mean_cost, predict
 from mggcn.plan.description import Machine
-from mggcn.plan.device import REAL
+from mggcn.plan.device import DENSE, REAL
 from mggcn.plan.memory import ITEM_BYTES, BufferSpec
 from mggcn.plan.steps import Await, Copy, Multiply, Send, Stages, Step, num_messages
 from mggcn.plan.work import Item, Staged, Sum, Work, product
@@ -105,6 +105,7 @@ class _Sizes:
 
     rows: int
     dtype: str
+    operand: str
     precision: str
     block_rows: Callable[[int], int]
     """Rows of a block of so many columns."""
@@ -122,6 +123,14 @@ class _Sizes:
         """Bytes of a padded row."""
         return BufferSpec("", 1, cols, self.dtype).nbytes
 
+    def operand_row(self, cols: int) -> int:
+        """Bytes of a padded row of what is multiplied with the graph."""
+        return BufferSpec("", 1, cols, self.operand).nbytes
+
+    def result(self, cols: int, rounded: str) -> int:
+        """Bytes of a padded row of a result, which is an operand of the graph if it is rounded."""
+        return self.operand_row(cols) if rounded else self.row(cols)
+
     def dense(self, d: int, e: int, streamed: int, calls: int = 1) -> Work:
         """A product of (V, D) and (D, E) matrices, in whatever order, that streams V rows of `streamed` bytes."""
         flop = 2 * self.rows * d * e
@@ -131,11 +140,11 @@ class _Sizes:
         """A pass that reads and writes `row_bytes` for each row; block: rows of the blocks that it finds in the cache."""
         return Work("elementwise", streamed=self.rows * row_bytes, span=block * row_bytes, calls=calls)
 
-    def finished(self, finish: Finish, cols: int, block: int) -> list[Work]:
-        """The epilogue of a product, block by block; nothing if it does nothing."""
-        if finish == Finish(finish.layer):
+    def finished(self, finish: Finish, cols: int, block: int, rounded: str) -> list[Work]:
+        """The epilogue and rounding of a product, block by block; nothing if they do nothing."""
+        if finish == Finish(finish.layer) and not rounded:
             return []
-        return [self.passing(2 * self.row(cols), self.blocks(block), block)]
+        return [self.passing(self.row(cols) + self.result(cols, rounded), self.blocks(block), block)]
 
 
 def _sizes(plan: RunPlan, rank: RankPlan, program: Program) -> _Sizes:
@@ -145,7 +154,8 @@ def _sizes(plan: RunPlan, rank: RankPlan, program: Program) -> _Sizes:
     return _Sizes(
         model.rows,
         model.dtype,
-        precision,
+        model.operand,
+        DENSE[precision],
         model.block_rows,
         {choice.layer: (choice.d_in, choice.d_out) for choice in model.layers},
         math.ceil(nnz * model.rows / max(shape.num_vertices, 1)) if model.input.sparse else 0,
@@ -159,13 +169,13 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int) -> Iterator[It
     for step in steps:
         match step:
             case Multiply():
-                row = sizes.row(step.width)
+                row, result = sizes.operand_row(step.width), sizes.row(step.width)
                 reuse = _distances(row, step.reuse)
-                yield product(step.rows, step.columns, step.nnz, row, sizes.edge, reuse)
+                yield product(step.rows, step.columns, step.nnz, row, sizes.edge, reuse, result)
             case Stages():
-                yield Staged(step, sent, sizes.edge, _distances(step.row_bytes, step.reuse))
+                yield Staged(step, sent, sizes.edge, _distances(step.row_bytes, step.reuse), sizes.row(step.width))
             case Copy():
-                row = sizes.row(step.width)
+                row = sizes.operand_row(step.width)
                 streamed = step.rows * (4 + row)
                 yield Work("elementwise", rows=step.rows, row_bytes=row, footprint=sizes.rows * row, streamed=streamed)
             case Await():
@@ -184,14 +194,19 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
     match op:
         case fwd.Linear():
             d, e = s.widths[op.layer]
-            finished = s.finished(op.finish, e, op.block_rows)
-            return [s.dense(d, e, s.row(d) + s.row(e), s.blocks(op.block_rows) if finished else 1), *finished]
+            finished, moved = s.finished(op.finish, e, op.block_rows, op.rounded), s.row(d) + s.result(e, op.rounded)
+            return [s.dense(d, e, moved, s.blocks(op.block_rows) if finished else 1), *finished]
         case fwd.DroppedLinear():
             d, e = s.widths[op.layer]
-            blocks, finished = s.blocks(op.block_rows), s.finished(op.finish, e, op.block_rows)
-            return [s.passing(2 * s.row(d), blocks), s.dense(d, e, s.row(d) + s.row(e), blocks), *finished]
+            blocks, finished = s.blocks(op.block_rows), s.finished(op.finish, e, op.block_rows, op.rounded)
+            moved = s.row(d) + s.result(e, op.rounded)
+            return [s.passing(2 * s.row(d), blocks), s.dense(d, e, moved, blocks), *finished]
         case fwd.DroppedInput():
-            return [s.passing(2 * s.row(s.widths[op.layer][0]))]
+            d = s.widths[op.layer][0]
+            return [s.passing(s.row(d) + s.operand_row(d))]
+        case fwd.Rounded():
+            cols = s.widths[op.layer][0 if op.what == "input" else 1]
+            return [s.passing(s.row(cols) + s.operand_row(cols))]
         case fwd.DroppedValues():
             moved = s.input_nnz * (4 + 3 * s.real)
             footprint = s.input_nnz * s.real
@@ -216,13 +231,16 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
             # The product's block is passed on in the cache; h is read and overwritten.
             rows = s.block_rows(d)
             block, blocks = s.passing(2 * s.row(d), 0, rows), s.blocks(rows)
-            return [s.dense(d, e, s.row(e), blocks), block, s.passing(2 * s.row(d), blocks + 1)]
+            through = s.passing(s.row(d) + s.result(d, op.rounded), blocks + 1)
+            return [s.dense(d, e, s.row(e), blocks), block, through]
         case bwd.ProductGrad():
             d, e = s.widths[op.layer]
-            finished = s.finished(op.finish, d, op.block_rows)
-            return [s.dense(d, e, s.row(d) + s.row(e), s.blocks(op.block_rows)), *finished]
+            finished = s.finished(op.finish, d, op.block_rows, op.rounded)
+            moved = s.result(d, op.rounded) + s.row(e)
+            return [s.dense(d, e, moved, s.blocks(op.block_rows)), *finished]
         case bwd.ActivationGrad():
-            return [s.passing(3 * s.row(s.widths[op.layer][0]), calls=2)]
+            d = s.widths[op.layer][0]
+            return [s.passing(2 * s.row(d) + s.result(d, op.rounded), calls=2)]
     raise PlanError(f"the cost model does not know the op {op.label!r}; add its work to mggcn/train/opwork.py")
 
 

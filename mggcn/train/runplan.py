@@ -199,7 +199,9 @@ def _plan_rank(common: Common, lowering: Lowering, rank: int, nccl: NcclMemory) 
     model, of_layer = common.model(inputs), of_layers(wanted, pruned)
     programs = lowering.programs(model, aggregation, exact, of_layer)
     states = {
-        op.name: of_layer.get(op.layer, aggregation).state(op.name, programs.train.arena[op.src].spec.cols, model.dtype)
+        op.name: of_layer.get(op.layer, aggregation).state(
+            op.name, programs.train.arena[op.src].spec.cols, model.operand
+        )
         for op in spmm_ops(programs.train.ops)
     }
     indices = sum(plan.index_bytes for plan in held)

@@ -22,6 +22,8 @@ WIDTHS = (16, 41, 64, 128, 256, 512)
 """The widths that are measured (bench/)."""
 LADDER_WIDTH = 64
 """Where the slower kernels of the ladder are asked for, too."""
+TWO_TYPES = {torch.float32: "-DMGGCN_OUT_BF16", torch.bfloat16: "-DMGGCN_OUT_REAL"}
+"""Options for results of another type than storage (cuda/out.cuh)."""
 LADDER: tuple[Literal["simple", "groups"], ...] = ("simple", "groups")
 ROWS, NNZ = 4, 64
 
@@ -71,16 +73,18 @@ def samples(units: Iterable[Unit]) -> list[Unit]:
 
 
 def _plain_units() -> Iterator[Unit]:
-    """Files whose launchers have no further options."""
+    """Files whose launchers have no further options but the type of results."""
     for path in sorted(folder().glob("*.cu")):
         if not path.name.startswith("spmm"):
             yield from (Unit(path, (option,)) for option in TYPE_OPTIONS.values())
+    yield from (Unit(folder() / "rows.cu", (TYPE_OPTIONS[dtype], option)) for dtype, option in TWO_TYPES.items())
+    yield Unit(folder() / "columns.cu", (TYPE_OPTIONS[torch.float32], TWO_TYPES[torch.float32]))
 
 
 def _spmm_units(widths: Iterable[int]) -> set[Unit]:
     """What products ask for: by type, alignment, edge values and slices, and by every kernel."""
     listener = Listener()
-    kinds = [(t, t) for t in TYPE_OPTIONS] + [(torch.bfloat16, torch.float32)]
+    kinds = [*((t, t) for t in TYPE_OPTIONS), (torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)]
     for (dtype, out_dtype), weighted in product(kinds, (False, True)):
         own = OwnSpmm(Kernels(listener, dtype), H100, torch.empty(1 << 16))
         adj = _matrix(weighted)

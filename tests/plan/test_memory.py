@@ -130,7 +130,7 @@ def test_arena_is_never_more_than_the_papers(hidden: tuple[int, ...], ranks: int
         choice = InputChoice(not aggregated, aggregated, 0, "")
         layers = choose_layers(config, features, classes, choice, "gemm-first")
         for rank in {0, ranks - 1}:
-            model = Model(config, choice, layers, counts[rank], dtype, True)
+            model = Model(config, choice, layers, counts[rank], dtype, True, dtype)
             aggregation = BroadcastPlan(rank, counts, (0,) * ranks, (0,) * ranks, True)
             programs = [lower_training(model, aggregation), lower_evaluation(model, aggregation)]
             limit = max(p.arena.nbytes for p in programs)

@@ -23,7 +23,7 @@ from mggcn.train.runtime import Poisoned
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.train.test_exact import config_of
 
-PRECISIONS = ("fp32", "fp64", "bf16")
+PRECISIONS = ("fp32", "fp64", "mixed", "bf16")
 STRATEGIES = ("broadcast", "halo", "slice", "delayed-0", "delayed-1")
 NETWORKS: tuple[dict[str, Any], ...] = (
     {"hidden": (33, 7)},
@@ -129,7 +129,7 @@ def results(config: Config, sparse: bool, *, poisoned: bool) -> tuple[list[torch
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_result_depends_on_what_lies_behind_rows(
-    strategy: str, precision: Literal["fp32", "fp64", "bf16"], way: str, monkeypatch: pytest.MonkeyPatch
+    strategy: str, precision: Literal["fp32", "fp64", "mixed", "bf16"], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if a product, an epilogue or a message takes in the padding of rows, in any type and on any number of ranks."""
     view, (name, _, delay) = runtime_module.buffer_view, strategy.partition("-")

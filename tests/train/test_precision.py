@@ -41,7 +41,7 @@ def small(sparse: bool = False) -> Graph:
 
 def test_a_cpu_refuses_what_it_has_not() -> None:
     """Fails if a run on the CPU takes a precision and computes in another."""
-    with pytest.raises(ConfigError, match="tf32 needs --device cuda; on a CPU use fp32, bf16 or fp64"):
+    with pytest.raises(ConfigError, match="tf32 needs --device cuda; on a CPU use fp32, mixed, bf16 or fp64"):
         RunConfig(device="cpu", precision="tf32")
 
 
@@ -70,8 +70,9 @@ def test_bf16_halves_activations_and_messages() -> None:
 
 
 @pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("narrow", ["bf16", "mixed"])
 @pytest.mark.parametrize(("ranks", "sparse"), [(1, False), (1, True), (3, False)])
-def test_bf16_gradients_are_near(where: Where, ranks: int, sparse: bool) -> None:
+def test_bf16_gradients_are_near(where: Where, ranks: int, sparse: bool, narrow: str) -> None:
     """Fails if anything but storage loses precision, or a buffer is read in the wrong type."""
     graph = small(sparse)
 
@@ -89,7 +90,7 @@ def test_bf16_gradients_are_near(where: Where, ranks: int, sparse: bool) -> None
 
         return on_ranks(config_of(precision, ranks, where.device), graph, body, device_of=where.device_of)[0]  # type: ignore[no-any-return]
 
-    exact, rounded = gradients("fp64"), gradients("bf16")
+    exact, rounded = gradients("fp64"), gradients(narrow)
     for name, expected in exact.items():
         assert rounded[name].dtype == np.float32
         error = np.linalg.norm(rounded[name] - expected) / np.linalg.norm(expected)
@@ -120,7 +121,7 @@ def test_bf16_training_keeps_master_weights(where: Where) -> None:
     assert rounded[0] - rounded[-1] == pytest.approx(exact[0] - exact[-1], rel=0.3)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16"])
 @pytest.mark.parametrize(("ranks", "features"), [(1, "dense"), (3, "dense"), (1, "sparse"), (2, "sparse")])
 def test_device_memory_is_as_planned(
     precision: str, ranks: int, features: str, monkeypatch: pytest.MonkeyPatch
@@ -181,7 +182,7 @@ def greediest(matrix: MatrixTraits, width: int, item: int, caches: Caches, *, su
     return max(ways, key=lambda way: (way.panel * item * matrix.columns, way.blocks))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16", "fp64"])
 @pytest.mark.parametrize(("ranks", "features"), [(1, "dense"), (3, "sparse")])
 def test_host_kernels_keep_to_their_plan(
     precision: str, ranks: int, features: str, monkeypatch: pytest.MonkeyPatch
