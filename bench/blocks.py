@@ -44,7 +44,7 @@ def ways(width: int, rows: int, caches: Any) -> dict[str, Any]:
 
     Panels if the shared cache holds `rows` of them packed.
     """
-    from mggcn.backend.cpu_choice import SpmmChoice, ahead_of
+    from mggcn.backend.cpu.variants import SpmmChoice, ahead_of
 
     def ahead(line_bytes: int) -> int:
         return ahead_of(line_bytes, rows * line_bytes, caches)
@@ -63,7 +63,7 @@ def measure(store: Path, order: str, width: int, args: argparse.Namespace) -> di
     from peers_data import operand
     from worker_product import own_graph
 
-    from mggcn.backend.cpu_machine import caches_of
+    from mggcn.backend.cpu.machine import caches_of
 
     backend, adj, _, place, _ = own_graph(str(store), args.threads, "fp32", order == "locality")
     n = place.numel()
@@ -130,7 +130,7 @@ def plots_of(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     args = parse()
-    if not importlib.util.find_spec("mggcn.backend.cpu_choice"):
+    if not importlib.util.find_spec("mggcn.backend.cpu.variants"):
         sys.exit("this version of mggcn multiplies in one way only: there are no blocks to sweep")
     if any(os.environ.get(name) != value for name, value in TUNED.items()):
         # glibc reads its settings when a process starts.

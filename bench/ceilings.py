@@ -88,7 +88,7 @@ def fastest(run: Callable[[], Any]) -> float:
 
 def gather_rate(ceilings: dict[str, Any], footprint: float) -> float:
     """Bytes per second of gathers from an operand of `footprint` bytes."""
-    from mggcn.plan.description import RateTable
+    from mggcn.cost.machine import RateTable
 
     return RateTable(tuple((size, rate) for size, rate in ceilings["gather"])).at(footprint)
 

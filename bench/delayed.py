@@ -29,7 +29,7 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
 from mggcn.jobs.train import prepare_run, run_training
 from mggcn.partition.parts import Partition
-from mggcn.train.runplan import RunPlan
+from mggcn.planning.run import RunPlan
 
 ROOT = Path(__file__).resolve().parents[1]
 ACCURACY = ("dblp", "coauthor_cs", "facebook_pages", "amazon_computers")

@@ -40,7 +40,7 @@ def measure(rows: int, d: int, e: int, precision: str, rounds: int, threads: int
     """Time the three products of a layer (rows, d) to (rows, e), ours and torch's in turn after one of each."""
     import torch
 
-    from mggcn.backend.cpu import CpuBackend
+    from mggcn.backend.cpu.backend import CpuBackend
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     backend = CpuBackend(dtype, threads)

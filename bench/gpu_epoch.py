@@ -19,14 +19,14 @@ from gpu_lab import Lab, Row, attempt, first_line, tf32
 from gpu_pyg import KINDS, Peer
 
 from mggcn.assemble import Rank, make_rank, plan_graph, plan_shape, resolve
-from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, from_tables
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
-from mggcn.plan.device import FIGURES
+from mggcn.memory.device import FIGURES
+from mggcn.planning.shape import graph_shape
 from mggcn.train.runtime import Weights
-from mggcn.train.shape import graph_shape
 
 EPOCHS = 20_000
 """Room in the history of losses: no case gets that far."""

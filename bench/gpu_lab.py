@@ -21,7 +21,7 @@ import torch
 from common import spread
 from torch import Tensor
 
-from mggcn.backend.cuda_products import float32_products
+from mggcn.backend.cuda.products import float32_products
 from mggcn.backend.device import Device
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -183,7 +183,7 @@ def make_device(name: str, *, capture: bool = True) -> Device:
         from tests.emulator.device import EmulatedDevice
 
         return EmulatedDevice()
-    from mggcn.backend.cuda_device import CudaDevice
+    from mggcn.backend.cuda.device import CudaDevice
 
     return CudaDevice(0, capture=capture)
 

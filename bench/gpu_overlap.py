@@ -28,7 +28,7 @@ from mggcn.comm.threads import run_threads
 from mggcn.config import Config, from_tables
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
-from mggcn.plan.device import FIGURES
+from mggcn.memory.device import FIGURES
 from mggcn.report.busy import overlap
 from mggcn.report.timeline import read_timeline
 from mggcn.trace.timeline import RECORDED, WARM_UP

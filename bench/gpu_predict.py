@@ -22,16 +22,16 @@ from gpu_cases import CASES, PRECISIONS
 from gpu_graphs import ORDERED, SYNTHETIC
 
 from mggcn.assemble import plan_shape
-from mggcn.backend.cuda_choice import choose, choose_slices
-from mggcn.backend.cuda_shape import H100
+from mggcn.backend.cuda.sizes import H100
+from mggcn.backend.cuda.variants import choose, choose_slices
 from mggcn.backend.gather_rates import CacheRates
 from mggcn.config import from_tables
-from mggcn.plan.description import DeviceRates, RateTable, find_machine
-from mggcn.plan.memory import BufferSpec
-from mggcn.plan.work import Work, product, work_seconds
-from mggcn.train.opwork import items_by_op
-from mggcn.train.runplan import RunPlan
-from mggcn.train.shape import GraphShape
+from mggcn.cost.machine import DeviceRates, RateTable, find_machine
+from mggcn.cost.work import Work, product, work_seconds
+from mggcn.memory.arena import BufferSpec
+from mggcn.planning.op_cost import items_by_op
+from mggcn.planning.run import RunPlan
+from mggcn.planning.shape import GraphShape
 
 CORA_NNZ, CORA_AGGREGATED = 49_216, 160_000
 """Nonzeros of Cora's features, and about those of A_hat X."""

@@ -22,10 +22,10 @@ from gpu_spmm_peers import cusparse_products, pyg_product, torch_product
 from torch import Tensor
 
 from mggcn.backend.base import Sparse
-from mggcn.backend.cuda_choice import Variant, choose, choose_slices
-from mggcn.backend.cuda_kernels import Kernels
-from mggcn.backend.cuda_shape import workspace_bytes
-from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
+from mggcn.backend.cuda.kernels import Kernels
+from mggcn.backend.cuda.sizes import workspace_bytes
+from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
+from mggcn.backend.cuda.variants import Variant, choose, choose_slices
 
 WIDTHS = (16, 41, 64, 128, 256, 512)
 QUICK_WIDTHS = (41,)
@@ -154,7 +154,7 @@ def compared(lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype) -> Iterat
 
 
 def variants(lab: Lab, matrix: Matrix, width: int, dtype: torch.dtype) -> Iterator[Contender]:
-    """The ladder below the chosen variant, then all shapes: found, not predicted, what cuda_choice.py should choose."""
+    """The ladder below the chosen variant, then all shapes: found, not predicted, what cuda/variants.py should choose."""
     chosen = chosen_variant(lab, matrix, width, dtype)
     ladder = [(f"own {kernel}", dataclasses.replace(chosen, kernel=kernel)) for kernel in ("simple", "groups")]
     others = [*ladder, *(("own shape", shape) for shape in shapes(width, dtype.itemsize))]

@@ -11,7 +11,7 @@ from gpu_lab import Lab
 from torch import Tensor
 
 from mggcn.backend.base import Epilogue, Sparse
-from mggcn.backend.cusparse import Algorithm, CusparseSpmm
+from mggcn.backend.cuda.cusparse import Algorithm, CusparseSpmm
 
 Product = Callable[[Tensor, Tensor], object]
 ALGORITHMS: dict[str, Algorithm] = {"cuSPARSE ALG2": "alg2", "cuSPARSE ALG3": "alg3"}

@@ -101,7 +101,7 @@ def products(graph: Any, orders: dict[str, Any], args: argparse.Namespace) -> di
     """The product of the whole graph with a dense matrix, in every order."""
     import torch
 
-    from mggcn.backend.cpu import CpuBackend
+    from mggcn.backend.cpu.backend import CpuBackend
     from mggcn.partition.tiles import build_tiles
 
     backend = CpuBackend(torch.float32, args.threads)
@@ -120,12 +120,12 @@ def epochs(graph: Any, orders: dict[str, Any], args: argparse.Namespace) -> tupl
     from mggcn.assemble import STRATEGIES, make_rank, resolve
     from mggcn.comm.single import SingleCommunicator
     from mggcn.config import from_tables
+    from mggcn.cost.machine import find_machine
     from mggcn.partition.make import figures_of
     from mggcn.partition.parts import RowPartition
-    from mggcn.plan.description import find_machine
-    from mggcn.train.opwork import epoch_cost
-    from mggcn.train.runplan import plan_run
-    from mggcn.train.shape import graph_shape
+    from mggcn.planning.op_cost import epoch_cost
+    from mggcn.planning.run import plan_run
+    from mggcn.planning.shape import graph_shape
 
     steps, predicted = {}, {}
     for name, owners in orders.items():

@@ -1,6 +1,6 @@
 """Planned against measured memory of whole runs, and what a process holds before any data: calibrates process_bytes.
 
-The number is in mggcn/plan/device.py. Measured with glibc's default settings, as users run it.
+The number is in mggcn/memory/device.py. Measured with glibc's default settings, as users run it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def chosen_kinds(peers: Peers, asked: str) -> tuple[list[str], list[str]]:
         library, _ = KINDS[kind]
         if library != OWN and library not in peers:
             left_out.append(f"{kind}: {peers.faults.get(library, ADVICE)}")
-        elif kind == PLAIN and not importlib.util.find_spec("mggcn.backend.cpu_choice"):
+        elif kind == PLAIN and not importlib.util.find_spec("mggcn.backend.cpu.variants"):
             left_out.append(f"{kind}: mggcn has no other way yet")
         else:
             found.append(kind)

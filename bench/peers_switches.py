@@ -36,7 +36,7 @@ def switches() -> dict[str, bool]:
         bf16 = False
     return {
         "order": True,
-        "ways": importlib.util.find_spec("mggcn.backend.cpu_choice") is not None,
+        "ways": importlib.util.find_spec("mggcn.backend.cpu.variants") is not None,
         "prune": "prune" in {field.name for field in dataclasses.fields(RunConfig)},
         "bf16": bf16,
     }

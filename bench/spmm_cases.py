@@ -50,7 +50,7 @@ def own(data: Operands, kind: str, every_way: bool) -> tuple[dict[str, Callable[
     """Our kernel for a storage type, in the plain and the chosen way or in every one; and the choice."""
     import torch
 
-    from mggcn.backend.cpu import CpuBackend
+    from mggcn.backend.cpu.backend import CpuBackend
 
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[kind]
     backend = CpuBackend(dtype, data.threads)

@@ -123,9 +123,9 @@ def measure(store: Path, ranks: int, args: argparse.Namespace, machine: str) -> 
     from mggcn.assemble import STRATEGIES, plan_graph, resolve
     from mggcn.comm.launch import run_ranks
     from mggcn.config import from_tables
+    from mggcn.cost.machine import find_machine
     from mggcn.graph.store import open_store
-    from mggcn.plan.description import find_machine
-    from mggcn.train.opwork import epoch_cost
+    from mggcn.planning.op_cost import epoch_cost
 
     graph, described = open_store(store), find_machine(machine)
     names = args.strategies.split(",") if args.strategies else list(STRATEGIES)

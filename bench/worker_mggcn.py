@@ -16,16 +16,17 @@ from common import Contender, memory, serve
 
 def switch_ways_off() -> None:
     """Have every sparse product go row by row. Raises: ImportError before there are several ways."""
-    from mggcn.backend import cpu_choice, cpu_spmm
+    from mggcn.backend.cpu import spmm as cpu_spmm
+    from mggcn.backend.cpu import variants as cpu_variants
 
-    plain = cpu_choice.SpmmChoice()
+    plain = cpu_variants.SpmmChoice()
     cpu_spmm.choose_spmm = lambda *_, **__: plain
 
 
 def work_of(plan: Any) -> dict[str, Any]:
     """What bounds an epoch: FLOP of dense products, and [bytes, footprint] of what every sparse product gathers."""
-    from mggcn.plan.work import Work
-    from mggcn.train.opwork import program_items
+    from mggcn.cost.work import Work
+    from mggcn.planning.op_cost import program_items
 
     rank = plan.ranks[0]
     items = [item for item in program_items(plan, rank, rank.train) if isinstance(item, Work)]

@@ -52,7 +52,7 @@ def own_graph(store: str, threads: int, precision: str, ordered: bool) -> tuple[
     from mggcn.partition.locality import LocalitySettings, locality
     from mggcn.partition.order import assign
     from mggcn.partition.tiles import build_tiles
-    from mggcn.train.shape import GraphShape
+    from mggcn.planning.shape import GraphShape
 
     config = from_tables({"run": {"threads": threads, "precision": precision}})
     backend = make_backend(config, plan_shape(config, GraphShape("tiny", 2, 2, 1, 1, True)).ranks[0], no_gpu)
@@ -96,7 +96,7 @@ def own(job: dict[str, Any]) -> Product:
 def plain_or_chosen(backend: Any, matrices: tuple[Any, ...], epilogue: Any, plain: bool) -> tuple[Any, str]:
     """Return one product, and how it is done: as the backend chooses, or row by row with every switch off."""
     if plain:
-        from mggcn.backend.cpu_choice import SpmmChoice
+        from mggcn.backend.cpu.variants import SpmmChoice
 
         multiply = functools.partial(backend.sparse_products.multiply, choice=SpmmChoice())
         return lambda: multiply(*matrices, accumulate=False, epilogue=epilogue), "rows"

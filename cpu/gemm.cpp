@@ -28,7 +28,7 @@ constexpr int64_t kRowBlock = 64;  // rows of a that meet every panel before the
 constexpr int64_t kItems = 2;      // parts of the work that every thread should find at least
 
 template <class S, class O>
-struct Product {  // `GemmArgs` of mggcn/backend/cpu_gemm.py
+struct Product {  // `GemmArgs` of mggcn/backend/cpu/gemm.py
   const S* a;
   const S* b;
   O* out;

@@ -1,4 +1,4 @@
-// What the choice of an SpMM kernel looks at in a matrix beside its extents (mggcn/backend/cpu_choice.py).
+// What the choice of an SpMM kernel looks at in a matrix beside its extents (mggcn/backend/cpu/variants.py).
 // ascending  result[0] = whether the entries of every row but for the last, which may be a self-loop that was added,
 //            ascend. Cost: one pass over the entries.
 // reuse      distinct[s, k] = different columns among the first first_edges 2^k entries behind place nnz s / num_starts

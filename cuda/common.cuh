@@ -1,7 +1,7 @@
 // What every kernel shares: storage and accumulation types, 16-byte loads and stores.
 // A .cu file is compiled once per storage type: -DMGGCN_F32, -DMGGCN_F64 or -DMGGCN_BF16. It needs no header of CUDA's,
 // so that NVRTC, nvcc and the tests' emulator compile the same text. Kernels are extern "C"; their parameters are
-// pointers, int, unsigned, long long, float and double, which is what the launcher (mggcn/backend/cuda_kernels.py)
+// pointers, int, unsigned, long long, float and double, which is what the launcher (mggcn/backend/cuda/kernels.py)
 // reads off them.
 #pragma once
 

@@ -1,5 +1,5 @@
 // The end of an epoch: one launch where torch's fused optimisers and the books take seven. Twin: torch's own steps, in
-// mggcn/backend/cpu_epoch_end.py, whose formulas these are.
+// mggcn/backend/cpu/epoch_end.py, whose formulas these are.
 #include "common.cuh"
 
 constexpr int kEndThreads = 256;

@@ -7,8 +7,8 @@
 //       then a group of kLanes lanes per row of at most `limit` nonzeros: rows of 256 are one window, and order[v]
 //       (uint8) is where in its window the next row lies, longest first, so that groups of a warp end together
 // moves nnz (4 + D sizeof storage) + V (17 + D sizeof storage) bytes when h misses the caches; 4 nnz more for each
-//       further tile, which are slices of h that fit the L2 cache where that pays (mggcn/backend/cuda_choice.py)
-// sums  in an order that the schedule fixes (mggcn/backend/cuda_spmm.py); no atomics. Twin: cpu/spmm.cpp.
+//       further tile, which are slices of h that fit the L2 cache where that pays (mggcn/backend/cuda/variants.py)
+// sums  in an order that the schedule fixes (mggcn/backend/cuda/spmm.py); no atomics. Twin: cpu/spmm.cpp.
 // gain  predicted, not measured: over spmm_groups 1.1 to 1.5 where rows differ by little, without bound where hubs
 //       are; slices up to 1.5 where h is ten times the cache and rows are long
 #include "spmm_store.cuh"

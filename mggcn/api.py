@@ -32,7 +32,7 @@ from mggcn.jobs import predict as predicting
 from mggcn.jobs import train as training
 from mggcn.jobs.auto import settled
 from mggcn.model.weights import from_pyg
-from mggcn.train.runplan import RunPlan
+from mggcn.planning.run import RunPlan
 
 if TYPE_CHECKING:
     from torch import Tensor

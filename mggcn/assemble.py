@@ -16,34 +16,34 @@ from mggcn.aggregate.broadcast import BroadcastStrategy
 from mggcn.aggregate.delayed import DelayedStrategy
 from mggcn.aggregate.halo import HaloStrategy
 from mggcn.aggregate.slice import SliceStrategy
-from mggcn.backend.cpu_choice import NO_CHOICES, Choices
-from mggcn.backend.cpu_cores import bind_beside_gpu, bind_rank
-from mggcn.backend.cpu_machine import Host, caches_of, processor_name
-from mggcn.backend.gpu_driver import visible_gpus
-from mggcn.backend.gpu_memory import gpu_free_bytes
+from mggcn.backend.cpu.cores import bind_beside_gpu, bind_rank
+from mggcn.backend.cpu.machine import Host, caches_of, processor_name
+from mggcn.backend.cpu.variants import NO_CHOICES, Choices
+from mggcn.backend.cuda.driver import visible_gpus
+from mggcn.backend.cuda.memory import gpu_free_bytes
 from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED, sizes_of, user_settings
 from mggcn.comm.rank import gpu_index, num_gpus_used
 from mggcn.config import Config
+from mggcn.cost.machine import Machine, default_machine, tuned_path
 from mggcn.errors import BackendError, ConfigError, PlanError
 from mggcn.graph.csr import CSR, Graph
+from mggcn.memory.device import REAL, not_captured, runs_nccl, threads_of
+from mggcn.memory.units import free_bytes, human
 from mggcn.partition.cut_rows import CutFigures
 from mggcn.partition.libra import libra_nbytes
 from mggcn.partition.make import cut_is_kept, figures_of, make_partition
 from mggcn.partition.parts import Figures, Partition, RowFigures
 from mggcn.partition.splits import training_rows
 from mggcn.partition.wanted import expected_shares
-from mggcn.plan.description import Machine, default_machine, tuned_path
-from mggcn.plan.device import REAL, not_captured, runs_nccl, threads_of
-from mggcn.plan.machine import free_bytes, human
-from mggcn.train.planjson import plan_from_dict
-from mggcn.train.prune import build_pruned
-from mggcn.train.runplan import SIGNALS, RankPlan, RunPlan, plan_run
-from mggcn.train.shape import GraphShape, graph_shape
+from mggcn.planning.pruning import build_pruned
+from mggcn.planning.record import plan_from_dict
+from mggcn.planning.run import SIGNALS, RankPlan, RunPlan, plan_run
+from mggcn.planning.shape import GraphShape, graph_shape
 
 if TYPE_CHECKING:
     from mggcn.backend.base import KernelBackend
-    from mggcn.backend.cpu_explore import Exploration
+    from mggcn.backend.cpu.explore import Exploration
     from mggcn.backend.device import Device
     from mggcn.comm.base import Communicator
     from mggcn.comm.counting import CountingCommunicator
@@ -82,7 +82,7 @@ def threads_per_rank(config: Config) -> int:
 def host_of(config: Config) -> Host:
     """Return this machine, or its first GPU, as measured ways of a run's sparse products belong to it."""
     if config.run.device == "cuda":
-        from mggcn.backend.cuda_presence import gpu_host
+        from mggcn.backend.cuda.presence import gpu_host
 
         return gpu_host()
     threads = threads_per_rank(config)
@@ -216,7 +216,7 @@ def gpu_of_rank(config: Config, comm: Communicator) -> Device:
 
     Collective for ranks that are processes. Raises: BackendError, also if two of them have one GPU.
     """
-    from mggcn.backend.cuda_device import CudaDevice
+    from mggcn.backend.cuda.device import CudaDevice
     from mggcn.comm.gpus import refuse_shared
 
     run, index = config.run, 0
@@ -231,7 +231,7 @@ def dense_products(config: Config) -> AbstractContextManager[None]:
     """Return what a process trains in: torch multiplies on GPUs as run.precision says, and as before once it is left."""
     if config.run.device == "cpu":
         return nullcontext()
-    from mggcn.backend.cuda_products import float32_products
+    from mggcn.backend.cuda.products import float32_products
 
     return float32_products(tf32=config.run.precision == "tf32")
 
@@ -251,10 +251,10 @@ def make_backend(
 
     storage = DTYPES[plan.model.dtype]
     if config.run.device == "cpu":
-        from mggcn.backend.cpu import CpuBackend
+        from mggcn.backend.cpu.backend import CpuBackend
 
         return CpuBackend(storage, threads_per_rank(config), choices=choices, exploration=exploration)
-    from mggcn.backend.cuda import CudaBackend
+    from mggcn.backend.cuda.backend import CudaBackend
 
     workspace_bytes = plan.regions["kernel work space"]
     return CudaBackend(storage, device(), workspace_bytes, config.run.spmm, choices, exploration)

@@ -26,7 +26,7 @@ collect_ignore = [file for files in MISSING.values() for file in files]
 
 def pytest_report_header() -> list[str]:
     """Name the processor and the kernels that run on it, and say which test files are left out, and why."""
-    from mggcn.backend.cpu_machine import has_amx, processor_name
+    from mggcn.backend.cpu.machine import has_amx, processor_name
 
     amx = "has AMX" if has_amx() else "no AMX"
     here = f"processor: {processor_name()}, {amx}; kernels: {native.sets_in_use()}, of {', '.join(native.dense_isas())}"
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @functools.cache
 def missing_gpu() -> str:
     """Return what running on a GPU lacks here; "" if nothing."""
-    from mggcn.backend.cuda_presence import missing_for_cuda
+    from mggcn.backend.cuda.presence import missing_for_cuda
 
     return missing_for_cuda()
 

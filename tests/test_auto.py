@@ -12,15 +12,15 @@ import mggcn
 from mggcn.backend.gather_rates import CacheRates
 from mggcn.cli import main
 from mggcn.config import Config, ModelConfig, RunConfig, from_toml
+from mggcn.cost.machine import Machine, find_machine
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
 from mggcn.graph.store import open_store, write_store
 from mggcn.jobs import auto
 from mggcn.jobs.auto import _figures, is_auto, settled, settled_shape
-from mggcn.plan.description import Machine, find_machine
-from mggcn.train.choose import Row, choice_dict, choice_lines
-from mggcn.train.shape import GraphShape
+from mggcn.planning.select import Row, choice_dict, choice_lines
+from mggcn.planning.shape import GraphShape
 from tests.graphs import make_graph, pattern
 
 

@@ -15,8 +15,8 @@ from mggcn.comm.nccl_settings import SETTINGS
 from mggcn.commands.train import summary
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.jobs import train as jobs_train
-from mggcn.plan.machine import human
-from mggcn.train.runplan import RunPlan
+from mggcn.memory.units import human
+from mggcn.planning.run import RunPlan
 from mggcn.train.trainer import Stop
 from tests.comm.fake_nccl import TAKEN, FakeStream
 from tests.comm.worlds import Nccl

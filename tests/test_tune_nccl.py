@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from mggcn.assemble import plan_shape
-from mggcn.backend import cuda_presence, gpu_driver
+from mggcn.backend.cuda import driver as cuda_driver
+from mggcn.backend.cuda import presence as cuda_presence
 from mggcn.comm.base import Communicator
 from mggcn.comm.nccl_settings import SETTINGS
 from mggcn.config import Config, RunConfig
+from mggcn.cost.machine import read_machine, tuned_path
 from mggcn.errors import CommError
 from mggcn.jobs import tune, tune_nccl
 from mggcn.jobs.tune import TuneSettings, write_machine
-from mggcn.plan.description import read_machine, tuned_path
-from mggcn.train.shape import GraphShape
+from mggcn.planning.shape import GraphShape
 from tests.comm.fake_nccl import TAKEN
 from tests.comm.worlds import Nccl
 
@@ -42,7 +43,7 @@ def zeros(nbytes: int) -> torch.Tensor:
 
 def gpus(monkeypatch: pytest.MonkeyPatch, count: int, missing: str = "") -> None:
     monkeypatch.setattr(cuda_presence, "missing_for_cuda", lambda: missing)
-    monkeypatch.setattr(gpu_driver, "visible_gpus", lambda: [None] * count)
+    monkeypatch.setattr(cuda_driver, "visible_gpus", lambda: [None] * count)
 
 
 def test_ranks_find_what_every_kind_of_message_takes() -> None:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mggcn.aggregate.steps import Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.graph.csr import Graph
+from mggcn.memory.arena import BufferSpec
 from mggcn.partition.order import Assignment
 from mggcn.partition.parts import Figures, Partition
 from mggcn.partition.shard import ShardOptions
-from mggcn.plan.memory import BufferSpec
-from mggcn.plan.steps import Step
 
 if TYPE_CHECKING:
     from torch import Tensor

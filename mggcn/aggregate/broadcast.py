@@ -12,14 +12,14 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Literal, cast
 
 from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
+from mggcn.aggregate.steps import AHEAD, Multiply, Stages, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.events import Event
 from mggcn.config import RunConfig
+from mggcn.memory.arena import BufferSpec
 from mggcn.partition.locality_estimate import UNKNOWN, Reuse
 from mggcn.partition.parts import Figures, row_figures, row_owners
 from mggcn.partition.shard import row_tiles
-from mggcn.plan.memory import BufferSpec
-from mggcn.plan.steps import AHEAD, Multiply, Stages, Step
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
 from mggcn.aggregate.delayed_part import Part, build_part
+from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue
 from mggcn.config import RunConfig
+from mggcn.memory.arena import BufferSpec
 from mggcn.partition.cut_rows import (
     CutFigures,
     figures_of_cut,
     row_ranges,
 )
 from mggcn.partition.parts import Figures
-from mggcn.plan.memory import BufferSpec
-from mggcn.plan.steps import Await, Copy, Multiply, Send, Step
 
 if TYPE_CHECKING:
     from torch import Tensor

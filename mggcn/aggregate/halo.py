@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
+from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.errors import PlanError
+from mggcn.memory.arena import BufferSpec
 from mggcn.partition.halo import Halo, build_halos
 from mggcn.partition.locality_estimate import UNKNOWN, Reuse
 from mggcn.partition.parts import Figures, row_figures, row_owners
-from mggcn.plan.memory import BufferSpec
-from mggcn.plan.steps import Await, Copy, Multiply, Send, Step
 
 if TYPE_CHECKING:
     from torch import Tensor

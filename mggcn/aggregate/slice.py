@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
 from mggcn.aggregate.slice_columns import UNIT_BYTES, Deal, Part, parts
+from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.errors import GraphError
+from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES, BufferSpec
+from mggcn.memory.device import FIGURES
 from mggcn.partition.locality_estimate import Shares
 from mggcn.partition.parts import Figures, row_figures, row_owners
 from mggcn.partition.shard import row_tiles
 from mggcn.partition.tiles import MAX_TILE_NNZ
 from mggcn.partition.whole import rank_major
-from mggcn.plan.device import FIGURES
-from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES, BufferSpec
-from mggcn.plan.steps import Await, Copy, Multiply, Send, Step
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
     import torch
     from torch import Tensor
 
-    from mggcn.backend.edge_reduce import EdgeKernels
+    from mggcn.backend.edges import EdgeKernels
     from mggcn.backend.epoch_end import Books, Step
 
 

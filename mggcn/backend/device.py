@@ -1,6 +1,6 @@
 """What the CUDA backend asks of a device: kernels compiled, events, streams, and epochs recorded and repeated.
 
-Two classes fulfil it: backend/cuda_device.py on a GPU, and the tests' emulator on the CPU.
+Two classes fulfil it: backend/cuda/device.py on a GPU, and the tests' emulator on the CPU.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mggcn.backend.cuda_kernels import Module
-from mggcn.backend.cuda_shape import DeviceTraits
-from mggcn.backend.cusparse import Library
+from mggcn.backend.cuda.cusparse import Library
+from mggcn.backend.cuda.kernels import Module
+from mggcn.backend.cuda.sizes import DeviceTraits
 from mggcn.backend.events import Agree, Event, Lane, Repeatable, Timestamp, alone
 
 

@@ -9,8 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from mggcn.backend.base import Epilogue, Sparse
-from mggcn.backend.cpu_choice import SpmmChoice
-from mggcn.backend.cpu_explore import Exploration, Trial
+from mggcn.backend.cpu.explore import Exploration, Trial
+from mggcn.backend.cpu.variants import SpmmChoice
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
 
 def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
     """Print what a cut holds, METIS's share lying between two figures. Raises: PlanError if it cannot fit."""
-    from mggcn.plan.machine import free_bytes, human
+    from mggcn.memory.units import free_bytes, human
 
     own, free = sum(regions.values()), free_bytes()
     parts = [f"{name} {human(nbytes)}" for name, nbytes in regions.items()]
@@ -177,7 +177,7 @@ def _balance_lines(statistics: EdgeCutStatistics | LocalityStatistics) -> list[s
 def listed(graph: Graph, folder: Path) -> str:
     """Return a table of the cuts in a folder, and what keeps any of them from being used with the graph."""
     from mggcn.partition.kept import all_kept
-    from mggcn.train.plantext import table
+    from mggcn.planning.text import table
 
     found = all_kept(folder, graph)
     if not found:
@@ -187,7 +187,7 @@ def listed(graph: Graph, folder: Path) -> str:
 
 
 def _line(kept: Kept) -> tuple[str, ...]:
-    from mggcn.plan.machine import human
+    from mggcn.memory.units import human
 
     def figure(name: str, form: str) -> str:
         value = kept.meta.get(name)

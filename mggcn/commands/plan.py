@@ -12,15 +12,15 @@ from pathlib import Path
 from mggcn.assemble import memory_limit, plan_graph, plan_shape
 from mggcn.commands.settings import add_settings, read_settings, whole
 from mggcn.config import Config
+from mggcn.cost.machine import Machine, find_machine, shipped_machines
 from mggcn.errors import ConfigError
 from mggcn.jobs.auto import settled, settled_shape, this_machine
-from mggcn.plan.description import Machine, find_machine, shipped_machines
-from mggcn.train.choose import Choice, choice_dict, choice_lines
-from mggcn.train.costtext import cost_dict, cost_lines
-from mggcn.train.planjson import to_dict
-from mggcn.train.plantext import render
-from mggcn.train.runplan import RunPlan
-from mggcn.train.shape import GraphShape
+from mggcn.planning.cost_text import cost_dict, cost_lines
+from mggcn.planning.record import to_dict
+from mggcn.planning.run import RunPlan
+from mggcn.planning.select import Choice, choice_dict, choice_lines
+from mggcn.planning.shape import GraphShape
+from mggcn.planning.text import render
 
 SHAPE = ("vertices", "edges", "features", "classes")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mggcn.config import Config, from_tables, from_toml, to_tables, with_settings
 from mggcn.errors import ConfigError
-from mggcn.plan.machine import parse_bytes
+from mggcn.memory.units import parse_bytes
 
 # Flag -> (table, key, help).
 FLAGS = {

@@ -19,8 +19,8 @@ from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
 from mggcn.jobs import folder as run_folders
 from mggcn.jobs import train as training
-from mggcn.plan.device import launching
-from mggcn.plan.machine import human
+from mggcn.memory.device import launching
+from mggcn.memory.units import human
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mggcn.commands.settings import whole
 
 if TYPE_CHECKING:
-    from mggcn.plan.description import Machine
+    from mggcn.cost.machine import Machine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"{', '.join(given)}: settings of a run, whose sparse products are timed on a store; name it with --store, or "
             "leave them out to measure the machine"
         )
+    from mggcn.cost.machine import read_machine, tuned_path
     from mggcn.jobs.tune import TuneSettings, check_writable, tune, write_machine
-    from mggcn.plan.description import read_machine, tuned_path
 
     try:
         ranks = tuple(int(text) for text in (arguments.ranks or "2,4").split(","))
@@ -94,8 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _products(arguments: argparse.Namespace) -> int:
     """Find out the fastest ways of the sparse products of a run on a store."""
     from mggcn.assemble import host_of
-    from mggcn.backend.cpu_explore import BUDGET
-    from mggcn.backend.cpu_table import STORE_FILE, check_writable, damage_of, outdated, write_choices
+    from mggcn.backend.cpu.explore import BUDGET
+    from mggcn.backend.cpu.table import STORE_FILE, check_writable, damage_of, outdated, write_choices
     from mggcn.comm.failure import Interrupted
     from mggcn.commands.train import store_path
     from mggcn.config import Config, from_toml, with_settings
@@ -151,9 +151,9 @@ def _products(arguments: argparse.Namespace) -> int:
 
 def machine_lines(machine: Machine) -> list[str]:
     """Return the figures of a machine as text."""
-    from mggcn.plan.description import MESSAGES
-    from mggcn.plan.machine import human
-    from mggcn.train.plantext import table
+    from mggcn.cost.machine import MESSAGES
+    from mggcn.memory.units import human
+    from mggcn.planning.text import table
 
     device = machine.device
     tables = zip(device.gather.points, device.copy.points, strict=True)

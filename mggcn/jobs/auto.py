@@ -9,6 +9,7 @@ from typing import Any
 
 from mggcn.assemble import STRATEGIES, memory_limit, nccl_memory, partition_figures, plan_shape, resolve
 from mggcn.config import Config, RunConfig
+from mggcn.cost.machine import Machine, default_machine, tuned_path
 from mggcn.errors import ConfigError, GraphError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
@@ -20,10 +21,9 @@ from mggcn.partition.make import make_partition
 from mggcn.partition.metis import MetisSettings
 from mggcn.partition.parts import Figures
 from mggcn.partition.vertex_cut import MAX_PARTS
-from mggcn.plan.description import Machine, default_machine, tuned_path
-from mggcn.train.choose import Candidate, Choice, choose
-from mggcn.train.runplan import plan_run
-from mggcn.train.shape import GraphShape, graph_shape
+from mggcn.planning.run import plan_run
+from mggcn.planning.select import Candidate, Choice, choose
+from mggcn.planning.shape import GraphShape, graph_shape
 
 ORDERS = ("random", "none")
 """Orders that cost nothing to make; METIS's parts are a candidate where they are kept with the store."""
@@ -49,7 +49,7 @@ def this_machine(config: Config) -> Machine:
     """
     gpu = ""
     if config.run.device == "cuda":
-        from mggcn.backend.cuda_presence import gpu_name
+        from mggcn.backend.cuda.presence import gpu_name
 
         gpu = gpu_name()
     return default_machine(config.run.device, tuned_path(), gpu)

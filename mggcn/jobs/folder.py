@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.assemble import host_of, partition_graph, plan_recorded
-from mggcn.backend.cpu_choice import NO_CHOICES, Choices
-from mggcn.backend.cpu_table import RUN_FILE, STORE_FILE, read_choices, write_choices
+from mggcn.backend.cpu.table import RUN_FILE, STORE_FILE, read_choices, write_choices
+from mggcn.backend.cpu.variants import NO_CHOICES, Choices
 from mggcn.config import Config, from_tables, from_toml, to_toml
 from mggcn.errors import ConfigError, MggcnError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, store_folder
 from mggcn.partition.parts import Partition
-from mggcn.train.choose import Choice, choice_dict
-from mggcn.train.planjson import to_dict
+from mggcn.planning.record import to_dict
+from mggcn.planning.run import RunPlan
+from mggcn.planning.select import Choice, choice_dict
+from mggcn.train.log import write_json
 from mggcn.train.repeats import best_repeat, is_kept
-from mggcn.train.runlog import write_json
-from mggcn.train.runplan import RunPlan
 
 
 def make_run_folder(config: Config, name: str, out: Path | None) -> Path:

@@ -7,14 +7,14 @@ import logging
 from pathlib import Path
 
 from mggcn.assemble import host_of
-from mggcn.backend.cpu_explore import Trial
-from mggcn.backend.cpu_findings import Findings
-from mggcn.backend.cpu_table import RUN_FILE, STORE_FILE, outdated, write_choices
+from mggcn.backend.cpu.explore import Trial
+from mggcn.backend.cpu.findings import Findings
+from mggcn.backend.cpu.table import RUN_FILE, STORE_FILE, outdated, write_choices
 from mggcn.config import Config
 from mggcn.errors import RunError, StoreError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
-from mggcn.train.runlog import write_json
+from mggcn.train.log import write_json
 
 SUMMARY_FILE = "tuning.json"
 """In a run folder: what tuning cost so far and how many products it tried, for result.json."""
@@ -78,7 +78,7 @@ def told(findings: Findings) -> str:
 
 def product_lines(findings: Findings) -> list[str]:
     """Return the table of what was timed, every way's seconds, and the model's reasons."""
-    from mggcn.train.plantext import table
+    from mggcn.planning.text import table
 
     header = ("rank", "rows", "columns", "nonzeros", "width", "bytes", "the model's way", "ms", "fastest", "ms", "gain")
     rows = [

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from mggcn.comm.nccl_settings import SETTINGS, user_settings
-from mggcn.plan.device import runs_nccl
-from mggcn.train.runplan import RunPlan
+from mggcn.memory.device import runs_nccl
+from mggcn.planning.run import RunPlan
 
 if TYPE_CHECKING:
     from torch import Tensor

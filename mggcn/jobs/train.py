@@ -18,9 +18,9 @@ import numpy as np
 
 from mggcn import native
 from mggcn.assemble import Rank, bind_process, dense_products, make_rank, memory_limit, plan_graph, threads_per_rank
-from mggcn.backend.cpu_explore import Exploration
-from mggcn.backend.cpu_findings import Findings
-from mggcn.backend.cpu_machine import processor_name
+from mggcn.backend.cpu.explore import Exploration
+from mggcn.backend.cpu.findings import Findings
+from mggcn.backend.cpu.machine import processor_name
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.launch import run_ranks
 from mggcn.comm.rank import torchrun_env, torchrun_main
@@ -41,10 +41,10 @@ from mggcn.jobs.folder import (
 from mggcn.jobs.kept_ways import keep_ways, outdated_table, summary_of
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
+from mggcn.memory.device import launching, not_captured
 from mggcn.partition.parts import Partition
-from mggcn.plan.device import launching, not_captured
-from mggcn.train.runlog import RunLog, write_json
-from mggcn.train.runplan import RunPlan
+from mggcn.planning.run import RunPlan
+from mggcn.train.log import RunLog, write_json
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | No
 def check_available(config: Config) -> None:
     """Refuse what can be planned but not run here, in one line, before anything is written. Raises: BackendError."""
     if config.run.device == "cuda":
-        from mggcn.backend.cuda_presence import check_cuda
+        from mggcn.backend.cuda.presence import check_cuda
 
         check_cuda(config.run.precision)
 

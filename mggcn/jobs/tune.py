@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mggcn.backend.cpu_machine import processor_name
+from mggcn.backend.cpu.machine import processor_name
 from mggcn.errors import ConfigError
 from mggcn.jobs.tune_device import device_table
 from mggcn.jobs.tune_links import measure_links

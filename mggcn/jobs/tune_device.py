@@ -16,8 +16,8 @@ import numpy as np
 from mggcn.assemble import make_backend, plan_shape
 from mggcn.config import Config, RunConfig
 from mggcn.errors import ConfigError
-from mggcn.plan.machine import free_bytes
-from mggcn.train.shape import GraphShape
+from mggcn.memory.units import free_bytes
+from mggcn.planning.shape import GraphShape
 
 if TYPE_CHECKING:
     from torch import Tensor

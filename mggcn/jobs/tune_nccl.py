@@ -33,8 +33,8 @@ TIMEOUT_S: Final = 120.0
 
 def sizes_at_hand(ranks: Sequence[int]) -> list[int]:
     """Return those numbers of ranks that can have a GPU each here, and that of all GPUs; none without two usable GPUs."""
-    from mggcn.backend.cuda_presence import missing_for_cuda
-    from mggcn.backend.gpu_driver import visible_gpus
+    from mggcn.backend.cuda.driver import visible_gpus
+    from mggcn.backend.cuda.presence import missing_for_cuda
 
     if missing_for_cuda():
         return []
@@ -100,8 +100,8 @@ def main() -> int:
     def body(comm: Communicator) -> None:
         import torch
 
-        from mggcn.backend.cuda_device import CudaDevice
-        from mggcn.backend.gpu_driver import visible_gpus
+        from mggcn.backend.cuda.device import CudaDevice
+        from mggcn.backend.cuda.driver import visible_gpus
 
         device = CudaDevice(gpu_index(comm.rank, len(visible_gpus())), capture=False)
         comm.use_lane(device.lane)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mggcn.assemble import gpu_of_rank, make_rank, memory_limit, plan_graph
-from mggcn.backend.cpu_explore import Exploration
-from mggcn.backend.cpu_findings import Findings
+from mggcn.backend.cpu.explore import Exploration
+from mggcn.backend.cpu.findings import Findings
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mggcn.config import ModelConfig
-from mggcn.plan.device import REAL, STORAGE
-from mggcn.plan.memory import ITEM_BYTES, BufferSpec
+from mggcn.memory.arena import ITEM_BYTES, BufferSpec
+from mggcn.memory.device import REAL, STORAGE
 
 SPARSE_PENALTY = 5.0
 """Multiply-adds of a GEMM in the time of one of an SpMM whose operand fits the cache: bench/input_choice.py."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from mggcn.aggregate.base import AggregationPlan, aggregate_name
 from mggcn.config import ModelConfig
+from mggcn.memory.arena import ArenaPlan, BufferSpec, place
+from mggcn.memory.device import FIGURES, DeviceFigures
 from mggcn.model import backward as bwd
 from mggcn.model import forward as fwd
 from mggcn.model.choices import InputChoice, LayerChoice
 from mggcn.model.ops import Activated, Finish, Op
-from mggcn.plan.device import FIGURES, DeviceFigures
-from mggcn.plan.memory import ArenaPlan, BufferSpec, place
 
 
 @dataclass(frozen=True, slots=True)

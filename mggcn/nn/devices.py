@@ -9,12 +9,12 @@ import torch
 
 from mggcn.assemble import threads_per_rank
 from mggcn.backend.base import KernelBackend
-from mggcn.backend.cuda_shape import workspace_bytes
+from mggcn.backend.cuda.sizes import workspace_bytes
 from mggcn.backend.device import Device
 from mggcn.comm.base import Communicator
 from mggcn.config import Config
 from mggcn.errors import BackendError
-from mggcn.plan.device import STORAGE
+from mggcn.memory.device import STORAGE
 from mggcn.train.runtime import DTYPES
 
 BackendOf = Callable[[torch.dtype, int], KernelBackend]
@@ -39,7 +39,7 @@ def backends(device: str | torch.device, threads: int, num_edges: int) -> Backen
 
 
 def _cpu(threads: int) -> BackendOf:
-    from mggcn.backend.cpu import CpuBackend
+    from mggcn.backend.cpu.backend import CpuBackend
 
     made = functools.cache(lambda dtype: CpuBackend(dtype, threads))
 
@@ -51,8 +51,8 @@ def _cpu(threads: int) -> BackendOf:
 
 
 def _cuda(index: int, num_edges: int) -> BackendOf:
-    from mggcn.backend.cuda import CudaBackend
-    from mggcn.backend.cuda_device import CudaDevice
+    from mggcn.backend.cuda.backend import CudaBackend
+    from mggcn.backend.cuda.device import CudaDevice
 
     device = CudaDevice(index, capture=False)
 
@@ -74,10 +74,10 @@ def rank_backend(
     """Return the kernels of one rank of a shared graph, for sparse products of at most these edges and columns."""
     dtype = DTYPES[STORAGE[config.run.precision]]
     if config.run.device == "cpu":
-        from mggcn.backend.cpu import CpuBackend
+        from mggcn.backend.cpu.backend import CpuBackend
 
         return CpuBackend(dtype, threads_per_rank(config))
-    from mggcn.backend.cuda import CudaBackend
+    from mggcn.backend.cuda.backend import CudaBackend
 
     item = 8 if dtype == torch.float64 else 4
     return CudaBackend(dtype, device_of(config, comm), workspace_bytes(num_edges, cols, item))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mggcn.backend.base import KernelBackend
-from mggcn.backend.edge_reduce import EdgeRows
+from mggcn.backend.edges import EdgeRows
 from mggcn.graph.csr import Graph
 from mggcn.nn import edge_lists
 from mggcn.nn.devices import BackendOf, backends

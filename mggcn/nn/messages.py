@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from mggcn.backend.edge_reduce import Of, Op, Partial, Reducer
+from mggcn.backend.edges import Of, Op, Partial, Reducer
 
 Side = Literal["lhs", "rhs"]
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -17,7 +17,7 @@ SIDES: tuple[Side, ...] = get_args(Side)
 
 @dataclass(frozen=True, slots=True)
 class Derivative:
-    """d message / d operand: scale times `partial` of backend/edge_reduce.py with these operands as its a and b."""
+    """d message / d operand: scale times `partial` of backend/edges.py with these operands as its a and b."""
 
     partial: Partial
     scale: float = 1.0

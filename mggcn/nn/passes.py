@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mggcn.backend.base import KernelBackend, Sparse
-from mggcn.backend.edge_reduce import EdgeRows, Operand
+from mggcn.backend.edges import EdgeRows, Operand
 from mggcn.nn.graph import DeviceGraph
 from mggcn.nn.messages import DERIVATIVES, Message, Side
 

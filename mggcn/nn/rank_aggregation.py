@@ -16,11 +16,11 @@ from mggcn.backend.base import Epilogue, KernelBackend
 from mggcn.comm.base import Communicator
 from mggcn.comm.board import CHECKED_CALLS
 from mggcn.errors import CommError, ConfigError
+from mggcn.memory.arena import ALIGNMENT, BufferSpec, Placement
+from mggcn.memory.device import FIGURES, REAL, STORAGE
 from mggcn.nn.sharing import Shared
 from mggcn.partition.shard import ShardOptions
 from mggcn.partition.tiles import degrees, scales
-from mggcn.plan.device import FIGURES, REAL, STORAGE
-from mggcn.plan.memory import ALIGNMENT, BufferSpec, Placement
 from mggcn.train.runtime import buffer_view
 
 PANEL = 512

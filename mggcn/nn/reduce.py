@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from mggcn.backend.edge_reduce import OFS, REDUCERS, Of, Reducer
+from mggcn.backend.edges import OFS, REDUCERS, Of, Reducer
 from mggcn.errors import ConfigError, GraphError
 from mggcn.nn.graph import DeviceGraph
 from mggcn.nn.messages import SIDES, Message, Side

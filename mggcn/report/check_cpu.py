@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from mggcn.errors import BackendError
-from mggcn.plan.machine_memory import machine_memory
+from mggcn.memory.host import machine_memory
 from mggcn.report.figure import GIB, format_bytes
 from mggcn.report.findings import Finding
 
@@ -50,14 +50,14 @@ class DenseUnits:
 def dense_units() -> DenseUnits:
     """Ask this processor and its system."""
     from mggcn import native
-    from mggcn.backend.cpu_machine import amx_granted, has_amx, has_slow_pairs
+    from mggcn.backend.cpu.machine import amx_granted, has_amx, has_slow_pairs
 
     return DenseUnits(native.dense_isa(), has_slow_pairs(), has_amx(), amx_granted())
 
 
 def check_dense(units: Callable[[], DenseUnits] = dense_units) -> Finding:
     """Say which kernel multiplies which type, and whether there are tiles of bfloat16 (AMX)."""
-    from mggcn.backend.cpu_choice import gemm_set, gemm_way
+    from mggcn.backend.cpu.variants import gemm_set, gemm_way
 
     here = units()
     if gemm_way(here.isa) == "torch":

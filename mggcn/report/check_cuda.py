@@ -100,7 +100,7 @@ def check_cupy(driver: Driver | None, torch_cuda: tuple[int, ...] | None, comput
 def check_sources(cupy: Finding, compute: bool = True, device: str = "cuda") -> Finding:
     """Find the CUDA kernels and, where CuPy works, compile some for the GPU and compute with one."""
     name = "CUDA kernels"
-    from mggcn.backend.cuda_kernels import folder
+    from mggcn.backend.cuda.kernels import folder
 
     try:
         sources = folder()
@@ -126,9 +126,9 @@ def gathers(cupy: Any, device: str) -> bool:
     """Gather rows by our kernel; return whether they are the right ones. Raises: what the compiler or the device raises."""
     import torch
 
-    from mggcn.backend.cuda_compile import load_kernels
-    from mggcn.backend.cuda_kernels import Kernels
-    from mggcn.backend.cuda_rows import gather_rows
+    from mggcn.backend.cuda.compile import load_kernels
+    from mggcn.backend.cuda.kernels import Kernels
+    from mggcn.backend.cuda.rows import gather_rows
 
     source = torch.arange(96, dtype=torch.float32, device=device).view(12, 8)
     index = torch.tensor([7, 0, 11], dtype=torch.int32, device=device)

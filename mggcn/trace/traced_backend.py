@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mggcn.backend.base import Dropout, Epilogue, Gradient, KernelBackend, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
-from mggcn.backend.edge_reduce import EdgeKernels
+from mggcn.backend.edges import EdgeKernels
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import Agree, Eager, Event, Lane, Timestamp, alone
 from mggcn.trace.recorder import Recorder

@@ -18,9 +18,9 @@ from mggcn.backend.base import KernelBackend
 from mggcn.backend.epoch_end import Books
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import TrainConfig
+from mggcn.planning.run import SIGNALS, RankPlan
 from mggcn.trace.timeline import Watch
 from mggcn.train.optimizer import Optimizer, learning_rate
-from mggcn.train.runplan import SIGNALS, RankPlan
 from mggcn.train.runtime import RankRuntime
 
 LOSS, STOP, SECONDS = range(SIGNALS)

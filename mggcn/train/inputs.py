@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from mggcn.backend.base import KernelBackend, Sparse
+from mggcn.memory.arena import BufferSpec
 from mggcn.model.lower import Model
 from mggcn.model.ops import Inputs, given
 from mggcn.partition.features import FeatureReader, aggregated, transposed
 from mggcn.partition.order import Assignment
 from mggcn.partition.shard import Shard
 from mggcn.partition.tiles import Tile, degrees, scales
-from mggcn.plan.memory import BufferSpec
 from mggcn.train.runtime import DTYPES
 
 

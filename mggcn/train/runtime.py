@@ -15,11 +15,11 @@ from torch import Tensor
 from mggcn.aggregate.base import Aggregation
 from mggcn.backend.base import KernelBackend
 from mggcn.errors import ConfigError
+from mggcn.memory.arena import ALIGNMENT, BufferSpec, Placement, operand_nbytes, operand_stride
 from mggcn.model.choices import LayerChoice
 from mggcn.model.lower import Program
 from mggcn.model.ops import Inputs
 from mggcn.model.weights import check_state
-from mggcn.plan.memory import ALIGNMENT, BufferSpec, Placement, operand_nbytes, operand_stride
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "int64": torch.int64}
 

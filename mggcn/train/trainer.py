@@ -19,15 +19,15 @@ import torch
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import Config
 from mggcn.errors import TrainError
+from mggcn.planning.run import RankPlan
 from mggcn.trace.timeline import Watch
 from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint, stage_state
 from mggcn.train.epoch import LOSS, SECONDS, STOP, Repeated, TrainingEpoch
+from mggcn.train.log import RunLog
 from mggcn.train.metrics import counted
 from mggcn.train.optimizer import Optimizer
 from mggcn.train.ranking import RankingScores
 from mggcn.train.repeats import best_repeat, keep_repeat
-from mggcn.train.runlog import RunLog
-from mggcn.train.runplan import RankPlan
 from mggcn.train.runtime import RankRuntime
 
 Scores = dict[str, float | None]

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from mggcn.backend.cpu_explore import Exploration
-from mggcn.backend.cpu_findings import Findings, findings, found
+from mggcn.backend.cpu.explore import Exploration
+from mggcn.backend.cpu.findings import Findings, findings, found
 from mggcn.comm.base import Communicator
 from mggcn.comm.gather import gather_texts
 from mggcn.trace.timeline import Watch

@@ -1,4 +1,4 @@
-"""Which aggregation a layer gets. What pruned ones compute is held by test_contract.py and tests/train/test_prune.py."""
+"""Which aggregation a layer gets. What pruned ones compute is held by test_contract.py and tests/planning/test_pruning.py."""
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ import torch
 
 from mggcn.aggregate.base import Site
 from mggcn.aggregate.broadcast import BroadcastPlan
+from mggcn.aggregate.steps import bytes_sent, num_messages, num_products
 from mggcn.assemble import STRATEGIES, partition_graph
 from mggcn.backend.base import Epilogue, KernelBackend
-from mggcn.backend.cpu import CpuBackend
-from mggcn.backend.cuda import CudaBackend
+from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.comm.base import Communicator
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.comm.single import SingleCommunicator
@@ -25,7 +26,6 @@ from mggcn.partition.make import figures_of
 from mggcn.partition.parts import row_figures, row_owners
 from mggcn.partition.shard import ShardOptions, build_shard
 from mggcn.partition.wanted import count_wanted
-from mggcn.plan.steps import bytes_sent, num_messages, num_products
 from tests.backend.cases import GUARD
 from tests.devices import CPU, WHERE, Where
 from tests.graphs import make_graph, pattern

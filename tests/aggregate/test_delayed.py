@@ -22,7 +22,7 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, write_store
 from mggcn.jobs.folder import known_plan, read_run
 from mggcn.partition.cut_rows import CutPartition
-from mggcn.train.planjson import to_dict
+from mggcn.planning.record import to_dict
 from tests.aggregate.algorithm4 import Algorithm4, Simulated
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.train.test_trainer import fit

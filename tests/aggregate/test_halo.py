@@ -10,8 +10,9 @@ import torch
 
 from mggcn.aggregate.base import Matrix, Site
 from mggcn.aggregate.halo import Exchange, HaloPlan, HaloStrategy
+from mggcn.aggregate.steps import Await, Copy, Multiply, Send
 from mggcn.assemble import partition_graph
-from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, RunConfig
 from mggcn.errors import PlanError
@@ -20,7 +21,6 @@ from mggcn.partition.locality_estimate import BOUNDS
 from mggcn.partition.make import figures_of
 from mggcn.partition.parts import RowFigures
 from mggcn.partition.shard import ShardOptions
-from mggcn.plan.steps import Await, Copy, Multiply, Send
 from tests.aggregate.test_contract import aggregate, graph_of, summed
 from tests.graphs import make_graph
 from tests.reference import dense_csr

@@ -16,22 +16,22 @@ import pytest
 from mggcn.aggregate.base import Matrix
 from mggcn.aggregate.slice import SlicePlan, SliceStrategy
 from mggcn.aggregate.slice_columns import LEAST_BYTES, UNIT_BYTES, Deal, parts
+from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step, bytes_sent, num_messages
 from mggcn.assemble import plan_shape
-from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.comm.threads import ThreadCommunicator
 from mggcn.config import Config, ModelConfig, RunConfig
+from mggcn.cost.epoch import predict
+from mggcn.cost.machine import MESSAGES, Link, Machine
+from mggcn.cost.work import Item, Work
 from mggcn.errors import GraphError
+from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES
 from mggcn.partition.parts import RowFigures
-from mggcn.plan.cost import predict
-from mggcn.plan.description import MESSAGES, Link, Machine
-from mggcn.plan.memory import ALIGNMENT, ITEM_BYTES
-from mggcn.plan.steps import Await, Copy, Multiply, Send, Step, bytes_sent, num_messages
-from mggcn.plan.work import Item, Work
-from mggcn.train.plantext import render
-from mggcn.train.shape import GraphShape
+from mggcn.planning.shape import GraphShape
+from mggcn.planning.text import render
 from tests.aggregate.test_contract import aggregate, graph_of, summed
+from tests.cost.test_epoch import FLAT
 from tests.devices import WHERE, Where
-from tests.plan.test_cost import FLAT
 from tests.reference import dense_csr
 
 

@@ -9,7 +9,7 @@ import torch
 
 from mggcn import native
 from mggcn.backend.base import KernelBackend
-from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu.backend import CpuBackend
 from tests.backend.cases import type_name
 
 # Threads alternate: that their number changes no bit has tests of its own.
@@ -47,9 +47,9 @@ def _emulated(dtype: torch.dtype, seed: int) -> KernelBackend:
 
 
 def _gpu(dtype: torch.dtype, spmm: Literal["own", "cusparse"] = "own") -> KernelBackend:
-    from mggcn.backend.cuda import CudaBackend
-    from mggcn.backend.cuda_device import CudaDevice
-    from mggcn.backend.cuda_presence import missing_for_cuda
+    from mggcn.backend.cuda.backend import CudaBackend
+    from mggcn.backend.cuda.device import CudaDevice
+    from mggcn.backend.cuda.presence import missing_for_cuda
     from tests.backend.emulated import WORKSPACE_BYTES
 
     missing = missing_for_cuda()

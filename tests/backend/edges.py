@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mggcn.backend.base import KernelBackend
-from mggcn.backend.edge_reduce import EdgeRows, Of, Op, Partial, Reducer
+from mggcn.backend.edges import EdgeRows, Of, Op, Partial, Reducer
 
 Array = np.ndarray
 

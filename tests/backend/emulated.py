@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mggcn.backend.cuda import CudaBackend
+from mggcn.backend.cuda.backend import CudaBackend
 from tests.emulator.device import EmulatedDevice
 
 WORKSPACE_BYTES = 2**20

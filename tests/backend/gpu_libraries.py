@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mggcn.backend.gpu_driver import Gpu, visible_gpus
+from mggcn.backend.cuda.driver import Gpu, visible_gpus
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def test_the_order_of_blocks_changes_no_bit(dtype: torch.dtype) -> None:
 
 def test_devices_agree_within_rounding() -> None:
     """Fails if the kernel's formula is another than that of torch's fused steps on a CPU."""
-    from mggcn.backend.cpu import CpuBackend
+    from mggcn.backend.cpu.backend import CpuBackend
 
     for kind, dtype in itertools.product(KINDS, (torch.float32, torch.float64)):
         curves = []

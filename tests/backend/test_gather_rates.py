@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from mggcn.backend.cuda_choice import RATES, choose_slices, rates_of, slicings
-from mggcn.backend.cuda_shape import A100, H100, V100
+from mggcn.backend.cuda.sizes import A100, H100, V100
+from mggcn.backend.cuda.variants import RATES, choose_slices, rates_of, slicings
 from mggcn.backend.gather_rates import AGAIN_BYTES, SLICES, CacheRates, gathered_row_s
-from mggcn.plan.description import find_machine
+from mggcn.cost.machine import find_machine
 
 MEMORY = 3.35e12
 """Bytes per second of an H100's memory, by its data sheet."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mggcn.backend.base import KernelBackend
-from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu.backend import CpuBackend
 from tests.backend.cases import Make, filled, guards_hold, host, padded, real_type, reals, skewed, zeros
 
 

@@ -10,10 +10,9 @@ import torch
 
 from mggcn import native
 from mggcn.backend.base import Gradient, KernelBackend
-from mggcn.backend.cpu import CpuBackend
-from mggcn.backend.cpu_gemm import CpuGemm
-from mggcn.backend.cpu_memory import Workspace
-from tests.backend import wide_tiles
+from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.backend.cpu.gemm import CpuGemm
+from mggcn.backend.cpu.memory import Workspace
 from tests.backend.cases import (
     filled,
     guards_hold,
@@ -25,6 +24,7 @@ from tests.backend.cases import (
     tolerance,
     zeros,
 )
+from tests.backend.cpu import wide_tiles
 
 SHAPES = ((0, 3, 5), (1, 1, 1), (37, 7, 41), (700, 129, 50), (4200, 7, 9))
 """Rows, the inner dimension and columns; 4200 rows are more than a block in each of the chunks that are summed apart."""

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 
 from mggcn.backend.base import Dropout, Epilogue, KernelBackend
-from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu.backend import CpuBackend
 from tests.backend.cases import (
     BATTERY,
     Case,

@@ -11,7 +11,7 @@ import torch
 
 from mggcn import native
 from mggcn.backend.base import Dropout, Epilogue, KernelBackend, Sparse
-from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu.backend import CpuBackend
 from tests.backend.cases import (
     BATTERY,
     NAMES,

@@ -10,11 +10,10 @@ import torch
 
 from mggcn import native
 from mggcn.backend.base import Epilogue, Gradient, KernelBackend
-from mggcn.backend.cpu import CpuBackend
-from mggcn.backend.cpu_choice import SpmmChoice, key_of
-from mggcn.backend.cpu_gemm import CpuGemm
-from mggcn.backend.cpu_memory import Workspace
-from tests.backend import wide_tiles
+from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.backend.cpu.gemm import CpuGemm
+from mggcn.backend.cpu.memory import Workspace
+from mggcn.backend.cpu.variants import SpmmChoice, key_of
 from tests.backend.cases import (
     BATTERY,
     NAMES,
@@ -32,7 +31,8 @@ from tests.backend.cases import (
     zeros,
 )
 from tests.backend.conftest import CPU, EMULATED, _cpu, _emulated, _gpu, slow
-from tests.backend.test_cpu_spmm import CASES, hubbed, product, ways
+from tests.backend.cpu import wide_tiles
+from tests.backend.cpu.test_spmm import CASES, hubbed, product, ways
 from tests.backend.test_spmm import PARTS, epilogue_of, finished, sparse_of
 
 F32, BF16 = torch.float32, torch.bfloat16

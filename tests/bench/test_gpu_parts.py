@@ -20,7 +20,7 @@ from gpu_graphs import find_store, prepare_store, workload
 from gpu_lab import AgainError, Lab, Settings, attempt
 from gpu_tasks import AGAIN, ORDER, digest, finished, origin, read_rows
 
-from mggcn.backend.cuda_shape import LONG_ROW
+from mggcn.backend.cuda.sizes import LONG_ROW
 from mggcn.graph.store import open_store
 from mggcn.model.ops import given
 

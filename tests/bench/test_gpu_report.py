@@ -13,8 +13,8 @@ import pytest
 from gpu_cases import CASES
 from gpu_predict import epoch_work, from_ceilings, plan_case, total
 
-from mggcn.plan.description import find_machine
-from mggcn.train.opwork import training_cost
+from mggcn.cost.machine import find_machine
+from mggcn.planning.op_cost import training_cost
 
 Rows = list[dict[str, Any]]
 

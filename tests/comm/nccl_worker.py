@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from mggcn.backend.cuda_device import CudaDevice
+from mggcn.backend.cuda.device import CudaDevice
 from mggcn.comm.base import Communicator
 from mggcn.comm.nccl_settings import sizes_of, user_settings
 from mggcn.comm.rank import gpu_index, rank_main, torchrun_env, torchrun_main

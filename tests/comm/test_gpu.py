@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mggcn.backend.cuda_device import CudaDevice
-from mggcn.backend.cuda_presence import missing_for_cuda
+from mggcn.backend.cuda.device import CudaDevice
+from mggcn.backend.cuda.presence import missing_for_cuda
 from mggcn.comm.base import Communicator
 from mggcn.comm.board import Board
 from mggcn.comm.launch import run_ranks

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mggcn import assemble
-from mggcn.backend import cuda_device
-from mggcn.backend.gpu_driver import Gpu
+from mggcn.backend.cuda import device as cuda_device
+from mggcn.backend.cuda.driver import Gpu
 from mggcn.comm.base import Communicator
 from mggcn.comm.gpus import refuse_shared
 from mggcn.comm.threads import run_threads

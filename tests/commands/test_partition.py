@@ -13,12 +13,12 @@ import pytest
 
 from mggcn.errors import PlanError
 from mggcn.graph.store import open_store
+from mggcn.memory import units
 from mggcn.partition import cut_files, metis
 from mggcn.partition.cut_files import find_or_make_cut, find_or_make_edge_cut, find_or_make_locality
 from mggcn.partition.libra import LibraSettings
 from mggcn.partition.locality import LocalitySettings
 from mggcn.partition.metis import MetisSettings
-from mggcn.plan import machine
 from tests.commands.runs import refused, run_main
 from tests.partition.test_metis import needs_pymetis
 
@@ -85,7 +85,7 @@ def test_what_is_refused(
     assert "1 to 1024 parts, got 0" in refused(capsys, *by_locality, "--parts", 0)
     assert "there is no nowhere" in refused(capsys, "partition", "nowhere", "--parts", 2, *out)
     with monkeypatch.context() as patch:
-        patch.setattr(machine, "free_bytes", lambda: 1000)
+        patch.setattr(units, "free_bytes", lambda: 1000)
         assert "1000 B are free" in refused(capsys, "partition", store, "--parts", 2, *out)
         assert "1000 B are free" in refused(capsys, *by_locality, "--parts", 2)
         patch.setattr(metis, "require_pymetis", lambda: None)
@@ -202,7 +202,7 @@ def test_memory_that_may_be_enough(
     monkeypatch.setattr(metis, "require_pymetis", lambda: None)
     monkeypatch.setattr(cut_files, "metis", reached)
     for free, doubtful in ((memory.least, True), (memory.most, False)):
-        monkeypatch.setattr(machine, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(units, "free_bytes", lambda free=free: free)
         capsys.readouterr()
         assert run_main("partition", store, "--kind", "metis", "--parts", 2, "--out", tmp_path) == 2
         said = capsys.readouterr()

@@ -85,7 +85,7 @@ def test_nccls_memory_on_a_dgx(capsys: pytest.CaptureFixture[str], strategy: str
 
 def test_a_file_for_the_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if a file is not read, or --memory-limit does not go before what the machine has."""
-    from mggcn.plan.description import MACHINES
+    from mggcn.cost.machine import MACHINES
 
     path = tmp_path / "cluster.toml"
     path.write_text((MACHINES / "xeon-cluster.toml").read_text().replace("64 nodes", "six nodes"))

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from mggcn.backend import cpu_explore
-from mggcn.backend.cpu_choice import SpmmChoice
-from mggcn.backend.cpu_explore import Exploration, Trial
-from mggcn.backend.cpu_spmm import CpuSpmm
+from mggcn.backend.cpu import explore as cpu_explore
+from mggcn.backend.cpu.explore import Exploration, Trial
+from mggcn.backend.cpu.spmm import CpuSpmm
+from mggcn.backend.cpu.variants import SpmmChoice
 from mggcn.comm.threads import run_threads
+from mggcn.cost.machine import read_machine
 from mggcn.errors import ConfigError
 from mggcn.graph.store import write_store
 from mggcn.jobs import tune_device, tune_products
 from mggcn.jobs.tune import TuneSettings, write_machine
 from mggcn.jobs.tune_device import fastest
 from mggcn.jobs.tune_links import KINDS, LARGE, link_table, measure
-from mggcn.plan.description import read_machine
 from tests.commands.runs import refused, run_main
 from tests.graphs import make_graph, pattern
 

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mggcn.backend.cuda_kernels import folder
+from mggcn.backend.cuda.kernels import folder
 from tests.cuda.units import Unit
 
 ARCHITECTURES = (75, 80, 90, 100, 120)

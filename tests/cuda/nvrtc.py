@@ -6,7 +6,7 @@ import ctypes
 import functools
 from pathlib import Path
 
-from mggcn.backend.cuda_compile import nvrtc_options
+from mggcn.backend.cuda.compile import nvrtc_options
 from tests.cuda.nvcc import COMPILERS, CompileError, Resources, parse
 from tests.cuda.units import Unit
 

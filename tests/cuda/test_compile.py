@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from mggcn.backend.cuda_kernels import folder
+from mggcn.backend.cuda.kernels import folder
 from tests.cuda import nvcc, nvrtc
 from tests.cuda.nvcc import ARCHITECTURES, CompileError, Resources
 from tests.cuda.units import Unit, all_units, samples

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from mggcn.backend.base import Sparse
-from mggcn.backend.cuda_choice import Variant, sliced
-from mggcn.backend.cuda_kernels import TYPE_OPTIONS, Kernels, folder
-from mggcn.backend.cuda_shape import H100
-from mggcn.backend.cuda_spmm import OwnSpmm, make_schedule
+from mggcn.backend.cuda.kernels import TYPE_OPTIONS, Kernels, folder
+from mggcn.backend.cuda.sizes import H100
+from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
+from mggcn.backend.cuda.variants import Variant, sliced
 from mggcn.backend.gather_rates import SLICES
 
 WIDTHS = (16, 41, 64, 128, 256, 512)

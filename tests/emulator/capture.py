@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mggcn.backend.cuda_capture import Captured, Refusals
+from mggcn.backend.cuda.capture import Captured, Refusals
 from mggcn.backend.events import Agree, Repeatable, alone
 from tests.emulator.device import EmulatedDevice
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mggcn.backend.cuda_shape import DeviceTraits
-from mggcn.backend.cuda_upload import Uploads
+from mggcn.backend.cuda.sizes import DeviceTraits
+from mggcn.backend.cuda.upload import Uploads
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
 from mggcn.backend.host import HostLane, HostTime
 from mggcn.errors import BackendError

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mggcn.backend.cuda_capture import WARM_CALLS
+from mggcn.backend.cuda.capture import WARM_CALLS
 from mggcn.backend.events import Agree, Repeatable, alone
 from tests.emulator.device import EmulatedDevice
 

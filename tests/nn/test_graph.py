@@ -137,7 +137,7 @@ def test_what_is_no_graph_is_refused(name: str) -> None:
 
 def test_a_missing_gpu_is_named() -> None:
     """Fails if a machine without a GPU falls back silently, or fails without saying what is missing."""
-    from mggcn.backend.cuda_presence import missing_for_cuda
+    from mggcn.backend.cuda.presence import missing_for_cuda
 
     if not missing_for_cuda():
         pytest.skip("this machine has a GPU")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn.backend import cuda_compile, cuda_kernels
+from mggcn.backend.cuda import compile as cuda_compile
+from mggcn.backend.cuda import kernels as cuda_kernels
 from mggcn.errors import BackendError
 from mggcn.report import check_cuda
 from mggcn.report.check_gpu import Driver, Gpu

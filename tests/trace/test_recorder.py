@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.host import HostTime
 from mggcn.comm.base import Event
 from mggcn.comm.single import SingleCommunicator

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mggcn.assemble import Rank, make_rank, plan_graph, resolve
-from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config

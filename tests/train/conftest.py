@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from mggcn.backend import cpu_explore
-from mggcn.backend.cpu_explore import Exploration, Trial
+from mggcn.backend.cpu import explore as cpu_explore
+from mggcn.backend.cpu.explore import Exploration, Trial
 
 
 @pytest.fixture

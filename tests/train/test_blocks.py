@@ -9,7 +9,7 @@ import pytest
 
 from mggcn.assemble import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
-from mggcn.plan.device import FIGURES, TILE_ROWS
+from mggcn.memory.device import FIGURES, TILE_ROWS
 from tests.devices import EMULATED
 from tests.graphs import make_graph, on_ranks, pattern
 

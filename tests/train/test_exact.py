@@ -11,7 +11,7 @@ import pytest
 
 from mggcn.aggregate.broadcast import Broadcast
 from mggcn.assemble import STRATEGIES
-from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.model import forward

@@ -15,12 +15,12 @@ from mggcn.assemble import STRATEGIES, Rank, plan_shape
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
+from mggcn.memory.arena import BufferSpec
 from mggcn.model import forward as fwd
 from mggcn.nn.sharing import Sharing
-from mggcn.plan.memory import BufferSpec
-from mggcn.train.runplan import SIGNALS
+from mggcn.planning.run import SIGNALS
+from mggcn.planning.shape import GraphShape
 from mggcn.train.runtime import Poisoned
-from mggcn.train.shape import GraphShape
 from tests.devices import CPU, WHERE, Where
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.reference import loss_and_gradients

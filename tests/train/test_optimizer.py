@@ -16,7 +16,7 @@ from mggcn.train.optimizer import learning_rate
 def test_no_compiler_is_loaded() -> None:
     """Fails if a step loads torch's compiler: 70 MiB and almost two seconds in every rank."""
     code = (
-        "import sys; from tests.backend.test_epoch_end import *; from mggcn.backend.cpu import CpuBackend; "
+        "import sys; from tests.backend.test_epoch_end import *; from mggcn.backend.cpu.backend import CpuBackend; "
         "b = CpuBackend(torch.float64, 1); w = weights_of(b); "
         "[b.epoch_end(Optimizer(TrainConfig(**k), w).step, books_of(b))() for k in KINDS.values()]; "
         "sys.exit('torch._dynamo' in sys.modules)"

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mggcn import native
 from mggcn.assemble import Rank
-from mggcn.backend import cpu_machine
+from mggcn.backend.cpu import machine as cpu_machine
 from mggcn.config import Config
-from mggcn.plan.memory import Placement
+from mggcn.memory.arena import Placement
 from mggcn.train import runtime as runtime_module
 from mggcn.train.runtime import Poisoned
 from tests.graphs import make_graph, on_ranks, pattern

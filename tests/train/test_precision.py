@@ -11,16 +11,17 @@ import torch
 
 from mggcn import native
 from mggcn.assemble import Rank, plan_shape
-from mggcn.backend import cpu, cpu_spmm
-from mggcn.backend.cpu_choice import MatrixTraits, SpmmChoice, candidates
-from mggcn.backend.cpu_machine import Caches
-from mggcn.backend.cuda import CudaBackend
+from mggcn.backend.cpu import backend as cpu_backend
+from mggcn.backend.cpu import spmm as cpu_spmm
+from mggcn.backend.cpu.machine import Caches
+from mggcn.backend.cpu.variants import MatrixTraits, SpmmChoice, candidates
+from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import BackendError, ConfigError
 from mggcn.graph.csr import Graph
-from mggcn.train import regions
-from mggcn.train.runplan import plan_run
-from mggcn.train.shape import GraphShape, graph_shape
+from mggcn.planning import regions
+from mggcn.planning.run import plan_run
+from mggcn.planning.shape import GraphShape, graph_shape
 from tests.devices import EMULATED, WHERE, Where
 from tests.graphs import make_graph, on_ranks, pattern
 
@@ -188,7 +189,7 @@ def test_host_kernels_keep_to_their_plan(
     precision: str, ranks: int, features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if packed panels, blocks, converted operands or schedules of a run take more than is planned."""
-    monkeypatch.setattr(cpu, "caches_of", lambda threads: TIGHT)
+    monkeypatch.setattr(cpu_backend, "caches_of", lambda threads: TIGHT)
     monkeypatch.setattr(regions, "caches_of", lambda threads: TIGHT)
     monkeypatch.setattr(cpu_spmm, "choose_spmm", greediest)
     adj = pattern("directed", 1100, 9)

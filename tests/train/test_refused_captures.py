@@ -14,7 +14,7 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import BackendError
 from mggcn.graph.csr import Graph
 from mggcn.jobs.train import captures
-from mggcn.train.runlog import RunLog
+from mggcn.train.log import RunLog
 from tests.comm.worlds import Nccl
 from tests.emulator.capture import BEGIN, END, Allocator, CaptureDevice, stand_in
 from tests.emulator.device import EmulatedDevice

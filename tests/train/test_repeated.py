@@ -12,9 +12,9 @@ import torch
 from mggcn.assemble import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
+from mggcn.memory.device import FIGURES
 from mggcn.model.forward import Aggregate
-from mggcn.plan.device import FIGURES
-from mggcn.train.runlog import RunLog
+from mggcn.train.log import RunLog
 from tests.devices import EMULATED, GPU, WHERE, Where
 from tests.emulator.strict import BrokenRecordingError, StrictDevice
 from tests.graphs import make_graph, on_ranks, pattern

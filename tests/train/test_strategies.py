@@ -14,12 +14,12 @@ import torch
 
 from mggcn.aggregate import slice_columns
 from mggcn.assemble import STRATEGIES, Rank, plan_shape
-from mggcn.backend.cpu import CpuBackend
-from mggcn.backend.cuda import CudaBackend
+from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.graph.sources import load_source
-from mggcn.train.shape import GraphShape
+from mggcn.planning.shape import GraphShape
 from tests.devices import EMULATED
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.train.test_trainer import fit, losses

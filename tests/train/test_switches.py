@@ -9,13 +9,14 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from mggcn.backend import cpu, cpu_spmm
-from mggcn.backend.cpu_choice import GemmWay, MatrixTraits, SpmmChoice, Way, candidates
-from mggcn.backend.cpu_machine import Caches
+from mggcn.backend.cpu import backend as cpu_backend
+from mggcn.backend.cpu import spmm as cpu_spmm
+from mggcn.backend.cpu.machine import Caches
+from mggcn.backend.cpu.variants import GemmWay, MatrixTraits, SpmmChoice, Way, candidates
 from mggcn.config import Config
-from mggcn.train import regions
+from mggcn.planning import regions
+from tests.planning.test_pruning import graph_of, trained
 from tests.train.test_exact import TOLERANCE, config_of, relative_error
-from tests.train.test_prune import graph_of, trained
 
 Prune = Literal["auto", "off"]
 Precision = Literal["fp32", "bf16"]
@@ -37,7 +38,7 @@ def switch(monkeypatch: pytest.MonkeyPatch, way: Way, dense: GemmWay) -> set[Way
         return choice
 
     monkeypatch.setattr(cpu_spmm, "choose_spmm", forced)
-    for room in (cpu, regions):
+    for room in (cpu_backend, regions):
         monkeypatch.setattr(room, "gemm_way", lambda _: dense)
     return taken
 

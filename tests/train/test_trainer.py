@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mggcn.assemble import Rank, make_rank, plan_graph, resolve
-from mggcn.backend.cpu import CpuBackend
+from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.comm.threads import run_threads
@@ -22,7 +22,7 @@ from mggcn.errors import TrainError
 from mggcn.graph.csr import Graph
 from mggcn.graph.sources import load_source
 from mggcn.train import trainer
-from mggcn.train.runlog import RunLog
+from mggcn.train.log import RunLog
 from mggcn.train.trainer import RankTrainer, Stop
 from tests.commands.runs import saved_epochs
 from tests.graphs import make_graph, on_ranks, pattern

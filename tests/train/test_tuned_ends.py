@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mggcn.assemble import host_of, resolve
-from mggcn.backend.cpu_explore import SAMPLES
-from mggcn.backend.cpu_table import FORMAT_VERSION, read_choices
+from mggcn.backend.cpu.explore import SAMPLES
+from mggcn.backend.cpu.table import FORMAT_VERSION, read_choices
 from mggcn.comm.base import Communicator
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config

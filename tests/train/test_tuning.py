@@ -13,13 +13,17 @@ import pytest
 import torch
 
 from mggcn.assemble import host_of, make_rank, plan_graph, resolve
-from mggcn.backend import cpu, cpu_explore, cpu_table, cuda_presence, cuda_spmm
-from mggcn.backend.cpu_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey
-from mggcn.backend.cpu_explore import Exploration, Trial
-from mggcn.backend.cpu_findings import Findings
-from mggcn.backend.cpu_machine import Caches
-from mggcn.backend.cpu_table import STORE_FILE, read_choices, write_choices
-from mggcn.backend.cuda_choice import Variant
+from mggcn.backend.cpu import backend as cpu_backend
+from mggcn.backend.cpu import explore as cpu_explore
+from mggcn.backend.cpu import table as cpu_table
+from mggcn.backend.cpu.explore import Exploration, Trial
+from mggcn.backend.cpu.findings import Findings
+from mggcn.backend.cpu.machine import Caches
+from mggcn.backend.cpu.table import STORE_FILE, read_choices, write_choices
+from mggcn.backend.cpu.variants import NO_CHOICES, Choices, SpmmChoice, SpmmKey
+from mggcn.backend.cuda import presence as cuda_presence
+from mggcn.backend.cuda import spmm as cuda_spmm
+from mggcn.backend.cuda.variants import Variant
 from mggcn.backend.events import Eager
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
@@ -27,8 +31,8 @@ from mggcn.errors import BackendError, ConfigError
 from mggcn.jobs.kept_ways import product_lines
 from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune_products import tune_products
+from mggcn.planning import regions
 from mggcn.trace.timeline import Unwatched
-from mggcn.train import regions
 from mggcn.train.trainer import Stop
 from mggcn.train.tuning import TunedEpochs, Tuning
 from tests.commands.runs import history, result, same_tensors
@@ -137,7 +141,7 @@ def test_one_slow_rank_is_waited_for() -> None:
 def test_ways_keep_to_the_plan_s_memory(ranks: int, strategy: str, delay: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a way that is tried works in more than is planned, or a strategy's products are never explored."""
     tight = Caches(2**12, 2**17)
-    for module in (cpu, regions):
+    for module in (cpu_backend, regions):
         monkeypatch.setattr(module, "caches_of", lambda threads: tight)
     monkeypatch.setattr(cpu_explore, "HOPELESS", math.inf)
     adj = pattern("directed", 400, 9)

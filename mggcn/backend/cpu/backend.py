@@ -1,0 +1,314 @@
+"""The CPU backend: the C++ kernels of cpu/, and torch for dense products where there are none.
+
+Shapes as in base.py. Every method runs to its end before it returns, so every event is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mggcn import native
+from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
+from mggcn.backend.blocked import product_grad_by_blocks
+from mggcn.backend.cpu.args import address, dropout_args, epilogue_args, kind_of
+from mggcn.backend.cpu.edges import CpuEdges
+from mggcn.backend.cpu.epoch_end import CpuEpochEnd
+from mggcn.backend.cpu.explore import Exploration
+from mggcn.backend.cpu.gemm import CpuGemm
+from mggcn.backend.cpu.machine import caches_of, has_slow_pairs
+from mggcn.backend.cpu.memory import Workspace, allocate
+from mggcn.backend.cpu.spmm import CpuSpmm, make_schedule
+from mggcn.backend.cpu.variants import NO_CHOICES, Choices, gemm_set, gemm_way
+from mggcn.backend.epoch_end import Books, Step
+from mggcn.backend.events import DONE, Agree, Done, Eager, alone
+from mggcn.backend.explored_spmm import ExploredSpmm
+from mggcn.backend.host import HostLane, HostTime
+
+PARTIALS = 64
+"""Row chunks whose column sums are added in order (cpu/common.h)."""
+
+
+class CpuBackend:
+    """Kernels of the host with a fixed number of threads.
+
+    choices: measured ways of sparse products, which override the model's. exploration: tries the ways of the others.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        threads: int,
+        isa: str = "",
+        choices: Choices = NO_CHOICES,
+        exploration: Exploration | None = None,
+    ) -> None:
+        self._dtype = dtype
+        self._real = torch.float64 if dtype == torch.float64 else torch.float32
+        self._threads = threads
+        self._isa = isa or native.isa()
+        self._workspace = Workspace()
+        caches = caches_of(threads)
+        self.sparse_products = CpuSpmm(dtype, threads, self._isa, caches, self._workspace, choices)
+        self._spmm: CpuSpmm | ExploredSpmm = self.sparse_products
+        if exploration is not None:
+            self._spmm = ExploredSpmm(self.sparse_products, exploration, time.perf_counter)
+        dense_isa = isa or gemm_set(dtype.itemsize, native.dense_isa(), slow_pairs=has_slow_pairs())
+        self.dense_products = CpuGemm(gemm_way(dense_isa), threads, dense_isa, self._workspace)
+
+    @property
+    def name(self) -> str:
+        dense = self.dense_products.name
+        apart = f" (dense products: {dense})" * (dense != self._isa)
+        return f"cpu {self._isa}{apart}, {self._threads} thread{'s' * (self._threads > 1)}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def partials(self) -> int:
+        return PARTIALS
+
+    @property
+    def queue_s(self) -> float:
+        return 0.0
+
+    @property
+    def work_space_bytes(self) -> int:
+        """Bytes that products have worked in at most."""
+        return self._workspace.nbytes
+
+    def _run(self, name: str, dtype: torch.dtype, *args: Any, result: torch.dtype | None = None) -> None:
+        native.kernel(name, kind_of(dtype, result or dtype), self._isa)(*args)
+
+    def activate(self) -> None:
+        return
+
+    def allocate(self, nbytes: int) -> Tensor:
+        return allocate(nbytes)
+
+    def upload(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+    def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
+        out.copy_(torch.from_numpy(array))
+
+    def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
+        indptr, indices = np.ascontiguousarray(indptr), np.ascontiguousarray(indices)
+        return Sparse(
+            self.upload(indptr),
+            self.upload(indices),
+            None if values is None else self.upload(values),
+            make_schedule(indptr, indices, self._threads, self._isa),
+        )
+
+    def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
+        self._spmm.multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
+
+    @property
+    def fuses_products(self) -> bool:
+        return self.dense_products.way == "own"
+
+    def matmul(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        *,
+        accumulate: bool = False,
+        epilogue: Epilogue | None = None,
+        first_row: int = 0,
+    ) -> None:
+        fused = epilogue if self.fuses_products else None
+        self.dense_products.multiply(a, b, out, accumulate=accumulate, epilogue=fused, first_row=first_row)
+        if epilogue is not None and fused is None:
+            self.finish(out, out, epilogue, first_row)
+
+    def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
+        args = ctypes.byref(epilogue_args(epilogue))
+        rows, cols = out.shape
+        self._run(
+            "mggcn_finish_",
+            z.dtype,
+            address(z),
+            z.stride(0),
+            address(out),
+            out.stride(0),
+            rows,
+            cols,
+            first_row,
+            args,
+            self._threads,
+            result=out.dtype,
+        )
+
+    def activation_grad(
+        self,
+        g: Tensor,
+        h: Tensor,
+        *,
+        masked: bool,
+        keep_scale: float,
+        h_scale: Tensor | None,
+        out_scale: Tensor | None,
+        partials: Tensor | None,
+        first_row: int = 0,
+        out: Tensor | None = None,
+    ) -> None:
+        to = h if out is None else out
+        if first_row == 0:
+            _begin(partials)
+        self._run(
+            "mggcn_activation_grad_",
+            self._dtype,
+            address(g),
+            g.stride(0),
+            address(h),
+            h.stride(0),
+            address(to),
+            to.stride(0),
+            h.shape[0],
+            h.shape[1],
+            first_row,
+            int(masked),
+            keep_scale,
+            address(h_scale),
+            address(out_scale),
+            address(partials),
+            self._threads,
+            result=to.dtype,
+        )
+
+    def product_grad(
+        self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient, out: Tensor | None = None
+    ) -> None:
+        if self.fuses_products:
+            _begin(gradient.partials)
+            to = h if out is None else out
+            self.dense_products.multiply(a, b, to, accumulate=False, gradient=gradient, activation=h)
+        else:
+            product_grad_by_blocks(self, a, b, h, block, gradient, out)
+
+    def sum_partials(self, partials: Tensor, out: Tensor) -> None:
+        self._run("mggcn_sum_partials_", self._real, address(partials), address(out), out.shape[0])
+
+    def softmax_xent(
+        self,
+        z: Tensor,
+        labels: Tensor,
+        mask: Tensor,
+        inv_count: float,
+        row_scale: Tensor | None,
+        loss: Tensor,
+        partials: Tensor | None,
+    ) -> None:
+        _begin(partials)
+        self._run(
+            "mggcn_softmax_xent_",
+            self._dtype,
+            address(z),
+            z.stride(0),
+            z.shape[0],
+            z.shape[1],
+            address(labels),
+            address(mask),
+            inv_count,
+            address(row_scale),
+            address(loss),
+            address(partials),
+            self._threads,
+        )
+
+    def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
+        rows, cols = z.shape
+        self._run(
+            "mggcn_confusion_",
+            self._dtype,
+            address(z),
+            z.stride(0),
+            rows,
+            cols,
+            address(labels),
+            address(mask),
+            address(counts),
+            self._threads,
+        )
+
+    def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
+        args = ctypes.byref(dropout_args(dropout))
+        self._run(
+            "mggcn_dropout_values_",
+            self._real,
+            address(matrix.indptr),
+            address(matrix.indices),
+            address(matrix.values),
+            address(out),
+            matrix.num_rows,
+            address(row_ids),
+            args,
+            self._threads,
+        )
+
+    def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        self._move_rows("mggcn_gather_rows_", source, index, out, out.shape)
+
+    def scatter_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        self._move_rows("mggcn_scatter_rows_", source, index, out, source.shape)
+
+    def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        self._move_rows("mggcn_scatter_add_rows_", source, index, out, source.shape)
+
+    def _move_rows(self, name: str, source: Tensor, index: Tensor, out: Tensor, shape: torch.Size) -> None:
+        self._run(
+            name,
+            source.dtype,
+            address(source),
+            source.stride(0),
+            address(index),
+            address(out),
+            out.stride(0),
+            *shape,
+            self._threads,
+            result=out.dtype,
+        )
+
+    def epoch_end(self, step: Step, books: Books) -> Callable[[], None]:
+        return CpuEpochEnd(step, books)
+
+    def record(self) -> Done:
+        return DONE
+
+    @property
+    def lane(self) -> HostLane:
+        return HostLane()
+
+    def timestamp(self) -> HostTime:
+        return HostTime(time.perf_counter())
+
+    def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Eager:
+        return Eager(function)
+
+    def synchronize(self) -> None:
+        return
+
+    def peak_bytes(self) -> int:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+    @property
+    def edges(self) -> CpuEdges:
+        return CpuEdges(self._dtype, self._threads, self._isa)
+
+
+def _begin(partials: Tensor | None) -> None:
+    """The kernels add to what lies there."""
+    if partials is not None:
+        partials.zero_()

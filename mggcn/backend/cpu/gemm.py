@@ -1,0 +1,197 @@
+"""Dense products on the CPU: by cpu/gemm.cpp or by torch, as cpu.variants.gemm_way says."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from mggcn import native
+from mggcn.backend.base import Epilogue, Gradient
+from mggcn.backend.cpu.args import address, epilogue_args
+from mggcn.backend.cpu.memory import Workspace
+from mggcn.backend.cpu.sizes import GEMM_ROWS, aligned, converted_shapes, copied_shape, gemm_sizes
+from mggcn.backend.cpu.variants import GemmWay
+from mggcn.errors import BackendError
+
+_P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_KINDS = {
+    (torch.float32, torch.float32): "f32",
+    (torch.float64, torch.float64): "f64",
+    (torch.bfloat16, torch.bfloat16): "bf16",
+    (torch.bfloat16, torch.float32): "bf16_f32",
+    (torch.float32, torch.bfloat16): "f32_bf16",
+}
+"""Kernels by types of the operands and of the result."""
+
+
+class GemmArgs(ctypes.Structure):
+    """`Product<S, O>` of cpu/gemm.cpp."""
+
+    _fields_ = (
+        *((name, _P) for name in ("a", "b", "out", "h", "epilogue", "activation", "partials", "packed", "own")),
+        *((name, _L) for name in ("rows", "inner", "cols", "ld_a", "step_k", "step_n", "ld_out", "ld_h", "ld_own")),
+        *((name, _L) for name in ("segments", "first_row")),
+        *((name, _I) for name in ("a_t", "accumulate", "threads")),
+    )
+
+
+def _gradient_args(gradient: Gradient) -> native.ActivationArgs:
+    return native.ActivationArgs(
+        address(gradient.h_scale), address(gradient.out_scale), gradient.keep_scale, int(gradient.masked)
+    )
+
+
+class CpuGemm:
+    """Products of matrices of one storage type: by kernels of the instruction set `isa`, or by torch, as `way` says."""
+
+    def __init__(self, way: GemmWay, threads: int, isa: str, workspace: Workspace) -> None:
+        self.way = way
+        self._threads = threads
+        self._isa = isa
+        self._workspace = workspace
+
+    @property
+    def name(self) -> str:
+        """Who multiplies: an instruction set of ours, or torch."""
+        return self._isa if self.way == "own" else "torch"
+
+    def multiply(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        *,
+        accumulate: bool,
+        epilogue: Epilogue | None = None,
+        first_row: int = 0,
+        gradient: Gradient | None = None,
+        activation: Tensor | None = None,
+    ) -> None:
+        """As KernelBackend.matmul; out may be float32 beside operands of bfloat16: it is then summed in float32.
+
+        gradient: the product is that of an activation, and out becomes the gradient before it. This, an epilogue and
+        results of bfloat16 beside operands of float32 need the way "own".
+        """
+        if not out.numel():
+            return
+        if self.way == "own":
+            self._multiply(a, b, out, accumulate, epilogue, first_row, gradient, activation)
+        elif a.dtype == torch.bfloat16:
+            self._by_conversion(a, b, out, accumulate)
+        elif a.stride(1) == 1 and a.stride(0) != a.shape[1]:
+            self._without_padding(a, b, out, accumulate)
+        else:
+            _by_torch(a, b, out, accumulate)
+
+    def _by_conversion(self, a: Tensor, b: Tensor, out: Tensor, accumulate: bool) -> None:
+        """Have torch multiply bfloat16 in float32, block after block."""
+        shapes = converted_shapes(a.shape[0], a.shape[1], b.shape[1], summed=out.dtype == torch.float32)
+        with self._workspace.lock:
+            floats = self._matrices(shapes, torch.float32)
+            if a.shape[1] > a.shape[0]:
+                _sum_of_blocks(a, b, out, accumulate, *floats)
+            else:
+                _blocks_of_rows(a, b, out, accumulate, *floats)
+
+    def _without_padding(self, a: Tensor, b: Tensor, out: Tensor, accumulate: bool) -> None:
+        """Have torch multiply copies of blocks of rows: behind a row may lie NaN, and a library may read it."""
+        with self._workspace.lock:
+            (left,) = self._matrices((copied_shape(*a.shape),), a.dtype)
+            for first in range(0, a.shape[0], GEMM_ROWS):
+                rows = a[first : first + GEMM_ROWS]
+                _by_torch(left[: rows.shape[0]].copy_(rows), b, out[first : first + GEMM_ROWS], accumulate)
+
+    def _multiply(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        accumulate: bool,
+        epilogue: Epilogue | None,
+        first_row: int,
+        gradient: Gradient | None,
+        activation: Tensor | None,
+    ) -> None:
+        (rows, inner), cols = a.shape, b.shape[1]
+        transposed = a.stride(1) != 1
+        if transposed and (a.stride(0) != 1 or gradient is not None):
+            raise BackendError(
+                f"a left operand needs rows of adjacent numbers, or columns where no activation follows; got strides "
+                f"{a.stride()}; pass a contiguous copy"
+            )
+        real = 8 if a.dtype == torch.float64 else 4
+        sizes = gemm_sizes(rows, inner, cols, a.itemsize, real, transposed=transposed)
+        finish = None if epilogue is None else epilogue_args(epilogue)
+        back = None if gradient is None else _gradient_args(gradient)
+        with self._workspace.lock:
+            start = self._workspace.take(sizes.total(self._threads)).data_ptr()
+            args = GemmArgs(
+                address(a),
+                address(b),
+                address(out),
+                address(activation),
+                None if finish is None else ctypes.addressof(finish),
+                None if back is None else ctypes.addressof(back),
+                None if gradient is None else address(gradient.partials),
+                start,
+                start + sizes.packed,
+                rows,
+                inner,
+                cols,
+                a.stride(1) if transposed else a.stride(0),
+                b.stride(0),
+                b.stride(1),
+                out.stride(0),
+                0 if activation is None else activation.stride(0),
+                sizes.own // real,
+                sizes.segments,
+                first_row,
+                int(transposed),
+                int(accumulate),
+                self._threads,
+            )
+            native.kernel("mggcn_gemm_", _KINDS[a.dtype, out.dtype], self._isa)(ctypes.byref(args))
+
+    def _matrices(self, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> list[Tensor]:
+        """Matrices in the work space, each aligned to a cache line."""
+        item = dtype.itemsize
+        sizes = [aligned(item * shape[0] * shape[1]) // item for shape in shapes]
+        flat = self._workspace.take(item * sum(sizes)).view(dtype)
+        return [part[: s[0] * s[1]].view(s) for part, s in zip(flat.split(sizes), shapes, strict=True)]
+
+
+def _by_torch(a: Tensor, b: Tensor, out: Tensor, accumulate: bool) -> None:
+    if accumulate:
+        out.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=out)
+
+
+def _blocks_of_rows(
+    a: Tensor, b: Tensor, out: Tensor, accumulate: bool, left: Tensor, right: Tensor, sums: Tensor
+) -> None:
+    """Rows of out one block after the other."""
+    right.copy_(b)
+    for first in range(0, a.shape[0], GEMM_ROWS):
+        some = a[first : first + GEMM_ROWS]
+        part, result = out[first : first + GEMM_ROWS], sums[: some.shape[0]]
+        torch.mm(left[: some.shape[0]].copy_(some), right, out=result)
+        part.copy_(result.add_(part) if accumulate else result)
+
+
+def _sum_of_blocks(
+    a: Tensor, b: Tensor, out: Tensor, accumulate: bool, left: Tensor, right: Tensor, sums: Tensor | None = None
+) -> None:
+    """The whole of out, summed over blocks of columns of a in their order; sums: unless out is float32."""
+    total = out if sums is None else sums.copy_(out)
+    if not accumulate:
+        total.zero_()
+    for first in range(0, a.shape[1], GEMM_ROWS):
+        rows = b[first : first + GEMM_ROWS]
+        count = rows.shape[0]
+        # Gradients of weights have a transposed: its rows are then copied as they lie.
+        total.addmm_(left[:count].copy_(a[:, first : first + GEMM_ROWS].t()).t(), right[:count].copy_(rows))
+    if total is not out:
+        out.copy_(total)

@@ -1,0 +1,159 @@
+"""Sizes of what the CPU's kernels keep and use beside matrices and results: a plan adds them up. Needs no torch.
+
+V rows and N columns of a sparse matrix, D columns of its operand.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mggcn.backend.cpu.machine import Caches
+from mggcn.backend.cpu.variants import LINE, PANELS, GemmWay, MatrixTraits, SpmmChoice, hub_length
+
+CHUNKS = 512
+"""Row chunks of a sparse matrix: enough for 64 threads to balance, few enough to cost nothing."""
+GEMM_ROWS = 512
+"""Rows that are converted or copied for torch at a time: they stay in the cache until they are multiplied."""
+COLUMNS = 64
+"""The sums of a part of a hub row are padded to a multiple of these columns."""
+GEMM_BLOCK = 64
+"""Rows that a thread multiplies and finishes at a time: kRowBlock of cpu/gemm.cpp."""
+SUM_INNER, TILE_ROWS, NARROWEST = 128, (4, 8), 16
+"""Rows that a thread packs at a time for a sum, rows of a tile by instruction set, bytes of a row of the narrowest panel
+(cpu/gemm.cpp)."""
+SEGMENT_ROWS, MAX_SEGMENTS, SEGMENTS_BYTES = 1024, 64, 2**22
+"""Rows that one thread sums at least; most parts of such a sum; bytes that their results may take together."""
+
+
+def max_parts(nnz: int) -> int:
+    """Return the most parts that hub rows can have: n entries, more than two parts' h, give ceil(n / h) < 1.5 n / h."""
+    return 3 * nnz // hub_length(nnz)
+
+
+def schedule_bytes(rows: int, nnz: int) -> int:
+    """Return the most bytes of a matrix's schedule: ends of the chunks, parts of hub rows, hub rows."""
+    hubs = nnz // (hub_length(nnz) + 1)
+    return 8 * (max(1, min(rows, CHUNKS)) + 1) + 16 * max_parts(nnz) + 24 * hubs
+
+
+def spmm_bytes(rows: int, columns: int, nnz: int, width: int, item: int, real: int, caches: Caches) -> int:
+    """Return the most bytes that a product works in, whatever way is chosen.
+
+    item, real: bytes of a stored number and of a sum. These are the sums of parts of hub rows, and either a packed panel,
+    which the shared cache holds, or for each row where its next block begins.
+    """
+    widest = max((size for size in PANELS if size < width * item), default=0)
+    packed = min(columns * widest, caches.shared_bytes)
+    return aligned(max_parts(nnz) * padded_columns(width) * real) + max(aligned(packed), aligned(8 * rows))
+
+
+def way_bytes(matrix: MatrixTraits, width: int, item: int, way: SpmmChoice) -> int:
+    """Return the most bytes that a product of numbers of `item` bytes works in if it goes one way."""
+    sums = aligned(max_parts(matrix.nnz) * padded_columns(width) * real_bytes(item))
+    return sums + aligned(matrix.columns * way.panel * item) + (aligned(8 * matrix.rows) if way.blocks > 1 else 0)
+
+
+def real_bytes(item: int) -> int:
+    """Return the bytes of a sum of stored numbers of `item` bytes."""
+    return max(item, 4)
+
+
+def padded_columns(width: int) -> int:
+    """Return the columns of the sums of a part of a hub row."""
+    return -(-width // COLUMNS) * COLUMNS
+
+
+def segments(rows: int, inner: int, cols: int, real: int) -> int:
+    """Return into how many parts a sum over `inner` rows is cut, each with a result (rows, cols) of its own.
+
+    A function of the shape alone, since it changes in which order is summed.
+    """
+    result = max(1, rows * _lined(cols, real) * real)
+    return max(1, min(-(-inner // SEGMENT_ROWS), MAX_SEGMENTS, SEGMENTS_BYTES // result))
+
+
+@dataclass(frozen=True, slots=True)
+class GemmSizes:
+    """Where cpu/gemm.cpp works: bytes that all threads share, bytes of each thread; whole cache lines both."""
+
+    packed: int
+    own: int
+    segments: int = 1
+
+    def total(self, threads: int) -> int:
+        """Bytes of all threads together."""
+        return self.packed + threads * self.own
+
+
+def gemm_sizes(rows: int, inner: int, cols: int, item: int, real: int, *, transposed: bool) -> GemmSizes:
+    """Return what a product (rows, inner) @ (inner, cols) works in; transposed: the left operand is stored so.
+
+    For every instruction set: those that multiply bfloat16 in pairs use half of what others widen operands to.
+    """
+    whole = _lined(cols, real)
+    if transposed:
+        count = segments(rows, inner, cols, real)
+        # Panels of the left operand have TILE_ROWS columns, those of the right one a line at most; a line lies between.
+        left = max(-(-rows // tile) * (SUM_INNER * tile * real + LINE) for tile in TILE_ROWS)
+        right = SUM_INNER * whole * real + -(-whole * real // NARROWEST) * LINE
+        return GemmSizes(aligned(count * rows * whole * real), left + right, count)
+    widened = inner if item != real else 0
+    return GemmSizes(aligned(inner * whole * real), aligned(GEMM_BLOCK * (whole + widened) * real))
+
+
+def _lined(cols: int, real: int) -> int:
+    """Columns up to the end of a cache line."""
+    return -(-cols * real // LINE) * LINE // real
+
+
+def converted_shapes(rows: int, inner: int, cols: int, *, summed: bool) -> tuple[tuple[int, int], ...]:
+    """Return the float32 matrices that a product (rows, inner) @ (inner, cols) of bfloat16 is converted to, in blocks.
+
+    A few rows of the left operand at a time, the right one and as many rows of the result; or, if the operands are longer
+    than the result, a few rows of both and the whole result, which needs none if it is float32 itself (`summed`).
+    """
+    if inner <= rows:
+        block = min(GEMM_ROWS, rows)
+        return (block, inner), (inner, cols), (block, cols)
+    block = min(GEMM_ROWS, inner)
+    return (block, rows), (block, cols), *(() if summed else ((rows, cols),))
+
+
+def copied_shape(rows: int, inner: int) -> tuple[int, int]:
+    """Return the matrix to which blocks of a padded left operand (rows, inner) are copied for torch."""
+    return min(GEMM_ROWS, rows), inner
+
+
+def gemm_bytes(rows: int, d: int, e: int, item: int, real: int, threads: int, way: GemmWay) -> int:
+    """Return the most bytes in which the products of a layer work.
+
+    They are those of `rows` rows, or blocks of them, of widths d and e: forwards, and the gradients of weights and input.
+    item, real: bytes of a stored number and of a sum.
+    """
+    if way == "torch":
+        return _converted_bytes(rows, d, e) if item != real else max(_copied_bytes(rows, n, item) for n in (d, e))
+    forward, input_grad = (gemm_sizes(rows, d, e, item, real, transposed=False) for d, e in ((d, e), (e, d)))
+    weight_grad = gemm_sizes(d, rows, e, item, real, transposed=True)
+    return max(sizes.total(threads) for sizes in (forward, input_grad, weight_grad))
+
+
+def _copied_bytes(rows: int, inner: int, item: int) -> int:
+    """The bytes to which a left operand is copied; none if its rows are whole cache lines, as buffers are padded to."""
+    return aligned(item * math.prod(copied_shape(rows, inner))) if inner * item % LINE else 0
+
+
+def _converted_bytes(rows: int, d: int, e: int) -> int:
+    """The most bytes in which the products of a layer of bfloat16 are converted for torch."""
+    counts = {rows, min(rows, GEMM_ROWS), rows % GEMM_ROWS}
+    shapes = [
+        converted_shapes(*sizes, summed=summed)
+        for n in counts
+        for *sizes, summed in ((n, d, e, False), (n, e, d, False), (d, n, e, True))
+    ]
+    return max(sum(aligned(4 * a * b) for a, b in matrices) for matrices in shapes)
+
+
+def aligned(nbytes: int) -> int:
+    """Return the bytes up to the next cache line."""
+    return -(-nbytes // LINE) * LINE

@@ -1,0 +1,258 @@
+"""SpMM on the CPU: how the rows of a matrix are shared out, what the choice of a kernel knows of it, and one product.
+
+V rows and N columns of the matrix, D columns of the operand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mggcn import native
+from mggcn.backend.base import Epilogue, Sparse
+from mggcn.backend.cpu.args import address, epilogue_args, kind_of
+from mggcn.backend.cpu.explore import Trial, proposals
+from mggcn.backend.cpu.machine import Caches
+from mggcn.backend.cpu.memory import Workspace
+from mggcn.backend.cpu.sizes import CHUNKS, aligned, padded_columns, way_bytes
+from mggcn.backend.cpu.variants import (
+    LINE,
+    Choices,
+    MatrixTraits,
+    SpmmChoice,
+    candidates,
+    choose_spmm,
+    hub_length,
+    key_of,
+)
+from mggcn.backend.explored_spmm import Product
+from mggcn.errors import BackendError
+
+STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
+"""Where in a matrix distinct columns are counted, among how many entries at first, and how often that number doubles."""
+
+_P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class ProductArgs(ctypes.Structure):
+    """`Product<S, O>` of cpu/spmm_product.h."""
+
+    _fields_ = (
+        *((name, _L) for name in ("num_chunks", "num_parts", "num_hubs")),
+        *((name, _P) for name in ("chunks", "parts", "hubs", "indptr", "indices", "values", "dense", "out")),
+        *((name, _P) for name in ("epilogue", "packed", "next", "sums")),
+        *((name, _L) for name in ("ld_dense", "ld_out", "ld_sums", "inner", "cols", "hub", "panel", "blocks", "ahead")),
+        *((name, _I) for name in ("accumulate", "threads")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSchedule:
+    """Who sums which rows, and what the choice looks at; the pattern's, whatever the values."""
+
+    chunks: Tensor
+    """int64 (num_chunks + 1,): row ranges of about equal work, handed out dynamically."""
+    parts: Tensor
+    """int64 (num_parts, 2): first entry of each part of a hub row, and the one behind its last."""
+    hubs: Tensor
+    """int64 (num_hubs, 3), by row: row, first part, parts."""
+    hub: int
+    """A row of more entries is cut into parts."""
+    traits: MatrixTraits
+
+
+def make_schedule(
+    indptr: npt.NDArray[Any], indices: npt.NDArray[Any], threads: int, isa: str, *, hub: int | None = None
+) -> CpuSchedule:
+    """Return the schedule of a pattern: indptr int64 (V + 1,), indices int32 (nnz,).
+
+    Cost: one pass over the entries, and at most 4 Mi random bits. hub is for tests: a small one makes hubs of short rows.
+    """
+    rows, nnz = indptr.shape[0] - 1, int(indptr[-1])
+    chunks = np.empty(max(1, min(rows, CHUNKS)) + 1, np.int64)
+    native.kernel("mggcn_balance", "", isa)(indptr.ctypes.data, rows, chunks.shape[0] - 1, chunks.ctypes.data)
+    traits = _traits(indptr, indices, threads, isa)
+    hub = hub or hub_length(nnz)
+    parts, hubs = _cut(indptr, hub)
+    return CpuSchedule(torch.from_numpy(chunks), torch.from_numpy(parts), torch.from_numpy(hubs), hub, traits)
+
+
+def _traits(indptr: npt.NDArray[Any], indices: npt.NDArray[Any], threads: int, isa: str) -> MatrixTraits:
+    rows, nnz = indptr.shape[0] - 1, int(indptr[-1])
+    ascending = np.zeros(1, np.int32)
+    run = native.kernel("mggcn_ascending", "", isa)
+    run(indptr.ctypes.data, indices.ctypes.data, rows, ascending.ctypes.data, threads)
+    columns = int(indices.max()) + 1 if nnz else 0
+    levels = min(MAX_LEVELS, (nnz // STARTS // FIRST_ENTRIES).bit_length())
+    distinct = np.zeros((STARTS, levels), np.int64)
+    run = native.kernel("mggcn_reuse", "", isa)
+    run(indices.ctypes.data, nnz, columns, STARTS, FIRST_ENTRIES, levels, distinct.ctypes.data, threads)
+    reuse = tuple((FIRST_ENTRIES << k, int(distinct[:, k].sum()) // STARTS) for k in range(levels))
+    empty = int(np.count_nonzero(indptr[1:] == indptr[:-1]))
+    return MatrixTraits(rows, columns, nnz, bool(ascending[0]), reuse, empty)
+
+
+def _cut(indptr: npt.NDArray[Any], hub: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Parts of the rows of more than `hub` entries, nearly equal in a row and at most hub / 2 long, and the hubs."""
+    lengths = np.diff(indptr)
+    rows = np.flatnonzero(lengths > hub)
+    counts = -(-lengths[rows] // max(hub // 2, 1))
+    first = np.cumsum(counts) - counts
+    of = np.repeat(np.arange(rows.size), counts)
+    place = np.arange(of.size) - first[of]
+    ends = [indptr[rows][of] + lengths[rows][of] * p // counts[of] for p in (place, place + 1)]
+    return np.stack(ends, axis=1), np.stack([rows, first, counts], axis=1)
+
+
+class CpuSpmm:
+    """Products of matrices where sums are of the type that `dtype` sums in. choices: overrides of the model's."""
+
+    def __init__(
+        self, dtype: torch.dtype, threads: int, isa: str, caches: Caches, workspace: Workspace, choices: Choices
+    ) -> None:
+        self._real = torch.float64 if dtype == torch.float64 else torch.float32
+        self._threads = threads
+        self._isa = isa
+        self._caches = caches
+        self._workspace = workspace
+        self._choices = choices
+        self._products: dict[tuple[int, int, int, bool], Product] = {}
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """The kinds of products asked for so far, in the order in which they came first."""
+        return tuple(self._products.values())
+
+    def choice(self, adj: Sparse, h: Tensor, out: Tensor) -> SpmmChoice:
+        """Return the way in which a product is done: as measured, or as the model says.
+
+        A measured way that does not fit the product is not taken; the reason then says so.
+        """
+        return self.product(adj, h, out).choice
+
+    def product(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
+        """Return the kind of product that these operands are, remembered."""
+        width, item, summed = out.shape[1], h.itemsize, out.dtype == self._real
+        at = (id(adj.schedule), width, item, summed)
+        found = self._products.get(at)
+        if found is None:
+            traits: MatrixTraits = adj.schedule.traits
+            choice = self._choices.get(key_of(traits, width, item, summed=summed))
+            unfit = "" if choice is None else self._unfit(traits, h, out, choice)
+            measured = choice is not None and not unfit
+            if choice is None or unfit:
+                choice = choose_spmm(traits, width, item, self._caches, summed=summed)
+            if unfit:
+                choice = dataclasses.replace(choice, reason=f"{choice.reason}; not as measured: {unfit}")
+            # The pattern keeps its schedule alive, and so the schedule's id its own.
+            pattern = Sparse(adj.indptr, adj.indices, None, adj.schedule)
+            found = self._products[at] = Product(pattern, width, item, summed, choice, measured)
+        return found
+
+    def candidates(self, product: Product) -> dict[str, SpmmChoice]:
+        """Return the ways in which a product can be done, by name; the first is plain rows."""
+        traits: MatrixTraits = product.pattern.schedule.traits
+        return candidates(traits, product.width, product.item, self._caches, summed=product.summed)
+
+    def trial(self, product: Product, adj: Sparse, h: Tensor, out: Tensor) -> Trial:
+        """As Products.trial. The work space is touched already, so that no way pays for the first use of pages."""
+        traits: MatrixTraits = product.pattern.schedule.traits
+        width, item, summed = product.width, product.item, product.summed
+        ways = proposals(traits, width, item, self._caches, product.choice, summed=summed)
+        largest = max(way_bytes(traits, width, item, way) for way in ways)
+        with self._workspace.lock:
+            self._workspace.take(largest).zero_()
+        return Trial(key_of(traits, width, item, summed=summed), ways)
+
+    def multiply(
+        self,
+        adj: Sparse,
+        h: Tensor,
+        out: Tensor,
+        *,
+        accumulate: bool,
+        epilogue: Epilogue | None,
+        choice: SpmmChoice | None = None,
+    ) -> None:
+        """As KernelBackend.spmm; out may be of the type of sums. `choice` overrides the model and the table.
+
+        Raises: BackendError for a choice that does not fit the product.
+        """
+        if not out.numel():
+            return
+        plan: CpuSchedule = adj.schedule
+        chosen = choice or self.choice(adj, h, out)
+        if unfit := self._unfit(plan.traits, h, out, chosen):
+            raise BackendError(unfit)
+        arguments = None if epilogue is None else epilogue_args(epilogue)
+        ld_sums = padded_columns(out.shape[1])
+        sizes = (
+            plan.traits.columns * chosen.panel * h.itemsize,
+            8 * adj.num_rows if chosen.blocks > 1 else 0,
+            plan.parts.shape[0] * ld_sums * self._real.itemsize,
+        )
+        with self._workspace.lock:
+            packed, following, sums = self._split(sizes)
+            args = ProductArgs(
+                plan.chunks.shape[0] - 1,
+                plan.parts.shape[0],
+                plan.hubs.shape[0],
+                address(plan.chunks),
+                address(plan.parts),
+                address(plan.hubs),
+                address(adj.indptr),
+                address(adj.indices),
+                address(adj.values),
+                address(h),
+                address(out),
+                None if arguments is None else ctypes.addressof(arguments),
+                packed,
+                following,
+                sums,
+                h.stride(0),
+                out.stride(0),
+                ld_sums,
+                plan.traits.columns,
+                out.shape[1],
+                plan.hub,
+                chosen.panel or out.shape[1],
+                chosen.blocks,
+                chosen.ahead,
+                int(accumulate),
+                self._threads,
+            )
+            native.kernel("mggcn_spmm_", kind_of(h.dtype, out.dtype), self._isa)(ctypes.byref(args))
+
+    def _split(self, sizes: tuple[int, ...]) -> list[int | None]:
+        """Addresses of consecutive parts of the work space, each aligned to a cache line; None for empty ones."""
+        padded = [aligned(size) for size in sizes]
+        if not any(padded):
+            return [None] * len(sizes)
+        start = self._workspace.take(sum(padded)).data_ptr()
+        return [start + sum(padded[:k]) if size else None for k, size in enumerate(padded)]
+
+    def _unfit(self, traits: MatrixTraits, h: Tensor, out: Tensor, chosen: SpmmChoice) -> str:
+        """Say why a way does not fit a product; "" if it does."""
+        if chosen.blocks > 1 and (chosen.panel or out.dtype != self._real or not traits.ascending):
+            return (
+                f"blocks of the operand's rows need all columns at once, entries that ascend in each row and a result of "
+                f"the type of sums, got {chosen} for a result of {out.dtype}; choose rows or panels"
+            )
+        if chosen.panel * h.itemsize % LINE:
+            return (
+                f"a panel has rows of whole cache lines, multiples of {LINE // h.itemsize} columns; got {chosen.panel}"
+            )
+        packed = traits.columns * chosen.panel * h.itemsize
+        if packed > self._caches.shared_bytes:
+            return (
+                f"a packed panel must fit the {self._caches.shared_bytes} bytes of the shared cache, which plans reckon "
+                f"with; {chosen.panel} columns of {traits.columns} rows take {packed}"
+            )
+        return ""

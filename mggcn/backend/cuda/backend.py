@@ -1,0 +1,242 @@
+"""The CUDA backend: torch (cuBLAS) for dense products, the kernels of cuda/ for the rest.
+
+Shapes as in base.py. Every method queues its work on the rank's stream and returns; device.py says what a device is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
+from mggcn.backend.blocked import product_grad_by_blocks
+from mggcn.backend.cpu.explore import Exploration
+from mggcn.backend.cpu.variants import NO_CHOICES, Choices
+from mggcn.backend.cuda import rows
+from mggcn.backend.cuda.edges import CudaEdges
+from mggcn.backend.cuda.epoch_end import epoch_end
+from mggcn.backend.cuda.kernels import Kernels
+from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
+from mggcn.backend.cuda.upload import empty_like
+from mggcn.backend.device import Device
+from mggcn.backend.epoch_end import Books, Step
+from mggcn.backend.events import Agree, Eager, Event, Lane, Repeatable, Timestamp, alone
+from mggcn.backend.explored_spmm import ExploredSpmm
+
+QUEUE_S = 1.0
+"""The host looks at results about once in as many seconds: signals and losses are seen this late."""
+
+
+class Spmm(Protocol):
+    """A sparse product of a device: our kernels, or cuSPARSE."""
+
+    def multiply(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
+        """As KernelBackend.spmm."""
+        ...
+
+
+class CudaBackend:
+    """Kernels of one GPU for one rank.
+
+    workspace_bytes: what split hub rows may take (cuda.sizes.workspace_bytes of the largest matrix and width).
+    choices: measured slices of our own sparse products, which override the model's. exploration: times those of the
+    others; nothing is then recorded to be repeated.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: Device,
+        workspace_bytes: int = 0,
+        spmm: Literal["own", "cusparse"] = "own",
+        choices: Choices = NO_CHOICES,
+        exploration: Exploration | None = None,
+    ) -> None:
+        self._dtype = dtype
+        self._real = torch.float64 if dtype == torch.float64 else torch.float32
+        self._device = device
+        types = {dtype} if dtype == torch.float64 else {torch.float32, torch.bfloat16}
+        self._kernels = {d: Kernels(device.compile, d) for d in types}
+        self._losses = self.allocate(8 * rows.PARTIALS).view(torch.float64)
+        self._arrived = self.allocate(4).view(torch.int32)
+        self._exploration = exploration
+        self._spmm: Mapping[torch.dtype, Spmm] = (
+            self._own_spmm(workspace_bytes, choices) if spmm == "own" else dict.fromkeys(types, self._cusparse())
+        )
+
+    def _own_spmm(self, workspace_bytes: int, choices: Choices) -> Mapping[torch.dtype, Spmm]:
+        workspace, traits = self.allocate(workspace_bytes).view(self._real), self._device.traits
+        own = {dtype: OwnSpmm(kernels, traits, workspace, choices) for dtype, kernels in self._kernels.items()}
+        if self._exploration is None:
+            return own
+        return {dtype: ExploredSpmm(products, self._exploration, self._now) for dtype, products in own.items()}
+
+    def _now(self) -> float:
+        self.synchronize()
+        return time.perf_counter()
+
+    def _cusparse(self) -> Spmm:
+        from mggcn.backend.cuda.cusparse import CusparseSpmm
+
+        return CusparseSpmm(self._device.cusparse, self.allocate, self.finish)
+
+    @property
+    def name(self) -> str:
+        traits = self._device.traits
+        return f"{traits.name}, sm_{traits.capability[0]}{traits.capability[1]}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def partials(self) -> int:
+        return rows.PARTIALS
+
+    @property
+    def queue_s(self) -> float:
+        return QUEUE_S
+
+    @property
+    def lane(self) -> Lane:
+        return self._device.lane
+
+    def activate(self) -> None:
+        self._device.activate()
+
+    def allocate(self, nbytes: int) -> Tensor:
+        return torch.zeros(nbytes, dtype=torch.uint8, device=self._device.torch_device)
+
+    def upload(self, array: npt.NDArray[Any]) -> Tensor:
+        out = empty_like(array, self._device.torch_device)
+        self._device.write(array, out)
+        return out
+
+    def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
+        self._device.write(array, out)
+
+    def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
+        return Sparse(
+            self.upload(indptr),
+            self.upload(indices),
+            None if values is None else self.upload(values),
+            make_schedule(indptr, self.upload),
+        )
+
+    def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
+        self._spmm[h.dtype].multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
+
+    @property
+    def fuses_products(self) -> bool:
+        return False
+
+    def matmul(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        *,
+        accumulate: bool = False,
+        epilogue: Epilogue | None = None,
+        first_row: int = 0,
+    ) -> None:
+        if out.dtype != a.dtype:
+            self._device.mixed_matmul(a, b, out, accumulate=accumulate)
+        elif accumulate:
+            out.addmm_(a, b)
+        else:
+            torch.mm(a, b, out=out)
+        if epilogue is not None:
+            self.finish(out, out, epilogue, first_row)
+
+    def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
+        rows.finish(self._kernels[z.dtype], z, out, epilogue, first_row)
+
+    def activation_grad(
+        self,
+        g: Tensor,
+        h: Tensor,
+        *,
+        masked: bool,
+        keep_scale: float,
+        h_scale: Tensor | None,
+        out_scale: Tensor | None,
+        partials: Tensor | None,
+        first_row: int = 0,
+        out: Tensor | None = None,
+    ) -> None:
+        rows.activation_grad(
+            self._kernels[self._dtype],
+            g,
+            h,
+            masked=masked,
+            keep_scale=keep_scale,
+            h_scale=h_scale,
+            out_scale=out_scale,
+            partials=partials,
+            first_row=first_row,
+            out=out,
+        )
+
+    def product_grad(
+        self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient, out: Tensor | None = None
+    ) -> None:
+        product_grad_by_blocks(self, a, b, h, block, gradient, out)
+
+    def sum_partials(self, partials: Tensor, out: Tensor) -> None:
+        rows.sum_partials(self._kernels[self._real], partials, out)
+
+    def softmax_xent(
+        self,
+        z: Tensor,
+        labels: Tensor,
+        mask: Tensor,
+        inv_count: float,
+        row_scale: Tensor | None,
+        loss: Tensor,
+        partials: Tensor | None,
+    ) -> None:
+        sums = rows.LossSums(loss, partials, self._losses, self._arrived)
+        rows.softmax_xent(self._kernels[self._dtype], z, labels, mask, inv_count, row_scale, sums)
+
+    def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
+        rows.confusion(self._kernels[self._dtype], z, labels, mask, counts)
+
+    def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
+        rows.dropout_values(self._kernels[self._real], matrix, out, row_ids, dropout)
+
+    def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        rows.gather_rows(self._kernels[source.dtype], source, index, out)
+
+    def scatter_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        rows.scatter_rows(self._kernels[source.dtype], source, index, out)
+
+    def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        rows.scatter_add_rows(self._kernels[source.dtype], source, index, out)
+
+    def epoch_end(self, step: Step, books: Books) -> Callable[[], None]:
+        return epoch_end(self._kernels[self._dtype], self.upload, step, books)
+
+    def record(self) -> Event:
+        return self._device.record()
+
+    def timestamp(self) -> Timestamp:
+        return self._device.timestamp()
+
+    def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
+        return self._device.repeatable(function, agree) if self._exploration is None else Eager(function)
+
+    def synchronize(self) -> None:
+        self._device.synchronize()
+
+    def peak_bytes(self) -> int:
+        return self._device.peak_bytes()
+
+    @property
+    def edges(self) -> CudaEdges:
+        return CudaEdges(self._kernels[self._dtype])

@@ -1,0 +1,205 @@
+"""A GPU as one rank uses it: torch's memory and streams, CuPy's compiler.
+
+Two streams: kernels run on one, messages on the other, which has the higher priority, so that a small copy does not wait
+behind the blocks of a long SpMM. torch is imported before CuPy: both load the CUDA libraries that torch was built with.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mggcn.backend.cuda.capture import Captured
+from mggcn.backend.cuda.compile import load_kernels
+from mggcn.backend.cuda.cusparse import Library
+from mggcn.backend.cuda.kernels import Module
+from mggcn.backend.cuda.presence import import_cupy
+from mggcn.backend.cuda.sizes import DeviceTraits
+from mggcn.backend.cuda.upload import Uploads
+from mggcn.backend.events import Agree, Eager, Event, Repeatable, alone
+
+
+class CudaEvent:
+    """A point in a stream's work; waiting orders the current stream behind it, the host goes on."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+
+    def done(self) -> bool:
+        """Whether the device has passed this point."""
+        return bool(self._event.query())
+
+
+class CudaTime:
+    """A moment of a stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record(stream)
+
+    def seconds_since(self, earlier: CudaTime) -> float:
+        return float(earlier._event.elapsed_time(self._event)) / 1e3
+
+
+class CudaLane:
+    """The stream of messages, beside the stream of kernels `compute`.
+
+    capturing: held while the rank's work is recorded as a graph: nobody else may then touch its streams.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, compute: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._compute = compute
+        self.capturing = threading.Lock()
+
+    @property
+    def handle(self) -> int:
+        """The stream's address, as NCCL takes it."""
+        return self._stream.cuda_stream
+
+    @contextmanager
+    def working(self, after: Event | None) -> Iterator[None]:
+        rank_stream = torch.cuda.current_stream()
+        with torch.cuda.stream(self._stream):
+            if after is None:
+                self._stream.wait_stream(rank_stream)
+            else:
+                after.wait()
+            yield
+
+    def record(self) -> CudaEvent:
+        return CudaEvent(self._stream)
+
+    def mark(self) -> CudaEvent:
+        """Return a point behind the kernels so far; the messages of a repeated graph run on their stream too."""
+        return CudaEvent(self._compute)
+
+    def timestamp(self) -> CudaTime:
+        return CudaTime(self._stream)
+
+    def free_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self._stream.device)[0])
+
+
+class CudaDevice:
+    """One GPU for the calling thread: its streams become the thread's current ones in torch and CuPy.
+
+    capture: whether what repeats may be recorded as a CUDA graph.
+    """
+
+    def __init__(self, index: int, *, capture: bool) -> None:
+        cupy = import_cupy()
+        torch.cuda.set_device(index)
+        self._torch_device = torch.device("cuda", index)
+        self._cupy = cupy
+        self._capture = capture
+        self._compute = torch.cuda.Stream(self._torch_device)
+        self._uploads = Uploads(_pinned, _send)
+        self._lane = CudaLane(torch.cuda.Stream(self._torch_device, priority=-1), self._compute)
+        # CuPy keeps no reference of its own to the current stream.
+        self._cupy_stream = cupy_stream(cupy, self._compute.cuda_stream, index)
+        self.activate()
+        figures = torch.cuda.get_device_properties(self._torch_device)
+        self._traits = DeviceTraits(
+            figures.name,
+            (figures.major, figures.minor),
+            figures.multi_processor_count,
+            int(cupy.cuda.runtime.getDeviceProperties(index)["l2CacheSize"]),
+        )
+
+    def activate(self) -> None:
+        """Make the rank's stream the calling thread's current one in torch and CuPy, behind what the thread did before."""
+        torch.cuda.set_device(self._torch_device)
+        before = torch.cuda.current_stream()
+        if before != self._compute:
+            self._compute.wait_stream(before)
+            torch.cuda.set_stream(self._compute)
+        self._cupy.cuda.Device(self._torch_device.index).use()
+        self._cupy_stream.use()
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self._torch_device
+
+    @property
+    def traits(self) -> DeviceTraits:
+        return self._traits
+
+    @property
+    def lane(self) -> CudaLane:
+        return self._lane
+
+    @property
+    def cusparse(self) -> Library:
+        return Library(lambda: torch.cuda.current_stream().cuda_stream)
+
+    def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
+        self._uploads.write(array, out)
+
+    def compile(self, path: Path, options: tuple[str, ...]) -> Module:
+        return load_kernels(self._cupy, path, options)
+
+    def mixed_matmul(self, a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool) -> None:
+        if accumulate:
+            torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
+        else:
+            torch.mm(a, b, out_dtype=torch.float32, out=out)
+
+    def record(self) -> CudaEvent:
+        return CudaEvent(self._compute)
+
+    def timestamp(self) -> CudaTime:
+        return CudaTime(self._compute)
+
+    def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
+        return Captured(function, self._compute, self._lane.capturing, agree) if self._capture else Eager(function)
+
+    def synchronize(self) -> None:
+        self._compute.synchronize()
+        self._lane._stream.synchronize()
+
+    def peak_bytes(self) -> int:
+        """Peak of torch's allocator plus what else is taken on the GPU now: exact if this process is alone on it."""
+        free, total = torch.cuda.mem_get_info(self._torch_device)
+        others = total - free - torch.cuda.memory_reserved(self._torch_device)
+        return others + torch.cuda.max_memory_reserved(self._torch_device)
+
+
+def _pinned(nbytes: int) -> Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _send(out: Tensor, pinned: Tensor) -> Callable[[], object]:
+    """Start a copy on the current stream."""
+    out.copy_(pinned, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return event.synchronize
+
+
+class _ForeignStream:
+    """A stream of torch's, as CuPy's protocol for streams of others asks for it."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
+def cupy_stream(cupy: Any, address: int, index: int) -> Any:
+    """Return CuPy's view of a stream; the stream must outlive it. CuPy 14 warns of the class that CuPy 13 has for it."""
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(_ForeignStream(address))
+    return cupy.cuda.ExternalStream(address, index)

@@ -1,0 +1,68 @@
+"""The end of an epoch on a GPU: the one launch of cuda/epoch_end.cu, and which block moves which weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from mggcn.backend.cuda.kernels import Kernels
+from mggcn.backend.epoch_end import BETA1, BETA2, EPS, Books, Step, Weight
+
+THREADS = 256
+PART = 4 * THREADS
+"""Weights of a block: a few for each thread."""
+RULES = {"adam": 0, "adamw": 1, "sgd": 2}
+
+
+def epoch_end(
+    kernels: Kernels, upload: Callable[[npt.NDArray[Any]], Tensor], step: Step, books: Books
+) -> Callable[[], None]:
+    """Return the launch. Its blocks count themselves in a number of its own on the device."""
+    table = np.array([row for weight in step.weights for row in _parts(weight)], np.int64)
+    first, second = (*step.moments, None, None)[:2]
+    return functools.partial(
+        kernels.launch,
+        "epoch_end",
+        "end_epoch",
+        (len(table),),
+        (THREADS,),
+        step.values,
+        step.grads,
+        first,
+        second,
+        step.operands,
+        upload(table),
+        RULES[step.kind],
+        max(weight.decay for weight in step.weights),
+        step.momentum,
+        BETA1,
+        BETA2,
+        EPS,
+        step.steps,
+        len(step.weights),
+        books.rates,
+        books.own,
+        books.signals,
+        books.signals.numel(),
+        books.history,
+        books.clock,
+        upload(np.zeros(1, np.int32)),
+    )
+
+
+def _parts(weight: Weight) -> Iterator[tuple[int, ...]]:
+    """What each block has of a weight: begin, end, columns, first column, place and stride of its operand, decay, 0."""
+    start, count, cols = int(weight.value.storage_offset()), weight.value.numel(), weight.value.shape[-1]
+    for begin in range(0, count, PART):
+        end = min(begin + PART, count)
+        row, column = divmod(begin, cols)
+        place, stride = -1, 0
+        if weight.operand is not None:
+            stride = weight.operand.stride(0)
+            place = int(weight.operand.storage_offset()) + row * stride
+        yield start + begin, start + end, cols, column, place, stride, int(weight.decay != 0), 0

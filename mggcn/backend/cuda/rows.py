@@ -1,0 +1,243 @@
+"""Launches of cuda/rows.cu, columns.cu and loss.cu: every grid and block is a pure function of shapes and types.
+
+V rows, D columns, C classes. Arguments are those of KernelBackend; `kernels` are those for the type of the dense tensors
+that are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mggcn.backend.base import Dropout, Epilogue, Sparse
+from mggcn.backend.cuda.epilogue import epilogue_args
+from mggcn.backend.cuda.kernels import Kernels, out_option
+
+PARTIALS = 1024
+"""Most row chunks whose sums are added in order: a block each, of which an H100 holds about as many at once."""
+CHUNK_ROWS = 16
+"""Fewer rows than this are not worth a chunk of their own."""
+ROW_THREADS = 128
+SUM_THREADS = 256
+SHARED_BYTES = 47 * 1024
+"""Dynamic shared memory of a block: what every GPU offers, less a little for static arrays."""
+
+Shape = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def vector(dtype: torch.dtype) -> int:
+    """Return the columns of a 16-byte access (kVector of cuda/common.cuh)."""
+    return 16 // dtype.itemsize
+
+
+def chunks(rows: int) -> int:
+    """Return the number of row chunks whose sums are taken apart."""
+    return min(PARTIALS, _ceil(rows, CHUNK_ROWS))
+
+
+def row_shape(rows: int, cols: int, width: int) -> Shape:
+    """Return grid and block of a row pass whose threads have `width` columns each: whole rows side by side in a block."""
+    x = min(max(_ceil(cols, width), 1), ROW_THREADS)
+    y = ROW_THREADS // x
+    return (_ceil(rows, y), _ceil(cols, width * x)), (x, y)
+
+
+def sum_shape(rows: int, cols: int, width: int) -> Shape:
+    """Return grid and block of a pass that sums columns: a block per chunk, no more threads than the chunk has rows for."""
+    x = min(_ceil(cols, width), SUM_THREADS)
+    y = max(1, min(SUM_THREADS // x, _ceil(rows, max(chunks(rows), 1))))
+    return (chunks(rows), _ceil(cols, width * x)), (x, y)
+
+
+def loss_lanes(classes: int) -> int:
+    """Return the lanes of a warp that share a row of scores."""
+    return next((lanes for lanes in (4, 8, 16) if classes <= lanes), 32)
+
+
+def finish(kernels: Kernels, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
+    rows, cols = out.shape
+    dropped = epilogue.dropout is not None and epilogue.dropout.threshold > 0
+    kernels.launch(
+        "rows",
+        "finish_rows_dropout" if dropped else "finish_rows",
+        *row_shape(rows, cols, 8 if dropped else vector(z.dtype)),
+        z,
+        z.stride(0),
+        out,
+        out.stride(0),
+        rows,
+        cols,
+        first_row,
+        *epilogue_args(epilogue),
+        options=out_option(z, out),
+    )
+
+
+def activation_grad(
+    kernels: Kernels,
+    g: Tensor,
+    h: Tensor,
+    *,
+    masked: bool,
+    keep_scale: float,
+    h_scale: Tensor | None,
+    out_scale: Tensor | None,
+    partials: Tensor | None,
+    first_row: int = 0,
+    out: Tensor | None = None,
+) -> None:
+    rows, cols = h.shape
+    to = h if out is None else out
+    begins = first_row == 0
+    if not rows and begins and partials is not None:
+        partials.zero_()
+    kernels.launch(
+        "columns",
+        "activation_grad",
+        *sum_shape(rows, cols, vector(h.dtype)),
+        g,
+        g.stride(0),
+        h,
+        h.stride(0),
+        to,
+        to.stride(0),
+        rows,
+        cols,
+        first_row,
+        int(masked),
+        keep_scale,
+        h_scale,
+        out_scale,
+        partials,
+        0 if partials is None else partials.shape[0],
+        int(begins),
+        options=out_option(h, to),
+    )
+
+
+def sum_partials(kernels: Kernels, partials: Tensor, out: Tensor) -> None:
+    """Out is of the accumulation type, and so are the kernels."""
+    cols = out.shape[0]
+    kernels.launch("columns", "sum_partials", (_ceil(cols, 32),), (32, 32), partials, partials.shape[0], out, cols)
+
+
+@dataclass(frozen=True, slots=True)
+class LossSums:
+    """What the loss adds up: loss float64 (1,), partials of the bias gradient or None, and room to do so.
+
+    losses: float64 (PARTIALS,), overwritten; arrived: int32 (1,), zero before and after.
+    """
+
+    loss: Tensor
+    partials: Tensor | None
+    losses: Tensor
+    arrived: Tensor
+
+
+def softmax_xent(
+    kernels: Kernels,
+    z: Tensor,
+    labels: Tensor,
+    mask: Tensor,
+    inv_count: float,
+    row_scale: Tensor | None,
+    sums: LossSums,
+) -> None:
+    rows, cols = z.shape
+    used, partials = chunks(rows), sums.partials
+    if not used:
+        if partials is not None:
+            partials.zero_()
+        return
+    lanes = loss_lanes(cols)
+    fitting = SHARED_BYTES // (8 * cols) if partials is not None else SUM_THREADS
+    groups = max(1, min(SUM_THREADS // lanes, fitting))
+    kernels.launch(
+        "loss",
+        "softmax_xent",
+        (used,),
+        (lanes, groups),
+        z,
+        z.stride(0),
+        rows,
+        cols,
+        labels,
+        mask,
+        inv_count,
+        row_scale,
+        sums.losses,
+        sums.arrived,
+        sums.loss,
+        partials,
+        0 if partials is None else partials.shape[0],
+        int(fitting > 0),
+        shared_bytes=8 * cols * groups if partials is not None and fitting else 0,
+    )
+
+
+def confusion(kernels: Kernels, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
+    rows, cols = z.shape
+    lanes = loss_lanes(cols)
+    shared = 4 * 9 * cols if 4 * 9 * cols <= SHARED_BYTES else 0
+    kernels.launch(
+        "loss",
+        "confusion",
+        (chunks(rows),),
+        (lanes, SUM_THREADS // lanes),
+        z,
+        z.stride(0),
+        rows,
+        cols,
+        labels,
+        mask,
+        counts,
+        int(shared > 0),
+        shared_bytes=shared,
+    )
+
+
+def dropout_values(kernels: Kernels, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
+    """Values and out are of the accumulation type, and so are the kernels."""
+    rows = matrix.num_rows
+    lanes = 32 if matrix.nnz >= 16 * rows else 8
+    kernels.launch(
+        "rows",
+        "dropout_values",
+        (_ceil(rows, ROW_THREADS // lanes),),
+        (lanes, ROW_THREADS // lanes),
+        matrix.indptr,
+        matrix.indices,
+        matrix.values,
+        out,
+        rows,
+        row_ids,
+        dropout.clock,
+        dropout.layer,
+        dropout.threshold,
+        dropout.keep_scale,
+    )
+
+
+def gather_rows(kernels: Kernels, source: Tensor, index: Tensor, out: Tensor) -> None:
+    _move_rows(kernels, "gather_rows", source, index, out, out.shape)
+
+
+def scatter_rows(kernels: Kernels, source: Tensor, index: Tensor, out: Tensor) -> None:
+    _move_rows(kernels, "scatter_rows", source, index, out, source.shape)
+
+
+def scatter_add_rows(kernels: Kernels, source: Tensor, index: Tensor, out: Tensor) -> None:
+    _move_rows(kernels, "scatter_add_rows", source, index, out, source.shape)
+
+
+def _move_rows(kernels: Kernels, kernel: str, source: Tensor, index: Tensor, out: Tensor, shape: torch.Size) -> None:
+    rows, cols = shape
+    grid, block = row_shape(rows, cols, vector(source.dtype))
+    moved = (source, source.stride(0), index, out, out.stride(0), rows, cols)
+    kernels.launch("rows", kernel, grid, block, *moved, options=out_option(source, out))

@@ -1,0 +1,123 @@
+"""Which SpMM kernel, and in which shape, multiplies a matrix by a dense operand: a pure function of sizes and device.
+
+A piece is what a lane loads at once: 16 bytes, or one column if the operand is not aligned. A group of lanes reads a row
+of the operand; what its lanes * pieces do not cover is the next tile. A warp is 32 / lanes groups, each with a row of the
+matrix of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+from mggcn.backend.cpu.variants import SpmmChoice
+from mggcn.backend.cuda.sizes import DeviceTraits
+from mggcn.backend.gather_rates import SLICE_ROW, SLICES, CacheRates
+
+L2_SHARE = 0.5
+"""Part of the L2 cache that holds rows of the operand: an A100's and an H100's two halves may each hold a copy."""
+RATES = CacheRates(L2_SHARE * 50 * 2**20, 4.7e12, 2.6e12, 1.8e-11)
+"""An H100's, of which only ratios count here. Not measured: docs/notes/0004-spmm-gpu.md."""
+LINE_BYTES = 64
+"""Rows of operands are padded to as many bytes."""
+TILE_COST = 0.85
+"""A second tile reads indices and pointers again: idle lanes cost less up to this share of busy ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kernel of cuda/spmm*.cu and its shape."""
+
+    kernel: Literal["simple", "groups", "balanced"] = "balanced"
+    lanes: int = 32
+    pieces: int = 1
+    """Loads of a lane per row of the operand."""
+    unroll: int = 4
+    """Rows of the operand that a group loads at once."""
+    aligned: bool = True
+    """Whether a piece is 16 bytes."""
+
+    def tile(self, itemsize: int) -> int:
+        """Return the columns that a group covers."""
+        return self.lanes * self.pieces * piece_columns(itemsize, self.aligned)
+
+
+def piece_columns(itemsize: int, aligned: bool) -> int:
+    return 16 // itemsize if aligned else 1
+
+
+@functools.cache
+def choose_slices(rows: int, nnz: int, inner: int, width: int, itemsize: int, traits: DeviceTraits) -> SpmmChoice:
+    """Return whole rows, or slices of the columns, for (rows, inner) with nnz nonzeros times (inner, width).
+
+    Slices are panels of columns in the words of `SpmmChoice`; nothing is packed. Width and type are an aligned operand's.
+    """
+    size = 0
+    if nnz >= SLICE_ROW * rows:
+        row_bytes = _padded(width * itemsize)
+        size = rates_of(traits).slice_bytes(row_bytes, inner * row_bytes)
+    return sliced(size, itemsize)
+
+
+def slicings(
+    rows: int, nnz: int, inner: int, width: int, itemsize: int, traits: DeviceTraits, hopeless: float
+) -> tuple[SpmmChoice, ...]:
+    """Return the ways that are worth being timed: the model's, then those that it expects to take less than `hopeless`
+    times as long, the fastest first.
+    """
+    row_bytes, rates = _padded(width * itemsize), rates_of(traits)
+    model = choose_slices(rows, nnz, inner, width, itemsize, traits)
+
+    def expected(way: SpmmChoice) -> float:
+        return rates.sliced_row_s(row_bytes, inner * row_bytes, way.panel * itemsize or row_bytes)
+
+    others = [sliced(size, itemsize) for size in (0, *SLICES) if size < row_bytes]
+    left = sorted((way for way in others if way.text != model.text), key=expected)
+    return (model, *(way for way in left if expected(way) < hopeless * expected(model)))
+
+
+def sliced(size: int, itemsize: int) -> SpmmChoice:
+    """Return the way of slices of so many bytes; 0: of whole rows."""
+    return SpmmChoice("panels", size // itemsize) if size else SpmmChoice()
+
+
+def is_slicing(way: SpmmChoice, itemsize: int) -> bool:
+    """Whether a way that was kept is one of this version's for a GPU."""
+    return dataclasses.replace(way, reason="") in [sliced(size, itemsize) for size in (0, *SLICES)]
+
+
+def rates_of(traits: DeviceTraits) -> CacheRates:
+    """Return what gathers cost on a device relative to each other."""
+    return dataclasses.replace(RATES, cache_bytes=L2_SHARE * traits.l2_bytes)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // LINE_BYTES) * LINE_BYTES
+
+
+@functools.cache
+def choose(width: int, itemsize: int, aligned: bool, panel: int = 0, *, weighted: bool = False) -> Variant:
+    """Return the variant for an operand of `width` columns of `itemsize` bytes; panel: columns of a slice, 0: all."""
+    columns = piece_columns(itemsize, aligned)
+    pieces = -(-(panel if panel and aligned else width) // columns)
+    lanes, per_lane = _group(pieces, columns * itemsize, 3 if itemsize == 4 or not aligned else 2)
+    # 64 registers hold eight 16-byte loads beside eight sums, or half as many loads beside more sums or edge values.
+    in_flight = 4 if weighted or (itemsize == 2 and per_lane > 1) else 8
+    unroll = min(lanes, 1 << (in_flight // per_lane).bit_length() - 1)
+    return Variant("balanced", lanes, per_lane, max(unroll, 2), aligned)
+
+
+def _group(pieces: int, piece_bytes: int, most: int) -> tuple[int, int]:
+    """Lanes and pieces per lane: few idle lanes, whole 128-byte lines, few tiles, then as many rows per warp as can be."""
+
+    def score(shape: tuple[int, int]) -> float:
+        lanes, per_lane = shape
+        tiles = -(-pieces // (lanes * per_lane))
+        busy = pieces / (tiles * lanes * per_lane)
+        contiguous = {128: 1.0, 64: 0.95, 32: 0.8}.get(min(lanes * piece_bytes, 128), 0.6)
+        return busy * contiguous * TILE_COST ** (tiles - 1)
+
+    shapes = [(lanes, per_lane) for lanes in (4, 8, 16, 32) for per_lane in range(1, most + 1)]
+    return max(shapes, key=score)

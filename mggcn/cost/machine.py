@@ -1,0 +1,298 @@
+"""Machines as their TOML files describe them: what one device does in a second, and what the links between ranks carry.
+
+A file holds rates for kernels as they run, not peaks: measured by `mggcn tune`, or estimated from data sheets, which
+`origin` says. Files of known machines lie in the folder machines. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from mggcn.backend.gather_rates import CacheRates, Gather
+from mggcn.comm.nccl_memory import NcclMeasured, NcclSizes
+from mggcn.cost.toml_fields import Fields, read_toml
+from mggcn.errors import ConfigError
+
+MACHINES: Final = Path(__file__).with_name("machines")
+LIKE: Final = {"H100": "dgx-h100", "H200": "dgx-h100", "A100": "dgx-a100", "V100": "dgx-1"}
+"""Shipped files by parts of the names of GPUs."""
+Kind = Literal["cpu", "cuda"]
+Origin = Literal["measured", "described", "assumed"]
+MessageKind = Literal["broadcast", "all_to_all", "all_reduce"]
+MESSAGES: Final[tuple[MessageKind, ...]] = get_args(MessageKind)
+
+
+@dataclass(frozen=True, slots=True)
+class RateTable:
+    """Bytes per second by the bytes of the operand that the work touches: caches make small ones fast.
+
+    points: (footprint in bytes, bytes per second), footprints rising.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def at(self, footprint: float) -> float:
+        """Return the rate, linear in the logarithm of the footprint between points, constant beyond the last ones."""
+        before = self.points[0]
+        for point in self.points:
+            if footprint <= point[0]:
+                if point is before:
+                    return point[1]
+                share = math.log(footprint / before[0]) / math.log(point[0] / before[0])
+                return before[1] + share * (point[1] - before[1])
+            before = point
+        return before[1]
+
+    def row_s(self, row_bytes: float, footprint: float) -> float:
+        """As `Gather.row_s`."""
+        return row_bytes / self.at(footprint)
+
+    def slice_bytes(self, row_bytes: int, footprint: float) -> int:
+        """Return 0: rates were measured of products that chose their way."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """What one device does alone: a GPU, a socket, or all cores of a host that its ranks share."""
+
+    kind: Kind
+    count: int
+    """Devices of the machine."""
+    shared: bool
+    """Whether several ranks may share a device; each then gets its part of the rates, and their operands of the cache."""
+    cores: int
+    """Calls that run at once on a device."""
+    memory_bytes: int
+    copy: RateTable
+    """Bytes per second, read plus written, of passes over whole matrices."""
+    gather: Gather
+    """What a row costs that a sparse product reads at random, by bytes of the dense operand."""
+    row_s: float
+    """Seconds for each gathered row beside that, wherever it lies: what makes narrow rows dear."""
+    call_s: float
+    """Seconds of a kernel beside its work: launch, Python, waking the threads."""
+    gemm: Mapping[str, float]
+    """FLOP per second of dense products by precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a transport carries between `ranks` ranks.
+
+    pooled: all messages pass one bottleneck (the memory of a shared host): rates count the bytes that reach any rank.
+    Otherwise a rate is that of each rank, in bytes that it sends or receives. An all-reduce counts what a ring sends.
+    latency_s: seconds of a message without bytes.
+    busy: share of a rank's device that a message in flight takes from computing; with 1, nothing overlaps.
+    """
+
+    transport: str
+    ranks: int
+    rates: Mapping[MessageKind, float]
+    latency_s: Mapping[MessageKind, float]
+    pooled: bool
+    busy: float
+
+    def transfer_s(self, kind: MessageKind, sent: list[int], received: list[int]) -> float:
+        """Return the seconds for which one message holds the link, from its bytes on every rank, without its latency."""
+        if self.pooled:
+            moved = sum(received)
+        else:
+            # The root of a broadcast sends its block once; the network, or the other ranks, multiply it.
+            moved = max(received) if kind == "broadcast" else max(*sent, *received)
+        return moved / self.rates[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Equal links of a device, as far as the analysis of 1.5D partitions counts them (MG-GCN, section 5.1)."""
+
+    broadcast: int
+    """Links that a broadcast to all ranks can use."""
+    replication: int
+    """Groups of ranks, and copies of every row, of the 1.5D partition."""
+    group_broadcast: int
+    """Links that a broadcast within a group can use."""
+    reduction: int
+    """Links that the reduction between the groups can use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine on which a plan is costed."""
+
+    name: str
+    title: str
+    origin: Origin
+    device: DeviceRates
+    links: tuple[Link, ...]
+    topology: Topology | None = None
+    nccl: tuple[NcclMeasured, ...] = ()
+    """What NCCL took of its GPUs' memory, where that was measured."""
+
+    @property
+    def caveat(self) -> str:
+        """Say how far the figures can be trusted; "" for measured ones."""
+        return {
+            "measured": "",
+            "described": "described from data sheets, not measured",
+            "assumed": "assumed, not measured; run mggcn tune",
+        }[self.origin]
+
+    def sharing(self, ranks: int) -> int:
+        """Return the ranks on each device. Raises: ConfigError if there are more ranks than devices and none is shared."""
+        share = -(-ranks // self.device.count)
+        if share > 1 and not self.device.shared:
+            raise ConfigError(
+                f"machine {self.name} has {self.device.count} devices, one for each rank, got {ranks} ranks; "
+                "plan fewer ranks, or describe a larger machine in a file for --machine"
+            )
+        return share
+
+    def link(self, ranks: int, transport: str) -> Link:
+        """Return the link for as many ranks: of the transport if it is described, with the next number of ranks."""
+        same = [link for link in self.links if link.transport == transport] or list(self.links)
+        return min(same, key=lambda link: (abs(math.log(link.ranks / ranks)), link.ranks))
+
+    def memory_per_rank(self, ranks: int) -> int:
+        """Return the bytes that each of `ranks` ranks may use. Raises: ConfigError as sharing."""
+        return self.device.memory_bytes // self.sharing(ranks)
+
+
+def read_machine(path: Path) -> Machine:
+    """Read a machine's file. Raises: ConfigError that names the file and the key that is unknown, missing or wrong."""
+    top = Fields(read_toml(path), f"{path}")
+    device = top.table("device")
+    machine = Machine(
+        top.text("name"),
+        top.text("title"),
+        top.choice("origin", get_args(Origin)),
+        _device(device),
+        tuple(_link(entry) for entry in top.tables("link")),
+        _topology(top.table("topology")) if top.has("topology") else None,
+        tuple(_nccl(entry) for entry in top.tables("nccl")) if top.has("nccl") else (),
+    )
+    top.finish()
+    return machine
+
+
+def shipped_machines() -> list[str]:
+    """Return the names that --machine takes beside files."""
+    return sorted(path.stem for path in MACHINES.glob("*.toml"))
+
+
+def find_machine(name: str) -> Machine:
+    """Return a machine by the name of a shipped one or by its file. Raises: ConfigError that lists the known names."""
+    if name in shipped_machines():
+        return read_machine(MACHINES / f"{name}.toml")
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(
+            f"--machine expects a file or one of {', '.join(shipped_machines())}, got {name!r}; "
+            "mggcn tune --out FILE writes a file for this machine"
+        )
+    return read_machine(path)
+
+
+def tuned_path() -> Path:
+    """Return where `mggcn tune` leaves the figures of this machine: below $XDG_CONFIG_HOME, by default ~/.config."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "mggcn" / "machine.toml"
+
+
+def default_machine(kind: Kind, tuned: Path, gpu: str = "") -> Machine:
+    """Return the machine that `tuned` describes if it is of this kind of device, else one that is described or assumed.
+
+    gpu: the name of the GPU that is here, by which one like it is found, with as many as there are ranks. What was measured
+    of NCCL counts in either case: it is this machine's. Raises: ConfigError if the file is there but cannot be read.
+    """
+    assumed = read_machine(MACHINES / f"assumed-{kind}.toml")
+    name = next((name for part, name in LIKE.items() if part in gpu), "")
+    if kind == "cuda" and name:
+        machine = find_machine(name)
+        device = dataclasses.replace(machine.device, count=assumed.device.count)
+        assumed = dataclasses.replace(machine, device=device, title=f"{gpu}, as in {machine.title}")
+    if not tuned.is_file():
+        return assumed
+    machine = read_machine(tuned)
+    return machine if machine.device.kind == kind else dataclasses.replace(assumed, nccl=machine.nccl)
+
+
+def _device(fields: Fields) -> DeviceRates:
+    device = DeviceRates(
+        fields.choice("kind", get_args(Kind)),
+        fields.whole("count", 1),
+        fields.flag("shared"),
+        fields.whole("cores", 1),
+        fields.whole("memory_bytes", 1),
+        _table(fields, "copy"),
+        _table(fields, "gather"),
+        fields.number("row_s", least=0.0),
+        fields.number("call_s", least=0.0),
+        fields.named_numbers("gemm", ("fp32", "tf32", "bf16", "fp64"), some=True),
+    )
+    fields.finish()
+    if device.kind == "cuda":
+        device = dataclasses.replace(device, gather=_cached(fields, device), row_s=0.0)
+    return device
+
+
+def _table(fields: Fields, key: str) -> RateTable:
+    points = fields.pairs(key)
+    footprints = [footprint for footprint, _ in points]
+    if footprints != sorted(set(footprints)):
+        raise ConfigError(f"{fields.where}: {key} needs rising footprints, got {footprints}")
+    return RateTable(tuple(points))
+
+
+def _cached(fields: Fields, device: DeviceRates) -> CacheRates:
+    """A GPU's gathers: up to the bytes that its cache holds, and beyond; row_s is what rows from memory cost."""
+    points = device.gather.points
+    if len(points) != 2:
+        raise ConfigError(
+            f"{fields.where}: gather of a GPU expects two points, the bytes of an operand that its cache holds and any "
+            f"beyond, each with its rate, got {len(points)}"
+        )
+    (cache_bytes, cached), (_, missed) = points
+    return CacheRates(cache_bytes, cached, missed, device.row_s)
+
+
+def _link(fields: Fields) -> Link:
+    link = Link(
+        fields.text("transport"),
+        fields.whole("ranks", 1),
+        fields.named_numbers("rates", MESSAGES),
+        fields.named_numbers("latency_s", MESSAGES),
+        fields.flag("pooled"),
+        fields.number("busy", least=0.0, most=1.0),
+    )
+    fields.finish()
+    return link
+
+
+def _nccl(fields: Fields) -> NcclMeasured:
+    names = [field.name for field in dataclasses.fields(NcclSizes)]
+    measured = NcclMeasured(
+        fields.whole("ranks", 1),
+        NcclSizes(**{name: fields.whole(name, 1) for name in names}),
+        fields.whole("collective_bytes", 0),
+        fields.whole("p2p_bytes", 0),
+    )
+    fields.finish()
+    return measured
+
+
+def _topology(fields: Fields) -> Topology:
+    topology = Topology(
+        fields.whole("broadcast", 1),
+        fields.whole("replication", 2),
+        fields.whole("group_broadcast", 1),
+        fields.whole("reduction", 1),
+    )
+    fields.finish()
+    return topology

@@ -1,0 +1,183 @@
+"""What a rank does in a program, as the cost model sees it, and the seconds of what it does alone. Needs no torch.
+
+P ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.aggregate.steps import Await, Send, Stages
+from mggcn.backend.gather_rates import SLICE_ROW, gathered_row_s
+from mggcn.cost.machine import DeviceRates
+from mggcn.errors import PlanError
+
+Kind = Literal["sparse", "dense", "elementwise", "messages", "sums", "overhead"]
+KINDS: Final[Mapping[Kind, str]] = {
+    "sparse": "sparse products",
+    "dense": "dense products",
+    "elementwise": "passes and row copies",
+    "messages": "waiting for others",
+    "sums": "sums of gradients",
+    "overhead": "calls, optimiser",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a rank does alone: it takes as long as moving its bytes or computing, whichever is longer, plus its calls."""
+
+    kind: Kind
+    rows: int = 0
+    """Rows gathered at random."""
+    row_bytes: int = 0
+    footprint: int = 0
+    """Bytes of the matrix that they are gathered from."""
+    streamed: int = 0
+    """Bytes read and written in order."""
+    span: int = 0
+    """Bytes of the matrices that are streamed, where a pass is cut into blocks; 0: `streamed`."""
+    flop: int = 0
+    precision: str = "fp32"
+    calls: int = 1
+    reuse: tuple[tuple[int, float], ...] = ()
+    """How local the gathers are: (bytes of the rows used since the same one was, at most; share of the gathers), rising;
+    (): at random over the footprint."""
+    results: int = 0
+    """Rows of the result of a sparse product, which may gather in slices of the columns; 0: of no product."""
+
+    @property
+    def long_rows(self) -> bool:
+        return self.rows >= SLICE_ROW * self.results > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A buffer of `nbytes` is summed over all ranks, and all wait for it."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The stages of a broadcast. first: its first message's number in the program; edge: bytes of an edge of the tiles;
+    reuse: as Work's.
+    """
+
+    stages: Stages
+    first: int
+    edge: int
+    reuse: tuple[tuple[int, float], ...] = ()
+    result: int = 0
+    """Bytes of a row of the result; 0: as many as of the operand."""
+
+    def plain(self) -> Iterator[Work | Send | Await]:
+        """Yield the items one by one."""
+        for step in self.stages.plain():
+            match step:
+                case Await():
+                    yield Await(self.first + step.message)
+                case Send():
+                    yield step
+                case _:
+                    row = self.stages.row_bytes
+                    yield product(step.rows, step.columns, step.nnz, row, self.edge, self.reuse, self.result)
+
+
+Item = Work | Send | Await | Sum | Staged
+Count = TypeVar("Count", int, npt.NDArray[np.int64])
+
+
+def product(
+    rows: int, columns: int, nnz: int, row: int, edge: int, reuse: tuple[tuple[int, float], ...] = (), result: int = 0
+) -> Work:
+    """Return the work of a sparse product, (rows, columns) with nnz nonzeros.
+
+    row, edge, result: as for `product_bytes`; a result of 0 bytes: of as many as of the operand.
+    """
+    # No more rows of the operand are touched than there are nonzeros.
+    footprint, streamed = product_bytes(rows, min(columns, nnz), nnz, row, edge, result or row)
+    return Work("sparse", nnz, row, footprint, streamed, reuse=reuse, results=rows)
+
+
+def product_bytes(rows: Count, touched: Count, nnz: Count, row: int, edge: int, result: int) -> tuple[Count, Count]:
+    """Return the bytes that a sparse product gathers from, and those that it streams.
+
+    touched: rows of the operand; row: bytes of one; result: of a row of the result; edge: of a nonzero. For one product or
+    many.
+    """
+    return touched * row, nnz * edge + rows * (8 + 2 * result)
+
+
+def ring_bytes(nbytes: int, ranks: int) -> int:
+    """Bytes that one rank of a ring sends to sum a buffer over the ranks."""
+    return 2 * nbytes * (ranks - 1) // ranks
+
+
+def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, float]:
+    """Return the seconds of a rank's work, and of its calls, where `sharing` ranks have the device.
+
+    Each rank gets its part of the rates; together, their operands take as many times the cache.
+    Raises: PlanError if the machine's file has no rate of dense products in this precision.
+    """
+    moving = 0.0
+    if work.rows:
+        each = _row_s(work.row_bytes, work.reuse, device, sharing, work.long_rows)(work.footprint)
+        moving += work.rows * sharing * (each + device.row_s)
+    if work.streamed:
+        moving += work.streamed * sharing / device.copy.at((work.span or work.streamed) * sharing)
+    computing = work.flop * sharing / _gemm(device, work.precision) if work.flop else 0.0
+    return max(moving, computing), call_seconds(work.calls, device, sharing)
+
+
+def call_seconds(calls: int, device: DeviceRates, sharing: int) -> float:
+    """Return the seconds of so many calls."""
+    return calls * device.call_s * max(1.0, sharing / device.cores)
+
+
+def staged_seconds(ranks: Sequence[Staged], device: DeviceRates, sharing: int) -> npt.NDArray[np.float64]:
+    """Return the seconds of the products of every stage but the last (P - 1, P), without their calls; 0 for own tiles.
+
+    ranks: the same stages of all ranks, in rank order. Entry (j, i): as `work_seconds` of rank i's in stage j, to the bit.
+    Cost: a sort of P^2 numbers.
+    """
+    row, reuse = ranks[0].stages.row_bytes, ranks[0].reuse
+    counts = np.array(ranks[0].stages.counts, np.int64)
+    nnz = np.array([rank.stages.nnz[:-1] for rank in ranks], np.int64).T.copy()
+    touched = np.minimum(counts[:-1, None], nnz)
+    footprint, streamed = product_bytes(counts, touched, nnz, row, ranks[0].edge, ranks[0].result or row)
+    long_rows = (counts > 0) & (nnz >= SLICE_ROW * counts)
+    each = np.where(
+        long_rows, *(_of_distinct(footprint, _row_s(row, reuse, device, sharing, long)) for long in (True, False))
+    )
+    rate = _of_distinct(streamed * sharing, device.copy.at)
+    moving = nnz * sharing * (each + device.row_s) + streamed * sharing / rate
+    np.fill_diagonal(moving, 0.0)
+    return moving
+
+
+def _row_s(
+    row: int, reuse: tuple[tuple[int, float], ...], device: DeviceRates, sharing: int, long_rows: bool
+) -> Callable[[int], float]:
+    return lambda nbytes: gathered_row_s(device.gather, row, nbytes, reuse, sharing=sharing, long_rows=long_rows)
+
+
+def _of_distinct(numbers: npt.NDArray[np.int64], function: Callable[[int], float]) -> npt.NDArray[np.float64]:
+    """Return a function of every number; it is called once for all that are equal."""
+    distinct, which = np.unique(numbers, return_inverse=True)
+    values = np.array([function(number) for number in distinct.tolist()])
+    return values[which].reshape(numbers.shape)
+
+
+def _gemm(device: DeviceRates, precision: str) -> float:
+    if precision not in device.gemm:
+        raise PlanError(
+            f"the machine's file has rates of dense products in {', '.join(device.gemm)}, none in {precision}; "
+            "choose another --precision, measure this machine again with mggcn tune, or add the rate to the file"
+        )
+    return device.gemm[precision]

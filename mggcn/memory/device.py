@@ -1,0 +1,88 @@
+"""What a plan must know of a kind of device, and of the types that a precision stores and sums in. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mggcn.backend.cpu.cores import usable_cores
+from mggcn.config import RunConfig
+from mggcn.memory.units import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """Fixed costs and sizes of one kind of device."""
+
+    process_bytes: int
+    """A process before it holds any data."""
+    rank_bytes: int
+    """What the libraries add for every rank of a process."""
+    most_block_rows: int
+    """Rows of a block of a dense product, at most: what follows the product finds the block in the cache."""
+    cache_bytes: int
+    """What a block, read and written in place, may fill of the cache; rows are a power of two, whole tiles of a product."""
+    partials: int
+    """Row chunks whose column sums are added in a fixed order: KernelBackend.partials."""
+    is_host: bool
+    """Whether its memory is the host's, in which set-up reads and sorts."""
+
+    def block_rows(self, row_bytes: int) -> int:
+        """Return the rows of a block whose rows take `row_bytes`."""
+        fitting = max(TILE_ROWS, self.cache_bytes // row_bytes)
+        return min(self.most_block_rows, 1 << fitting.bit_length() - 1)
+
+
+TILE_ROWS = 128
+"""Rows of the result that a block of threads computes in cuBLAS's products."""
+ANY = 2**62
+
+FIGURES = {
+    # The middle of 250 to 320 MiB for Python, torch, its math libraries and their work space: how much of torch's
+    # libraries is resident depends on the state of the page cache (bench/memory.py). 2048 rows: 2 MiB at width 256.
+    "cpu": DeviceFigures(285 * MIB, 0, 2048, ANY, 64, is_host=True),
+    # Context, cuBLAS and kernels of a process; cuBLAS takes 32 MiB of work space per stream. 20 MiB: half of an A100's
+    # L2, each half of which may hold a copy. An H100's 25 MiB give the same powers of two at most widths, so a plan is the
+    # same wherever it is made: 16384 rows at width 256 in float32, whose 256 tiles of 128 x 128 are two rounds of its 132
+    # multiprocessors. Estimates: docs/gpu.md says what was measured.
+    "cuda": DeviceFigures(868 * MIB, 32 * MIB, ANY, 20 * MIB, 1024, is_host=False),
+}
+
+STORAGE = {"fp32": "fp32", "tf32": "fp32", "mixed": "fp32", "bf16": "bf16", "fp64": "fp64"}
+"""Type of activations and gradients of activations that stay on a rank by run.precision."""
+OPERAND = STORAGE | {"mixed": "bf16"}
+"""Type of what is multiplied with the graph, and so of messages, by run.precision."""
+DENSE = {"fp32": "fp32", "tf32": "tf32", "mixed": "fp32", "bf16": "bf16", "fp64": "fp64"}
+"""Name of the rate of dense products in a machine's file by run.precision."""
+REAL = {"fp32": "fp32", "tf32": "fp32", "mixed": "fp32", "bf16": "fp32", "fp64": "fp64"}
+"""Type of sums, scales, edge values, weights and their gradients by run.precision."""
+
+
+def threads_of(run: RunConfig) -> int:
+    """Return the threads of one rank: as set, or an equal share of the cores that this process may use."""
+    return run.threads or max(1, usable_cores() // run.ranks)
+
+
+def runs_nccl(run: RunConfig) -> bool:
+    """Return whether NCCL moves the messages of a run; that is what auto stands for on several GPUs."""
+    return run.transport == "nccl" or (run.transport == "auto" and run.ranks > 1 and not FIGURES[run.device].is_host)
+
+
+def not_captured(run: RunConfig) -> str:
+    """Return why an epoch is launched op by op on a GPU rather than as one captured CUDA graph; "" if it is captured."""
+    if run.timeline:
+        return "the timeline measures each op"
+    if run.transport == "threads":
+        return "ranks that are threads meet on the host in every message"
+    return (
+        "delayed aggregates send something else in every epoch"
+        if run.strategy == "delayed" and run.delay_epochs
+        else ""
+    )
+
+
+def launching(run: RunConfig) -> str:
+    """Return how a GPU gets the work of an epoch, in words; "" for a device that works as it is called."""
+    if FIGURES[run.device].is_host:
+        return ""
+    reason = not_captured(run)
+    return f"launched op by op: {reason}" if reason else "captured as a CUDA graph after two epochs"

@@ -1,0 +1,39 @@
+"""Bytes: how many this machine grants a process, and how they are written and read by people."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mggcn.memory.host import machine_memory
+
+GIB = 2**30
+MIB = 2**20
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes that new allocations may take: MemAvailable, or what the tightest control group leaves.
+
+    `root`: where proc and sys are, for tests. Without either (not Linux) memory is not limited here.
+    """
+    memory = machine_memory(root)
+    return 2**63 - 1 if memory is None else memory.available
+
+
+def human(nbytes: float) -> str:
+    """Return a size with its unit: 1.50 GiB, 20.1 MiB, 512 B."""
+    for unit, size in (("TiB", 2**40), ("GiB", GIB), ("MiB", MIB), ("KiB", 2**10)):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def parse_bytes(text: str) -> int:
+    """Return a number of bytes from text such as 512MiB, 80GiB, 32GB or 1000000. Raises: ValueError if it is neither."""
+    units = {"": 1, "b": 1}
+    for power, letter in enumerate("kmgt", start=1):
+        units |= {letter: 1024**power, f"{letter}ib": 1024**power, f"{letter}b": 1000**power}
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", text.strip().replace("_", "").lower())
+    if found is None or found[2] not in units:
+        raise ValueError(f"expected bytes such as 512MiB, 80GiB or 32GB, got {text!r}")
+    return int(float(found[1]) * units[found[2]])

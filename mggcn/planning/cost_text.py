@@ -1,0 +1,92 @@
+"""Predicted seconds of a plan on a machine, and the papers' analyses of it, as text and as plain values. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from mggcn.cost.analysis import AggregationWork, aggregation_work, analyse_15d, work_lines
+from mggcn.cost.epoch import Cost
+from mggcn.cost.machine import Machine
+from mggcn.cost.work import KINDS
+from mggcn.planning.op_cost import EpochCost, epoch_cost, training_cost
+from mggcn.planning.run import RunPlan, plan_run
+from mggcn.planning.text import table
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return seconds as text, in milliseconds below one; "-" for None."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.3f} s" if seconds >= 1 else f"{1000 * seconds:.2f} ms"
+
+
+def parts_cells(parts: Mapping[Any, float]) -> list[str]:
+    """Return the cells of a row that says where seconds go, under the headers `KINDS.values()`."""
+    return [seconds_text(parts[kind]) for kind in KINDS]
+
+
+def cost_lines(plan: RunPlan, machine: Machine, replication: float | None = None) -> list[str]:
+    """Return what a plan costs on a machine: seconds and where they go, DistGNN's work count, MG-GCN's 1.5D ratio.
+
+    replication: ranks that hold a vertex, on average, if it is not the plan's own. Raises: PlanError, ConfigError as
+    `epoch_cost`.
+    """
+    cost, whole = epoch_cost(plan, machine), unpruned(plan)
+    costs = _costs(cost) | ({} if whole is None else {"training, all rows": training_cost(whole, machine)})
+    rows = [(name, seconds_text(c.seconds), *parts_cells(c.parts)) for name, c in costs.items()]
+    rank = f", parts of rank {cost.train.critical}, which computes longest" if len(plan.ranks) > 1 else ""
+    caveat = f" ({machine.caveat})" if machine.caveat else ""
+    lines = [f"predicted on {machine.title}{caveat}{rank}", *table(("", "seconds", *KINDS.values()), rows)]
+    if plan.config.model.aggregates:
+        lines += work_lines(plan_work(plan, replication), len(plan.ranks))
+    if len(plan.ranks) > 1 and machine.topology is not None:
+        lines.append(f"1.5D instead of 1D (MG-GCN 5.1, analysis only): {text_15d(machine, len(plan.ranks))}")
+    return lines
+
+
+def unpruned(plan: RunPlan) -> RunPlan | None:
+    """Return the plan with all rows computed in training epochs, None if they are."""
+    if not plan.ranks[0].pruned:
+        return None
+    run = dataclasses.replace(plan.config.run, prune="off")
+    return plan_run(dataclasses.replace(plan.config, run=run), plan.shape, plan.figures, plan.strategy, plan.nccl)
+
+
+def text_15d(machine: Machine, ranks: int) -> str:
+    """Return MG-GCN's comparison of 1.5D and 1D in words, or why there is none."""
+    found = analyse_15d(machine, ranks)
+    if isinstance(found, str):
+        return found
+    return (
+        f"communication takes {found.time_ratio:.2f} of 1D's time and sends {found.sent_ratio:.2f} of its bytes, "
+        f"{found.replication} copies of all rows"
+    )
+
+
+def plan_work(plan: RunPlan, replication: float | None = None) -> AggregationWork:
+    """Return DistGNN's count of aggregation work for one rank of a plan."""
+    shape, ranks = plan.shape, len(plan.ranks)
+    held = sum(plan.figures.counts) / max(shape.num_vertices, 1) if replication is None else replication
+    widths = (shape.num_features, *plan.config.model.hidden)
+    return aggregation_work(shape.num_vertices, shape.num_edges, widths, ranks, held)
+
+
+def cost_dict(plan: RunPlan, machine: Machine, replication: float | None = None) -> dict[str, Any]:
+    """Return what `cost_lines` says as plain values, for JSON."""
+    found: dict[str, Any] = {"machine": machine.name, "origin": machine.origin}
+    for name, cost in _costs(epoch_cost(plan, machine)).items():
+        found[name] = {"seconds": cost.seconds, "link_seconds": cost.link_s, "ranks": [dict(r) for r in cost.ranks]}
+    if (whole := unpruned(plan)) is not None:
+        found["training_all_rows"] = {"seconds": training_cost(whole, machine).seconds}
+    if plan.config.model.aggregates:
+        found["aggregation_work"] = plan_work(plan, replication).total
+    analysed = analyse_15d(machine, len(plan.ranks))
+    if not isinstance(analysed, str) and len(plan.ranks) > 1:
+        found["time_ratio_15d"] = analysed.time_ratio
+    return found
+
+
+def _costs(cost: EpochCost) -> dict[str, Cost]:
+    return {"training": cost.train, "evaluation": cost.evaluate}

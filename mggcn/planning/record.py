@@ -1,0 +1,93 @@
+"""The plan of a run as plain values: the run folder's plan.json, written and planned again from its figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from mggcn.aggregate.base import Strategy
+from mggcn.comm.nccl_memory import memory_from_dict
+from mggcn.comm.nccl_settings import UNMEASURED
+from mggcn.config import Config
+from mggcn.memory.device import launching, runs_nccl
+from mggcn.partition.make import figures_from_dict
+from mggcn.planning.run import RankPlan, RunPlan, plan_run
+from mggcn.planning.shape import GraphShape
+
+
+def layer_reasons(plan: RunPlan) -> list[str]:
+    """Return one line per layer: order of its products and why; the input first."""
+    model = plan.ranks[0].model
+    lines = [f"input: {model.input.reason}"]
+    return lines + [f"layer {c.layer} ({c.d_in} -> {c.d_out}): {c.products}, {c.reason}" for c in model.layers]
+
+
+def to_dict(plan: RunPlan) -> dict[str, Any]:
+    """Return the plan as plain values: the run folder's plan.json."""
+    first = plan.ranks[0]
+    programs = [first.train, first.evaluate, *([first.setup] if first.setup else [])]
+    return {
+        "ranks": len(plan.ranks),
+        "device": plan.config.run.device,
+        "precision": plan.config.run.precision,
+        "strategy": plan.config.run.strategy,
+        "delay": plan.config.run.delay,
+        "exact": first.aggregation.exact,
+        "order": plan.config.run.order,
+        "graph": {
+            name: getattr(plan.shape, name)
+            for name in ("name", "num_vertices", "num_edges", "num_features", "num_classes", "symmetric", "weighted")
+        }
+        | {name: getattr(plan.shape, name) for name in ("feature_nnz", "aggregated_nnz", "num_training")},
+        "reasons": layer_reasons(plan),
+        "training_rows": [dataclasses.asdict(rows) for rows in first.rows],
+        "launching": launching(plan.config.run),
+        "nccl": plan.nccl.to_dict() if runs_nccl(plan.config.run) else None,
+        "programs": {p.name: [op.label for op in p.ops] for p in programs},
+        "per_rank": [_rank_dict(rank) for rank in plan.ranks],
+        "partition": plan.figures.to_dict(),
+    }
+
+
+def _rank_dict(rank: RankPlan) -> dict[str, Any]:
+    programs = [rank.train, rank.evaluate, *([rank.setup] if rank.setup else [])]
+    return {
+        "rank": rank.rank,
+        "rows": rank.model.rows,
+        "nnz": rank.nnz,
+        "arena_bytes": rank.arena_bytes,
+        "paper_bytes": rank.paper_bytes,
+        "regions": dict(rank.regions),
+        "setup_bytes": rank.setup_bytes,
+        "total_bytes": rank.total_bytes,
+        "messages_per_epoch": rank.messages(rank.train),
+        "bytes_sent_per_epoch": rank.bytes_sent(rank.train),
+        "messages_per_evaluation": rank.messages(rank.evaluate),
+        "bytes_sent_per_evaluation": rank.bytes_sent(rank.evaluate),
+        "num_spmm": rank.num_spmm,
+        "buffers": [
+            {
+                "program": program.name,
+                "name": p.spec.name,
+                "rows": p.spec.rows,
+                "cols": p.spec.cols,
+                "ld": p.spec.ld,
+                "dtype": p.spec.dtype,
+                "lifetime": p.spec.lifetime,
+                "nbytes": p.spec.nbytes,
+                "offset": p.offset,
+                "first": p.first,
+                "last": p.last,
+            }
+            for program in programs
+            for p in program.arena.placements
+        ],
+    }
+
+
+def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strategy) -> RunPlan:
+    """Return the plan that `to_dict` wrote, planned again from its figures. Raises: GraphError, PlanError."""
+    figures, recorded = figures_from_dict(content["partition"]), content.get("nccl")
+    nccl = memory_from_dict(recorded) if recorded else UNMEASURED
+    return plan_run(config, GraphShape(**content["graph"]), figures, strategy, nccl)

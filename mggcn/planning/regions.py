@@ -1,0 +1,194 @@
+"""Bytes of one rank by purpose: features, graph, vertex data, weights, kernels, the process itself; and of set-up.
+
+N vertices, V rows of this rank. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from mggcn import native
+from mggcn.aggregate.base import Matrix
+from mggcn.backend.cpu import sizes as cpu_sizes
+from mggcn.backend.cpu.machine import caches_of
+from mggcn.backend.cpu.variants import GemmWay, gemm_way
+from mggcn.backend.cuda.sizes import cusparse_bytes, schedule_bytes, workspace_bytes
+from mggcn.config import Config
+from mggcn.errors import BackendError
+from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES, BufferSpec, operand_nbytes
+from mggcn.memory.device import FIGURES, REAL, STORAGE, threads_of
+from mggcn.memory.units import MIB
+from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
+from mggcn.model.lower import Model
+from mggcn.partition.locality import locality_nbytes
+from mggcn.planning.shape import GraphShape
+
+CHUNK_BYTES = 24 * MIB
+"""What set-up reads and converts at a time, unless the graph is smaller (partition/sweep.py, partition/features.py)."""
+OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class RankSizes:
+    """What a rank's bytes follow from.
+
+    forward, backward: how many it has of every size of matrix for A^T, and for A if others than those.
+    index_bytes: lists of rows that are sent and received; assignment_bytes: of each vertex of the graph, in set-up.
+    """
+
+    config: Config
+    shape: GraphShape
+    model: Model
+    inputs: InputShape
+    forward: Mapping[Matrix, int]
+    backward: Mapping[Matrix, int]
+    index_bytes: int
+    assignment_bytes: int
+
+    @property
+    def item(self) -> int:
+        """Bytes of a sum, scale, edge value or weight."""
+        return ITEM_BYTES[REAL[self.config.run.precision]]
+
+    @property
+    def weight_bytes(self) -> int:
+        """One copy of all weights, every matrix and vector aligned."""
+        sizes = [(c.d_in * c.d_out, c.d_out if self.config.model.bias else 0) for c in self.model.layers]
+        return sum(_padded(n * self.item) for pair in sizes for n in pair)
+
+    def regions(self, panel: int) -> dict[str, int]:
+        """Return bytes by purpose, but for the arena; panel: columns that set-up aggregates at a time, 0 for none."""
+        figures, rows = FIGURES[self.config.run.device], self.model.rows
+        graph = self.config.model.aggregates
+        regions = {
+            "features": self.model.input.nbytes,
+            "graph": self._graph_bytes() if graph else 0,
+            "vertex data": rows * (8 + 4 + 1 + (self.item if graph else 0)) + _metric_bytes(self.config, self.shape),
+            "weights and optimiser": self._all_weight_bytes(),
+            "runtime": figures.process_bytes,
+        }
+        if figures.rank_bytes:  # apart from the rest of the runtime: torch's allocator holds it
+            regions["cuBLAS work space"] = figures.rank_bytes
+        return regions | (self._host_kernel_regions(panel) if figures.is_host else self._kernel_regions(panel))
+
+    def setup_bytes(self, regions: Mapping[str, int]) -> int:
+        """Peak of set-up: the assignment of all vertices (20 bytes each while drawn, some 70 for an order by locality), the
+        shard, chunks of files.
+
+        On a device with memory of its own: what has arrived there.
+        """
+        run, num_vertices = self.config.run, self.shape.num_vertices
+        shard = regions["features"] + regions["graph"] + regions["vertex data"]
+        if not FIGURES[run.device].is_host:
+            return shard + sum(regions.get(name, 0) for name in ("runtime", "cuBLAS work space", "NCCL"))
+        sorting = 16 * (self.inputs.nnz or 0) if self.model.input.sparse else 0
+        if self.model.input.sparse and self.model.input.aggregated:
+            sorting += 16 * (self.shape.feature_nnz or 0) + 32 * self.inputs.aggregated_nnz
+        drawing = 20 * num_vertices if run.ranks > 1 or run.order == "permute" else 0
+        if run.order == "locality":
+            drawing = sum(locality_nbytes(num_vertices, self.shape.num_edges, self.shape.symmetric).values())
+        return regions["runtime"] + max(
+            drawing, self.assignment_bytes * num_vertices + shard + sorting + min(CHUNK_BYTES, shard)
+        )
+
+    def _all_weight_bytes(self) -> int:
+        """Weights, gradients, best weights, optimiser states; the matrices in the type of activations if that differs."""
+        copies = 3 + OPTIMIZER_STATES[self.config.train.optimizer]
+        stored = ITEM_BYTES[self.model.dtype]
+        operands = sum(operand_nbytes(c.d_in, c.d_out, stored) for c in self.model.layers)
+        return self.weight_bytes * copies + (operands if stored != self.item else 0)
+
+    def _graph_bytes(self) -> int:
+        """Bytes of the matrices: 64-bit row pointers, 32-bit columns, values if edges have weights; and of the lists."""
+        entry = 4 + (self.item if self.shape.weighted else 0)
+        matrices = (*self.forward.items(), *self.backward.items())
+        return self.index_bytes + sum(count * (m.nnz * entry + (m.rows + 1) * 8) for m, count in matrices)
+
+    def _matrices(self) -> list[tuple[int, int, bool, int]]:
+        """Rows, nonzeros, whether there are values, and how many such there are, of the sparse matrices.
+
+        Tiles, then sparse features both ways.
+        """
+        matrices = (*self.forward.items(), *self.backward.items())
+        tiles = [(m.rows, m.nnz, self.shape.weighted, count) for m, count in matrices]
+        choice = self.model.input
+        if not choice.sparse:
+            return tiles
+        nnz = self.inputs.aggregated_nnz if choice.aggregated else self.inputs.nnz or 0
+        return [*tiles, (self.model.rows, nnz, True, 1), (self.inputs.cols, nnz, True, 1)]
+
+    def _widest(self, panel: int) -> int:
+        """Columns of the widest operand of a sparse product."""
+        return max(
+            panel,
+            *(max(c.d_out, c.d_in if c.layer > 1 or not self.model.input.sparse else 0) for c in self.model.layers),
+        )
+
+    def _host_kernel_regions(self, panel: int) -> dict[str, int]:
+        """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
+        matrices, width, model = self._matrices(), self._widest(panel), self.model
+        stored, threads = ITEM_BYTES[model.dtype], threads_of(self.config.run)
+        caches, ways = caches_of(threads), _gemm_ways()
+        columns = max(self.shape.num_vertices, self.inputs.cols)
+        products = [
+            cpu_sizes.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, caches)
+            for rows, nnz, *_ in matrices
+        ]
+        dense = [
+            cpu_sizes.gemm_bytes(model.rows, c.d_in, c.d_out, stored, self.item, threads, way)
+            for way in ways
+            for c in model.layers
+            if c.layer > 1 or not model.input.sparse
+        ]
+        return {
+            "kernel schedules": sum(count * cpu_sizes.schedule_bytes(rows, nnz) for rows, nnz, _, count in matrices),
+            "kernel work space": max([*products, *dense], default=0),
+        }
+
+    def _kernel_regions(self, panel: int) -> dict[str, int]:
+        """What a GPU's kernels keep beside its matrices; products share work space, since they follow each other."""
+        matrices, width = self._matrices(), self._widest(panel)
+        workspace = max((workspace_bytes(nnz, width, self.item) for _, nnz, *_ in matrices), default=0)
+        regions = {
+            "kernel schedules": sum(count * schedule_bytes(rows, nnz) for rows, nnz, _, count in matrices),
+            "kernel work space": workspace,
+        }
+        if self.config.run.spmm == "cusparse":
+            regions["cuSPARSE, but for its work space"] = sum(
+                count * cusparse_bytes(rows, nnz, weighted, self.item) for rows, nnz, weighted, count in matrices
+            )
+        return regions
+
+
+def _gemm_ways() -> tuple[GemmWay, ...]:
+    """Who may multiply dense matrices; without the kernels a plan counts with whoever takes more memory."""
+    try:
+        return (gemm_way(native.dense_isa()),)
+    except BackendError:
+        return get_args(GemmWay)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def input_bytes(config: Config, chosen: InputChoice, inputs: InputShape) -> int:
+    """Return the bytes of the chosen input on this rank."""
+    if not chosen.sparse:
+        return BufferSpec("", inputs.rows, inputs.cols, STORAGE[config.run.precision]).nbytes
+    nnz = inputs.aggregated_nnz if chosen.aggregated else inputs.nnz or 0
+    return sparse_bytes(inputs, nnz, config.run.precision, config.model.input_dropout > 0)
+
+
+def score_bytes(config: Config, shape: GraphShape) -> int:
+    """Return the bytes of the scores of all vertices, gathered for ROC AUC: one column for two classes; else 0."""
+    columns = 1 if shape.num_classes == 2 else shape.num_classes
+    return 8 * shape.num_vertices * columns if config.train.metric == "roc_auc" else 0
+
+
+def _metric_bytes(config: Config, shape: GraphShape) -> int:
+    """The gathered scores, labels and mask of ROC AUC, and the copies that ranking them takes (train/ranking.py)."""
+    scores = score_bytes(config, shape)
+    return 4 * scores + 64 * shape.num_vertices if scores else 0

@@ -1,0 +1,237 @@
+"""The plan of a run: per rank, every buffer, byte and message, from the sizes of the graph and the configuration alone.
+
+N vertices, P ranks, V rows of a rank. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+
+from mggcn.aggregate.base import AggregationPlan, Strategy
+from mggcn.aggregate.steps import Send, Step, bytes_sent, num_messages, num_products
+from mggcn.comm.nccl_memory import NcclMemory
+from mggcn.comm.nccl_settings import UNMEASURED
+from mggcn.config import Config
+from mggcn.cost.work import ring_bytes
+from mggcn.errors import PlanError
+from mggcn.memory.arena import BufferSpec
+from mggcn.memory.device import FIGURES, runs_nccl
+from mggcn.memory.units import human
+from mggcn.model.lower import Model, Program, paper_arena_bytes, spmm_ops
+from mggcn.partition.parts import Figures
+from mggcn.partition.tiles import check_tile_nnz
+from mggcn.planning.decisions import Common
+from mggcn.planning.programs import Lowering
+from mggcn.planning.pruning import LayerRows, of_layers, set_bytes
+from mggcn.planning.regions import RankSizes, score_bytes
+from mggcn.planning.shape import GraphShape, check_shape
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank: its model, programs and bytes."""
+
+    rank: int
+    model: Model
+    train: Program
+    evaluate: Program
+    setup: Program | None
+    regions: Mapping[str, int]
+    """Bytes by purpose: arena, features, graph, vertex data, weights and optimiser, runtime, NCCL."""
+    setup_bytes: int
+    """Peak of set-up, before the first epoch."""
+    aggregation: AggregationPlan
+    """How training epochs aggregate."""
+    exact: AggregationPlan
+    """How evaluation and set-up aggregate."""
+    states: Mapping[str, tuple[BufferSpec, ...]]
+    """What the aggregations of training epochs keep, by name of the op."""
+    gradient_bytes: int
+    ranks: int
+    nnz: int
+    paper_bytes: int
+    score_bytes: int
+    """What an evaluation sums over ranks: counts of each class, or the scores of all vertices for ROC AUC."""
+    rows: tuple[LayerRows, ...] = ()
+    """What every aggregating layer computes in training epochs."""
+    pruned: Mapping[int, AggregationPlan] = field(default_factory=dict)
+    """How layers aggregate that do not compute all rows, by level of the figures' `wanted`."""
+
+    @property
+    def arena_bytes(self) -> int:
+        programs = [self.train, self.evaluate, *([self.setup] if self.setup else [])]
+        return max(program.arena.nbytes for program in programs)
+
+    @property
+    def total_bytes(self) -> int:
+        """Predicted peak of the process."""
+        return max(sum(self.regions.values()), self.setup_bytes)
+
+    @cached_property
+    def num_spmm(self) -> int:
+        """Sparse products with the graph in one training epoch."""
+        return sum(num_products(steps) for steps in self.steps(self.train))
+
+    @property
+    def evaluate_spmm(self) -> int:
+        """Sparse products with the graph in one evaluation."""
+        return sum(num_products(steps) for steps in self.steps(self.evaluate))
+
+    def steps(self, program: Program, turn: int = 0) -> list[tuple[Step, ...]]:
+        """Return the steps of every aggregation of a program, in the epochs e with e mod period = turn."""
+        plans = of_layers(self.rows, self.pruned) if program is self.train else {}
+        every = self.aggregation if program is self.train else self.exact
+        specs = [(op, program.arena[op.src].spec) for op in spmm_ops(program.ops)]
+        return [plans.get(op.layer, every).steps(spec.cols, spec.dtype, op.backward, turn) for op, spec in specs]
+
+    def _turns(self, program: Program) -> range:
+        return range(self.aggregation.period if program is self.train else 1)
+
+    def messages(self, program: Program) -> int:
+        """Collective operations of a program: broadcasts, and the sums of gradients, loss and counts."""
+        if self.ranks == 1:
+            return 0
+        return sum(num_messages(steps) for steps in self.steps(program)) + (2 if program is self.train else 1)
+
+    def bytes_sent(self, program: Program) -> int:
+        """Bytes that leave this rank in a program; an all-reduce counts as 2 (P - 1) / P of its buffer, as a ring sends.
+
+        Where epochs differ: the average over a period, rounded up.
+        """
+        if self.ranks == 1:
+            return 0
+        turns = self._turns(program)
+        sent = -(-sum(bytes_sent(steps) for turn in turns for steps in self.steps(program, turn)) // len(turns))
+        sums = (self.gradient_bytes, 8 * SIGNALS) if program is self.train else (self.score_bytes,)
+        return sent + sum(ring_bytes(nbytes, self.ranks) for nbytes in sums)
+
+
+SIGNALS = 3
+"""Loss, stop flag and seconds, float64, summed over ranks once an epoch."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The plan of all ranks."""
+
+    config: Config
+    shape: GraphShape
+    figures: Figures
+    strategy: Strategy
+    ranks: tuple[RankPlan, ...]
+    nccl: NcclMemory = UNMEASURED
+
+    @property
+    def largest(self) -> RankPlan:
+        return max(self.ranks, key=lambda rank: rank.total_bytes)
+
+    @property
+    def process_bytes(self) -> int:
+        """Predicted peak of one process: the largest rank's, or that of all ranks if they are threads of one process."""
+        if self.config.run.transport != "threads":
+            return self.largest.total_bytes
+        runtime = FIGURES[self.config.run.device].process_bytes
+        return runtime + sum(rank.total_bytes - runtime for rank in self.ranks)
+
+    def __str__(self) -> str:
+        from mggcn.planning.text import render
+
+        return render(self)
+
+    def check(self, limit: int) -> None:
+        """Raise PlanError if a rank needs more than `limit` bytes; the message says what would fit."""
+        from mggcn.planning.advice import advice
+
+        rank = self.largest
+        if rank.total_bytes <= limit:
+            return
+        widths = ",".join(str(w) for w in self.config.model.hidden)
+        raise PlanError(
+            f"rank {rank.rank} needs {human(rank.total_bytes)} for {rank.model.rows:,} of {self.shape.num_vertices:,} rows "
+            f"and hidden widths {widths or 'none'}, {human(limit)} may be used; {advice(self, limit)}"
+        )
+
+
+def plan_run(
+    config: Config, shape: GraphShape, figures: Figures, strategy: Strategy, nccl: NcclMemory = UNMEASURED
+) -> RunPlan:
+    """Plan every rank. Cost: no pass over the graph.
+
+    nccl: what is known of its memory, if it moves the messages.
+    Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program.
+    """
+    check_shape(shape)
+    ranks = plan_ranks(config, shape, figures, strategy, range(len(figures.counts)), nccl)
+    return RunPlan(config, shape, figures, strategy, ranks, nccl)
+
+
+def plan_ranks(
+    config: Config,
+    shape: GraphShape,
+    figures: Figures,
+    strategy: Strategy,
+    ranks: Iterable[int],
+    nccl: NcclMemory = UNMEASURED,
+) -> tuple[RankPlan, ...]:
+    """Plan some ranks of a run: lower, place, and add up their bytes. Raises: as `plan_run`."""
+    common = Common.of(config, shape, figures, strategy)
+    lowering = Lowering(common.panel_width())
+    return tuple(_plan_rank(common, lowering, rank, nccl) for rank in ranks)
+
+
+def _plan_rank(common: Common, lowering: Lowering, rank: int, nccl: NcclMemory) -> RankPlan:
+    config, shape, figures, wanted = common.config, common.shape, common.figures, common.wanted
+    (aggregation, exact), pruned = common.aggregations(rank), common.pruned(rank)
+    graph, num_ranks = config.model.aggregates, len(figures.counts)
+    held = (aggregation, *pruned.values()) if graph else ()
+    # P tiles on each of P ranks are many, but often of few sizes.
+    tiles = Counter(aggregation.matrices if graph else ())
+    nnz = sum(matrix.nnz * count for matrix, count in tiles.items())
+    forward = tiles + Counter(chain.from_iterable(plan.matrices for plan in held[1:]))
+    backward = Counter(chain.from_iterable(plan.matrices_t for plan in held))
+    for matrix in (*forward, *backward):
+        check_tile_nnz(matrix.nnz, num_ranks)
+    inputs = common.inputs(rank, nnz)
+    model, of_layer = common.model(inputs), of_layers(wanted, pruned)
+    programs = lowering.programs(model, aggregation, exact, of_layer)
+    states = {
+        op.name: of_layer.get(op.layer, aggregation).state(
+            op.name, programs.train.arena[op.src].spec.cols, model.operand
+        )
+        for op in spmm_ops(programs.train.ops)
+    }
+    indices = sum(plan.index_bytes for plan in held)
+    assignment = figures.assignment_bytes + set_bytes(pruned)
+    sizes = RankSizes(config, shape, model, inputs, forward, backward, indices, assignment)
+    regions = {"arena": programs.arena_bytes} | sizes.regions(lowering.panel if programs.setup else 0)
+    if model.device.is_host:
+        regions["who holds which rows"] = figures.kept_bytes * shape.num_vertices
+    if runs_nccl(config.run):
+        steps = exact.steps(1, model.dtype, False) if graph else ()
+        p2p = any(isinstance(step, Send) and step.kind == "all_to_all" for step in steps)
+        regions["NCCL"] = nccl.nbytes(num_ranks, p2p)
+    if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
+        regions["messages and sums in flight"] = kept
+    return RankPlan(
+        rank,
+        model,
+        programs.train,
+        programs.evaluate,
+        programs.setup,
+        regions,
+        sizes.setup_bytes(regions),
+        aggregation,
+        exact,
+        states,
+        sizes.weight_bytes,
+        num_ranks,
+        nnz,
+        paper_arena_bytes(model, num_ranks, max(figures.counts)),
+        score_bytes(config, shape) or 9 * shape.num_classes * 8,
+        wanted,
+        pruned,
+    )

@@ -1,0 +1,279 @@
+"""Which strategy, order and partition a run should take: candidates costed on a machine, in a table, with the reason.
+
+Only exact candidates that fit into memory can be chosen. The 1.5D partition of MG-GCN 5.1 is a row of analysis. Needs
+no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mggcn.aggregate.steps import bytes_sent
+from mggcn.cost.analysis import analyse_15d
+from mggcn.cost.machine import Machine
+from mggcn.cost.work import KINDS
+from mggcn.errors import PlanError
+from mggcn.memory.units import human
+from mggcn.partition.locality_estimate import BOUNDS, near_share
+from mggcn.partition.parts import row_figures
+from mggcn.planning.cost_text import parts_cells, seconds_text
+from mggcn.planning.op_cost import training_cost
+from mggcn.planning.run import RunPlan
+from mggcn.planning.text import table
+
+NEAR_ROWS: Final = 4096
+"""Rows of a width of 128 that a core's cache of 2 MiB holds; one of partition/locality_estimate.py's BOUNDS."""
+NEAR_ROW_BYTES: Final = 512
+"""Bytes of a row of that width."""
+ORDER_GAIN: Final = 1.03
+"""An order by locality must promise to be faster by this factor: it has to be made, and random graphs seem to gain, too."""
+REPLICATED: Final = ("arena", "features", "vertex data")
+"""Regions of a rank that grow with its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run: its names, whether its gradients are those of the whole graph, and its plan or why there is none.
+
+    partition: who holds what, in words, such as "rows" or "libra, replication 1.64". settings: what makes this candidate,
+    as nested settings of a configuration, such as {"run": {"strategy": "halo", "order": "random"}}.
+    """
+
+    strategy: str
+    order: str
+    partition: str
+    exact: bool
+    plan: RunPlan | None
+    reason: str = ""
+    settings: Mapping[str, Mapping[str, Any]] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy}, order {self.order}" if self.order else self.strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A candidate with its figures; None where there is no plan, or, in a row of analysis, no prediction.
+
+    verdict: "fits", "does not fit", "not possible", "not exact" or "analysis".
+    """
+
+    candidate: Candidate
+    verdict: str
+    bytes_sent: int | None = None
+    memory_bytes: int | None = None
+    seconds: float | None = None
+    parts: Mapping[str, float] | None = None
+    note: str = ""
+    near: float | None = None
+    """Share of the gathers that find their row among the `near_rows` last used ones; None where it is not known."""
+    path: float | None = None
+    """Critical path of the stages over that of equal tiles; None but for partitions of the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """All rows in the order of the candidates, the chosen one if any can be, and why."""
+
+    machine: Machine
+    rows: tuple[Row, ...]
+    chosen: Row | None
+    reason: str
+
+    def require(self) -> Candidate:
+        """Return the chosen candidate. Raises: PlanError that says why there is none."""
+        if self.chosen is None:
+            raise PlanError(self.reason)
+        return self.chosen.candidate
+
+
+def choose(candidates: Sequence[Candidate], machine: Machine, limit: int) -> Choice:
+    """Cost the candidates on `machine`, each rank of which may use `limit` bytes, and choose the fastest exact one.
+
+    Equal predictions are decided by fewer bytes sent, then by less memory, then by the order of the candidates.
+    Raises: PlanError, ConfigError as `training_cost`.
+    """
+    rows = [_row(candidate, machine, limit) for candidate in candidates]
+    eligible = [row for row in rows if row.verdict == "fits"]
+    best = min(eligible, key=_rank, default=None)
+    if analysed := _row_15d(candidates, machine):
+        rows.append(analysed)
+    reason = _none_reason(rows, limit) if best is None else _reason(best, rows, near_rows(machine))
+    return Choice(machine, tuple(rows), best, reason)
+
+
+def near_rows(machine: Machine) -> int:
+    """Return how many rows of a width of 128 a CPU core's cache holds, or a GPU's L2: one of BOUNDS."""
+    if machine.device.kind == "cpu":
+        return NEAR_ROWS
+    held = machine.device.gather.points[0][0] / NEAR_ROW_BYTES
+    return int(max((bound for bound in BOUNDS if bound <= held), default=BOUNDS[0]))
+
+
+def _rank(row: Row) -> tuple[float, int, int]:
+    factor = ORDER_GAIN if row.candidate.order == "locality" else 1.0
+    return (factor * (row.seconds or 0.0), row.bytes_sent or 0, row.memory_bytes or 0)
+
+
+def _row(candidate: Candidate, machine: Machine, limit: int) -> Row:
+    plan = candidate.plan
+    if plan is None:
+        return Row(candidate, "not possible", note=candidate.reason)
+    cost = training_cost(plan, machine)
+    memory = plan.largest.total_bytes
+    verdict, note = "fits", ""
+    if memory > limit:
+        verdict, note = "does not fit", f"{human(limit)} may be used"
+    if not candidate.exact:
+        verdict, note = "not exact", "; ".join(filter(None, ["never chosen by auto", note]))
+    sent = max(rank.bytes_sent(rank.train) for rank in plan.ranks)
+    parts = {str(kind): seconds for kind, seconds in cost.parts.items()}
+    return Row(candidate, verdict, sent, memory, cost.seconds, parts, note, *_order_figures(plan, near_rows(machine)))
+
+
+def _order_figures(plan: RunPlan, rows: int) -> tuple[float | None, float | None]:
+    """Return `near` and `path` of a row."""
+    if plan.figures.kind != "rows":
+        return None, None
+    figures = row_figures(plan.figures)
+    own, total = int(figures.tiles.nnz.trace()), int(figures.tiles.nnz.sum())
+    shares = figures.reuse.together(own, total - own)
+    return near_share(shares, rows) if shares else None, figures.tiles.critical_path_over_ideal
+
+
+def _row_15d(candidates: Sequence[Candidate], machine: Machine) -> Row | None:
+    """The 1.5D partition beside the first broadcast; None without one, or on a single rank."""
+    base = next((c for c in candidates if c.strategy == "broadcast" and c.plan is not None), None)
+    if base is None or base.plan is None or len(base.plan.ranks) == 1:
+        return None
+    candidate = Candidate("1.5D broadcast", base.order, base.partition, True, None)
+    found = analyse_15d(machine, len(base.plan.ranks))
+    if isinstance(found, str):
+        return Row(candidate, "analysis", note=f"MG-GCN 5.1: {found}")
+    rank = base.plan.largest
+    grown = sum(nbytes for name, nbytes in rank.regions.items() if name in REPLICATED)
+    # The sums of gradients stay what they are.
+    aggregated = [sum(bytes_sent(steps) for steps in r.steps(r.train)) for r in base.plan.ranks]
+    sent = [
+        r.bytes_sent(r.train) - n + round(n * found.sent_ratio)
+        for r, n in zip(base.plan.ranks, aggregated, strict=True)
+    ]
+    return Row(
+        candidate,
+        "analysis",
+        max(sent),
+        rank.total_bytes + (found.replication - 1) * grown,
+        note=f"MG-GCN 5.1: {found.replication} copies of all rows, communication takes {found.time_ratio:.2f} of 1D's",
+    )
+
+
+def _reason(best: Row, rows: Sequence[Row], near: int) -> str:
+    """Say what was chosen, by how much it wins, and what would have been faster but may not be chosen."""
+    text = f"{best.candidate.name} is chosen: {seconds_text(best.seconds)} per epoch predicted"
+    others = [row for row in rows if row.verdict == "fits" and row is not best]
+    second = min(others, key=_rank, default=None)
+    if second is None:
+        text += ", the only exact one that fits"
+    elif best.seconds and second.seconds:
+        text += f", {second.candidate.name} takes {second.seconds / best.seconds:.2f} times as long"
+    text += _order_reason(best, others, near)
+    for row in rows:
+        if row.verdict in ("fits", "not exact", "does not fit") and (row.seconds or 0) < (best.seconds or 0):
+            text += f"; {row.candidate.name} would take {seconds_text(row.seconds)} but {_but(row)}"
+    return text
+
+
+def _order_reason(best: Row, others: Sequence[Row], near: int) -> str:
+    """Say what the order of the chosen row is like beside the next best one under the same strategy."""
+    same = [row for row in others if row.candidate.strategy == best.candidate.strategy and row.near is not None]
+    other = min(same, key=_rank, default=None)
+    if other is None or best.near is None:
+        return ""
+    text = f"; {best.near:.0%} of its gathers find their row among the {near:,} last used ones"
+    text += f", {other.near:.0%} of those of order {other.candidate.order}"
+    if best.path is not None and other.path is not None:
+        text += f", and the stages take {best.path:.2f} of equal tiles' time, there {other.path:.2f}"
+    return text
+
+
+def _but(row: Row) -> str:
+    if row.verdict == "fits":
+        return "gains too little for an order that has to be made"
+    return "is not exact" if row.verdict == "not exact" else f"needs {human(row.memory_bytes or 0)} per rank"
+
+
+def _none_reason(rows: Sequence[Row], limit: int) -> str:
+    large = [row for row in rows if row.verdict == "does not fit"]
+    if large:
+        least = min(large, key=lambda row: row.memory_bytes or 0)
+        return (
+            f"no exact strategy fits into {human(limit)} per rank; {least.candidate.name} needs the least, "
+            f"{human(least.memory_bytes or 0)}; use more ranks or narrower layers, or raise --memory-limit"
+        )
+    reasons = "; ".join(f"{r.candidate.name}: {r.note}" for r in rows if r.verdict == "not possible")
+    return f"no exact strategy is possible{': ' if reasons else ''}{reasons}; name one with --strategy"
+
+
+def choice_lines(choice: Choice) -> list[str]:
+    """Return the table and the reason as text."""
+    figures = ("near", "path", "sent per epoch", "memory", "predicted")
+    header = ("", "strategy", "order", "partition", "exact", *figures, "verdict")
+    cells = [
+        (
+            "*" if row is choice.chosen else "",
+            row.candidate.strategy,
+            row.candidate.order,
+            row.candidate.partition,
+            "yes" if row.candidate.exact else "no",
+            "-" if row.near is None else f"{row.near:.0%}",
+            "-" if row.path is None else f"{row.path:.2f}",
+            "-" if row.bytes_sent is None else human(row.bytes_sent),
+            "-" if row.memory_bytes is None else human(row.memory_bytes),
+            seconds_text(row.seconds),
+            "; ".join(filter(None, [row.verdict, row.note])),
+        )
+        for row in choice.rows
+    ]
+    caveat = f" ({choice.machine.caveat})" if choice.machine.caveat else ""
+    lines = [f"strategies on {choice.machine.title}{caveat}, per rank", *table(header, cells), f"  {choice.reason}"]
+    near = f"  near: gathers that find their row among the {near_rows(choice.machine):,} last used ones"
+    return [*lines, f"{near}; path: time of the stages over that of equal tiles", "", *parts_lines(choice.rows)]
+
+
+def parts_lines(rows: Sequence[Row]) -> list[str]:
+    """Return where the predicted seconds of every row go, as text."""
+    costed = [row for row in rows if row.parts is not None]
+    if not costed:
+        return []
+    cells = [(row.candidate.name, *parts_cells(row.parts or {})) for row in costed]
+    return ["predicted seconds of an epoch, on the rank that computes longest", *table(("", *KINDS.values()), cells)]
+
+
+def choice_dict(choice: Choice) -> dict[str, Any]:
+    """Return the table as plain values, for JSON."""
+    return {
+        "machine": choice.machine.name,
+        "machine_origin": choice.machine.origin,
+        "chosen": None if choice.chosen is None else choice.rows.index(choice.chosen),
+        "reason": choice.reason,
+        "candidates": [
+            {
+                "strategy": row.candidate.strategy,
+                "order": row.candidate.order,
+                "partition": row.candidate.partition,
+                "exact": row.candidate.exact,
+                "verdict": row.verdict,
+                "note": row.note,
+                "bytes_sent_per_epoch": row.bytes_sent,
+                "memory_bytes": row.memory_bytes,
+                "near_share": row.near,
+                "critical_path_over_ideal": row.path,
+                "predicted_seconds": row.seconds,
+                "predicted_parts": None if row.parts is None else dict(row.parts),
+            }
+            for row in choice.rows
+        ],
+    }

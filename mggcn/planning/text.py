@@ -1,0 +1,220 @@
+"""The plan as text: what `mggcn plan` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mggcn.memory.device import launching
+from mggcn.memory.units import human
+from mggcn.model.lower import Program
+from mggcn.partition.cut_rows import CutFigures
+from mggcn.partition.parts import row_figures
+from mggcn.planning.advice import advice, smallest_ranks
+from mggcn.planning.record import layer_reasons
+from mggcn.planning.run import RankPlan, RunPlan
+
+SHOWN_TILES = 8
+"""Ranks up to which every tile is listed."""
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Return lines of aligned columns: text left, numbers right."""
+    cells = [[str(c) for c in row] for row in rows]
+    widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]
+    right = [all(row[i][:1].isdigit() for row in cells) for i in range(len(header))]
+    return [
+        "  " + "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in [list(header), *cells]
+    ]
+
+
+def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = ()) -> str:
+    """Return the plan as text; with `limit` bytes per rank, the verdict too. notes: lines before it, such as its cost."""
+    config, shape, rank = plan.config, plan.shape, plan.largest
+    widths = " -> ".join(str(w) for w in (shape.num_features, *config.model.hidden, shape.num_classes))
+    features = "dense" if shape.feature_nnz is None else f"sparse, {shape.feature_nnz:,} nonzeros"
+    lines = [
+        f"{shape.name}: {shape.num_vertices:,} vertices, {shape.num_edges:,} edges "
+        f"({'symmetric' if shape.symmetric else 'directed'}{', weighted' if shape.weighted else ''}), "
+        f"{shape.num_features:,} features ({features}), {shape.num_classes} classes",
+        f"{config.model.kind} {widths}, {config.run.precision}, {len(plan.ranks)} rank{'s' * (len(plan.ranks) > 1)} on "
+        f"{config.run.device}, {_strategy(plan)}",
+        "",
+        "order of products",
+        *(f"  {line}" for line in layer_reasons(plan)),
+        *_training_rows(plan),
+        "",
+        f"rank {rank.rank}{', the largest' if len(plan.ranks) > 1 else ''}: {rank.model.rows:,} rows, "
+        f"{rank.nnz:,} nonzeros",
+        "",
+        *_buffers(rank.train),
+        "",
+        *_regions(plan, rank),
+        "",
+        *_epoch(rank),
+        *([f"  an epoch is {how}"] if (how := launching(config.run)) else []),
+    ]
+    if len(plan.ranks) > 1:
+        lines += ["", *_ranks(plan), "", *_tiles(plan)]
+    if notes:
+        lines += ["", *notes]
+    if limit is not None:
+        lines += ["", verdict(plan, limit)]
+    return "\n".join(lines)
+
+
+def _strategy(plan: RunPlan) -> str:
+    """How neighbours' rows arrive, and whether that gives the gradient of the whole graph."""
+    run = plan.config.run
+    if plan.figures.kind == "rows":
+        return f"order {run.order}, strategy {run.strategy}"
+    name = f"strategy {run.strategy}, {'0c' if run.delay == 'none' else f'cd-{run.delay}'}"
+    if plan.ranks[0].aggregation.exact:
+        return name
+    return f"{name}: training gradients are APPROXIMATE (sums over neighbours are partial or late), evaluation is exact"
+
+
+def _training_rows(plan: RunPlan) -> list[str]:
+    """What every aggregation of a training epoch computes, and why; nothing without one."""
+    vertices, entries = plan.shape.num_vertices, plan.figures.num_entries
+    rows = [
+        (
+            f"layer {layer.layer}",
+            _of(layer.rows, vertices),
+            _of(layer.nnz, entries),
+            "all rows" if layer.level is None else "these rows alone",
+            layer.reason,
+        )
+        for layer in plan.ranks[0].rows
+    ]
+    if not rows:
+        return []
+    kind = "" if plan.figures.exact else " (expected of random training vertices)"
+    return [
+        "",
+        f"aggregations of a training epoch{kind}",
+        *table(("", "rows wanted", "nonzeros", "computed", "since"), rows),
+    ]
+
+
+def _of(count: int | None, total: int) -> str:
+    return "-" if count is None else f"{count:,} ({count / max(total, 1):.1%})"
+
+
+def _buffers(program: Program) -> list[str]:
+    """The arena of a training epoch, buffer by buffer."""
+    rows = [
+        (
+            p.spec.name,
+            f"{p.spec.rows:,}",
+            p.spec.cols,
+            p.spec.dtype,
+            p.spec.lifetime,
+            f"{program.ops[p.first].label} .. {program.ops[p.last].label}",
+            f"{p.offset:,}",
+            f"{p.spec.nbytes:,}",
+        )
+        for p in sorted(program.arena.placements, key=lambda p: (p.first, p.offset))
+    ]
+    header = ("buffer", "rows", "width", "type", "lifetime", "live from .. to", "offset", "bytes")
+    return ["buffers of a training epoch", *table(header, rows)]
+
+
+def _regions(plan: RunPlan, rank: RankPlan) -> list[str]:
+    rows = [(name, f"{nbytes:,}", human(nbytes)) for name, nbytes in rank.regions.items()]
+    rows.append(("predicted peak", f"{rank.total_bytes:,}", human(rank.total_bytes)))
+    paper = f"L + {3 if rank.ranks > 1 else 1}"
+    others = [("evaluation", rank.evaluate), *([("set-up", rank.setup)] if rank.setup else [])]
+    notes = [f"{name} {human(program.arena.nbytes)}" for name, program in others]
+    return [
+        "memory",
+        *table(("region", "bytes", ""), rows),
+        f"  the arena serves training {human(rank.train.arena.nbytes)}, {', '.join(notes)}; MG-GCN's {paper} buffers "
+        f"would take {human(rank.paper_bytes)}",
+        f"  set-up needs {human(rank.setup_bytes)} before the first epoch",
+        *_nccl(plan, rank),
+    ]
+
+
+def _nccl(plan: RunPlan, rank: RankPlan) -> list[str]:
+    """What the bytes of NCCL are worth; nothing without it."""
+    if "NCCL" not in rank.regions:
+        return []
+    sizes, found = plan.nccl.sizes, plan.nccl.found(rank.ranks)
+    if found is not None:
+        return [f"  NCCL's bytes are as measured between {found.ranks} ranks"]
+    return [
+        f"  NCCL's bytes are an estimate, for {sizes.channels} channels, {sizes.p2p_channels} of them to each peer; "
+        "mggcn tune measures them"
+    ]
+
+
+def _epoch(rank: RankPlan) -> list[str]:
+    return [
+        "per epoch",
+        f"  training    {rank.num_spmm} SpMMs, {rank.messages(rank.train)} messages, "
+        f"{rank.bytes_sent(rank.train):,} bytes sent ({human(rank.bytes_sent(rank.train))})",
+        f"  evaluation  {rank.evaluate_spmm} SpMMs, {rank.messages(rank.evaluate)} messages, "
+        f"{rank.bytes_sent(rank.evaluate):,} bytes sent ({human(rank.bytes_sent(rank.evaluate))})",
+    ]
+
+
+def _ranks(plan: RunPlan) -> list[str]:
+    rows = [
+        (
+            r.rank,
+            f"{r.model.rows:,}",
+            f"{r.nnz:,}",
+            human(r.arena_bytes),
+            human(r.total_bytes),
+            human(r.bytes_sent(r.train)),
+        )
+        for r in plan.ranks
+    ]
+    return ["ranks", *table(("rank", "rows", "nonzeros", "arena", "predicted peak", "sent per epoch"), rows)]
+
+
+def _tiles(plan: RunPlan) -> list[str]:
+    if isinstance(plan.figures, CutFigures):
+        return _cut(plan.figures)
+    statistics = row_figures(plan.figures).tiles
+    kind = "counted" if statistics.exact else "expected"
+    lines = [
+        f"tiles ({kind}): critical path of the stages over the ideal {statistics.critical_path_over_ideal:.3f}, "
+        f"largest tile {statistics.nnz.max():,} nonzeros"
+    ]
+    if len(plan.ranks) > SHOWN_TILES:
+        return lines
+    names = ["rows of \\ from", *(f"rank {r.rank}" for r in plan.ranks)]
+    for title, matrix in (("nonzeros", statistics.nnz), ("rows needed", statistics.rows_needed)):
+        rows = [(f"rank {i}", *(f"{int(n):,}" for n in row)) for i, row in enumerate(matrix)]
+        lines += [f"  {title}", *table(names, rows)]
+    return lines
+
+
+def _cut(figures: CutFigures) -> list[str]:
+    """What the vertex cut costs."""
+    kind = "counted" if figures.exact else "expected"
+    lines = [
+        f"vertex cut ({kind}): {figures.replication:.3f} copies of a vertex on average, {figures.split_share:.1%} of the "
+        f"vertices are split, fullest part over the average {figures.edge_balance:.4f}"
+    ]
+    leaves = figures.leaves.sum(0)
+    if len(leaves) > SHOWN_TILES:
+        return lines
+    names = ["leaves of \\ root on", *(f"rank {rank}" for rank in range(len(leaves)))]
+    rows = [(f"rank {rank}", *(f"{int(n):,}" for n in row)) for rank, row in enumerate(leaves)]
+    return [*lines, "  leaves", *table(names, rows)]
+
+
+def verdict(plan: RunPlan, limit: int) -> str:
+    """Say whether every rank fits into `limit` bytes, the smallest number of ranks that does, or what would fit."""
+    need = plan.largest.total_bytes
+    if need > limit:
+        return f"does not fit: {human(need)} of {human(limit)} per rank; {advice(plan, limit)}"
+    least = smallest_ranks(plan, limit)
+    return (
+        f"fits: {human(need)} of {human(limit)} per rank; "
+        f"{least} rank{'s are' if least > 1 else ' is'} the least that fits with as much memory each"
+    )

@@ -1,0 +1,47 @@
+"""Dense products on the CPU whose arrays end where memory ends: a read or write behind one kills this process.
+
+    python -m tests.backend.cpu.gemm_guard_pages
+
+Run by backend/cpu/test_gemm.py in a process of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from mggcn import native
+from mggcn.backend.cpu.gemm import CpuGemm
+from mggcn.backend.cpu.memory import Workspace
+from tests.backend.cpu import wide_tiles
+from tests.backend.cpu.guard_pages import guarded
+
+
+class GuardedWorkspace(Workspace):
+    """Gives memory of exactly the size asked for, in whole cache lines, before a page that nobody may touch."""
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        self._memory = guarded(torch.zeros(nbytes, dtype=torch.uint8))
+        return self._memory
+
+
+def main() -> None:
+    native.kernel = wide_tiles.kernel
+    sizes = ((1, 1, 1), (9, 5, 41), (67, 130, 17), (300, 24, 150), (1500, 260, 3))
+    for dtype, isa in itertools.product((torch.float32, torch.float64, torch.bfloat16), wide_tiles.ISAS):
+        real = torch.float64 if dtype == torch.float64 else torch.float32
+        gemm = CpuGemm("own", 2, isa, GuardedWorkspace())
+        for rows, d, e in sizes:
+            generator = torch.Generator().manual_seed(rows)
+            h, w, g = (
+                guarded(torch.randn(*shape, generator=generator).to(dtype)) for shape in ((rows, d), (d, e), (rows, e))
+            )
+            for a, b, kind in ((h, w, dtype), (g, w.t(), dtype), (h.t(), g, real)):
+                out = guarded(torch.zeros(a.shape[0], b.shape[1], dtype=kind))
+                gemm.multiply(a, b, out, accumulate=False)
+                torch.testing.assert_close(out.double(), a.double() @ b.double(), rtol=1e-2, atol=0.3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Seconds of gathers by the distances of their reuse."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mggcn.cost.machine import DeviceRates, RateTable
+from mggcn.cost.work import Work, work_seconds
+
+DEVICE = DeviceRates(
+    "cpu",
+    1,
+    True,
+    2,
+    10**9,
+    copy=RateTable(((1.0, 100.0),)),
+    gather=RateTable(((1000.0, 80.0), (64_000.0, 5.0))),
+    row_s=0.0,
+    call_s=0.0,
+    gemm={"fp32": 10.0},
+)
+FAR = 32_000
+
+
+def seconds(reuse: tuple[tuple[int, float], ...], footprint: int = FAR, sharing: int = 1) -> float:
+    return work_seconds(Work("sparse", 10, 100, footprint, reuse=reuse), DEVICE, sharing)[0]
+
+
+@pytest.mark.parametrize("sharing", [1, 2])
+def test_equally_frequent_distances_are_a_random_order(sharing: int) -> None:
+    """Fails if what the table was measured by, random columns, costs something else once its distances are known."""
+    bounds = (500, 1000, 2000, 8000, FAR, 10 * FAR)
+    below = (0, *bounds)
+    even = tuple((b, max(0, min(b, FAR) - a) / FAR) for a, b in zip(below, bounds, strict=False))
+    assert seconds(even, sharing=sharing) == pytest.approx(seconds((), sharing=sharing))
+    assert seconds(()) == pytest.approx(10 * 100 / DEVICE.gather.at(FAR))
+
+
+def test_near_gathers_are_served_by_the_cache() -> None:
+    """Fails if short distances do not cost what a small operand does, or long ones less than a random order."""
+    assert seconds(((1000, 1.0), (FAR, 0.0))) == pytest.approx(10 * 100 / 80.0)
+    assert seconds(((1000, 0.0), (FAR, 1.0))) > seconds(())
+    assert seconds(((1000, 0.7), (FAR, 0.3))) < seconds(())
+
+
+def test_distances_beyond_a_small_operand() -> None:
+    """Fails if shares that were found in larger tiles cost more than the whole of a smaller one."""
+    near = 10 * 100 / 80.0
+    assert seconds(((1000, 0.5), (FAR, 0.5)), footprint=800) == pytest.approx(near)
+
+
+def test_calls_and_streams_stay_what_they_are() -> None:
+    """Fails if reuse changes anything but the gathers."""
+    plain = Work("sparse", streamed=400, reuse=((1000, 1.0),))
+    assert work_seconds(plain, DEVICE, 1) == work_seconds(dataclasses.replace(plain, reuse=()), DEVICE, 1)
