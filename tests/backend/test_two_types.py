@@ -206,15 +206,20 @@ def test_rows_move(backend: KernelBackend, make: Make, types: tuple[torch.dtype,
 
 @pytest.mark.parametrize("make", [padded, skewed])
 def test_activation_grad_beside_its_activation(backend: KernelBackend, make: Make) -> None:
-    """Fails on a wrong mask, factor or row, a bias gradient of rounded numbers, or an activation that changes."""
-    rng, first = np.random.default_rng(38), 5
-    for rows, cols, masked, scaled in itertools.product((0, 1, 200), (1, 41), (False, True), (False, True)):
+    """Fails on a wrong mask, factor or row, a bias gradient of rounded numbers, or an activation that changes.
+
+    Rows from 0 on must begin the sums, later ones add to them.
+    """
+    rng, either = np.random.default_rng(38), (False, True)
+    for rows, cols, masked, scaled, first in itertools.product((0, 1, 200), (1, 41), either, either, (0, 5)):
         g, h = (filled(make(backend, rows, cols)[0], rng.normal(size=(rows, cols))) for _ in range(2))
         h[:, ::3] = 0
         before = h.clone()
         out, whole = make(backend, rows, cols, BF16)
         h_scale, out_scale = (reals(backend, rng.random(rows + first) + 0.5) for _ in range(2))
         partials = zeros(backend, backend.partials, cols, dtype=torch.float64)
+        if first == 0:
+            partials.fill_(torch.nan)
         backend.activation_grad(
             g,
             h,
@@ -245,7 +250,7 @@ def _product_grad(backend: KernelBackend, rows: int, inner: int, cols: int) -> l
     before = h.clone()
     out, whole = padded(backend, rows, cols, BF16)
     h_scale, out_scale = (reals(backend, rng.random(rows) + 0.5) for _ in range(2))
-    partials = zeros(backend, backend.partials, cols, dtype=torch.float64)
+    partials = zeros(backend, backend.partials, cols, dtype=torch.float64).fill_(torch.nan)
     block = zeros(backend, max(1, rows // 3), cols, dtype=F32)
     backend.product_grad(g, w.t(), h, block, Gradient(True, 1.25, h_scale, out_scale, partials), out)
     expected = host(g) @ host(w).T * 1.25 * (host(h) != 0) * host(h_scale)[:, None]
@@ -263,7 +268,7 @@ SHAPES = ((0, 3, 5), (1, 1, 1), (37, 7, 41), (700, 129, 50), (4200, 7, 9))
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_product_grad_beside_its_activation(backend: KernelBackend, shape: tuple[int, int, int]) -> None:
-    """Fails on a wrong mask, factor or row, or a row that is left out between blocks."""
+    """Fails on a wrong mask, factor or row, sums that are not begun, or a row that is left out between blocks."""
     _product_grad(backend, *shape)
 
 
