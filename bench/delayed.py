@@ -1,4 +1,4 @@
-"""DistGNN's delayed aggregates: accuracy (its Table 5), time and memory (Figures 5, 6, Table 6), and slow networks.
+"""DistGNN's delayed aggregates: accuracy (its Table 5), time and memory (PartitionStats 5, 6, Table 6), and slow networks.
 
 accuracy: GraphSAGE with the GCN aggregator, P = 4, seeds 1 .. SEEDS, test score of the best validation epoch. cost: one
 epoch and the planned memory of each delay, P = 1, 2, 4. lag: cd-0 and cd-5 where every message takes a set time.

@@ -27,7 +27,7 @@ from common import WORKLOADS, Workload, make_store
 
 from mggcn.graph.csr import CSR, ArrayRows
 from mggcn.graph.store import open_store, write_store
-from mggcn.model.ops import given
+from mggcn.model.ops import require
 
 Array = npt.NDArray[Any]
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,7 +90,7 @@ def prepare_store(name: str, scale: float, cache: Path, data: str) -> None:
 def write_ordered(source: Path, target: Path) -> None:
     """Write a symmetric store with its vertices numbered class by class."""
     graph = open_store(source)
-    labels = given(graph.labels).array()
+    labels = require(graph.labels).array()
     order = np.argsort(labels, kind="stable")
     indptr, indices = structure(source)
     ones = np.ones(indices.size, dtype=np.float32)
@@ -98,7 +98,7 @@ def write_ordered(source: Path, target: Path) -> None:
     adj.sort_indices()
     csr = CSR(ArrayRows(adj.indptr.astype(np.int64)), ArrayRows(adj.indices.astype(np.int32)), None, labels.size)
     splits = {name: ArrayRows(rows.array()[:, order].copy()) for name, rows in graph.splits.items()}
-    features = ArrayRows(given(graph.features).array()[order])
+    features = ArrayRows(require(graph.features).array()[order])
     ordered = dataclasses.replace(
         graph, name=ORDERED, adj=csr, adj_t=csr, features=features, labels=ArrayRows(labels[order]), splits=splits
     )

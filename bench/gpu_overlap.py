@@ -23,12 +23,12 @@ from torch import Tensor
 from mggcn.assemble import Rank, make_rank, plan_graph, resolve
 from mggcn.backend.device import Device
 from mggcn.backend.events import DONE, Event
-from mggcn.comm.base import Communicator, Lane, Moving
+from mggcn.comm.base import CommStream, Communicator, Moving
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config, from_tables
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
-from mggcn.memory.device import FIGURES
+from mggcn.memory.device import DEVICES
 from mggcn.report.busy import overlap
 from mggcn.report.timeline import read_timeline
 from mggcn.trace.timeline import RECORDED, WARM_UP
@@ -54,8 +54,8 @@ class AtOnce:
     def size(self) -> int:
         return self._inner.size
 
-    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
-        self._inner.use_lane(lane, moving)
+    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
+        self._inner.use_stream(comm_stream, moving)
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         self._inner.broadcast(buf, root, after).wait()
@@ -127,7 +127,7 @@ class Run:
         comm.barrier()
         # Libraries and context are no part of torch's memory; cuBLAS's work space is.
         planned = sum(nbytes for name, nbytes in rank.plan.regions.items() if name != "runtime")
-        planned += FIGURES["cuda"].rank_bytes
+        planned += DEVICES["cuda"].rank_bytes
         return {"seconds": seconds, "losses": losses, "planned": planned}
 
     def traced(self, comm: Communicator, folder: Path) -> None:

@@ -13,7 +13,7 @@ from worker_pyg import make_graph, make_net
 
 from mggcn.backend.events import Eager
 from mggcn.graph.csr import CSR, Graph
-from mggcn.model.ops import given
+from mggcn.model.ops import require
 
 KINDS = ("fused", "csr", "scatter", "scaled")
 SHIPPED = ("csr", "scatter")
@@ -59,7 +59,7 @@ class Peer:
             if need > lab.free_bytes():
                 raise ValueError(f"its messages need about {need / 2**30:.0f} GiB")
         x = features(graph).to(device)
-        labels = torch.from_numpy(given(graph.labels).array().copy()).to(device)
+        labels = torch.from_numpy(require(graph.labels).array().copy()).to(device)
         train = torch.from_numpy(graph.splits["train"].read(0, 1)[0]).nonzero().view(-1).to(device)
         indptr = torch.from_numpy(graph.adj_t.indptr.array().copy()).to(device)
         indices = torch.from_numpy(graph.adj_t.indices.array().copy()).to(device)
@@ -112,8 +112,8 @@ def features(graph: Graph) -> torch.Tensor:
     """The features as a dense matrix."""
     found = graph.features
     if not isinstance(found, CSR):
-        return torch.from_numpy(given(found).array().copy())
-    values = torch.from_numpy(given(found.values).array().copy())
+        return torch.from_numpy(require(found).array().copy())
+    values = torch.from_numpy(require(found.values).array().copy())
     pointers, columns = (torch.from_numpy(rows.array().copy()) for rows in (found.indptr, found.indices))
     shape = (found.num_rows, found.num_cols)
     return torch.sparse_csr_tensor(pointers, columns.long(), values, shape, check_invariants=False).to_dense()

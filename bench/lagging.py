@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 from torch import Tensor
 
-from mggcn.comm.base import Communicator, Event, Lane, Moving
+from mggcn.comm.base import CommStream, Communicator, Event, Moving
 
 
 class LaggingCommunicator:
@@ -29,8 +29,8 @@ class LaggingCommunicator:
     def size(self) -> int:
         return self._inner.size
 
-    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
-        self._inner.use_lane(lane, moving)
+    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
+        self._inner.use_stream(comm_stream, moving)
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         return _Late(self._inner.broadcast(buf, root, after), time.monotonic() + self._seconds)

@@ -121,7 +121,7 @@ def epochs(graph: Any, orders: dict[str, Any], args: argparse.Namespace) -> tupl
     from mggcn.comm.single import SingleCommunicator
     from mggcn.config import from_tables
     from mggcn.cost.machine import find_machine
-    from mggcn.partition.make import figures_of
+    from mggcn.partition.make import stats_of
     from mggcn.partition.parts import RowPartition
     from mggcn.planning.op_cost import epoch_cost
     from mggcn.planning.run import plan_run
@@ -135,7 +135,7 @@ def epochs(graph: Any, orders: dict[str, Any], args: argparse.Namespace) -> tupl
             "run": {"threads": args.threads, "order": name},
         }
         config, partition = resolve(from_tables(tables), graph), RowPartition(owners)
-        figures = figures_of(graph, partition, self_loops=config.model.self_loops)
+        figures = stats_of(graph, partition, self_loops=config.model.self_loops)
         plan = plan_run(config, graph_shape(graph, config.model), figures, STRATEGIES["broadcast"])
         predicted[name] = epoch_cost(plan, find_machine(args.machine)).train.parts["sparse"]
         trainer = make_rank(config, graph, plan, partition, SingleCommunicator()).trainer

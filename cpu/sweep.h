@@ -15,12 +15,12 @@ struct Sweep {
   const int32_t* local;
   int64_t rows;  // V, rows of this rank
   int32_t rank, self_loops;
-  const uint8_t *wanted_rows, *wanted_cols;  // [N]: entries elsewhere are left out; null: none is
+  const uint8_t *required_rows, *required_cols;  // [N]: entries elsewhere are left out; null: none is
 };
 
-inline bool keeps_row(const Sweep& s, int64_t v) { return !s.wanted_rows || s.wanted_rows[v]; }
+inline bool keeps_row(const Sweep& s, int64_t v) { return !s.required_rows || s.required_rows[v]; }
 
-inline bool keeps_column(const Sweep& s, int64_t u) { return !s.wanted_cols || s.wanted_cols[u]; }
+inline bool keeps_column(const Sweep& s, int64_t u) { return !s.required_cols || s.required_cols[u]; }
 
 // Whether row i of the chunk is to have a diagonal that the matrix has not stored.
 inline bool lacks_diagonal(const Sweep& s, int64_t i) {

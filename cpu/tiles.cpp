@@ -2,7 +2,7 @@
 // tile_count   counts[q (V + 1) + local[v] + 1] += neighbours of v that rank q owns, for rows v that `rank` owns
 // tile_fill    writes their local ids (and values) in the order of the row, at indptr[q (V + 1) + local[v]];
 //              self_loops: a missing diagonal is counted and filled as the last entry of its row in the own tile.
-//              Both take the entries of wanted rows and columns alone, in the same order, where such are given.
+//              Both take the entries of required rows and columns alone, in the same order, where such are given.
 // tile_sort    sorts each row of a tile by column, values along: products of long rows are up to 1.26 times faster if
 //              they go through the operand in order (docs/notes/0011-locality.md).
 // tile_degree  degree[local[v]] = sum of values (or count) of row v, diagonal inserted alike.

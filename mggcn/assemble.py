@@ -30,12 +30,12 @@ from mggcn.errors import BackendError, ConfigError, PlanError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.memory.device import REAL, not_captured, runs_nccl, threads_of
 from mggcn.memory.units import free_bytes, human
-from mggcn.partition.cut_rows import CutFigures
+from mggcn.partition.cut_rows import CutStats
 from mggcn.partition.libra import libra_nbytes
-from mggcn.partition.make import cut_is_kept, figures_of, make_partition
-from mggcn.partition.parts import Figures, Partition, RowFigures
+from mggcn.partition.make import is_cached, make_partition, stats_of
+from mggcn.partition.parts import Partition, PartitionStats, RowStats
+from mggcn.partition.required_rows import expected_shares
 from mggcn.partition.splits import training_rows
-from mggcn.partition.wanted import expected_shares
 from mggcn.planning.pruning import build_pruned
 from mggcn.planning.record import plan_from_dict
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan, plan_run
@@ -107,7 +107,7 @@ def partition_graph(config: Config, graph: Graph) -> Partition:
     kind = STRATEGIES[run.strategy].kind
     if kind == "cut":
         need = sum(libra_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric, run.ranks).values())
-        if need > (free := free_bytes()) and not cut_is_kept(graph, ranks=run.ranks, seed=config.train.seed):
+        if need > (free := free_bytes()) and not is_cached(graph, ranks=run.ranks, seed=config.train.seed):
             raise PlanError(
                 f"Libra needs {human(need)} to cut the graph, {human(free)} are free; cut it on a larger machine with "
                 f"mggcn partition --parts {run.ranks} --seed {config.train.seed}, or choose another strategy"
@@ -134,11 +134,11 @@ def plan_graph(config: Config, graph: Graph, machine: Machine | None = None) -> 
     """
     shape, strategy = graph_shape(graph, config.model), STRATEGIES[config.run.strategy]
     partition = partition_graph(config, graph)
-    figures = partition_figures(config, graph, partition)
-    return plan_run(config, shape, figures, strategy, nccl_memory(config, machine)), partition
+    stats = partition_stats(config, graph, partition)
+    return plan_run(config, shape, stats, strategy, nccl_memory(config, machine)), partition
 
 
-def partition_figures(config: Config, graph: Graph, partition: Partition) -> Figures:
+def partition_stats(config: Config, graph: Graph, partition: Partition) -> PartitionStats:
     """Return the sizes of a partition, and what training epochs need of it if they may leave rows out.
 
     Cost: a few sweeps over the edges.
@@ -149,7 +149,7 @@ def partition_figures(config: Config, graph: Graph, partition: Partition) -> Fig
         depth -= 1  # layer 1 aggregates no more once its input is A X
     pruning = config.run.prune == "auto" and model.aggregates and depth
     training = training_rows(graph, data.splits, data.split) if pruning else None
-    return figures_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth)
+    return stats_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth)
 
 
 def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, machine: Machine | None = None) -> RunPlan:
@@ -169,14 +169,14 @@ def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, mach
         depth = len(config.model.hidden) + 1
         share = (shape.num_training or 0) / max(shape.num_vertices, 1)
         shares = expected_shares(share, shape.num_edges / max(shape.num_vertices, 1), depth) if share else []
-        return plan_run(config, shape, RowFigures.expected(*sizes, self_loops=loops, shares=shares), strategy, nccl)
+        return plan_run(config, shape, RowStats.expected(*sizes, self_loops=loops, shares=shares), strategy, nccl)
     if not replication:
         raise ConfigError(
             f"the replication of a vertex cut is not known from a shape; give it (--replication), for example "
             f"{run.ranks**0.5:.2f} for {run.ranks} ranks, or plan the strategy {strategy.name} on a store"
         )
     bins = max(run.delay_epochs or 0, 1)
-    cut = CutFigures.expected(*sizes, replication, bins=bins, self_loops=loops)
+    cut = CutStats.expected(*sizes, replication, bins=bins, self_loops=loops)
     return plan_run(config, shape, cut, strategy, nccl)
 
 
@@ -281,8 +281,8 @@ def make_rank(
     """
     import torch
 
-    from mggcn.aggregate.base import Built, Site
-    from mggcn.aggregate.nothing import Nothing
+    from mggcn.aggregate.base import BuildContext, RankAggregations
+    from mggcn.aggregate.no_aggregation import NoAggregation
     from mggcn.comm.counting import CountingCommunicator
     from mggcn.partition.features import FeatureReader
     from mggcn.partition.shard import ShardOptions, build_shard
@@ -307,7 +307,7 @@ def make_rank(
         timeline = Timeline(backend, comm, folder, config.train.epochs, in_flight=in_flight, ranges=ranges)
         backend, comm = timeline.backend, timeline.comm
     counted = CountingCommunicator(comm)
-    counted.use_lane(backend.lane)
+    counted.use_stream(backend.comm_stream)
     options = ShardOptions(
         config.model.aggregates,
         config.model.norm,
@@ -324,9 +324,9 @@ def make_rank(
     reader = FeatureReader(graph, held, comm.rank, config.data.row_normalize)
     inputs = load_inputs(backend, shard, reader, rank_plan.model, threads)
     states = state_views(backend, rank_plan.states)
-    aggregates = Built(Nothing(), Nothing())
+    aggregates = RankAggregations(NoAggregation(), NoAggregation())
     if options.aggregates:
-        site = Site(graph, partition, comm.rank, options, backend, counted, states, held)
+        site = BuildContext(graph, partition, comm.rank, options, backend, counted, states, held)
         every = plan.strategy.build(rank_plan.aggregation, rank_plan.exact, site)
         aggregates = build_pruned(plan.strategy, every, rank_plan.rows, rank_plan.pruned, site)
     programs = [rank_plan.train, rank_plan.evaluate, *([rank_plan.setup] if rank_plan.setup else [])]

@@ -73,8 +73,8 @@ class SweepArgs(ctypes.Structure):
         ("rows", ctypes.c_int64),
         ("rank", ctypes.c_int32),
         ("self_loops", ctypes.c_int32),
-        ("wanted_rows", ctypes.c_void_p),
-        ("wanted_cols", ctypes.c_void_p),
+        ("required_rows", ctypes.c_void_p),
+        ("required_cols", ctypes.c_void_p),
     )
 
 
@@ -167,8 +167,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_tile_fill": (_P, _P, _P, _P, _I, _I, _I),
     "mggcn_tile_sort": (_P, _L, _P, _P, _I, _I),
     "mggcn_tile_degree": (_P, _P, _I),
-    "mggcn_wanted_reads": (_P, _P, _I),
-    "mggcn_wanted_tiles": (_P, _I, _P, _P, _P, _I),
+    "mggcn_required_reads": (_P, _P, _I),
+    "mggcn_required_tiles": (_P, _I, _P, _P, _P, _I),
     "mggcn_balance": (_P, _L, _L, _P),
     "mggcn_libra_edges": (_P, _P, _L, _L, _I, _P),
     "mggcn_libra_assign": (_P, _L, _L),

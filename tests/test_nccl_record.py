@@ -31,7 +31,7 @@ class DeviceWithStream:
 
     def __init__(self, stream: FakeStream) -> None:
         self._device = EmulatedDevice()
-        self.lane = stream
+        self.comm_stream = stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)

@@ -19,7 +19,7 @@ from mggcn.config import RunConfig
 from mggcn.graph.csr import Graph
 from mggcn.memory.arena import BufferSpec
 from mggcn.partition.order import Assignment
-from mggcn.partition.parts import Figures, Partition
+from mggcn.partition.parts import Partition, PartitionStats
 from mggcn.partition.shard import ShardOptions
 
 if TYPE_CHECKING:
@@ -123,11 +123,11 @@ class Aggregation(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class BuildContext:
     """What a rank's aggregations are built from.
 
     states: by op and name, the buffers that `state` of its plan asked for; held: of the partition, for this rank, if known.
-    wanted: bool (N,), the rows of A^T, so columns of A, that the aggregation computes, the others being zero; None: all.
+    required: bool (N,), the rows of A^T, so columns of A, that the aggregation computes, the others being zero; None: all.
     """
 
     graph: Graph
@@ -138,11 +138,11 @@ class Site:
     comm: Communicator
     states: Mapping[str, Mapping[str, Tensor]]
     held: Assignment | None = None
-    wanted: npt.NDArray[np.bool_] | None = None
+    required: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class RankAggregations:
     """A rank's aggregations: of training epochs, and the exact one of evaluation and set-up, often the same object.
 
     tiles: matrices to be named in a timeline, in order of the owners of their columns, a list per direction.
@@ -164,10 +164,12 @@ class Strategy(Protocol):
         """The kind of partition that it works on."""
         ...
 
-    def plan(self, run: RunConfig, figures: Figures, rank: int, symmetric: bool, training: bool) -> AggregationPlan:
+    def plan(
+        self, run: RunConfig, stats: PartitionStats, rank: int, symmetric: bool, training: bool
+    ) -> AggregationPlan:
         """Plan one rank; training: False asks for the exact plan of evaluation and set-up."""
         ...
 
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
+    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
         """Build a rank's aggregations as planned. Collective. Raises: GraphError, BackendError."""
         ...

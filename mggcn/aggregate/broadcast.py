@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Literal, cast
 
-from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
+from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
 from mggcn.aggregate.steps import AHEAD, Multiply, Stages, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.events import Event
 from mggcn.config import RunConfig
 from mggcn.memory.arena import BufferSpec
 from mggcn.partition.locality_estimate import UNKNOWN, Reuse
-from mggcn.partition.parts import Figures, row_figures, row_owners
+from mggcn.partition.parts import PartitionStats, row_owners, row_stats
 from mggcn.partition.shard import row_tiles
 
 if TYPE_CHECKING:
@@ -33,22 +33,22 @@ class BroadcastStrategy:
     name = "broadcast"
     kind: Literal["rows"] = "rows"
 
-    def plan(self, run: RunConfig, figures: Figures, rank: int, symmetric: bool, training: bool) -> BroadcastPlan:
-        nnz = row_figures(figures).tiles.nnz
+    def plan(self, run: RunConfig, stats: PartitionStats, rank: int, symmetric: bool, training: bool) -> BroadcastPlan:
+        nnz = row_stats(stats).tiles.nnz
         forward = tuple(nnz[rank].tolist())
         # Tile (i, j) of A^T has the edges from part j to part i: that of A those of tile (j, i).
         backward = forward if symmetric else tuple(nnz[:, rank].tolist())
-        reuse = row_figures(figures).reuse
-        return BroadcastPlan(rank, figures.counts, forward, backward, symmetric, reuse=reuse)
+        reuse = row_stats(stats).reuse
+        return BroadcastPlan(rank, stats.counts, forward, backward, symmetric, reuse=reuse)
 
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
-        tiles, tiles_t = row_tiles(site.graph, row_owners(site.partition), site.rank, site.options, site.wanted)
+    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
+        tiles, tiles_t = row_tiles(site.graph, row_owners(site.partition), site.rank, site.options, site.required)
         forward = [site.backend.sparse(t.indptr, t.indices, t.values) for t in tiles]
         backward = (
             forward if tiles_t is tiles else [site.backend.sparse(t.indptr, t.indices, t.values) for t in tiles_t]
         )
         strategy = Broadcast(cast(BroadcastPlan, training), forward, backward, site.comm, site.backend)
-        return Built(strategy, strategy, (forward, backward))
+        return RankAggregations(strategy, strategy, (forward, backward))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, cast
 
-from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
+from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
 from mggcn.aggregate.delayed_part import Part, build_part
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue
 from mggcn.config import RunConfig
 from mggcn.memory.arena import BufferSpec
 from mggcn.partition.cut_rows import (
-    CutFigures,
-    figures_of_cut,
+    CutStats,
     row_ranges,
+    stats_of_cut,
 )
-from mggcn.partition.parts import Figures
+from mggcn.partition.parts import PartitionStats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,21 +38,21 @@ class DelayedStrategy:
     name = "delayed"
     kind: Literal["cut"] = "cut"
 
-    def plan(self, run: RunConfig, figures: Figures, rank: int, symmetric: bool, training: bool) -> DelayedPlan:
+    def plan(self, run: RunConfig, stats: PartitionStats, rank: int, symmetric: bool, training: bool) -> DelayedPlan:
         delay = run.delay_epochs if training else 0
-        return DelayedPlan(rank, figures_of_cut(figures), symmetric, delay, run.between == "last")
+        return DelayedPlan(rank, stats_of_cut(stats), symmetric, delay, run.between == "last")
 
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
+    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
         plan = cast(DelayedPlan, training)
         part = build_part(site, plan.bounds, plan.period, partial=plan.delay != 0)
         complete = Complete(part, site.comm)
         if plan.delay is None:
-            return Built(LocalOnly(part), complete)
+            return RankAggregations(LocalOnly(part), complete)
         if plan.delay == 0:
-            return Built(complete, complete)
+            return RankAggregations(complete, complete)
         from mggcn.aggregate.delayed_epochs import DelayedByEpochs
 
-        return Built(DelayedByEpochs(plan, part, site.comm, site.states), complete)
+        return RankAggregations(DelayedByEpochs(plan, part, site.comm, site.states), complete)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class DelayedPlan:
     """One rank's part of a vertex cut. delay: None never sends; keep_last: roots and leaves keep what came last."""
 
     rank: int
-    figures: CutFigures
+    stats: CutStats
     symmetric: bool
     delay: int | None
     keep_last: bool
 
     @property
     def exact(self) -> bool:
-        return self.delay == 0 or len(self.figures.counts) == 1
+        return self.delay == 0 or len(self.stats.counts) == 1
 
     @property
     def period(self) -> int:
@@ -75,41 +75,41 @@ class DelayedPlan:
 
     @property
     def rows(self) -> int:
-        return self.figures.counts[self.rank]
+        return self.stats.counts[self.rank]
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        return row_ranges(self.figures.split[self.rank], self.rows)
+        return row_ranges(self.stats.split[self.rank], self.rows)
 
     def num_leaves(self, number: int | None = None) -> int:
         """L: leaves of this rank, of all bins or one."""
-        leaves = self.figures.leaves
+        leaves = self.stats.leaves
         return int((leaves[:, self.rank] if number is None else leaves[number, self.rank]).sum())
 
     def num_roots(self, number: int | None = None) -> int:
         """R: leaves on other ranks whose root is here, of all bins or one."""
-        leaves = self.figures.leaves
+        leaves = self.stats.leaves
         return int((leaves[:, :, self.rank] if number is None else leaves[number, :, self.rank]).sum())
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         bounds = self.bounds
         sizes = (last - first for first, last in pairwise(bounds))
-        return tuple(Matrix(rows, nnz) for rows, nnz in zip(sizes, self.figures.nnz[self.rank], strict=True))
+        return tuple(Matrix(rows, nnz) for rows, nnz in zip(sizes, self.stats.nnz[self.rank], strict=True))
 
     @property
     def matrices_t(self) -> tuple[Matrix, ...]:
-        return () if self.symmetric else (Matrix(self.rows, sum(self.figures.nnz[self.rank])),)
+        return () if self.symmetric else (Matrix(self.rows, sum(self.stats.nnz[self.rank])),)
 
     @property
     def index_bytes(self) -> int:
         lists = 4 * (self.num_leaves() + self.num_roots()) * (2 if self.period > 1 else 1)
         # What is missing of each split row, in the states that follow each other in a period.
         shares = 0 if self.delay == 0 else 1 if self.delay is None or self.keep_last else self.period
-        return lists + 8 * self.figures.split[self.rank] * shares
+        return lists + 8 * self.stats.split[self.rank] * shares
 
     def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        if self.delay != 0 or len(self.figures.counts) == 1:
+        if self.delay != 0 or len(self.stats.counts) == 1:
             return ()
         # First the leaves' sums go from one to the other, then the totals come back.
         return (
@@ -131,13 +131,13 @@ class DelayedPlan:
         )
 
     def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
-        reuse = self.figures.reuse
+        reuse = self.stats.reuse
         split, middle, rest = (Multiply(m.rows, self.rows, m.nnz, cols, reuse) for m in self.matrices)
         whole = (split, middle, rest)
         if backward and not self.symmetric:
-            nnz = sum(self.figures.nnz[self.rank])
+            nnz = sum(self.stats.nnz[self.rank])
             whole = (Multiply(self.rows, self.rows, nnz, cols, reuse),)  # type: ignore[assignment]
-        if self.delay is None or len(self.figures.counts) == 1:
+        if self.delay is None or len(self.stats.counts) == 1:
             return whole
         # cd-r exchanges one bin an epoch; an exact aggregation all of them, however many the cut has.
         number = turn if self.delay else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.aggregate.base import Site
+from mggcn.aggregate.base import BuildContext
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.events import Event
 from mggcn.graph.csr import Graph
@@ -162,7 +162,7 @@ def whole_rows(block: Tensor) -> Tensor:
     return block.as_strided((block.shape[0], block.stride(0)), block.stride())
 
 
-def build_part(site: Site, bounds: tuple[int, ...], bins: int, *, partial: bool) -> Part:
+def build_part(site: BuildContext, bounds: tuple[int, ...], bins: int, *, partial: bool) -> Part:
     """Build the matrices and lists of a rank; bounds: of its ranges of rows; partial: sums may stand for whole ones.
 
     Raises: GraphError for a matrix that is too large.

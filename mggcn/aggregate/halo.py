@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
+from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
@@ -20,7 +20,7 @@ from mggcn.errors import PlanError
 from mggcn.memory.arena import BufferSpec
 from mggcn.partition.halo import Halo, build_halos
 from mggcn.partition.locality_estimate import UNKNOWN, Reuse
-from mggcn.partition.parts import Figures, row_figures, row_owners
+from mggcn.partition.parts import PartitionStats, row_owners, row_stats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,21 +36,21 @@ class HaloStrategy:
     name = "halo"
     kind: Literal["rows"] = "rows"
 
-    def plan(self, run: RunConfig, figures: Figures, rank: int, symmetric: bool, training: bool) -> HaloPlan:
-        tiles = row_figures(figures).tiles
+    def plan(self, run: RunConfig, stats: PartitionStats, rank: int, symmetric: bool, training: bool) -> HaloPlan:
+        tiles = row_stats(stats).tiles
         forward = _exchange(tiles.nnz, tiles.rows_needed, rank)
         backward = forward if symmetric else _exchange(tiles.nnz.T, tiles.rows_needed_t, rank)
-        return HaloPlan(rank, figures.counts, forward, backward, symmetric, reuse=row_figures(figures).reuse)
+        return HaloPlan(rank, stats.counts, forward, backward, symmetric, reuse=row_stats(stats).reuse)
 
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
+    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
         plan = cast(HaloPlan, training)
-        halos = build_halos(site.graph, row_owners(site.partition), site.rank, site.options, site.wanted)
+        halos = build_halos(site.graph, row_owners(site.partition), site.rank, site.options, site.required)
         for halo, exchange in zip(halos, (plan.forward, plan.backward), strict=True):
             _check(halo, exchange, site.rank)
         forward = _upload(halos[0], site.backend)
         backward = forward if halos[1] is halos[0] else _upload(halos[1], site.backend)
         strategy = HaloExchange(plan, forward, backward, site.comm, site.backend)
-        return Built(strategy, strategy)
+        return RankAggregations(strategy, strategy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,19 +17,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
-from mggcn.aggregate.base import AggregationPlan, Built, Matrix, Site
-from mggcn.aggregate.slice_columns import UNIT_BYTES, Deal, Part, parts
+from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
+from mggcn.aggregate.slice_columns import UNIT_BYTES, ColumnPartition, Part, parts
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.errors import GraphError
 from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES, BufferSpec
-from mggcn.memory.device import FIGURES
+from mggcn.memory.device import DEVICES
+from mggcn.partition.concatenated import concatenated_by_rank
 from mggcn.partition.locality_estimate import Shares
-from mggcn.partition.parts import Figures, row_figures, row_owners
+from mggcn.partition.parts import PartitionStats, row_owners, row_stats
 from mggcn.partition.shard import row_tiles
 from mggcn.partition.tiles import MAX_TILE_NNZ
-from mggcn.partition.whole import rank_major
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,8 +46,8 @@ class SliceStrategy:
     name = "slice"
     kind: Literal["rows"] = "rows"
 
-    def plan(self, run: RunConfig, figures: Figures, rank: int, symmetric: bool, training: bool) -> SlicePlan:
-        rows = row_figures(figures)
+    def plan(self, run: RunConfig, stats: PartitionStats, rank: int, symmetric: bool, training: bool) -> SlicePlan:
+        rows = row_stats(stats)
         nnz, own = rows.num_entries, int(rows.tiles.nnz.trace())
         if nnz > MAX_TILE_NNZ:
             raise GraphError(
@@ -56,19 +56,19 @@ class SliceStrategy:
             )
         reuse = rows.reuse.together(own, nnz - own)
         # On a CPU the cores that multiply move the messages, too: nothing would overlap.
-        return SlicePlan(rank, figures.counts, nnz, symmetric, reuse=reuse, overlaps=not FIGURES[run.device].is_host)
+        return SlicePlan(rank, stats.counts, nnz, symmetric, reuse=reuse, overlaps=not DEVICES[run.device].is_host)
 
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: Site) -> Built:
+    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
         plan = cast(SlicePlan, training)
-        vertices = rank_major(row_owners(site.partition), plan.rank)
-        tiles = row_tiles(site.graph, vertices, 0, site.options, site.wanted)
+        vertices = concatenated_by_rank(row_owners(site.partition), plan.rank)
+        tiles = row_tiles(site.graph, vertices, 0, site.options, site.required)
         (forward,), (backward,) = tiles
         matrix = site.backend.sparse(forward.indptr, forward.indices, forward.values)
         matrix_t = matrix
         if backward is not forward:
             matrix_t = site.backend.sparse(backward.indptr, backward.indices, backward.values)
         strategy = Slice(plan, matrix, matrix_t, site.comm, site.backend)
-        return Built(strategy, strategy)
+        return RankAggregations(strategy, strategy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class SlicePlan:
 class _Piece:
     """Columns that travel together, and their part of both slots, flat."""
 
-    deal: Deal
+    deal: ColumnPartition
     first: Tensor
     second: Tensor
 
@@ -212,7 +212,7 @@ class Slice:
     def _pieces(self, dense: Tensor, buffers: Sequence[Tensor]) -> list[_Piece]:
         """Return the pieces of an operand, the slots cut as the plan reckons."""
         plan, item, pieces, start = self._plan, dense.itemsize, [], 0
-        deal = Deal.of(dense.shape[1], len(plan.counts), item)
+        deal = ColumnPartition.of(dense.shape[1], len(plan.counts), item)
         deals = deal.halves() if plan.overlaps else (deal,)
         for piece, part in zip(deals, plan.parts(dense.shape[1], item), strict=True):
             end = start + plan.slot_units(part) * deal.unit
@@ -261,7 +261,7 @@ class Slice:
             of_columns = dataclasses.replace(epilogue, bias=None if bias is None else bias[columns])
             self._backend.finish(part, out[:, columns], of_columns)
 
-    def _blocks(self, others: Tensor, own: Tensor, deal: Deal) -> list[tuple[Tensor, slice]]:
+    def _blocks(self, others: Tensor, own: Tensor, deal: ColumnPartition) -> list[tuple[Tensor, slice]]:
         """Return this rank's rows of every slice that has columns, and the columns: the others' in one slot, one after the
         other, its own at the start of the other slot.
         """
@@ -274,7 +274,7 @@ class Slice:
         return blocks
 
 
-def _matrix(slot: Tensor, rows: int, columns: slice, deal: Deal, rank: int) -> Tensor:
+def _matrix(slot: Tensor, rows: int, columns: slice, deal: ColumnPartition, rank: int) -> Tensor:
     """Return `rows` rows of a rank's slice at the start of a slot; they are padded to whole units."""
     stride = deal.units[rank] * deal.unit
     return slot[: rows * stride].view(rows, stride)[:, : columns.stop - columns.start]

@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
+class ColumnPartition:
     """Which columns each rank has of a piece: `columns`, in `units` of `unit` elements each, in order of the ranks.
 
     The last unit may end behind the last column. A larger width gives no rank fewer units.
@@ -35,15 +35,15 @@ class Deal:
     """Empty for a rank without units."""
 
     @staticmethod
-    def of(cols: int, ranks: int, item_bytes: int) -> Deal:
+    def of(cols: int, ranks: int, item_bytes: int) -> ColumnPartition:
         """Deal `cols` columns of `item_bytes` bytes in one piece."""
         unit = UNIT_BYTES // item_bytes
         number = -(-cols // unit)
         units = tuple((number - rank + ranks - 1) // ranks for rank in range(ranks))
         ends = [min(end * unit, cols) for end in accumulate(units, initial=0)]
-        return Deal(unit, units, tuple(slice(first, end) for first, end in pairwise(ends)))
+        return ColumnPartition(unit, units, tuple(slice(first, end) for first, end in pairwise(ends)))
 
-    def halves(self) -> tuple[Deal, ...]:
+    def halves(self) -> tuple[ColumnPartition, ...]:
         """Return two pieces, the first and the other columns of each rank, or this one if a half were too narrow on one.
 
         Every rank has as many units of the first half.
@@ -54,8 +54,12 @@ class Deal:
         middles = [columns.start + first * self.unit for columns in self.columns]
         pairs = list(zip(self.columns, middles, strict=True))
         return (
-            Deal(self.unit, (first,) * len(self.units), tuple(slice(c.start, middle) for c, middle in pairs)),
-            Deal(self.unit, tuple(n - first for n in self.units), tuple(slice(middle, c.stop) for c, middle in pairs)),
+            ColumnPartition(
+                self.unit, (first,) * len(self.units), tuple(slice(c.start, middle) for c, middle in pairs)
+            ),
+            ColumnPartition(
+                self.unit, tuple(n - first for n in self.units), tuple(slice(middle, c.stop) for c, middle in pairs)
+            ),
         )
 
 

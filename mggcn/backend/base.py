@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
-from mggcn.backend.events import Agree, Event, Lane, Repeatable, Timestamp, alone
+from mggcn.backend.events import Agree, CommStream, Event, Repeatable, Timestamp, alone
 
 if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
     import torch
@@ -269,7 +269,7 @@ class KernelBackend(Protocol):
         ...
 
     @property
-    def lane(self) -> Lane:
+    def comm_stream(self) -> CommStream:
         """Where this rank's transport moves data."""
         ...
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from mggcn.backend.cuda.cusparse import Library
 from mggcn.backend.cuda.kernels import Module
 from mggcn.backend.cuda.sizes import DeviceTraits
-from mggcn.backend.events import Agree, Event, Lane, Repeatable, Timestamp, alone
+from mggcn.backend.events import Agree, CommStream, Event, Repeatable, Timestamp, alone
 
 
 class Device(Protocol):
-    """One device as one rank uses it: a stream for kernels, and a lane for messages."""
+    """One device as one rank uses it: a stream for kernels, and a comm stream for messages."""
 
     @property
     def torch_device(self) -> torch.device: ...
@@ -29,7 +29,7 @@ class Device(Protocol):
     def traits(self) -> DeviceTraits: ...
 
     @property
-    def lane(self) -> Lane: ...
+    def comm_stream(self) -> CommStream: ...
 
     @property
     def cusparse(self) -> Library:

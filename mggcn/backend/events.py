@@ -30,19 +30,19 @@ class Done:
 DONE: Final = Done()
 
 
-class Lane(Protocol):
+class CommStream(Protocol):
     """Where a transport moves data: a stream beside the kernels on a device that has one, else the calling thread."""
 
     def working(self, after: Event | None) -> AbstractContextManager[None]:
-        """Tensor work of the block is the lane's, after `after`, or, without it, after the rank's work so far."""
+        """Tensor work of the block is the comm stream's, after `after`, or, without it, after the rank's work so far."""
         ...
 
     def record(self) -> Event:
-        """Return an event that is done when the lane's work so far is."""
+        """Return an event that is done when the comm stream's work so far is."""
         ...
 
     def timestamp(self) -> Timestamp:
-        """Return the moment at which the lane's work so far is done."""
+        """Return the moment at which the comm stream's work so far is done."""
         ...
 
 

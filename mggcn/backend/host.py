@@ -1,4 +1,4 @@
-"""The host's own clock and lane: copies run when they are asked for, so every event is done."""
+"""The host's own clock and comm stream: copies run when they are asked for, so every event is done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HostTime:
 
 
 @dataclass(frozen=True, slots=True)
-class HostLane:
+class HostStream:
     """Data moves in the calling thread."""
 
     @contextmanager

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
-from mggcn.backend.events import DONE, Done, Event, Lane
+from mggcn.backend.events import DONE, CommStream, Done, Event
 
-__all__ = ["DONE", "Communicator", "Done", "Event", "Lane", "Moving"]
+__all__ = ["DONE", "CommStream", "Communicator", "Done", "Event", "Moving"]
 
 if TYPE_CHECKING:  # the parent of the ranks reads this room too, and needs no torch
     from torch import Tensor
 
 Moving = Callable[[], AbstractContextManager[None]]
-"""Opens a block in which a transport moves data on the lane, all waiting for others done that it can do before."""
+"""Opens a block in which a transport moves data on the comm stream, all waiting for others done that it can do before."""
 
 
 class Communicator(Protocol):
@@ -34,10 +34,10 @@ class Communicator(Protocol):
     @property
     def size(self) -> int: ...
 
-    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
-        """Move the tensors of later calls in `lane`; without this call they are host tensors. Collective, once at most.
+    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
+        """Move the tensors of later calls in `comm_stream`; until then they are host tensors. Collective, once at most.
 
-        moving: for measuring; entered around each stretch of a message that the transport itself puts on the lane.
+        moving: for measuring; entered around each stretch of a message that the transport itself puts on the comm stream.
         Raises: CommError if the transport cannot move data there.
         """
         ...

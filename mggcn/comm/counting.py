@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mggcn.backend.events import alone
-from mggcn.comm.base import Communicator, Event, Lane, Moving
+from mggcn.comm.base import CommStream, Communicator, Event, Moving
 
 REASON_BYTES = 256
 """Of a reason that a rank tells the others."""
@@ -35,8 +35,8 @@ class CountingCommunicator:
     def size(self) -> int:
         return self._inner.size
 
-    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
-        self._inner.use_lane(lane, moving)
+    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
+        self._inner.use_stream(comm_stream, moving)
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         self.messages += self.size > 1

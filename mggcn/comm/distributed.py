@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mggcn.backend.host import HostLane
-from mggcn.comm.base import DONE, Event, Lane, Moving
-from mggcn.comm.board import CHECKED_CALLS, SLICE_S, Board, loopback_interface, meet
+from mggcn.backend.host import HostStream
+from mggcn.comm.base import DONE, CommStream, Event, Moving
 from mggcn.comm.calls import Call, all_reduce_call, all_to_all_call, broadcast_call, disagreement
+from mggcn.comm.control_store import CHECKED_CALLS, SLICE_S, ControlStore, loopback_interface, meet
 from mggcn.errors import CommError
 
 TRANSPORT_SLACK_S: Final = 30.0
@@ -29,25 +29,25 @@ TRANSPORT_SLACK_S: Final = 30.0
 
 @final
 class DistributedCommunicator:
-    """One rank of a gloo process group; `board` is that of exactly the ranks of `group`."""
+    """One rank of a gloo process group; `control` is that of exactly the ranks of `group`."""
 
-    def __init__(self, group: dist.ProcessGroup, board: Board, checked_calls: int = CHECKED_CALLS) -> None:
+    def __init__(self, group: dist.ProcessGroup, control: ControlStore, checked_calls: int = CHECKED_CALLS) -> None:
         self._group = group
-        self._board = board
+        self._control = control
         self._checked_calls = checked_calls
         self._flag = torch.zeros(1, dtype=torch.int64)
-        self._table = torch.zeros(board.size, 4 + 2 * board.size, dtype=torch.int64)
+        self._table = torch.zeros(control.size, 4 + 2 * control.size, dtype=torch.int64)
 
     @property
     def rank(self) -> int:
-        return self._board.rank
+        return self._control.rank
 
     @property
     def size(self) -> int:
-        return self._board.size
+        return self._control.size
 
-    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
-        if lane != HostLane():
+    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
+        if comm_stream != HostStream():
             raise CommError("gloo moves host memory; with GPUs use nccl, or threads on one GPU")
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
@@ -81,65 +81,67 @@ class DistributedCommunicator:
         self._event(call, dist.all_reduce(self._flag, group=self._group, async_op=True)).wait()
 
     def check(self) -> None:
-        self._board.check()
+        self._control.check()
 
     def device_bytes(self) -> dict[str, int]:
         return {}
 
     def abort(self, reason: str) -> None:
-        self._board.abort(reason)
+        self._control.abort(reason)
 
     def close(self) -> None:
         """Meet once more, then close the connections; after an abort they are left for the end of the process.
 
-        They meet on the board: the first to close a socket could take its last message from a slower rank.
+        They meet on the control store: the first to close a socket could take its last message from a slower rank.
         """
-        if self._board.failure is not None:
+        if self._control.failure is not None:
             return
-        self._board.leave()
+        self._control.leave()
         dist.destroy_process_group(self._group)
 
     def finish(self, work: dist.Work, number: int, call: Call) -> None:
         """Wait for `work` of call `number`. Raises: CommError after an abort, a broken connection or `timeout_s`."""
-        board = self._board
-        give_up_at = time.monotonic() + board.timeout_s
+        control = self._control
+        give_up_at = time.monotonic() + control.timeout_s
         while True:
-            board.check()
+            control.check()
             try:
                 work.wait(timedelta(seconds=SLICE_S))
                 return
             except RuntimeError:
-                board.look(number)
-                board.check()
+                control.look(number)
+                control.check()
                 if work.is_completed():
                     # Since the slice of waiting ended, perhaps: a second wait tells success from failure at once.
                     try:
                         work.wait(timedelta(seconds=SLICE_S))
                         return
                     except RuntimeError as error:
-                        board.check()
-                        board.fail(f"rank {self.rank} lost its connections in call {number} ({call}): {error}")
+                        control.check()
+                        control.fail(f"rank {self.rank} lost its connections in call {number} ({call}): {error}")
                 if time.monotonic() > give_up_at:
-                    suspects = board.suspects(number)
-                    board.fail(f"rank {self.rank} waited {board.timeout_s:g} s {suspects} in call {number} ({call})")
+                    suspects = control.suspects(number)
+                    control.fail(
+                        f"rank {self.rank} waited {control.timeout_s:g} s {suspects} in call {number} ({call})"
+                    )
 
     def _begin(self, call: Call, after: Event | None) -> None:
         """Order the call after `after`, and compare it with the calls of the other ranks."""
         (after or DONE).wait()
-        self._board.begin(call)
-        number = self._board.number
+        self._control.begin(call)
+        number = self._control.number
         if number > self._checked_calls:
             return
-        # Not on the board, which is slower: gloo is at hand.
+        # Not on the control store, which is slower: gloo is at hand.
         self._table.zero_()
         self._table[self.rank] = torch.tensor(call.encode(self.size))
         self.finish(dist.all_reduce(self._table, group=self._group, async_op=True), number, call)
         calls = {rank: Call.decode(code) for rank, code in enumerate(self._table.tolist())}
         if problem := disagreement(calls):
-            self._board.fail(f"ranks disagree on call {number}: {problem}")
+            self._control.fail(f"ranks disagree on call {number}: {problem}")
 
     def _event(self, call: Call, work: dist.Work | None) -> Event:
-        return DONE if work is None else _GlooEvent(self, work, self._board.number, call)
+        return DONE if work is None else _GlooEvent(self, work, self._control.number, call)
 
 
 @final
@@ -166,7 +168,7 @@ def connect(rank: int, size: int, init_method: str, timeout_s: float, loopback: 
     """
     if loopback:
         os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
-    store, board = meet(rank, size, init_method, timeout_s)
+    store, control = meet(rank, size, init_method, timeout_s)
     limit = timedelta(seconds=timeout_s + TRANSPORT_SLACK_S)
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
@@ -175,4 +177,4 @@ def connect(rank: int, size: int, init_method: str, timeout_s: float, loopback: 
     group = dist.group.WORLD
     if group is None:
         raise CommError(f"rank {rank}: torch.distributed made no process group")
-    return DistributedCommunicator(group, board)
+    return DistributedCommunicator(group, control)

@@ -13,7 +13,7 @@ from mggcn.errors import BackendError
 
 
 def refuse_shared(comm: Communicator, gpu: str) -> None:
-    """Make sure that no other rank uses this rank's GPU. Collective, before `use_lane`.
+    """Make sure that no other rank uses this rank's GPU. Collective, before `use_stream`.
 
     gpu: its UUID, which tells it from those of other machines too, and the instances of a divided GPU apart.
     Raises: BackendError on all ranks, naming those that share one.

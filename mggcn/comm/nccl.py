@@ -1,7 +1,7 @@
-"""Ranks as processes with one GPU each, over NCCL as CuPy binds it: every message is work of the lane's stream.
+"""Ranks as processes with one GPU each, over NCCL as CuPy binds it: every message is work of the comm stream.
 
 A message starts when the stream comes to it, and its event is a mark behind it: no thread waits for the device, and a
-CUDA graph may record all of it. Small host tensors and barriers go through the store (comm/small.py).
+CUDA graph may record all of it. Small host tensors and barriers go through the store (comm/store_collectives.py).
 
 Every rank receives the same sums, by NCCL's design, and they are the same bits in each run on the same GPUs with the same
 NCCL: mggcn pins the ring as algorithm (comm/nccl_settings.py), and NCCL chooses protocol and channels by size, type and
@@ -28,14 +28,14 @@ from typing import Any, Final, cast, final
 import torch
 from torch import Tensor
 
-from mggcn.backend.host import HostLane
-from mggcn.comm.base import Event, Lane, Moving
-from mggcn.comm.board import CHECKED_CALLS, Board, meet
+from mggcn.backend.host import HostStream
+from mggcn.comm.base import CommStream, Event, Moving
 from mggcn.comm.calls import Call, all_reduce_call, all_to_all_call, broadcast_call
+from mggcn.comm.control_store import CHECKED_CALLS, ControlStore, meet
 from mggcn.comm.nccl_binding import explained, packed_id, unpacked_id
 from mggcn.comm.nccl_settings import make_settings
-from mggcn.comm.small import StoreCommunicator
-from mggcn.comm.watchdog import Heartbeat, StreamLane, Watchdog
+from mggcn.comm.store_collectives import StoreCommunicator
+from mggcn.comm.watchdog import DeviceStream, Heartbeat, Watchdog
 from mggcn.errors import BackendError, CommError
 
 TYPES: Final = {
@@ -56,7 +56,7 @@ DESTROY_S: Final = 10.0
 
 @final
 class NcclCommunicator:
-    """One rank. Until `use_lane` has made NCCL's communicator, all tensors are host tensors.
+    """One rank. Until `use_stream` has made NCCL's communicator, all tensors are host tensors.
 
     library: cupy.cuda.nccl, or what offers the same. device_type: of the tensors that it moves.
     capturing: whether the calling thread records a graph; calls are not compared then, since that would not be recorded.
@@ -65,7 +65,7 @@ class NcclCommunicator:
 
     def __init__(
         self,
-        board: Board,
+        control: ControlStore,
         library: Any,
         watchdog: Watchdog,
         *,
@@ -74,15 +74,15 @@ class NcclCommunicator:
         checked_calls: int = CHECKED_CALLS,
         environ: MutableMapping[str, str] = os.environ,
     ) -> None:
-        self._board = board
+        self._control = control
         self._library = library
-        self._small = StoreCommunicator(board)
+        self._small = StoreCommunicator(control)
         self._watchdog = watchdog
         self._device_type = device_type
         self._capturing = capturing
         self._checked_calls = checked_calls
         self._environ = environ
-        self._lane: StreamLane | None = None
+        self._comm_stream: DeviceStream | None = None
         self._moving: Moving = nullcontext
         self._nccl: Any = None
         self._starting = threading.Lock()
@@ -90,38 +90,40 @@ class NcclCommunicator:
 
     @property
     def rank(self) -> int:
-        return self._board.rank
+        return self._control.rank
 
     @property
     def size(self) -> int:
-        return self._board.size
+        return self._control.size
 
-    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
+    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
         """Make NCCL's communicator for the current device. The roll is called first: ncclCommInitRank has no time limit.
 
-        The lane is a StreamLane, as a CudaDevice has one.
+        The comm stream is a DeviceStream, as a CudaDevice has one.
         """
-        if lane == HostLane():
+        if comm_stream == HostStream():
             raise CommError("NCCL moves device memory; on CPUs use gloo, or threads")
         make_settings(self._environ)
-        stream = cast("StreamLane", lane)
-        unique_id = unpacked_id(self._board.exchange("nccl", self._new_id(), "to start NCCL")[0])
+        stream = cast("DeviceStream", comm_stream)
+        unique_id = unpacked_id(self._control.exchange("nccl", self._new_id(), "to start NCCL")[0])
         self._watchdog.start(self._free_device)
         with self._watchdog.inside("ncclCommInitRank"), self._measured("start", stream):
             try:
                 nccl = self._library.NcclCommunicator(self.size, unique_id, self.rank)
             except (RuntimeError, KeyError) as error:
-                self._board.fail(f"rank {self.rank} could not start NCCL: {explained(error)}")
-        self._lane, self._moving = stream, moving
+                self._control.fail(f"rank {self.rank} could not start NCCL: {explained(error)}")
+        self._comm_stream, self._moving = stream, moving
         self._nccl = nccl
-        self._watchdog.add(self._async_error, Heartbeat(stream, self._board).look)
+        self._watchdog.add(self._async_error, Heartbeat(stream, self._control).look)
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         if self._on_host(buf):
             return self._small.broadcast(buf, root, after)
         call = broadcast_call(buf, root, self.size)
         at, kind = buf.data_ptr(), self._kind(buf)
-        return self._start(call, after, (buf,), lambda nccl, lane: nccl.broadcast(at, at, call.count, kind, root, lane))
+        return self._start(
+            call, after, (buf,), lambda nccl, comm_stream: nccl.broadcast(at, at, call.count, kind, root, comm_stream)
+        )
 
     def all_reduce(self, buf: Tensor, after: Event | None = None) -> Event:
         if self._on_host(buf):
@@ -129,7 +131,7 @@ class NcclCommunicator:
         call = all_reduce_call(buf)
         at, kind, total = buf.data_ptr(), self._kind(buf), self._library.NCCL_SUM
         return self._start(
-            call, after, (buf,), lambda nccl, lane: nccl.allReduce(at, at, call.count, kind, total, lane)
+            call, after, (buf,), lambda nccl, comm_stream: nccl.allReduce(at, at, call.count, kind, total, comm_stream)
         )
 
     def all_to_all(
@@ -138,33 +140,35 @@ class NcclCommunicator:
         if self._on_host(buf):
             return self._small.all_to_all(out, buf, out_rows, buf_rows, after)
         call = all_to_all_call(out, buf, out_rows, buf_rows, self.size)
-        return self._start(call, after, (out, buf), lambda nccl, lane: self._swap(out, buf, call, nccl, lane))
+        return self._start(
+            call, after, (out, buf), lambda nccl, comm_stream: self._swap(out, buf, call, nccl, comm_stream)
+        )
 
     def barrier(self) -> None:
-        """Meet on the board; the device may still be at work."""
+        """Meet on the control store; the device may still be at work."""
         self._small.barrier()
 
     def check(self) -> None:
-        self._board.check()
+        self._control.check()
 
     def device_bytes(self) -> dict[str, int]:
         return dict(self._taken)
 
     def abort(self, reason: str) -> None:
-        self._board.abort(reason)
+        self._control.abort(reason)
         self._watchdog.hurry()
 
     def close(self) -> None:
         """Wait for the device, meet once more, and release NCCL's communicator; after an abort nothing is left to do."""
-        board = self._board
-        if board.failure is not None:
+        control = self._control
+        if control.failure is not None:
             return
-        if self._lane is not None:
-            for mark in (self._lane.record(), self._lane.mark()):
+        if self._comm_stream is not None:
+            for mark in (self._comm_stream.record(), self._comm_stream.mark()):
                 while not mark.done():
-                    board.check()
+                    control.check()
                     time.sleep(IDLE_POLL_S)
-        board.leave()
+        control.leave()
         self._watchdog.stop()
         if self._nccl is not None:
             gc.collect()  # graphs that hold messages may be part of cycles
@@ -182,7 +186,7 @@ class NcclCommunicator:
         try:
             return packed_id(self._library.get_unique_id())
         except (RuntimeError, KeyError) as error:
-            self._board.fail(f"rank 0 could not start NCCL: {explained(error)}")
+            self._control.fail(f"rank 0 could not start NCCL: {explained(error)}")
 
     def _kind(self, buf: Tensor) -> int:
         return int(getattr(self._library, TYPES[buf.dtype]))
@@ -190,41 +194,43 @@ class NcclCommunicator:
     def _start(
         self, call: Call, after: Event | None, buffers: tuple[Tensor, ...], start: Callable[[Any, int], object]
     ) -> Event:
-        """Have the lane start a message behind `after`, once all ranks are known to ask for the same."""
-        board, lane = self._board, self._lane
-        if lane is None:
-            raise CommError("no lane was given to NCCL")
+        """Have the comm stream start a message behind `after`, once all ranks are known to ask for the same."""
+        control, comm_stream = self._control, self._comm_stream
+        if comm_stream is None:
+            raise CommError("no comm stream was given to NCCL")
         recorded = self._capturing()
-        board.begin(call, recorded=recorded)
-        early = board.number <= self._checked_calls and not recorded
+        control.begin(call, recorded=recorded)
+        early = control.number <= self._checked_calls and not recorded
         if early:
-            board.compare()
-        with lane.working(after), self._watchdog.inside(f"call {board.number} ({call})"):
+            control.compare()
+        with comm_stream.working(after), self._watchdog.inside(f"call {control.number} ({call})"):
             if call.count:
-                with self._moving(), self._measured(call.op, lane) if early else nullcontext():
-                    self._guarded(lambda: start(self._nccl, lane.handle))
-            return _NcclEvent(board, lane.record(), buffers)
+                with self._moving(), self._measured(call.op, comm_stream) if early else nullcontext():
+                    self._guarded(lambda: start(self._nccl, comm_stream.handle))
+            return _NcclEvent(control, comm_stream.record(), buffers)
 
     @contextmanager
-    def _measured(self, what: str, lane: StreamLane) -> Iterator[None]:
+    def _measured(self, what: str, comm_stream: DeviceStream) -> Iterator[None]:
         """Add up what a call of NCCL takes of the device: connections are made, and kernels loaded, by the first ones."""
-        before = lane.free_bytes()
+        before = comm_stream.free_bytes()
         yield
-        self._taken[what] += max(0, before - lane.free_bytes())
+        self._taken[what] += max(0, before - comm_stream.free_bytes())
 
     def _guarded(self, start: Callable[[], object]) -> None:
         """Call into NCCL, not while its communicator is aborted."""
-        board = self._board
+        control = self._control
         with self._starting:
-            board.check()
+            control.check()
             try:
                 start()
             except (RuntimeError, KeyError) as error:
                 if self._capturing():
                     raise  # the recording is given up, and what is wrong with NCCL shows in the next call
-                board.fail(f"rank {self.rank}: NCCL failed in call {board.number} ({board.call}): {explained(error)}")
+                control.fail(
+                    f"rank {self.rank}: NCCL failed in call {control.number} ({control.call}): {explained(error)}"
+                )
 
-    def _swap(self, out: Tensor, buf: Tensor, call: Call, nccl: Any, lane: int) -> None:
+    def _swap(self, out: Tensor, buf: Tensor, call: Call, nccl: Any, comm_stream: int) -> None:
         """Send and receive in one group, so that no order of ranks can lock; own rows are copied."""
         kind, row_bytes = self._kind(buf), call.count * buf.itemsize
         sent, received = _starts(call.sends), _starts(call.receives)
@@ -236,10 +242,10 @@ class NcclCommunicator:
             for peer in range(self.size):
                 if peer != me and call.sends[peer]:
                     at = buf.data_ptr() + sent[peer] * row_bytes
-                    nccl.send(at, call.sends[peer] * call.count, kind, peer, lane)
+                    nccl.send(at, call.sends[peer] * call.count, kind, peer, comm_stream)
                 if peer != me and call.receives[peer]:
                     at = out.data_ptr() + received[peer] * row_bytes
-                    nccl.recv(at, call.receives[peer] * call.count, kind, peer, lane)
+                    nccl.recv(at, call.receives[peer] * call.count, kind, peer, comm_stream)
         finally:
             self._library.groupEnd()
 
@@ -247,7 +253,7 @@ class NcclCommunicator:
         try:
             self._nccl.check_async_error()
         except (RuntimeError, KeyError) as error:
-            return f"rank {self.rank}: NCCL failed in call {self._board.number} or before: {explained(error)}"
+            return f"rank {self.rank}: NCCL failed in call {self._control.number} or before: {explained(error)}"
         return None
 
     def _free_device(self) -> None:
@@ -264,35 +270,35 @@ class NcclCommunicator:
 
 @final
 class _NcclEvent:
-    """A message that the lane will have carried; its buffers live until it is waited for.
+    """A message that the comm stream will have carried; its buffers live until it is waited for.
 
     A failure that is known before or after the wait is raised.
     """
 
-    def __init__(self, board: Board, event: Event, buffers: tuple[Tensor, ...]) -> None:
-        self._board = board
+    def __init__(self, control: ControlStore, event: Event, buffers: tuple[Tensor, ...]) -> None:
+        self._control = control
         self._event = event
         self._buffers = buffers
 
     def wait(self) -> None:
-        self._board.check()
+        self._control.check()
         self._event.wait()
-        self._board.check()
+        self._control.check()
         self._buffers = ()
 
 
 def connect_nccl(
     rank: int, size: int, init_method: str, timeout_s: float, end: Callable[[CommError], None]
 ) -> NcclCommunicator:
-    """Join the other ranks at `init_method`; NCCL itself starts in `use_lane`.
+    """Join the other ranks at `init_method`; NCCL itself starts in `use_stream`.
 
     timeout_s limits the meeting, later every wait, and how long the device may stand still in a message.
     end: called by the watchdog if this rank hangs and cannot be freed; it must end the process.
     Raises: BackendError if there is no NCCL; CommError naming the ranks that did not come.
     """
     library = nccl_library()
-    _, board = meet(rank, size, init_method, timeout_s)
-    return NcclCommunicator(board, library, Watchdog(board, end))
+    _, control = meet(rank, size, init_method, timeout_s)
+    return NcclCommunicator(control, library, Watchdog(control, end))
 
 
 def nccl_library() -> Any:

@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor
 
-from mggcn.comm.base import DONE, Event, Lane, Moving
+from mggcn.comm.base import DONE, CommStream, Event, Moving
 from mggcn.comm.calls import all_reduce_call, all_to_all_call, broadcast_call, disagreement
 from mggcn.errors import CommError
 
@@ -28,8 +28,8 @@ class SingleCommunicator:
     def size(self) -> int:
         return 1
 
-    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
-        """Nothing moves on a lane: the copy of `all_to_all` is the rank's own work."""
+    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
+        """Nothing moves on a comm stream: the copy of `all_to_all` is the rank's own work."""
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         broadcast_call(buf, root, size=1)

@@ -1,12 +1,12 @@
 """P logical ranks as threads of one process: for tests, dry runs, and several ranks on one GPU.
 
 Nothing moves when an operation is called: it only posts its buffer where the ranks meet. In `wait` the ranks' threads
-meet, and each moves its share in its lane. On the host that is the copy itself, so code that touches a buffer too early
-fails here too. On a GPU the threads only start copies and leave events behind; no thread waits for the device:
+meet, and each moves its share in its comm stream. On the host that is the copy itself, so code that touches a buffer too
+early fails here too. On a GPU the threads only start copies and leave events behind; no thread waits for the device:
 
     a buffer may be read from (READY), a slice holds its sum (REDUCED), a rank has all it asked for (FINISHED)
 
-are each an event of the lane of the rank that says so, and whoever builds on it orders its own lane behind.
+are each an event of the comm stream of the rank that says so, and whoever builds on it orders its own comm stream behind.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import TypeVar, final
 
 from torch import Tensor
 
-from mggcn.backend.host import HostLane
-from mggcn.comm.base import DONE, Communicator, Event, Lane, Moving
+from mggcn.backend.host import HostStream
+from mggcn.comm.base import DONE, CommStream, Communicator, Event, Moving
 from mggcn.comm.calls import Call, all_reduce_call, all_to_all_call, broadcast_call
-from mggcn.comm.meeting import FINISHED, POSTED, READY, REDUCED, Meeting, ThreadWorld
+from mggcn.comm.rendezvous import FINISHED, POSTED, READY, REDUCED, Meeting, ThreadWorld
 from mggcn.errors import CommError
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class ThreadCommunicator:
     def __init__(self, world: ThreadWorld, rank: int) -> None:
         self._world = world
         self._rank = rank
-        self._lane: Lane = HostLane()
+        self._comm_stream: CommStream = HostStream()
         self._moving: Moving = nullcontext
         self._number = 0
         self._pending: deque[_ThreadEvent] = deque()
@@ -49,8 +49,8 @@ class ThreadCommunicator:
     def size(self) -> int:
         return self._world.size
 
-    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
-        self._lane, self._moving = lane, moving
+    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
+        self._comm_stream, self._moving = comm_stream, moving
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         return self._post(broadcast_call(buf, root, self.size), buf, self._copy_from_root, after)
@@ -89,7 +89,7 @@ class ThreadCommunicator:
         while event.over is None:
             head = self._pending.popleft()
             try:
-                with self._lane.working(head.after):
+                with self._comm_stream.working(head.after):
                     head.over = head.perform()
             except BaseException as error:
                 self._world.abort(f"rank {self._rank}: {error}")
@@ -99,8 +99,8 @@ class ThreadCommunicator:
         self, call: Call, buf: Tensor, perform: Callable[[int, Meeting], list[Event]], after: Event | None
     ) -> _ThreadEvent:
         if after is None:
-            with self._lane.working(None):
-                after = self._lane.record()
+            with self._comm_stream.working(None):
+                after = self._comm_stream.record()
         self._number += 1
         number = self._number
         meeting = self._world.post(number, self._rank, call, buf)
@@ -165,13 +165,13 @@ class ThreadCommunicator:
         return [self._reach(number, FINISHED)]
 
     def _reach(self, number: int, stage: int) -> Event:
-        """Tell the others that this rank's lane will have come to `stage`."""
-        event = self._lane.record()
+        """Tell the others that this rank's comm stream will have come to `stage`."""
+        event = self._comm_stream.record()
         self._world.reach(number, self._rank, stage, event)
         return event
 
     def _follow(self, number: int, meeting: Meeting, stage: int, ranks: Iterable[int]) -> None:
-        """Order this rank's lane behind `stage` of `ranks`."""
+        """Order this rank's comm stream behind `stage` of `ranks`."""
         for event in self._world.await_stage(number, meeting, stage, ranks, self._rank):
             event.wait()
 

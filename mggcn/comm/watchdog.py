@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol, final
 
-from mggcn.backend.events import Event, Lane
-from mggcn.comm.board import Board
+from mggcn.backend.events import CommStream, Event
+from mggcn.comm.control_store import ControlStore
 from mggcn.errors import CommError
 
 TICK_S: Final = 0.25
@@ -33,8 +33,8 @@ class Mark(Event, Protocol):
         ...
 
 
-class StreamLane(Lane, Protocol):
-    """A lane that is a stream of a device."""
+class DeviceStream(CommStream, Protocol):
+    """A comm stream that is a stream of a device."""
 
     @property
     def handle(self) -> int:
@@ -64,29 +64,29 @@ class Heartbeat:
     A mark is passed once all work is done that the host had queued before: less than the time limit, or it barks.
     """
 
-    def __init__(self, lane: StreamLane, board: Board) -> None:
-        self._lane = lane
-        self._board = board
+    def __init__(self, comm_stream: DeviceStream, control: ControlStore) -> None:
+        self._comm_stream = comm_stream
+        self._control = control
         self._mark: Mark | None = None
         self._moved_s = time.monotonic()
 
     def look(self) -> str | None:
         """Look once, and leave a new mark if the last was passed."""
         now = time.monotonic()
-        if self._lane.capturing.acquire(blocking=False):
+        if self._comm_stream.capturing.acquire(blocking=False):
             try:
                 if self._mark is None or self._mark.done():
-                    self._mark = self._lane.mark()
+                    self._mark = self._comm_stream.mark()
                     self._moved_s = now
             finally:
-                self._lane.capturing.release()
-        board = self._board
-        if now - self._moved_s <= board.timeout_s:
+                self._comm_stream.capturing.release()
+        control = self._control
+        if now - self._moved_s <= control.timeout_s:
             return None
-        suspects = board.suspects(board.number)
+        suspects = control.suspects(control.number)
         return (
-            f"rank {board.rank} waited {board.timeout_s:g} s {suspects}: its device stands still, after or in call "
-            f"{board.number} ({board.call})"
+            f"rank {control.rank} waited {control.timeout_s:g} s {suspects}: its device stands still, after or in call "
+            f"{control.number} ({control.call})"
         )
 
 
@@ -98,9 +98,14 @@ class Watchdog:
     """
 
     def __init__(
-        self, board: Board, end: Callable[[CommError], None], *, tick_s: float = TICK_S, leave_s: float = LEAVE_S
+        self,
+        control: ControlStore,
+        end: Callable[[CommError], None],
+        *,
+        tick_s: float = TICK_S,
+        leave_s: float = LEAVE_S,
     ) -> None:
-        self._board = board
+        self._control = control
         self._end = end
         self._tick_s = tick_s
         self._leave_s = leave_s
@@ -117,7 +122,7 @@ class Watchdog:
         release: frees what waits on the device; called after a failure, in a thread of its own, since it may hang itself.
         """
         self._release = release
-        self._thread = threading.Thread(target=self._run, name=f"watchdog of rank {self._board.rank}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"watchdog of rank {self._control.rank}", daemon=True)
         self._thread.start()
 
     def add(self, *looks: Look) -> None:
@@ -148,32 +153,32 @@ class Watchdog:
         failed_at: float | None = None
         while not self._stopped:
             self._look()
-            if self._board.failure is not None:
+            if self._control.failure is not None:
                 if failed_at is None:
                     failed_at = time.monotonic()
                     threading.Thread(target=self._release, name="release", daemon=True).start()
-                if self._board.told:
+                if self._control.told:
                     return
                 if time.monotonic() > failed_at + self._leave_s:
-                    self._end(CommError(self._board.failure))
+                    self._end(CommError(self._control.failure))
                     return
             self._wake.wait(self._tick_s)
             self._wake.clear()
 
     def _look(self) -> None:
         """Abort if something is wrong."""
-        board = self._board
-        board.look()
-        for look in self._looks if board.failure is None else ():
+        control = self._control
+        control.look()
+        for look in self._looks if control.failure is None else ():
             try:
                 reason = look()
             except Exception as error:  # whatever a device or a library in trouble raises: here it can reach nobody
-                reason = f"rank {board.rank}: its device cannot be watched any more: {error}"
+                reason = f"rank {control.rank}: its device cannot be watched any more: {error}"
             if reason is not None:
-                board.abort(reason)
+                control.abort(reason)
 
     def _look_inside(self) -> str | None:
-        board, inside = self._board, self._inside
-        if inside is None or time.monotonic() - inside[1] <= board.timeout_s:
+        control, inside = self._control, self._inside
+        if inside is None or time.monotonic() - inside[1] <= control.timeout_s:
             return None
-        return f"rank {board.rank} waited {board.timeout_s:g} s {board.suspects(board.number)} in {inside[0]}"
+        return f"rank {control.rank} waited {control.timeout_s:g} s {control.suspects(control.number)} in {inside[0]}"

@@ -16,9 +16,9 @@ from mggcn.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from mggcn.graph.csr import Graph
+    from mggcn.partition.cache import CachedPartition
     from mggcn.partition.cut_files import Stored
     from mggcn.partition.edge_cut import EdgeCutStatistics
-    from mggcn.partition.kept import Kept
     from mggcn.partition.locality import LocalityStatistics
     from mggcn.partition.vertex_cut import CutStatistics
 
@@ -176,17 +176,17 @@ def _balance_lines(statistics: EdgeCutStatistics | LocalityStatistics) -> list[s
 
 def listed(graph: Graph, folder: Path) -> str:
     """Return a table of the cuts in a folder, and what keeps any of them from being used with the graph."""
-    from mggcn.partition.kept import all_kept
+    from mggcn.partition.cache import list_cached
     from mggcn.planning.text import table
 
-    found = all_kept(folder, graph)
+    found = list_cached(folder, graph)
     if not found:
         return f"no cuts in {folder}; mggcn partition makes them"
     header = ("name", "kind", "parts", "seed", "cost", "balance", "bytes", "")
     return "\n".join([f"cuts of {graph.name} in {folder}", *table(header, (_line(kept) for kept in found))])
 
 
-def _line(kept: Kept) -> tuple[str, ...]:
+def _line(kept: CachedPartition) -> tuple[str, ...]:
     from mggcn.memory.units import human
 
     def figure(name: str, form: str) -> str:

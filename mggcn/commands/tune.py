@@ -102,9 +102,9 @@ def _products(arguments: argparse.Namespace) -> int:
     from mggcn.errors import ConfigError
     from mggcn.graph.store import open_store
     from mggcn.jobs.auto import settled
-    from mggcn.jobs.kept_ways import product_lines, told
     from mggcn.jobs.local import signalled_stop
     from mggcn.jobs.tune_products import MOST_EPOCHS, tune_products
+    from mggcn.jobs.tuning_record import product_lines, told
 
     if arguments.out is not None:
         raise ConfigError("mggcn tune --store keeps its table beside the store; leave --out out")

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mggcn.assemble import STRATEGIES, memory_limit, nccl_memory, partition_figures, plan_shape, resolve
+from mggcn.assemble import STRATEGIES, memory_limit, nccl_memory, partition_stats, plan_shape, resolve
 from mggcn.config import Config, RunConfig
 from mggcn.cost.machine import Machine, default_machine, tuned_path
 from mggcn.errors import ConfigError, GraphError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
 from mggcn.partition.cut_files import cuts_folder
-from mggcn.partition.cut_rows import CutFigures
+from mggcn.partition.cut_rows import CutStats
 from mggcn.partition.libra import LibraSettings
 from mggcn.partition.locality import LocalitySettings
 from mggcn.partition.make import make_partition
 from mggcn.partition.metis import MetisSettings
-from mggcn.partition.parts import Figures
+from mggcn.partition.parts import PartitionStats
 from mggcn.partition.vertex_cut import MAX_PARTS
 from mggcn.planning.run import plan_run
 from mggcn.planning.select import Candidate, Choice, choose
@@ -173,7 +173,7 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) ->
         orders = (*orders, "metis")
     if ranks <= MAX_PARTS:
         orders = (*orders, "locality")
-    known: dict[tuple[str, str, int], Figures | str] = {}
+    known: dict[tuple[str, str, int], PartitionStats | str] = {}
     for run, exact in _ways(config.run, orders):
         trial = _with(base, run)
         kind = STRATEGIES[trial.run.strategy].kind
@@ -182,15 +182,15 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) ->
         if key not in known:
             unasked = config.run.order == "auto" and kind == "rows"
             known[key] = (unasked and _too_large(graph, trial)) or _figures(graph, trial, kind, bins)
-        figures = known[key]
-        if isinstance(figures, str):
-            yield _candidate(trial.run, "libra" if kind == "cut" else "rows", exact, None, figures)
+        stats = known[key]
+        if isinstance(stats, str):
+            yield _candidate(trial.run, "libra" if kind == "cut" else "rows", exact, None, stats)
             continue
         partition = "rows"
-        if isinstance(figures, CutFigures):
-            partition = f"libra, replication {figures.replication:.2f}"
+        if isinstance(stats, CutStats):
+            partition = f"libra, replication {stats.replication:.2f}"
         try:
-            plan = plan_run(trial, shape, figures, STRATEGIES[trial.run.strategy], nccl)
+            plan = plan_run(trial, shape, stats, STRATEGIES[trial.run.strategy], nccl)
         except (GraphError, PlanError) as error:
             yield _candidate(trial.run, partition, exact, None, str(error))
         else:
@@ -212,7 +212,7 @@ def _too_large(graph: Graph, config: Config) -> str:
     return f"not at hand; make it with mggcn partition --kind locality --parts {run.ranks} --seed {seed}"
 
 
-def _figures(graph: Graph, config: Config, kind: Any, bins: int) -> Figures | str:
+def _figures(graph: Graph, config: Config, kind: Any, bins: int) -> PartitionStats | str:
     """Return what a partition gives to its ranks, or why it is not at hand."""
     run, seed = config.run, config.train.seed
     store = store_folder(graph)
@@ -224,4 +224,4 @@ def _figures(graph: Graph, config: Config, kind: Any, bins: int) -> Figures | st
         partition = make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=seed, bins=bins)
     except MggcnError as error:
         return str(error)
-    return partition_figures(config, graph, partition)
+    return partition_stats(config, graph, partition)

@@ -38,9 +38,9 @@ from mggcn.jobs.folder import (
     rewrite_config,
     write_plan,
 )
-from mggcn.jobs.kept_ways import keep_ways, outdated_table, summary_of
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
+from mggcn.jobs.tuning_record import outdated_table, save_tuning, summary_of
 from mggcn.memory.device import launching, not_captured
 from mggcn.partition.parts import Partition
 from mggcn.planning.run import RunPlan
@@ -100,7 +100,7 @@ def train_rank(
         log.say(text)
 
     def told(findings: Findings) -> None:
-        log.say(keep_ways(findings, config, graph, folder))
+        log.say(save_tuning(findings, config, graph, folder))
 
     tuning = Tuning(comm, Exploration(), told) if config.run.tune else None
     rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning)

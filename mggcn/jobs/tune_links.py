@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mggcn import native
-from mggcn.comm.board import CHECKED_CALLS
+from mggcn.comm.control_store import CHECKED_CALLS
 from mggcn.comm.launch import run_ranks
 from mggcn.comm.rank import rank_main
 from mggcn.errors import CommError

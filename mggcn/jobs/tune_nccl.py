@@ -104,7 +104,7 @@ def main() -> int:
         from mggcn.backend.cuda.driver import visible_gpus
 
         device = CudaDevice(gpu_index(comm.rank, len(visible_gpus())), capture=False)
-        comm.use_lane(device.lane)
+        comm.use_stream(device.comm_stream)
         taken = measure(comm, lambda n: torch.zeros(n, dtype=torch.uint8, device=device.torch_device))
         if comm.rank == 0:
             temporary = a.result.with_suffix(".tmp")

@@ -10,7 +10,7 @@ from mggcn.memory.units import MIB
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFigures:
+class DeviceModel:
     """Fixed costs and sizes of one kind of device."""
 
     process_bytes: int
@@ -36,15 +36,15 @@ TILE_ROWS = 128
 """Rows of the result that a block of threads computes in cuBLAS's products."""
 ANY = 2**62
 
-FIGURES = {
+DEVICES = {
     # The middle of 250 to 320 MiB for Python, torch, its math libraries and their work space: how much of torch's
     # libraries is resident depends on the state of the page cache (bench/memory.py). 2048 rows: 2 MiB at width 256.
-    "cpu": DeviceFigures(285 * MIB, 0, 2048, ANY, 64, is_host=True),
+    "cpu": DeviceModel(285 * MIB, 0, 2048, ANY, 64, is_host=True),
     # Context, cuBLAS and kernels of a process; cuBLAS takes 32 MiB of work space per stream. 20 MiB: half of an A100's
     # L2, each half of which may hold a copy. An H100's 25 MiB give the same powers of two at most widths, so a plan is the
     # same wherever it is made: 16384 rows at width 256 in float32, whose 256 tiles of 128 x 128 are two rounds of its 132
     # multiprocessors. Estimates: docs/gpu.md says what was measured.
-    "cuda": DeviceFigures(868 * MIB, 32 * MIB, ANY, 20 * MIB, 1024, is_host=False),
+    "cuda": DeviceModel(868 * MIB, 32 * MIB, ANY, 20 * MIB, 1024, is_host=False),
 }
 
 STORAGE = {"fp32": "fp32", "tf32": "fp32", "mixed": "fp32", "bf16": "bf16", "fp64": "fp64"}
@@ -64,7 +64,7 @@ def threads_of(run: RunConfig) -> int:
 
 def runs_nccl(run: RunConfig) -> bool:
     """Return whether NCCL moves the messages of a run; that is what auto stands for on several GPUs."""
-    return run.transport == "nccl" or (run.transport == "auto" and run.ranks > 1 and not FIGURES[run.device].is_host)
+    return run.transport == "nccl" or (run.transport == "auto" and run.ranks > 1 and not DEVICES[run.device].is_host)
 
 
 def not_captured(run: RunConfig) -> str:
@@ -82,7 +82,7 @@ def not_captured(run: RunConfig) -> str:
 
 def launching(run: RunConfig) -> str:
     """Return how a GPU gets the work of an epoch, in words; "" for a device that works as it is called."""
-    if FIGURES[run.device].is_host:
+    if DEVICES[run.device].is_host:
         return ""
     reason = not_captured(run)
     return f"launched op by op: {reason}" if reason else "captured as a CUDA graph after two epochs"

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mggcn.model.ops import Activated, Finish, Runtime, dropped_block, finished_product, given, partials_of
+from mggcn.model.ops import (
+    ActivationBackward,
+    EpilogueSpec,
+    Runtime,
+    dropped_block,
+    finished_product,
+    partials_of,
+    require,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class WeightGrad:
         return ()
 
     def run(self, rt: Runtime) -> None:
-        h = rt.buffer(self.h) if self.h else given(rt.inputs.dense)
+        h = rt.buffer(self.h) if self.h else require(rt.inputs.dense)
         rt.backend.matmul(h.t(), rt.buffer(self.g), rt.weight_grad(self.layer))
 
 
@@ -74,7 +82,7 @@ class DroppedWeightGrad:
     layer: int
     block: str
     g: str
-    dropped: Finish
+    dropped: EpilogueSpec
     block_rows: int
 
     @property
@@ -119,7 +127,7 @@ class SparseWeightGrad:
         return ()
 
     def run(self, rt: Runtime) -> None:
-        matrix = given(rt.inputs.dropped_t if self.dropped else rt.inputs.sparse_t)
+        matrix = require(rt.inputs.dropped_t if self.dropped else rt.inputs.sparse_t)
         rt.backend.spmm(matrix, rt.buffer(self.g), rt.weight_grad(self.layer), accumulate=False, epilogue=None)
 
 
@@ -135,7 +143,7 @@ class InputGrad:
     h: str
     block: str
     partials: str
-    activated: Activated
+    activated: ActivationBackward
     rounded: str = ""
 
     @property
@@ -169,7 +177,7 @@ class ProductGrad:
     layer: int
     g: str
     dst: str
-    finish: Finish
+    finish: EpilogueSpec
     block_rows: int
     rounded: str = ""
 
@@ -201,7 +209,7 @@ class ActivationGrad:
     g: str
     h: str
     partials: str
-    activated: Activated
+    activated: ActivationBackward
     rounded: str = ""
 
     @property

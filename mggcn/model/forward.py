@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mggcn.aggregate.base import aggregate_name
 from mggcn.backend.base import Dropout, Epilogue
-from mggcn.model.ops import Finish, Runtime, dropped_block, finished_product, given, product_of_rows
+from mggcn.model.ops import EpilogueSpec, Runtime, dropped_block, finished_product, product_of_rows, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Linear:
     layer: int
     src: str
     dst: str
-    finish: Finish
+    finish: EpilogueSpec
     block_rows: int
     rounded: str = ""
 
@@ -39,7 +39,7 @@ class Linear:
         return (self.dst, self.rounded) if self.rounded else (self.dst,)
 
     def run(self, rt: Runtime) -> None:
-        src = rt.buffer(self.src) if self.src else given(rt.inputs.dense)
+        src = rt.buffer(self.src) if self.src else require(rt.inputs.dense)
         epilogue = self.finish.epilogue(rt)
         dst, weight = rt.buffer(self.dst), rt.weight(self.layer)
         finished_product(rt, src, weight, dst, epilogue, self.block_rows, self.rounded)
@@ -52,8 +52,8 @@ class DroppedLinear:
     layer: int
     block: str
     dst: str
-    finish: Finish
-    dropped: Finish
+    finish: EpilogueSpec
+    dropped: EpilogueSpec
     block_rows: int
     rounded: str = ""
 
@@ -83,7 +83,7 @@ class DroppedInput:
 
     layer: int
     dst: str
-    dropped: Finish
+    dropped: EpilogueSpec
 
     @property
     def label(self) -> str:
@@ -147,10 +147,10 @@ class DroppedValues:
 
     def run(self, rt: Runtime) -> None:
         inputs = rt.inputs
-        values, values_t = given(given(inputs.dropped).values), given(given(inputs.dropped_t).values)
+        values, values_t = require(require(inputs.dropped).values), require(require(inputs.dropped_t).values)
         dropout = Dropout(self.probability, rt.clock, self.layer - 1)
-        rt.backend.dropout_values(given(inputs.sparse), values, inputs.row_ids, dropout)
-        rt.backend.gather_rows(values.view(-1, 1), given(inputs.position), values_t.view(-1, 1))
+        rt.backend.dropout_values(require(inputs.sparse), values, inputs.row_ids, dropout)
+        rt.backend.gather_rows(values.view(-1, 1), require(inputs.position), values_t.view(-1, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class SparseLinear:
 
     layer: int
     dst: str
-    finish: Finish
+    finish: EpilogueSpec
     dropped: bool
 
     @property
@@ -175,7 +175,7 @@ class SparseLinear:
         return (self.dst,)
 
     def run(self, rt: Runtime) -> None:
-        matrix = given(rt.inputs.dropped if self.dropped else rt.inputs.sparse)
+        matrix = require(rt.inputs.dropped if self.dropped else rt.inputs.sparse)
         epilogue = self.finish.epilogue(rt)
         rt.backend.spmm(matrix, rt.weight(self.layer), rt.buffer(self.dst), accumulate=False, epilogue=epilogue)
 
@@ -188,7 +188,7 @@ class Aggregate:
     src: str
     dst: str
     slots: tuple[str, ...]
-    finish: Finish
+    finish: EpilogueSpec
     backward: bool = False
 
     @property
@@ -237,7 +237,7 @@ class Panel:
         return (self.panel, *self.slots)
 
     def run(self, rt: Runtime) -> None:
-        columns = given(rt.inputs.dense)[:, self.first : self.first + self.width]
+        columns = require(rt.inputs.dense)[:, self.first : self.first + self.width]
         panel = rt.buffer(self.panel)[:, : self.width]
         slots = [rt.buffer(name) for name in self.slots]
         rt.backend.finish(columns, panel, Epilogue(out_scale=rt.inputs.col_scale))

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from mggcn.aggregate.base import AggregationPlan, aggregate_name
 from mggcn.config import ModelConfig
 from mggcn.memory.arena import ArenaPlan, BufferSpec, place
-from mggcn.memory.device import FIGURES, DeviceFigures
+from mggcn.memory.device import DEVICES, DeviceModel
 from mggcn.model import backward as bwd
 from mggcn.model import forward as fwd
 from mggcn.model.choices import InputChoice, LayerChoice
-from mggcn.model.ops import Activated, Finish, Op
+from mggcn.model.ops import ActivationBackward, EpilogueSpec, Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Model:
     operand: str
     """Type of what is multiplied with the graph, and so of messages; `dtype`, or narrower."""
 
-    device: DeviceFigures = FIGURES["cpu"]
+    device: DeviceModel = DEVICES["cpu"]
 
     def block_rows(self, cols: int) -> int:
         """Return the rows of a block of `cols` columns."""
@@ -93,22 +93,22 @@ class _Builder:
         self.buffers.update({s.name: s for s in specs})
         return tuple(s.name for s in specs)
 
-    def aggregate(self, layer: int, src: str, dst: str, finish: Finish, backward: bool = False) -> None:
+    def aggregate(self, layer: int, src: str, dst: str, finish: EpilogueSpec, backward: bool = False) -> None:
         slots = self.slots(aggregate_name(layer, backward), self.buffers[dst].cols, layer)
         self.ops.append(fwd.Aggregate(layer, src, dst, slots, finish, backward))
 
-    def finish(self, choice: LayerChoice, row_scale: bool) -> Finish:
+    def finish(self, choice: LayerChoice, row_scale: bool) -> EpilogueSpec:
         """The epilogue that turns the product of a layer into its stored output."""
         config, last = self.model.config, choice.layer == len(self.model.layers)
         if last:
-            return Finish(choice.layer, row_scale=row_scale, bias=config.bias)
+            return EpilogueSpec(choice.layer, row_scale=row_scale, bias=config.bias)
         dropout = config.dropout if self.training else 0.0
-        return Finish(choice.layer, row_scale, config.bias, True, dropout, self.model.scaled_cols)
+        return EpilogueSpec(choice.layer, row_scale, config.bias, True, dropout, self.model.scaled_cols)
 
-    def dropped(self) -> Finish:
+    def dropped(self) -> EpilogueSpec:
         """The epilogue that turns rows of the dense X into those of S_c drop(X)."""
         probability = self.model.config.input_dropout if self.training else 0.0
-        return Finish(0, dropout=probability, out_scale=self.model.scaled_cols)
+        return EpilogueSpec(0, dropout=probability, out_scale=self.model.scaled_cols)
 
     def program(self, name: str) -> Program:
         """Place the buffers."""
@@ -127,13 +127,13 @@ def _forward(b: _Builder) -> None:
                 r = b.operand(f"r{layer}", choice.d_in)
                 b.ops.append(fwd.Rounded(layer, h, r, "input"))
                 h = r
-            b.aggregate(layer, h, u, Finish(layer, row_scale=True))
+            b.aggregate(layer, h, u, EpilogueSpec(layer, row_scale=True))
             out = b.buffer(f"h{layer}", choice.d_out, "kept")
             b.ops.append(fwd.Linear(layer, u, out, b.finish(choice, False), b.model.block_rows(choice.d_out)))
         elif choice.products == "gemm-first":
             t, block = b.operand(f"t{layer}", choice.d_out), b.model.block_rows(choice.d_out)
             rounded = b.rounded_block(f"linear{layer}", t, block)
-            b.ops.append(fwd.Linear(layer, h, t, Finish(layer), block, rounded))
+            b.ops.append(fwd.Linear(layer, h, t, EpilogueSpec(layer), block, rounded))
             b.aggregate(layer, t, b.buffer(f"h{layer}", choice.d_out, "kept"), b.finish(choice, True))
         else:
             out = b.buffer(f"h{layer}", choice.d_out, "kept")
@@ -149,19 +149,19 @@ def _input_layer(b: _Builder, choice: LayerChoice) -> None:
         if dropped:
             b.ops.append(fwd.DroppedValues(1, model.config.input_dropout))
         out = b.buffer("h1", choice.d_out, "kept") if direct else b.operand("t1", choice.d_out)
-        b.ops.append(fwd.SparseLinear(1, out, b.finish(choice, False) if direct else Finish(1), dropped))
+        b.ops.append(fwd.SparseLinear(1, out, b.finish(choice, False) if direct else EpilogueSpec(1), dropped))
     elif choice.products == "aggregate-first":
         x = b.operand("x1", choice.d_in)
         b.ops.append(fwd.DroppedInput(1, x, b.dropped()))
         u = b.buffer("u1", choice.d_in, "kept")
-        b.aggregate(1, x, u, Finish(1, row_scale=True))
+        b.aggregate(1, x, u, EpilogueSpec(1, row_scale=True))
         b.ops.append(fwd.Linear(1, u, b.buffer("h1", choice.d_out, "kept"), b.finish(choice, False), rows))
         return
     elif b.model.input.aggregated or (choice.products == "dense" and not dropped):
         b.ops.append(fwd.Linear(1, "", b.buffer("h1", choice.d_out, "kept"), b.finish(choice, False), rows))
     else:
         out = b.buffer("h1", choice.d_out, "kept") if direct else b.operand("t1", choice.d_out)
-        finish = b.finish(choice, False) if direct else Finish(1)
+        finish = b.finish(choice, False) if direct else EpilogueSpec(1)
         block_rows = model.block_rows(choice.d_in)
         block, rounded = b.block("linear1", choice.d_in), b.rounded_block("linear1", out, block_rows)
         b.ops.append(fwd.DroppedLinear(1, block, out, finish, b.dropped(), block_rows, rounded))
@@ -181,7 +181,7 @@ def _backward(b: _Builder) -> None:
     for choice in reversed(layers[1:]):
         layer, h = choice.layer, f"h{choice.layer - 1}"
         rounded = _rounded_gradient(b, layers[layer - 2])
-        activated = Activated(
+        activated = ActivationBackward(
             layer - 1,
             masked=True,
             dropout=b.model.config.dropout,
@@ -192,9 +192,9 @@ def _backward(b: _Builder) -> None:
             b.ops.append(bwd.WeightGrad(layer, f"u{layer}", z))
             c, block_rows = b.operand(f"c{layer}", choice.d_in), b.model.block_rows(choice.d_in)
             sums = b.rounded_block(f"product-grad{layer}", c, block_rows)
-            b.ops.append(bwd.ProductGrad(layer, z, c, Finish(layer, row_scale=True), block_rows, sums))
+            b.ops.append(bwd.ProductGrad(layer, z, c, EpilogueSpec(layer, row_scale=True), block_rows, sums))
             # A H has served the weight gradient: its buffer takes the gradient of H.
-            b.aggregate(layer, c, f"u{layer}", Finish(layer), backward=True)
+            b.aggregate(layer, c, f"u{layer}", EpilogueSpec(layer), backward=True)
             partials = b.partials(f"activation-grad{layer - 1}", choice.d_in)
             b.ops.append(bwd.ActivationGrad(layer, f"u{layer}", h, partials, activated, rounded))
             z = rounded or h
@@ -202,7 +202,7 @@ def _backward(b: _Builder) -> None:
         g = z
         if choice.products == "gemm-first":
             g = b.buffer(f"b{layer}", choice.d_out)
-            b.aggregate(layer, z, g, Finish(layer), backward=True)
+            b.aggregate(layer, z, g, EpilogueSpec(layer), backward=True)
         b.ops.append(bwd.WeightGrad(layer, h, g))
         block, partials = b.block(f"input-grad{layer}", choice.d_in), b.partials(f"input-grad{layer}", choice.d_in)
         b.ops.append(bwd.InputGrad(layer, g, h, block, partials, activated, rounded))
@@ -223,7 +223,7 @@ def _input_layer_backward(b: _Builder, choice: LayerChoice, z: str) -> None:
     g = z
     if choice.products == "gemm-first":
         g = b.buffer("b1", choice.d_out)
-        b.aggregate(1, z, g, Finish(1), backward=True)
+        b.aggregate(1, z, g, EpilogueSpec(1), backward=True)
     if model.input.sparse:
         b.ops.append(bwd.SparseWeightGrad(1, g, dropped))
     elif choice.products == "aggregate-first":

@@ -87,7 +87,7 @@ class Op(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class EpilogueSpec:
     """What follows a product, by name: out_scale * drop(relu(row_scale * z + bias))."""
 
     layer: int
@@ -99,7 +99,7 @@ class Finish:
 
     def epilogue(self, rt: Runtime) -> Epilogue | None:
         """Return the epilogue on the rank's vectors, None if it does nothing."""
-        if self == Finish(self.layer):
+        if self == EpilogueSpec(self.layer):
             return None
         return Epilogue(
             rt.inputs.row_scale if self.row_scale else None,
@@ -114,7 +114,7 @@ class Finish:
 T = TypeVar("T")
 
 
-def given(value: T | None) -> T:
+def require(value: T | None) -> T:
     """Return an input that the lowering promised; raises KeyError if it was never loaded."""
     if value is None:
         raise KeyError("an op reads an input that was never loaded")
@@ -153,17 +153,17 @@ def finished_product(
         product_of_rows(rt, a[some], b, out[some], epilogue, first, rounded)
 
 
-def dropped_block(rt: Runtime, name: str, dropped: Finish, first: int, rows: int) -> Tensor:
+def dropped_block(rt: Runtime, name: str, dropped: EpilogueSpec, first: int, rows: int) -> Tensor:
     """Fill the first `rows` rows of a buffer with S_c drop(X) of rows first, ... and return them."""
     block = rt.buffer(name)[:rows]
-    source = given(rt.inputs.dense)[first : first + rows]
+    source = require(rt.inputs.dense)[first : first + rows]
     epilogue = dropped.epilogue(rt)
     rt.backend.finish(source, block, epilogue if epilogue is not None else Epilogue(), first)
     return block
 
 
 @dataclass(frozen=True, slots=True)
-class Activated:
+class ActivationBackward:
     """How a gradient passes the activation of a layer, in place of its output h or, rounded, beside it."""
 
     layer: int

@@ -40,7 +40,7 @@ class PartitionedGraph:
         torch.set_num_threads(threads_per_rank(config))
         most_edges = graph.num_edges + graph.num_vertices
         self._backend = rank_backend(config, comm, device_of, most_edges, PANEL)
-        comm.use_lane(self._backend.lane)
+        comm.use_stream(self._backend.comm_stream)
         self._comm = comm
         self._num_vertices = graph.num_vertices
         self._rows = VertexRows(graph, shared.partition, comm.rank, self._backend)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mggcn import native
-from mggcn.comm.board import loopback_interface
+from mggcn.comm.control_store import loopback_interface
 from mggcn.comm.failure import Ending, first_error
 from mggcn.comm.rank import parent_path, rank_main
 from mggcn.errors import ConfigError

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mggcn.aggregate.base import Aggregation, AggregationPlan, Site
+from mggcn.aggregate.base import Aggregation, AggregationPlan, BuildContext
 from mggcn.assemble import STRATEGIES, threads_per_rank
 from mggcn.backend.base import Epilogue, KernelBackend
 from mggcn.comm.base import Communicator
-from mggcn.comm.board import CHECKED_CALLS
+from mggcn.comm.control_store import CHECKED_CALLS
 from mggcn.errors import CommError, ConfigError
 from mggcn.memory.arena import ALIGNMENT, BufferSpec, Placement
-from mggcn.memory.device import FIGURES, REAL, STORAGE
+from mggcn.memory.device import DEVICES, REAL, STORAGE
 from mggcn.nn.sharing import Shared
 from mggcn.partition.shard import ShardOptions
 from mggcn.partition.tiles import degrees, scales
@@ -38,21 +38,21 @@ class RankAggregation:
         options = ShardOptions(True, sharing.norm, sharing.self_loops, "main", 0, real, threads)
         strategy = STRATEGIES[run.strategy]
         # The plan of evaluation: for every strategy the exact one.
-        self._plan: AggregationPlan = strategy.plan(run, shared.figures, rank, graph.symmetric, False)
+        self._plan: AggregationPlan = strategy.plan(run, shared.stats, rank, graph.symmetric, False)
         if not self._plan.exact:
             raise ConfigError(f"aggregate is exact, and strategy {run.strategy} is not here; choose another")
-        site = Site(graph, shared.partition, rank, options, backend, comm, {})
+        site = BuildContext(graph, shared.partition, rank, options, backend, comm, {})
         self._aggregation: Aggregation = strategy.build(self._plan, self._plan, site).exact
         self._aggregation.begin_epoch(0)
         self._backend = backend
         self._dtype = STORAGE[run.precision]
-        self._panel = 2**31 if FIGURES[run.device].is_host else PANEL
+        self._panel = 2**31 if DEVICES[run.device].is_host else PANEL
         self._slots: dict[int, list[Tensor]] = {}
         self._comm = comm
         self._agreed: set[tuple[int, bool]] = set()
         self.compared = 0
         """Calls that were compared with those of the other ranks."""
-        self.rows = shared.figures.counts[rank]
+        self.rows = shared.stats.counts[rank]
         self._row_scale: Tensor | None = None
         self._col_scale: Tensor | None = None
         if sharing.norm != "none":

@@ -72,9 +72,9 @@ class _ReduceEdges(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, graph: DeviceGraph, message: Message, lhs: Tensor, rhs: Tensor | None) -> Tensor:
-        wanted = _wanted(ctx)
-        z, winners = reduce_messages(graph, message, lhs, rhs, keep_winners=bool(wanted))
-        read = message.read_for(wanted)
+        required = _wanted(ctx)
+        z, winners = reduce_messages(graph, message, lhs, rhs, keep_winners=bool(required))
+        read = message.read_for(required)
         ctx.save_for_backward(lhs if "lhs" in read else None, rhs if "rhs" in read else None, winners)
         ctx.graph, ctx.message = graph, message
         ctx.widths = {"lhs": lhs.shape[1], "rhs": 0 if rhs is None else rhs.shape[1]}

@@ -12,8 +12,8 @@ from mggcn.assemble import STRATEGIES, partition_graph, resolve
 from mggcn.config import Config, RunConfig, TrainConfig, from_tables
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
-from mggcn.partition.make import figures_of
-from mggcn.partition.parts import Figures, Partition
+from mggcn.partition.make import stats_of
+from mggcn.partition.parts import Partition, PartitionStats
 
 Norm = Literal["none", "mean", "symmetric"]
 NORMS: tuple[Norm, ...] = get_args(Norm)
@@ -74,7 +74,7 @@ class Shared:
     sharing: Sharing
     config: Config
     partition: Partition
-    figures: Figures
+    stats: PartitionStats
 
 
 def share(graph: Graph, sharing: Sharing, ranks: int, transport: str = "auto") -> Shared:
@@ -84,4 +84,4 @@ def share(graph: Graph, sharing: Sharing, ranks: int, transport: str = "auto") -
     """
     config = resolve(sharing.config(ranks, transport), graph)
     partition = partition_graph(config, graph)
-    return Shared(graph, sharing, config, partition, figures_of(graph, partition, self_loops=sharing.self_loops))
+    return Shared(graph, sharing, config, partition, stats_of(graph, partition, self_loops=sharing.self_loops))

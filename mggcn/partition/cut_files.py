@@ -18,8 +18,8 @@ import numpy as np
 
 from mggcn.graph.csr import ArrayRows, Graph, Rows
 from mggcn.graph.store_write import CUTS
+from mggcn.partition.cache import Form, read_cached, read_statistics, save_cached, statistics_meta
 from mggcn.partition.edge_cut import EdgeCut, EdgeCutStatistics
-from mggcn.partition.kept import Form, read_kept, read_statistics, statistics_meta, write_kept
 from mggcn.partition.libra import LibraSettings, libra
 from mggcn.partition.locality import LocalityOrder, LocalitySettings, LocalityStatistics, locality
 from mggcn.partition.metis import MetisSettings, metis
@@ -61,8 +61,8 @@ def find_or_make_cut(graph: Graph, settings: LibraSettings, folder: Path, force:
     cut = libra(graph, settings)
     seconds = time.perf_counter() - began
     names = ("replication", "edge_balance", "row_balance", "split_share")
-    figures = statistics_meta(cut.statistics, names) | {"seconds": seconds}
-    write_kept(target, graph, described, _vertex_cut_arrays(cut), figures)
+    stats = statistics_meta(cut.statistics, names) | {"seconds": seconds}
+    save_cached(target, graph, described, _vertex_cut_arrays(cut), stats)
     return Stored(cut, target, seconds)
 
 
@@ -78,8 +78,8 @@ def find_or_make_edge_cut(graph: Graph, settings: MetisSettings, folder: Path, f
     cut = metis(graph, settings)
     seconds = time.perf_counter() - began
     names = ("cut_share", "nonzero_balance", "row_balance", "halo_share")
-    figures = statistics_meta(cut.statistics, names) | {"seconds": seconds, "pymetis": metadata.version("pymetis")}
-    write_kept(target, graph, described, {"owner": ArrayRows(cut.owner)}, figures)
+    stats = statistics_meta(cut.statistics, names) | {"seconds": seconds, "pymetis": metadata.version("pymetis")}
+    save_cached(target, graph, described, {"owner": ArrayRows(cut.owner)}, stats)
     return Stored(cut, target, seconds)
 
 
@@ -97,9 +97,9 @@ def find_or_make_locality(
     found = locality(graph, settings)
     seconds = time.perf_counter() - began
     names = ("inside_share", "gap", "nonzero_balance", "row_balance", "critical_path")
-    figures = statistics_meta(found.statistics, names) | {"seconds": seconds}
+    stats = statistics_meta(found.statistics, names) | {"seconds": seconds}
     arrays: dict[str, Rows] = {"owner": ArrayRows(found.owners.owner), "local": ArrayRows(found.owners.local)}
-    write_kept(target, graph, described, arrays, figures)
+    save_cached(target, graph, described, arrays, stats)
     return Stored(found, target, seconds)
 
 
@@ -119,7 +119,7 @@ def _read_vertex_cut(folder: Path, graph: Graph, settings: Mapping[str, Any]) ->
     }
     if not graph.symmetric:
         forms["edge_part_t"] = edges
-    meta, files = read_kept(folder, graph, settings, forms)
+    meta, files = read_cached(folder, graph, settings, forms)
     parts, owner = (files[name].read(0, graph.num_vertices) for name in ("parts", "owner"))
     edge_part = files["edge_part"]
     statistics = read_statistics(folder, meta.get("statistics"), CutStatistics, num_parts)
@@ -129,7 +129,7 @@ def _read_vertex_cut(folder: Path, graph: Graph, settings: Mapping[str, Any]) ->
 def _read_edge_cut(folder: Path, graph: Graph, settings: Mapping[str, Any]) -> EdgeCut:
     num_parts = int(settings["parts"])
     forms: dict[str, Form] = {"owner": (np.dtype(np.uint16), (graph.num_vertices,))}
-    meta, files = read_kept(folder, graph, settings, forms)
+    meta, files = read_cached(folder, graph, settings, forms)
     statistics = read_statistics(folder, meta.get("statistics"), EdgeCutStatistics, num_parts)
     return EdgeCut(num_parts, files["owner"].read(0, graph.num_vertices), statistics)
 
@@ -137,7 +137,7 @@ def _read_edge_cut(folder: Path, graph: Graph, settings: Mapping[str, Any]) -> E
 def _read_locality(folder: Path, graph: Graph, settings: Mapping[str, Any]) -> LocalityOrder:
     num = graph.num_vertices
     forms: dict[str, Form] = {"owner": (np.dtype(np.uint16), (num,)), "local": (np.dtype(np.int32), (num,))}
-    meta, files = read_kept(folder, graph, settings, forms)
+    meta, files = read_cached(folder, graph, settings, forms)
     statistics = read_statistics(folder, meta.get("statistics"), LocalityStatistics, int(settings["parts"]))
     owner, local = (files[name].read(0, num) for name in ("owner", "local"))
     return LocalityOrder(Assignment(owner, local, statistics.rows_per_part), statistics)

@@ -20,7 +20,7 @@ from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph, Rows
 from mggcn.partition.locality_estimate import Shares
 from mggcn.partition.order import Assignment
-from mggcn.partition.parts import Figures, Partition
+from mggcn.partition.parts import Partition, PartitionStats
 from mggcn.partition.sweep import sweep
 from mggcn.partition.vertex_cut import CutStatistics, VertexCut
 
@@ -36,7 +36,7 @@ def row_ranges(split: int, rows: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class CutFigures:
+class CutStats:
     """Of a vertex cut: rows and split rows of each rank; nnz: entries of A per rank and range, self-loops included.
 
     leaves int64 (r, P, P): entry (b, p, q) counts the leaves of rank p in bin b whose root is on rank q.
@@ -83,9 +83,9 @@ class CutFigures:
         }
 
     @staticmethod
-    def from_dict(content: Mapping[str, Any]) -> CutFigures:
+    def from_dict(content: Mapping[str, Any]) -> CutStats:
         """Invert to_dict."""
-        return CutFigures(
+        return CutStats(
             tuple(int(n) for n in content["counts"]),
             tuple(int(n) for n in content["split"]),
             tuple(tuple(int(n) for n in ranges) for ranges in content["nnz"]),
@@ -97,19 +97,17 @@ class CutFigures:
             reuse=tuple(float(share) for share in content.get("reuse", ())),
         )
 
-    def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> CutFigures:
+    def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> CutStats:
         # Published factors of Libra follow a power of P: Reddit 1.75, 2.94, 4.66, 6.93 at 2, 4, 8, 16 (DistGNN, Table 4).
         own = len(self.counts)
         power = np.log(self.replication) / np.log(own) if own > 1 else 0.0
         bins = self.leaves.shape[0]
-        return CutFigures.expected(
-            num_vertices, num_edges, ranks, float(ranks**power), bins=bins, self_loops=self_loops
-        )
+        return CutStats.expected(num_vertices, num_edges, ranks, float(ranks**power), bins=bins, self_loops=self_loops)
 
     @staticmethod
     def expected(
         num_vertices: int, num_edges: int, ranks: int, replication: float, *, bins: int, self_loops: bool
-    ) -> CutFigures:
+    ) -> CutStats:
         """Return equal parts with `replication` copies of a vertex on average, a split vertex having two or the average.
 
         Raises: ConfigError if there are more copies than ranks or fewer than one.
@@ -129,7 +127,7 @@ class CutFigures:
         table = np.full((bins, ranks, ranks), -(-leaves // (pairs * bins)), np.int64)
         table[:, np.arange(ranks), np.arange(ranks)] = 0
         share = split / num_vertices
-        return CutFigures((rows,) * ranks, (split_rows,) * ranks, (nnz,) * ranks, table, replication, 1.0, share, False)
+        return CutStats((rows,) * ranks, (split_rows,) * ranks, (nnz,) * ranks, table, replication, 1.0, share, False)
 
 
 @dataclass(frozen=True)
@@ -237,7 +235,7 @@ def exchange_lists(partition: CutPartition, rank: int, bins: int) -> tuple[Lists
     return tuple(result)
 
 
-def cut_figures(graph: Graph, partition: CutPartition, *, self_loops: bool) -> CutFigures:
+def cut_stats(graph: Graph, partition: CutPartition, *, self_loops: bool) -> CutStats:
     """Count what a cut gives to its ranks. Cost: one sweep over the edges and their parts, O(N P) for the lists."""
     cut, ranks = partition.cut, partition.cut.num_parts
     split_rows, nnz = [], np.zeros((ranks, RANGES), np.int64)
@@ -262,7 +260,7 @@ def cut_figures(graph: Graph, partition: CutPartition, *, self_loops: bool) -> C
         own = cut.owner[lacking].astype(np.int64)
         nnz += np.bincount(own * RANGES + range_of[lacking], minlength=nnz.size).reshape(nnz.shape)
     s = cut.statistics
-    return CutFigures(
+    return CutStats(
         partition.counts,
         tuple(split_rows),
         tuple(tuple(int(n) for n in ranges) for ranges in nnz),
@@ -290,8 +288,8 @@ def cut_partition(partition: Partition) -> CutPartition:
     return partition
 
 
-def figures_of_cut(figures: Figures) -> CutFigures:
+def stats_of_cut(stats: PartitionStats) -> CutStats:
     """Return the figures of a vertex cut. Raises: ConfigError for those of another kind."""
-    if not isinstance(figures, CutFigures):
-        raise ConfigError(f"this strategy works on a vertex cut, got a partition of kind {figures.kind}")
-    return figures
+    if not isinstance(stats, CutStats):
+        raise ConfigError(f"this strategy works on a vertex cut, got a partition of kind {stats.kind}")
+    return stats

@@ -15,7 +15,7 @@ from mggcn.partition.order import Assignment
 from mggcn.partition.shard import ShardOptions
 from mggcn.partition.statistics import COUNTED
 from mggcn.partition.sweep import sweep
-from mggcn.partition.tiles import EVERYTHING, Only, Tile, build_tiles
+from mggcn.partition.tiles import EVERYTHING, RowColumnMask, Tile, build_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,19 @@ def build_halos(
     owners: Assignment,
     rank: int,
     options: ShardOptions,
-    wanted: npt.NDArray[np.bool_] | None = None,
+    required: npt.NDArray[np.bool_] | None = None,
 ) -> tuple[Halo, Halo]:
     """Return a rank's halo for A^T and for A; the same object if the graph is symmetric.
 
-    wanted: bool (N,), of A^T the rows, and of A the columns, that are taken: two halos then, whatever the graph.
+    required: bool (N,), of A^T the rows, and of A the columns, that are taken: two halos then, whatever the graph.
 
     No rank asks another: for A^T, rank q needs those rows u of this one that have an entry (u, v) of A with v on rank q.
     Cost: three sweeps per direction; besides the tiles N bytes and V for each rank, then 6 N while they are built.
     Raises: GraphError for a tile that is too large.
     """
-    rows, cols = Only(rows=wanted), Only(cols=wanted)
+    rows, cols = RowColumnMask(rows=required), RowColumnMask(cols=required)
     needed, toward = _neighbours(graph.adj_t, owners, rank, rows)
-    if graph.symmetric and wanted is None:
+    if graph.symmetric and required is None:
         halo = _build(graph.adj_t, needed, toward, owners, rank, options)
         return halo, halo
     needed_t, toward_t = _neighbours(graph.adj, owners, rank, cols)
@@ -62,7 +62,7 @@ def build_halos(
 
 
 def _neighbours(
-    matrix: CSR, owners: Assignment, rank: int, only: Only
+    matrix: CSR, owners: Assignment, rank: int, only: RowColumnMask
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
     """Whether the rank's rows have entries in a column (N,) of another rank; owner and row (2, ...) of such, once each."""
     needed = np.zeros(matrix.num_rows, bool)
@@ -91,7 +91,7 @@ def _build(
     owners: Assignment,
     rank: int,
     options: ShardOptions,
-    only: Only = EVERYTHING,
+    only: RowColumnMask = EVERYTHING,
 ) -> Halo:
     """Cut the rank's rows into the own tile and the halo, as those of two ranks: itself, and one with all others' rows."""
     local, received = owners.local.copy(), list[int]()

@@ -99,8 +99,8 @@ def _clustered(
     """Move vertices until few move. volume (N,): of each vertex alone, used up; own: the same where rows do not say it."""
     num = volume.shape[0]
     ids, active = np.arange(num, dtype=np.int32), np.ones(num, np.uint8)
-    wanted, batch = np.empty(min(num, ROWS), np.int32), np.empty(min(num, ROWS), np.uint8)
-    addresses = (ids, volume, own, active, wanted, batch)
+    required, batch = np.empty(min(num, ROWS), np.int32), np.empty(min(num, ROWS), np.uint8)
+    addresses = (ids, volume, own, active, required, batch)
     arguments = native.ClustersArgs(
         *(None if array is None else array.ctypes.data for array in addresses), int(volume.sum()), scale, 0, 0
     )

@@ -17,17 +17,17 @@ import numpy.typing as npt
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
 from mggcn.partition.cut_files import cuts_folder, find_or_make_cut, find_or_make_edge_cut, find_or_make_locality
-from mggcn.partition.cut_rows import CutFigures, CutPartition, cut_figures, cut_partition
+from mggcn.partition.cut_rows import CutPartition, CutStats, cut_partition, cut_stats
 from mggcn.partition.edge_cut import EdgeCut
 from mggcn.partition.libra import LibraSettings, libra
 from mggcn.partition.locality import LocalityOrder, LocalitySettings, locality
 from mggcn.partition.locality_estimate import estimate_part_reuse, estimate_reuse
 from mggcn.partition.metis import MetisSettings, metis
 from mggcn.partition.order import assign
-from mggcn.partition.parts import Figures, Partition, RowFigures, RowPartition
+from mggcn.partition.parts import Partition, PartitionStats, RowPartition, RowStats
+from mggcn.partition.required_rows import required_stats
 from mggcn.partition.statistics import tile_statistics
 from mggcn.partition.vertex_cut import VertexCut
-from mggcn.partition.wanted import wanted_figures
 
 
 def make_partition(
@@ -48,7 +48,7 @@ def make_partition(
     return RowPartition(assign(graph.num_vertices, ranks, "none" if order == "metis" else order, seed))
 
 
-def cut_is_kept(graph: Graph, *, ranks: int, seed: int) -> bool:
+def is_cached(graph: Graph, *, ranks: int, seed: int) -> bool:
     """Return whether the vertex cut of a run lies beside the store."""
     store = store_folder(graph)
     return store is not None and (cuts_folder(store) / LibraSettings(parts=ranks, seed=seed).name).exists()
@@ -80,14 +80,14 @@ def _kept(folder: Path, settings: LibraSettings | MetisSettings | LocalitySettin
     return (folder / settings.name).exists() or os.access(folder if folder.exists() else folder.parent, os.W_OK)
 
 
-def figures_of(
+def stats_of(
     graph: Graph,
     partition: Partition,
     *,
     self_loops: bool,
     training: npt.NDArray[np.bool_] | None = None,
     depth: int = 0,
-) -> Figures:
+) -> PartitionStats:
     """Return the sizes that a partition gives to its ranks.
 
     training: vertices that the loss reads, bool (N,), to count what the last `depth` layers need of a partition of rows.
@@ -97,16 +97,16 @@ def figures_of(
     if isinstance(partition, RowPartition):
         owners = partition.owners
         tiles = tile_statistics(graph, owners, self_loops=self_loops)
-        figures = RowFigures(owners.counts, tiles, reuse=estimate_reuse(graph, owners, threads))
+        stats = RowStats(owners.counts, tiles, reuse=estimate_reuse(graph, owners, threads))
         if training is None:
-            return figures
-        total = figures.num_entries
-        wanted = wanted_figures(graph, owners, training, depth, total, self_loops=self_loops, threads=threads)
-        return dataclasses.replace(figures, wanted=wanted)
-    counted = cut_figures(graph, cut_partition(partition), self_loops=self_loops)
+            return stats
+        total = stats.num_entries
+        required = required_stats(graph, owners, training, depth, total, self_loops=self_loops, threads=threads)
+        return dataclasses.replace(stats, required=required)
+    counted = cut_stats(graph, cut_partition(partition), self_loops=self_loops)
     return dataclasses.replace(counted, reuse=estimate_part_reuse(graph, partition.held(0), 0, threads))
 
 
-def figures_from_dict(content: Mapping[str, Any]) -> Figures:
-    """Invert Figures.to_dict."""
-    return CutFigures.from_dict(content) if content["kind"] == "cut" else RowFigures.from_dict(content)
+def stats_from_dict(content: Mapping[str, Any]) -> PartitionStats:
+    """Invert PartitionStats.to_dict."""
+    return CutStats.from_dict(content) if content["kind"] == "cut" else RowStats.from_dict(content)

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from mggcn.errors import ConfigError
 from mggcn.partition.locality_estimate import UNKNOWN, Reuse
 from mggcn.partition.order import Assignment, part_sizes
+from mggcn.partition.required_rows import RequiredRows, expected_required
 from mggcn.partition.statistics import TileStatistics, expected_statistics
-from mggcn.partition.wanted import WantedRows, expected_wanted
 
 
-class Figures(Protocol):
+class PartitionStats(Protocol):
     """The sizes that a partition gives to its ranks: all that a plan needs. Written to the run folder's plan.json."""
 
     @property
@@ -56,24 +56,24 @@ class Figures(Protocol):
         """Return plain values."""
         ...
 
-    def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> Figures:
+    def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> PartitionStats:
         """Return what is to be expected of the same kind of partition of another size."""
         ...
 
 
 @dataclass(frozen=True)
-class RowFigures:
+class RowStats:
     """Of a partition of the rows: rows per rank, the P x P tiles of A^T, and how local their products' gathers are.
 
-    wanted: what a training epoch needs of the last layer, of the one before, ..., as far as `wanted_figures` goes; (): not
-    known.
+    required: what a training epoch needs of the last layer, of the one before, ..., as far as `required_stats` goes; ():
+    not known.
     """
 
     counts: tuple[int, ...]
     tiles: TileStatistics
     kind: Literal["rows"] = "rows"
     reuse: Reuse = UNKNOWN
-    wanted: tuple[WantedRows, ...] = ()
+    required: tuple[RequiredRows, ...] = ()
 
     @cached_property
     def num_entries(self) -> int:
@@ -93,20 +93,20 @@ class RowFigures:
         return 6
 
     def to_dict(self) -> dict[str, Any]:
-        figures = {"kind": self.kind, "counts": list(self.counts), "reuse": self.reuse.to_dict()}
-        return figures | self.tiles.to_dict() | {"wanted": [rows.to_dict() for rows in self.wanted]}
+        stats = {"kind": self.kind, "counts": list(self.counts), "reuse": self.reuse.to_dict()}
+        return stats | self.tiles.to_dict() | {"wanted": [rows.to_dict() for rows in self.required]}
 
-    def only(self, level: int) -> RowFigures:
-        """Return the figures of an aggregation that computes no rows but those of `wanted[level]`.
+    def only(self, level: int) -> RowStats:
+        """Return the figures of an aggregation that computes no rows but those of `required[level]`.
 
         Its matrices for A^T and A differ, also in a symmetric graph. How local its gathers are is taken from all rows.
         """
-        return RowFigures(self.counts, self.wanted[level].tiles, reuse=self.reuse)
+        return RowStats(self.counts, self.required[level].tiles, reuse=self.reuse)
 
-    def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> RowFigures:
+    def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> RowStats:
         rows, entries = max(sum(self.counts), 1), max(self.num_entries, 1)
-        shares = [(wanted.num_rows / rows, wanted.num_entries / entries) for wanted in self.wanted]
-        return RowFigures.expected(num_vertices, num_edges, ranks, self_loops=self_loops, shares=shares)
+        shares = [(required.num_rows / rows, required.num_entries / entries) for required in self.required]
+        return RowStats.expected(num_vertices, num_edges, ranks, self_loops=self_loops, shares=shares)
 
     @staticmethod
     def expected(
@@ -116,19 +116,19 @@ class RowFigures:
         *,
         self_loops: bool,
         shares: Sequence[tuple[float, float]] = (),
-    ) -> RowFigures:
-        """Return the expectation over random assignments: `expected_statistics`, and `expected_wanted` for the shares."""
+    ) -> RowStats:
+        """Return the expectation over random assignments: `expected_statistics`, and `expected_required` for the shares."""
         counts, sizes = part_sizes(num_vertices, ranks), (num_vertices, num_edges)
         tiles = expected_statistics(*sizes, counts, self_loops=self_loops)
-        return RowFigures(counts, tiles, wanted=expected_wanted(*sizes, counts, shares, self_loops=self_loops))
+        return RowStats(counts, tiles, required=expected_required(*sizes, counts, shares, self_loops=self_loops))
 
     @staticmethod
-    def from_dict(content: Mapping[str, Any]) -> RowFigures:
+    def from_dict(content: Mapping[str, Any]) -> RowStats:
         """Invert to_dict."""
         reuse = Reuse.from_dict(content["reuse"]) if "reuse" in content else UNKNOWN
         counts = tuple(int(n) for n in content["counts"])
-        wanted = tuple(WantedRows.from_dict(rows) for rows in content.get("wanted", ()))
-        return RowFigures(counts, TileStatistics.from_dict(content), reuse=reuse, wanted=wanted)
+        required = tuple(RequiredRows.from_dict(rows) for rows in content.get("wanted", ()))
+        return RowStats(counts, TileStatistics.from_dict(content), reuse=reuse, required=required)
 
 
 class Partition(Protocol):
@@ -167,11 +167,11 @@ class RowPartition:
         return hashlib.sha256(np.ascontiguousarray(self.owners.owner).data).hexdigest()
 
 
-def row_figures(figures: Figures) -> RowFigures:
+def row_stats(stats: PartitionStats) -> RowStats:
     """Return the figures of a partition of the rows. Raises: ConfigError for those of another kind."""
-    if not isinstance(figures, RowFigures):
-        raise ConfigError(f"this strategy works on a partition of the rows, got one of kind {figures.kind}")
-    return figures
+    if not isinstance(stats, RowStats):
+        raise ConfigError(f"this strategy works on a partition of the rows, got one of kind {stats.kind}")
+    return stats
 
 
 def row_owners(partition: Partition) -> Assignment:

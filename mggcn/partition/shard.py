@@ -17,7 +17,7 @@ from mggcn.graph.csr import Graph
 from mggcn.partition.order import Assignment
 from mggcn.partition.parts import Partition
 from mggcn.partition.splits import split_name
-from mggcn.partition.tiles import Only, Tile, build_tiles, degrees, scales
+from mggcn.partition.tiles import RowColumnMask, Tile, build_tiles, degrees, scales
 
 SPLITS = ("train", "val", "test")
 """Bit s of a vertex's mask says whether it belongs to split SPLITS[s]."""
@@ -88,11 +88,11 @@ def build_shard(
 
 
 def row_tiles(
-    graph: Graph, owners: Assignment, rank: int, options: ShardOptions, wanted: npt.NDArray[np.bool_] | None = None
+    graph: Graph, owners: Assignment, rank: int, options: ShardOptions, required: npt.NDArray[np.bool_] | None = None
 ) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
     """Return a rank's rows of A^T, and of A, cut by the owners of the columns; the same tuple if the graph is symmetric.
 
-    wanted: bool (N,), of A^T the rows, and of A the columns, that are taken: two matrices then, whatever the graph.
+    required: bool (N,), of A^T the rows, and of A the columns, that are taken: two matrices then, whatever the graph.
     Cost: two sweeps per direction. Raises: GraphError for a tile that is too large.
     """
     build = functools.partial(
@@ -103,8 +103,10 @@ def row_tiles(
         dtype=options.dtype,
         threads=options.threads,
     )
-    if wanted is not None:
-        return build(graph.adj_t, only=Only(rows=wanted)), build(graph.adj, only=Only(cols=wanted))
+    if required is not None:
+        return build(graph.adj_t, only=RowColumnMask(rows=required)), build(
+            graph.adj, only=RowColumnMask(cols=required)
+        )
     tiles = build(graph.adj_t)
     return tiles, tiles if graph.symmetric else build(graph.adj)
 

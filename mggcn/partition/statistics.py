@@ -117,10 +117,10 @@ def _rows_needed(matrix: CSR, owners: Assignment, self_loops: bool) -> npt.NDArr
     for part in range(0, ranks, 64):
         masks = _part_masks(matrix, owners, part)
         for i in range(part, min(part + 64, ranks)):
-            wanted = (masks >> np.uint64(i - part)) & np.uint64(1) != 0
+            required = (masks >> np.uint64(i - part)) & np.uint64(1) != 0
             if self_loops:
-                wanted |= owners.owner == i
-            needed[i] = np.bincount(owners.owner[wanted], minlength=ranks)
+                required |= owners.owner == i
+            needed[i] = np.bincount(owners.owner[required], minlength=ranks)
     return needed
 
 

@@ -36,14 +36,14 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Only:
-    """Which entries of a matrix are taken: those of wanted rows and columns, bool (N,) by original id; None: of all."""
+class RowColumnMask:
+    """Which entries of a matrix are taken: those of required rows and columns, bool (N,) by original id; None: of all."""
 
     rows: npt.NDArray[np.bool_] | None = None
     cols: npt.NDArray[np.bool_] | None = None
 
 
-EVERYTHING: Final = Only()
+EVERYTHING: Final = RowColumnMask()
 
 
 def check_tile_nnz(nnz: int, ranks: int) -> None:
@@ -56,7 +56,7 @@ def check_tile_nnz(nnz: int, ranks: int) -> None:
 
 
 def sweep_arguments(
-    chunk: Chunk, owners: Assignment, rank: int, self_loops: bool, only: Only = EVERYTHING
+    chunk: Chunk, owners: Assignment, rank: int, self_loops: bool, only: RowColumnMask = EVERYTHING
 ) -> native.SweepArgs:
     """Return a chunk as kernels take it; the arrays of all arguments must live as long."""
     return native.SweepArgs(
@@ -83,11 +83,11 @@ def build_tiles(
     self_loops: bool,
     dtype: npt.DTypeLike,
     threads: int,
-    only: Only = EVERYTHING,
+    only: RowColumnMask = EVERYTHING,
 ) -> tuple[Tile, ...]:
     """Cut the rows that `rank` owns into P tiles, with missing diagonals inserted if `self_loops`.
 
-    only: which entries, diagonals included; the tiles have all V rows, and those that are not wanted are empty.
+    only: which entries, diagonals included; the tiles have all V rows, and those that are not required are empty.
 
     Columns ascend in each row, but for inserted diagonals, which come last where the rank keeps the original order.
     Cost: two sweeps over the matrix in chunks of 8 MiB; besides the tiles nothing of the size of the graph is held.

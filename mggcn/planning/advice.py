@@ -60,19 +60,19 @@ def _estimate(plan: RunPlan, ranks: int, share: float) -> int:
     shape = plan.shape
     try:
         if ranks == plan.config.run.ranks:
-            figures = plan.figures
+            stats = plan.stats
             chosen = set(range(ranks))
         else:
             # The order may have left one rank with more than its share of the edges; it will again.
             entries = [rank.nnz for rank in plan.ranks]
             skew = max(entries) * len(entries) / sum(entries) if any(entries) else 1.0
             edges = math.ceil(shape.num_edges * skew * SAMPLING_MARGIN)
-            figures = plan.figures.resized(shape.num_vertices, edges, ranks, self_loops=model.self_loops)
-            counts = figures.counts
+            stats = plan.stats.resized(shape.num_vertices, edges, ranks, self_loops=model.self_loops)
+            counts = stats.counts
             # Parts have at most two sizes, and the smaller may have to hold a block of the larger.
             chosen = {counts.index(max(counts)), counts.index(min(counts))}
         return max(
-            rank.total_bytes for rank in plan_ranks(config, shape, figures, plan.strategy, sorted(chosen), plan.nccl)
+            rank.total_bytes for rank in plan_ranks(config, shape, stats, plan.strategy, sorted(chosen), plan.nccl)
         )
     except GraphError:
         return 2**62

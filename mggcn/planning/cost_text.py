@@ -51,7 +51,7 @@ def unpruned(plan: RunPlan) -> RunPlan | None:
     if not plan.ranks[0].pruned:
         return None
     run = dataclasses.replace(plan.config.run, prune="off")
-    return plan_run(dataclasses.replace(plan.config, run=run), plan.shape, plan.figures, plan.strategy, plan.nccl)
+    return plan_run(dataclasses.replace(plan.config, run=run), plan.shape, plan.stats, plan.strategy, plan.nccl)
 
 
 def text_15d(machine: Machine, ranks: int) -> str:
@@ -68,7 +68,7 @@ def text_15d(machine: Machine, ranks: int) -> str:
 def plan_work(plan: RunPlan, replication: float | None = None) -> AggregationWork:
     """Return DistGNN's count of aggregation work for one rank of a plan."""
     shape, ranks = plan.shape, len(plan.ranks)
-    held = sum(plan.figures.counts) / max(shape.num_vertices, 1) if replication is None else replication
+    held = sum(plan.stats.counts) / max(shape.num_vertices, 1) if replication is None else replication
     widths = (shape.num_features, *plan.config.model.hidden)
     return aggregation_work(shape.num_vertices, shape.num_edges, widths, ranks, held)
 

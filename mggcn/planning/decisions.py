@@ -11,45 +11,45 @@ from dataclasses import dataclass
 
 from mggcn.aggregate.base import AggregationPlan, Strategy
 from mggcn.config import Config
-from mggcn.memory.device import FIGURES, OPERAND, STORAGE
+from mggcn.memory.device import DEVICES, OPERAND, STORAGE
 from mggcn.model.choices import InputChoice, InputShape, LayerChoice, choose_input, choose_layers
 from mggcn.model.lower import Model, lower_evaluation, lower_training, panel_width
-from mggcn.partition.parts import Figures, RowFigures
-from mggcn.planning.pruning import LayerRows, choose_rows, level_figures, of_layers, pruned_plans
+from mggcn.partition.parts import PartitionStats, RowStats
+from mggcn.planning.pruning import LayerRows, choose_rows, level_stats, of_layers, pruned_plans
 from mggcn.planning.regions import input_bytes
 from mggcn.planning.shape import GraphShape
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
+class RunDecisions:
     """The choices that every rank must make alike. chosen: the input of all ranks together."""
 
     config: Config
     shape: GraphShape
-    figures: Figures
+    stats: PartitionStats
     strategy: Strategy
     chosen: InputChoice
     layers: tuple[LayerChoice, ...]
-    wanted: tuple[LayerRows, ...]
-    levels: Mapping[int, RowFigures]
-    """Figures of the layers that do not compute all rows, by level of the figures' `wanted`."""
+    required: tuple[LayerRows, ...]
+    levels: Mapping[int, RowStats]
+    """PartitionStats of the layers that do not compute all rows, by level of the figures' `required`."""
 
     @staticmethod
-    def of(config: Config, shape: GraphShape, figures: Figures, strategy: Strategy) -> Common:
+    def of(config: Config, shape: GraphShape, stats: PartitionStats, strategy: Strategy) -> RunDecisions:
         """Make the choices."""
         whole = InputShape(
-            shape.num_vertices, shape.num_features, shape.feature_nnz, figures.num_entries, shape.aggregated_nnz
+            shape.num_vertices, shape.num_features, shape.feature_nnz, stats.num_entries, shape.aggregated_nnz
         )
         width = (*config.model.hidden, shape.num_classes)[0]
         chosen = choose_input(config.model, whole, width, config.run.features, config.run.precision)
         layers = choose_layers(config.model, shape.num_features, shape.num_classes, chosen, config.run.products)
-        wanted = choose_rows(config.run, layers, figures, strategy)
-        levels = level_figures(wanted, figures)
-        return Common(config, shape, figures, strategy, chosen, layers, wanted, levels)
+        required = choose_rows(config.run, layers, stats, strategy)
+        levels = level_stats(required, stats)
+        return RunDecisions(config, shape, stats, strategy, chosen, layers, required, levels)
 
     def inputs(self, rank: int, nnz: int) -> InputShape:
         """Return the shape of a rank's input; nnz: of its matrices."""
-        rows, shape = self.figures.counts[rank], self.shape
+        rows, shape = self.stats.counts[rank], self.shape
         share = rows / max(shape.num_vertices, 1)
         nnz_x = None if shape.feature_nnz is None else math.ceil(shape.feature_nnz * share)
         return InputShape(rows, shape.num_features, nnz_x, nnz, math.ceil(shape.aggregated_nnz * share))
@@ -59,14 +59,14 @@ class Common:
         config, chosen = self.config, self.chosen
         choice = InputChoice(chosen.sparse, chosen.aggregated, input_bytes(config, chosen, inputs), chosen.reason)
         scaled = config.model.aggregates and config.model.norm == "symmetric"
-        precision, device = config.run.precision, FIGURES[config.run.device]
+        precision, device = config.run.precision, DEVICES[config.run.device]
         dtype, operand = STORAGE[precision], OPERAND[precision]
         return Model(config.model, choice, self.layers, inputs.rows, dtype, scaled, operand, device)
 
     def aggregations(self, rank: int) -> tuple[AggregationPlan, AggregationPlan]:
         """Return a rank's plans of training epochs, and of evaluation and set-up."""
         training, exact = (
-            self.strategy.plan(self.config.run, self.figures, rank, self.shape.symmetric, training)
+            self.strategy.plan(self.config.run, self.stats, rank, self.shape.symmetric, training)
             for training in (True, False)
         )
         return training, exact
@@ -80,10 +80,10 @@ class Common:
 
         Cost: the programs of a rank are lowered.
         """
-        counts = self.figures.counts
+        counts = self.stats.counts
         rank = counts.index(max(counts))
         model = self.model(self.inputs(rank, 0))
         training, exact = self.aggregations(rank)
-        of_layer = of_layers(self.wanted, self.pruned(rank))
+        of_layer = of_layers(self.required, self.pruned(rank))
         programs = (lower_training(model, training, of_layer), lower_evaluation(model, exact))
         return panel_width(model, exact, max(program.arena.nbytes for program in programs))

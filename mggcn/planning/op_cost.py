@@ -21,7 +21,7 @@ from mggcn.memory.device import DENSE, REAL
 from mggcn.model import backward as bwd
 from mggcn.model import forward as fwd
 from mggcn.model.lower import Program
-from mggcn.model.ops import Finish, Op
+from mggcn.model.ops import EpilogueSpec, Op
 from mggcn.partition.locality_estimate import BOUNDS
 from mggcn.planning.regions import OPTIMIZER_STATES
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
@@ -140,9 +140,9 @@ class _Sizes:
         """A pass that reads and writes `row_bytes` for each row; block: rows of the blocks that it finds in the cache."""
         return Work("elementwise", streamed=self.rows * row_bytes, span=block * row_bytes, calls=calls)
 
-    def finished(self, finish: Finish, cols: int, block: int, rounded: str) -> list[Work]:
+    def finished(self, finish: EpilogueSpec, cols: int, block: int, rounded: str) -> list[Work]:
         """The epilogue and rounding of a product, block by block; nothing if they do nothing."""
-        if finish == Finish(finish.layer) and not rounded:
+        if finish == EpilogueSpec(finish.layer) and not rounded:
             return []
         return [self.passing(self.row(cols) + self.result(cols, rounded), self.blocks(block), block)]
 

@@ -1,7 +1,7 @@
 """Which layers of a training epoch aggregate fewer than all rows, why, and their aggregations on a rank.
 
-Rows that nothing reads have no gradient either, so leaving them out is exact: partition/wanted.py. A row that keeps its
-entries keeps its bits, unless it is so long that kernels sum it in parts, whose ends may move. Needs no torch.
+Rows that nothing reads have no gradient either, so leaving them out is exact: partition/required_rows.py. A row that keeps
+its entries keeps its bits, unless it is so long that kernels sum it in parts, whose ends may move. Needs no torch.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mggcn.aggregate.base import AggregationPlan, Built, Site, Strategy
-from mggcn.aggregate.by_layer import ByLayer
+from mggcn.aggregate.base import AggregationPlan, BuildContext, RankAggregations, Strategy
+from mggcn.aggregate.per_layer import PerLayer
 from mggcn.config import RunConfig
 from mggcn.errors import GraphError
 from mggcn.model.choices import LayerChoice
-from mggcn.partition.parts import Figures, RowFigures, row_figures
+from mggcn.partition.parts import PartitionStats, RowStats, row_stats
+from mggcn.partition.required_rows import LEAST_SAVED, pays, required_sets
 from mggcn.partition.splits import training_rows
-from mggcn.partition.wanted import LEAST_SAVED, pays, wanted_sets
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
     """What the aggregation of a layer computes in a training epoch.
 
-    rows, nnz: what the loss needs of it, of all ranks; None: not counted. level: of the figures' `wanted`; None: all rows
+    rows, nnz: what the loss needs of it, of all ranks; None: not counted. level: of the figures' `required`; None: all rows
     are computed.
     """
 
@@ -36,7 +36,7 @@ class LayerRows:
 
 
 def choose_rows(
-    run: RunConfig, layers: Sequence[LayerChoice], figures: Figures, strategy: Strategy
+    run: RunConfig, layers: Sequence[LayerChoice], stats: PartitionStats, strategy: Strategy
 ) -> tuple[LayerRows, ...]:
     """Choose for every layer that aggregates. Every rank makes the same choice: it is made from global counts."""
     aggregating = [choice.layer for choice in layers if choice.products in ("gemm-first", "aggregate-first")]
@@ -46,7 +46,7 @@ def choose_rows(
         return _everything(
             aggregating, f"the strategy {strategy.name} cuts vertices; pruning works on partitions of rows"
         )
-    known = row_figures(figures).wanted
+    known = row_stats(stats).required
     if not known:
         return _everything(aggregating, "it is not known which vertices train")
     chosen = []
@@ -54,7 +54,7 @@ def choose_rows(
         # Sets that are not listed are the last one, or hold it and do not pay either.
         level = min(len(layers) - layer, len(known) - 1)
         rows, nnz = known[level].num_rows, known[level].num_entries
-        if pays(nnz, figures.num_entries):
+        if pays(nnz, stats.num_entries):
             reason = "the others are not read, and have no gradient"
             chosen.append(LayerRows(layer, rows, nnz, level, reason))
         elif level == len(layers) - layer:
@@ -69,18 +69,18 @@ def _everything(layers: Sequence[int], reason: str) -> tuple[LayerRows, ...]:
     return tuple(LayerRows(layer, None, None, None, reason) for layer in layers)
 
 
-def level_figures(rows: Sequence[LayerRows], figures: Figures) -> dict[int, RowFigures]:
+def level_stats(rows: Sequence[LayerRows], stats: PartitionStats) -> dict[int, RowStats]:
     """Return the figures of every level in use: those of all ranks, over fewer rows."""
     levels = sorted({layer.level for layer in rows if layer.level is not None})
-    return {level: row_figures(figures).only(level) for level in levels}
+    return {level: row_stats(stats).only(level) for level in levels}
 
 
 def pruned_plans(
-    run: RunConfig, levels: Mapping[int, RowFigures], strategy: Strategy, rank: int
+    run: RunConfig, levels: Mapping[int, RowStats], strategy: Strategy, rank: int
 ) -> dict[int, AggregationPlan]:
     """Return a rank's plan for every level: that of the same strategy over fewer rows."""
     # The rows of A^T that are kept are the columns of A: two matrices, also of a symmetric graph.
-    return {level: strategy.plan(run, figures, rank, False, True) for level, figures in levels.items()}
+    return {level: strategy.plan(run, stats, rank, False, True) for level, stats in levels.items()}
 
 
 def of_layers(rows: Sequence[LayerRows], plans: Mapping[int, AggregationPlan]) -> dict[int, AggregationPlan]:
@@ -89,13 +89,17 @@ def of_layers(rows: Sequence[LayerRows], plans: Mapping[int, AggregationPlan]) -
 
 
 def set_bytes(plans: Mapping[int, AggregationPlan]) -> int:
-    """Return the bytes for each vertex of the graph that set-up holds to know which rows are wanted."""
+    """Return the bytes for each vertex of the graph that set-up holds to know which rows are required."""
     return max(plans) + 1 if plans else 0
 
 
 def build_pruned(
-    strategy: Strategy, every: Built, rows: Sequence[LayerRows], plans: Mapping[int, AggregationPlan], site: Site
-) -> Built:
+    strategy: Strategy,
+    every: RankAggregations,
+    rows: Sequence[LayerRows],
+    plans: Mapping[int, AggregationPlan],
+    site: BuildContext,
+) -> RankAggregations:
     """Return a rank's aggregations with those of pruned layers in training. Collective.
 
     Cost: as each would cost alone; a sweep over the edges for each level but the first.
@@ -107,11 +111,11 @@ def build_pruned(
     training = training_rows(site.graph, options.splits, options.split)
     if training is None:
         raise GraphError(f"{site.graph.name} has lost the training split that the run was planned for; start a new run")
-    sets = wanted_sets(site.graph, training, max(plans) + 1, options.threads)
+    sets = required_sets(site.graph, training, max(plans) + 1, options.threads)
     built = {
-        level: strategy.build(plan, plan, dataclasses.replace(site, wanted=sets[level]))
+        level: strategy.build(plan, plan, dataclasses.replace(site, required=sets[level]))
         for level, plan in plans.items()
     }
     of_layer = {layer.layer: built[layer.level].training for layer in rows if layer.level is not None}
     tiles = [side for one in (every, *built.values()) for side in one.tiles]
-    return Built(ByLayer(every.training, of_layer), every.exact, tiles)
+    return RankAggregations(PerLayer(every.training, of_layer), every.exact, tiles)

@@ -11,7 +11,7 @@ from mggcn.comm.nccl_memory import memory_from_dict
 from mggcn.comm.nccl_settings import UNMEASURED
 from mggcn.config import Config
 from mggcn.memory.device import launching, runs_nccl
-from mggcn.partition.make import figures_from_dict
+from mggcn.partition.make import stats_from_dict
 from mggcn.planning.run import RankPlan, RunPlan, plan_run
 from mggcn.planning.shape import GraphShape
 
@@ -46,7 +46,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "nccl": plan.nccl.to_dict() if runs_nccl(plan.config.run) else None,
         "programs": {p.name: [op.label for op in p.ops] for p in programs},
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],
-        "partition": plan.figures.to_dict(),
+        "partition": plan.stats.to_dict(),
     }
 
 
@@ -88,6 +88,6 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
 
 def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strategy) -> RunPlan:
     """Return the plan that `to_dict` wrote, planned again from its figures. Raises: GraphError, PlanError."""
-    figures, recorded = figures_from_dict(content["partition"]), content.get("nccl")
+    stats, recorded = stats_from_dict(content["partition"]), content.get("nccl")
     nccl = memory_from_dict(recorded) if recorded else UNMEASURED
-    return plan_run(config, GraphShape(**content["graph"]), figures, strategy, nccl)
+    return plan_run(config, GraphShape(**content["graph"]), stats, strategy, nccl)

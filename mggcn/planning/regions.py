@@ -18,7 +18,7 @@ from mggcn.backend.cuda.sizes import cusparse_bytes, schedule_bytes, workspace_b
 from mggcn.config import Config
 from mggcn.errors import BackendError
 from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES, BufferSpec, operand_nbytes
-from mggcn.memory.device import FIGURES, REAL, STORAGE, threads_of
+from mggcn.memory.device import DEVICES, REAL, STORAGE, threads_of
 from mggcn.memory.units import MIB
 from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
 from mggcn.model.lower import Model
@@ -60,18 +60,18 @@ class RankSizes:
 
     def regions(self, panel: int) -> dict[str, int]:
         """Return bytes by purpose, but for the arena; panel: columns that set-up aggregates at a time, 0 for none."""
-        figures, rows = FIGURES[self.config.run.device], self.model.rows
+        stats, rows = DEVICES[self.config.run.device], self.model.rows
         graph = self.config.model.aggregates
         regions = {
             "features": self.model.input.nbytes,
             "graph": self._graph_bytes() if graph else 0,
             "vertex data": rows * (8 + 4 + 1 + (self.item if graph else 0)) + _metric_bytes(self.config, self.shape),
             "weights and optimiser": self._all_weight_bytes(),
-            "runtime": figures.process_bytes,
+            "runtime": stats.process_bytes,
         }
-        if figures.rank_bytes:  # apart from the rest of the runtime: torch's allocator holds it
-            regions["cuBLAS work space"] = figures.rank_bytes
-        return regions | (self._host_kernel_regions(panel) if figures.is_host else self._kernel_regions(panel))
+        if stats.rank_bytes:  # apart from the rest of the runtime: torch's allocator holds it
+            regions["cuBLAS work space"] = stats.rank_bytes
+        return regions | (self._host_kernel_regions(panel) if stats.is_host else self._kernel_regions(panel))
 
     def setup_bytes(self, regions: Mapping[str, int]) -> int:
         """Peak of set-up: the assignment of all vertices (20 bytes each while drawn, some 70 for an order by locality), the
@@ -81,7 +81,7 @@ class RankSizes:
         """
         run, num_vertices = self.config.run, self.shape.num_vertices
         shard = regions["features"] + regions["graph"] + regions["vertex data"]
-        if not FIGURES[run.device].is_host:
+        if not DEVICES[run.device].is_host:
             return shard + sum(regions.get(name, 0) for name in ("runtime", "cuBLAS work space", "NCCL"))
         sorting = 16 * (self.inputs.nnz or 0) if self.model.input.sparse else 0
         if self.model.input.sparse and self.model.input.aggregated:

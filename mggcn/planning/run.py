@@ -19,12 +19,12 @@ from mggcn.config import Config
 from mggcn.cost.work import ring_bytes
 from mggcn.errors import PlanError
 from mggcn.memory.arena import BufferSpec
-from mggcn.memory.device import FIGURES, runs_nccl
+from mggcn.memory.device import DEVICES, runs_nccl
 from mggcn.memory.units import human
 from mggcn.model.lower import Model, Program, paper_arena_bytes, spmm_ops
-from mggcn.partition.parts import Figures
+from mggcn.partition.parts import PartitionStats
 from mggcn.partition.tiles import check_tile_nnz
-from mggcn.planning.decisions import Common
+from mggcn.planning.decisions import RunDecisions
 from mggcn.planning.programs import Lowering
 from mggcn.planning.pruning import LayerRows, of_layers, set_bytes
 from mggcn.planning.regions import RankSizes, score_bytes
@@ -59,7 +59,7 @@ class RankPlan:
     rows: tuple[LayerRows, ...] = ()
     """What every aggregating layer computes in training epochs."""
     pruned: Mapping[int, AggregationPlan] = field(default_factory=dict)
-    """How layers aggregate that do not compute all rows, by level of the figures' `wanted`."""
+    """How layers aggregate that do not compute all rows, by level of the figures' `required`."""
 
     @property
     def arena_bytes(self) -> int:
@@ -120,7 +120,7 @@ class RunPlan:
 
     config: Config
     shape: GraphShape
-    figures: Figures
+    stats: PartitionStats
     strategy: Strategy
     ranks: tuple[RankPlan, ...]
     nccl: NcclMemory = UNMEASURED
@@ -134,7 +134,7 @@ class RunPlan:
         """Predicted peak of one process: the largest rank's, or that of all ranks if they are threads of one process."""
         if self.config.run.transport != "threads":
             return self.largest.total_bytes
-        runtime = FIGURES[self.config.run.device].process_bytes
+        runtime = DEVICES[self.config.run.device].process_bytes
         return runtime + sum(rank.total_bytes - runtime for rank in self.ranks)
 
     def __str__(self) -> str:
@@ -157,7 +157,7 @@ class RunPlan:
 
 
 def plan_run(
-    config: Config, shape: GraphShape, figures: Figures, strategy: Strategy, nccl: NcclMemory = UNMEASURED
+    config: Config, shape: GraphShape, stats: PartitionStats, strategy: Strategy, nccl: NcclMemory = UNMEASURED
 ) -> RunPlan:
     """Plan every rank. Cost: no pass over the graph.
 
@@ -165,28 +165,28 @@ def plan_run(
     Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program.
     """
     check_shape(shape)
-    ranks = plan_ranks(config, shape, figures, strategy, range(len(figures.counts)), nccl)
-    return RunPlan(config, shape, figures, strategy, ranks, nccl)
+    ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl)
+    return RunPlan(config, shape, stats, strategy, ranks, nccl)
 
 
 def plan_ranks(
     config: Config,
     shape: GraphShape,
-    figures: Figures,
+    stats: PartitionStats,
     strategy: Strategy,
     ranks: Iterable[int],
     nccl: NcclMemory = UNMEASURED,
 ) -> tuple[RankPlan, ...]:
     """Plan some ranks of a run: lower, place, and add up their bytes. Raises: as `plan_run`."""
-    common = Common.of(config, shape, figures, strategy)
+    common = RunDecisions.of(config, shape, stats, strategy)
     lowering = Lowering(common.panel_width())
     return tuple(_plan_rank(common, lowering, rank, nccl) for rank in ranks)
 
 
-def _plan_rank(common: Common, lowering: Lowering, rank: int, nccl: NcclMemory) -> RankPlan:
-    config, shape, figures, wanted = common.config, common.shape, common.figures, common.wanted
+def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMemory) -> RankPlan:
+    config, shape, stats, required = common.config, common.shape, common.stats, common.required
     (aggregation, exact), pruned = common.aggregations(rank), common.pruned(rank)
-    graph, num_ranks = config.model.aggregates, len(figures.counts)
+    graph, num_ranks = config.model.aggregates, len(stats.counts)
     held = (aggregation, *pruned.values()) if graph else ()
     # P tiles on each of P ranks are many, but often of few sizes.
     tiles = Counter(aggregation.matrices if graph else ())
@@ -196,7 +196,7 @@ def _plan_rank(common: Common, lowering: Lowering, rank: int, nccl: NcclMemory) 
     for matrix in (*forward, *backward):
         check_tile_nnz(matrix.nnz, num_ranks)
     inputs = common.inputs(rank, nnz)
-    model, of_layer = common.model(inputs), of_layers(wanted, pruned)
+    model, of_layer = common.model(inputs), of_layers(required, pruned)
     programs = lowering.programs(model, aggregation, exact, of_layer)
     states = {
         op.name: of_layer.get(op.layer, aggregation).state(
@@ -205,11 +205,11 @@ def _plan_rank(common: Common, lowering: Lowering, rank: int, nccl: NcclMemory) 
         for op in spmm_ops(programs.train.ops)
     }
     indices = sum(plan.index_bytes for plan in held)
-    assignment = figures.assignment_bytes + set_bytes(pruned)
+    assignment = stats.assignment_bytes + set_bytes(pruned)
     sizes = RankSizes(config, shape, model, inputs, forward, backward, indices, assignment)
     regions = {"arena": programs.arena_bytes} | sizes.regions(lowering.panel if programs.setup else 0)
     if model.device.is_host:
-        regions["who holds which rows"] = figures.kept_bytes * shape.num_vertices
+        regions["who holds which rows"] = stats.kept_bytes * shape.num_vertices
     if runs_nccl(config.run):
         steps = exact.steps(1, model.dtype, False) if graph else ()
         p2p = any(isinstance(step, Send) and step.kind == "all_to_all" for step in steps)
@@ -230,8 +230,8 @@ def _plan_rank(common: Common, lowering: Lowering, rank: int, nccl: NcclMemory) 
         sizes.weight_bytes,
         num_ranks,
         nnz,
-        paper_arena_bytes(model, num_ranks, max(figures.counts)),
+        paper_arena_bytes(model, num_ranks, max(stats.counts)),
         score_bytes(config, shape) or 9 * shape.num_classes * 8,
-        wanted,
+        required,
         pruned,
     )

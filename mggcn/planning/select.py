@@ -17,7 +17,7 @@ from mggcn.cost.work import KINDS
 from mggcn.errors import PlanError
 from mggcn.memory.units import human
 from mggcn.partition.locality_estimate import BOUNDS, near_share
-from mggcn.partition.parts import row_figures
+from mggcn.partition.parts import row_stats
 from mggcn.planning.cost_text import parts_cells, seconds_text
 from mggcn.planning.op_cost import training_cost
 from mggcn.planning.run import RunPlan
@@ -131,17 +131,17 @@ def _row(candidate: Candidate, machine: Machine, limit: int) -> Row:
         verdict, note = "not exact", "; ".join(filter(None, ["never chosen by auto", note]))
     sent = max(rank.bytes_sent(rank.train) for rank in plan.ranks)
     parts = {str(kind): seconds for kind, seconds in cost.parts.items()}
-    return Row(candidate, verdict, sent, memory, cost.seconds, parts, note, *_order_figures(plan, near_rows(machine)))
+    return Row(candidate, verdict, sent, memory, cost.seconds, parts, note, *_order_stats(plan, near_rows(machine)))
 
 
-def _order_figures(plan: RunPlan, rows: int) -> tuple[float | None, float | None]:
+def _order_stats(plan: RunPlan, rows: int) -> tuple[float | None, float | None]:
     """Return `near` and `path` of a row."""
-    if plan.figures.kind != "rows":
+    if plan.stats.kind != "rows":
         return None, None
-    figures = row_figures(plan.figures)
-    own, total = int(figures.tiles.nnz.trace()), int(figures.tiles.nnz.sum())
-    shares = figures.reuse.together(own, total - own)
-    return near_share(shares, rows) if shares else None, figures.tiles.critical_path_over_ideal
+    stats = row_stats(plan.stats)
+    own, total = int(stats.tiles.nnz.trace()), int(stats.tiles.nnz.sum())
+    shares = stats.reuse.together(own, total - own)
+    return near_share(shares, rows) if shares else None, stats.tiles.critical_path_over_ideal
 
 
 def _row_15d(candidates: Sequence[Candidate], machine: Machine) -> Row | None:
@@ -219,8 +219,8 @@ def _none_reason(rows: Sequence[Row], limit: int) -> str:
 
 def choice_lines(choice: Choice) -> list[str]:
     """Return the table and the reason as text."""
-    figures = ("near", "path", "sent per epoch", "memory", "predicted")
-    header = ("", "strategy", "order", "partition", "exact", *figures, "verdict")
+    stats = ("near", "path", "sent per epoch", "memory", "predicted")
+    header = ("", "strategy", "order", "partition", "exact", *stats, "verdict")
     cells = [
         (
             "*" if row is choice.chosen else "",

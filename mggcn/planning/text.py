@@ -8,8 +8,8 @@ from typing import Any
 from mggcn.memory.device import launching
 from mggcn.memory.units import human
 from mggcn.model.lower import Program
-from mggcn.partition.cut_rows import CutFigures
-from mggcn.partition.parts import row_figures
+from mggcn.partition.cut_rows import CutStats
+from mggcn.partition.parts import row_stats
 from mggcn.planning.advice import advice, smallest_ranks
 from mggcn.planning.record import layer_reasons
 from mggcn.planning.run import RankPlan, RunPlan
@@ -67,7 +67,7 @@ def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = ()) -
 def _strategy(plan: RunPlan) -> str:
     """How neighbours' rows arrive, and whether that gives the gradient of the whole graph."""
     run = plan.config.run
-    if plan.figures.kind == "rows":
+    if plan.stats.kind == "rows":
         return f"order {run.order}, strategy {run.strategy}"
     name = f"strategy {run.strategy}, {'0c' if run.delay == 'none' else f'cd-{run.delay}'}"
     if plan.ranks[0].aggregation.exact:
@@ -77,7 +77,7 @@ def _strategy(plan: RunPlan) -> str:
 
 def _training_rows(plan: RunPlan) -> list[str]:
     """What every aggregation of a training epoch computes, and why; nothing without one."""
-    vertices, entries = plan.shape.num_vertices, plan.figures.num_entries
+    vertices, entries = plan.shape.num_vertices, plan.stats.num_entries
     rows = [
         (
             f"layer {layer.layer}",
@@ -90,11 +90,11 @@ def _training_rows(plan: RunPlan) -> list[str]:
     ]
     if not rows:
         return []
-    kind = "" if plan.figures.exact else " (expected of random training vertices)"
+    kind = "" if plan.stats.exact else " (expected of random training vertices)"
     return [
         "",
         f"aggregations of a training epoch{kind}",
-        *table(("", "rows wanted", "nonzeros", "computed", "since"), rows),
+        *table(("", "rows required", "nonzeros", "computed", "since"), rows),
     ]
 
 
@@ -176,9 +176,9 @@ def _ranks(plan: RunPlan) -> list[str]:
 
 
 def _tiles(plan: RunPlan) -> list[str]:
-    if isinstance(plan.figures, CutFigures):
-        return _cut(plan.figures)
-    statistics = row_figures(plan.figures).tiles
+    if isinstance(plan.stats, CutStats):
+        return _cut(plan.stats)
+    statistics = row_stats(plan.stats).tiles
     kind = "counted" if statistics.exact else "expected"
     lines = [
         f"tiles ({kind}): critical path of the stages over the ideal {statistics.critical_path_over_ideal:.3f}, "
@@ -193,14 +193,14 @@ def _tiles(plan: RunPlan) -> list[str]:
     return lines
 
 
-def _cut(figures: CutFigures) -> list[str]:
+def _cut(stats: CutStats) -> list[str]:
     """What the vertex cut costs."""
-    kind = "counted" if figures.exact else "expected"
+    kind = "counted" if stats.exact else "expected"
     lines = [
-        f"vertex cut ({kind}): {figures.replication:.3f} copies of a vertex on average, {figures.split_share:.1%} of the "
-        f"vertices are split, fullest part over the average {figures.edge_balance:.4f}"
+        f"vertex cut ({kind}): {stats.replication:.3f} copies of a vertex on average, {stats.split_share:.1%} of the "
+        f"vertices are split, fullest part over the average {stats.edge_balance:.4f}"
     ]
-    leaves = figures.leaves.sum(0)
+    leaves = stats.leaves.sum(0)
     if len(leaves) > SHOWN_TILES:
         return lines
     names = ["leaves of \\ root on", *(f"rank {rank}" for rank in range(len(leaves)))]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mggcn.backend.base import KernelBackend, Sparse
-from mggcn.backend.events import Lane, Timestamp
+from mggcn.backend.events import CommStream, Timestamp
 from mggcn.trace.work import Work
 
 COMPUTE, COMMUNICATION = ROWS = ("compute", "communication")
@@ -123,15 +123,15 @@ class Recorder:
             self._message = before
 
     @contextmanager
-    def moved(self, lane: Lane) -> Iterator[None]:
-        """Mark the block as a stretch in which the transport moved the current message, or a part of it, on its lane."""
+    def moved(self, comm_stream: CommStream) -> Iterator[None]:
+        """Mark the block as a stretch in which the transport moved the current message, or a part of it."""
         message = self._message
         if not self.recording or message is None:
             yield
             return
-        start = lane.timestamp()
+        start = comm_stream.timestamp()
         yield
-        self._add_part(message, start, lane.timestamp(), "on stream")
+        self._add_part(message, start, comm_stream.timestamp(), "on stream")
 
     def arrived(self, message: Message) -> None:
         """Mark a message of the host that is measured from its call, or the arrival before, until now."""

@@ -2,8 +2,8 @@
 
 A process is a rank, its threads are the rows "compute" and "communication". Complete events ("ph": "X") carry in `args`:
 op, epoch (from 1), step, layer, stage (owner of the tile), bytes, GB/s, flop, GFLOP/s. Messages carry `received` too, and
-`measured`: "on stream" (while the lane worked) or "in flight" (from the call, or the arrival before, to the end of the
-wait, which is no measure of a rate). A message that moved in several parts has its bytes in the first and no rate.
+`measured`: "on stream" (while the comm stream worked) or "in flight" (from the call, or the arrival before, to the end of
+the wait, which is no measure of a rate). A message that moved in several parts has its bytes in the first and no rate.
 An instant event opens every epoch and carries its seconds. Needs no torch.
 """
 

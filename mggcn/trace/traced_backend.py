@@ -16,7 +16,7 @@ from mggcn.backend.base import Dropout, Epilogue, Gradient, KernelBackend, Spars
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.edges import EdgeKernels
 from mggcn.backend.epoch_end import Books, Step
-from mggcn.backend.events import Agree, Eager, Event, Lane, Timestamp, alone
+from mggcn.backend.events import Agree, CommStream, Eager, Event, Timestamp, alone
 from mggcn.trace.recorder import Recorder
 from mggcn.trace.work import matmul_work, spmm_work, streamed
 
@@ -45,8 +45,8 @@ class TracedBackend:
         return self._inner.queue_s
 
     @property
-    def lane(self) -> Lane:
-        return self._inner.lane
+    def comm_stream(self) -> CommStream:
+        return self._inner.comm_stream
 
     def activate(self) -> None:
         self._inner.activate()

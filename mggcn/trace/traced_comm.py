@@ -1,4 +1,4 @@
-"""A communicator whose messages leave marks: wraps any Communicator, which says when it moves data on the rank's lane.
+"""A communicator whose messages leave marks: wraps any Communicator, which says when it moves data on its comm stream.
 
 Which message a transport moves: the one that is being asked for or waited for, since transports perform the calls in
 their order. The root of a broadcast that others copy from moves nothing itself, and has no mark then.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mggcn.comm.base import Communicator, Event, Lane, Moving
+from mggcn.comm.base import CommStream, Communicator, Event, Moving
 from mggcn.trace.recorder import Message, Recorder
 
 
@@ -33,8 +33,8 @@ class TracedEvent:
 class TracedCommunicator:
     """Forwards every call.
 
-    in_flight: the transport moves data on threads of its own and not on the lane, as gloo does; a message is then marked
-    from its call to the end of the wait.
+    in_flight: the transport moves data on threads of its own and not on the comm stream, as gloo does; a message is then
+    marked from its call to the end of the wait.
     """
 
     def __init__(self, inner: Communicator, recorder: Recorder, *, in_flight: bool) -> None:
@@ -50,13 +50,13 @@ class TracedCommunicator:
     def size(self) -> int:
         return self._inner.size
 
-    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
+    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
         @contextmanager
         def marked() -> Iterator[None]:
-            with moving(), self._recorder.moved(lane):
+            with moving(), self._recorder.moved(comm_stream):
                 yield
 
-        self._inner.use_lane(lane, marked)
+        self._inner.use_stream(comm_stream, marked)
 
     def check(self) -> None:
         self._inner.check()

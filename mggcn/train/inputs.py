@@ -13,7 +13,7 @@ import torch
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.memory.arena import BufferSpec
 from mggcn.model.lower import Model
-from mggcn.model.ops import Inputs, given
+from mggcn.model.ops import Inputs, require
 from mggcn.partition.features import FeatureReader, aggregated, transposed
 from mggcn.partition.order import Assignment
 from mggcn.partition.shard import Shard
@@ -81,8 +81,8 @@ def _sparse(
     inputs = dataclasses.replace(base, sparse=_upload(backend, matrix), sparse_t=_upload(backend, matrix_t))
     if not config.input_dropout:
         return inputs
-    constant = given(inputs.sparse)
-    dropped = dataclasses.replace(constant, values=torch.zeros_like(given(constant.values)))
+    constant = require(inputs.sparse)
+    dropped = dataclasses.replace(constant, values=torch.zeros_like(require(constant.values)))
     # The transposed values are rewritten from the dropped ones: their constant copy is not needed.
     return dataclasses.replace(
         inputs, sparse_t=None, dropped=dropped, dropped_t=inputs.sparse_t, position=backend.upload(position)

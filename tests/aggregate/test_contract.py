@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.aggregate.base import Site
+from mggcn.aggregate.base import BuildContext
 from mggcn.aggregate.broadcast import BroadcastPlan
 from mggcn.aggregate.steps import bytes_sent, num_messages, num_products
 from mggcn.assemble import STRATEGIES, partition_graph
@@ -22,10 +22,10 @@ from mggcn.comm.single import SingleCommunicator
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
-from mggcn.partition.make import figures_of
-from mggcn.partition.parts import row_figures, row_owners
+from mggcn.partition.make import stats_of
+from mggcn.partition.parts import row_owners, row_stats
+from mggcn.partition.required_rows import count_required
 from mggcn.partition.shard import ShardOptions, build_shard
-from mggcn.partition.wanted import count_wanted
 from tests.backend.cases import GUARD
 from tests.devices import CPU, WHERE, Where
 from tests.graphs import make_graph, pattern
@@ -78,14 +78,14 @@ def aggregate(
     slot_cols: int = 0,
     first: int = 0,
     source_cols: int = 0,
-    wanted: np.ndarray | None = None,
+    required: np.ndarray | None = None,
     planned_for: str = "",
 ) -> list[Result]:
     """forward(h) + bias and backward(g) on every rank, in float64.
 
     slot_cols: width that the buffers are planned for, if wider. first: place of the result's columns in a wider tensor.
     source_cols: width of the tensor that h and g are columns of, if not that of the buffers.
-    wanted: the rows that are computed, if not all.
+    required: the rows that are computed, if not all.
     planned_for: run.device of the plan, if not the one that runs it.
     """
     cols = h.shape[1]
@@ -95,24 +95,24 @@ def aggregate(
     config = Config(run=run, train=TrainConfig(seed=8))
     strategy = STRATEGIES[name]
     partition = partition_graph(config, graph)
-    figures, symmetric = figures_of(graph, partition, self_loops=True), graph.symmetric
-    if wanted is not None:
-        level = count_wanted(graph, row_owners(partition), wanted, self_loops=True, threads=1)
-        figures, symmetric = dataclasses.replace(row_figures(figures), wanted=(level,)).only(0), False
+    stats, symmetric = stats_of(graph, partition, self_loops=True), graph.symmetric
+    if required is not None:
+        level = count_required(graph, row_owners(partition), required, self_loops=True, threads=1)
+        stats, symmetric = dataclasses.replace(row_stats(stats), required=(level,)).only(0), False
     options = ShardOptions(True, "mean", True, "main", 0, "f8", 1)
 
     def body(inner: Communicator) -> Result:
         torch.set_num_threads(1)
         comm, backend = CountingCommunicator(inner), backend_of(where, inner)
-        comm.use_lane(backend.lane)
+        comm.use_stream(backend.comm_stream)
         shard = build_shard(graph, partition, inner.rank, options)
-        plan = strategy.plan(config.run, figures, inner.rank, symmetric, True)
-        site = Site(graph, partition, inner.rank, options, backend, comm, {}, wanted=wanted)
+        plan = strategy.plan(config.run, stats, inner.rank, symmetric, True)
+        site = BuildContext(graph, partition, inner.rank, options, backend, comm, {}, required=required)
         built = strategy.build(plan, plan, site)
         aggregation = built.training
         assert aggregation.exact
         assert plan.exact
-        assert figures.counts[inner.rank] == shard.rows
+        assert stats.counts[inner.rank] == shard.rows
         aggregation.begin_epoch(0)
         specs = plan.buffers("op", slot_cols, "fp64")
         assert plan.state("op", slot_cols, "fp64") == ()
@@ -192,20 +192,20 @@ ROWS = [name for name, strategy in STRATEGIES.items() if strategy.kind == "rows"
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_wanted_rows_alone(where: Where, name: str, ranks: int) -> None:
-    """Fails if a row is computed that is not wanted, backward is not the adjoint, or bytes differ from the plan."""
+    """Fails if a row is computed that is not required, backward is not the adjoint, or bytes differ from the plan."""
     for kind, share in (("random", 0.3), ("weighted", 0.5), ("hub-row", 0.0)):
         graph = graph_of(kind, 37)
         rng = np.random.default_rng(ranks)
-        wanted = rng.random(37) < share
+        required = rng.random(37) < share
         h, g, bias = rng.normal(size=(37, COLS)), rng.normal(size=(37, COLS)), rng.normal(size=COLS)
         adj = dense_csr(graph.adj)
         np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
-        kept = adj * wanted
-        results = aggregate(name, graph, ranks, "random", h, g, bias, where, wanted=wanted)
+        kept = adj * required
+        results = aggregate(name, graph, ranks, "random", h, g, bias, where, required=required)
         forward, backward = summed(results, 37)
         assert all(result.sent == result.planned for result in results)
         np.testing.assert_allclose(forward, kept.T @ h + bias, rtol=1e-12, atol=1e-12)
-        np.testing.assert_array_equal(forward[~wanted], np.tile(bias, ((~wanted).sum(), 1)))
+        np.testing.assert_array_equal(forward[~required], np.tile(bias, ((~required).sum(), 1)))
         np.testing.assert_allclose(backward, kept @ g, rtol=1e-12, atol=1e-12)
 
 

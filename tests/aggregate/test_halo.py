@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.aggregate.base import Matrix, Site
+from mggcn.aggregate.base import BuildContext, Matrix
 from mggcn.aggregate.halo import Exchange, HaloPlan, HaloStrategy
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send
 from mggcn.assemble import partition_graph
@@ -18,8 +18,8 @@ from mggcn.config import Config, RunConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
 from mggcn.partition.locality_estimate import BOUNDS
-from mggcn.partition.make import figures_of
-from mggcn.partition.parts import RowFigures
+from mggcn.partition.make import stats_of
+from mggcn.partition.parts import RowStats
 from mggcn.partition.shard import ShardOptions
 from tests.aggregate.test_contract import aggregate, graph_of, summed
 from tests.graphs import make_graph
@@ -32,8 +32,8 @@ FIVE[0, 3] = FIVE[0, 4] = FIVE[1, 4] = FIVE[4, 2] = 1
 
 def plan_of(graph: Graph, ranks: int, rank: int) -> HaloPlan:
     config = Config(run=RunConfig(ranks=ranks, order="none", strategy="halo"))
-    figures = figures_of(graph, partition_graph(config, graph), self_loops=True)
-    return HaloStrategy().plan(config.run, figures, rank, graph.symmetric, True)
+    stats = stats_of(graph, partition_graph(config, graph), self_loops=True)
+    return HaloStrategy().plan(config.run, stats, rank, graph.symmetric, True)
 
 
 def test_a_plan_by_hand() -> None:
@@ -70,8 +70,8 @@ def test_a_symmetric_graph_has_one_side() -> None:
     graph = graph_of("random", 37)
     config = Config(run=RunConfig(ranks=3, order="random", strategy="halo"))
     partition = partition_graph(config, graph)
-    figures = figures_of(graph, partition, self_loops=True)
-    plan = HaloStrategy().plan(config.run, figures, 1, True, True)
+    stats = stats_of(graph, partition, self_loops=True)
+    plan = HaloStrategy().plan(config.run, stats, 1, True, True)
     assert plan.matrices_t == ()
     assert plan.index_bytes == 4 * plan.forward.num_sent > 0
     options = ShardOptions(True, "mean", True, "main", 0, "f4", 1)
@@ -83,7 +83,7 @@ def test_a_symmetric_graph_has_one_side() -> None:
             return super().sparse(indptr, indices, values)
 
     backend = Counting(torch.float32, 1)
-    HaloStrategy().build(plan, plan, Site(graph, partition, 1, options, backend, SingleCommunicator(), {}))
+    HaloStrategy().build(plan, plan, BuildContext(graph, partition, 1, options, backend, SingleCommunicator(), {}))
     assert made == [(matrix.rows, matrix.nnz) for matrix in plan.matrices]
 
 
@@ -93,10 +93,10 @@ def test_a_plan_of_another_graph_is_refused(direction: str) -> None:
     graph = graph_of("directed", 37)
     config = Config(run=RunConfig(ranks=2, order="random", strategy="halo"))
     partition = partition_graph(config, graph)
-    plan = HaloStrategy().plan(config.run, figures_of(graph, partition, self_loops=True), 0, False, True)
+    plan = HaloStrategy().plan(config.run, stats_of(graph, partition, self_loops=True), 0, False, True)
     exchange: Exchange = getattr(plan, direction)
     wrong = dataclasses.replace(exchange, received=(0, exchange.received[1] + 1))
-    site = Site(
+    site = BuildContext(
         graph,
         partition,
         0,
@@ -117,9 +117,9 @@ def test_expected_rows_are_those_of_random_parts() -> None:
     np.fill_diagonal(dense, 0)
     graph = make_graph(dense, num_features=2, num_classes=2, sparse=False, weighted=False, seed=1)
     config = Config(run=RunConfig(ranks=4, order="random", strategy="halo"))
-    figures = figures_of(graph, partition_graph(config, graph), self_loops=True)
-    expected = RowFigures.expected(400, graph.num_edges, 4, self_loops=True)
-    counted, guessed = (HaloStrategy().plan(config.run, f, 2, False, True).forward for f in (figures, expected))
+    stats = stats_of(graph, partition_graph(config, graph), self_loops=True)
+    expected = RowStats.expected(400, graph.num_edges, 4, self_loops=True)
+    counted, guessed = (HaloStrategy().plan(config.run, f, 2, False, True).forward for f in (stats, expected))
     assert guessed.num_sent == pytest.approx(counted.num_sent, rel=0.1)
     assert guessed.halo_nnz == pytest.approx(counted.halo_nnz, rel=0.1)
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mggcn.aggregate.base import Site
+from mggcn.aggregate.base import BuildContext
 from mggcn.assemble import STRATEGIES, partition_graph
 from mggcn.backend.base import Epilogue
 from mggcn.backend.events import DONE, Event
 from mggcn.comm.base import Communicator
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config, RunConfig
-from mggcn.partition.make import figures_of
+from mggcn.partition.make import stats_of
 from mggcn.partition.shard import ShardOptions, build_shard
 from tests.comm.races import Races
 from tests.graphs import make_graph, pattern
@@ -110,18 +110,18 @@ def on_lanes(
     """
     config = Config(run=RunConfig(ranks=ranks, strategy=name, device="cuda"))  # type: ignore[arg-type]
     strategy, partition, races = STRATEGIES[name], partition_graph(config, GRAPH), Races()
-    figures = figures_of(GRAPH, partition, self_loops=True)
+    stats = stats_of(GRAPH, partition, self_loops=True)
     options = ShardOptions(True, "mean", True, "main", 0, "f4", 1)
 
     def rank(inner: Communicator) -> tuple[np.ndarray, list[Tensor]]:
         comm: Any = Careless(inner, races, *careless) if careless else inner
         torch.set_num_threads(1)
         shard = build_shard(GRAPH, partition, comm.rank, options)
-        with races.rank(comm.rank) as lane:
-            comm.use_lane(lane)
+        with races.rank(comm.rank) as comm_stream:
+            comm.use_stream(comm_stream)
             backend: Any = TorchBackend(races, guarded)
-            plan = strategy.plan(config.run, figures, comm.rank, GRAPH.symmetric, True)
-            site = Site(GRAPH, partition, comm.rank, options, backend, comm, {})
+            plan = strategy.plan(config.run, stats, comm.rank, GRAPH.symmetric, True)
+            site = BuildContext(GRAPH, partition, comm.rank, options, backend, comm, {})
             aggregation = strategy.build(plan, plan, site).training
             slots = [torch.zeros(spec.rows, spec.ld)[:, : spec.cols] for spec in plan.buffers("op", cols, "fp32")]
             ids = torch.from_numpy(shard.global_ids)

@@ -15,7 +15,7 @@ import pytest
 
 from mggcn.aggregate.base import Matrix
 from mggcn.aggregate.slice import SlicePlan, SliceStrategy
-from mggcn.aggregate.slice_columns import LEAST_BYTES, UNIT_BYTES, Deal, parts
+from mggcn.aggregate.slice_columns import LEAST_BYTES, UNIT_BYTES, ColumnPartition, parts
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step, bytes_sent, num_messages
 from mggcn.assemble import plan_shape
 from mggcn.backend.cpu.backend import CpuBackend
@@ -26,7 +26,7 @@ from mggcn.cost.machine import MESSAGES, Link, Machine
 from mggcn.cost.work import Item, Work
 from mggcn.errors import GraphError
 from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES
-from mggcn.partition.parts import RowFigures
+from mggcn.partition.parts import RowStats
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render
 from tests.aggregate.test_contract import aggregate, graph_of, summed
@@ -40,7 +40,7 @@ def test_every_column_is_dealt_once(dtype: str) -> None:
     """Fails if a column is lost or comes twice, a slice is uneven by two units, or starts where no vector load may."""
     item = ITEM_BYTES[dtype]
     for cols, ranks in itertools.product((1, 2, 3, 4, 5, 11, 16, 41, 128, 130), (2, 3, 5, 8)):
-        deal = Deal.of(cols, ranks, item)
+        deal = ColumnPartition.of(cols, ranks, item)
         slices = deal.columns
         assert [column for part in slices for column in range(part.start, part.stop)] == list(range(cols))
         assert max(deal.units) - min(deal.units) <= 1
@@ -56,7 +56,7 @@ def test_halves_are_two_parts_of_each_ranks_columns(dtype: str) -> None:
     """Fails if a column goes to another rank than in one piece, a half is too narrow on one, or wide rows stay whole."""
     item = ITEM_BYTES[dtype]
     for cols, ranks in itertools.product(range(1, 700), (2, 3, 5, 8)):
-        deal = Deal.of(cols, ranks, item)
+        deal = ColumnPartition.of(cols, ranks, item)
         halves = deal.halves()
         assert len(halves) == (2 if min(deal.units) >= 2 * LEAST_BYTES // UNIT_BYTES else 1)
         for rank, (units, columns) in enumerate(zip(deal.units, deal.columns, strict=True)):
@@ -83,7 +83,7 @@ def test_a_narrower_width_fits_the_slots_of_a_wider_one() -> None:
     for ranks, item in itertools.product((2, 3, 5, 7), (2, 4, 8)):
         before = (0,) * ranks
         for cols in range(1, 200):
-            units = Deal.of(cols, ranks, item).units
+            units = ColumnPartition.of(cols, ranks, item).units
             assert all(a <= b for a, b in zip(before, units, strict=True))
             before = units
     for counts, rank in itertools.product(((7, 5, 6), (40, 1, 1), (0, 3, 30)), range(3)):
@@ -138,9 +138,9 @@ def test_a_plan_of_halves_by_hand() -> None:
 
 def test_a_gpu_has_halves_and_a_cpu_has_not() -> None:
     """Fails if a CPU, whose cores move the messages, multiplies twice, or a GPU waits for messages that it could hide."""
-    figures = RowFigures.expected(1000, 5000, 2, self_loops=True)
+    stats = RowStats.expected(1000, 5000, 2, self_loops=True)
     for device, messages in (("cpu", 2), ("cuda", 4)):
-        plan = SliceStrategy().plan(RunConfig(ranks=2, device=device), figures, 0, True, True)  # type: ignore[arg-type]
+        plan = SliceStrategy().plan(RunConfig(ranks=2, device=device), stats, 0, True, True)  # type: ignore[arg-type]
         assert num_messages(plan.steps(128, "fp32", False)) == messages
 
 
@@ -219,9 +219,9 @@ def test_the_order_is_the_planned_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_nonzeros_than_a_matrix_may_have() -> None:
     """Fails if a matrix that cannot be addressed is planned, or more ranks are advised, which would not help."""
-    figures = RowFigures.expected(10**8, 3 * 10**9, 8, self_loops=True)
+    stats = RowStats.expected(10**8, 3 * 10**9, 8, self_loops=True)
     with pytest.raises(GraphError, match=r"nonzeros exceed the limit .*; choose halo or broadcast"):
-        SliceStrategy().plan(RunConfig(ranks=8), figures, 0, True, True)
+        SliceStrategy().plan(RunConfig(ranks=8), stats, 0, True, True)
 
 
 @pytest.mark.parametrize("where", WHERE)

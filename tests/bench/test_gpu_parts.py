@@ -22,7 +22,7 @@ from gpu_tasks import AGAIN, ORDER, digest, finished, origin, read_rows
 
 from mggcn.backend.cuda.sizes import LONG_ROW
 from mggcn.graph.store import open_store
-from mggcn.model.ops import given
+from mggcn.model.ops import require
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # PyG, on every CSR tensor
 TASKS = {task.name: task for task in ORDER}
@@ -167,8 +167,8 @@ def test_an_ordered_graph_is_the_same_in_another_order(toy: Settings) -> None:
     assert gaps[1] < 0.6 * gaps[0]
     degrees = [np.sort(np.diff(graph.adj_t.indptr.array())) for graph in stores]
     assert np.array_equal(*degrees)
-    assert np.array_equal(np.sort(given(plain.labels).array()), given(ordered.labels).array())
-    means = [given(graph.features).array()[given(graph.labels).array() == 3].mean(0) for graph in stores]
+    assert np.array_equal(np.sort(require(plain.labels).array()), require(ordered.labels).array())
+    means = [require(graph.features).array()[require(graph.labels).array() == 3].mean(0) for graph in stores]
     np.testing.assert_allclose(*means, rtol=1e-4)
 
 

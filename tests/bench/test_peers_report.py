@@ -23,7 +23,7 @@ import scaling  # isort: skip
 import setup_cost  # isort: skip
 from common import GIB, MIB, spread  # isort: skip
 
-FIGURES: dict[str, Any] = {
+DEVICES: dict[str, Any] = {
     "copy": [[4 * MIB, 20e9], [256 * MIB, 10e9]],
     "gather": [[4 * MIB, 100e9], [256 * MIB, 10e9]],
     "gemm": {"torch": 100e9, "NumPy": 200e9},
@@ -34,9 +34,9 @@ FIGURES: dict[str, Any] = {
 def test_bounds() -> None:
     """Fails if a footprint gets another's rate, the slower library counts, or the cache's rate is that of memory."""
     work = {"flop": 20e9, "gathers": [[1e9, 256 * MIB], [1e9, MIB]]}
-    found = ceilings.bounds(FIGURES, work)
+    found = ceilings.bounds(DEVICES, work)
     assert found == pytest.approx({"dense": 0.1, "sparse": 0.11, "total": 0.21, "cached": 0.12})
-    assert ceilings.gather_rate(FIGURES, 32 * MIB) == pytest.approx(55e9), "half way in the logarithm"
+    assert ceilings.gather_rate(DEVICES, 32 * MIB) == pytest.approx(55e9), "half way in the logarithm"
 
 
 def run(seconds: float) -> dict[str, float]:
@@ -66,7 +66,7 @@ def record_of(comparisons: list[dict[str, Any]]) -> dict[str, Any]:
     case["lost"] = ["switches, malloc tuned: the worker has died with code -9"]
     case["pilots"] = {"fused": 4.0, "scatter": "its messages need more than the free memory"}
     settings = {"scale": 1.0, "rounds": 2, "warm_up": 1, "threads": 2}
-    return {"settings": settings, "ceilings": FIGURES, "measured": [case], "left_out": {"mkl": "absent"}}
+    return {"settings": settings, "ceilings": DEVICES, "measured": [case], "left_out": {"mkl": "absent"}}
 
 
 def test_epochs_as_text() -> None:
@@ -147,7 +147,7 @@ def test_products_as_text() -> None:
     assert "cnr_2000, width 64: bf16 over float32: 2.00 (met, goal 1.5)" in text
     assert "torch CSR" not in text, "no goal on this row"
     settings = {"scale": 1.0, "threads": 2, "rounds": 3}
-    record = {"measured": results, "settings": settings, "ceilings": FIGURES, "left_out": ["MKL: absent"]}
+    record = {"measured": results, "settings": settings, "ceilings": DEVICES, "left_out": ["MKL: absent"]}
     described = peers_spmm_report.describe(record)
     assert "| cnr_2000 | 64 | torch CSR | 500.0 | 500.0 .. 500.0 | 0% | 250.0 |" in described
     assert "| 2.50 | 0e+00 |" in described

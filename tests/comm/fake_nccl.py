@@ -60,7 +60,7 @@ class FakeMark:
 
 @final
 class FakeStream:
-    """A thread that carries out work in order; a StreamLane of the host's memory."""
+    """A thread that carries out work in order; a DeviceStream of the host's memory."""
 
     def __init__(self, library: FakeNccl, rank: int = 0) -> None:
         self.library, self.rank = library, rank

@@ -24,7 +24,7 @@ class Hanging:
 
 
 def body(comm: Communicator) -> None:
-    comm.use_lane(FakeStream(FakeNccl()))
+    comm.use_stream(FakeStream(FakeNccl()))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def main() -> int:
     def body(comm: Communicator) -> None:
         device = CudaDevice(gpu_index(comm.rank, torch.cuda.device_count()), capture=False)
         with device.torch_device:
-            comm.use_lane(device.lane)
+            comm.use_stream(device.comm_stream)
             {"contract": contract, "fail": fail, "hang": hang}[options.mode](comm, device, options.path)
             device.synchronize()
             comm.check()

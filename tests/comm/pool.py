@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, final
 import torch
 import torch.distributed as dist
 
-from mggcn.comm.board import Board
 from mggcn.comm.calls import name_ranks
+from mggcn.comm.control_store import ControlStore
 from mggcn.comm.distributed import DistributedCommunicator, connect
 from mggcn.errors import CommError
 
@@ -233,7 +233,7 @@ class _Rank:
         comm = None
         if self._rank < call.members:
             store = dist.PrefixStore(f"call-{call.number}", self._store)
-            comm = DistributedCommunicator(group, Board(store, self._rank, call.members, call.timeout_s))
+            comm = DistributedCommunicator(group, ControlStore(store, self._rank, call.members, call.timeout_s))
         if usual:  # a case with a time limit of its own is one that breaks its group
             self._groups[call.members] = comm
         return comm

@@ -1,6 +1,6 @@
 """A race detector for streams: which accesses of tensors are ordered by events, whatever the host's order was.
 
-Every rank has two streams, its own and its lane. Tensor operations run at once, on the host, but are noted with the
+Every rank has two streams, its own and its comm stream. Tensor operations run at once, on the host, but are noted with the
 stream that a device would run them on. A vector clock per stream (Fidge 1988, Mattern 1989) says what a stream's work
 comes after: recording an event copies the clock, waiting for it joins the copy. Two accesses of the same bytes, one of
 them a write, race if neither stream's clock has seen the other: that threads have met orders nothing on a device.
@@ -59,11 +59,11 @@ class Races:
         self._alive: list[Any] = []
 
     @contextmanager
-    def rank(self, number: int) -> Iterator[RecordingLane]:
+    def rank(self, number: int) -> Iterator[RecordingStream]:
         """Note what the calling thread does from here on as work of this rank."""
         self.here.stream = Stream(f"rank {number}")
         with _Watch(self):
-            yield RecordingLane(self, Stream(f"lane of rank {number}"))
+            yield RecordingStream(self, Stream(f"lane of rank {number}"))
 
     def record(self) -> RecordedEvent:
         """Record an event behind the current stream's work."""
@@ -100,7 +100,7 @@ class RecordedEvent:
 
 
 @final
-class RecordingLane:
+class RecordingStream:
     def __init__(self, races: Races, stream: Stream) -> None:
         self._races = races
         self._stream = stream

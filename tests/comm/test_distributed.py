@@ -7,15 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mggcn.backend.host import HostLane
+from mggcn.backend.host import HostStream
 from mggcn.comm.base import Communicator
-from mggcn.comm.board import ROLL_CALL_S, Board
 from mggcn.comm.calls import Call
+from mggcn.comm.control_store import ROLL_CALL_S, ControlStore
 from mggcn.comm.distributed import DistributedCommunicator, connect
 from mggcn.errors import CommError
 from tests.comm import cases
 from tests.comm.pool import GlooPool
-from tests.comm.races import Races, RecordingLane, Stream
+from tests.comm.races import Races, RecordingStream, Stream
 from tests.comm.worlds import HANGING_S, Gloo, await_files, listening_addresses, meet_in
 
 
@@ -76,10 +76,10 @@ def test_close_waits_for_the_last_rank(gloo_pool: GlooPool) -> None:
 
 
 def asks_for_lanes(comm: Communicator) -> str:
-    """What the lane of a device brings; the host's is accepted."""
-    comm.use_lane(HostLane())
+    """What the comm stream of a device brings; the host's is accepted."""
+    comm.use_stream(HostStream())
     with pytest.raises(CommError) as caught:
-        comm.use_lane(RecordingLane(Races(), Stream("of a device")))
+        comm.use_stream(RecordingStream(Races(), Stream("of a device")))
     return str(caught.value)
 
 
@@ -130,8 +130,8 @@ class OverAfterTheLook:
 
 def test_work_that_ends_between_two_looks_has_not_failed() -> None:
     """Fails if a message that takes as long as a slice of waiting is taken for a lost connection, or a lost one is not."""
-    board = Board(dist.HashStore(), 0, 1, 5.0)
-    comm = DistributedCommunicator(None, board)  # type: ignore[arg-type]
+    control = ControlStore(dist.HashStore(), 0, 1, 5.0)
+    comm = DistributedCommunicator(None, control)  # type: ignore[arg-type]
     comm.finish(OverAfterTheLook(), 1, Call("barrier"))  # type: ignore[arg-type]
     with pytest.raises(CommError, match=r"lost its connections in call 2 \(barrier\): reset by peer"):
         comm.finish(OverAfterTheLook("reset by peer"), 2, Call("barrier"))  # type: ignore[arg-type]

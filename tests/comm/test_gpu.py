@@ -15,7 +15,7 @@ import torch.distributed as dist
 from mggcn.backend.cuda.device import CudaDevice
 from mggcn.backend.cuda.presence import missing_for_cuda
 from mggcn.comm.base import Communicator
-from mggcn.comm.board import Board
+from mggcn.comm.control_store import ControlStore
 from mggcn.comm.launch import run_ranks
 from mggcn.comm.nccl import NcclCommunicator, nccl_library
 from mggcn.comm.threads import run_threads
@@ -40,7 +40,7 @@ def on_one_gpu(size: int, case: Callable[..., object]) -> list[object]:
     def rank(comm: Communicator) -> object:
         device = CudaDevice(0, capture=False)
         with device.torch_device:
-            comm.use_lane(device.lane)
+            comm.use_stream(device.comm_stream)
             result = case(comm)
             device.synchronize()
         return result
@@ -69,8 +69,8 @@ def test_logical_ranks_sum_as_on_the_host() -> None:
 
 
 def one_rank(device: CudaDevice, timeout_s: float = 60.0) -> NcclCommunicator:
-    board = Board(dist.HashStore(), 0, 1, timeout_s)
-    return NcclCommunicator(board, nccl_library(), Watchdog(board, lambda error: None))
+    control = ControlStore(dist.HashStore(), 0, 1, timeout_s)
+    return NcclCommunicator(control, nccl_library(), Watchdog(control, lambda error: None))
 
 
 @pytest.mark.cuda
@@ -80,7 +80,7 @@ def test_nccl_with_one_rank() -> None:
     device = CudaDevice(0, capture=False)
     comm = one_rank(device)
     with device.torch_device:
-        comm.use_lane(device.lane)
+        comm.use_stream(device.comm_stream)
         for case in CASES:
             case(comm)
         device.synchronize()
@@ -94,7 +94,7 @@ def test_nccl_in_a_cuda_graph() -> None:
     device = CudaDevice(0, capture=True)
     comm = one_rank(device)
     with device.torch_device:
-        comm.use_lane(device.lane)
+        comm.use_stream(device.comm_stream)
         buf, total = torch.ones(1000), torch.zeros(1000)
 
         def epoch() -> None:
@@ -122,7 +122,7 @@ def test_nccl_abort_with_one_rank() -> None:
     device = CudaDevice(0, capture=False)
     comm = one_rank(device)
     with device.torch_device:
-        comm.use_lane(device.lane)
+        comm.use_stream(device.comm_stream)
         buf = torch.ones(1000)
         comm.all_reduce(buf).wait()
         comm.abort("disk full")

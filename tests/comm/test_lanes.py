@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mggcn.backend.events import DONE, Event
-from mggcn.comm import meeting
+from mggcn.comm import rendezvous
 from mggcn.comm.base import Communicator
-from mggcn.comm.meeting import FINISHED, READY, REDUCED, ThreadWorld
+from mggcn.comm.rendezvous import FINISHED, READY, REDUCED, ThreadWorld
 from mggcn.comm.threads import run_threads
 from tests.comm import cases
 from tests.comm.races import Races
@@ -24,8 +24,8 @@ def on_lanes(size: int, case: Callable[..., Any], *args: Any) -> tuple[list[Any]
     races = Races()
 
     def rank(comm: Communicator) -> Any:
-        with races.rank(comm.rank) as lane:
-            comm.use_lane(lane)
+        with races.rank(comm.rank) as comm_stream:
+            comm.use_stream(comm_stream)
             return case(comm, *args)
 
     return run_threads(size, rank, 30.0), races
@@ -72,7 +72,7 @@ def test_a_dropped_wait_is_found(stage: int, monkeypatch: pytest.MonkeyPatch) ->
     await_stage = ThreadWorld.await_stage
 
     def deaf(
-        self: ThreadWorld, number: int, where: meeting.Meeting, wanted: int, ranks: Iterable[int], waiter: int
+        self: ThreadWorld, number: int, where: rendezvous.Meeting, wanted: int, ranks: Iterable[int], waiter: int
     ) -> list[Event]:
         events = await_stage(self, number, where, wanted, ranks, waiter)
         return [DONE for _ in events] if wanted == stage else events
@@ -93,8 +93,8 @@ def test_stretches_on_the_lane_can_be_measured() -> None:
             yield
 
         counts = []
-        with races.rank(comm.rank) as lane:
-            comm.use_lane(lane, moving)
+        with races.rank(comm.rank) as comm_stream:
+            comm.use_stream(comm_stream, moving)
             buf, ones = torch.ones(3), [1] * 3
             for call in (
                 lambda: comm.broadcast(buf, 1),

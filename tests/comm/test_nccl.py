@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mggcn.backend.host import HostLane
+from mggcn.backend.host import HostStream
 from mggcn.comm import nccl
 from mggcn.comm.base import Communicator
 from mggcn.comm.nccl import connect_nccl
@@ -59,7 +59,7 @@ def meets_in_a_file(rank: int, library: FakeNccl, stream: FakeStream, path: Path
     comm = connect_nccl(rank, 2, f"file://{path}", 20.0, lambda error: None)
     host = torch.tensor([1.0 + rank])
     comm.all_reduce(host).wait()
-    comm.use_lane(stream)
+    comm.use_stream(stream)
     comm.all_reduce(host).wait()  # the fake's memory is the host's, the communicator expects cuda
     comm.close()
     return float(host[0])
@@ -106,7 +106,7 @@ def test_host_lane_is_refused() -> None:
     world = Nccl(1)
     world.start = False
     with pytest.raises(CommError, match="NCCL moves device memory"):
-        world.run(lambda comm: comm.use_lane(HostLane()))
+        world.run(lambda comm: comm.use_stream(HostStream()))
 
 
 def test_host_tensors_go_through_the_store() -> None:
@@ -314,7 +314,7 @@ def test_rank_that_does_not_come_to_the_start_is_named() -> None:
     def case(comm: Communicator) -> str:
         time.sleep(1.2 * (comm.rank == 2))
         with pytest.raises(CommError) as caught:
-            comm.use_lane(world.streams[comm.rank])
+            comm.use_stream(world.streams[comm.rank])
         return str(caught.value)
 
     messages = world.run(case, timeout_s=0.5)
@@ -331,7 +331,7 @@ def test_refused_start_is_told_to_all() -> None:
 
     def case(comm: Communicator) -> str:
         with pytest.raises(CommError if comm.rank == 1 else SystemExit) as caught:
-            comm.use_lane(world.streams[comm.rank])
+            comm.use_stream(world.streams[comm.rank])
         return str(caught.value)
 
     assert world.run(case)[1] == "rank 1 could not start NCCL: duplicate GPU"
@@ -367,7 +367,7 @@ def test_calls_of_the_library_can_be_measured() -> None:
             entered.append(True)
             yield
 
-        comm.use_lane(world.streams[comm.rank], moving)
+        comm.use_stream(world.streams[comm.rank], moving)
         summed(comm)
         comm.broadcast(torch.ones(2), 1).wait()
         comm.broadcast(torch.ones(0), 1).wait()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mggcn.comm.base import Communicator
-from mggcn.comm.meeting import ThreadWorld
+from mggcn.comm.rendezvous import ThreadWorld
 from mggcn.comm.threads import ThreadCommunicator, run_threads
 from mggcn.errors import CommError, GraphError
 from tests.comm import cases
@@ -114,7 +114,7 @@ def test_rank_that_never_returns_is_left_behind() -> None:
 
 
 def test_finished_meetings_are_forgotten() -> None:
-    """Fails if the board keeps the buffers of past calls alive."""
+    """Fails if the control store keeps the buffers of past calls alive."""
     world = ThreadWorld(1, 5.0)
     comm = ThreadCommunicator(world, 0)
     for _ in range(5):

@@ -13,10 +13,10 @@ from typing import Any, Protocol, final
 import torch.distributed as dist
 
 from mggcn.comm.base import Communicator
-from mggcn.comm.board import CHECKED_CALLS, Board
+from mggcn.comm.control_store import CHECKED_CALLS, ControlStore
 from mggcn.comm.nccl import NcclCommunicator
 from mggcn.comm.single import SingleCommunicator
-from mggcn.comm.small import StoreCommunicator
+from mggcn.comm.store_collectives import StoreCommunicator
 from mggcn.comm.threads import run_threads
 from mggcn.comm.watchdog import Watchdog
 from mggcn.errors import CommError
@@ -65,7 +65,7 @@ class Store:
     def run(self, case: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
         store = dist.HashStore()
         return in_threads(
-            self.size, lambda rank: case(StoreCommunicator(Board(store, rank, self.size, timeout_s)), *args)
+            self.size, lambda rank: case(StoreCommunicator(ControlStore(store, rank, self.size, timeout_s)), *args)
         )
 
 
@@ -92,15 +92,15 @@ class Nccl:
         held: list[Any] = []
 
         def body(rank: int) -> Any:
-            board = Board(self.store, rank, self.size, timeout_s)
+            control = ControlStore(self.store, rank, self.size, timeout_s)
 
             def end(error: CommError) -> None:
                 self.ended.append((rank, str(error)))
                 self.library.killed.set()
 
-            watchdog = Watchdog(board, end, tick_s=0.02, leave_s=self.leave_s)
+            watchdog = Watchdog(control, end, tick_s=0.02, leave_s=self.leave_s)
             comm = NcclCommunicator(
-                board,
+                control,
                 self.library,
                 watchdog,
                 device_type=self.device_type,
@@ -111,7 +111,7 @@ class Nccl:
             hold_buffers(comm, held)
             try:
                 if self.start:
-                    comm.use_lane(self.streams[rank])
+                    comm.use_stream(self.streams[rank])
                 return case(comm, *args)
             except BaseException as error:
                 comm.abort(f"rank {rank}: {error}")

@@ -129,12 +129,12 @@ class CaptureDevice:
     device_index = 0
 
     def __init__(
-        self, seed: int = 0, number: int | None = None, error: Exception | None = None, lane: Any = None
+        self, seed: int = 0, number: int | None = None, error: Exception | None = None, comm_stream: Any = None
     ) -> None:
         self._inner = EmulatedDevice(seed=seed)
         self._number = number
         self._error = error
-        self._lane = lane or self._inner.lane
+        self._comm_stream = comm_stream or self._inner.comm_stream
         self.refusals = Refusals()
         self.function: Callable[[], None] | None = None
         self.phase = ""
@@ -145,8 +145,8 @@ class CaptureDevice:
         return getattr(self._inner, name)
 
     @property
-    def lane(self) -> Any:
-        return self._lane
+    def comm_stream(self) -> Any:
+        return self._comm_stream
 
     def fail(self, number: int) -> None:
         if number == self._number and self._error is not None:
@@ -168,7 +168,7 @@ class CaptureDevice:
             else:
                 function()
 
-        lock = getattr(self._lane, "capturing", threading.Lock())
+        lock = getattr(self._comm_stream, "capturing", threading.Lock())
         return Captured(work, self, lock, agree, self.refusals)  # type: ignore[arg-type]
 
 

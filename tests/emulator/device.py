@@ -15,7 +15,7 @@ from torch import Tensor
 from mggcn.backend.cuda.sizes import DeviceTraits
 from mggcn.backend.cuda.upload import Uploads
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
-from mggcn.backend.host import HostLane, HostTime
+from mggcn.backend.host import HostStream, HostTime
 from mggcn.errors import BackendError
 from tests.emulator.module import EmulatedModule
 
@@ -51,8 +51,8 @@ class EmulatedDevice:
         return self._traits
 
     @property
-    def lane(self) -> HostLane:
-        return HostLane()
+    def comm_stream(self) -> HostStream:
+        return HostStream()
 
     @property
     def cusparse(self) -> Any:

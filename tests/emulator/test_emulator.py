@@ -57,7 +57,7 @@ def test_warp_operations(seed: int, width: int) -> None:
     assert np.array_equal(out[:, 1], 100 + (t ^ 1))
     assert np.array_equal(out[:, 2], 100 + first + np.maximum(at - 1, 0))
     assert np.array_equal(out[:, 3], 100 + first + np.minimum(at + 1, width - 1))
-    assert (out[:, 4] == sum(1 << lane for lane in range(0, 32, 3))).all()
+    assert (out[:, 4] == sum(1 << comm_stream for comm_stream in range(0, 32, 3))).all()
     assert out[:, 5:8].tolist() == [[1, 32, 1]] * 64
     assert np.array_equal(out[:, 8], 100 + (t ^ 8))
 

@@ -9,7 +9,7 @@ import pytest
 from mggcn.assemble import plan_shape
 from mggcn.config import from_tables
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
-from mggcn.memory.device import FIGURES, TILE_ROWS
+from mggcn.memory.device import DEVICES, TILE_ROWS
 from mggcn.model import forward as fwd
 from mggcn.planning.shape import GraphShape
 
@@ -19,7 +19,7 @@ A100, H100 = 20 * 2**20, 25 * 2**20
 
 def test_blocks_of_a_gpu_fit_half_of_the_cache() -> None:
     """Fails if a block does not stay in the cache, a tile is cut, or an A100's blocks would not do for an H100."""
-    cuda = FIGURES["cuda"]
+    cuda = DEVICES["cuda"]
     assert cuda.cache_bytes == A100
     for dtype in ("bf16", "fp32", "fp64"):
         for width in (16, 41, 64, 100, 128, 208, 256, 512, 602, 1433):
@@ -31,7 +31,7 @@ def test_blocks_of_a_gpu_fit_half_of_the_cache() -> None:
             assert on_h100 in (rows, 2 * rows)
     assert cuda.block_rows(1024) == dataclasses.replace(cuda, cache_bytes=H100).block_rows(1024) == 16384
     assert cuda.block_rows(2**30) == TILE_ROWS
-    assert {FIGURES["cpu"].block_rows(row_bytes) for row_bytes in (64, 1024, 2**20)} == {2048}
+    assert {DEVICES["cpu"].block_rows(row_bytes) for row_bytes in (64, 1024, 2**20)} == {2048}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

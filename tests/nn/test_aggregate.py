@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mggcn.assemble import STRATEGIES
-from mggcn.comm.board import CHECKED_CALLS
+from mggcn.comm.control_store import CHECKED_CALLS
 from mggcn.errors import BackendError, CommError, GraphError
 from mggcn.graph.csr import Graph
 from mggcn.nn import PartitionedGraph, aggregate, rank_aggregation, run

@@ -31,8 +31,8 @@ class Twin:
             for v in chunk:
                 self.active[v] = False
             for batch in range(BATCHES):
-                wanted = {v: self.best(v, key) for v in looks if looks[v] == batch}
-                for v, c in wanted.items():
+                required = {v: self.best(v, key) for v in looks if looks[v] == batch}
+                for v, c in required.items():
                     if c != self.cluster[v]:
                         self.move(v, c)
                         moved += 1

@@ -15,7 +15,8 @@ from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
-from mggcn.partition import kept
+from mggcn.partition import cache
+from mggcn.partition.cache import list_cached
 from mggcn.partition.cut_files import (
     StoredCut,
     StoredEdgeCut,
@@ -23,7 +24,6 @@ from mggcn.partition.cut_files import (
     find_or_make_cut,
     find_or_make_edge_cut,
 )
-from mggcn.partition.kept import all_kept
 from mggcn.partition.libra import LibraSettings
 from mggcn.partition.metis import MetisSettings
 from tests.partition.test_libra import dense_of, graph_of, same
@@ -188,7 +188,7 @@ def test_a_failed_write_leaves_what_was(step: str, tmp_path: Path, monkeypatch: 
 
     other = LibraSettings(parts=3, seed=5)
     with monkeypatch.context() as patch:
-        patch.setattr(*((os, "rename") if step == "os.rename" else (kept, step)), full)
+        patch.setattr(*((os, "rename") if step == "os.rename" else (cache, step)), full)
         for settings in (SETTINGS, other):
             with pytest.raises(StoreError, match="No space left on device; free some space"):
                 find_or_make_cut(graph, settings, made.folder.parent, force=True)
@@ -278,7 +278,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
     no_meta(folder / "libra-7-1-shuffled")
     (folder / ".libra-8-1-shuffled.0a0a0a0a.tmp").mkdir()
     (folder / "notes.txt").write_text("not a cut")
-    kept_cuts = all_kept(folder, graph)
+    kept_cuts = list_cached(folder, graph)
     assert [(cut.folder.name, cut.state) for cut in kept_cuts] == [
         ("libra-4-1-shuffled", ""),
         ("libra-5-2718-shuffled", ""),
@@ -288,7 +288,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
     ]
     assert kept_cuts[1].nbytes == sum(file.stat().st_size for file in made.folder.iterdir())
     assert kept_cuts[1].meta["replication"] == made.cut.statistics.replication
-    assert all_kept(tmp_path / "nowhere", graph) == []
+    assert list_cached(tmp_path / "nowhere", graph) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot list"):
-        all_kept(tmp_path / "file", graph)
+        list_cached(tmp_path / "file", graph)

@@ -62,9 +62,9 @@ def test_rows_go_to_their_owner(sparse: bool, row_normalize: bool, monkeypatch: 
             if sparse:
                 scale = np.random.default_rng(rank).random(ids.size)
                 tile = reader.sparse(np.float64, scale)
-                wanted = expected_rows(graph, ids, row_normalize) * scale[:, None]
-                np.testing.assert_allclose(dense_of(tile, 9), wanted, rtol=1e-12)
-                assert tile.nnz == np.count_nonzero(wanted)
+                required = expected_rows(graph, ids, row_normalize) * scale[:, None]
+                np.testing.assert_allclose(dense_of(tile, 9), required, rtol=1e-12)
+                assert tile.nnz == np.count_nonzero(required)
 
 
 def test_features_without_any_entry() -> None:

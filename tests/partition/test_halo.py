@@ -9,13 +9,13 @@ import pytest
 import scipy.sparse as sp
 
 from mggcn.partition import sweep as sweep_module
+from mggcn.partition.concatenated import concatenated_by_rank
 from mggcn.partition.halo import Halo, build_halos
 from mggcn.partition.order import assign
+from mggcn.partition.required_rows import count_required
 from mggcn.partition.shard import ShardOptions
 from mggcn.partition.statistics import tile_statistics
 from mggcn.partition.tiles import Tile
-from mggcn.partition.wanted import count_wanted
-from mggcn.partition.whole import rank_major
 from tests.graphs import make_graph, pattern
 from tests.reference import dense_csr
 
@@ -67,22 +67,22 @@ def check(halos: list[Halo], matrix: np.ndarray, ids: list[np.ndarray]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [1, 3, 7])
 def test_halos_of_wanted_rows(kind: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a row travels that no wanted row needs, or the lists are not as long as the figures say."""
+    """Fails if a row travels that no required row needs, or the lists are not as long as the figures say."""
     monkeypatch.setattr(sweep_module.sweep, "__defaults__", (31, 8))
     weighted = kind == "weighted"
     graph = make_graph(pattern(kind, 37, 4), num_features=2, num_classes=2, sparse=False, weighted=weighted, seed=4)
-    wanted = np.random.default_rng(6).random(37) < 0.3
+    required = np.random.default_rng(6).random(37) < 0.3
     others = np.arange(ranks)
     for order, loops in (("random", True), ("none", False)):
         options = ShardOptions(True, "mean", loops, "main", 0, "f8", 1)
         owners = assign(37, ranks, order, 77)
         ids = [owners.owned(rank) for rank in range(ranks)]
-        built = [build_halos(graph, owners, rank, options, wanted) for rank in range(ranks)]
+        built = [build_halos(graph, owners, rank, options, required) for rank in range(ranks)]
         full = dense_csr(graph.adj_t)
         if loops:
             np.fill_diagonal(full, np.where(np.diagonal(full) == 0, 1.0, np.diagonal(full)))
-        kept = full * wanted[:, None]
-        found = count_wanted(graph, owners, wanted, self_loops=loops, threads=1).tiles
+        kept = full * required[:, None]
+        found = count_required(graph, owners, required, self_loops=loops, threads=1).tiles
         for side, (matrix, needed) in enumerate(((kept, found.rows_needed), (kept.T, found.rows_needed_t))):
             check([halos[side] for halos in built], matrix, ids)
             for rank, halos in enumerate(built):
@@ -110,10 +110,10 @@ def test_rank_major_rows(order: str) -> None:
     """Fails if the rows of all ranks, one rank after the other, are not the rows of the whole matrix."""
     for ranks in (1, 3, 40):
         owners = assign(37, ranks, order, 12)
-        whole = rank_major(owners)
+        whole = concatenated_by_rank(owners)
         assert whole.counts == (37,)
         assert whole.local.dtype == np.int32
         assert np.array_equal(whole.owned(0), np.concatenate([owners.owned(rank) for rank in range(ranks)]))
-        ahead = rank_major(owners, first=ranks - 1)
+        ahead = concatenated_by_rank(owners, first=ranks - 1)
         others = [owners.owned(rank) for rank in range(ranks - 1)]
         assert np.array_equal(ahead.owned(0), np.concatenate([owners.owned(ranks - 1), *others]))

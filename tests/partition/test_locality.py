@@ -102,8 +102,8 @@ def test_moves_bit_for_bit(kind: str, size: int, scale: int, monkeypatch: pytest
     given, total = own if scale > 1 else None, int(own.sum())
     for threads in (1, 3):
         cluster, volume, active = np.arange(n, dtype=np.int32), own.copy(), np.ones(n, np.uint8)
-        wanted, batch = np.empty(n, np.int32), np.empty(n, np.uint8)
-        arrays = (cluster, volume, given, active, wanted, batch)
+        required, batch = np.empty(n, np.int32), np.empty(n, np.uint8)
+        arrays = (cluster, volume, given, active, required, batch)
         arguments = native.ClustersArgs(*(None if a is None else a.ctypes.data for a in arrays), total, scale, 0, 0)
         expected = Twin(rows, own.tolist(), list(range(n)), own.tolist(), [True] * n, total, scale)
         for key in (5, 2**64 - 9, 77):

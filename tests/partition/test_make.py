@@ -14,8 +14,8 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, write_store
 from mggcn.partition import make
-from mggcn.partition.cut_rows import CutPartition, cut_figures, exchange_lists
-from mggcn.partition.make import figures_from_dict, figures_of, make_partition
+from mggcn.partition.cut_rows import CutPartition, cut_stats, exchange_lists
+from mggcn.partition.make import make_partition, stats_from_dict, stats_of
 from mggcn.partition.parts import RowPartition
 from tests.graphs import make_graph, one_epoch, pattern
 from tests.reference import dense_csr, loss_and_gradients
@@ -36,7 +36,7 @@ def test_every_edge_and_vertex_has_its_place(kind: str, ranks: int) -> None:
     graph = graph_of(kind)
     partition = make_partition("cut", graph, ranks=ranks, order="random", seed=3, bins=2)
     assert isinstance(partition, CutPartition)
-    figures = cut_figures(graph, partition, self_loops=True)
+    stats = cut_stats(graph, partition, self_loops=True)
     owned, held = np.zeros(60, int), np.zeros(60, int)
     lists = [exchange_lists(partition, rank, bins=2) for rank in range(ranks)]
     for rank in range(ranks):
@@ -45,12 +45,12 @@ def test_every_edge_and_vertex_has_its_place(kind: str, ranks: int) -> None:
         owned[ids[mine]] += 1
         held[ids] += 1
         assert np.array_equal(partition.held(rank).owned(rank), ids)
-        assert figures.counts[rank] == ids.size
-        assert figures.split[rank] == partition.split[ids].sum() == partition.split[ids[: figures.split[rank]]].sum()
+        assert stats.counts[rank] == ids.size
+        assert stats.split[rank] == partition.split[ids].sum() == partition.split[ids[: stats.split[rank]]].sum()
         for other in range(ranks):
             for number in range(2):
                 sent, got = lists[rank][number], lists[other][number]
-                assert sent.leaf_counts[other] == got.root_counts[rank] == figures.leaves[number, rank, other]
+                assert sent.leaf_counts[other] == got.root_counts[rank] == stats.leaves[number, rank, other]
                 leaves = np.split(sent.leaves, np.cumsum(sent.leaf_counts)[:-1])[other]
                 roots = np.split(got.roots, np.cumsum(got.root_counts)[:-1])[rank]
                 assert np.array_equal(ids[leaves], partition.ids(other)[roots])
@@ -59,8 +59,8 @@ def test_every_edge_and_vertex_has_its_place(kind: str, ranks: int) -> None:
     assert ((held > 1) == partition.split).all()
     adj_t = dense_csr(graph.adj_t)
     np.fill_diagonal(adj_t, 1)
-    assert figures.num_entries == (adj_t != 0).sum()
-    assert figures_from_dict(json.loads(json.dumps(figures.to_dict()))).to_dict() == figures.to_dict()
+    assert stats.num_entries == (adj_t != 0).sum()
+    assert stats_from_dict(json.loads(json.dumps(stats.to_dict()))).to_dict() == stats.to_dict()
 
 
 def test_cuts_are_kept_beside_a_store_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +99,8 @@ def test_training_on_the_parts_of_metis(strategy: str, tmp_path: Path) -> None:
         config = Config(model=ModelConfig(hidden=(6, 5), dropout=0.3), train=TrainConfig(seed=11), run=run)
         partition = partition_graph(config, graph)
         assert isinstance(partition, RowPartition)
-        figures = figures_of(graph, partition, self_loops=True)
-        assert sum(figures.counts) == 60
+        stats = stats_of(graph, partition, self_loops=True)
+        assert sum(stats.counts) == 60
         found = one_epoch(config, graph)
         loss, grads, _ = loss_and_gradients(graph, config.model, found[0].weights, 11, 3)
         assert found[0].loss == pytest.approx(loss, rel=1e-10)

@@ -12,7 +12,7 @@ from mggcn.errors import GraphError
 from mggcn.partition import sweep as sweep_module
 from mggcn.partition import tiles as tiles_module
 from mggcn.partition.order import assign
-from mggcn.partition.tiles import Only, build_tiles, check_tile_nnz, degrees, scales
+from mggcn.partition.tiles import RowColumnMask, build_tiles, check_tile_nnz, degrees, scales
 from tests.graphs import csr, pattern
 
 KINDS = ["random", "directed", "weighted", "hub-row", "empty", "star"]
@@ -48,34 +48,34 @@ def test_tiles_equal_slices(kind: str, ranks: int, monkeypatch: pytest.MonkeyPat
                 data = np.ones(tile.nnz) if tile.values is None else tile.values
                 shape = (owners.counts[rank], owners.counts[other])
                 got = sp.csr_matrix((data, tile.indices, tile.indptr), shape).toarray()
-                wanted = full[np.ix_(owners.owned(rank), owners.owned(other))]
-                assert np.array_equal(got, wanted if weighted else wanted != 0)
-                assert tile.nnz == np.count_nonzero(wanted)
+                required = full[np.ix_(owners.owned(rank), owners.owned(other))]
+                assert np.array_equal(got, required if weighted else required != 0)
+                assert tile.nnz == np.count_nonzero(required)
 
 
 @pytest.mark.parametrize("kind", ["directed", "weighted", "empty"])
 @pytest.mark.parametrize("loops", [False, True])
 def test_only_some_rows_or_columns(kind: str, loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if an entry or a diagonal comes that is not wanted, or one is missing, or entries change places in a row."""
+    """Fails if an entry or a diagonal comes that is not required, or one is missing, or entries change places in a row."""
     monkeypatch.setattr(sweep_module.sweep, "__defaults__", (31, 8))
     stored, full = looped(kind, 37, loops)
-    weighted, wanted = kind == "weighted", np.random.default_rng(5).random(37) < 0.4
+    weighted, required = kind == "weighted", np.random.default_rng(5).random(37) < 0.4
     for ranks, order, threads in ((1, "none", 1), (3, "random", 2)):
         owners = assign(37, ranks, order, 99)
         build = {"self_loops": loops, "dtype": "f4", "threads": threads}
         for rank, by_rows in itertools.product(range(ranks), (True, False)):
-            only = Only(rows=wanted) if by_rows else Only(cols=wanted)
+            only = RowColumnMask(rows=required) if by_rows else RowColumnMask(cols=required)
             made = build_tiles(csr(stored, weighted), owners, rank, **build, only=only)  # type: ignore[arg-type]
             whole = build_tiles(csr(stored, weighted), owners, rank, **build)  # type: ignore[arg-type]
             for other, (tile, all_) in enumerate(zip(made, whole, strict=True)):
                 mine, theirs = owners.owned(rank), owners.owned(other)
                 rows = np.repeat(np.arange(mine.size), np.diff(all_.indptr))
-                taken = wanted[mine][rows] if by_rows else wanted[theirs][all_.indices]
+                taken = required[mine][rows] if by_rows else required[theirs][all_.indices]
                 assert np.array_equal(tile.indices, all_.indices[taken])
                 assert np.array_equal(np.diff(tile.indptr), np.bincount(rows[taken], minlength=mine.size))
                 if all_.values is not None and tile.values is not None:
                     assert np.array_equal(tile.values, all_.values[taken])
-                kept = full * (wanted[:, None] if by_rows else wanted)
+                kept = full * (required[:, None] if by_rows else required)
                 assert tile.nnz == np.count_nonzero(kept[np.ix_(mine, theirs)])
 
 

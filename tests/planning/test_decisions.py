@@ -17,7 +17,7 @@ from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.work import Work
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.partition.locality_estimate import BOUNDS, Reuse
-from mggcn.partition.parts import RowFigures
+from mggcn.partition.parts import RowStats
 from mggcn.partition.statistics import TileStatistics
 from mggcn.planning.op_cost import program_items
 from mggcn.planning.run import RankPlan, RunPlan, plan_ranks, plan_run
@@ -46,7 +46,7 @@ def planned(graph: Graph, name: str, ranks: int, **run: Any) -> RunPlan:
 
 def alone(plan: RunPlan, rank: int) -> RankPlan:
     """A rank's plan, made without the others'."""
-    return plan_ranks(plan.config, plan.shape, plan.figures, plan.strategy, [rank])[0]
+    return plan_ranks(plan.config, plan.shape, plan.stats, plan.strategy, [rank])[0]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -74,7 +74,7 @@ def test_every_nonzero_is_counted(name: str) -> None:
         assert rank.nnz == sum(matrix.nnz for matrix in rank.aggregation.matrices)
     # Of slices of columns, every rank has the whole graph.
     copies = 8 if name == "slice" else 1
-    assert sum(rank.nnz for rank in plan.ranks) == copies * plan.figures.num_entries
+    assert sum(rank.nnz for rank in plan.ranks) == copies * plan.stats.num_entries
 
 
 def regions_of(device: str, spmm: str) -> tuple[Sequence[RankPlan], Iterable[list[Matrix]]]:
@@ -104,12 +104,12 @@ def test_bytes_of_equal_matrices_on_a_gpu(spmm: str) -> None:
             assert rank.regions["cuSPARSE, but for its work space"] == sum(kept)
 
 
-def figures_of(counts: tuple[int, ...], entries: int, reuse: Reuse) -> RowFigures:
+def stats_of(counts: tuple[int, ...], entries: int, reuse: Reuse) -> RowStats:
     """Of ranks with so many rows each, whose entries are spread evenly."""
     shares = np.array(counts) / sum(counts)
     nnz = (entries * np.outer(shares, shares)).astype(np.int64)
     needed = np.minimum(nnz, np.array(counts))
-    return RowFigures(counts, TileStatistics(nnz, needed, needed), reuse=reuse)
+    return RowStats(counts, TileStatistics(nnz, needed, needed), reuse=reuse)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -119,13 +119,13 @@ def test_products_of_stages_by_hand(weighted: bool) -> None:
     shape = dataclasses.replace(SHAPE, weighted=weighted)
     counts = (2000, 3000, 5000)
     config = Config(model=ModelConfig(hidden=(16,)), run=RunConfig(ranks=3, precision="fp32", prune="off"))
-    figures = figures_of(counts, 100_000, Reuse(own, others))
-    plan = plan_run(config, shape, figures, STRATEGIES["broadcast"])
+    stats = stats_of(counts, 100_000, Reuse(own, others))
+    plan = plan_run(config, shape, stats, STRATEGIES["broadcast"])
     row, edge = 64, 8 if weighted else 4
     for rank in plan.ranks:
         items = program_items(plan, rank, rank.evaluate)
         products = [item for item in items if isinstance(item, Work) and item.kind == "sparse"]
-        nnz = figures.tiles.nnz[rank.rank]
+        nnz = stats.tiles.nnz[rank.rank]
         stages = [rank.rank, *(stage for stage in range(3) if stage != rank.rank)]
         wide = [work for work in products if work.row_bytes == row]
         assert len(wide) % 3 == 0 < len(wide)
@@ -142,9 +142,9 @@ def test_panels_of_set_up_fit_the_largest_rank() -> None:
     model = ModelConfig(hidden=(16,))
     for counts in ((100, 9900), (9900, 100), (3000, 7000)):
         shape = dataclasses.replace(SHAPE, num_features=512)
-        figures = figures_of(counts, 100_000, Reuse((), ()))
+        stats = stats_of(counts, 100_000, Reuse((), ()))
         config = Config(model=model, run=RunConfig(ranks=2))
-        plan = plan_run(config, shape, figures, STRATEGIES["broadcast"])
+        plan = plan_run(config, shape, stats, STRATEGIES["broadcast"])
         largest = max(plan.ranks, key=lambda rank: rank.model.rows)
         assert largest.setup is not None
         epochs = max(largest.train.arena.nbytes, largest.evaluate.arena.nbytes)

@@ -16,8 +16,8 @@ from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import find_machine
 from mggcn.errors import GraphError, PlanError
 from mggcn.model.choices import LayerChoice
-from mggcn.partition.parts import RowFigures
-from mggcn.partition.wanted import LEAST_SAVED
+from mggcn.partition.parts import RowStats
+from mggcn.partition.required_rows import LEAST_SAVED
 from mggcn.planning.cost_text import cost_dict, cost_lines
 from mggcn.planning.op_cost import epoch_cost
 from mggcn.planning.pruning import choose_rows
@@ -34,8 +34,8 @@ LAYERS = tuple(
 
 def rows_of(shares: list[float], **run: Any) -> list[tuple[int, int | None]]:
     """Layer and level for sets with these shares of the nonzeros."""
-    figures = RowFigures.expected(1000, 9000, 2, self_loops=True, shares=[(share, share) for share in shares])
-    return [(r.layer, r.level) for r in choose_rows(RunConfig(**run), LAYERS, figures, BroadcastStrategy())]
+    stats = RowStats.expected(1000, 9000, 2, self_loops=True, shares=[(share, share) for share in shares])
+    return [(r.layer, r.level) for r in choose_rows(RunConfig(**run), LAYERS, stats, BroadcastStrategy())]
 
 
 def test_the_choice_by_hand() -> None:
@@ -48,10 +48,10 @@ def test_the_choice_by_hand() -> None:
     assert rows_of([1 - LEAST_SAVED + 0.01]) == [(2, None), (3, None), (4, None)]
     assert rows_of([0.1], prune="off") == [(2, None), (3, None), (4, None)]
     assert rows_of([]) == [(2, None), (3, None), (4, None)]
-    figures = RowFigures.expected(1000, 9000, 2, self_loops=True, shares=[(0.1, 0.1), (0.9, 0.9)])
-    found = choose_rows(RunConfig(), LAYERS, figures, BroadcastStrategy())
+    stats = RowStats.expected(1000, 9000, 2, self_loops=True, shares=[(0.1, 0.1), (0.9, 0.9)])
+    found = choose_rows(RunConfig(), LAYERS, stats, BroadcastStrategy())
     assert [(layer.rows, layer.reason.split()[0]) for layer in found] == [(None, "it"), (900, "less"), (100, "the")]
-    cut = choose_rows(RunConfig(), LAYERS, RowFigures.expected(9, 9, 1, self_loops=True), DelayedStrategy())
+    cut = choose_rows(RunConfig(), LAYERS, RowStats.expected(9, 9, 1, self_loops=True), DelayedStrategy())
     assert {layer.level for layer in cut} == {None}
     assert "cuts vertices" in cut[0].reason
 

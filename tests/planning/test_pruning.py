@@ -16,8 +16,8 @@ from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.partition.required_rows import required_sets
 from mggcn.partition.splits import training_rows
-from mggcn.partition.wanted import wanted_sets
 from mggcn.planning import pruning
 from mggcn.train.runtime import Poisoned
 from tests.devices import CPU, EMULATED, GPU, Where
@@ -151,17 +151,17 @@ def test_gradients_equal_autograd(name: str) -> None:
 @pytest.mark.parametrize("fault", ["training", "neighbours"])
 def test_planted_wrong_rows_are_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above fail if one training vertex, or one neighbour of theirs, is taken to be unread."""
-    original = pruning.wanted_sets
+    original = pruning.required_sets
 
     def fewer(*arguments: Any) -> tuple[np.ndarray, ...]:
         sets = [rows.copy() for rows in original(*arguments)]
-        wanted = sets[0] if fault == "training" else sets[1]
-        wanted[np.flatnonzero(wanted & ~(sets[0] if fault == "neighbours" else False))[0]] = False
+        required = sets[0] if fault == "training" else sets[1]
+        required[np.flatnonzero(required & ~(sets[0] if fault == "neighbours" else False))[0]] = False
         return tuple(sets)
 
     config = config_of(epochs=3)
     right = trained(config, graph_of())
-    monkeypatch.setattr(pruning, "wanted_sets", fewer)
+    monkeypatch.setattr(pruning, "required_sets", fewer)
     assert trained(config, graph_of())[0] != right[0]
 
 
@@ -206,7 +206,7 @@ def test_gradients_of_unread_rows_are_zero() -> None:
     training = training_rows(graph, "main", 0)
     assert training is not None
     seen = {"loss": "h3", "aggregate-grad 3": "b3", "aggregate-grad 2": "b2"}
-    sets = dict(zip(seen, wanted_sets(graph, training, 3, 1), strict=True))
+    sets = dict(zip(seen, required_sets(graph, training, 3, 1), strict=True))
     on_ranks(config_of(run={"products": "gemm-first"}), graph, body)
     assert done == list(seen)
 

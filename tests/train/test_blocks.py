@@ -9,7 +9,7 @@ import pytest
 
 from mggcn.assemble import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
-from mggcn.memory.device import FIGURES, TILE_ROWS
+from mggcn.memory.device import DEVICES, TILE_ROWS
 from tests.devices import EMULATED
 from tests.graphs import make_graph, on_ranks, pattern
 
@@ -30,7 +30,7 @@ def test_results_do_not_depend_on_the_blocks(model: dict[str, float], monkeypatc
     sizes: set[int] = set()
 
     def gradients(cache_bytes: int) -> dict[str, np.ndarray]:
-        figures = dataclasses.replace(FIGURES["cuda"], cache_bytes=cache_bytes)
+        figures = dataclasses.replace(DEVICES["cuda"], cache_bytes=cache_bytes)
 
         def body(rank: Rank) -> dict[str, np.ndarray]:
             sizes.add(rank.plan.model.block_rows(24))
@@ -38,10 +38,10 @@ def test_results_do_not_depend_on_the_blocks(model: dict[str, float], monkeypatc
             return {name: grad.numpy().copy() for name, grad in rank.trainer.runtime.weights.grads.items()}
 
         with monkeypatch.context() as patch:
-            patch.setitem(FIGURES, "cuda", figures)
+            patch.setitem(DEVICES, "cuda", figures)
             return on_ranks(config, graph, body, device_of=EMULATED.device_of)[0]  # type: ignore[no-any-return]
 
-    whole, cut, again = gradients(FIGURES["cuda"].cache_bytes), gradients(1), gradients(1)
+    whole, cut, again = gradients(DEVICES["cuda"].cache_bytes), gradients(1), gradients(1)
     assert sizes == {VERTICES, TILE_ROWS}
     for name, expected in whole.items():
         np.testing.assert_allclose(cut[name], expected, rtol=2e-5, atol=1e-7)

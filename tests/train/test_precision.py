@@ -49,14 +49,14 @@ def test_a_cpu_refuses_what_it_has_not() -> None:
 def test_bf16_halves_activations_and_messages() -> None:
     """Fails if buffers, features or messages are planned at the width of float32, or weights lose their master copy."""
     from mggcn.aggregate.broadcast import BroadcastStrategy
-    from mggcn.partition.parts import RowFigures
+    from mggcn.partition.parts import RowStats
 
     shape = GraphShape("shape", 200_000, 4_000_000, 128, 64, True)
     plans = {}
     for precision in ("fp32", "tf32", "bf16"):
         run = RunConfig(ranks=4, device="cuda", transport="nccl", precision=precision)  # type: ignore[arg-type]
         config = Config(model=ModelConfig(hidden=(256, 256)), run=run)
-        figures = RowFigures.expected(shape.num_vertices, shape.num_edges, 4, self_loops=True)
+        figures = RowStats.expected(shape.num_vertices, shape.num_edges, 4, self_loops=True)
         plans[precision] = plan_run(config, shape, figures, BroadcastStrategy()).ranks[0]
     full, half = plans["fp32"], plans["bf16"]
     assert plans["tf32"].regions == full.regions

@@ -109,8 +109,10 @@ def test_ranks_give_up_together(
     def train(fail: bool, capture: bool) -> list[dict[str, Any]]:
         world = Nccl(2)
         devices = [
-            CaptureDevice(seed=3, number=number if fail and rank == 1 else None, error=ERRORS[0], lane=lane)
-            for rank, lane in enumerate(world.streams)
+            CaptureDevice(
+                seed=3, number=number if fail and rank == 1 else None, error=ERRORS[0], comm_stream=comm_stream
+            )
+            for rank, comm_stream in enumerate(world.streams)
         ]
         world.is_capturing = lambda rank: devices[rank].phase != ""
         world.library.recording = lambda rank: devices[rank].phase == "recording"

@@ -28,9 +28,9 @@ from mggcn.backend.events import Eager
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.errors import BackendError, ConfigError
-from mggcn.jobs.kept_ways import product_lines
 from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune_products import tune_products
+from mggcn.jobs.tuning_record import product_lines
 from mggcn.planning import regions
 from mggcn.trace.timeline import Unwatched
 from mggcn.train.trainer import Stop

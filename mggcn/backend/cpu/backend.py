@@ -30,7 +30,7 @@ from mggcn.backend.cpu.variants import NO_CHOICES, Choices, gemm_set, gemm_way
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
 from mggcn.backend.explored_spmm import ExploredSpmm
-from mggcn.backend.host import HostLane, HostTime
+from mggcn.backend.host import HostStream, HostTime
 
 PARTIALS = 64
 """Row chunks whose column sums are added in order (cpu/common.h)."""
@@ -287,8 +287,8 @@ class CpuBackend:
         return DONE
 
     @property
-    def lane(self) -> HostLane:
-        return HostLane()
+    def comm_stream(self) -> HostStream:
+        return HostStream()
 
     def timestamp(self) -> HostTime:
         return HostTime(time.perf_counter())

@@ -25,7 +25,7 @@ from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
 from mggcn.backend.cuda.upload import empty_like
 from mggcn.backend.device import Device
 from mggcn.backend.epoch_end import Books, Step
-from mggcn.backend.events import Agree, Eager, Event, Lane, Repeatable, Timestamp, alone
+from mggcn.backend.events import Agree, CommStream, Eager, Event, Repeatable, Timestamp, alone
 from mggcn.backend.explored_spmm import ExploredSpmm
 
 QUEUE_S = 1.0
@@ -103,8 +103,8 @@ class CudaBackend:
         return QUEUE_S
 
     @property
-    def lane(self) -> Lane:
-        return self._device.lane
+    def comm_stream(self) -> CommStream:
+        return self._device.comm_stream
 
     def activate(self) -> None:
         self._device.activate()

@@ -64,7 +64,7 @@ def _call(functions: Any, name: str, *args: Any) -> None:
         raise BackendError(f"{name} failed with cuSPARSE status {status}")
 
 
-class Finish(Protocol):
+class EpilogueFn(Protocol):
     """KernelBackend.finish."""
 
     def __call__(self, z: Tensor, out: Tensor, epilogue: Epilogue, /) -> None: ...
@@ -90,7 +90,7 @@ class CusparseSpmm:
     """
 
     def __init__(
-        self, library: Library, allocate: Callable[[int], Tensor], finish: Finish, algorithm: Algorithm = "alg3"
+        self, library: Library, allocate: Callable[[int], Tensor], finish: EpilogueFn, algorithm: Algorithm = "alg3"
     ) -> None:
         self._library = library
         self._allocate = allocate

@@ -52,7 +52,7 @@ class CudaTime:
         return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
-class CudaLane:
+class CudaCommStream:
     """The stream of messages, beside the stream of kernels `compute`.
 
     capturing: held while the rank's work is recorded as a graph: nobody else may then touch its streams.
@@ -106,7 +106,7 @@ class CudaDevice:
         self._capture = capture
         self._compute = torch.cuda.Stream(self._torch_device)
         self._uploads = Uploads(_pinned, _send)
-        self._lane = CudaLane(torch.cuda.Stream(self._torch_device, priority=-1), self._compute)
+        self._comm_stream = CudaCommStream(torch.cuda.Stream(self._torch_device, priority=-1), self._compute)
         # CuPy keeps no reference of its own to the current stream.
         self._cupy_stream = cupy_stream(cupy, self._compute.cuda_stream, index)
         self.activate()
@@ -137,8 +137,8 @@ class CudaDevice:
         return self._traits
 
     @property
-    def lane(self) -> CudaLane:
-        return self._lane
+    def comm_stream(self) -> CudaCommStream:
+        return self._comm_stream
 
     @property
     def cusparse(self) -> Library:
@@ -163,11 +163,13 @@ class CudaDevice:
         return CudaTime(self._compute)
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
-        return Captured(function, self._compute, self._lane.capturing, agree) if self._capture else Eager(function)
+        return (
+            Captured(function, self._compute, self._comm_stream.capturing, agree) if self._capture else Eager(function)
+        )
 
     def synchronize(self) -> None:
         self._compute.synchronize()
-        self._lane._stream.synchronize()
+        self._comm_stream._stream.synchronize()
 
     def peak_bytes(self) -> int:
         """Peak of torch's allocator plus what else is taken on the GPU now: exact if this process is alone on it."""

@@ -1,4 +1,4 @@
-"""Figures of GPUs and of the sparse kernels' own memory that a plan needs; loads no torch."""
+"""PartitionStats of GPUs and of the sparse kernels' own memory that a plan needs; loads no torch."""
 
 from __future__ import annotations
 

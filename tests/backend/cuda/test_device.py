@@ -89,9 +89,9 @@ def test_the_lane_waits_and_is_waited_for() -> None:
     for round_ in range(20):
         for _ in range(50):
             source.add_(1.0)
-        with device.lane.working(device.record()):
+        with device.comm_stream.working(device.record()):
             target.copy_(source)
-            arrived = device.lane.record()
+            arrived = device.comm_stream.record()
         arrived.wait()
         total = target.sum()
         assert total.item() == source.numel() * 50.0 * (round_ + 1)

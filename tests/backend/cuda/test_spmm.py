@@ -192,13 +192,13 @@ def test_only_ragged_kernels_may_read_behind_a_row(layout: Any) -> None:
     backend = emulated_backend(torch.float32, 0)
     compiled: list[tuple[str, ...]] = []
 
-    class Nothing:
+    class NoAggregation:
         def get_function(self, name: str) -> Any:
             return lambda *args, **rest: None
 
-    def compiler(path: Any, options: tuple[str, ...]) -> Nothing:
+    def compiler(path: Any, options: tuple[str, ...]) -> NoAggregation:
         compiled.append(options)
-        return Nothing()
+        return NoAggregation()
 
     ragged = 0
     pointers = np.array([0, 1, 3], np.int64)

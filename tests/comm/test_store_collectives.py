@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mggcn.comm import small
+from mggcn.comm import store_collectives
 from mggcn.comm.base import Communicator
 from mggcn.errors import CommError
 from tests.comm import cases
@@ -27,7 +27,7 @@ def test_sums_are_formed_in_rank_order() -> None:
 
 def test_large_message_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a store is flooded with what belongs on a device."""
-    monkeypatch.setattr(small, "MAX_BYTES", 16)
+    monkeypatch.setattr(store_collectives, "MAX_BYTES", 16)
 
     def rank(comm: Communicator) -> float:
         buf = torch.ones(4)

@@ -1,4 +1,4 @@
-"""Which aggregation a layer gets. What pruned ones compute is held by test_contract.py and tests/planning/test_pruning.py."""
+"""Which aggregation a layer gets. What pruned ones compute is held by test_contract.py and planning/test_pruning.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mggcn.aggregate.by_layer import ByLayer
+from mggcn.aggregate.per_layer import PerLayer
 
 
 class Noted:
@@ -36,7 +36,7 @@ class Noted:
 def test_each_layer_has_its_own() -> None:
     """Fails if a layer takes another's rows, one direction other rows than the other, or a state goes astray."""
     every, third = Noted(), Noted()
-    both, t = ByLayer(every, {3: third}), torch.zeros(1, 1)
+    both, t = PerLayer(every, {3: third}), torch.zeros(1, 1)
     both.begin_epoch(5)
     for layer in (1, 2, 3):
         both.forward(t, t, (), layer, None)

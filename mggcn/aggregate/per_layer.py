@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ByLayer:
+class PerLayer:
     """Passes each layer on to its own aggregation, or else to the one of all rows.
 
     Those of single layers are exact for the rows that they compute, so nothing of them survives an epoch. A row that they

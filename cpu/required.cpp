@@ -1,5 +1,5 @@
-// What the wanted rows of a matrix read (Sweep::wanted_rows), for aggregations that compute no others.
-// wanted_reads  reads[u] = 1 for every column u of a wanted row; uint8 [N], set bits stay.
+// What the required rows of a matrix read (Sweep::required_rows), for aggregations that compute no others.
+// wanted_reads  reads[u] = 1 for every column u of a required row; uint8 [N], set bits stay.
 // wanted_tiles  counts the tiles (i, j) of rows of rank i and columns of rank j, inserted diagonals included:
 //               nnz[i ranks + j] += entries; needed_t[j ranks + i] += rows that have any;
 //               bit i % 64 of readers[u words + i / 64] is set if a row of rank i reads column u, words = ceil(ranks /
@@ -9,7 +9,7 @@
 
 #include "sweep.h"
 
-MGGCN_EXPORT(mggcn_wanted_reads)(const Sweep* s, uint8_t* reads, int32_t threads) {
+MGGCN_EXPORT(mggcn_required_reads)(const Sweep* s, uint8_t* reads, int32_t threads) {
 #pragma omp parallel for schedule(dynamic, 1024) num_threads(threads)
   for (int64_t i = 0; i < s->num_rows; ++i) {
     if (!keeps_row(*s, s->first_row + i)) continue;
@@ -21,7 +21,7 @@ MGGCN_EXPORT(mggcn_wanted_reads)(const Sweep* s, uint8_t* reads, int32_t threads
   }
 }
 
-MGGCN_EXPORT(mggcn_wanted_tiles)(const Sweep* s, int32_t ranks, int64_t* nnz, int64_t* needed_t, uint64_t* readers,
+MGGCN_EXPORT(mggcn_required_tiles)(const Sweep* s, int32_t ranks, int64_t* nnz, int64_t* needed_t, uint64_t* readers,
                                  int32_t threads) {
   const int64_t words = (ranks + 63) / 64, tiles = (int64_t)ranks * ranks;
 #pragma omp parallel num_threads(threads)

@@ -19,7 +19,7 @@ from mggcn.graph.csr import Graph
 from mggcn.partition.order import Assignment
 from mggcn.partition.statistics import TileStatistics, expected_statistics
 from mggcn.partition.sweep import sweep
-from mggcn.partition.tiles import Only, sweep_arguments
+from mggcn.partition.tiles import RowColumnMask, sweep_arguments
 
 LEAST_SAVED: Final = 0.25
 """Share of a layer's nonzeros that must be saved: what is kept is held once more in each direction, and every row is still
@@ -29,7 +29,7 @@ THREADED_RANKS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class WantedRows:
+class RequiredRows:
     """The rows that an aggregation computes, per rank, and the tiles of A^T with no other rows."""
 
     rows: tuple[int, ...]
@@ -48,9 +48,9 @@ class WantedRows:
         return {"rows": list(self.rows)} | self.tiles.to_dict()
 
     @staticmethod
-    def from_dict(content: Mapping[str, Any]) -> WantedRows:
+    def from_dict(content: Mapping[str, Any]) -> RequiredRows:
         """Invert to_dict."""
-        return WantedRows(tuple(int(n) for n in content["rows"]), TileStatistics.from_dict(content))
+        return RequiredRows(tuple(int(n) for n in content["rows"]), TileStatistics.from_dict(content))
 
 
 def pays(kept: int, total: int) -> bool:
@@ -58,7 +58,7 @@ def pays(kept: int, total: int) -> bool:
     return kept <= (1 - LEAST_SAVED) * total
 
 
-def wanted_sets(
+def required_sets(
     graph: Graph, training: npt.NDArray[np.bool_], count: int, threads: int
 ) -> tuple[npt.NDArray[np.bool_], ...]:
     """Return R(L), R(L - 1), ..., `count` of them, each bool (N,). Cost: a sweep over the edges for each but the first."""
@@ -68,42 +68,42 @@ def wanted_sets(
     return tuple(sets)
 
 
-def _with_neighbours(graph: Graph, wanted: npt.NDArray[np.bool_], threads: int) -> npt.NDArray[np.bool_]:
-    """Return the wanted vertices and their in-neighbours."""
-    found = wanted.copy()
+def _with_neighbours(graph: Graph, required: npt.NDArray[np.bool_], threads: int) -> npt.NDArray[np.bool_]:
+    """Return the required vertices and their in-neighbours."""
+    found = required.copy()
     kernel, nobody = (
-        native.kernel("mggcn_wanted_reads"),
+        native.kernel("mggcn_required_reads"),
         Assignment(np.empty(0, np.uint16), np.empty(0, np.int32), (0,)),
     )
     for chunk in sweep(graph.adj_t):
-        arguments = sweep_arguments(chunk, nobody, 0, False, Only(rows=wanted))
+        arguments = sweep_arguments(chunk, nobody, 0, False, RowColumnMask(rows=required))
         kernel(ctypes.byref(arguments), found.ctypes.data, threads)
     return found
 
 
-def count_wanted(
-    graph: Graph, owners: Assignment, wanted: npt.NDArray[np.bool_], *, self_loops: bool, threads: int
-) -> WantedRows:
-    """Count rows and tiles of A^T with the rows `wanted` (N,) alone; inserted self-loops count.
+def count_required(
+    graph: Graph, owners: Assignment, required: npt.NDArray[np.bool_], *, self_loops: bool, threads: int
+) -> RequiredRows:
+    """Count rows and tiles of A^T with the rows `required` (N,) alone; inserted self-loops count.
 
     Cost: one sweep over the edges; 8 N bytes for every 64 ranks, 16 P^2 for every thread.
     """
     ranks = owners.num_ranks
     nnz, needed, needed_t = (np.zeros((ranks, ranks), np.int64) for _ in range(3))
-    readers = np.zeros((wanted.shape[0], -(-ranks // 64)), np.uint64)
-    kernel = native.kernel("mggcn_wanted_tiles")
+    readers = np.zeros((required.shape[0], -(-ranks // 64)), np.uint64)
+    kernel = native.kernel("mggcn_required_tiles")
     for chunk in sweep(graph.adj_t):
-        arguments = sweep_arguments(chunk, owners, 0, self_loops, Only(rows=wanted))
+        arguments = sweep_arguments(chunk, owners, 0, self_loops, RowColumnMask(rows=required))
         counts = (array.ctypes.data for array in (nnz, needed_t, readers))
         kernel(ctypes.byref(arguments), ranks, *counts, threads if ranks <= THREADED_RANKS else 1)
     for rank in range(ranks):
         reads = (readers[:, rank // 64] >> np.uint64(rank % 64)) & np.uint64(1) != 0
         needed[rank] = np.bincount(owners.owner[reads], minlength=ranks)
-    rows = np.bincount(owners.owner[wanted], minlength=ranks)
-    return WantedRows(tuple(int(n) for n in rows), TileStatistics(nnz, needed, needed_t))
+    rows = np.bincount(owners.owner[required], minlength=ranks)
+    return RequiredRows(tuple(int(n) for n in rows), TileStatistics(nnz, needed, needed_t))
 
 
-def wanted_figures(
+def required_stats(
     graph: Graph,
     owners: Assignment,
     training: npt.NDArray[np.bool_],
@@ -112,26 +112,26 @@ def wanted_figures(
     *,
     self_loops: bool,
     threads: int,
-) -> tuple[WantedRows, ...]:
+) -> tuple[RequiredRows, ...]:
     """Return the figures of R(L), R(L - 1), ...: at most `depth`, fewer where those below would be the same or not pay.
 
     They end with the first that does not pay (num_entries: nonzeros of all rows), or whose neighbours are all in it: layers
     further down read as much or more. Cost: two sweeps over the edges for each, one for the last.
     """
-    found, wanted = list[WantedRows](), training
+    found, required = list[RequiredRows](), training
     while len(found) < depth:
-        found.append(count_wanted(graph, owners, wanted, self_loops=self_loops, threads=threads))
+        found.append(count_required(graph, owners, required, self_loops=self_loops, threads=threads))
         if len(found) == depth or not pays(found[-1].num_entries, num_entries):
             break
-        below = _with_neighbours(graph, wanted, threads)
-        if np.array_equal(below, wanted):
+        below = _with_neighbours(graph, required, threads)
+        if np.array_equal(below, required):
             break
-        wanted = below
+        required = below
     return tuple(found)
 
 
 def expected_shares(share: float, degree: float, depth: int) -> list[tuple[float, float]]:
-    """Return the expected shares of rows and of nonzeros of R(L), R(L - 1), ..., as far as `wanted_figures` goes.
+    """Return the expected shares of rows and of nonzeros of R(L), R(L - 1), ..., as far as `required_stats` goes.
 
     share: of the vertices that train, at random; degree: edges per vertex, so a vertex is in the next set unless neither
     itself nor any end of its edges is in this one: 1 - (1 - share)^(degree + 1), an upper estimate for skewed graphs.
@@ -145,21 +145,21 @@ def expected_shares(share: float, degree: float, depth: int) -> list[tuple[float
     return shares
 
 
-def expected_wanted(
+def expected_required(
     num_vertices: int,
     num_edges: int,
     counts: tuple[int, ...],
     shares: Sequence[tuple[float, float]],
     *,
     self_loops: bool,
-) -> tuple[WantedRows, ...]:
+) -> tuple[RequiredRows, ...]:
     """Return the expectation under a random assignment of sets of which only the shares of rows and nonzeros are known."""
     full = expected_statistics(num_vertices, num_edges, counts, self_loops=self_loops)
     rows, degree = np.array(counts), num_edges / max(num_vertices, 1)
     part = rows / max(num_vertices, 1)
     found = []
     for share, entries in shares:
-        # As `expected_statistics`: a row is needed unless none of its edges goes to a wanted row of the rank, or from it.
+        # As `expected_statistics`: a row is needed unless none of its edges goes to a required row of the rank, or from it.
         needed = np.outer(1.0 - (1.0 - part * share) ** degree, rows)
         needed_t = np.outer(1.0 - (1.0 - part) ** degree, rows * share)
         if self_loops:
@@ -168,5 +168,5 @@ def expected_wanted(
             needed_t[own] = rows * share
         nnz, reads, reads_t = (np.rint(array).astype(np.int64) for array in (full.nnz * entries, needed, needed_t))
         tiles = TileStatistics(nnz, reads, reads_t, exact=False)
-        found.append(WantedRows(tuple(int(n) for n in np.rint(rows * share)), tiles))
+        found.append(RequiredRows(tuple(int(n) for n in np.rint(rows * share)), tiles))
     return tuple(found)

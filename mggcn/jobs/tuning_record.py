@@ -21,7 +21,7 @@ SUMMARY_FILE = "tuning.json"
 log = logging.getLogger(__name__)
 
 
-def keep_ways(findings: Findings, config: Config, graph: Graph, folder: Path) -> str:
+def save_tuning(findings: Findings, config: Config, graph: Graph, folder: Path) -> str:
     """Add what was found to the tables of the graph's store and of the run folder, and say so in one line.
 
     A store that cannot be written is worth a warning. Raises: StoreError or RunError if the run folder cannot be written.

@@ -33,8 +33,8 @@ Form = tuple[np.dtype[Any], tuple[int, ...]]
 S = TypeVar("S")
 
 
-def write_kept(
-    folder: Path, graph: Graph, settings: Mapping[str, Any], arrays: Mapping[str, Rows], figures: Mapping[str, Any]
+def save_cached(
+    folder: Path, graph: Graph, settings: Mapping[str, Any], arrays: Mapping[str, Rows], stats: Mapping[str, Any]
 ) -> None:
     """Write a cut of a graph beside its place, flush it to the disk, and put it there instead of an older one.
 
@@ -48,7 +48,7 @@ def write_kept(
         "settings": dict(settings),
         "graph": graph.name,
         "graph_sha256": graph_sha256(graph),
-        **figures,
+        **stats,
         "created_by": f"mggcn {__version__}",
     }
     temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
@@ -67,7 +67,7 @@ def write_kept(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def read_kept(
+def read_cached(
     folder: Path, graph: Graph, settings: Mapping[str, Any], forms: Mapping[str, Form]
 ) -> tuple[dict[str, Any], dict[str, FileRows]]:
     """Open a cut: what meta.json says, and its arrays by name.
@@ -131,7 +131,7 @@ def _open(folder: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, ...],
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedPartition:
     """A folder among the cuts of a store: meta is empty if it cannot be understood, which `state` says."""
 
     folder: Path
@@ -141,7 +141,7 @@ class Kept:
     """What keeps the cut from being used, "" if nothing is known: files are not compared with their digests."""
 
 
-def all_kept(folder: Path, graph: Graph) -> list[Kept]:
+def list_cached(folder: Path, graph: Graph) -> list[CachedPartition]:
     """Return what lies in a store's folder of cuts, by kind, parts and seed.
 
     Cost: the meta.json of each. Raises: StoreError if the folder cannot be read.
@@ -160,11 +160,11 @@ def _by_number(folder: Path) -> list[int | str]:
     return [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", folder.name)]
 
 
-def _kept(folder: Path, graph: Graph) -> Kept:
+def _kept(folder: Path, graph: Graph) -> CachedPartition:
     nbytes = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     try:
         meta = read_meta(folder)
     except StoreError:
-        return Kept(folder, {}, nbytes, "damaged, or no cut")
+        return CachedPartition(folder, {}, nbytes, "damaged, or no cut")
     same = meta.get("graph_sha256") == graph_sha256(graph)
-    return Kept(folder, meta, nbytes, "" if same else "of another graph")
+    return CachedPartition(folder, meta, nbytes, "" if same else "of another graph")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Nothing:
+class NoAggregation:
     """Keeps nothing and sends nothing; an op that asks for it was planned wrongly."""
 
     exact = True

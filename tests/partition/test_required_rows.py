@@ -9,18 +9,18 @@ import pytest
 
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.partition import sweep as sweep_module
-from mggcn.partition.make import figures_from_dict, figures_of
+from mggcn.partition.make import stats_from_dict, stats_of
 from mggcn.partition.order import assign, part_sizes
-from mggcn.partition.parts import RowFigures, RowPartition, row_figures
-from mggcn.partition.splits import training_rows
-from mggcn.partition.wanted import (
+from mggcn.partition.parts import RowPartition, RowStats, row_stats
+from mggcn.partition.required_rows import (
     LEAST_SAVED,
-    count_wanted,
+    count_required,
+    expected_required,
     expected_shares,
-    expected_wanted,
-    wanted_figures,
-    wanted_sets,
+    required_sets,
+    required_stats,
 )
+from mggcn.partition.splits import training_rows
 from tests.graphs import make_graph, pattern
 from tests.reference import dense_csr
 
@@ -46,18 +46,18 @@ def random_dense(n: int, degree: int, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["random", "directed", "empty", "hub-row", "path"])
 @pytest.mark.parametrize("loops", [False, True])
 def test_counts_equal_brute_force(kind: str, loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a tile takes an entry of a row that is not wanted, or loses one, or a needed row is miscounted."""
+    """Fails if a tile takes an entry of a row that is not required, or loses one, or a needed row is miscounted."""
     monkeypatch.setattr(sweep_module.sweep, "__defaults__", (101, 20))
-    graph, wanted = graph_of(pattern(kind, 83, 3)), some_rows(83, 0.3, 12)
+    graph, required = graph_of(pattern(kind, 83, 3)), some_rows(83, 0.3, 12)
     kept = dense_csr(graph.adj_t) != 0
     if loops:
         np.fill_diagonal(kept, True)
-    kept &= wanted[:, None]
+    kept &= required[:, None]
     for ranks, order, threads in ((1, "none", 1), (3, "random", 2), (70, "permute", 1)):
         owners = assign(83, ranks, order, 5)
-        found = count_wanted(graph, owners, wanted, self_loops=loops, threads=threads)
+        found = count_required(graph, owners, required, self_loops=loops, threads=threads)
         ids = [owners.owned(r) for r in range(ranks)]
-        assert found.rows == tuple(wanted[mine].sum() for mine in ids)
+        assert found.rows == tuple(required[mine].sum() for mine in ids)
         for i, j in itertools.product(range(ranks), range(ranks)):
             block, block_t = kept[np.ix_(ids[i], ids[j])], kept.T[np.ix_(ids[i], ids[j])]
             assert found.tiles.nnz[i, j] == block.sum()
@@ -70,7 +70,7 @@ def test_sets_are_neighbourhoods(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
     """Fails if a set lacks a row that the layer above reads, or takes out-neighbours for in-neighbours."""
     monkeypatch.setattr(sweep_module.sweep, "__defaults__", (101, 20))
     graph, training = graph_of(pattern(kind, 61, 3)), some_rows(61, 0.05, 9)
-    sets = wanted_sets(graph, training, 4, 1)
+    sets = required_sets(graph, training, 4, 1)
     adj_t = dense_csr(graph.adj_t) != 0
     assert len(sets) == 4
     assert sets[0] is training
@@ -86,7 +86,7 @@ def test_sets_end_where_no_more_is_saved() -> None:
     owners, entries = assign(100, 2, "random", 3), 2 * 99 + 100
 
     def sizes(graph: Graph, training: np.ndarray, depth: int) -> list[int]:
-        found = wanted_figures(graph, owners, training, depth, entries, self_loops=True, threads=1)
+        found = required_stats(graph, owners, training, depth, entries, self_loops=True, threads=1)
         return [rows.num_rows for rows in found]
 
     assert sizes(path, training, 0) == []
@@ -110,9 +110,9 @@ def test_expectation_is_close_on_a_random_graph() -> None:
     assert expected_shares(0.9, 3.0, 5) == [(0.9, 0.9)]
     for loops, ranks in itertools.product((False, True), (1, 3)):
         owners, counts = assign(1500, ranks, "random", 5), part_sizes(1500, ranks)
-        expected = expected_wanted(1500, graph.num_edges, counts, shares, self_loops=loops)
-        for level, wanted in zip(expected, wanted_sets(graph, training, 3, 1), strict=True):
-            counted = count_wanted(graph, owners, wanted, self_loops=loops, threads=1)
+        expected = expected_required(1500, graph.num_edges, counts, shares, self_loops=loops)
+        for level, required in zip(expected, required_sets(graph, training, 3, 1), strict=True):
+            counted = count_required(graph, owners, required, self_loops=loops, threads=1)
             np.testing.assert_allclose(level.num_rows, counted.num_rows, rtol=0.1)
             np.testing.assert_allclose(level.num_entries, counted.num_entries, rtol=0.1)
             # Small numbers scatter.
@@ -125,23 +125,23 @@ def test_figures_keep_what_is_wanted() -> None:
     """Fails if a run folder's plan, or one for another number of ranks, forgets the rows of training epochs."""
     graph, training = graph_of(random_dense(200, 3, 5)), some_rows(200, 0.1, 8)
     partition = RowPartition(assign(200, 3, "random", 5))
-    figures = row_figures(figures_of(graph, partition, self_loops=True, training=training, depth=2))
-    assert len(figures.wanted) == 2
-    again = row_figures(figures_from_dict(figures.to_dict()))
+    stats = row_stats(stats_of(graph, partition, self_loops=True, training=training, depth=2))
+    assert len(stats.required) == 2
+    again = row_stats(stats_from_dict(stats.to_dict()))
     for level in (0, 1):
-        one, other = figures.only(level), again.only(level)
+        one, other = stats.only(level), again.only(level)
         assert np.array_equal(one.tiles.nnz, other.tiles.nnz)
         assert np.array_equal(one.tiles.rows_needed_t, other.tiles.rows_needed_t)
-        assert figures.wanted[level].rows == again.wanted[level].rows
-        assert one.num_entries < figures.num_entries
+        assert stats.required[level].rows == again.required[level].rows
+        assert one.num_entries < stats.num_entries
     for ranks in (1, 3, 7):
-        other = figures.resized(200, graph.num_edges, ranks, self_loops=True)
+        other = stats.resized(200, graph.num_edges, ranks, self_loops=True)
         assert other.counts == part_sizes(200, ranks)
-        for mine, theirs in zip(figures.wanted, other.wanted, strict=True):
+        for mine, theirs in zip(stats.required, other.required, strict=True):
             assert theirs.num_rows == pytest.approx(mine.num_rows, abs=ranks)
             assert theirs.num_entries == pytest.approx(mine.num_entries, abs=ranks * ranks)
-    assert row_figures(figures_of(graph, partition, self_loops=True)).wanted == ()
-    assert RowFigures.expected(200, 600, 2, self_loops=True).wanted == ()
+    assert row_stats(stats_of(graph, partition, self_loops=True)).required == ()
+    assert RowStats.expected(200, 600, 2, self_loops=True).required == ()
 
 
 def test_who_trains() -> None:

@@ -32,7 +32,7 @@ LAST_POLL_S: Final = 0.02
 
 
 @final
-class Board:
+class ControlStore:
     """One rank's view; `store` is seen by exactly the ranks 0 .. size - 1.
 
     The rank's own thread uses all of it. Another one, a watchdog, may only read `failure`, look, abort and call the roll.
@@ -141,7 +141,7 @@ class Board:
         self.exchange("left", b"", "to close", patience_s=LEAVE_S)
 
 
-def meet(rank: int, size: int, init_method: str, timeout_s: float) -> tuple[Store, Board]:
+def meet(rank: int, size: int, init_method: str, timeout_s: float) -> tuple[Store, ControlStore]:
     """Join the other ranks at `init_method` (file://, tcp:// or env://); the store is torch's own, for a process group.
 
     Raises: CommError naming the ranks that did not come within `timeout_s`.
@@ -156,7 +156,7 @@ def meet(rank: int, size: int, init_method: str, timeout_s: float) -> tuple[Stor
         raise CommError(f"rank {rank} of {size} could not connect through {init_method}: {error}") from error
     if missing:
         raise CommError(f"rank {rank} waited {timeout_s:g} s for {name_ranks(missing)} to start")
-    return root_store, Board(store, rank, size, timeout_s)
+    return root_store, ControlStore(store, rank, size, timeout_s)
 
 
 def loopback_interface() -> str:

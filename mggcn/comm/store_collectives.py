@@ -12,10 +12,10 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from mggcn.backend.host import HostLane
-from mggcn.comm.base import DONE, Event, Lane, Moving
-from mggcn.comm.board import Board
+from mggcn.backend.host import HostStream
+from mggcn.comm.base import DONE, CommStream, Event, Moving
 from mggcn.comm.calls import Call, all_reduce_call, all_to_all_call, broadcast_call
+from mggcn.comm.control_store import ControlStore
 from mggcn.errors import CommError
 
 MAX_BYTES: Final = 4 << 20
@@ -29,19 +29,19 @@ class StoreCommunicator:
     Bytes: every rank reads what all others posted. Sums are formed in rank order: the same bits everywhere.
     """
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, control: ControlStore) -> None:
+        self._control = control
 
     @property
     def rank(self) -> int:
-        return self._board.rank
+        return self._control.rank
 
     @property
     def size(self) -> int:
-        return self._board.size
+        return self._control.size
 
-    def use_lane(self, lane: Lane, moving: Moving = nullcontext) -> None:
-        if lane != HostLane():
+    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
+        if comm_stream != HostStream():
             raise CommError("the store carries host tensors; with GPUs use nccl, or threads on one GPU")
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
@@ -74,31 +74,31 @@ class StoreCommunicator:
         self._meet(Call("barrier"), None, None)
 
     def check(self) -> None:
-        self._board.check()
+        self._control.check()
 
     def device_bytes(self) -> dict[str, int]:
         return {}
 
     def abort(self, reason: str) -> None:
-        self._board.abort(reason)
+        self._control.abort(reason)
 
     def close(self) -> None:
         """Meet once more; after an abort there is nothing to do."""
-        if self._board.failure is None:
-            self._board.leave()
+        if self._control.failure is None:
+            self._control.leave()
 
     def _meet(self, call: Call, buf: Tensor | None, after: Event | None) -> list[tuple[Call, bytes]]:
         """Compare the call with the other ranks', and exchange the bytes of `buf`."""
         (after or DONE).wait()
-        self._board.begin(call)
+        self._control.begin(call)
         if buf is None:
-            return self._board.compare()
+            return self._control.compare()
         if buf.nbytes > MAX_BYTES:
             raise CommError(
                 f"{call} is {buf.nbytes} bytes of host memory; at most {MAX_BYTES} go through the store: "
                 "put the tensor on the device"
             )
-        return self._board.compare(buf.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
+        return self._control.compare(buf.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
 
 
 def _tensor(text: bytes, dtype: torch.dtype) -> Tensor:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from mggcn.comm.board import Board
 from mggcn.comm.calls import Call
+from mggcn.comm.control_store import ControlStore
 from mggcn.errors import CommError
 from tests.comm.worlds import in_threads
 
@@ -19,9 +19,9 @@ class LostStore:
         raise RuntimeError("Broken pipe")
 
 
-def boards(size: int, timeout_s: float = 10.0) -> list[Board]:
+def boards(size: int, timeout_s: float = 10.0) -> list[ControlStore]:
     store = dist.HashStore()
-    return [Board(store, rank, size, timeout_s) for rank in range(size)]
+    return [ControlStore(store, rank, size, timeout_s) for rank in range(size)]
 
 
 def test_exchange_gives_every_rank_all_texts() -> None:
@@ -38,9 +38,9 @@ def test_first_reason_counts_on_all_ranks() -> None:
     one.abort("disk full")
     two.abort("lost rank 0")
     one.abort("again")
-    for board in (one, two):
+    for control in (one, two):
         with pytest.raises(CommError, match=r"^disk full$"):
-            board.check()
+            control.check()
 
 
 def test_check_asks_nobody_and_look_does() -> None:
@@ -76,19 +76,19 @@ def test_waiting_rank_learns_of_an_abort() -> None:
 
 def test_time_out_names_who_is_missing_and_what_for() -> None:
     """Fails if it is not said for whom a rank waited in vain."""
-    board = boards(3, 0.1)[0]
+    control = boards(3, 0.1)[0]
     with pytest.raises(CommError, match=r"^rank 0 waited 0\.1 s for ranks 1, 2 to close$"):
-        board.leave()
+        control.leave()
 
 
 def test_lost_store_is_an_abort() -> None:
     """Fails if torch's exception gets through, or a watchdog dies of it."""
-    board = Board(LostStore(), 1, 2, 1.0)  # type: ignore[arg-type]
-    assert "lost the host of the store (Broken pipe)" in board.suspects(3)
-    board.look()
+    control = ControlStore(LostStore(), 1, 2, 1.0)  # type: ignore[arg-type]
+    assert "lost the host of the store (Broken pipe)" in control.suspects(3)
+    control.look()
     with pytest.raises(CommError, match="rank 1 lost the host of the store: Broken pipe"):
-        board.check()
-    other = Board(LostStore(), 0, 2, 1.0)  # type: ignore[arg-type]
+        control.check()
+    other = ControlStore(LostStore(), 0, 2, 1.0)  # type: ignore[arg-type]
     other.abort("disk full")
     with pytest.raises(CommError, match="disk full"):
         other.check()
@@ -97,9 +97,9 @@ def test_lost_store_is_an_abort() -> None:
 def test_roll_call_spares_who_waits_as_well() -> None:
     """Fails if a rank that is in the same call is suspected, or one in another is not."""
     made = boards(3)
-    for board, calls in zip(made, (2, 2, 1), strict=True):
+    for control, calls in zip(made, (2, 2, 1), strict=True):
         for _ in range(calls):
-            board.begin(Call("barrier"))
+            control.begin(Call("barrier"))
 
     def rank(number: int) -> str:
         if number == 0:

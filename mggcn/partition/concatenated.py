@@ -7,7 +7,7 @@ import numpy as np
 from mggcn.partition.order import Assignment
 
 
-def rank_major(owners: Assignment, first: int = 0) -> Assignment:
+def concatenated_by_rank(owners: Assignment, first: int = 0) -> Assignment:
     """Return an assignment of all N vertices to one rank: those of rank `first` in order of their rows there, then of the
     other ranks in their order.
 

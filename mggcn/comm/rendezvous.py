@@ -31,7 +31,7 @@ class Meeting:
 
 @final
 class ThreadWorld:
-    """The board that the ranks share. Its lock guards every field; tensors are copied outside of it."""
+    """The control store that the ranks share. Its lock guards every field; tensors are copied outside of it."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self.size = size
