@@ -24,7 +24,6 @@ from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, from_tables
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
-from mggcn.memory.device import DEVICES
 from mggcn.planning.shape import graph_shape
 from mggcn.train.runtime import Weights
 
@@ -83,7 +82,7 @@ def own(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: s
     plan = rank.plan
     # Libraries and context are no part of torch's memory; cuBLAS's work space is.
     facts = {
-        "planned": plan.total_bytes - plan.regions["runtime"] + DEVICES["cuda"].rank_bytes,
+        "planned": plan.total_bytes - plan.regions["runtime"],
         "arena": plan.arena_bytes,
         "products": plan.num_spmm,
     }

@@ -28,7 +28,6 @@ from mggcn.comm.threads import run_threads
 from mggcn.config import Config, from_tables
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
-from mggcn.memory.device import DEVICES
 from mggcn.report.busy import overlap
 from mggcn.report.timeline import read_timeline
 from mggcn.trace.timeline import RECORDED, WARM_UP
@@ -127,7 +126,6 @@ class Run:
         comm.barrier()
         # Libraries and context are no part of torch's memory; cuBLAS's work space is.
         planned = sum(nbytes for name, nbytes in rank.plan.regions.items() if name != "runtime")
-        planned += DEVICES["cuda"].rank_bytes
         return {"seconds": seconds, "losses": losses, "planned": planned}
 
     def traced(self, comm: Communicator, folder: Path) -> None:

@@ -46,7 +46,7 @@ def train(lab: Lab, store: Path, hidden: tuple[int, ...], ranks: int, strategy: 
             "train", str(store), *options, "--epochs", epochs, "--set", "train.eval_every=0", "--out", folder, "--quiet"
         )
         result = json.loads((Path(folder) / "result.json").read_text())
-    kept = ("captured", "bytes_sent_per_epoch", "planned_peak_bytes", "measured_peak_bytes")
+    kept = ("captured", "bytes_sent_per_epoch", "planned_peak_bytes", "measured_peak_bytes", "nccl")
     predicted = {"predicted": plan["predicted"]["training"]["seconds"], "machine": plan["predicted"]["machine"]}
     return {"median": result["seconds_per_epoch"], **predicted, **{key: result.get(key) for key in kept}}
 
@@ -59,6 +59,11 @@ def mggcn(*arguments: str) -> str:
     if done.returncode not in (0, 2) or (done.returncode and not done.stdout):
         raise ValueError((done.stderr.strip().splitlines() or ["no message"])[-1])
     return done.stdout
+
+
+def nccl_mib(record: dict[str, Any] | None) -> str:
+    """What NCCL took of the GPU that lost most, beside the plan; GPU 0 also holds this process, in the peak."""
+    return f"{record['measured_bytes'] / 2**20:.0f} ({record['planned_bytes'] / 2**20:.0f})" if record else ""
 
 
 def describe(rows: list[dict[str, Any]]) -> str:
@@ -75,6 +80,7 @@ def describe(rows: list[dict[str, Any]]) -> str:
             f"{alone[row['precision']] / row['median']:.2f}" if row["precision"] in alone else "",
             f"{(row['bytes_sent_per_epoch'] or 0) / 1e6:.1f}",
             f"{row['measured_peak_bytes'] / 2**30:.2f} ({row['planned_peak_bytes'] / 2**30:.2f})",
+            nccl_mib(row.get("nccl")),
             (row["captured"] or {}).get("epoch", ""),
         ]
         for row in timed
@@ -82,5 +88,5 @@ def describe(rows: list[dict[str, Any]]) -> str:
     if not lines:
         return ""
     head = ["ranks", "strategy", "precision", "ms/epoch (median)", "predicted ms", "faster than one rank"]
-    head += ["MB sent by rank 0", "peak GiB (planned)", "epochs"]
+    head += ["MB sent by rank 0", "peak GiB (planned)", "NCCL MiB (planned)", "epochs"]
     return f"Predicted for {timed[0]['machine']}.\n\n" + table(head, lines)

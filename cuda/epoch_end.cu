@@ -84,6 +84,7 @@ extern "C" __global__ void __launch_bounds__(kEndThreads)
   if (threadIdx.x) return;
   __threadfence();
   if (atomicAdd(arrived, 1u) + 1 < gridDim.x) return;
+  __threadfence();  // what the other blocks wrote before they arrived
   const long long epoch = clock[1];
   *arrived = 0;
   clock[1] = epoch + 1;

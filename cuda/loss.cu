@@ -76,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(kLossThreads, 3)
     losses[blockIdx.x] = loss;
     __threadfence();
     last = atomicAdd(arrived, 1u) + 1 == gridDim.x;
+    __threadfence();  // what the other blocks wrote before they arrived
   }
   for (int d = at; partials && d < cols; d += threads) {
     if (in_shared) {

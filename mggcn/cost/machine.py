@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from mggcn.errors import ConfigError
 
 MACHINES: Final = Path(__file__).with_name("machines")
 LIKE: Final = {"H100": "dgx-h100", "H200": "dgx-h100", "A100": "dgx-a100", "V100": "dgx-1"}
-"""Shipped files by parts of the names of GPUs."""
+"""Shipped files by words of the names of GPUs."""
 Kind = Literal["cpu", "cuda"]
 Origin = Literal["measured", "described", "assumed"]
 MessageKind = Literal["broadcast", "all_to_all", "all_reduce"]
@@ -212,7 +213,7 @@ def default_machine(kind: Kind, tuned: Path, gpu: str = "") -> Machine:
     of NCCL counts in either case: it is this machine's. Raises: ConfigError if the file is there but cannot be read.
     """
     assumed = read_machine(MACHINES / f"assumed-{kind}.toml")
-    name = next((name for part, name in LIKE.items() if part in gpu), "")
+    name = next((name for part, name in LIKE.items() if re.search(rf"\b{part}\b", gpu)), "")
     if kind == "cuda" and name:
         machine = find_machine(name)
         device = dataclasses.replace(machine.device, count=assumed.device.count)

@@ -6,7 +6,8 @@ no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,6 +55,10 @@ class Candidate:
         return f"{self.strategy}, order {self.order}" if self.order else self.strategy
 
 
+Rank = Callable[["Row"], tuple[float, int, int]]
+"""By which rows are compared: the least is the best."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A candidate with its figures; None where there is no plan, or, in a row of analysis, no prediction.
@@ -98,10 +103,12 @@ def choose(candidates: Sequence[Candidate], machine: Machine, limit: int) -> Cho
     """
     rows = [_row(candidate, machine, limit) for candidate in candidates]
     eligible = [row for row in rows if row.verdict == "fits"]
-    best = min(eligible, key=_rank, default=None)
+    named = {candidate.order for candidate in candidates if candidate.order} == {"locality"}
+    rank = functools.partial(_rank, gain=1.0 if named else ORDER_GAIN)
+    best = min(eligible, key=rank, default=None)
     if analysed := _row_15d(candidates, machine):
         rows.append(analysed)
-    reason = _none_reason(rows, limit) if best is None else _reason(best, rows, near_rows(machine))
+    reason = _none_reason(rows, limit) if best is None else _reason(best, rows, near_rows(machine), rank)
     return Choice(machine, tuple(rows), best, reason)
 
 
@@ -113,8 +120,8 @@ def near_rows(machine: Machine) -> int:
     return int(max((bound for bound in BOUNDS if bound <= held), default=BOUNDS[0]))
 
 
-def _rank(row: Row) -> tuple[float, int, int]:
-    factor = ORDER_GAIN if row.candidate.order == "locality" else 1.0
+def _rank(row: Row, gain: float) -> tuple[float, int, int]:
+    factor = gain if row.candidate.order == "locality" else 1.0
     return (factor * (row.seconds or 0.0), row.bytes_sent or 0, row.memory_bytes or 0)
 
 
@@ -170,26 +177,26 @@ def _row_15d(candidates: Sequence[Candidate], machine: Machine) -> Row | None:
     )
 
 
-def _reason(best: Row, rows: Sequence[Row], near: int) -> str:
+def _reason(best: Row, rows: Sequence[Row], near: int, rank: Rank) -> str:
     """Say what was chosen, by how much it wins, and what would have been faster but may not be chosen."""
     text = f"{best.candidate.name} is chosen: {seconds_text(best.seconds)} per epoch predicted"
     others = [row for row in rows if row.verdict == "fits" and row is not best]
-    second = min(others, key=_rank, default=None)
+    second = min(others, key=rank, default=None)
     if second is None:
         text += ", the only exact one that fits"
     elif best.seconds and second.seconds:
         text += f", {second.candidate.name} takes {second.seconds / best.seconds:.2f} times as long"
-    text += _order_reason(best, others, near)
+    text += _order_reason(best, others, near, rank)
     for row in rows:
         if row.verdict in ("fits", "not exact", "does not fit") and (row.seconds or 0) < (best.seconds or 0):
             text += f"; {row.candidate.name} would take {seconds_text(row.seconds)} but {_but(row)}"
     return text
 
 
-def _order_reason(best: Row, others: Sequence[Row], near: int) -> str:
+def _order_reason(best: Row, others: Sequence[Row], near: int, rank: Rank) -> str:
     """Say what the order of the chosen row is like beside the next best one under the same strategy."""
     same = [row for row in others if row.candidate.strategy == best.candidate.strategy and row.near is not None]
-    other = min(same, key=_rank, default=None)
+    other = min(same, key=rank, default=None)
     if other is None or best.near is None:
         return ""
     text = f"; {best.near:.0%} of its gathers find their row among the {near:,} last used ones"
@@ -201,7 +208,7 @@ def _order_reason(best: Row, others: Sequence[Row], near: int) -> str:
 
 def _but(row: Row) -> str:
     if row.verdict == "fits":
-        return "gains too little for an order that has to be made"
+        return "gains too little for an order that nobody named"
     return "is not exact" if row.verdict == "not exact" else f"needs {human(row.memory_bytes or 0)} per rank"
 
 

@@ -123,7 +123,9 @@ class TrainingEpoch:
             books.signals.copy_(books.own)
 
     def run(self, epoch: int) -> None:
-        """Queue one epoch, number `epoch` from 0, as the clock says too."""
+        """Queue one epoch, number `epoch` from 0, as the clock says too. Raises: IndexError behind the last epoch."""
+        if epoch >= self._work.books.history.shape[0]:
+            raise IndexError(f"the run has {self._work.books.history.shape[0]} epochs, epoch {epoch + 1} was asked for")
         work = self._work
         work.comm.check()
         work.runtime.training.begin_epoch(epoch)

@@ -107,6 +107,7 @@ def test_nccl_in_a_cuda_graph() -> None:
             repeated()
         device.synchronize()
         comm.check()
+        assert repeated.state == "captured"
         assert torch.all(buf == 64)
         assert torch.all(total == 126)
     del repeated

@@ -39,9 +39,11 @@ def test_nothing_changed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.golden.record", str(tmp_path / "now.json")]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2], timeout=280)
     now, recorded = (json.loads(path.read_text()) for path in (tmp_path / "now.json", RECORDED))
-    bits = now.pop("torch") == recorded.pop("torch")
+    here, there = now.pop("torch"), recorded.pop("torch")
     assert now.keys() == recorded.keys()
-    assert compared(now, recorded, bits=bits) == []
+    assert compared(now, recorded, bits=here == there) == []
+    if here != there:
+        pytest.skip(f"bits are those of torch {there}, here is {here}: sizes, messages and losses were compared")
 
 
 def test_a_difference_is_told() -> None:

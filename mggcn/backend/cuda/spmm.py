@@ -7,6 +7,7 @@ groups of a warp end together while rows that are near each other, which often s
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.cpu.explore import HOPELESS, Trial
-from mggcn.backend.cpu.variants import NO_CHOICES, Choices, MatrixTraits, SpmmChoice, SpmmKey, key_of
+from mggcn.backend.cpu.variants import NO_CHOICES, Choices, SpmmChoice, SpmmKey
 from mggcn.backend.cuda.epilogue import epilogue_args
 from mggcn.backend.cuda.kernels import Kernels, out_option
 from mggcn.backend.cuda.sizes import LONG_ROW, WINDOW, DeviceTraits, segment_length
@@ -238,7 +239,11 @@ class OwnSpmm:
 
 
 def _key(adj: Sparse, h: Tensor, width: int, *, summed: bool) -> SpmmKey:
-    return key_of(MatrixTraits(adj.num_rows, h.shape[0], adj.nnz), width, h.itemsize, summed=summed)
+    schedule: Schedule = adj.schedule
+    # Lengths of rows decide what slices gain, and tell a matrix from its transpose.
+    traits = (schedule.longer_than, schedule.hub, schedule.parts.shape[0], schedule.hubs.shape[0])
+    digest = hashlib.sha256(repr(traits).encode()).hexdigest()[:16]
+    return SpmmKey(adj.num_rows, h.shape[0], adj.nnz, width, h.itemsize, summed, digest)
 
 
 def _aligned(dense: Tensor) -> bool:
