@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig, from_toml
 from mggcn.errors import BackendError, ConfigError, GraphError, RunError, TrainError
 from mggcn.graph.csr import CSR, ArrayRows, Graph
@@ -267,3 +268,20 @@ def test_scores_that_cannot_be_written(run: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(RunError, match="No space left"):
         predicting.predict(run, tmp_path / "scores.npy")
     assert not list(tmp_path.glob("*scores*"))
+
+
+def test_a_rank_process_multiplies_as_its_precision_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a rank that is a process trains without the setting of its precision, or leaves it behind."""
+    config = Config(run=RunConfig(device="cuda", precision="tf32"))
+    seen: list[str] = []
+    for name, value in (
+        ("read_run", lambda folder: (config, None, {"store": ""})),
+        ("open_store", lambda path: None),
+        ("known_plan", lambda *_: ()),
+        ("train_rank", lambda *_, **__: seen.append(torch.get_float32_matmul_precision())),
+    ):
+        monkeypatch.setattr(training, name, value)
+    before = torch.get_float32_matmul_precision()
+    training.train_worker(SingleCommunicator(), Path("none"), quiet=True, started=0.0)
+    assert (seen, torch.get_float32_matmul_precision()) == (["high"], before)
+    assert before != "high"
