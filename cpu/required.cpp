@@ -22,7 +22,7 @@ MGGCN_EXPORT(mggcn_required_reads)(const Sweep* s, uint8_t* reads, int32_t threa
 }
 
 MGGCN_EXPORT(mggcn_required_tiles)(const Sweep* s, int32_t ranks, int64_t* nnz, int64_t* needed_t, uint64_t* readers,
-                                 int32_t threads) {
+                                   int32_t threads) {
   const int64_t words = (ranks + 63) / 64, tiles = (int64_t)ranks * ranks;
 #pragma omp parallel num_threads(threads)
   {

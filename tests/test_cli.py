@@ -43,7 +43,7 @@ def test_settings_that_are_none(store: Path, tmp_path: Path, capsys: pytest.Capt
         "--set expects table.key=value": ["--set", "model.hidden"],
         "train.epochs must be 1 or more": ["--epochs", 0],
         "train.epochs expects an integer, got 'ten'": ["--epochs", "ten"],
-        "run.precision expects one of fp32, tf32, bf16, fp64": ["--precision", "fp8"],
+        "run.precision expects one of fp32, tf32, mixed, bf16, fp64": ["--precision", "fp8"],
         "is not valid TOML": ["--config", broken],
         f"{odd}: unknown setting model.hiden": ["--config", odd],
         "cannot read the configuration": ["--config", tmp_path / "nothing.toml"],
