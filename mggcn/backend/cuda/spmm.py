@@ -137,7 +137,7 @@ class OwnSpmm:
         width, item, summed = out.shape[1], h.itemsize, out.itemsize > h.itemsize
         if not _aligned(h):
             return Product(adj, width, item, summed, SpmmChoice(), measured=True)
-        kept = self._choices.get(_key(adj, h, width, summed=summed)) if self._choices else None
+        kept = self._choices.get(key_of(adj, h, width, summed=summed)) if self._choices else None
         if kept is not None and is_slicing(kept, item):
             return Product(adj, width, item, summed, kept, measured=True)
         chosen = choose_slices(adj.num_rows, adj.nnz, h.shape[0], width, item, self._traits)
@@ -150,7 +150,7 @@ class OwnSpmm:
         for way in ways:
             variant = choose(product.width, product.item, True, way.panel, weighted=adj.values is not None)
             self._kernels.prepare("spmm", "spmm_balanced", _options(adj, h, out, variant))
-        return Trial(_key(adj, h, product.width, summed=product.summed), ways)
+        return Trial(key_of(adj, h, product.width, summed=product.summed), ways)
 
     def multiply(
         self,
@@ -238,7 +238,8 @@ class OwnSpmm:
         )
 
 
-def _key(adj: Sparse, h: Tensor, width: int, *, summed: bool) -> SpmmKey:
+def key_of(adj: Sparse, h: Tensor, width: int, *, summed: bool) -> SpmmKey:
+    """Return the key of a product in a table of measured slices. Arguments as for `choose_spmm`."""
     schedule: Schedule = adj.schedule
     # Lengths of rows decide what slices gain, and tell a matrix from its transpose.
     traits = (schedule.longer_than, schedule.hub, schedule.parts.shape[0], schedule.hubs.shape[0])

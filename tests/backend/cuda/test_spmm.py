@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import torch
 
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
-from mggcn.backend.cpu.variants import MatrixTraits, SpmmChoice, key_of
+from mggcn.backend.cpu.variants import SpmmChoice, SpmmKey
 from mggcn.backend.cuda.kernels import Kernels
 from mggcn.backend.cuda.sizes import (
     H100,
@@ -26,7 +26,7 @@ from mggcn.backend.cuda.sizes import (
     segment_length,
     workspace_bytes,
 )
-from mggcn.backend.cuda.spmm import OwnSpmm, Schedule, make_schedule
+from mggcn.backend.cuda.spmm import OwnSpmm, Schedule, key_of, make_schedule
 from mggcn.backend.cuda.variants import Variant, choose, sliced
 from mggcn.backend.gather_rates import SLICES
 from mggcn.errors import BackendError
@@ -78,6 +78,10 @@ class Bench:
         schedule = make_schedule(pointers, self.backend.upload, **SMALL)
         dense = HUBS.toarray()
         return Sparse(*arrays, values, schedule), dense if weighted else (dense != 0).astype(float)
+
+    def key(self, cols: int) -> SpmmKey:
+        """The key of a product of HUBS by an operand of `cols` columns, into rows of its own type."""
+        return key_of(self.sparse(False)[0], padded(self.backend, HUBS.shape[1], cols)[0], cols, summed=False)
 
     def run(self, cols: int, variant: Variant | None, **how: Any) -> tuple[torch.Tensor, np.ndarray]:
         """Multiply between guards; return (out, expected). how: weighted, accumulate, epilogue, make, out_dtype."""
@@ -371,8 +375,7 @@ def test_every_slice_width_is_right_and_repeats(dtype: torch.dtype, make: Any) -
         for seed in (5, 331):
             bench = make(dtype, seed)
             own, item = bench.own, dtype.itemsize
-            kept = key_of(MatrixTraits(HUBS.shape[0], HUBS.shape[1], HUBS.nnz), cols, item, summed=False)
-            bench.own = OwnSpmm(own._kernels, H100, bench.workspace, {kept: sliced(size, item)})
+            bench.own = OwnSpmm(own._kernels, H100, bench.workspace, {bench.key(cols): sliced(size, item)})
             epilogue = epilogue_of(bench.backend, PARTS, HUBS.shape[0], cols)
             out, expected = bench.run(cols, None, weighted=True, accumulate=True, epilogue=epilogue)
             product = bench.own.product(bench.sparse(True)[0], padded(bench.backend, HUBS.shape[1], cols)[0], out)
@@ -386,12 +389,26 @@ def test_a_kept_way_that_is_no_slicing_is_left_aside() -> None:
     """Fails if a table of a CPU's ways, or of another version's slices, reaches the kernels of a GPU."""
     for way in (SpmmChoice("blocks", 0, 4), SpmmChoice("panels", 7), SpmmChoice("rows", 0, 1, 16)):
         bench = emulated(torch.float32, 0)
-        kept = key_of(MatrixTraits(HUBS.shape[0], HUBS.shape[1], HUBS.nnz), 64, 4, summed=False)
-        bench.own = OwnSpmm(bench.own._kernels, H100, bench.workspace, {kept: way})
+        bench.own = OwnSpmm(bench.own._kernels, H100, bench.workspace, {bench.key(64): way})
         out, expected = bench.run(64, None)
         np.testing.assert_allclose(host(out), expected, rtol=5e-5, atol=1e-4)
         product = bench.own.product(bench.sparse(False)[0], padded(bench.backend, HUBS.shape[1], 64)[0], out)
         assert (product.choice, product.measured) == (SpmmChoice(), False)
+
+
+def test_a_matrix_and_its_transpose_have_their_own_keys() -> None:
+    """Fails if slices measured for A are taken for A^T, which has as many rows, columns and nonzeros."""
+    bench = emulated(torch.float32, 0)
+    hub = np.concatenate([[0], np.full(200, 199)])
+    even = np.minimum(np.arange(201), 199)
+    matrices = []
+    for pointers in (hub, even):
+        arrays = (bench.backend.upload(a) for a in (pointers, np.zeros(199, np.int32)))
+        matrices.append(Sparse(*arrays, None, make_schedule(pointers, bench.backend.upload, **SMALL)))
+    h = padded(bench.backend, 200, 8)[0]
+    first, second = (key_of(adj, h, 8, summed=False) for adj in matrices)
+    assert (first.rows, first.columns, first.nnz) == (second.rows, second.columns, second.nnz)
+    assert first != second
 
 
 def test_length_of_long_rows_follows_the_unroll() -> None:
