@@ -110,8 +110,8 @@ def make(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: 
 def initial_weights(lab: Lab, graph: Graph, hidden: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """The weights that mggcn begins with, which are the same on every device."""
     config = settings_of(lab, graph, hidden, "fp32", "own")
-    layers = plan_shape(config, graph_shape(graph, config.model)).ranks[0].model.layers
-    weights = Weights(layers, config.model.bias, torch.float32, CpuBackend(torch.float32, 1))
+    parameters = plan_shape(config, graph_shape(graph, config.model)).ranks[0].values.parameters
+    weights = Weights(parameters, torch.float32, CpuBackend(torch.float32, 1))
     weights.initialize(config.train.seed)
     return weights.state_dict()
 

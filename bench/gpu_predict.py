@@ -74,14 +74,14 @@ def epoch_work(plan: RunPlan) -> Works:
 def pyg_work(plan: RunPlan) -> Works:
     """PyG's `fused` kind in float32: weighted products in both directions of all layers, elementwise passes unfused."""
     [rank] = plan.ranks
-    rows, found = rank.model.rows, []
+    rows, found = rank.sizes.rows, []
 
     def passes(nbytes: int, calls: int) -> Work:
         return Work("elementwise", streamed=rows * nbytes, calls=calls)
 
-    for choice in rank.model.layers:
+    for choice in rank.values.layers:
         d, e = choice.d_in, choice.d_out
-        hidden = choice.layer < len(rank.model.layers)
+        hidden = choice.layer < len(rank.values.layers)
         sparse = dataclasses.replace(product(rows, rows, rank.nnz, 4 * e, 8), calls=3, results=0)
         gemm = Work("dense", streamed=4 * rows * (d + e), flop=2 * rows * d * e, calls=2)
         # Bias, its gradient; ReLU and its mask.

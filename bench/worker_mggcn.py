@@ -72,7 +72,7 @@ def prepare(job: dict[str, Any]) -> Contender:
         "setup_bytes": first.setup_bytes,
         "arena_bytes": first.arena_bytes,
         "paper_bytes": first.paper_bytes,
-        "input": first.model.input.reason,
+        "input": first.values.input.reason,
         "order": config.run.order,
         "precision": config.run.precision,
         "work": work_of(plan),

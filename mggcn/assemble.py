@@ -30,6 +30,8 @@ from mggcn.errors import BackendError, ConfigError, PlanError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.memory.device import REAL, not_captured, runs_nccl, threads_of
 from mggcn.memory.units import free_bytes, human
+from mggcn.model.builder import Network
+from mggcn.model.network import NETWORKS, num_aggregations
 from mggcn.partition.cut_rows import CutStats
 from mggcn.partition.libra import libra_nbytes
 from mggcn.partition.make import is_cached, make_partition, stats_of
@@ -126,29 +128,31 @@ def nccl_memory(config: Config, machine: Machine | None = None) -> NcclMemory:
     return NcclMemory(sizes_of(user_settings(os.environ)), machine.nccl)
 
 
-def plan_graph(config: Config, graph: Graph, machine: Machine | None = None) -> tuple[RunPlan, Partition]:
+def plan_graph(
+    config: Config, graph: Graph, machine: Machine | None = None, network: Network | None = None
+) -> tuple[RunPlan, Partition]:
     """Share out the vertices and plan every rank of a run on `graph`.
 
-    machine: on which NCCL's memory may have been measured, by default this one.
-    Cost: a few sweeps over the edges. Raises: ConfigError, GraphError, StoreError, PlanError.
+    machine: on which NCCL's memory may have been measured, by default this one. network: the model, by default that of
+    model.kind. Cost: a few sweeps over the edges. Raises: ConfigError, GraphError, StoreError, PlanError.
     """
     shape, strategy = graph_shape(graph, config.model), STRATEGIES[config.run.strategy]
     partition = partition_graph(config, graph)
-    stats = partition_stats(config, graph, partition)
-    return plan_run(config, shape, stats, strategy, nccl_memory(config, machine)), partition
+    stats = partition_stats(config, graph, partition, network)
+    return plan_run(config, shape, stats, strategy, nccl_memory(config, machine), network), partition
 
 
-def partition_stats(config: Config, graph: Graph, partition: Partition) -> PartitionStats:
+def partition_stats(
+    config: Config, graph: Graph, partition: Partition, network: Network | None = None
+) -> PartitionStats:
     """Return the sizes of a partition, and what training epochs need of it if they may leave rows out.
 
     Cost: a few sweeps over the edges.
     """
     model, data = config.model, config.data
-    depth = len(model.hidden) + 1
-    if not isinstance(graph.features, CSR) and not model.input_dropout:
-        depth -= 1  # layer 1 aggregates no more once its input is A X
-    pruning = config.run.prune == "auto" and model.aggregates and depth
-    training = training_rows(graph, data.splits, data.split) if pruning else None
+    sparse = isinstance(graph.features, CSR)
+    depth = num_aggregations(network or NETWORKS[model.kind], model, graph.num_classes, sparse=sparse)
+    training = training_rows(graph, data.splits, data.split) if config.run.prune == "auto" and depth else None
     return stats_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth)
 
 
@@ -249,7 +253,7 @@ def make_backend(
     """
     from mggcn.train.runtime import DTYPES
 
-    storage = DTYPES[plan.model.dtype]
+    storage = DTYPES[plan.sizes.dtype]
     if config.run.device == "cpu":
         from mggcn.backend.cpu.backend import CpuBackend
 
@@ -322,7 +326,7 @@ def make_rank(
     if config.train.patience and not shard.split_sizes[1]:
         raise ConfigError("train.patience needs validation vertices, and this split has none; set train.patience = 0")
     reader = FeatureReader(graph, held, comm.rank, config.data.row_normalize)
-    inputs = load_inputs(backend, shard, reader, rank_plan.model, threads)
+    inputs = load_inputs(backend, shard, reader, rank_plan, threads)
     states = state_views(backend, rank_plan.states)
     aggregates = RankAggregations(NoAggregation(), NoAggregation())
     if options.aggregates:
@@ -331,7 +335,7 @@ def make_rank(
         aggregates = build_pruned(plan.strategy, every, rank_plan.rows, rank_plan.pruned, site)
     programs = [rank_plan.train, rank_plan.evaluate, *([rank_plan.setup] if rank_plan.setup else [])]
     arena = backend.allocate(rank_plan.arena_bytes)
-    weights = Weights(rank_plan.model.layers, config.model.bias, DTYPES[REAL[config.run.precision]], backend)
+    weights = Weights(rank_plan.values.parameters, DTYPES[REAL[config.run.precision]], backend)
     classes = plan.shape.num_classes
     counts = backend.allocate(8 * 9 * classes).view(torch.int64).view(3, 3, classes)
     signals = backend.allocate(8 * SIGNALS).view(torch.float64)

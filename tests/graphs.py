@@ -15,6 +15,7 @@ from mggcn.comm.single import SingleCommunicator
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config
 from mggcn.graph.csr import CSR, ArrayRows, Graph
+from mggcn.model.builder import Network
 from tests.devices import DeviceOf
 
 
@@ -94,19 +95,26 @@ def on_ranks(
     body: Callable[[Rank], Any],
     timeout_s: float = 60,
     device_of: DeviceOf = gpu_of_rank,
+    network: Network | None = None,
 ) -> list[Any]:
-    """Build every rank of a run in threads and return what `body` gives on each."""
+    """Build every rank of a run in threads and return what `body` gives on each; network: another model than config's."""
     config = resolve(config, graph)
 
     def run(comm: Communicator) -> Any:
-        plan, owners = plan_graph(config, graph)
+        plan, owners = plan_graph(config, graph, network=network)
         return body(make_rank(config, graph, plan, owners, comm, device_of=device_of))
 
     with dense_products(config):
         return run_threads(config.run.ranks, run, timeout_s) if config.run.ranks > 1 else [run(SingleCommunicator())]
 
 
-def one_epoch(config: Config, graph: Graph, epoch: int = 3, device_of: DeviceOf = gpu_of_rank) -> list[Trained]:
+def one_epoch(
+    config: Config,
+    graph: Graph,
+    epoch: int = 3,
+    device_of: DeviceOf = gpu_of_rank,
+    network: Network | None = None,
+) -> list[Trained]:
     """Gradients of one epoch, and the logits of an evaluation, on every rank."""
 
     def body(rank: Rank) -> Trained:
@@ -123,4 +131,4 @@ def one_epoch(config: Config, graph: Graph, epoch: int = 3, device_of: DeviceOf 
             rank,
         )
 
-    return on_ranks(config, graph, body, device_of=device_of)
+    return on_ranks(config, graph, body, device_of=device_of, network=network)

@@ -91,13 +91,29 @@ class Sparse:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """How a gradient goes back through an activation: what `activation_grad` takes beside g and h."""
+    """How a gradient goes back through an activation: what `activation_grad` takes beside g and h.
 
-    masked: bool
-    keep_scale: float
-    h_scale: Tensor | None
-    out_scale: Tensor | None
-    partials: Tensor | None
+    masked: whether zeros of h stop it; keep_scale: the factor of what dropout kept. h_scale, out_scale (V,), or None for
+    one: before and behind dZ, of which partials float64 (partials, D) sum the columns, None without a bias.
+    """
+
+    masked: bool = True
+    keep_scale: float = 1.0
+    h_scale: Tensor | None = None
+    out_scale: Tensor | None = None
+    partials: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossTarget:
+    """What logits are compared with: labels int32 (V,); rows count where bit 0 of mask, uint8 (V,), is set.
+
+    inv_count: one over the rows that count, on all ranks.
+    """
+
+    labels: Tensor
+    mask: Tensor
+    inv_count: float
 
 
 class KernelBackend(Protocol):
@@ -191,16 +207,11 @@ class KernelBackend(Protocol):
         self,
         g: Tensor,
         h: Tensor,
-        *,
-        masked: bool,
-        keep_scale: float,
-        h_scale: Tensor | None,
-        out_scale: Tensor | None,
-        partials: Tensor | None,
+        gradient: Gradient,
         first_row: int = 0,
         out: Tensor | None = None,
     ) -> None:
-        """H = out_scale * dZ, dZ = (h != 0) * keep_scale * h_scale * g; partials float64 (partials, D) sum columns of dZ.
+        """H = out_scale * dZ, dZ = (h != 0) * keep_scale * h_scale * g, as `gradient` says.
 
         out: of bfloat16 beside a float32 h, takes the result instead, rounded.
         The mask of ReLU and dropout is read from the zeros that the forward pass stored in h. Rows from first_row = 0 on
@@ -221,16 +232,14 @@ class KernelBackend(Protocol):
     def softmax_xent(
         self,
         z: Tensor,
-        labels: Tensor,
-        mask: Tensor,
-        inv_count: float,
+        target: LossTarget,
         row_scale: Tensor | None,
         loss: Tensor,
         partials: Tensor | None,
     ) -> None:
         """Masked cross-entropy: loss float64 (1,) += its sum times inv_count, z becomes row_scale times its gradient.
 
-        Rows count where bit 0 of mask (uint8) is set; partials float64 (partials, C) = columns of the unscaled gradient.
+        partials: float64 (partials, C) = columns of the unscaled gradient.
         """
         ...
 

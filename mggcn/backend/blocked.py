@@ -26,14 +26,4 @@ def product_grad_by_blocks(
         rows = h[first : first + step]
         part = block[: rows.shape[0]]
         backend.matmul(a[first : first + step], b, part)
-        backend.activation_grad(
-            part,
-            rows,
-            masked=gradient.masked,
-            keep_scale=gradient.keep_scale,
-            h_scale=gradient.h_scale,
-            out_scale=gradient.out_scale,
-            partials=gradient.partials,
-            first_row=first,
-            out=None if out is None else out[first : first + step],
-        )
+        backend.activation_grad(part, rows, gradient, first, None if out is None else out[first : first + step])

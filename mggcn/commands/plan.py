@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(shipped_machines())} (default: the tuned file of this machine, one with GPUs like its own, or assumed "
         "figures)",
     )
+    parser.add_argument(
+        "--explain", action="store_true", help="also say what each rewrite of the model did, and its ops"
+    )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_settings(parser)
 
@@ -69,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(found if choice is None else found | {"choice": choice_dict(choice)}, indent=1))
     else:
         chosen = [] if choice is None else [*choice_lines(choice), ""]
-        print(render(plan, limit, [*chosen, *cost_lines(plan, machine, arguments.replication)]))
+        print(render(plan, limit, [*chosen, *cost_lines(plan, machine, arguments.replication)], arguments.explain))
     return 0 if plan.largest.total_bytes <= limit else 2
 
 

@@ -1,22 +1,35 @@
-"""What the lowering decides before it lowers: how the input is kept, and the order of each layer's products, with reasons.
+"""What is decided before a graph of values is rewritten: how the input is kept, and the order of each layer's products.
 
 V rows of this rank, D input width, E output width; work is counted in multiply-adds, memory in bytes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 from mggcn.config import ModelConfig
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import REAL, STORAGE
 
 SPARSE_PENALTY = 5.0
-"""Multiply-adds of a GEMM in the time of one of an SpMM whose operand fits the cache: bench/input_choice.py."""
+"""Multiply-adds of a GEMM in the time of one of an SpMM whose operand fits the cache."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerUse:
+    """A dense layer as the model has it: its number from 1, its widths, what it reads and what follows.
+
+    aggregated: whether a normalised aggregation alone reads its result. first: whether it alone reads the input.
+    """
+
+    layer: int
+    d_in: int
+    d_out: int
+    aggregated: bool
+    first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InputShape:
     """What is known of the input on one rank: V rows, D features; nonzeros of X, of A's rows and of A_hat X."""
 
@@ -29,14 +42,14 @@ class InputShape:
     """Estimate for A_hat X; ignored for dense features."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InputChoice:
     """How the input is kept: dense or sparse, as X or as A_hat X (`aggregated`), in `nbytes`, and why."""
 
-    sparse: bool
-    aggregated: bool
+    sparse: bool = False
+    aggregated: bool = False
     nbytes: int
-    reason: str
+    reason: str = ""
 
 
 def _dense_bytes(shape: InputShape, precision: str) -> int:
@@ -51,27 +64,26 @@ def sparse_bytes(shape: InputShape, nnz: int, precision: str, dropped: bool) -> 
     return 2 * nnz * entry + nnz * extra + 8 * (shape.rows + shape.cols + 2)
 
 
-def choose_input(model: ModelConfig, shape: InputShape, width: int, setting: str, precision: str) -> InputChoice:
-    """Choose how the input is kept; `width` is that of layer 1, `setting` is run.features (auto, dense, sparse).
+def choose_input(
+    model: ModelConfig, use: LayerUse | None, shape: InputShape, setting: str, precision: str
+) -> InputChoice:
+    """Choose how the input is kept; `use` is the layer that alone reads it, None if the model reads it otherwise.
 
-    Dense X without input dropout is kept as A_hat X: layer 1 then needs no SpMM in either direction. Sparse X stays in
-    CSR and CSC as X or as A_hat X, or becomes dense, whichever does the least work per epoch.
+    setting: run.features (auto, dense, sparse). Dense X without input dropout is kept as A_hat X: layer 1 then needs no
+    SpMM in either direction. Sparse X stays in CSR and CSC as X or as A_hat X, or becomes dense, whichever does the least
+    work per epoch.
     """
-    graph = model.aggregates
-    constant = not model.input_dropout
+    dense = _dense_bytes(shape, precision)
+    if use is None:
+        return InputChoice(nbytes=dense, reason="X is kept dense: more than one dense layer reads it")
     if shape.nnz is None or setting == "dense":
-        nbytes = _dense_bytes(shape, precision)
-        if not graph:
-            return InputChoice(False, False, nbytes, "X is kept dense: the model has no graph")
-        if constant:
-            return InputChoice(
-                False,
-                True,
-                nbytes,
-                "A X is computed once and kept instead of X: layer 1 needs no SpMM in either direction",
-            )
-        return InputChoice(False, False, nbytes, "X is kept dense: input dropout changes it every epoch")
-    options = _sparse_options(model, shape, width, precision)
+        if not use.aggregated:
+            return InputChoice(nbytes=dense, reason="X is kept dense: the model has no graph")
+        if not model.input_dropout:
+            reason = "A X is computed once and kept instead of X: layer 1 needs no SpMM in either direction"
+            return InputChoice(aggregated=True, nbytes=dense, reason=reason)
+        return InputChoice(nbytes=dense, reason="X is kept dense: input dropout changes it every epoch")
+    options = _sparse_options(model, use, shape, precision)
     if setting == "sparse":
         options = [o for o in options if o[1].sparse]
     work, best = min(options, key=lambda o: o[0])
@@ -84,7 +96,7 @@ def choose_input(model: ModelConfig, shape: InputShape, width: int, setting: str
         f"{_name(best)} is kept: {work / 1e6:.1f} M weighted multiply-adds an epoch in layer 1, "
         f"{best.nbytes / 2**20:.1f} MiB" + (f" (against {rest})" if rest else "")
     )
-    return InputChoice(best.sparse, best.aggregated, best.nbytes, reason)
+    return replace(best, reason=reason)
 
 
 def _name(choice: InputChoice) -> str:
@@ -92,29 +104,31 @@ def _name(choice: InputChoice) -> str:
 
 
 def _sparse_options(
-    model: ModelConfig, shape: InputShape, width: int, precision: str
+    model: ModelConfig, use: LayerUse, shape: InputShape, precision: str
 ) -> list[tuple[float, InputChoice]]:
     """Work per epoch and choice for each way to keep a sparse X."""
-    graph, dropped = model.aggregates, model.input_dropout > 0
+    graph, dropped, width = use.aggregated, model.input_dropout > 0, use.d_out
     nnz = shape.nnz or 0
     spmm = 2 * shape.adj_nnz * width if graph else 0
-    x_bytes = sparse_bytes(shape, nnz, precision, dropped)
-    options = [(SPARSE_PENALTY * (2 * nnz * width + spmm), InputChoice(True, False, x_bytes, ""))]
+    x_bytes, dense = sparse_bytes(shape, nnz, precision, dropped), _dense_bytes(shape, precision)
+    options = [(SPARSE_PENALTY * (2 * nnz * width + spmm), InputChoice(sparse=True, nbytes=x_bytes))]
     gemm = 2 * shape.rows * shape.cols * width
     if dropped or not graph:
-        options.append((gemm + SPARSE_PENALTY * spmm, InputChoice(False, False, _dense_bytes(shape, precision), "")))
+        options.append((gemm + SPARSE_PENALTY * spmm, InputChoice(nbytes=dense)))
     else:
         ax_bytes = sparse_bytes(shape, shape.aggregated_nnz, precision, False)
-        options.append((SPARSE_PENALTY * 2 * shape.aggregated_nnz * width, InputChoice(True, True, ax_bytes, "")))
-        options.append((float(gemm), InputChoice(False, True, _dense_bytes(shape, precision), "")))
+        work = SPARSE_PENALTY * 2 * shape.aggregated_nnz * width
+        options.append((work, InputChoice(sparse=True, aggregated=True, nbytes=ax_bytes)))
+        options.append((float(gemm), InputChoice(aggregated=True, nbytes=dense)))
     return options
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerChoice:
     """One layer: its number from 1, widths, and the order of its products with the reason.
 
-    products: "precomputed" (A_hat X W), "gemm-first" A_hat (H W), "aggregate-first" (A_hat H) W, or "dense" (no graph).
+    products: "precomputed" (A_hat X W), "gemm-first" A_hat (H W), "aggregate-first" (A_hat H) W, or "dense" (no
+    aggregation follows).
     """
 
     layer: int
@@ -124,27 +138,22 @@ class LayerChoice:
     reason: str
 
 
-def choose_layers(
-    model: ModelConfig, num_features: int, num_classes: int, choice: InputChoice, products: str
-) -> tuple[LayerChoice, ...]:
-    """Choose the order of products of every layer; `products` is run.products.
+def choose_layer(use: LayerUse, choice: InputChoice, products: str) -> LayerChoice:
+    """Choose the order of products of a dense layer and the aggregation behind it; `products` is run.products.
 
     MG-GCN's rule (section 4.3): the narrower side goes through the graph, so GEMM first if and only if E <= D.
     """
-    widths = (num_features, *model.hidden, num_classes)
-    layers = []
-    for layer, (d_in, d_out) in enumerate(pairwise(widths), start=1):
-        if not model.aggregates:
-            kind, reason = "dense", "the model has no graph"
-        elif layer == 1 and choice.aggregated:
-            kind, reason = "precomputed", "A X is constant: no SpMM"
-        elif layer == 1 and choice.sparse:
-            kind, reason = "gemm-first", f"X is sparse: SpMM at width {d_out} of X W"
-        elif products != "auto":
-            kind, reason = products, "as set by run.products"
-        elif d_out <= d_in:
-            kind, reason = "gemm-first", f"{d_out} <= {d_in}: the narrower side goes through the graph"
-        else:
-            kind, reason = "aggregate-first", f"{d_in} < {d_out}: the narrower side goes through the graph, A H is kept"
-        layers.append(LayerChoice(layer, d_in, d_out, kind, reason))
-    return tuple(layers)
+    d_in, d_out = use.d_in, use.d_out
+    if not use.aggregated:
+        kind, reason = "dense", "the model has no graph"
+    elif use.first and choice.aggregated:
+        kind, reason = "precomputed", "A X is constant: no SpMM"
+    elif use.first and choice.sparse:
+        kind, reason = "gemm-first", f"X is sparse: SpMM at width {d_out} of X W"
+    elif products != "auto":
+        kind, reason = products, "as set by run.products"
+    elif d_out <= d_in:
+        kind, reason = "gemm-first", f"{d_out} <= {d_in}: the narrower side goes through the graph"
+    else:
+        kind, reason = "aggregate-first", f"{d_in} < {d_out}: the narrower side goes through the graph, A H is kept"
+    return LayerChoice(layer=use.layer, d_in=d_in, d_out=d_out, products=kind, reason=reason)

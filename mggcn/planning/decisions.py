@@ -12,56 +12,71 @@ from dataclasses import dataclass
 from mggcn.aggregate.base import AggregationPlan, Strategy
 from mggcn.config import Config
 from mggcn.memory.device import DEVICES, OPERAND, STORAGE
-from mggcn.model.choices import InputChoice, InputShape, LayerChoice, choose_input, choose_layers
-from mggcn.model.lower import Model, lower_evaluation, lower_training, panel_width
+from mggcn.model.builder import Network
+from mggcn.model.choices import InputShape
+from mggcn.model.lower import Aggregations, lower, panel_width
+from mggcn.model.network import NETWORKS, Choices, Values, make_values
+from mggcn.model.program import Sizes
 from mggcn.partition.parts import PartitionStats, RowStats
-from mggcn.planning.pruning import LayerRows, choose_rows, level_stats, of_layers, pruned_plans
-from mggcn.planning.regions import input_bytes
+from mggcn.planning.pruning import LayerRows, choose_rows, level_stats, levels_of, pruned_plans
 from mggcn.planning.shape import GraphShape
 
 
 @dataclass(frozen=True, slots=True)
 class RunDecisions:
-    """The choices that every rank must make alike. chosen: the input of all ranks together."""
+    """The choices that every rank must make alike. values: the model, its input that of all ranks together."""
 
     config: Config
     shape: GraphShape
     stats: PartitionStats
     strategy: Strategy
-    chosen: InputChoice
-    layers: tuple[LayerChoice, ...]
+    values: Values
     required: tuple[LayerRows, ...]
     levels: Mapping[int, RowStats]
     """PartitionStats of the layers that do not compute all rows, by level of the figures' `required`."""
 
     @staticmethod
-    def of(config: Config, shape: GraphShape, stats: PartitionStats, strategy: Strategy) -> RunDecisions:
-        """Make the choices."""
+    def of(
+        config: Config, shape: GraphShape, stats: PartitionStats, strategy: Strategy, network: Network | None = None
+    ) -> RunDecisions:
+        """Make the choices. network: the model, by default that of model.kind."""
+        run = config.run
         whole = InputShape(
-            shape.num_vertices, shape.num_features, shape.feature_nnz, stats.num_entries, shape.aggregated_nnz
+            rows=shape.num_vertices,
+            cols=shape.num_features,
+            nnz=shape.feature_nnz,
+            adj_nnz=stats.num_entries,
+            aggregated_nnz=shape.aggregated_nnz,
         )
-        width = (*config.model.hidden, shape.num_classes)[0]
-        chosen = choose_input(config.model, whole, width, config.run.features, config.run.precision)
-        layers = choose_layers(config.model, shape.num_features, shape.num_classes, chosen, config.run.products)
-        required = choose_rows(config.run, layers, stats, strategy)
+        values = make_values(
+            network or NETWORKS[config.model.kind],
+            config.model,
+            shape.num_features,
+            shape.num_classes,
+            Choices(shape=whole, features=run.features, products=run.products, precision=run.precision),
+        )
+        required = choose_rows(run, values.aggregates, stats, strategy)
         levels = level_stats(required, stats)
-        return RunDecisions(config, shape, stats, strategy, chosen, layers, required, levels)
+        return RunDecisions(config, shape, stats, strategy, values.pruned(levels_of(required)), required, levels)
 
     def inputs(self, rank: int, nnz: int) -> InputShape:
         """Return the shape of a rank's input; nnz: of its matrices."""
         rows, shape = self.stats.counts[rank], self.shape
         share = rows / max(shape.num_vertices, 1)
         nnz_x = None if shape.feature_nnz is None else math.ceil(shape.feature_nnz * share)
-        return InputShape(rows, shape.num_features, nnz_x, nnz, math.ceil(shape.aggregated_nnz * share))
+        return InputShape(
+            rows=rows,
+            cols=shape.num_features,
+            nnz=nnz_x,
+            adj_nnz=nnz,
+            aggregated_nnz=math.ceil(shape.aggregated_nnz * share),
+        )
 
-    def model(self, inputs: InputShape) -> Model:
-        """Return the model of a rank with such an input."""
-        config, chosen = self.config, self.chosen
-        choice = InputChoice(chosen.sparse, chosen.aggregated, input_bytes(config, chosen, inputs), chosen.reason)
-        scaled = config.model.aggregates and config.model.norm == "symmetric"
-        precision, device = config.run.precision, DEVICES[config.run.device]
-        dtype, operand = STORAGE[precision], OPERAND[precision]
-        return Model(config.model, choice, self.layers, inputs.rows, dtype, scaled, operand, device)
+    def sizes(self, rank: int) -> Sizes:
+        """Return what a rank's buffers follow from."""
+        run = self.config.run
+        rows, device = self.stats.counts[rank], DEVICES[run.device]
+        return Sizes(rows=rows, dtype=STORAGE[run.precision], operand=OPERAND[run.precision], device=device)
 
     def aggregations(self, rank: int) -> tuple[AggregationPlan, AggregationPlan]:
         """Return a rank's plans of training epochs, and of evaluation and set-up."""
@@ -76,14 +91,19 @@ class RunDecisions:
         return pruned_plans(self.config.run, self.levels, self.strategy, rank)
 
     def panel_width(self) -> int:
-        """Return the columns of a panel of set-up: a panel is sent, so all ranks take what the largest can.
+        """Return the columns of a panel of set-up, 0 if it computes nothing: all ranks take what the largest can.
 
         Cost: the programs of a rank are lowered.
         """
         counts = self.stats.counts
         rank = counts.index(max(counts))
-        model = self.model(self.inputs(rank, 0))
+        values, cols = self.values, self.shape.num_features
+        if not values.input.aggregated or values.input.sparse:
+            return 0
         training, exact = self.aggregations(rank)
-        of_layer = of_layers(self.required, self.pruned(rank))
-        programs = (lower_training(model, training, of_layer), lower_evaluation(model, exact))
-        return panel_width(model, exact, max(program.arena.nbytes for program in programs))
+        sizes = self.sizes(rank)
+        programs = (
+            lower("train", values.training, sizes, Aggregations(training, self.pruned(rank))),
+            lower("evaluate", values.evaluation, sizes, Aggregations(exact, {})),
+        )
+        return panel_width(exact, sizes, cols, max(program.arena.nbytes for program in programs))

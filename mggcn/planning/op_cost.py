@@ -15,13 +15,13 @@ from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, num
 from mggcn.cost.epoch import Cost, mean_cost, predict
 from mggcn.cost.machine import Machine
 from mggcn.cost.work import Item, Staged, Sum, Work, product
-from mggcn.errors import PlanError
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import DENSE, REAL
-from mggcn.model import backward as bwd
-from mggcn.model import forward as fwd
-from mggcn.model.lower import Program
-from mggcn.model.ops import EpilogueSpec, Op
+from mggcn.model.kinds.aggregate import Aggregate
+from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, SparseWeightGrad, WeightGrad
+from mggcn.model.kinds.elementwise import ActivationGrad, EpilogueSpec, Rounded
+from mggcn.model.kinds.ends import DroppedValues, Loss, Score
+from mggcn.model.program import Op, Program
 from mggcn.partition.locality_estimate import BOUNDS
 from mggcn.planning.regions import OPTIMIZER_STATES
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
@@ -64,7 +64,7 @@ def _cost(plan: RunPlan, machine: Machine, programs: Sequence[Program], turn: in
 def program_items(plan: RunPlan, rank: RankPlan, program: Program, turn: int = 0) -> list[Item]:
     """Return work and messages of one rank's program, in order, in the epochs e with e mod period = turn.
 
-    After a training program: the sums of gradients and signals, and the optimiser. Raises: PlanError for an unknown op.
+    After a training program: the sums of gradients and signals, and the optimiser.
     """
     items = _items(plan, rank, program, turn)
     return [one for item in items for one in (item.plain() if isinstance(item, Staged) else (item,))]
@@ -80,7 +80,7 @@ def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, turn: int = 0) 
     aggregations = iter(rank.steps(program, turn))
     sent = 0
     for op in program.ops:
-        if isinstance(op, fwd.Aggregate):
+        if isinstance(op.kind, Aggregate):
             steps = next(aggregations)
             yield op.label, list(_aggregation(sizes, steps, sent))
             sent += num_messages(steps)
@@ -109,7 +109,6 @@ class _Sizes:
     precision: str
     block_rows: Callable[[int], int]
     """Rows of a block of so many columns."""
-    widths: dict[int, tuple[int, int]]
     input_nnz: int
     real: int
     """Bytes of a value of the sparse input."""
@@ -127,7 +126,7 @@ class _Sizes:
         """Bytes of a padded row of what is multiplied with the graph."""
         return BufferSpec("", 1, cols, self.operand).nbytes
 
-    def result(self, cols: int, rounded: str) -> int:
+    def result(self, cols: int, rounded: bool) -> int:
         """Bytes of a padded row of a result, which is an operand of the graph if it is rounded."""
         return self.operand_row(cols) if rounded else self.row(cols)
 
@@ -140,25 +139,24 @@ class _Sizes:
         """A pass that reads and writes `row_bytes` for each row; block: rows of the blocks that it finds in the cache."""
         return Work("elementwise", streamed=self.rows * row_bytes, span=block * row_bytes, calls=calls)
 
-    def finished(self, finish: EpilogueSpec, cols: int, block: int, rounded: str) -> list[Work]:
+    def finished(self, finish: EpilogueSpec, cols: int, block: int, rounded: bool) -> list[Work]:
         """The epilogue and rounding of a product, block by block; nothing if they do nothing."""
-        if finish == EpilogueSpec(finish.layer) and not rounded:
+        if not finish.parts and not rounded:
             return []
         return [self.passing(self.row(cols) + self.result(cols, rounded), self.blocks(block), block)]
 
 
 def _sizes(plan: RunPlan, rank: RankPlan, program: Program) -> _Sizes:
-    model, shape, precision = rank.model, plan.shape, plan.config.run.precision
-    nnz = (shape.aggregated_nnz if model.input.aggregated else shape.feature_nnz) or 0
+    sizes, shape, precision = rank.sizes, plan.shape, plan.config.run.precision
+    nnz = (shape.aggregated_nnz if rank.input.aggregated else shape.feature_nnz) or 0
     real = ITEM_BYTES[REAL[precision]]
     return _Sizes(
-        model.rows,
-        model.dtype,
-        model.operand,
+        sizes.rows,
+        sizes.dtype,
+        sizes.operand,
         DENSE[precision],
-        model.block_rows,
-        {choice.layer: (choice.d_in, choice.d_out) for choice in model.layers},
-        math.ceil(nnz * model.rows / max(shape.num_vertices, 1)) if model.input.sparse else 0,
+        sizes.block_rows,
+        math.ceil(nnz * sizes.rows / max(shape.num_vertices, 1)) if rank.input.sparse else 0,
         real,
         4 + (real if shape.weighted else 0),
     )
@@ -191,62 +189,54 @@ def _distances(row: int, reuse: Iterable[float]) -> tuple[tuple[int, float], ...
 
 def _work(s: _Sizes, op: Op) -> list[Work]:
     """Return the work of an op that is no aggregation."""
-    match op:
-        case fwd.Linear():
-            d, e = s.widths[op.layer]
-            finished, moved = s.finished(op.finish, e, op.block_rows, op.rounded), s.row(d) + s.result(e, op.rounded)
-            return [s.dense(d, e, moved, s.blocks(op.block_rows) if finished else 1), *finished]
-        case fwd.DroppedLinear():
-            d, e = s.widths[op.layer]
-            blocks, finished = s.blocks(op.block_rows), s.finished(op.finish, e, op.block_rows, op.rounded)
-            moved = s.row(d) + s.result(e, op.rounded)
+    kind, e = op.kind, op.cols
+    d = op.widths[0] if op.widths else 0
+    rounded = op.operand
+    match kind:
+        case Linear(recomputed=None):
+            finished, moved = s.finished(kind.finish, e, kind.block_rows, rounded), s.row(d) + s.result(e, rounded)
+            return [s.dense(d, e, moved, s.blocks(kind.block_rows) if finished else 1), *finished]
+        case Linear():
+            blocks, finished = s.blocks(kind.block_rows), s.finished(kind.finish, e, kind.block_rows, rounded)
+            moved = s.row(d) + s.result(e, rounded)
             return [s.passing(2 * s.row(d), blocks), s.dense(d, e, moved, blocks), *finished]
-        case fwd.DroppedInput():
-            d = s.widths[op.layer][0]
-            return [s.passing(s.row(d) + s.operand_row(d))]
-        case fwd.Rounded():
-            cols = s.widths[op.layer][0 if op.what == "input" else 1]
-            return [s.passing(s.row(cols) + s.operand_row(cols))]
-        case fwd.DroppedValues():
+        case Rounded():
+            return [s.passing(s.row(e) + s.operand_row(e))]
+        case DroppedValues():
             moved = s.input_nnz * (4 + 3 * s.real)
             footprint = s.input_nnz * s.real
             return [Work("elementwise", s.input_nnz, s.real, footprint, streamed=moved, calls=2)]
-        case fwd.SparseLinear():
-            return [_sparse(s, op.layer, transposed=False)]
-        case fwd.Score():
-            return [s.passing(s.row(max(s.widths.items())[1][1]))]
-        case bwd.Loss():
-            return [s.passing(2 * s.row(s.widths[op.layer][1]), calls=2)]
-        case bwd.WeightGrad():
-            d, e = s.widths[op.layer]
-            return [s.dense(d, e, s.row(d) + s.row(e))]
-        case bwd.DroppedWeightGrad():
-            d, e = s.widths[op.layer]
-            blocks = s.blocks(op.block_rows)
-            return [s.passing(2 * s.row(d), blocks), s.dense(d, e, s.row(d) + s.row(e), blocks)]
-        case bwd.SparseWeightGrad():
-            return [_sparse(s, op.layer, transposed=True)]
-        case bwd.InputGrad():
-            d, e = s.widths[op.layer]
+        case SparseLinear():
+            return [_sparse(s, d, e, transposed=False)]
+        case Score():
+            return [s.passing(s.row(d))]
+        case Loss():
+            return [s.passing(2 * s.row(e), calls=2)]
+        case WeightGrad():
+            width = op.widths[1]
+            moved, blocks = s.row(d) + s.row(width), s.blocks(kind.block_rows) if kind.recomputed else 1
+            again = [s.passing(2 * s.row(d), blocks)] if kind.recomputed else []
+            return [*again, s.dense(d, width, moved, blocks)]
+        case SparseWeightGrad():
+            return [_sparse(s, d, op.widths[1], transposed=True)]
+        case InputGrad():
             # The product's block is passed on in the cache; h is read and overwritten.
-            rows = s.block_rows(d)
-            block, blocks = s.passing(2 * s.row(d), 0, rows), s.blocks(rows)
-            through = s.passing(s.row(d) + s.result(d, op.rounded), blocks + 1)
-            return [s.dense(d, e, s.row(e), blocks), block, through]
-        case bwd.ProductGrad():
-            d, e = s.widths[op.layer]
-            finished = s.finished(op.finish, d, op.block_rows, op.rounded)
-            moved = s.result(d, op.rounded) + s.row(e)
-            return [s.dense(d, e, moved, s.blocks(op.block_rows)), *finished]
-        case bwd.ActivationGrad():
-            d = s.widths[op.layer][0]
-            return [s.passing(2 * s.row(d) + s.result(d, op.rounded), calls=2)]
-    raise PlanError(f"the cost model does not know the op {op.label!r}; add its work to mggcn/planning/op_cost.py")
+            rows = s.block_rows(e)
+            block, blocks = s.passing(2 * s.row(e), 0, rows), s.blocks(rows)
+            through = s.passing(s.row(e) + s.result(e, op.operand), blocks + 1)
+            return [s.dense(e, d, s.row(d), blocks), block, through]
+        case LinearGrad():
+            finished = s.finished(kind.finish, e, kind.block_rows, rounded)
+            moved = s.result(e, rounded) + s.row(d)
+            return [s.dense(e, d, moved, s.blocks(kind.block_rows)), *finished]
+        case ActivationGrad():
+            return [s.passing(2 * s.row(e) + s.result(e, op.operand), calls=2)]
+    # Whatever else a model is made of reads its operands and writes its result once.
+    return [s.passing(sum(map(s.row, op.widths)) + s.result(e, op.operand))]
 
 
-def _sparse(s: _Sizes, layer: int, transposed: bool) -> Work:
+def _sparse(s: _Sizes, d: int, e: int, transposed: bool) -> Work:
     """The sparse input (V, D) times the weight, or its transpose times the gradient (V, E)."""
-    d, e = s.widths[layer]
     row, out = s.row(e), d if transposed else s.rows
     operand = (s.rows if transposed else d) * row
     streamed = s.input_nnz * (4 + s.real) + out * (8 + row)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from mggcn.aggregate.base import AggregationPlan
 from mggcn.memory.arena import BufferSpec
-from mggcn.model.lower import Model, Program, lower_evaluation, lower_setup, lower_training
+from mggcn.model.lower import Aggregations, lower, lower_setup
+from mggcn.model.network import Values
+from mggcn.model.program import Program, Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +27,34 @@ class Programs:
 
 
 class Lowering:
-    """Lowers the ranks of one run, whose models differ in rows and in the bytes of the input alone.
+    """Lowers the ranks of one run, which differ in rows and in what their aggregations need.
 
-    panel: columns of a panel of set-up. Keeps one set of programs for all ranks with equal rows and slots.
+    panel: columns of a panel of set-up, 0 if it computes nothing. Keeps one set of programs for all ranks with equal rows
+    and slots.
     """
 
-    def __init__(self, panel: int) -> None:
+    def __init__(self, values: Values, panel: int) -> None:
+        self._values = values
         self.panel = panel
         self._known: dict[tuple[int, tuple[tuple[BufferSpec, ...], ...]], Programs] = {}
 
     def programs(
-        self, model: Model, training: AggregationPlan, exact: AggregationPlan, of_layer: Mapping[int, AggregationPlan]
+        self, sizes: Sizes, training: AggregationPlan, exact: AggregationPlan, pruned: Mapping[int, AggregationPlan]
     ) -> Programs:
-        """Return the programs of a rank. of_layer: plans of layers that aggregate otherwise than `training` says.
+        """Return the programs of a rank. pruned: plans of aggregations that do not compute all rows, by level.
 
         Raises: PlanError for an inconsistent program.
         """
-        widths = sorted({width for layer in model.layers for width in (layer.d_in, layer.d_out)} | {self.panel})
+        values = self._values
+        widths = sorted({value.cols for value in values.training.values()} | {self.panel})
         # All that a program takes from a plan are its slots.
-        plans = (training, exact, *(of_layer[layer] for layer in sorted(of_layer)))
-        types = (model.dtype, model.operand)
+        plans = (training, exact, *(pruned[level] for level in sorted(pruned)))
+        types = (sizes.dtype, sizes.operand)
         slots = (plan.buffers("", width, dtype) for plan in plans for width in widths for dtype in types)
-        key = (model.rows, tuple(slots))
+        key = (sizes.rows, tuple(slots))
         if key not in self._known:
-            train, evaluate = lower_training(model, training, of_layer), lower_evaluation(model, exact)
-            self._known[key] = Programs(train, evaluate, lower_setup(model, exact, self.panel))
+            train = lower("train", values.training, sizes, Aggregations(training, pruned))
+            evaluate = lower("evaluate", values.evaluation, sizes, Aggregations(exact, {}))
+            setup = lower_setup(exact, sizes, values.num_features, self.panel) if self.panel else None
+            self._known[key] = Programs(train, evaluate, setup)
         return self._known[key]

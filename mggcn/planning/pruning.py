@@ -14,7 +14,6 @@ from mggcn.aggregate.base import AggregationPlan, BuildContext, RankAggregations
 from mggcn.aggregate.per_layer import PerLayer
 from mggcn.config import RunConfig
 from mggcn.errors import GraphError
-from mggcn.model.choices import LayerChoice
 from mggcn.partition.parts import PartitionStats, RowStats, row_stats
 from mggcn.partition.required_rows import LEAST_SAVED, pays, required_sets
 from mggcn.partition.splits import training_rows
@@ -29,6 +28,7 @@ class LayerRows:
     """
 
     layer: int
+    """The aggregation's number in the model, from 1."""
     rows: int | None
     nnz: int | None
     level: int | None
@@ -36,10 +36,14 @@ class LayerRows:
 
 
 def choose_rows(
-    run: RunConfig, layers: Sequence[LayerChoice], stats: PartitionStats, strategy: Strategy
+    run: RunConfig, aggregates: Sequence[tuple[int, int]], stats: PartitionStats, strategy: Strategy
 ) -> tuple[LayerRows, ...]:
-    """Choose for every layer that aggregates. Every rank makes the same choice: it is made from global counts."""
-    aggregating = [choice.layer for choice in layers if choice.products in ("gemm-first", "aggregate-first")]
+    """Choose for every aggregation of an epoch, given as its site and how many more lie between it and the loss.
+
+    Where ways of several lengths lead there, the longest counts: the rows that it needs hold those of the others. Every
+    rank makes the same choice: it is made from global counts.
+    """
+    aggregating = [site for site, _ in aggregates]
     if run.prune == "off":
         return _everything(aggregating, "as set by run.prune")
     if strategy.kind != "rows":
@@ -50,14 +54,14 @@ def choose_rows(
     if not known:
         return _everything(aggregating, "it is not known which vertices train")
     chosen = []
-    for layer in aggregating:
+    for layer, above in aggregates:
         # Sets that are not listed are the last one, or hold it and do not pay either.
-        level = min(len(layers) - layer, len(known) - 1)
+        level = min(above, len(known) - 1)
         rows, nnz = known[level].num_rows, known[level].num_entries
         if pays(nnz, stats.num_entries):
             reason = "the others are not read, and have no gradient"
             chosen.append(LayerRows(layer, rows, nnz, level, reason))
-        elif level == len(layers) - layer:
+        elif level == above:
             reason = f"less than {LEAST_SAVED:.0%} of the nonzeros would be saved"
             chosen.append(LayerRows(layer, rows, nnz, None, reason))
         else:
@@ -83,9 +87,9 @@ def pruned_plans(
     return {level: strategy.plan(run, stats, rank, False, True) for level, stats in levels.items()}
 
 
-def of_layers(rows: Sequence[LayerRows], plans: Mapping[int, AggregationPlan]) -> dict[int, AggregationPlan]:
-    """Return the plans of the layers that do not compute all rows, from those of the levels."""
-    return {layer.layer: plans[layer.level] for layer in rows if layer.level is not None}
+def levels_of(rows: Sequence[LayerRows]) -> dict[int, int]:
+    """Return the levels of the aggregations that do not compute all rows, by site."""
+    return {layer.layer: layer.level for layer in rows if layer.level is not None}
 
 
 def set_bytes(plans: Mapping[int, AggregationPlan]) -> int:

@@ -18,9 +18,9 @@ from mggcn.planning.shape import GraphShape
 
 def layer_reasons(plan: RunPlan) -> list[str]:
     """Return one line per layer: order of its products and why; the input first."""
-    model = plan.ranks[0].model
-    lines = [f"input: {model.input.reason}"]
-    return lines + [f"layer {c.layer} ({c.d_in} -> {c.d_out}): {c.products}, {c.reason}" for c in model.layers]
+    values = plan.ranks[0].values
+    lines = [f"input: {values.input.reason}"]
+    return lines + [f"layer {c.layer} ({c.d_in} -> {c.d_out}): {c.products}, {c.reason}" for c in values.layers]
 
 
 def to_dict(plan: RunPlan) -> dict[str, Any]:
@@ -41,6 +41,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         }
         | {name: getattr(plan.shape, name) for name in ("feature_nnz", "aggregated_nnz", "num_training")},
         "reasons": layer_reasons(plan),
+        "rewrites": list(first.values.explained),
         "training_rows": [dataclasses.asdict(rows) for rows in first.rows],
         "launching": launching(plan.config.run),
         "nccl": plan.nccl.to_dict() if runs_nccl(plan.config.run) else None,
@@ -54,7 +55,7 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
     programs = [rank.train, rank.evaluate, *([rank.setup] if rank.setup else [])]
     return {
         "rank": rank.rank,
-        "rows": rank.model.rows,
+        "rows": rank.sizes.rows,
         "nnz": rank.nnz,
         "arena_bytes": rank.arena_bytes,
         "paper_bytes": rank.paper_bytes,

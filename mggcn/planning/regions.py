@@ -5,6 +5,7 @@ N vertices, V rows of this rank. Needs no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
@@ -21,7 +22,7 @@ from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES, BufferSpec, operand_nbytes
 from mggcn.memory.device import DEVICES, REAL, STORAGE, threads_of
 from mggcn.memory.units import MIB
 from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
-from mggcn.model.lower import Model
+from mggcn.model.network import Values
 from mggcn.partition.locality import locality_nbytes
 from mggcn.planning.shape import GraphShape
 
@@ -30,17 +31,20 @@ CHUNK_BYTES = 24 * MIB
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSizes:
     """What a rank's bytes follow from.
 
+    rows: V; input: how this rank's is kept.
     forward, backward: how many it has of every size of matrix for A^T, and for A if others than those.
     index_bytes: lists of rows that are sent and received; assignment_bytes: of each vertex of the graph, in set-up.
     """
 
     config: Config
     shape: GraphShape
-    model: Model
+    values: Values
+    rows: int
+    input: InputChoice
     inputs: InputShape
     forward: Mapping[Matrix, int]
     backward: Mapping[Matrix, int]
@@ -55,15 +59,14 @@ class RankSizes:
     @property
     def weight_bytes(self) -> int:
         """One copy of all weights, every matrix and vector aligned."""
-        sizes = [(c.d_in * c.d_out, c.d_out if self.config.model.bias else 0) for c in self.model.layers]
-        return sum(_padded(n * self.item) for pair in sizes for n in pair)
+        return sum(_padded(math.prod(p.shape) * self.item) for p in self.values.parameters.values())
 
     def regions(self, panel: int) -> dict[str, int]:
         """Return bytes by purpose, but for the arena; panel: columns that set-up aggregates at a time, 0 for none."""
-        stats, rows = DEVICES[self.config.run.device], self.model.rows
+        stats, rows = DEVICES[self.config.run.device], self.rows
         graph = self.config.model.aggregates
         regions = {
-            "features": self.model.input.nbytes,
+            "features": self.input.nbytes,
             "graph": self._graph_bytes() if graph else 0,
             "vertex data": rows * (8 + 4 + 1 + (self.item if graph else 0)) + _metric_bytes(self.config, self.shape),
             "weights and optimiser": self._all_weight_bytes(),
@@ -83,8 +86,8 @@ class RankSizes:
         shard = regions["features"] + regions["graph"] + regions["vertex data"]
         if not DEVICES[run.device].is_host:
             return shard + sum(regions.get(name, 0) for name in ("runtime", "cuBLAS work space", "NCCL"))
-        sorting = 16 * (self.inputs.nnz or 0) if self.model.input.sparse else 0
-        if self.model.input.sparse and self.model.input.aggregated:
+        sorting = 16 * (self.inputs.nnz or 0) if self.input.sparse else 0
+        if self.input.sparse and self.input.aggregated:
             sorting += 16 * (self.shape.feature_nnz or 0) + 32 * self.inputs.aggregated_nnz
         drawing = 20 * num_vertices if run.ranks > 1 or run.order == "permute" else 0
         if run.order == "locality":
@@ -96,8 +99,9 @@ class RankSizes:
     def _all_weight_bytes(self) -> int:
         """Weights, gradients, best weights, optimiser states; the matrices in the type of activations if that differs."""
         copies = 3 + OPTIMIZER_STATES[self.config.train.optimizer]
-        stored = ITEM_BYTES[self.model.dtype]
-        operands = sum(operand_nbytes(c.d_in, c.d_out, stored) for c in self.model.layers)
+        stored = ITEM_BYTES[STORAGE[self.config.run.precision]]
+        matrices = (p.shape for p in self.values.parameters.values() if len(p.shape) == 2)
+        operands = sum(operand_nbytes(d_in, d_out, stored) for d_in, d_out in matrices)
         return self.weight_bytes * copies + (operands if stored != self.item else 0)
 
     def _graph_bytes(self) -> int:
@@ -113,23 +117,23 @@ class RankSizes:
         """
         matrices = (*self.forward.items(), *self.backward.items())
         tiles = [(m.rows, m.nnz, self.shape.weighted, count) for m, count in matrices]
-        choice = self.model.input
+        choice = self.input
         if not choice.sparse:
             return tiles
         nnz = self.inputs.aggregated_nnz if choice.aggregated else self.inputs.nnz or 0
-        return [*tiles, (self.model.rows, nnz, True, 1), (self.inputs.cols, nnz, True, 1)]
+        return [*tiles, (self.rows, nnz, True, 1), (self.inputs.cols, nnz, True, 1)]
 
     def _widest(self, panel: int) -> int:
         """Columns of the widest operand of a sparse product."""
         return max(
             panel,
-            *(max(c.d_out, c.d_in if c.layer > 1 or not self.model.input.sparse else 0) for c in self.model.layers),
+            *(max(c.d_out, c.d_in if c.layer > 1 or not self.input.sparse else 0) for c in self.values.layers),
         )
 
     def _host_kernel_regions(self, panel: int) -> dict[str, int]:
         """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
-        matrices, width, model = self._matrices(), self._widest(panel), self.model
-        stored, threads = ITEM_BYTES[model.dtype], threads_of(self.config.run)
+        matrices, width = self._matrices(), self._widest(panel)
+        stored, threads = ITEM_BYTES[STORAGE[self.config.run.precision]], threads_of(self.config.run)
         caches, ways = caches_of(threads), _gemm_ways()
         columns = max(self.shape.num_vertices, self.inputs.cols)
         products = [
@@ -137,10 +141,10 @@ class RankSizes:
             for rows, nnz, *_ in matrices
         ]
         dense = [
-            cpu_sizes.gemm_bytes(model.rows, c.d_in, c.d_out, stored, self.item, threads, way)
+            cpu_sizes.gemm_bytes(self.rows, c.d_in, c.d_out, stored, self.item, threads, way)
             for way in ways
-            for c in model.layers
-            if c.layer > 1 or not model.input.sparse
+            for c in self.values.layers
+            if c.layer > 1 or not self.input.sparse
         ]
         return {
             "kernel schedules": sum(count * cpu_sizes.schedule_bytes(rows, nnz) for rows, nnz, _, count in matrices),

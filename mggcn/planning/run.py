@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
@@ -21,13 +21,17 @@ from mggcn.errors import PlanError
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import DEVICES, runs_nccl
 from mggcn.memory.units import human
-from mggcn.model.lower import Model, Program, paper_arena_bytes, spmm_ops
+from mggcn.model.builder import Network
+from mggcn.model.choices import InputChoice
+from mggcn.model.lower import Aggregations, aggregations, paper_arena_bytes
+from mggcn.model.network import Values
+from mggcn.model.program import Program, Sizes
 from mggcn.partition.parts import PartitionStats
 from mggcn.partition.tiles import check_tile_nnz
 from mggcn.planning.decisions import RunDecisions
 from mggcn.planning.programs import Lowering
-from mggcn.planning.pruning import LayerRows, of_layers, set_bytes
-from mggcn.planning.regions import RankSizes, score_bytes
+from mggcn.planning.pruning import LayerRows, set_bytes
+from mggcn.planning.regions import RankSizes, input_bytes, score_bytes
 from mggcn.planning.shape import GraphShape, check_shape
 
 
@@ -36,7 +40,11 @@ class RankPlan:
     """One rank: its model, programs and bytes."""
 
     rank: int
-    model: Model
+    values: Values
+    """The model, its input that of all ranks together."""
+    sizes: Sizes
+    input: InputChoice
+    """How this rank's input is kept."""
     train: Program
     evaluate: Program
     setup: Program | None
@@ -83,10 +91,9 @@ class RankPlan:
 
     def steps(self, program: Program, turn: int = 0) -> list[tuple[Step, ...]]:
         """Return the steps of every aggregation of a program, in the epochs e with e mod period = turn."""
-        plans = of_layers(self.rows, self.pruned) if program is self.train else {}
-        every = self.aggregation if program is self.train else self.exact
-        specs = [(op, program.arena[op.src].spec) for op in spmm_ops(program.ops)]
-        return [plans.get(op.layer, every).steps(spec.cols, spec.dtype, op.backward, turn) for op, spec in specs]
+        plans = Aggregations(self.aggregation, self.pruned) if program is self.train else Aggregations(self.exact, {})
+        operand = self.sizes.operand
+        return [plans.of(kind).steps(op.cols, operand, kind.backward, turn) for op, kind in aggregations(program.ops)]
 
     def _turns(self, program: Program) -> range:
         return range(self.aggregation.period if program is self.train else 1)
@@ -151,21 +158,26 @@ class RunPlan:
             return
         widths = ",".join(str(w) for w in self.config.model.hidden)
         raise PlanError(
-            f"rank {rank.rank} needs {human(rank.total_bytes)} for {rank.model.rows:,} of {self.shape.num_vertices:,} rows "
+            f"rank {rank.rank} needs {human(rank.total_bytes)} for {rank.sizes.rows:,} of {self.shape.num_vertices:,} rows "
             f"and hidden widths {widths or 'none'}, {human(limit)} may be used; {advice(self, limit)}"
         )
 
 
 def plan_run(
-    config: Config, shape: GraphShape, stats: PartitionStats, strategy: Strategy, nccl: NcclMemory = UNMEASURED
+    config: Config,
+    shape: GraphShape,
+    stats: PartitionStats,
+    strategy: Strategy,
+    nccl: NcclMemory = UNMEASURED,
+    network: Network | None = None,
 ) -> RunPlan:
     """Plan every rank. Cost: no pass over the graph.
 
-    nccl: what is known of its memory, if it moves the messages.
+    nccl: what is known of its memory, if it moves the messages. network: the model, by default that of model.kind.
     Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program.
     """
     check_shape(shape)
-    ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl)
+    ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl, network)
     return RunPlan(config, shape, stats, strategy, ranks, nccl)
 
 
@@ -176,10 +188,11 @@ def plan_ranks(
     strategy: Strategy,
     ranks: Iterable[int],
     nccl: NcclMemory = UNMEASURED,
+    network: Network | None = None,
 ) -> tuple[RankPlan, ...]:
     """Plan some ranks of a run: lower, place, and add up their bytes. Raises: as `plan_run`."""
-    common = RunDecisions.of(config, shape, stats, strategy)
-    lowering = Lowering(common.panel_width())
+    common = RunDecisions.of(config, shape, stats, strategy, network)
+    lowering = Lowering(common.values, common.panel_width())
     return tuple(_plan_rank(common, lowering, rank, nccl) for rank in ranks)
 
 
@@ -196,29 +209,41 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     for matrix in (*forward, *backward):
         check_tile_nnz(matrix.nnz, num_ranks)
     inputs = common.inputs(rank, nnz)
-    model, of_layer = common.model(inputs), of_layers(required, pruned)
-    programs = lowering.programs(model, aggregation, exact, of_layer)
+    values, rank_sizes = common.values, common.sizes(rank)
+    choice = replace(values.input, nbytes=input_bytes(config, values.input, inputs))
+    programs, plans = lowering.programs(rank_sizes, aggregation, exact, pruned), Aggregations(aggregation, pruned)
     states = {
-        op.name: of_layer.get(op.layer, aggregation).state(
-            op.name, programs.train.arena[op.src].spec.cols, model.operand
-        )
-        for op in spmm_ops(programs.train.ops)
+        kind.name: plans.of(kind).state(kind.name, op.cols, rank_sizes.operand)
+        for op, kind in aggregations(programs.train.ops)
     }
     indices = sum(plan.index_bytes for plan in held)
     assignment = stats.assignment_bytes + set_bytes(pruned)
-    sizes = RankSizes(config, shape, model, inputs, forward, backward, indices, assignment)
-    regions = {"arena": programs.arena_bytes} | sizes.regions(lowering.panel if programs.setup else 0)
-    if model.device.is_host:
+    sizes = RankSizes(
+        config=config,
+        shape=shape,
+        values=values,
+        rows=rank_sizes.rows,
+        input=choice,
+        inputs=inputs,
+        forward=forward,
+        backward=backward,
+        index_bytes=indices,
+        assignment_bytes=assignment,
+    )
+    regions = {"arena": programs.arena_bytes} | sizes.regions(lowering.panel)
+    if rank_sizes.device.is_host:
         regions["who holds which rows"] = stats.kept_bytes * shape.num_vertices
     if runs_nccl(config.run):
-        steps = exact.steps(1, model.dtype, False) if graph else ()
+        steps = exact.steps(1, rank_sizes.dtype, False) if graph else ()
         p2p = any(isinstance(step, Send) and step.kind == "all_to_all" for step in steps)
         regions["NCCL"] = nccl.nbytes(num_ranks, p2p)
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
         regions["messages and sums in flight"] = kept
     return RankPlan(
         rank,
-        model,
+        values,
+        rank_sizes,
+        choice,
         programs.train,
         programs.evaluate,
         programs.setup,
@@ -230,7 +255,7 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         sizes.weight_bytes,
         num_ranks,
         nnz,
-        paper_arena_bytes(model, num_ranks, max(stats.counts)),
+        paper_arena_bytes(values.layers, rank_sizes, num_ranks, max(stats.counts)),
         score_bytes(config, shape) or 9 * shape.num_classes * 8,
         required,
         pruned,

@@ -7,7 +7,7 @@ from typing import Any
 
 from mggcn.memory.device import launching
 from mggcn.memory.units import human
-from mggcn.model.lower import Program
+from mggcn.model.program import Program
 from mggcn.partition.cut_rows import CutStats
 from mggcn.partition.parts import row_stats
 from mggcn.planning.advice import advice, smallest_ranks
@@ -29,8 +29,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     ]
 
 
-def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = ()) -> str:
-    """Return the plan as text; with `limit` bytes per rank, the verdict too. notes: lines before it, such as its cost."""
+def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = (), explain: bool = False) -> str:
+    """Return the plan as text; with `limit` bytes per rank, the verdict too. notes: lines before it, such as its cost.
+
+    explain: also what each rewrite of the model did, and the ops that came of it.
+    """
     config, shape, rank = plan.config, plan.shape, plan.largest
     widths = " -> ".join(str(w) for w in (shape.num_features, *config.model.hidden, shape.num_classes))
     features = "dense" if shape.feature_nnz is None else f"sparse, {shape.feature_nnz:,} nonzeros"
@@ -44,8 +47,9 @@ def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = ()) -
         "order of products",
         *(f"  {line}" for line in layer_reasons(plan)),
         *_training_rows(plan),
+        *(_explained(rank) if explain else []),
         "",
-        f"rank {rank.rank}{', the largest' if len(plan.ranks) > 1 else ''}: {rank.model.rows:,} rows, "
+        f"rank {rank.rank}{', the largest' if len(plan.ranks) > 1 else ''}: {rank.sizes.rows:,} rows, "
         f"{rank.nnz:,} nonzeros",
         "",
         *_buffers(rank.train),
@@ -95,6 +99,19 @@ def _training_rows(plan: RunPlan) -> list[str]:
         "",
         f"aggregations of a training epoch{kind}",
         *table(("", "rows required", "nonzeros", "computed", "since"), rows),
+    ]
+
+
+def _explained(rank: RankPlan) -> list[str]:
+    """What the rewrites made of the model, and the ops of a training epoch with the buffers that they read and write."""
+    ops = [(op.label, ", ".join(op.reads) or "-", ", ".join(dict.fromkeys(op.writes)) or "-") for op in rank.train.ops]
+    return [
+        "",
+        "rewrites of the model",
+        *(f"  {line}" for line in rank.values.explained),
+        "",
+        "ops of a training epoch",
+        *table(("op", "reads", "writes"), ops),
     ]
 
 
@@ -164,7 +181,7 @@ def _ranks(plan: RunPlan) -> list[str]:
     rows = [
         (
             r.rank,
-            f"{r.model.rows:,}",
+            f"{r.sizes.rows:,}",
             f"{r.nnz:,}",
             human(r.arena_bytes),
             human(r.total_bytes),

@@ -17,8 +17,8 @@ from typing import Protocol
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.events import Timestamp
 from mggcn.comm.base import Communicator
-from mggcn.model.lower import Program
-from mggcn.model.ops import Op, Runtime
+from mggcn.model.program import Op, Program, Runtime
+from mggcn.model.values import Kind, PlainKind
 from mggcn.trace.recorder import MAX_MARKS, ROWS, Mark, Ranges, Recorder
 from mggcn.trace.trace_json import Event, Part, boot_id, complete_event, epoch_event, merge_parts, write_part
 from mggcn.trace.traced_backend import TracedBackend
@@ -60,27 +60,23 @@ class Unwatched:
 
 
 @dataclass(frozen=True, slots=True)
-class TracedOp:
-    """An op whose kernels and messages are marked as its own."""
+class TracedKind(PlainKind):
+    """A kind of node whose kernels and messages are marked as its own."""
 
-    op: Op
+    kind: Kind
     recorder: Recorder
 
     @property
     def label(self) -> str:
-        return self.op.label
+        return self.kind.label
 
     @property
-    def reads(self) -> tuple[str, ...]:
-        return self.op.reads
+    def overwrites(self) -> tuple[int, ...]:
+        return self.kind.overwrites
 
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return self.op.writes
-
-    def run(self, rt: Runtime) -> None:
-        with self.recorder.step(self.op.label):
-            self.op.run(rt)
+    def run(self, rt: Runtime, op: Op) -> None:
+        with self.recorder.step(self.label):
+            self.kind.run(rt, op)
 
 
 class Timeline:
@@ -113,7 +109,9 @@ class Timeline:
 
     def program(self, program: Program) -> Program:
         """Return the program with its ops marked."""
-        return dataclasses.replace(program, ops=tuple(TracedOp(op, self._recorder) for op in program.ops))
+        return dataclasses.replace(
+            program, ops=tuple(dataclasses.replace(op, kind=TracedKind(op.kind, self._recorder)) for op in program.ops)
+        )
 
     def number_tiles(self, *tiles: Sequence[Sparse]) -> None:
         """Tell which matrices are the tiles of which owners: as many lists as directions, in order of the owners."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mggcn.backend.base import Dropout, Epilogue, Gradient, KernelBackend, Sparse
+from mggcn.backend.base import Dropout, Epilogue, Gradient, KernelBackend, LossTarget, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.edges import EdgeKernels
 from mggcn.backend.epoch_end import Books, Step
@@ -96,27 +96,12 @@ class TracedBackend:
         self,
         g: Tensor,
         h: Tensor,
-        *,
-        masked: bool,
-        keep_scale: float,
-        h_scale: Tensor | None,
-        out_scale: Tensor | None,
-        partials: Tensor | None,
+        gradient: Gradient,
         first_row: int = 0,
         out: Tensor | None = None,
     ) -> None:
         with self._recorder.kernel("activation-grad", streamed(g, h, h if out is None else out)):
-            self._inner.activation_grad(
-                g,
-                h,
-                masked=masked,
-                keep_scale=keep_scale,
-                h_scale=h_scale,
-                out_scale=out_scale,
-                partials=partials,
-                first_row=first_row,
-                out=out,
-            )
+            self._inner.activation_grad(g, h, gradient, first_row, out)
 
     def product_grad(
         self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient, out: Tensor | None = None
@@ -134,15 +119,13 @@ class TracedBackend:
     def softmax_xent(
         self,
         z: Tensor,
-        labels: Tensor,
-        mask: Tensor,
-        inv_count: float,
+        target: LossTarget,
         row_scale: Tensor | None,
         loss: Tensor,
         partials: Tensor | None,
     ) -> None:
-        with self._recorder.kernel("loss", streamed(z, z, labels, mask)):
-            self._inner.softmax_xent(z, labels, mask, inv_count, row_scale, loss, partials)
+        with self._recorder.kernel("loss", streamed(z, z, target.labels, target.mask)):
+            self._inner.softmax_xent(z, target, row_scale, loss, partials)
 
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
         with self._recorder.kernel("score", streamed(z, labels, mask)):

@@ -12,37 +12,38 @@ import torch
 
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.memory.arena import BufferSpec
-from mggcn.model.lower import Model
-from mggcn.model.ops import Inputs, require
+from mggcn.model.program import Inputs, require
 from mggcn.partition.features import FeatureReader, aggregated, transposed
 from mggcn.partition.order import Assignment
 from mggcn.partition.shard import Shard
 from mggcn.partition.tiles import Tile, degrees, scales
+from mggcn.planning.run import RankPlan
 from mggcn.train.runtime import DTYPES
 
 
-def load_inputs(backend: KernelBackend, shard: Shard, reader: FeatureReader, model: Model, threads: int) -> Inputs:
+def load_inputs(backend: KernelBackend, shard: Shard, reader: FeatureReader, plan: RankPlan, threads: int) -> Inputs:
     """Read this rank's features as the model keeps them.
 
     Dense features are read once, straight to their place; "setup" then turns X into A_hat X there.
     """
     base = Inputs(
-        None if shard.row_scale is None else backend.upload(shard.row_scale),
-        None if shard.col_scale is None else backend.upload(shard.col_scale),
-        backend.upload(shard.global_ids),
-        backend.upload(shard.labels),
-        backend.upload(shard.mask),
-        1.0 / shard.split_sizes[0],
-        None if shard.owned is None else backend.upload(np.flatnonzero(shard.owned)),
+        row_scale=None if shard.row_scale is None else backend.upload(shard.row_scale),
+        col_scale=None if shard.col_scale is None else backend.upload(shard.col_scale),
+        row_ids=backend.upload(shard.global_ids),
+        labels=backend.upload(shard.labels),
+        mask=backend.upload(shard.mask),
+        inv_count=1.0 / shard.split_sizes[0],
+        owned=None if shard.owned is None else backend.upload(np.flatnonzero(shard.owned)),
     )
-    if not model.input.sparse:
-        return dataclasses.replace(base, dense=_dense(backend, reader, model))
-    return _sparse(backend, base, shard, reader, model, threads)
+    if not plan.input.sparse:
+        return dataclasses.replace(base, dense=_dense(backend, reader, plan))
+    return _sparse(backend, base, shard, reader, plan, threads)
 
 
-def _dense(backend: KernelBackend, reader: FeatureReader, model: Model) -> torch.Tensor:
-    spec = BufferSpec("features", model.rows, model.layers[0].d_in, model.dtype)
-    flat = backend.allocate(spec.nbytes).view(DTYPES[model.dtype])
+def _dense(backend: KernelBackend, reader: FeatureReader, plan: RankPlan) -> torch.Tensor:
+    dtype = plan.sizes.dtype
+    spec = BufferSpec("features", plan.sizes.rows, plan.values.num_features, dtype)
+    flat = backend.allocate(spec.nbytes).view(DTYPES[dtype])
     dense = flat.as_strided((spec.rows, spec.cols), (spec.ld, 1))
     for local, block in reader.dense():
         if local.size:
@@ -61,11 +62,11 @@ def _upload(backend: KernelBackend, tile: Tile) -> Sparse:
 
 
 def _sparse(
-    backend: KernelBackend, base: Inputs, shard: Shard, reader: FeatureReader, model: Model, threads: int
+    backend: KernelBackend, base: Inputs, shard: Shard, reader: FeatureReader, plan: RankPlan, threads: int
 ) -> Inputs:
-    dtype = np.float64 if model.dtype == "fp64" else np.float32
-    config = model.config
-    if model.input.aggregated:
+    dtype = np.float64 if plan.sizes.dtype == "fp64" else np.float32
+    values, config = plan.values, plan.values.config
+    if values.input.aggregated:
         whole = Assignment(
             np.zeros_like(reader.owners.owner),
             np.arange(reader.graph.num_vertices, dtype=np.int32),
@@ -76,7 +77,7 @@ def _sparse(
         mine = row_scale[shard.global_ids]
         matrix = aggregated(reader, (mine, col_scale), self_loops=config.self_loops, dtype=dtype)
     else:
-        matrix = reader.sparse(dtype, shard.col_scale)
+        matrix = reader.sparse(dtype, shard.col_scale if values.input_scaled else None)
     matrix_t, position = transposed(matrix, reader.num_features)
     inputs = dataclasses.replace(base, sparse=_upload(backend, matrix), sparse_t=_upload(backend, matrix_t))
     if not config.input_dropout:

@@ -16,9 +16,7 @@ from mggcn.aggregate.base import Aggregation
 from mggcn.backend.base import KernelBackend
 from mggcn.errors import ConfigError
 from mggcn.memory.arena import ALIGNMENT, BufferSpec, Placement, operand_nbytes, operand_stride
-from mggcn.model.choices import LayerChoice
-from mggcn.model.lower import Program
-from mggcn.model.ops import Inputs
+from mggcn.model.program import Inputs, Parameter, Program
 from mggcn.model.weights import check_state
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "int64": torch.int64}
@@ -39,48 +37,46 @@ class Weights:
     (operand_stride), which `refresh` and the end of an epoch make; stored: all of them, else None.
     """
 
-    def __init__(self, layers: Sequence[LayerChoice], bias: bool, dtype: torch.dtype, backend: KernelBackend) -> None:
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        for choice in layers:
-            self._shapes[f"layers.{choice.layer}.weight"] = (choice.d_in, choice.d_out)
-            if bias:
-                self._shapes[f"layers.{choice.layer}.bias"] = (choice.d_out,)
+    def __init__(self, parameters: Mapping[str, Parameter], dtype: torch.dtype, backend: KernelBackend) -> None:
+        self._parameters = dict(parameters)
         step = ALIGNMENT // dtype.itemsize
-        sizes = {name: -(-math.prod(shape) // step) * step for name, shape in self._shapes.items()}
+        sizes = {name: -(-math.prod(p.shape) // step) * step for name, p in parameters.items()}
         total = sum(sizes.values())
         self.flat = backend.allocate(total * dtype.itemsize).view(dtype)
         self.grad = backend.allocate(total * dtype.itemsize).view(dtype)
         self.views: dict[str, Tensor] = {}
         start = 0
-        for name, shape in self._shapes.items():
-            self.views[name] = self.flat[start : start + math.prod(shape)].view(shape)
+        for name, parameter in parameters.items():
+            self.views[name] = self.flat[start : start + math.prod(parameter.shape)].view(parameter.shape)
             start += sizes[name]
         self.grads = self.views_of(self.grad)
         self.stored: Tensor | None = None
         self.copies: dict[str, Tensor] = {}
         if backend.dtype != dtype:
-            self._add_copies(layers, backend)
+            self._add_copies(backend)
         self.operands = {name: view for name, view in self.views.items() if view.dim() == 2} | self.copies
         """The matrices as products read them."""
 
-    def _add_copies(self, layers: Sequence[LayerChoice], backend: KernelBackend) -> None:
+    def _add_copies(self, backend: KernelBackend) -> None:
         item = backend.dtype.itemsize
-        sizes = [operand_nbytes(choice.d_in, choice.d_out, item) // item for choice in layers]
+        matrices = {name: view.shape for name, view in self.views.items() if view.dim() == 2}
+        sizes = [operand_nbytes(rows, cols, item) // item for rows, cols in matrices.values()]
         self.stored = backend.allocate(sum(sizes) * item).view(backend.dtype)
-        for choice, part in zip(layers, self.stored.split(sizes), strict=True):
-            stride = operand_stride(choice.d_out, item)
-            self.copies[f"layers.{choice.layer}.weight"] = part.as_strided((choice.d_in, choice.d_out), (stride, 1))
+        for (name, shape), part in zip(matrices.items(), self.stored.split(sizes), strict=True):
+            self.copies[name] = part.as_strided(shape, (operand_stride(shape[1], item), 1))
 
     def views_of(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the matrices and vectors of another tensor like `flat`."""
         return {name: flat.as_strided(v.shape, v.stride(), v.storage_offset()) for name, v in self.views.items()}
 
     def initialize(self, seed: int) -> None:
-        """Glorot-uniform matrices and zero biases (Glorot & Bengio 2010, eq. 16), the same on every rank and device."""
+        """Start every parameter as it says (Glorot & Bengio 2010, eq. 16), the same on every rank and device."""
         generator = torch.Generator().manual_seed(seed)
         self.flat.zero_()
-        for view in self.views.values():
-            if view.dim() == 2:
+        for name, view in self.views.items():
+            if self._parameters[name].start == "ones":
+                view.fill_(1.0)
+            elif self._parameters[name].start == "glorot":
                 bound = math.sqrt(6.0 / (view.shape[0] + view.shape[1]))
                 drawn = torch.rand(view.shape, generator=generator, dtype=torch.float64).mul_(2 * bound).sub_(bound)
                 view.copy_(drawn)
@@ -115,7 +111,7 @@ class Weights:
 
 @dataclass(slots=True)
 class RankRuntime:
-    """The Runtime of model/ops.py: one rank's buffers, weights and inputs, for one program at a time."""
+    """The Runtime of model/program.py: one rank's buffers, weights and inputs, for one program at a time."""
 
     backend: KernelBackend
     training: Aggregation
@@ -136,17 +132,14 @@ class RankRuntime:
     def buffer(self, name: str) -> Tensor:
         return self.views[self.program][name]
 
-    def weight(self, layer: int) -> Tensor:
-        return self.weights.operands[f"layers.{layer}.weight"]
+    def parameter(self, name: str) -> Tensor:
+        return self.weights.views[name]
 
-    def bias(self, layer: int) -> Tensor:
-        return self.weights.views[f"layers.{layer}.bias"]
+    def operand(self, name: str) -> Tensor:
+        return self.weights.operands[name]
 
-    def weight_grad(self, layer: int) -> Tensor:
-        return self.weights.grads[f"layers.{layer}.weight"]
-
-    def bias_grad(self, layer: int) -> Tensor:
-        return self.weights.grads[f"layers.{layer}.bias"]
+    def gradient(self, name: str) -> Tensor:
+        return self.weights.grads[name]
 
     @property
     def loss(self) -> Tensor:

@@ -128,7 +128,7 @@ class RankTrainer:
 
     def logits(self) -> torch.Tensor:
         """Return the logits (V, C) of the last evaluation; valid until the next epoch."""
-        return self.runtime.views["evaluate"][f"h{len(self._plan.model.layers)}"]
+        return self.runtime.views["evaluate"][self._plan.evaluate.result]
 
     def scores(self) -> npt.NDArray[Any]:
         """Return the logits (V, C) of the last evaluation on the host, in the type of the weights."""

@@ -13,17 +13,13 @@ import torch
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.epoch_end import Books
 from mggcn.config import TrainConfig
-from mggcn.model.choices import LayerChoice
+from mggcn.model.program import Parameter
 from mggcn.train.optimizer import Optimizer
 from mggcn.train.runtime import Weights
 from tests.backend.cases import clock, real_type, zeros
 from tests.backend.emulated import emulated_backend
 
-LAYERS = (
-    LayerChoice(1, 70, 33, "precomputed", ""),
-    LayerChoice(2, 33, 1, "gemm-first", ""),
-    LayerChoice(3, 1, 41, "dense", ""),
-)
+LAYERS = ((70, 33), (33, 1), (1, 41))
 """Matrices of several parts, of one column and of one row; rows that are no multiple of 16 bytes in any type."""
 RATES = np.array([0.01, 0.3, 0.0, 1e-9, 0.02, 5.0])
 SCALES = np.array([0.0, 1.0, -1.0, 1e-6, 1e-15, 3e3])
@@ -36,7 +32,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def weights_of(backend: KernelBackend, bias: bool = True, seed: int = 6) -> Weights:
-    weights = Weights(LAYERS, bias, real_type(backend), backend)
+    parameters = {}
+    for layer, shape in enumerate(LAYERS, start=1):
+        parameters[f"layers.{layer}.weight"] = Parameter(shape, "glorot")
+        if bias:
+            parameters[f"layers.{layer}.bias"] = Parameter(shape[1:], "zeros")
+    weights = Weights(parameters, real_type(backend), backend)
     weights.initialize(seed)
     return weights
 

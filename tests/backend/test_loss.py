@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.backend.base import KernelBackend
+from mggcn.backend.base import KernelBackend, LossTarget
 from mggcn.backend.cpu.backend import CpuBackend
 from tests.backend.cases import Make, filled, guards_hold, host, padded, real_type, reals, skewed, zeros
 
@@ -26,7 +26,9 @@ def run(
     partials = zeros(backend, backend.partials, z.shape[1], dtype=torch.float64).fill_(float("nan"))
     row_scale = None if scale is None else reals(backend, scale)
     inv_count = 1.0 / max(int((mask & 1).sum()), 1)
-    backend.softmax_xent(out, backend.upload(labels), backend.upload(mask), inv_count, row_scale, loss, partials)
+    backend.softmax_xent(
+        out, LossTarget(backend.upload(labels), backend.upload(mask), inv_count), row_scale, loss, partials
+    )
     assert guards_hold(whole, out, 1)
     bias = zeros(backend, z.shape[1], dtype=real_type(backend))
     backend.sum_partials(partials, bias)
@@ -107,7 +109,7 @@ def test_loss_without_bias_adds_to_what_is_there(backend: KernelBackend) -> None
     expected, grad, _ = run(backend, z, labels, mask)
     out = filled(padded(backend, 60, 5)[0], z)
     loss = zeros(backend, 1, dtype=torch.float64).fill_(10.0)
-    backend.softmax_xent(out, backend.upload(labels), backend.upload(mask), 1 / 60, None, loss, None)
+    backend.softmax_xent(out, LossTarget(backend.upload(labels), backend.upload(mask), 1 / 60), None, loss, None)
     assert float(loss) == 10.0 + expected
     assert np.array_equal(host(out), grad)
 

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from mggcn.backend.base import Dropout, Epilogue, KernelBackend
+from mggcn.backend.base import Dropout, Epilogue, Gradient, KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
 from tests.backend.cases import (
     BATTERY,
@@ -132,11 +132,13 @@ def test_activation_grad(backend: KernelBackend, rows: int, make: Make) -> None:
         backend.activation_grad(
             g,
             out,
-            masked=masked,
-            keep_scale=1.25,
-            h_scale=h_scale if scaled else None,
-            out_scale=out_scale if outer else None,
-            partials=partials,
+            Gradient(
+                masked=masked,
+                keep_scale=1.25,
+                h_scale=h_scale if scaled else None,
+                out_scale=out_scale if outer else None,
+                partials=partials,
+            ),
             first_row=first,
         )
         expected = host(g) * 1.25 * ((h != 0) if masked else 1) * (host(h_scale)[first:, None] if scaled else 1)
@@ -160,16 +162,7 @@ def test_column_sums_of_many_rows_and_columns(backend: KernelBackend) -> None:
         partials = zeros(backend, backend.partials, cols, dtype=torch.float64)
         partials.fill_(float("nan"))
         for first in (0, rows):
-            backend.activation_grad(
-                g,
-                out,
-                masked=False,
-                keep_scale=1.0,
-                h_scale=None,
-                out_scale=None,
-                partials=partials,
-                first_row=first,
-            )
+            backend.activation_grad(g, out, Gradient(masked=False, partials=partials), first_row=first)
         bias = zeros(backend, cols, dtype=real_type(backend))
         backend.sum_partials(partials, bias)
         np.testing.assert_allclose(host(bias), 2 * host(g).sum(0), rtol=2e-5, atol=2e-4)
@@ -191,7 +184,7 @@ def test_nan_passes_activation_grad(backend: KernelBackend) -> None:
     g.fill_(1.0)
     h[1, 1] = g[0, 0] = float("nan")
     h[0, 0] = 1
-    backend.activation_grad(g, h, masked=True, keep_scale=1.0, h_scale=None, out_scale=None, partials=None)
+    backend.activation_grad(g, h, Gradient())
     assert h[1, 1] == 1
     assert torch.isnan(h[0, 0])
     assert h.isnan().sum() == 1
@@ -201,7 +194,7 @@ def test_no_rows(backend: KernelBackend) -> None:
     """Fails if a rank without rows makes a launch that a device refuses, or leaves garbage in its sums."""
     empty, partials = padded(backend, 0, 5)[0], zeros(backend, backend.partials, 5, dtype=torch.float64).fill_(3.0)
     backend.finish(empty, empty, Epilogue(relu=True))
-    backend.activation_grad(empty, empty, masked=True, keep_scale=1.0, h_scale=None, out_scale=None, partials=partials)
+    backend.activation_grad(empty, empty, Gradient(partials=partials))
     bias = zeros(backend, 5, dtype=real_type(backend)).fill_(7.0)
     backend.sum_partials(partials, bias)
     assert not bias.any()

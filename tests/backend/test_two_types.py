@@ -223,11 +223,13 @@ def test_activation_grad_beside_its_activation(backend: KernelBackend, make: Mak
         backend.activation_grad(
             g,
             h,
-            masked=masked,
-            keep_scale=1.25,
-            h_scale=h_scale if scaled else None,
-            out_scale=out_scale if scaled else None,
-            partials=partials,
+            Gradient(
+                masked=masked,
+                keep_scale=1.25,
+                h_scale=h_scale if scaled else None,
+                out_scale=out_scale if scaled else None,
+                partials=partials,
+            ),
             first_row=first,
             out=out,
         )

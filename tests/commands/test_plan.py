@@ -44,6 +44,38 @@ def test_the_three_verdicts(capsys: pytest.CaptureFixture[str], arguments: list[
     assert after in last
 
 
+def test_every_rewrite_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a rewrite has no line, or a line does not follow what it did; or the text says more without being asked."""
+    shape = ["--vertices", "1000", "--edges", "9000", "--features", "32", "--classes", "7", "--training", "20"]
+    assert run_main("plan", *shape) == 0
+    assert "rewrites of the model" not in capsys.readouterr().out
+    for extra, lines in (
+        (
+            ["--precision", "mixed"],
+            ["constants: A X is computed once", "operands of the graph rounded: 14 values become 15"],
+        ),
+        (
+            ["--set", "model.input_dropout=0.5", "--set", "model.hidden=64,16", "--set", "run.prune=off"],
+            [
+                "order of products: 1 of 3 layers aggregate first",
+                "constants: no more than X",
+                "scales moved into neighbours: 19 values, as many as before",
+                "gradients copied before they are used up: nowhere",
+                "pruned rows: no aggregation leaves any out",
+            ],
+        ),
+        (
+            ["--set", "model.kind=mlp"],
+            ["scales moved into neighbours: nowhere", "gradients in one pass: 15 values become 13"],
+        ),
+    ):
+        assert run_main("plan", *shape, *extra, "--explain") == 0
+        text = capsys.readouterr().out
+        explained = text[text.index("rewrites of the model") : text.index("ops of a training epoch")].splitlines()
+        assert [line for line in lines if f"  {line}" not in explained] == [], text
+        assert text.count("\n  weight-grad") == 3
+
+
 def test_plan_generate_and_help_need_no_torch(tmp_path: Path) -> None:
     """Fails if a command that computes nothing on tensors loads torch, and with it seconds."""
     script = f"""

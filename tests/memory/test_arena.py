@@ -12,8 +12,10 @@ from mggcn.aggregate.broadcast import BroadcastPlan
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.memory.arena import ALIGNMENT, ArenaPlan, BufferSpec, live_ranges, place
-from mggcn.model.choices import InputChoice, choose_layers
-from mggcn.model.lower import Model, lower_evaluation, lower_setup, lower_training, panel_width, paper_arena_bytes
+from mggcn.model.choices import InputShape
+from mggcn.model.lower import Aggregations, lower, lower_setup, panel_width, paper_arena_bytes
+from mggcn.model.network import NETWORKS, Choices, make_values
+from mggcn.model.program import Sizes
 from mggcn.partition.order import part_sizes
 
 
@@ -127,18 +129,23 @@ def test_arena_is_never_more_than_the_papers(hidden: tuple[int, ...], ranks: int
     counts = part_sizes(rows, ranks)
     for features, classes, aggregated, bias in itertools.product((100, 602), (7, 41), (True, False), (True, False)):
         config = ModelConfig(hidden=hidden, bias=bias)
-        choice = InputChoice(not aggregated, aggregated, 0, "")
-        layers = choose_layers(config, features, classes, choice, "gemm-first")
+        # Few nonzeros, and many of A X: X stays as it is.
+        nonzeros = None if aggregated else 10
+        shape = InputShape(rows=rows, cols=features, nnz=nonzeros, adj_nnz=8 * rows, aggregated_nnz=40 * rows)
+        choices = Choices(shape=shape, features="auto", products="gemm-first", precision=dtype)
+        values = make_values(NETWORKS["gcn"], config, features, classes, choices)
+        assert (values.input.sparse, values.input.aggregated) == (not aggregated, aggregated)
         for rank in {0, ranks - 1}:
-            model = Model(config, choice, layers, counts[rank], dtype, True, dtype)
+            sizes = Sizes(rows=counts[rank], dtype=dtype, operand=dtype)
             aggregation = BroadcastPlan(rank, counts, (0,) * ranks, (0,) * ranks, True)
-            programs = [lower_training(model, aggregation), lower_evaluation(model, aggregation)]
+            graphs = {"train": values.training, "evaluate": values.evaluation}
+            programs = [lower(name, graph, sizes, Aggregations(aggregation, {})) for name, graph in graphs.items()]
             limit = max(p.arena.nbytes for p in programs)
-            setup = lower_setup(model, aggregation, panel_width(model, aggregation, limit))
-            assert limit <= paper_arena_bytes(model, ranks, max(counts))
+            assert limit <= paper_arena_bytes(values.layers, sizes, ranks, max(counts))
             # Panels are no narrower than 16 columns: one class leaves less.
             narrow = 16 * (1 if ranks == 1 else 3) * (max(counts) * (4 if dtype == "fp32" else 8))
-            assert setup is None or setup.arena.nbytes <= max(limit, narrow)
+            setup = lower_setup(aggregation, sizes, features, panel_width(aggregation, sizes, features, limit))
+            assert setup.arena.nbytes <= max(limit, narrow)
             for program in programs:
                 steps = [Step(op.label, op.reads, op.writes) for op in program.ops]
                 assert overlaps(program.arena, steps) == []

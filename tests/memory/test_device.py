@@ -10,7 +10,7 @@ from mggcn.assemble import plan_shape
 from mggcn.config import from_tables
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import DEVICES, TILE_ROWS
-from mggcn.model import forward as fwd
+from mggcn.model.kinds.dense import Linear
 from mggcn.planning.shape import GraphShape
 
 A100, H100 = 20 * 2**20, 25 * 2**20
@@ -39,10 +39,10 @@ def test_blocks_follow_the_width_of_each_product(precision: str) -> None:
     """Fails if one number of rows serves all widths, or the scratch of a block is not as large as its rows."""
     shape = GraphShape("shape", 500_000, 5_000_000, 100, 41, True)
     settings = {"model": {"hidden": (512, 64)}, "run": {"device": "cuda", "precision": precision}}
-    model = (plan := plan_shape(from_tables(settings), shape).ranks[0]).model
-    cut = {op.layer: op.block_rows for op in plan.train.ops if isinstance(op, fwd.Linear)}
-    item = ITEM_BYTES[model.dtype]
+    sizes = (plan := plan_shape(from_tables(settings), shape).ranks[0]).sizes
+    cut = {op.kind.layer: op.kind.block_rows for op in plan.train.ops if isinstance(op.kind, Linear)}
+    item = ITEM_BYTES[sizes.dtype]
     assert {layer: rows * item for layer, rows in cut.items()} == {1: 2**15, 2: 2**18, 3: 2**18}
     block = plan.train.arena["input-grad2.block"].spec
-    assert (block.rows, block.cols) == (model.block_rows(512), 512)
+    assert (block.rows, block.cols) == (sizes.block_rows(512), 512)
     assert block.nbytes == 2**24

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from mggcn.config import ModelConfig
-from mggcn.model.choices import InputChoice, InputShape, choose_input, choose_layers, sparse_bytes
+from mggcn.model.choices import InputShape, LayerChoice, LayerUse, choose_input, sparse_bytes
+from mggcn.model.network import NETWORKS, Choices, make_values
 
-DENSE = InputShape(1000, 50, None, 8000, 0)
-SPARSE = InputShape(1000, 500, 9000, 8000, 60_000)
+DENSE = InputShape(rows=1000, cols=50, nnz=None, adj_nnz=8000, aggregated_nnz=0)
+SPARSE = InputShape(rows=1000, cols=500, nnz=9000, adj_nnz=8000, aggregated_nnz=60_000)
 
 
 def chosen(shape: InputShape, setting: str = "auto", **model: object) -> tuple[bool, bool]:
-    choice = choose_input(ModelConfig(**model), shape, 16, setting, "fp32")  # type: ignore[arg-type]
+    config = ModelConfig(**model)  # type: ignore[arg-type]
+    use = LayerUse(layer=1, d_in=shape.cols, d_out=16, aggregated=config.aggregates, first=True)
+    choice = choose_input(config, use, shape, setting, "fp32")
     assert choice.reason
     return choice.sparse, choice.aggregated
 
@@ -34,7 +39,7 @@ def test_sparse_inputs(dropout: float, kind: str) -> None:
     assert not (aggregated and (dropout or kind == "mlp"))
     assert chosen(SPARSE, "auto", input_dropout=dropout, kind=kind)[0]
     # Nearly full rows: a dense product does the same work faster.
-    full = InputShape(1000, 500, 450_000, 8000, 500_000)
+    full = dataclasses.replace(SPARSE, nnz=450_000, aggregated_nnz=500_000)
     assert not chosen(full, "auto", input_dropout=dropout, kind=kind)[0]
 
 
@@ -47,13 +52,23 @@ def test_sparse_bytes() -> None:
     assert sparse_bytes(SPARSE, 9000, "fp32", True) == 9000 * (3 * 4 + 2 * 4 + 4) + pointers
 
 
+def layers_of(config: ModelConfig, features: int, products: str, shape: InputShape = DENSE) -> tuple[LayerChoice, ...]:
+    """The layers of a model of 7 classes whose X stays sparse if it is."""
+    kept = "auto" if shape.nnz is None else "sparse"
+    choices = Choices(
+        shape=dataclasses.replace(shape, cols=features), features=kept, products=products, precision="fp32"
+    )
+    return make_values(NETWORKS[config.kind], config, features, 7, choices).layers
+
+
 def test_the_narrower_side_goes_through_the_graph() -> None:
     """Fails if GEMM first is not chosen exactly where E <= D (MG-GCN 4.3), or a setting is not obeyed."""
     config = ModelConfig(hidden=(16, 16, 40))
-    kept = choose_layers(config, 100, 7, InputChoice(False, True, 0, ""), "auto")
+    kept = layers_of(config, 100, "auto")
     assert [c.products for c in kept] == ["precomputed", "gemm-first", "aggregate-first", "gemm-first"]
     assert [(c.d_in, c.d_out) for c in kept] == [(100, 16), (16, 16), (16, 40), (40, 7)]
-    sparse = choose_layers(config, 4, 7, InputChoice(True, False, 0, ""), "aggregate-first")
-    assert [c.products for c in sparse] == ["gemm-first", *["aggregate-first"] * 3]
-    bare = choose_layers(ModelConfig(hidden=(5,), kind="mlp"), 4, 7, InputChoice(False, False, 0, ""), "gemm-first")
+    sparse = dataclasses.replace(SPARSE, nnz=10)
+    found = layers_of(config, 4, "aggregate-first", sparse)
+    assert [c.products for c in found] == ["gemm-first", *["aggregate-first"] * 3]
+    bare = layers_of(ModelConfig(hidden=(5,), kind="mlp"), 4, "gemm-first")
     assert [c.products for c in bare] == ["dense", "dense"]

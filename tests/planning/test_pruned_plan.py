@@ -15,7 +15,6 @@ from mggcn.assemble import plan_graph, plan_shape, resolve
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import find_machine
 from mggcn.errors import GraphError, PlanError
-from mggcn.model.choices import LayerChoice
 from mggcn.partition.parts import RowStats
 from mggcn.partition.required_rows import LEAST_SAVED
 from mggcn.planning.cost_text import cost_dict, cost_lines
@@ -26,16 +25,14 @@ from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render
 from tests.planning.test_pruning import config_of, graph_of, off
 
-LAYERS = tuple(
-    LayerChoice(layer, 8, 8, products, "")
-    for layer, products in ((1, "precomputed"), (2, "gemm-first"), (3, "aggregate-first"), (4, "gemm-first"))
-)
+AGGREGATES = ((2, 2), (3, 1), (4, 0))
+"""Those of four layers whose first reads A X: each with how many lie above it."""
 
 
 def rows_of(shares: list[float], **run: Any) -> list[tuple[int, int | None]]:
     """Layer and level for sets with these shares of the nonzeros."""
     stats = RowStats.expected(1000, 9000, 2, self_loops=True, shares=[(share, share) for share in shares])
-    return [(r.layer, r.level) for r in choose_rows(RunConfig(**run), LAYERS, stats, BroadcastStrategy())]
+    return [(r.layer, r.level) for r in choose_rows(RunConfig(**run), AGGREGATES, stats, BroadcastStrategy())]
 
 
 def test_the_choice_by_hand() -> None:
@@ -49,9 +46,9 @@ def test_the_choice_by_hand() -> None:
     assert rows_of([0.1], prune="off") == [(2, None), (3, None), (4, None)]
     assert rows_of([]) == [(2, None), (3, None), (4, None)]
     stats = RowStats.expected(1000, 9000, 2, self_loops=True, shares=[(0.1, 0.1), (0.9, 0.9)])
-    found = choose_rows(RunConfig(), LAYERS, stats, BroadcastStrategy())
+    found = choose_rows(RunConfig(), AGGREGATES, stats, BroadcastStrategy())
     assert [(layer.rows, layer.reason.split()[0]) for layer in found] == [(None, "it"), (900, "less"), (100, "the")]
-    cut = choose_rows(RunConfig(), LAYERS, RowStats.expected(9, 9, 1, self_loops=True), DelayedStrategy())
+    cut = choose_rows(RunConfig(), AGGREGATES, RowStats.expected(9, 9, 1, self_loops=True), DelayedStrategy())
     assert {layer.level for layer in cut} == {None}
     assert "cuts vertices" in cut[0].reason
 

@@ -205,7 +205,7 @@ def test_gradients_of_unread_rows_are_zero() -> None:
     graph, done = graph_of(degree=3), list[str]()
     training = training_rows(graph, "main", 0)
     assert training is not None
-    seen = {"loss": "h3", "aggregate-grad 3": "b3", "aggregate-grad 2": "b2"}
+    seen = {"loss": "aggregate3", "aggregate-grad 3": "aggregate-grad3", "aggregate-grad 2": "aggregate-grad2"}
     sets = dict(zip(seen, required_sets(graph, training, 3, 1), strict=True))
     on_ranks(config_of(run={"products": "gemm-first"}), graph, body)
     assert done == list(seen)

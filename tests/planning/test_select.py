@@ -208,12 +208,12 @@ def test_every_op_has_work(model: dict[str, Any], sparse: bool) -> None:
             works = [item for item in items if isinstance(item, Work)]
             assert all(work.calls >= 0 and work.streamed + work.rows + work.flop > 0 for work in works)
             dense = sum(work.flop for work in works)
-            layers = [c.d_in * c.d_out for c in rank.model.layers[1:]]
-            if not rank.model.input.sparse:
-                layers.append(rank.model.layers[0].d_in * rank.model.layers[0].d_out)
-            inner = sum(c.d_in * c.d_out for c in rank.model.layers[1:])
+            layers = [c.d_in * c.d_out for c in rank.values.layers[1:]]
+            if not rank.input.sparse:
+                layers.append(rank.values.layers[0].d_in * rank.values.layers[0].d_out)
+            inner = sum(c.d_in * c.d_out for c in rank.values.layers[1:])
             # Forward and weight gradients of all, input gradients of all but the first.
             expected = sum(layers) if program is rank.evaluate else 2 * sum(layers) + inner
-            assert dense == 2 * rank.model.rows * expected
+            assert dense == 2 * rank.sizes.rows * expected
     cost = epoch_cost(plan, MACHINE)
     assert 0 < cost.evaluate.seconds < cost.train.seconds

@@ -21,7 +21,7 @@ import torch
 from mggcn.assemble import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
-from mggcn.model.lower import Program
+from mggcn.model.program import Program
 from tests.graphs import make_graph, on_ranks
 
 BOUND = 64 << 10

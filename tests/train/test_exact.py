@@ -14,7 +14,7 @@ from mggcn.assemble import STRATEGIES
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
-from mggcn.model import forward
+from mggcn.model.kinds.aggregate import Aggregate
 from tests.devices import CPU, WHERE, Where, everywhere
 from tests.graphs import make_graph, on_ranks, one_epoch, pattern
 from tests.reference import loss_and_gradients
@@ -224,15 +224,15 @@ def test_planted_row_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_planted_skipped_spmm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exactness test itself fails when the backward SpMM of a layer is a copy, as in MG-GCN section 4.4."""
-    original = forward.Aggregate.run
+    original = Aggregate.run
 
-    def skip(self, rt):  # type: ignore[no-untyped-def]
-        if self.backward and self.layer == 2:
-            rt.buffer(self.dst).copy_(rt.buffer(self.src))
+    def skip(self, rt, op):  # type: ignore[no-untyped-def]
+        if self.backward and self.site == 2:
+            rt.buffer(op.out).copy_(op.tensor(rt, 0))
         else:
-            original(self, rt)
+            original(self, rt, op)
 
-    assert _error_with(monkeypatch, "run", skip, forward.Aggregate) > 1e-6
+    assert _error_with(monkeypatch, "run", skip, Aggregate) > 1e-6
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

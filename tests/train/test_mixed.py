@@ -16,7 +16,7 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.memory.arena import BufferSpec
-from mggcn.model import forward as fwd
+from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.nn.sharing import Sharing
 from mggcn.planning.run import SIGNALS
 from mggcn.planning.shape import GraphShape
@@ -108,15 +108,15 @@ def test_gradients_are_near_autograd(where: Where, cell: tuple[str, int, str]) -
 
 def test_a_planted_skipped_product_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above itself fails when the backward product of a layer is a copy."""
-    original = fwd.Aggregate.run
+    original = Aggregate.run
 
-    def skip(self: fwd.Aggregate, rt: Any) -> None:
-        if self.backward and self.layer == 2:
-            rt.buffer(self.dst).copy_(rt.buffer(self.src))
+    def skip(self: Aggregate, rt: Any, op: Any) -> None:
+        if self.backward and self.site == 2:
+            rt.buffer(op.out).copy_(op.tensor(rt, 0))
         else:
-            original(self, rt)
+            original(self, rt, op)
 
-    monkeypatch.setattr(fwd.Aggregate, "run", skip)
+    monkeypatch.setattr(Aggregate, "run", skip)
     assert errors_of(config_of(3), small(), CPU)[0] > NEAR
 
 
@@ -124,8 +124,8 @@ def test_what_is_bf16_and_what_is_not() -> None:
     """Fails if an activation, a weight or a sum is planned in bfloat16, or an operand or a slot of messages is not."""
     shape = GraphShape("shape", 2000, 40_000, 128, 64, True)
     for products, operands in (
-        ("gemm-first", {"t2", "t3", "g2", "g3"}),
-        ("aggregate-first", {"r2", "r3", "c2", "c3"}),
+        ("gemm-first", {"linear2", "linear3", "input-grad3", "rounded-gradient3"}),
+        ("aggregate-first", {"rounded-input2", "rounded-input3", "product-grad2", "product-grad3"}),
     ):
         config = with_run(config_of(4, hidden=(256, 32)), products=products)
         rank = plan_shape(config, shape).ranks[0]

@@ -66,7 +66,7 @@ def test_bf16_halves_activations_and_messages() -> None:
     assert half.gradient_bytes == full.gradient_bytes
     assert (half.bytes_sent(half.train) - summed) * 2 == pytest.approx(full.bytes_sent(full.train) - summed, abs=8)
     # Matrices alone, their rows padded to 16 bytes, and each to 64.
-    copied = sum(-(-c.d_in * -(-c.d_out // 8) * 16 // 64) * 64 for c in half.model.layers)
+    copied = sum(-(-c.d_in * -(-c.d_out // 8) * 16 // 64) * 64 for c in half.values.layers)
     assert half.regions["weights and optimiser"] == full.regions["weights and optimiser"] + copied
 
 

@@ -12,7 +12,7 @@ import torch
 from mggcn.assemble import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
-from mggcn.model.forward import Aggregate
+from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.train.log import RunLog
 from tests.devices import EMULATED, GPU, WHERE, Where
 from tests.emulator.strict import BrokenRecordingError, StrictDevice
@@ -131,14 +131,14 @@ def test_planted_faults_are_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
     """The test itself fails when an op reads a result, passes a number of its epoch, or allocates."""
     original = Aggregate.run
 
-    def run(self: Aggregate, rt: Any) -> None:
-        original(self, rt)
+    def run(self: Aggregate, rt: Any, op: Any) -> None:
+        original(self, rt, op)
         if fault == "look":
-            float(rt.buffer(self.dst)[0, 0])
+            float(rt.buffer(op.out)[0, 0])
         elif fault == "allocation":
-            rt.buffer(self.dst).clone()
+            rt.buffer(op.out).clone()
         else:
-            rt.buffer(self.dst).mul_(1.0 + len(calls) * 1e-9)
+            rt.buffer(op.out).mul_(1.0 + len(calls) * 1e-9)
             calls.append(0)
 
     calls: list[int] = []

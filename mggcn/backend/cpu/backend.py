@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mggcn import native
-from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
+from mggcn.backend.base import Dropout, Epilogue, Gradient, LossTarget, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cpu.args import address, dropout_args, epilogue_args, kind_of
 from mggcn.backend.cpu.edges import CpuEdges
@@ -154,18 +154,13 @@ class CpuBackend:
         self,
         g: Tensor,
         h: Tensor,
-        *,
-        masked: bool,
-        keep_scale: float,
-        h_scale: Tensor | None,
-        out_scale: Tensor | None,
-        partials: Tensor | None,
+        gradient: Gradient,
         first_row: int = 0,
         out: Tensor | None = None,
     ) -> None:
         to = h if out is None else out
         if first_row == 0:
-            _begin(partials)
+            _begin(gradient.partials)
         self._run(
             "mggcn_activation_grad_",
             self._dtype,
@@ -178,11 +173,11 @@ class CpuBackend:
             h.shape[0],
             h.shape[1],
             first_row,
-            int(masked),
-            keep_scale,
-            address(h_scale),
-            address(out_scale),
-            address(partials),
+            int(gradient.masked),
+            gradient.keep_scale,
+            address(gradient.h_scale),
+            address(gradient.out_scale),
+            address(gradient.partials),
             self._threads,
             result=to.dtype,
         )
@@ -203,9 +198,7 @@ class CpuBackend:
     def softmax_xent(
         self,
         z: Tensor,
-        labels: Tensor,
-        mask: Tensor,
-        inv_count: float,
+        target: LossTarget,
         row_scale: Tensor | None,
         loss: Tensor,
         partials: Tensor | None,
@@ -218,9 +211,9 @@ class CpuBackend:
             z.stride(0),
             z.shape[0],
             z.shape[1],
-            address(labels),
-            address(mask),
-            inv_count,
+            address(target.labels),
+            address(target.mask),
+            target.inv_count,
             address(row_scale),
             address(loss),
             address(partials),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mggcn.backend.base import Dropout, Epilogue, Gradient, Sparse
+from mggcn.backend.base import Dropout, Epilogue, Gradient, LossTarget, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cpu.explore import Exploration
 from mggcn.backend.cpu.variants import NO_CHOICES, Choices
@@ -161,27 +161,11 @@ class CudaBackend:
         self,
         g: Tensor,
         h: Tensor,
-        *,
-        masked: bool,
-        keep_scale: float,
-        h_scale: Tensor | None,
-        out_scale: Tensor | None,
-        partials: Tensor | None,
+        gradient: Gradient,
         first_row: int = 0,
         out: Tensor | None = None,
     ) -> None:
-        rows.activation_grad(
-            self._kernels[self._dtype],
-            g,
-            h,
-            masked=masked,
-            keep_scale=keep_scale,
-            h_scale=h_scale,
-            out_scale=out_scale,
-            partials=partials,
-            first_row=first_row,
-            out=out,
-        )
+        rows.activation_grad(self._kernels[self._dtype], g, h, gradient, first_row, out)
 
     def product_grad(
         self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient, out: Tensor | None = None
@@ -194,15 +178,13 @@ class CudaBackend:
     def softmax_xent(
         self,
         z: Tensor,
-        labels: Tensor,
-        mask: Tensor,
-        inv_count: float,
+        target: LossTarget,
         row_scale: Tensor | None,
         loss: Tensor,
         partials: Tensor | None,
     ) -> None:
         sums = rows.LossSums(loss, partials, self._losses, self._arrived)
-        rows.softmax_xent(self._kernels[self._dtype], z, labels, mask, inv_count, row_scale, sums)
+        rows.softmax_xent(self._kernels[self._dtype], z, target, row_scale, sums)
 
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
         rows.confusion(self._kernels[self._dtype], z, labels, mask, counts)

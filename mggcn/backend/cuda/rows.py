@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mggcn.backend.base import Dropout, Epilogue, Sparse
+from mggcn.backend.base import Dropout, Epilogue, Gradient, LossTarget, Sparse
 from mggcn.backend.cuda.epilogue import epilogue_args
 from mggcn.backend.cuda.kernels import Kernels, out_option
 
@@ -83,16 +83,12 @@ def activation_grad(
     kernels: Kernels,
     g: Tensor,
     h: Tensor,
-    *,
-    masked: bool,
-    keep_scale: float,
-    h_scale: Tensor | None,
-    out_scale: Tensor | None,
-    partials: Tensor | None,
+    gradient: Gradient,
     first_row: int = 0,
     out: Tensor | None = None,
 ) -> None:
     rows, cols = h.shape
+    partials = gradient.partials
     to = h if out is None else out
     begins = first_row == 0
     if not rows and begins and partials is not None:
@@ -110,10 +106,10 @@ def activation_grad(
         rows,
         cols,
         first_row,
-        int(masked),
-        keep_scale,
-        h_scale,
-        out_scale,
+        int(gradient.masked),
+        gradient.keep_scale,
+        gradient.h_scale,
+        gradient.out_scale,
         partials,
         0 if partials is None else partials.shape[0],
         int(begins),
@@ -143,9 +139,7 @@ class LossSums:
 def softmax_xent(
     kernels: Kernels,
     z: Tensor,
-    labels: Tensor,
-    mask: Tensor,
-    inv_count: float,
+    target: LossTarget,
     row_scale: Tensor | None,
     sums: LossSums,
 ) -> None:
@@ -167,9 +161,9 @@ def softmax_xent(
         z.stride(0),
         rows,
         cols,
-        labels,
-        mask,
-        inv_count,
+        target.labels,
+        target.mask,
+        target.inv_count,
         row_scale,
         sums.losses,
         sums.arrived,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.backend.base import Dropout, Epilogue, KernelBackend
+from mggcn.backend.base import Dropout, Epilogue, Gradient, KernelBackend, LossTarget
 from mggcn.backend.cuda import rows as cuda_rows
 from tests.backend.cases import RANDOM, clock, filled, numpy_reals, padded, random_dense, real_type, reals, zeros
 from tests.backend.emulated import emulated_backend
@@ -60,7 +60,7 @@ def everything(backend: KernelBackend) -> list[Any]:
     backend.finish(z, out, epilogue_of(backend, PARTS, rows, cols))
     sums = zeros(backend, backend.partials, cols, dtype=torch.float64)
     scale = reals(backend, rng.random(rows))
-    backend.activation_grad(z, out, masked=True, keep_scale=1.5, h_scale=scale, out_scale=scale, partials=sums)
+    backend.activation_grad(z, out, Gradient(keep_scale=1.5, h_scale=scale, out_scale=scale, partials=sums))
     bias = zeros(backend, cols, dtype=real_type(backend))
     backend.sum_partials(sums, bias)
     index = backend.upload(rng.permutation(rows)[:77].astype(np.int32))
@@ -112,7 +112,7 @@ def test_offsets_are_64_bits_wide() -> None:
     backend.finish(far, far, Epilogue(relu=True))
     backend.finish(far, back, Epilogue())
     assert torch.equal(back, near.relu())
-    backend.activation_grad(far, far, masked=True, keep_scale=2.0, h_scale=None, out_scale=None, partials=None)
+    backend.activation_grad(far, far, Gradient(keep_scale=2.0))
     assert torch.equal(far, 2 * near.relu())
     labels, mask = torch.zeros(5, dtype=torch.int32), torch.ones(5, dtype=torch.uint8)
     counts, loss = torch.zeros(3, 3, 9, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.float64)
@@ -120,6 +120,6 @@ def test_offsets_are_64_bits_wide() -> None:
     assert torch.equal(counts[0, 1], torch.bincount(far.float().argmax(1), minlength=9))
     back.copy_(far)
     for z, sum_of_rows in ((far, loss[0]), (back, loss[1])):
-        backend.softmax_xent(z, labels, mask, 0.2, None, sum_of_rows, None)
+        backend.softmax_xent(z, LossTarget(labels, mask, 0.2), None, sum_of_rows, None)
     assert loss[0] == loss[1] != 0
     assert torch.equal(far, back)

@@ -1,0 +1,98 @@
+"""The builder with which a model is written: every method returns a new value, and parameters come into being on the way.
+
+A model is a function of a builder, its input and a ModelConfig that returns the logits (V, C): gcn.py, mlp.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mggcn.config import ModelConfig
+from mggcn.errors import PlanError
+from mggcn.model.kinds.aggregate import Aggregate
+from mggcn.model.kinds.dense import Linear
+from mggcn.model.kinds.elementwise import Add, EpilogueSpec, elementwise
+from mggcn.model.kinds.ends import Input
+from mggcn.model.program import Parameter, Start
+from mggcn.model.values import Kind, Value
+
+
+@dataclass(slots=True)
+class Builder:
+    """Makes the values of one model. training: whether dropout drops.
+
+    num_classes: C. parameters: those made so far, by name.
+    """
+
+    config: ModelConfig
+    num_classes: int
+    training: bool
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    _layers: int = 0
+    _aggregates: int = 0
+    _masks: int = 0
+
+    def input(self, num_features: int) -> Value:
+        """Return the features X (V, D), dropped as model.input_dropout says."""
+        x = Value(Input(), (), num_features)
+        return elementwise(x, EpilogueSpec(dropout=self.config.input_dropout if self.training else 0.0))
+
+    def linear(self, x: Value, cols: int) -> Value:
+        """Return x W with a new weight matrix (x.cols, cols), layers.<l>.weight."""
+        self._layers += 1
+        weight = self.parameter(f"layers.{self._layers}.weight", (x.cols, cols))
+        return Value(Linear(weight, self._layers), (x,), cols)
+
+    def bias(self, x: Value) -> Value:
+        """Return x + b with a new vector, layers.<l>.bias; x itself if model.bias is off."""
+        if not self.config.bias:
+            return x
+        bias = self.parameter(f"layers.{self._layers}.bias", (x.cols,))
+        return elementwise(x, EpilogueSpec(bias=bias), self._layers)
+
+    def neighbours(self, x: Value) -> Value:
+        """Return A^T x: for every vertex the sum over its in-neighbours, weighted by their edges."""
+        self._aggregates += 1
+        return Value(Aggregate(self._aggregates), (x,), x.cols)
+
+    def aggregate(self, x: Value) -> Value:
+        """Return A_hat x = S_r A^T S_c x, normalised as model.norm says."""
+        scaled = self.scale(x, "col") if self.config.norm == "symmetric" else x
+        return self.scale(self.neighbours(scaled), "row")
+
+    def scale(self, x: Value, by: str) -> Value:
+        """Return S_r x ("row") or S_c x ("col")."""
+        spec = EpilogueSpec(row_scale="row") if by == "row" else EpilogueSpec(out_scale="col")
+        return elementwise(x, spec, self._layers)
+
+    def relu(self, x: Value) -> Value:
+        """Return max(x, 0)."""
+        return elementwise(x, EpilogueSpec(relu=True), self._layers)
+
+    def dropout(self, x: Value) -> Value:
+        """Return x with elements dropped as model.dropout says; outside training x itself."""
+        self._masks += 1
+        probability = self.config.dropout if self.training else 0.0
+        return elementwise(x, EpilogueSpec(dropout=probability, site=self._masks), self._layers)
+
+    def add(self, a: Value, b: Value) -> Value:
+        """Return a + b. Raises: PlanError if their widths differ."""
+        if a.cols != b.cols:
+            raise PlanError(f"values of {a.cols} and {b.cols} columns cannot be added; give both the same width")
+        return Value(Add(self._layers), (a, b), a.cols)
+
+    def node(self, kind: Kind, *operands: Value, cols: int) -> Value:
+        """Return the value (V, cols) that a node of any kind computes from others."""
+        return Value(kind, operands, cols)
+
+    def parameter(self, name: str, shape: tuple[int, ...], start: Start | None = None) -> str:
+        """Make a parameter and return its name. start: as Parameter; by default glorot for matrices, zeros for vectors."""
+        if name in self.parameters:
+            raise PlanError(f"the model makes the parameter {name} twice; give each its own name")
+        self.parameters[name] = Parameter(shape, start or ("glorot" if len(shape) == 2 else "zeros"))
+        return name
+
+
+Network = Callable[[Builder, Value, ModelConfig], Value]
+"""A model: from its input to its logits."""

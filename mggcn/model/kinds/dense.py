@@ -1,0 +1,222 @@
+"""Dense products: a layer, the gradient of its input and of its weights, by blocks of rows while these lie in the cache.
+
+V rows of this rank, D input width, E output width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mggcn.backend.base import Epilogue
+from mggcn.model.kinds.elementwise import (
+    NOTHING,
+    ActivationGrad,
+    EpilogueSpec,
+    partial_sums,
+    result_beside,
+    sum_partials,
+)
+from mggcn.model.program import Op, Runtime, Sizes, require
+from mggcn.model.values import Adjoint, PlainKind, Scratch, Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def product_of_rows(
+    rt: Runtime, a: Tensor, b: Tensor, out: Tensor, epilogue: Epilogue | None, first_row: int, sums: str
+) -> None:
+    """Out = epilogue(a @ b) for rows first_row, ...; sums: room for them if out has another type, or ""."""
+    if not sums or rt.backend.fuses_products:
+        rt.backend.matmul(a, b, out, epilogue=epilogue, first_row=first_row)
+        return
+    block = rt.buffer(sums)[: out.shape[0]]
+    rt.backend.matmul(a, b, block)
+    rt.backend.finish(block, out, epilogue if epilogue is not None else Epilogue(), first_row)
+
+
+def finished_product(
+    rt: Runtime, a: Tensor, b: Tensor, out: Tensor, epilogue: Epilogue | None, block_rows: int, sums: str
+) -> None:
+    """Out = epilogue(a @ b): at once, or by blocks of rows that are finished, and rounded, while they lie in the cache."""
+    whole = (epilogue is None and not sums) or rt.backend.fuses_products
+    step = max(1, out.shape[0] if whole else block_rows)
+    for first in range(0, out.shape[0], step):
+        some = slice(first, first + step)
+        product_of_rows(rt, a[some], b, out[some], epilogue, first, sums)
+
+
+def rounded_sums(value: Value, sizes: Sizes, block_rows: int) -> dict[str, Scratch]:
+    """Return the room for rows of a product before they are rounded to another type; nothing if they are not."""
+    return {"sums": Scratch(value.cols, block_rows)} if value.operand and sizes.rounds else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(PlainKind):
+    """out (V, E) = finish(x (V, D) @ W); recomputed: x is this of the constant input, made again by blocks of rows.
+
+    block_rows: rows of a block, which the lowering sets.
+    """
+
+    has_parameters = True
+    weight: str
+    layer: int
+    finish: EpilogueSpec = NOTHING
+    recomputed: EpilogueSpec | None = None
+    block_rows: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"linear {self.layer}"
+
+    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        (x,) = value.operands
+        weight_grad = Value(WeightGrad(self.weight, self.layer), (x, gradient))
+        return Adjoint((Value(LinearGrad(self.weight, self.layer), (gradient,), x.cols),), (weight_grad,))
+
+    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
+        block = {"block": Scratch(value.operands[0].cols, self.block_rows)} if self.recomputed else {}
+        return block | rounded_sums(value, sizes, self.block_rows)
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        x, out, weight, sums = op.tensor(rt, 0), rt.buffer(op.out), rt.operand(self.weight), op.scratch.get("sums", "")
+        epilogue = self.finish.epilogue(rt)
+        if self.recomputed is None:
+            finished_product(rt, x, weight, out, epilogue, self.block_rows, sums)
+            return
+        for first in range(0, out.shape[0], self.block_rows):
+            some = slice(first, first + self.block_rows)
+            block = recomputed_block(rt, op, x[some], self.recomputed, first)
+            product_of_rows(rt, block, weight, out[some], epilogue, first, sums)
+
+
+def recomputed_block(rt: Runtime, op: Op, x: Tensor, spec: EpilogueSpec, first_row: int) -> Tensor:
+    """Fill the op's block with spec(x), rows first_row, ... of the input, and return these rows."""
+    block = rt.buffer(op.scratch["block"])[: x.shape[0]]
+    rt.backend.finish(x, block, spec.epilogue(rt) or Epilogue(), first_row)
+    return block
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGrad(PlainKind):
+    """dW (D, E) = x^T g; recomputed: as of Linear, in order of the blocks."""
+
+    stored = False
+    weight: str
+    layer: int
+    recomputed: EpilogueSpec | None = None
+    block_rows: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"weight-grad {self.layer}"
+
+    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
+        return {"block": Scratch(value.operands[0].cols, self.block_rows)} if self.recomputed else {}
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        x, g, out = op.tensor(rt, 0), op.tensor(rt, 1), rt.gradient(self.weight)
+        if self.recomputed is None:
+            rt.backend.matmul(x.t(), g, out)
+            return
+        out.zero_()
+        for first in range(0, g.shape[0], self.block_rows):
+            some = slice(first, first + self.block_rows)
+            block = recomputed_block(rt, op, x[some], self.recomputed, first)
+            rt.backend.matmul(block.t(), g[some], out, accumulate=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearGrad(PlainKind):
+    """dx (V, D) = finish(g (V, E) @ W^T)."""
+
+    weight: str
+    layer: int
+    finish: EpilogueSpec = NOTHING
+    block_rows: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"product-grad {self.layer}"
+
+    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
+        return rounded_sums(value, sizes, self.block_rows)
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        weight, sums = rt.operand(self.weight).t(), op.scratch.get("sums", "")
+        finished_product(
+            rt, op.tensor(rt, 0), weight, rt.buffer(op.out), self.finish.epilogue(rt), self.block_rows, sums
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InputGrad(PlainKind):
+    """The gradient before the activation that made x: `activation` of g (V, E) @ W^T, of which a block exists at a time.
+
+    Operands g and x; the result takes the place of x, or lies beside it in another type.
+    """
+
+    in_place = (1,)
+    weight: str
+    layer: int
+    activation: ActivationGrad
+    block_rows: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"input-grad {self.layer}"
+
+    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
+        block = {"block": Scratch(value.cols, self.block_rows)}
+        return block | partial_sums(value, sizes, self.activation.sums)
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        h, out = result_beside(op.tensor(rt, 1), rt.buffer(op.out))
+        gradient, block = self.activation.gradient(rt, op), rt.buffer(op.scratch["block"])
+        rt.backend.product_grad(op.tensor(rt, 0), rt.operand(self.weight).t(), h, block, gradient, out)
+        sum_partials(rt, gradient.partials, self.activation.sums)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseLinear(PlainKind):
+    """out (V, E) = finish(M @ W) with M the constant sparse input (V, D), or its values under this epoch's mask."""
+
+    has_parameters = True
+    weight: str
+    layer: int
+    dropped: bool
+    finish: EpilogueSpec = NOTHING
+
+    @property
+    def label(self) -> str:
+        return f"sparse-linear {self.layer}"
+
+    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        (matrix,) = value.operands
+        kind = SparseWeightGrad(self.weight, self.layer, self.dropped)
+        return Adjoint((None,), (Value(kind, (matrix, gradient)),))
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        matrix = require(rt.inputs.dropped if self.dropped else rt.inputs.sparse)
+        epilogue = self.finish.epilogue(rt)
+        rt.backend.spmm(matrix, rt.operand(self.weight), rt.buffer(op.out), accumulate=False, epilogue=epilogue)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseWeightGrad(PlainKind):
+    """dW (D, E) = M^T g with M as of SparseLinear. Operands M and g."""
+
+    stored = False
+    weight: str
+    layer: int
+    dropped: bool
+
+    @property
+    def label(self) -> str:
+        return f"sparse-weight-grad {self.layer}"
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        matrix = require(rt.inputs.dropped_t if self.dropped else rt.inputs.sparse_t)
+        rt.backend.spmm(matrix, op.tensor(rt, 1), rt.gradient(self.weight), accumulate=False, epilogue=None)

@@ -1,0 +1,91 @@
+"""Where a program begins and ends: the constant input, the loss, the score.
+
+V rows of this rank, D features, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mggcn.backend.base import Dropout, LossTarget
+from mggcn.model.kinds.elementwise import Scale, partial_sums, partials_of, result_beside, scale_of, sum_partials
+from mggcn.model.program import Op, Runtime, Sizes, require
+from mggcn.model.values import PlainKind, Scratch, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Input(PlainKind):
+    """The constant input (V, D): X, or A_hat X if aggregated. scaled: a sparse one that was stored as S_c X."""
+
+    stored = False
+    sparse: bool = False
+    aggregated: bool = False
+    scaled: bool = False
+
+    @property
+    def label(self) -> str:
+        return "A X" if self.aggregated else "X"
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        """Nothing is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedValues(PlainKind):
+    """The values of the sparse input under this epoch's mask, in both orders."""
+
+    stored = False
+    probability: float
+
+    @property
+    def label(self) -> str:
+        return "input 1"
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        inputs = rt.inputs
+        values, values_t = require(require(inputs.dropped).values), require(require(inputs.dropped_t).values)
+        rt.backend.dropout_values(
+            require(inputs.sparse), values, inputs.row_ids, Dropout(self.probability, rt.clock, 0)
+        )
+        rt.backend.gather_rows(values.view(-1, 1), require(inputs.position), values_t.view(-1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Loss(PlainKind):
+    """The gradient of the masked cross-entropy of logits z (V, C), times S_r if so; adds the loss to rt.loss.
+
+    sums: the bias whose gradient is the sum of the columns of the gradient before S_r.
+    """
+
+    in_place = (0,)
+    row_scale: Scale = ""
+    sums: str = ""
+
+    @property
+    def label(self) -> str:
+        return "loss"
+
+    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
+        return partial_sums(value, sizes, self.sums)
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        z, _ = result_beside(op.tensor(rt, 0), rt.buffer(op.out))
+        target = LossTarget(rt.inputs.labels, rt.inputs.mask, rt.inputs.inv_count)
+        partials = partials_of(rt, op)
+        rt.backend.softmax_xent(z, target, scale_of(rt, self.row_scale), rt.loss, partials)
+        sum_partials(rt, partials, self.sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Score(PlainKind):
+    """Adds the confusion counts of the three splits to rt.counts; the logits z stay readable after the program."""
+
+    stored = False
+
+    @property
+    def label(self) -> str:
+        return "score"
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        rt.backend.confusion(op.tensor(rt, 0), rt.inputs.labels, rt.inputs.mask, rt.counts)

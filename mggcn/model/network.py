@@ -1,0 +1,191 @@
+"""From a model to the values of its training epochs and evaluations: what all ranks of a run share. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from mggcn.config import ModelConfig
+from mggcn.errors import PlanError
+from mggcn.memory.device import OPERAND, STORAGE
+from mggcn.model.builder import Builder, Network
+from mggcn.model.choices import InputChoice, InputShape, LayerChoice, LayerUse, choose_input, choose_layer
+from mggcn.model.derive import derive
+from mggcn.model.gcn import gcn
+from mggcn.model.kinds.aggregate import Aggregate
+from mggcn.model.kinds.dense import Linear
+from mggcn.model.kinds.elementwise import Elementwise
+from mggcn.model.kinds.ends import Input, Score
+from mggcn.model.mlp import mlp
+from mggcn.model.program import Parameter
+from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fuse_epilogues, fuse_gradients
+from mggcn.model.rewrite.patterns import followed_by, only_user
+from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, order_products, precompute
+from mggcn.model.rewrite.scales import push_scales
+from mggcn.model.rewrite.storage import prune, recompute, round_operands, spare_gradients
+from mggcn.model.values import Graph, Value
+
+NETWORKS: Final[Mapping[str, Network]] = MappingProxyType({"gcn": gcn, "sage": gcn, "mlp": mlp})
+"""The models by model.kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What a model's choices depend on beside the model. features, products, precision: settings of the run."""
+
+    shape: InputShape
+    features: str
+    products: str
+    precision: str
+
+    @property
+    def rounds(self) -> bool:
+        """Whether operands of the graph have a type of their own."""
+        return OPERAND[self.precision] != STORAGE[self.precision]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """A model as values, with what was decided for all ranks.
+
+    training: down to the gradients; evaluation: down to the scores. aggregates: the sites of a training epoch, each with
+    how many more lie between it and the loss, at most. explained: what each rewrite did, for `mggcn plan --explain`.
+    """
+
+    config: ModelConfig
+    num_features: int
+    input: InputChoice
+    layers: tuple[LayerChoice, ...]
+    parameters: Mapping[str, Parameter]
+    training: Graph
+    evaluation: Graph
+    aggregates: tuple[tuple[int, int], ...]
+    explained: tuple[str, ...]
+
+    def pruned(self, levels: Mapping[int, int]) -> Values:
+        """Return the same with the aggregations of training epochs, by site, computing the rows of a level alone."""
+        few = ", ".join(str(site) for site in sorted(levels))
+        line = (
+            f"pruned rows: {f'aggregations {few} compute fewer than all' if few else 'no aggregation leaves any out'}"
+        )
+        return replace(self, training=prune(self.training, levels), explained=(*self.explained, line))
+
+    @property
+    def input_scaled(self) -> bool:
+        """Whether sparse features are stored as S_c X."""
+        return any(isinstance(value.kind, Input) and value.kind.scaled for value in self.training.values())
+
+
+def make_values(network: Network, config: ModelConfig, num_features: int, num_classes: int, choices: Choices) -> Values:
+    """Build a model, choose, rewrite, and derive its backward pass.
+
+    Raises: PlanError for a model that cannot be trained.
+    """
+    written, parameters = _written(network, config, num_features, num_classes, training=True)
+    uses = _layer_uses(written)
+    first = next((use for use in uses if use.first), None)
+    choice = choose_input(config, first, choices.shape, choices.features, choices.precision)
+    layers = tuple(choose_layer(use, choice, choices.products) for use in uses)
+    log: list[str] = []
+    forward = _forward(written, choice, layers, log)
+    training = _fused(derive(forward.roots[0]), choices.rounds, log)
+    logits, _ = _written(network, config, num_features, num_classes, training=False)
+    scored = _forward(logits, choice, layers, []).roots[0]
+    evaluation = _fused(Graph((Value(Score(), (scored,)),)), choices.rounds, [])
+    return Values(
+        config=config,
+        num_features=num_features,
+        input=choice,
+        layers=layers,
+        parameters=MappingProxyType(parameters),
+        training=training,
+        evaluation=evaluation,
+        aggregates=_aggregates(forward),
+        explained=tuple(log),
+    )
+
+
+def num_aggregations(network: Network, config: ModelConfig, num_classes: int, *, sparse: bool) -> int:
+    """Return how many aggregations of a training epoch lie behind each other at most, with sparse features or dense."""
+    written, _ = _written(network, config, 1, num_classes, training=True)
+    first = next((use for use in _layer_uses(written) if use.first), None)
+    # A X is computed before the first epoch: as choose_input decides.
+    constant = first is not None and first.aggregated and not sparse and not config.input_dropout
+    return max((above + 1 for _, above in _aggregates(written)), default=0) - constant
+
+
+def _written(
+    network: Network, config: ModelConfig, num_features: int, num_classes: int, *, training: bool
+) -> tuple[Graph, dict[str, Parameter]]:
+    """The graph as the model's function writes it."""
+    builder = Builder(config, num_classes, training)
+    logits = network(builder, builder.input(num_features), config)
+    if logits.cols != num_classes:
+        raise PlanError(f"the model returns {logits.cols} columns for {num_classes} classes; return one for each class")
+    return Graph((logits,)), builder.parameters
+
+
+def _layer_uses(graph: Graph) -> list[LayerUse]:
+    users = graph.users()
+    # The input, dropped or not, as the one value that layers read.
+    inputs = [value for value in graph.values() if isinstance(value.kind, Input) or _drops_input(value)]
+    alone = {only_user(users, inputs[-1])} if all(only_user(users, value) for value in inputs) else set()
+    return [
+        LayerUse(
+            layer=value.kind.layer,
+            d_in=value.operands[0].cols,
+            d_out=value.cols,
+            aggregated=followed_by(users, value) is not None,
+            first=value in alone,
+        )
+        for value in graph.values()
+        if isinstance(value.kind, Linear)
+    ]
+
+
+def _drops_input(value: Value) -> bool:
+    return isinstance(value.kind, Elementwise) and isinstance(value.operands[0].kind, Input)
+
+
+def _forward(graph: Graph, choice: InputChoice, layers: Sequence[LayerChoice], log: list[str]) -> Graph:
+    """Rewrite a model before its backward pass is derived: what changes here changes there, too."""
+    graph = order_products(graph, {layer.layer: layer for layer in layers})
+    turned = [layer for layer in layers if layer.products in AGGREGATED_FIRST]
+    log.append(f"order of products: {len(turned)} of {len(layers)} layers aggregate first")
+    graph = precompute(graph, choice)
+    log.append(f"constants: {'A X is computed once' if choice.aggregated else 'no more than X'}")
+    graph = _logged(log, "scales moved into neighbours", graph, push_scales)
+    graph = _logged(log, "elementwise steps in one pass", graph, fuse_elementwise)
+    return keep_sparse(graph, choice)
+
+
+def _fused(graph: Graph, rounds: bool, log: list[str]) -> Graph:
+    """Rewrite a whole program: passes become one, and results take the types in which they are read."""
+    log.append(f"backward pass: derived, {len(graph.values())} values with it")
+    graph = _logged(log, "bias gradients summed on the way", graph, fuse_bias_gradients)
+    graph = _logged(log, "gradients in one pass", graph, fuse_gradients)
+    graph = _logged(log, "epilogues in the product before them", graph, fuse_epilogues)
+    graph = _logged(log, "input made again by blocks of rows", graph, recompute)
+    if rounds:
+        graph = _logged(log, "operands of the graph rounded", graph, round_operands)
+    return _logged(log, "gradients copied before they are used up", graph, spare_gradients)
+
+
+def _logged(log: list[str], name: str, graph: Graph, rewrite: Callable[[Graph], Graph]) -> Graph:
+    after = rewrite(graph)
+    before, now = len(graph.values()), len(after.values())
+    done = f"{before} values become {now}" if before != now else f"{before} values, as many as before"
+    log.append(f"{name}: {'nowhere' if after == graph else done}")
+    return after
+
+
+def _aggregates(forward: Graph) -> tuple[tuple[int, int], ...]:
+    """The aggregations of a model, each with the most others on a way from it to the logits."""
+    above = dict.fromkeys(forward.values(), 0)
+    for value in reversed(forward.values()):
+        further = above[value] + isinstance(value.kind, Aggregate)
+        for operand in value.operands:
+            above[operand] = max(above[operand], further)
+    return tuple((value.kind.site, count) for value, count in above.items() if isinstance(value.kind, Aggregate))

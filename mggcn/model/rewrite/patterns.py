@@ -1,0 +1,63 @@
+"""Patterns that several rewrites look for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mggcn.model.kinds.aggregate import Aggregate
+from mggcn.model.kinds.dense import Linear
+from mggcn.model.kinds.elementwise import Elementwise, EpilogueSpec
+from mggcn.model.values import Value
+
+Users = Mapping[Value, list[Value]]
+ROW, COL = EpilogueSpec(row_scale="row"), EpilogueSpec(out_scale="col")
+
+
+def only_user(users: Users, value: Value) -> Value | None:
+    """Return the only value that reads another one, None if there are none or more."""
+    readers = users[value]
+    return readers[0] if len(readers) == 1 else None
+
+
+def does(value: Value, spec: EpilogueSpec) -> bool:
+    """Whether a value is just this, element by element, of its operand."""
+    return isinstance(value.kind, Elementwise) and value.kind.spec == spec
+
+
+class Normalised(NamedTuple):
+    """S_r A^T S_c x: the values from x upwards, `top` the last of them."""
+
+    x: Value
+    links: tuple[Value, ...]
+
+    @property
+    def top(self) -> Value:
+        return self.links[-1]
+
+    def on(self, x: Value) -> Value:
+        """Return the same of another value."""
+        for link in self.links:
+            x = Value(link.kind, (x,), x.cols)
+        return x
+
+
+def normalised(users: Users, x: Value) -> Normalised | None:
+    """Return the normalised aggregation, scaled or not, that alone reads x; None if something else does."""
+    links: list[Value] = []
+    after = only_user(users, x)
+    if after is not None and does(after, COL):
+        links.append(after)
+        after = only_user(users, after)
+    if after is None or not isinstance(after.kind, Aggregate):
+        return None
+    links.append(after)
+    last = only_user(users, after)
+    if last is not None and does(last, ROW):
+        links.append(last)
+    return Normalised(x, tuple(links))
+
+
+def followed_by(users: Users, linear: Value) -> Normalised | None:
+    """Return the normalised aggregation of a dense layer's result."""
+    return normalised(users, linear) if isinstance(linear.kind, Linear) else None

@@ -1,0 +1,85 @@
+"""Which product comes first, H W or A H; what is constant is computed once; sparse features stay sparse.
+
+Source: MG-GCN, section 4.4 and 4.3: the narrower side goes through the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mggcn.model.choices import InputChoice, LayerChoice
+from mggcn.model.kinds.dense import Linear, SparseLinear
+from mggcn.model.kinds.elementwise import Elementwise
+from mggcn.model.kinds.ends import DroppedValues, Input
+from mggcn.model.rewrite.patterns import Normalised, followed_by, normalised
+from mggcn.model.values import Graph, Value
+
+AGGREGATED_FIRST = ("precomputed", "aggregate-first")
+
+
+def order_products(graph: Graph, layers: Mapping[int, LayerChoice]) -> Graph:
+    """Turn A_hat (H W) into (A_hat H) W in the layers of which `layers` says so."""
+    users = graph.users()
+    found: dict[Value, Normalised] = {}
+    for value in graph.values():
+        sums = followed_by(users, value)
+        if sums and isinstance(value.kind, Linear) and layers[value.kind.layer].products in AGGREGATED_FIRST:
+            found[sums.top] = sums
+    linear_of: dict[Value, Value] = {}
+
+    def rule(old: Value, new: Value) -> Value:
+        if isinstance(old.kind, Linear):
+            linear_of[old] = new
+        if old not in found:
+            return new
+        linear = linear_of[found[old].x]
+        (x,) = linear.operands
+        return Value(linear.kind, (found[old].on(x),), linear.cols)
+
+    return graph.rewritten(rule)
+
+
+def precompute(graph: Graph, choice: InputChoice) -> Graph:
+    """Take A_hat X as the input where nothing else reads X, so that no epoch computes it."""
+    if not choice.aggregated:
+        return graph
+    users = graph.users()
+    tops = {
+        sums.top: value.cols
+        for value in graph.values()
+        if isinstance(value.kind, Input) and (sums := normalised(users, value))
+    }
+
+    def rule(old: Value, new: Value) -> Value:
+        return Value(Input(choice.sparse, aggregated=True), (), tops[old]) if old in tops else new
+
+    return graph.rewritten(rule)
+
+
+def keep_sparse(graph: Graph, choice: InputChoice) -> Graph:
+    """Multiply sparse features as they are: scales of their rows are stored with them, dropout changes their values."""
+    if not choice.sparse:
+        return graph
+
+    def rule(old: Value, new: Value) -> Value:
+        if isinstance(new.kind, Input):
+            return new.with_kind(replace(new.kind, sparse=True))
+        if not isinstance(new.kind, Linear):
+            return new
+        (x,) = new.operands
+        dropout = 0.0
+        if isinstance(x.kind, Elementwise):
+            (stored,), dropout = x.operands, x.kind.spec.dropout
+            x = Value(Input(sparse=True, scaled=bool(x.kind.spec.out_scale)), (), stored.cols)
+        if dropout:
+            x = Value(DroppedValues(dropout), (x,), x.cols)
+        return Value(SparseLinear(new.kind.weight, new.kind.layer, bool(dropout)), (x,), new.cols)
+
+    first = {value for value in graph.values() if isinstance(value.kind, Linear) and _reads_input(value)}
+    return graph.rewritten(lambda old, new: rule(old, new) if old in first or isinstance(old.kind, Input) else new)
+
+
+def _reads_input(linear: Value) -> bool:
+    (x,) = linear.operands
+    return isinstance((x.operands[0] if isinstance(x.kind, Elementwise) else x).kind, Input)

@@ -1,0 +1,94 @@
+"""What is rounded, made again rather than kept, computed for fewer rows, and computed by blocks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from mggcn.model.kinds.aggregate import Aggregate
+from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, WeightGrad
+from mggcn.model.kinds.elementwise import NOTHING, ActivationGrad, Elementwise, Rounded
+from mggcn.model.kinds.ends import Input
+from mggcn.model.rewrite.patterns import only_user
+from mggcn.model.values import Graph, Value
+
+ROUNDING = Linear | SparseLinear | LinearGrad | InputGrad | ActivationGrad | Elementwise
+"""Kinds whose kernels can write another type than they read."""
+
+
+def prune(graph: Graph, levels: Mapping[int, int]) -> Graph:
+    """Let the aggregations, by site, compute the rows of a level alone: no other row of theirs is read.
+
+    Source: docs/notes/0011.
+    """
+
+    def rule(old: Value, new: Value) -> Value:
+        if not isinstance(new.kind, Aggregate) or new.kind.site not in levels:
+            return new
+        return new.with_kind(replace(new.kind, level=levels[new.kind.site]))
+
+    return graph.rewritten(rule)
+
+
+def recompute(graph: Graph) -> Graph:
+    """Make the dropped input again, block by block, wherever a product reads it: it is as wide as the features."""
+    users = graph.users()
+
+    def made_again(value: Value) -> bool:
+        if not isinstance(value.kind, Elementwise) or not isinstance(value.operands[0].kind, Input):
+            return False
+        return all(isinstance(user.kind, Linear | WeightGrad) for user in users[value])
+
+    again = {value for value in graph.values() if made_again(value)}
+
+    def rule(old: Value, new: Value) -> Value:
+        if not isinstance(new.kind, Linear | WeightGrad) or old.operands[0] not in again:
+            return new
+        made, *rest = new.operands
+        spec = made.kind.spec if isinstance(made.kind, Elementwise) else NOTHING
+        return new.with_kind(replace(new.kind, recomputed=spec)).on(made.operands[0], *rest)
+
+    return graph.rewritten(rule)
+
+
+def round_operands(graph: Graph) -> Graph:
+    """Round what is multiplied with the graph, in the kernel that makes it if nothing else reads it."""
+    users = graph.users()
+
+    def rule(old: Value, new: Value) -> Value:
+        if not isinstance(new.kind, Aggregate):
+            return new
+        (x,) = new.operands
+        if isinstance(x.kind, ROUNDING) and only_user(users, old.operands[0]) is old:
+            return new.on(replace(x, operand=True))
+        what = "gradient" if new.kind.backward else "input"
+        return new.on(Value(Rounded(what, new.kind.site), (x,), x.cols, operand=True))
+
+    return graph.rewritten(rule)
+
+
+def block_rows(graph: Graph, rows_of: Callable[[int], int]) -> Graph:
+    """Set the rows of the blocks in which products come, from the columns of what must stay in the cache."""
+
+    def rule(old: Value, new: Value) -> Value:
+        kind = new.kind
+        if isinstance(kind, Linear | WeightGrad) and kind.recomputed is not None:
+            return new.with_kind(replace(kind, block_rows=rows_of(new.operands[0].cols)))
+        if isinstance(kind, Linear | LinearGrad | InputGrad):
+            return new.with_kind(replace(kind, block_rows=rows_of(new.cols)))
+        return new
+
+    return graph.rewritten(rule)
+
+
+def spare_gradients(graph: Graph) -> Graph:
+    """Copy a gradient that an aggregation may use up while something else reads it, too."""
+    users = graph.users()
+
+    def rule(old: Value, new: Value) -> Value:
+        if not (isinstance(new.kind, Aggregate) and new.kind.backward) or only_user(users, old.operands[0]) is old:
+            return new
+        (gradient,) = new.operands
+        return new.on(Value(Elementwise(NOTHING, new.kind.site), (gradient,), gradient.cols))
+
+    return graph.rewritten(rule)

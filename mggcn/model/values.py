@@ -1,0 +1,195 @@
+"""A model as a value: an immutable graph of values, each computed from others by a node of some kind.
+
+V rows of this rank. Rewrites (rewrite/) are pure functions from graph to graph; derive.py adds the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from mggcn.errors import PlanError
+
+if TYPE_CHECKING:
+    from mggcn.model.program import Op, Runtime, Sizes
+
+
+class Scratch(NamedTuple):
+    """Memory that an op needs while it runs; rows None: as many as the rank has, dtype "": that of activations."""
+
+    cols: int
+    rows: int | None = None
+    dtype: str = ""
+
+
+class Kind(Protocol):
+    """How a value is computed: one small frozen class for each kind of node.
+
+    `adjoint` gives gradients as nodes, so that nobody writes a model's backward pass. A kind outside this package can be a
+    subclass of `PlainKind`.
+    """
+
+    @property
+    def label(self) -> str:
+        """Name in plans and timelines, such as "linear 1"."""
+        ...
+
+    @property
+    def stored(self) -> bool:
+        """Whether the result is a matrix of this rank's rows in the arena; else it goes to weights, or is an input."""
+        ...
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether the node reads parameters of the model, whose gradients are effects of its adjoint."""
+        ...
+
+    @property
+    def in_place(self) -> tuple[int, ...]:
+        """The operands whose memory the result may take over, the best first, where nothing reads them afterwards."""
+        ...
+
+    @property
+    def overwrites(self) -> tuple[int, ...]:
+        """The operands that the op may use up."""
+        ...
+
+    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        """Return the gradients of what the node computes, from that of its result."""
+        ...
+
+    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
+        """Return the memory that the op needs beside operands and result, by purpose."""
+        ...
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        """Compute the result of an op of this kind."""
+        ...
+
+
+class PlainKind:
+    """What most kinds have in common: the result is a matrix of its own."""
+
+    __slots__ = ()
+    stored = True
+    in_place: tuple[int, ...] = ()
+
+    @property
+    def has_parameters(self) -> bool:
+        """Return that it reads none."""
+        return False
+
+    @property
+    def overwrites(self) -> tuple[int, ...]:
+        """Return that no operand is used up."""
+        return ()
+
+    @property
+    def label(self) -> str:
+        """Return the kind's name."""
+        return type(self).__name__.lower()
+
+    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        """Raise PlanError: what belongs to a backward pass or to a score has no gradient."""
+        raise PlanError(f"the loss depends on {value}, whose kind has no adjoint; give {type(self).__name__} one")
+
+    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
+        """Return no memory."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A matrix (V, cols), or the effect of a node that stores none. Two values are equal only if they are the same.
+
+    operand: whether it has the type of what is multiplied with the graph, where that differs from that of activations.
+    """
+
+    kind: Kind
+    operands: tuple[Value, ...] = ()
+    cols: int = 0
+    operand: bool = False
+
+    def with_kind(self, kind: Kind) -> Value:
+        """Return the same value computed by another kind of node."""
+        return replace(self, kind=kind)
+
+    def on(self, *operands: Value) -> Value:
+        """Return the same node on other operands."""
+        return replace(self, operands=operands)
+
+    def __str__(self) -> str:
+        return f"{self.kind.label} ({self.cols})"
+
+
+class Adjoint(NamedTuple):
+    """Gradients of the operands, None where none is needed; effects: nodes that write gradients of parameters."""
+
+    operands: tuple[Value | None, ...]
+    effects: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """The values that a program computes for their own sake, in the order in which it should turn to them.
+
+    Two graphs are equal if they compute the same in the same order.
+    """
+
+    roots: tuple[Value, ...]
+
+    def values(self) -> tuple[Value, ...]:
+        """Return every value that a root needs, operands before what reads them."""
+        return tuple(_postorder(self.roots))
+
+    def users(self) -> dict[Value, list[Value]]:
+        """Return for every value those that read it, once for each operand."""
+        found: dict[Value, list[Value]] = {value: [] for value in self.values()}
+        for value in found:
+            for operand in value.operands:
+                found[operand].append(value)
+        return found
+
+    def rewritten(self, rule: Callable[[Value, Value], Value]) -> Graph:
+        """Return the graph with `rule(old, new)` for every value, new being the old one on rewritten operands."""
+        done: dict[Value, Value] = {}
+        for old in self.values():
+            operands = tuple(done[operand] for operand in old.operands)
+            same = all(a is b for a, b in zip(operands, old.operands, strict=True))
+            done[old] = rule(old, old if same else replace(old, operands=operands))
+        return Graph(tuple(done[root] for root in self.roots))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Graph) and self._structure() == other._structure()
+
+    def __hash__(self) -> int:
+        return hash(len(self.roots))
+
+    def _structure(self) -> list[tuple[object, ...]]:
+        number = {value: index for index, value in enumerate(self.values())}
+        nodes = [(v.kind, v.cols, v.operand, tuple(number[o] for o in v.operands)) for v in number]
+        return [*nodes, tuple(number[root] for root in self.roots)]
+
+    def __str__(self) -> str:
+        names = {value: f"v{index}" for index, value in enumerate(self.values())}
+        return "\n".join(
+            f"{name} = {value.kind.label}({', '.join(names[o] for o in value.operands)})  {value.cols} columns"
+            for value, name in names.items()
+        )
+
+
+def _postorder(roots: Sequence[Value]) -> Iterator[Value]:
+    seen: set[Value] = set()
+    for root in roots:
+        stack = [(root, iter(root.operands))] if root not in seen else []
+        seen.add(root)
+        while stack:
+            value, operands = stack[-1]
+            fresh = next((operand for operand in operands if operand not in seen), None)
+            if fresh is None:
+                stack.pop()
+                yield value
+            else:
+                seen.add(fresh)
+                stack.append((fresh, iter(fresh.operands)))
