@@ -49,9 +49,9 @@ def own_graph(store: str, threads: int, precision: str, ordered: bool) -> tuple[
     from mggcn.assemble import make_backend, plan_shape
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
-    from mggcn.partition.locality import LocalitySettings, locality
+    from mggcn.partition.locality.order import LocalitySettings, locality
     from mggcn.partition.order import assign
-    from mggcn.partition.tiles import build_tiles
+    from mggcn.partition.rows.tiles import build_tiles
     from mggcn.planning.shape import GraphShape
 
     config = from_tables({"run": {"threads": threads, "precision": precision}})

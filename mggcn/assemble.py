@@ -30,12 +30,13 @@ from mggcn.errors import BackendError, ConfigError, PlanError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.memory.device import REAL, not_captured, runs_nccl, threads_of
 from mggcn.memory.units import free_bytes, human
-from mggcn.partition.cut_rows import CutStats
-from mggcn.partition.libra import libra_nbytes
+from mggcn.partition.base import Partition, PartitionStats
+from mggcn.partition.cut.libra import libra_nbytes
+from mggcn.partition.cut.partition import CutStats
 from mggcn.partition.make import is_cached, make_partition, stats_of
-from mggcn.partition.parts import Partition, PartitionStats, RowStats
-from mggcn.partition.required_rows import expected_shares
-from mggcn.partition.splits import training_rows
+from mggcn.partition.rows.partition import RowStats
+from mggcn.partition.rows.required import expected_shares
+from mggcn.partition.rows.shard import training_rows
 from mggcn.planning.pruning import build_pruned
 from mggcn.planning.record import plan_from_dict
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan, plan_run
@@ -284,8 +285,8 @@ def make_rank(
     from mggcn.aggregate.base import BuildContext, RankAggregations
     from mggcn.aggregate.no_aggregation import NoAggregation
     from mggcn.comm.counting import CountingCommunicator
-    from mggcn.partition.features import FeatureReader
-    from mggcn.partition.shard import ShardOptions, build_shard
+    from mggcn.partition.rows.features import FeatureReader
+    from mggcn.partition.rows.shard import ShardOptions, build_shard
     from mggcn.trace.timeline import Timeline, Unwatched
     from mggcn.train.inputs import load_inputs
     from mggcn.train.ranking import RankingScores

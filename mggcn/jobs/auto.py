@@ -13,14 +13,14 @@ from mggcn.cost.machine import Machine, default_machine, tuned_path
 from mggcn.errors import ConfigError, GraphError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
-from mggcn.partition.cut_files import cuts_folder
-from mggcn.partition.cut_rows import CutStats
-from mggcn.partition.libra import LibraSettings
-from mggcn.partition.locality import LocalitySettings
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.cache.cuts import cuts_folder
+from mggcn.partition.cut.libra import LibraSettings
+from mggcn.partition.cut.partition import CutStats
+from mggcn.partition.locality.order import LocalitySettings
 from mggcn.partition.make import make_partition
-from mggcn.partition.metis import MetisSettings
-from mggcn.partition.parts import PartitionStats
-from mggcn.partition.vertex_cut import MAX_PARTS
+from mggcn.partition.metis.run import MetisSettings
+from mggcn.partition.order import MAX_PARTS
 from mggcn.planning.run import plan_run
 from mggcn.planning.select import Candidate, Choice, choose
 from mggcn.planning.shape import GraphShape, graph_shape

@@ -42,7 +42,7 @@ from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
 from mggcn.jobs.tuning_record import outdated_table, save_tuning, summary_of
 from mggcn.memory.device import launching, not_captured
-from mggcn.partition.parts import Partition
+from mggcn.partition.base import Partition
 from mggcn.planning.run import RunPlan
 from mggcn.train.log import RunLog, write_json
 from mggcn.version import __version__

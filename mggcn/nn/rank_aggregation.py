@@ -19,8 +19,8 @@ from mggcn.errors import CommError, ConfigError
 from mggcn.memory.arena import ALIGNMENT, BufferSpec, Placement
 from mggcn.memory.device import DEVICES, REAL, STORAGE
 from mggcn.nn.sharing import Shared
-from mggcn.partition.shard import ShardOptions
-from mggcn.partition.tiles import degrees, scales
+from mggcn.partition.rows.shard import ShardOptions
+from mggcn.partition.rows.tiles import degrees, scales
 from mggcn.train.runtime import buffer_view
 
 PANEL = 512

@@ -14,7 +14,8 @@ from mggcn.config import Config
 from mggcn.memory.device import DEVICES, OPERAND, STORAGE
 from mggcn.model.choices import InputChoice, InputShape, LayerChoice, choose_input, choose_layers
 from mggcn.model.lower import Model, lower_evaluation, lower_training, panel_width
-from mggcn.partition.parts import PartitionStats, RowStats
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.rows.partition import RowStats
 from mggcn.planning.pruning import LayerRows, choose_rows, level_stats, of_layers, pruned_plans
 from mggcn.planning.regions import input_bytes
 from mggcn.planning.shape import GraphShape

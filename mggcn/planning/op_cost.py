@@ -22,7 +22,7 @@ from mggcn.model import backward as bwd
 from mggcn.model import forward as fwd
 from mggcn.model.lower import Program
 from mggcn.model.ops import EpilogueSpec, Op
-from mggcn.partition.locality_estimate import BOUNDS
+from mggcn.partition.locality.reuse import BOUNDS
 from mggcn.planning.regions import OPTIMIZER_STATES
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 

@@ -22,8 +22,8 @@ from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import DEVICES, runs_nccl
 from mggcn.memory.units import human
 from mggcn.model.lower import Model, Program, paper_arena_bytes, spmm_ops
-from mggcn.partition.parts import PartitionStats
-from mggcn.partition.tiles import check_tile_nnz
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.rows.tiles import check_tile_nnz
 from mggcn.planning.decisions import RunDecisions
 from mggcn.planning.programs import Lowering
 from mggcn.planning.pruning import LayerRows, of_layers, set_bytes

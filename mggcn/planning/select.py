@@ -17,15 +17,15 @@ from mggcn.cost.machine import Machine
 from mggcn.cost.work import KINDS
 from mggcn.errors import PlanError
 from mggcn.memory.units import human
-from mggcn.partition.locality_estimate import BOUNDS, near_share
-from mggcn.partition.parts import row_stats
+from mggcn.partition.locality.reuse import BOUNDS, near_share
+from mggcn.partition.rows.partition import row_stats
 from mggcn.planning.cost_text import parts_cells, seconds_text
 from mggcn.planning.op_cost import training_cost
 from mggcn.planning.run import RunPlan
 from mggcn.planning.text import table
 
 NEAR_ROWS: Final = 4096
-"""Rows of a width of 128 that a core's cache of 2 MiB holds; one of partition/locality_estimate.py's BOUNDS."""
+"""Rows of a width of 128 that a core's cache of 2 MiB holds; one of partition/locality/reuse.py's BOUNDS."""
 NEAR_ROW_BYTES: Final = 512
 """Bytes of a row of that width."""
 ORDER_GAIN: Final = 1.03

@@ -8,8 +8,8 @@ from typing import Any
 from mggcn.memory.device import launching
 from mggcn.memory.units import human
 from mggcn.model.lower import Program
-from mggcn.partition.cut_rows import CutStats
-from mggcn.partition.parts import row_stats
+from mggcn.partition.cut.partition import CutStats
+from mggcn.partition.rows.partition import row_stats
 from mggcn.planning.advice import advice, smallest_ranks
 from mggcn.planning.record import layer_reasons
 from mggcn.planning.run import RankPlan, RunPlan

@@ -21,7 +21,7 @@ from mggcn.errors import RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, write_store
 from mggcn.jobs.folder import known_plan, read_run
-from mggcn.partition.cut_rows import CutPartition
+from mggcn.partition.cut.partition import CutPartition
 from mggcn.planning.record import to_dict
 from tests.aggregate.algorithm4 import Algorithm4, Simulated
 from tests.graphs import make_graph, on_ranks, pattern

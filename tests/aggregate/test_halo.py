@@ -17,10 +17,10 @@ from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, RunConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
-from mggcn.partition.locality_estimate import BOUNDS
+from mggcn.partition.locality.reuse import BOUNDS
 from mggcn.partition.make import stats_of
-from mggcn.partition.parts import RowStats
-from mggcn.partition.shard import ShardOptions
+from mggcn.partition.rows.partition import RowStats
+from mggcn.partition.rows.shard import ShardOptions
 from tests.aggregate.test_contract import aggregate, graph_of, summed
 from tests.graphs import make_graph
 from tests.reference import dense_csr

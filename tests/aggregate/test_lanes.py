@@ -19,7 +19,7 @@ from mggcn.comm.base import Communicator
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config, RunConfig
 from mggcn.partition.make import stats_of
-from mggcn.partition.shard import ShardOptions, build_shard
+from mggcn.partition.rows.shard import ShardOptions, build_shard
 from tests.comm.races import Races
 from tests.graphs import make_graph, pattern
 from tests.reference import dense_csr

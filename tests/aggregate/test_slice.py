@@ -26,7 +26,7 @@ from mggcn.cost.machine import MESSAGES, Link, Machine
 from mggcn.cost.work import Item, Work
 from mggcn.errors import GraphError
 from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES
-from mggcn.partition.parts import RowStats
+from mggcn.partition.rows.partition import RowStats
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render
 from tests.aggregate.test_contract import aggregate, graph_of, summed

@@ -16,8 +16,8 @@ from mggcn.backend.cuda import sizes as cuda_sizes
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.work import Work
 from mggcn.graph.csr import ArrayRows, Graph
-from mggcn.partition.locality_estimate import BOUNDS, Reuse
-from mggcn.partition.parts import RowStats
+from mggcn.partition.locality.reuse import BOUNDS, Reuse
+from mggcn.partition.rows.partition import RowStats
 from mggcn.partition.statistics import TileStatistics
 from mggcn.planning.op_cost import program_items
 from mggcn.planning.run import RankPlan, RunPlan, plan_ranks, plan_run

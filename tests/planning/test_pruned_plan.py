@@ -16,8 +16,8 @@ from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import find_machine
 from mggcn.errors import GraphError, PlanError
 from mggcn.model.choices import LayerChoice
-from mggcn.partition.parts import RowStats
-from mggcn.partition.required_rows import LEAST_SAVED
+from mggcn.partition.rows.partition import RowStats
+from mggcn.partition.rows.required import LEAST_SAVED
 from mggcn.planning.cost_text import cost_dict, cost_lines
 from mggcn.planning.op_cost import epoch_cost
 from mggcn.planning.pruning import choose_rows

@@ -49,7 +49,7 @@ def test_a_cpu_refuses_what_it_has_not() -> None:
 def test_bf16_halves_activations_and_messages() -> None:
     """Fails if buffers, features or messages are planned at the width of float32, or weights lose their master copy."""
     from mggcn.aggregate.broadcast import BroadcastStrategy
-    from mggcn.partition.parts import RowStats
+    from mggcn.partition.rows.partition import RowStats
 
     shape = GraphShape("shape", 200_000, 4_000_000, 128, 64, True)
     plans = {}
