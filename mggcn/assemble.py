@@ -45,7 +45,7 @@ from mggcn.planning.shape import GraphShape, graph_shape
 if TYPE_CHECKING:
     from mggcn.backend.base import KernelBackend
     from mggcn.backend.cpu.explore import Exploration
-    from mggcn.backend.device import Device
+    from mggcn.backend.cuda.base import Device
     from mggcn.comm.base import Communicator
     from mggcn.comm.counting import CountingCommunicator
     from mggcn.trace.timeline import Watch
@@ -218,7 +218,7 @@ def gpu_of_rank(config: Config, comm: Communicator) -> Device:
     Collective for ranks that are processes. Raises: BackendError, also if two of them have one GPU.
     """
     from mggcn.backend.cuda.device import CudaDevice
-    from mggcn.comm.gpus import refuse_shared
+    from mggcn.comm.gather import refuse_shared
 
     run, index = config.run, 0
     if run.transport == "nccl":

@@ -17,10 +17,8 @@ from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED
 from mggcn.config import Config
 from mggcn.cost.work import ring_bytes
-from mggcn.errors import PlanError
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import DEVICES, runs_nccl
-from mggcn.memory.units import human
 from mggcn.model.lower import Model, Program, paper_arena_bytes, spmm_ops
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.tiles import check_tile_nnz
@@ -136,24 +134,6 @@ class RunPlan:
             return self.largest.total_bytes
         runtime = DEVICES[self.config.run.device].process_bytes
         return runtime + sum(rank.total_bytes - runtime for rank in self.ranks)
-
-    def __str__(self) -> str:
-        from mggcn.planning.text import render
-
-        return render(self)
-
-    def check(self, limit: int) -> None:
-        """Raise PlanError if a rank needs more than `limit` bytes; the message says what would fit."""
-        from mggcn.planning.advice import advice
-
-        rank = self.largest
-        if rank.total_bytes <= limit:
-            return
-        widths = ",".join(str(w) for w in self.config.model.hidden)
-        raise PlanError(
-            f"rank {rank.rank} needs {human(rank.total_bytes)} for {rank.model.rows:,} of {self.shape.num_vertices:,} rows "
-            f"and hidden widths {widths or 'none'}, {human(limit)} may be used; {advice(self, limit)}"
-        )
 
 
 def plan_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mggcn.memory.device import launching
@@ -62,6 +63,16 @@ def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = ()) -
     if limit is not None:
         lines += ["", verdict(plan, limit)]
     return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedPlan:
+    """The plan of a run, which prints as text."""
+
+    run: RunPlan
+
+    def __str__(self) -> str:
+        return render(self.run)
 
 
 def _strategy(plan: RunPlan) -> str:

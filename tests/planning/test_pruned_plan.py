@@ -18,6 +18,7 @@ from mggcn.errors import GraphError, PlanError
 from mggcn.model.choices import LayerChoice
 from mggcn.partition.rows.partition import RowStats
 from mggcn.partition.rows.required import LEAST_SAVED
+from mggcn.planning.advice import require_fit
 from mggcn.planning.cost_text import cost_dict, cost_lines
 from mggcn.planning.op_cost import epoch_cost
 from mggcn.planning.pruning import choose_rows
@@ -92,9 +93,9 @@ def test_what_does_not_fit_may_fit_without() -> None:
     need = plan_shape(off(config), shape).largest.total_bytes
     assert need < plan.largest.total_bytes
     with pytest.raises(PlanError, match=r"--set run\.prune=off.* would fit"):
-        plan.check(need)
+        require_fit(plan, need)
     with pytest.raises(PlanError) as refusal:
-        plan.check(need - 1)
+        require_fit(plan, need - 1)
     assert "run.prune" not in str(refusal.value)
 
 

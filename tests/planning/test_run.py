@@ -15,11 +15,12 @@ from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import find_machine
 from mggcn.errors import GraphError, PlanError
 from mggcn.memory.units import GIB
-from mggcn.planning.advice import smallest_ranks
+from mggcn.planning.advice import require_fit, smallest_ranks
 from mggcn.planning.op_cost import epoch_cost
 from mggcn.planning.record import plan_from_dict, to_dict
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
+from mggcn.planning.text import render
 
 PAPERS = GraphShape("papers100M", 111_059_956, 1_615_685_872, 128, 172, False)
 PROTEINS = GraphShape("proteins", 8_745_542, 1_309_240_502, 128, 256, False)
@@ -46,7 +47,7 @@ def test_graphs_that_the_papers_fit_do_fit(
 ) -> None:
     """Fails if a plan needs more memory than MG-GCN's machines have for the graphs that it trains on them."""
     plan = plan_of(dataclasses.replace(shape, symmetric=symmetric), hidden, ranks)
-    plan.check(limit)
+    require_fit(plan, limit)
     for rank in plan.ranks:
         assert rank.total_bytes <= limit
         assert rank.arena_bytes <= rank.paper_bytes
@@ -59,18 +60,18 @@ def test_advice_holds(hidden: tuple[int, ...], ranks: int) -> None:
     """Fails if a plan that does not fit is accepted, or what the refusal advises does not fit either."""
     plan = plan_of(PRODUCTS, hidden, ranks, "cpu")
     need = plan.largest.total_bytes
-    plan.check(need)
+    require_fit(plan, need)
     for limit in (need - 1, need * 9 // 10, need * 2 // 3):
         with pytest.raises(PlanError, match=r"rank \d+ needs .* of 2,449,029 rows") as refusal:
-            plan.check(limit)
+            require_fit(plan, limit)
         text = str(refusal.value)
         if more := re.search(r"(\d+) ranks with", text):
-            plan_of(PRODUCTS, hidden, int(more[1]), "cpu").check(limit)
+            require_fit(plan_of(PRODUCTS, hidden, int(more[1]), "cpu"), limit)
         if narrower := re.search(r"model\.hidden=([\d,]+)", text):
-            plan_of(PRODUCTS, tuple(int(w) for w in narrower[1].split(",")), ranks, "cpu").check(limit)
+            require_fit(plan_of(PRODUCTS, tuple(int(w) for w in narrower[1].split(",")), ranks, "cpu"), limit)
         assert more
     with pytest.raises(PlanError, match="no number of ranks up to 1024 would fit"):
-        plan.check(1 << 20)
+        require_fit(plan, 1 << 20)
 
 
 def test_smallest_number_of_ranks() -> None:
@@ -110,7 +111,7 @@ def calls_of(strategy: str, ranks: int) -> int:
     try:
         plan = plan_shape(Config(run=run), shape, replication=3.0)
         epoch_cost(plan, find_machine("xeon-cluster"))
-        assert "sent per epoch" in str(plan)
+        assert "sent per epoch" in render(plan)
     finally:
         sys.setprofile(before)
     return found

@@ -11,7 +11,7 @@ from mggcn import assemble
 from mggcn.backend.cuda import device as cuda_device
 from mggcn.backend.cuda.driver import Gpu
 from mggcn.comm.base import Communicator
-from mggcn.comm.gpus import refuse_shared
+from mggcn.comm.gather import refuse_shared
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config, RunConfig
 from mggcn.errors import BackendError
