@@ -55,7 +55,13 @@ def own_graph(store: str, threads: int, precision: str, ordered: bool) -> tuple[
     from mggcn.planning.shape import GraphShape
 
     config = from_tables({"run": {"threads": threads, "precision": precision}})
-    backend = make_backend(config, plan_shape(config, GraphShape("tiny", 2, 2, 1, 1, True)).ranks[0], no_gpu)
+    backend = make_backend(
+        config,
+        plan_shape(
+            config, GraphShape(name="tiny", num_vertices=2, num_edges=2, num_features=1, num_classes=1, symmetric=True)
+        ).ranks[0],
+        no_gpu,
+    )
     torch.set_num_threads(threads)
     graph, began = open_store(store), time.perf_counter()
     owners = assign(graph.num_vertices, 1, "none", 0)

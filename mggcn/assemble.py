@@ -310,13 +310,13 @@ def make_rank(
     counted = CountingCommunicator(comm)
     counted.use_stream(backend.comm_stream)
     options = ShardOptions(
-        config.model.aggregates,
-        config.model.norm,
-        config.model.self_loops,
-        config.data.splits,
-        config.data.split,
-        {"fp32": "float32", "fp64": "float64"}[REAL[config.run.precision]],
-        threads,
+        aggregates=config.model.aggregates,
+        norm=config.model.norm,
+        self_loops=config.model.self_loops,
+        splits=config.data.splits,
+        split=config.data.split,
+        dtype={"fp32": "float32", "fp64": "float64"}[REAL[config.run.precision]],
+        threads=threads,
     )
     held = partition.held(comm.rank)
     shard = build_shard(graph, partition, comm.rank, options, held)
@@ -339,7 +339,15 @@ def make_rank(
     clock = backend.allocate(16).view(torch.int64)
     views = arena_views(arena, programs)
     runtime = RankRuntime(
-        backend, aggregates.training, aggregates.exact, inputs, weights, views, signals, counts, clock
+        backend=backend,
+        training=aggregates.training,
+        exact=aggregates.exact,
+        inputs=inputs,
+        weights=weights,
+        views=views,
+        signals=signals,
+        counts=counts,
+        clock=clock,
     )
     if rank_plan.setup:
         runtime.run(rank_plan.setup)

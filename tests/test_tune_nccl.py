@@ -24,7 +24,9 @@ from mggcn.planning.text import render
 from tests.comm.fake_nccl import TAKEN
 from tests.comm.worlds import Nccl
 
-SHAPE = GraphShape("shape", 100_000, 2_000_000, 64, 10, True)
+SHAPE = GraphShape(
+    name="shape", num_vertices=100_000, num_edges=2_000_000, num_features=64, num_classes=10, symmetric=True
+)
 COLLECTIVE = TAKEN["start"] + TAKEN["broadcast"] + TAKEN["all_reduce"]
 
 

@@ -160,7 +160,15 @@ def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: s
         settings["delay"] = run.delay
         name = f"{run.strategy} {'0c' if run.delay == 'none' else f'cd-{run.delay}'}"
     order = run.order if STRATEGIES[run.strategy].kind == "rows" else ""
-    return Candidate(name, order, partition, exact, plan, reason, {"run": settings})
+    return Candidate(
+        strategy=name,
+        order=order,
+        partition=partition,
+        exact=exact,
+        plan=plan,
+        reason=reason,
+        settings={"run": settings},
+    )
 
 
 def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) -> Iterator[Candidate]:

@@ -21,7 +21,7 @@ from mggcn.planning.regions import input_bytes
 from mggcn.planning.shape import GraphShape
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunDecisions:
     """The choices that every rank must make alike. chosen: the input of all ranks together."""
 
@@ -46,7 +46,16 @@ class RunDecisions:
         layers = choose_layers(config.model, shape.num_features, shape.num_classes, chosen, config.run.products)
         required = choose_rows(config.run, layers, stats, strategy)
         levels = level_stats(required, stats)
-        return RunDecisions(config, shape, stats, strategy, chosen, layers, required, levels)
+        return RunDecisions(
+            config=config,
+            shape=shape,
+            stats=stats,
+            strategy=strategy,
+            chosen=chosen,
+            layers=layers,
+            required=required,
+            levels=levels,
+        )
 
     def inputs(self, rank: int, nnz: int) -> InputShape:
         """Return the shape of a rank's input; nnz: of its matrices."""

@@ -30,7 +30,7 @@ CHUNK_BYTES = 24 * MIB
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankSizes:
     """What a rank's bytes follow from.
 

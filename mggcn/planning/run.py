@@ -29,7 +29,7 @@ from mggcn.planning.regions import RankSizes, score_bytes
 from mggcn.planning.shape import GraphShape, check_shape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankPlan:
     """One rank: its model, programs and bytes."""
 
@@ -112,7 +112,7 @@ SIGNALS = 3
 """Loss, stop flag and seconds, float64, summed over ranks once an epoch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """The plan of all ranks."""
 
@@ -146,7 +146,7 @@ def plan_run(
     """
     check_shape(shape)
     ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl)
-    return RunPlan(config, shape, stats, strategy, ranks, nccl)
+    return RunPlan(config=config, shape=shape, stats=stats, strategy=strategy, ranks=ranks, nccl=nccl)
 
 
 def plan_ranks(
@@ -186,7 +186,16 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     }
     indices = sum(plan.index_bytes for plan in held)
     assignment = stats.assignment_bytes + set_bytes(pruned)
-    sizes = RankSizes(config, shape, model, inputs, forward, backward, indices, assignment)
+    sizes = RankSizes(
+        config=config,
+        shape=shape,
+        model=model,
+        inputs=inputs,
+        forward=forward,
+        backward=backward,
+        index_bytes=indices,
+        assignment_bytes=assignment,
+    )
     regions = {"arena": programs.arena_bytes} | sizes.regions(lowering.panel if programs.setup else 0)
     if model.device.is_host:
         regions["who holds which rows"] = stats.kept_bytes * shape.num_vertices
@@ -197,21 +206,21 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
         regions["messages and sums in flight"] = kept
     return RankPlan(
-        rank,
-        model,
-        programs.train,
-        programs.evaluate,
-        programs.setup,
-        regions,
-        sizes.setup_bytes(regions),
-        aggregation,
-        exact,
-        states,
-        sizes.weight_bytes,
-        num_ranks,
-        nnz,
-        paper_arena_bytes(model, num_ranks, max(stats.counts)),
-        score_bytes(config, shape) or 9 * shape.num_classes * 8,
-        required,
-        pruned,
+        rank=rank,
+        model=model,
+        train=programs.train,
+        evaluate=programs.evaluate,
+        setup=programs.setup,
+        regions=regions,
+        setup_bytes=sizes.setup_bytes(regions),
+        aggregation=aggregation,
+        exact=exact,
+        states=states,
+        gradient_bytes=sizes.weight_bytes,
+        ranks=num_ranks,
+        nnz=nnz,
+        paper_bytes=paper_arena_bytes(model, num_ranks, max(stats.counts)),
+        score_bytes=score_bytes(config, shape) or 9 * shape.num_classes * 8,
+        rows=required,
+        pruned=pruned,
     )

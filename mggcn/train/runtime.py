@@ -113,7 +113,7 @@ class Weights:
         self.refresh()
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class RankRuntime:
     """The Runtime of model/ops.py: one rank's buffers, weights and inputs, for one program at a time."""
 

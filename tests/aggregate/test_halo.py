@@ -74,7 +74,7 @@ def test_a_symmetric_graph_has_one_side() -> None:
     plan = HaloStrategy().plan(config.run, stats, 1, True, True)
     assert plan.matrices_t == ()
     assert plan.index_bytes == 4 * plan.forward.num_sent > 0
-    options = ShardOptions(True, "mean", True, "main", 0, "f4", 1)
+    options = ShardOptions(aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f4", threads=1)
     made: list[tuple[int, int]] = []
 
     class Counting(CpuBackend):
@@ -100,7 +100,7 @@ def test_a_plan_of_another_graph_is_refused(direction: str) -> None:
         graph,
         partition,
         0,
-        ShardOptions(True, "mean", True, "main", 0, "f8", 1),
+        ShardOptions(aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f8", threads=1),
         CpuBackend(torch.float64, 1),
         SingleCommunicator(),
         {},

@@ -26,7 +26,15 @@ from tests.graphs import make_graph
 from tests.planning.test_pruning import config_of, graph_of
 
 RANKS = 5
-SHAPE = GraphShape("shape", 10_000, 90_000, 24, 6, False, num_training=100)
+SHAPE = GraphShape(
+    name="shape",
+    num_vertices=10_000,
+    num_edges=90_000,
+    num_features=24,
+    num_classes=6,
+    symmetric=False,
+    num_training=100,
+)
 
 
 def ring(n: int = 400) -> Graph:

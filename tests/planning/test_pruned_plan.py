@@ -57,7 +57,15 @@ def test_the_choice_by_hand() -> None:
     assert "cuts vertices" in cut[0].reason
 
 
-SHAPE = GraphShape("shape", 100_000, 400_000, 64, 16, True, num_training=2_000)
+SHAPE = GraphShape(
+    name="shape",
+    num_vertices=100_000,
+    num_edges=400_000,
+    num_features=64,
+    num_classes=16,
+    symmetric=True,
+    num_training=2_000,
+)
 
 
 def test_a_bare_shape_is_estimated() -> None:

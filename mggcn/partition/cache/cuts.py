@@ -123,7 +123,14 @@ def _read_vertex_cut(folder: Path, graph: Graph, settings: Mapping[str, Any]) ->
     parts, owner = (files[name].read(0, graph.num_vertices) for name in ("parts", "owner"))
     edge_part = files["edge_part"]
     statistics = read_statistics(folder, meta.get("statistics"), CutStatistics, num_parts)
-    return VertexCut(num_parts, parts, owner, edge_part, files.get("edge_part_t", edge_part), statistics)
+    return VertexCut(
+        num_parts=num_parts,
+        parts=parts,
+        owner=owner,
+        edge_part=edge_part,
+        edge_part_t=files.get("edge_part_t", edge_part),
+        statistics=statistics,
+    )
 
 
 def _read_edge_cut(folder: Path, graph: Graph, settings: Mapping[str, Any]) -> EdgeCut:

@@ -96,7 +96,14 @@ def libra(graph: Graph, settings: LibraSettings) -> VertexCut:
     else:
         forward = store_order(adj, _Matrix.ROWS)
         backward = store_order(replace(graph.adj_t, values=None), _Matrix.TRANSPOSED)
-    return VertexCut(settings.parts, parts, owner, forward, backward, statistics)
+    return VertexCut(
+        num_parts=settings.parts,
+        parts=parts,
+        owner=owner,
+        edge_part=forward,
+        edge_part_t=backward,
+        statistics=statistics,
+    )
 
 
 class _Matrix(IntEnum):

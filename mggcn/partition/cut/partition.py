@@ -35,7 +35,7 @@ def row_ranges(split: int, rows: int) -> tuple[int, ...]:
     return (0, split, split + (rows - split) // 2, rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CutStats:
     """Of a vertex cut: rows and split rows of each rank; nnz: entries of A per rank and range, self-loops included.
 
@@ -86,14 +86,14 @@ class CutStats:
     def from_dict(content: Mapping[str, Any]) -> CutStats:
         """Invert to_dict."""
         return CutStats(
-            tuple(int(n) for n in content["counts"]),
-            tuple(int(n) for n in content["split"]),
-            tuple(tuple(int(n) for n in ranges) for ranges in content["nnz"]),
-            np.array(content["leaves"], np.int64),
-            float(content["replication"]),
-            float(content["edge_balance"]),
-            float(content["split_share"]),
-            bool(content["exact"]),
+            counts=tuple(int(n) for n in content["counts"]),
+            split=tuple(int(n) for n in content["split"]),
+            nnz=tuple(tuple(int(n) for n in ranges) for ranges in content["nnz"]),
+            leaves=np.array(content["leaves"], np.int64),
+            replication=float(content["replication"]),
+            edge_balance=float(content["edge_balance"]),
+            split_share=float(content["split_share"]),
+            exact=bool(content["exact"]),
             reuse=tuple(float(share) for share in content.get("reuse", ())),
         )
 
@@ -127,7 +127,16 @@ class CutStats:
         table = np.full((bins, ranks, ranks), -(-leaves // (pairs * bins)), np.int64)
         table[:, np.arange(ranks), np.arange(ranks)] = 0
         share = split / num_vertices
-        return CutStats((rows,) * ranks, (split_rows,) * ranks, (nnz,) * ranks, table, replication, 1.0, share, False)
+        return CutStats(
+            counts=(rows,) * ranks,
+            split=(split_rows,) * ranks,
+            nnz=(nnz,) * ranks,
+            leaves=table,
+            replication=replication,
+            edge_balance=1.0,
+            split_share=share,
+            exact=False,
+        )
 
 
 @dataclass(frozen=True)
@@ -261,13 +270,13 @@ def cut_stats(graph: Graph, partition: CutPartition, *, self_loops: bool) -> Cut
         nnz += np.bincount(own * RANGES + range_of[lacking], minlength=nnz.size).reshape(nnz.shape)
     s = cut.statistics
     return CutStats(
-        partition.counts,
-        tuple(split_rows),
-        tuple(tuple(int(n) for n in ranges) for ranges in nnz),
-        leaves,
-        s.replication,
-        s.edge_balance,
-        s.split_share,
+        counts=partition.counts,
+        split=tuple(split_rows),
+        nnz=tuple(tuple(int(n) for n in ranges) for ranges in nnz),
+        leaves=leaves,
+        replication=s.replication,
+        edge_balance=s.edge_balance,
+        split_share=s.split_share,
     )
 
 

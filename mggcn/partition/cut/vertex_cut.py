@@ -53,7 +53,7 @@ class CutStatistics:
         return balance(self.rows_per_part)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VertexCut:
     """Parts of all vertices and edges.
 

@@ -41,7 +41,7 @@ class LocalitySettings:
         return f"locality-{self.parts}-{self.seed}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LocalityStatistics:
     """What an order achieves. An undirected edge counts once; self-loops are no edges here."""
 

@@ -15,7 +15,7 @@ from mggcn.partition.order import Assignment
 from mggcn.partition.statistics import balance, tile_statistics
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeCutStatistics:
     """What a cut costs. An undirected edge counts once; self-loops are no edges here."""
 

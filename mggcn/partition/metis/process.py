@@ -23,7 +23,7 @@ UFACTOR = 10
 PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """What METIS is given and where it writes, all int64 in shared memory; pages that are not touched cost nothing.
 
@@ -53,7 +53,16 @@ def _mapped(descriptor: int, num_vertices: int, max_entries: int, weighted: bool
     bounds = np.cumsum([num_vertices + 1, num_vertices, num_vertices, max_entries])
     indptr, vertex_weights, part, indices, rest = np.split(memory, bounds)
     edge_weights = rest if weighted else None
-    return Problem(descriptor, num_vertices, max_entries, indptr, vertex_weights, part, indices, edge_weights)
+    return Problem(
+        descriptor=descriptor,
+        num_vertices=num_vertices,
+        max_entries=max_entries,
+        indptr=indptr,
+        vertex_weights=vertex_weights,
+        part=part,
+        indices=indices,
+        edge_weights=edge_weights,
+    )
 
 
 def solve(problem: Problem, parts: int, seed: int) -> None:

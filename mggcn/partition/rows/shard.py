@@ -37,7 +37,7 @@ def training_rows(graph: Graph, splits: str, split: int) -> npt.NDArray[np.bool_
     return np.ascontiguousarray(rows.read(split, split + 1)[0], np.bool_)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
     """One rank's part of the graph.
 
@@ -59,7 +59,7 @@ class Shard:
         return int(self.global_ids.shape[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShardOptions:
     """What of a run's configuration shapes a shard."""
 
@@ -96,7 +96,16 @@ def build_shard(
         row_scale, col_scale = scales(degree, options.norm)
         row_scale = row_scale.astype(options.dtype)
         col_scale = None if col_scale is None else row_scale
-    return Shard(rank, ids, owned, row_scale, col_scale, labels, mask, sizes)
+    return Shard(
+        rank=rank,
+        global_ids=ids,
+        owned=owned,
+        row_scale=row_scale,
+        col_scale=col_scale,
+        labels=labels,
+        mask=mask,
+        split_sizes=sizes,
+    )
 
 
 def row_tiles(

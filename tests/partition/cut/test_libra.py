@@ -44,7 +44,7 @@ def graph_of(dense: Any) -> Graph:
     weighted = bool((dense[dense != 0] != 1).any())
     forward = csr(dense, weighted)
     backward = forward if np.array_equal(dense, dense.T) else csr(dense.T, weighted)
-    return Graph("small", forward, backward, None, None, {}, 0)
+    return Graph(name="small", adj=forward, adj_t=backward, features=None, labels=None, splits={}, num_classes=0)
 
 
 def cut(dense: Any, parts: int, seed: int = SEED, edges: EdgeOrder = "shuffled") -> VertexCut:
@@ -238,7 +238,10 @@ def test_a_graph_that_only_claims_symmetry_is_refused() -> None:
     upper = csr(np.triu(dense_of("random"), 1))
     for matrix in (lower, upper):
         with pytest.raises(GraphError, match="not symmetric"):
-            libra(Graph("odd", matrix, matrix, None, None, {}, 0), LibraSettings(parts=2))
+            libra(
+                Graph(name="odd", adj=matrix, adj_t=matrix, features=None, labels=None, splits={}, num_classes=0),
+                LibraSettings(parts=2),
+            )
 
 
 PUBLISHED = {"cnr_2000": (1.19, 1.41, 1.64), "dblp_2010": (1.19, 1.36, 1.50), "coauthor_cs": (1.40, 1.82, 2.22)}

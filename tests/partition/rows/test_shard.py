@@ -18,7 +18,9 @@ from mggcn.partition.rows.partition import RowPartition
 from mggcn.partition.rows.shard import ShardOptions, build_shard, row_tiles
 from tests.graphs import make_graph, pattern
 
-OPTIONS = ShardOptions(True, "symmetric", True, "main", 0, "f4", 1)
+OPTIONS = ShardOptions(
+    aggregates=True, norm="symmetric", self_loops=True, splits="main", split=0, dtype="f4", threads=1
+)
 
 WHOLE = RowPartition(assign(29, 1, "none", 1))
 
