@@ -28,7 +28,7 @@ from mggcn.config import Config, from_tables
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
 from mggcn.jobs.train import prepare_run, run_training
-from mggcn.partition.parts import Partition
+from mggcn.partition.base import Partition
 from mggcn.planning.run import RunPlan
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,7 +27,7 @@ from common import WORKLOADS, Workload, make_store
 
 from mggcn.graph.csr import CSR, ArrayRows
 from mggcn.graph.store import open_store, write_store
-from mggcn.model.program import require
+from mggcn.model.runtime import require
 
 Array = npt.NDArray[Any]
 ROOT = Path(__file__).resolve().parents[1]

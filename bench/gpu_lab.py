@@ -21,8 +21,8 @@ import torch
 from common import spread
 from torch import Tensor
 
+from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.products import float32_products
-from mggcn.backend.device import Device
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 90217

@@ -21,7 +21,7 @@ from gpu_lab import Lab, attempt, make_device
 from torch import Tensor
 
 from mggcn.assemble import Rank, make_rank, plan_graph, resolve
-from mggcn.backend.device import Device
+from mggcn.backend.cuda.base import Device
 from mggcn.backend.events import DONE, Event
 from mggcn.comm.base import CommStream, Communicator, Moving
 from mggcn.comm.threads import run_threads

@@ -58,7 +58,15 @@ def plan_case(graph: str, hidden: tuple[int, ...], precision: str) -> RunPlan:
     work = SYNTHETIC[graph]
     sparse = (CORA_NNZ, CORA_AGGREGATED) if graph == "cora" else (None, 0)
     shape = GraphShape(
-        work.name, work.vertices, 2 * work.edges, work.features, work.classes, True, False, sparse[0], sparse[1]
+        name=work.name,
+        num_vertices=work.vertices,
+        num_edges=2 * work.edges,
+        num_features=work.features,
+        num_classes=work.classes,
+        symmetric=True,
+        weighted=False,
+        feature_nnz=sparse[0],
+        aggregated_nnz=sparse[1],
     )
     settings = {"model": {"hidden": hidden}, "run": {"device": "cuda", "precision": precision}}
     return plan_shape(from_tables(settings), shape)
@@ -77,13 +85,13 @@ def pyg_work(plan: RunPlan) -> Works:
     rows, found = rank.sizes.rows, []
 
     def passes(nbytes: int, calls: int) -> Work:
-        return Work("elementwise", streamed=rows * nbytes, calls=calls)
+        return Work(kind="elementwise", streamed=rows * nbytes, calls=calls)
 
     for choice in rank.values.layers:
         d, e = choice.d_in, choice.d_out
         hidden = choice.layer < len(rank.values.layers)
         sparse = dataclasses.replace(product(rows, rows, rank.nnz, 4 * e, 8), calls=3, results=0)
-        gemm = Work("dense", streamed=4 * rows * (d + e), flop=2 * rows * d * e, calls=2)
+        gemm = Work(kind="dense", streamed=4 * rows * (d + e), flop=2 * rows * d * e, calls=2)
         # Bias, its gradient; ReLU and its mask.
         beside = passes(4 * e * (3 + 5 * hidden), 4 + 3 * hidden)
         found.append((f"layer {choice.layer}", [sparse, sparse, *[gemm] * (2 + (choice.layer > 1)), beside]))

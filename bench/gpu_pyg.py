@@ -13,7 +13,7 @@ from worker_pyg import make_graph, make_net
 
 from mggcn.backend.events import Eager
 from mggcn.graph.csr import CSR, Graph
-from mggcn.model.program import require
+from mggcn.model.runtime import require
 
 KINDS = ("fused", "csr", "scatter", "scaled")
 SHIPPED = ("csr", "scatter")

@@ -102,7 +102,7 @@ def products(graph: Any, orders: dict[str, Any], args: argparse.Namespace) -> di
     import torch
 
     from mggcn.backend.cpu.backend import CpuBackend
-    from mggcn.partition.tiles import build_tiles
+    from mggcn.partition.rows.tiles import build_tiles
 
     backend = CpuBackend(torch.float32, args.threads)
     dense, out = torch.randn(graph.num_vertices, args.width), torch.empty(graph.num_vertices, args.width)
@@ -122,7 +122,7 @@ def epochs(graph: Any, orders: dict[str, Any], args: argparse.Namespace) -> tupl
     from mggcn.config import from_tables
     from mggcn.cost.machine import find_machine
     from mggcn.partition.make import stats_of
-    from mggcn.partition.parts import RowPartition
+    from mggcn.partition.rows.partition import RowPartition
     from mggcn.planning.op_cost import epoch_cost
     from mggcn.planning.run import plan_run
     from mggcn.planning.shape import graph_shape
@@ -147,8 +147,8 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Order one graph several times, then compare."""
     import torch
 
-    from mggcn.partition.edge_cut import _halo
-    from mggcn.partition.locality import LocalitySettings, locality
+    from mggcn.partition.locality.order import LocalitySettings, locality
+    from mggcn.partition.metis.edge_cut import _halo
     from mggcn.partition.order import assign
     from mggcn.partition.statistics import tile_statistics
 

@@ -32,7 +32,8 @@ from mggcn.jobs import predict as predicting
 from mggcn.jobs import train as training
 from mggcn.jobs.auto import settled
 from mggcn.model.weights import from_pyg
-from mggcn.planning.run import RunPlan
+from mggcn.planning.advice import require_fit
+from mggcn.planning.text import PrintedPlan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +108,7 @@ class Trainer:
         asked = with_named(base, settings | ({} if ranks is None else {"ranks": ranks}))
         self._config, self._choice = settled(asked, self._graph)
         self._plan, self._partition = plan_graph(self._config, self._graph)
-        self._plan.check(memory_limit(self._config))
+        require_fit(self._plan, memory_limit(self._config))
         self._out = None if out is None else Path(out)
         self._rank: Rank | None = None
         self._folder: Path | None = None
@@ -118,9 +119,9 @@ class Trainer:
         return self._config
 
     @property
-    def plan(self) -> RunPlan:
-        """Every buffer, byte and message of the run; print it."""
-        return self._plan
+    def plan(self) -> PrintedPlan:
+        """Every buffer, byte and message of the run: print it, or read `plan.run`."""
+        return PrintedPlan(self._plan)
 
     @property
     def run_folder(self) -> Path | None:
@@ -238,7 +239,7 @@ class Trainer:
         tensors = state if isinstance(state, Mapping) else from_pyg(state, self._config.model)
         config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
         plan, partition = plan_graph(config, self._graph)
-        plan.check(memory_limit(config))
+        require_fit(plan, memory_limit(config))
 
         def body(comm: Communicator) -> npt.NDArray[np.floating]:
             rank = make_rank(config, self._graph, plan, partition, comm)

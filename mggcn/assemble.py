@@ -32,12 +32,13 @@ from mggcn.memory.device import REAL, not_captured, runs_nccl, threads_of
 from mggcn.memory.units import free_bytes, human
 from mggcn.model.builder import Network
 from mggcn.model.network import NETWORKS, num_aggregations
-from mggcn.partition.cut_rows import CutStats
-from mggcn.partition.libra import libra_nbytes
+from mggcn.partition.base import Partition, PartitionStats
+from mggcn.partition.cut.libra import libra_nbytes
+from mggcn.partition.cut.partition import CutStats
 from mggcn.partition.make import is_cached, make_partition, stats_of
-from mggcn.partition.parts import Partition, PartitionStats, RowStats
-from mggcn.partition.required_rows import expected_shares
-from mggcn.partition.splits import training_rows
+from mggcn.partition.rows.partition import RowStats
+from mggcn.partition.rows.required import expected_shares
+from mggcn.partition.rows.shard import training_rows
 from mggcn.planning.pruning import build_pruned
 from mggcn.planning.record import plan_from_dict
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan, plan_run
@@ -46,7 +47,7 @@ from mggcn.planning.shape import GraphShape, graph_shape
 if TYPE_CHECKING:
     from mggcn.backend.base import KernelBackend
     from mggcn.backend.cpu.explore import Exploration
-    from mggcn.backend.device import Device
+    from mggcn.backend.cuda.base import Device
     from mggcn.comm.base import Communicator
     from mggcn.comm.counting import CountingCommunicator
     from mggcn.trace.timeline import Watch
@@ -221,7 +222,7 @@ def gpu_of_rank(config: Config, comm: Communicator) -> Device:
     Collective for ranks that are processes. Raises: BackendError, also if two of them have one GPU.
     """
     from mggcn.backend.cuda.device import CudaDevice
-    from mggcn.comm.gpus import refuse_shared
+    from mggcn.comm.gather import refuse_shared
 
     run, index = config.run, 0
     if run.transport == "nccl":
@@ -288,8 +289,8 @@ def make_rank(
     from mggcn.aggregate.base import BuildContext, RankAggregations
     from mggcn.aggregate.no_aggregation import NoAggregation
     from mggcn.comm.counting import CountingCommunicator
-    from mggcn.partition.features import FeatureReader
-    from mggcn.partition.shard import ShardOptions, build_shard
+    from mggcn.partition.rows.features import FeatureReader
+    from mggcn.partition.rows.shard import ShardOptions, build_shard
     from mggcn.trace.timeline import Timeline, Unwatched
     from mggcn.train.inputs import load_inputs
     from mggcn.train.ranking import RankingScores
@@ -313,13 +314,13 @@ def make_rank(
     counted = CountingCommunicator(comm)
     counted.use_stream(backend.comm_stream)
     options = ShardOptions(
-        config.model.aggregates,
-        config.model.norm,
-        config.model.self_loops,
-        config.data.splits,
-        config.data.split,
-        {"fp32": "float32", "fp64": "float64"}[REAL[config.run.precision]],
-        threads,
+        aggregates=config.model.aggregates,
+        norm=config.model.norm,
+        self_loops=config.model.self_loops,
+        splits=config.data.splits,
+        split=config.data.split,
+        dtype={"fp32": "float32", "fp64": "float64"}[REAL[config.run.precision]],
+        threads=threads,
     )
     held = partition.held(comm.rank)
     shard = build_shard(graph, partition, comm.rank, options, held)
@@ -342,7 +343,15 @@ def make_rank(
     clock = backend.allocate(16).view(torch.int64)
     views = arena_views(arena, programs)
     runtime = RankRuntime(
-        backend, aggregates.training, aggregates.exact, inputs, weights, views, signals, counts, clock
+        backend=backend,
+        training=aggregates.training,
+        exact=aggregates.exact,
+        inputs=inputs,
+        weights=weights,
+        views=views,
+        signals=signals,
+        counts=counts,
+        clock=clock,
     )
     if rank_plan.setup:
         runtime.run(rank_plan.setup)

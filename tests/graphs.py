@@ -45,7 +45,15 @@ def make_graph(adj: Any, *, num_features: int, num_classes: int, sparse: bool, w
     labels[~(train | val)] = -1
     splits = {"train": ArrayRows(train[None]), "val": ArrayRows(val[None])}
     features = csr(x, True) if sparse else ArrayRows(x)
-    return Graph("small", forward, backward, features, ArrayRows(labels), splits, num_classes)
+    return Graph(
+        name="small",
+        adj=forward,
+        adj_t=backward,
+        features=features,
+        labels=ArrayRows(labels),
+        splits=splits,
+        num_classes=num_classes,
+    )
 
 
 def pattern(kind: str, n: int, seed: int) -> Any:

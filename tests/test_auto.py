@@ -143,7 +143,9 @@ def test_what_is_named_is_kept() -> None:
 
 def test_memory_decides_first() -> None:
     """Fails if a strategy that does not fit is chosen, or nothing fits and no one says so."""
-    shape = GraphShape("shape", 2_000_000, 60_000_000, 100, 40, True)
+    shape = GraphShape(
+        name="shape", num_vertices=2_000_000, num_edges=60_000_000, num_features=100, num_classes=40, symmetric=True
+    )
     machine = find_machine("dgx-h100")
     base = config_of(8, device="cuda", order="random")
     config, choice = settled_shape(base, shape, 0.0, machine, 80 * 2**30)
@@ -158,7 +160,9 @@ def test_memory_decides_first() -> None:
 
 def test_a_cut_is_compared_from_its_replication() -> None:
     """Fails if a bare shape's vertex cut is planned without its replication, or not with it."""
-    shape = GraphShape("shape", 100_000, 2_000_000, 100, 40, True)
+    shape = GraphShape(
+        name="shape", num_vertices=100_000, num_edges=2_000_000, num_features=100, num_classes=40, symmetric=True
+    )
     verdicts = {}
     for replication in (0.0, 1.8):
         _, choice = settled_shape(config_of(4, order="random"), shape, replication)
@@ -193,7 +197,7 @@ def test_a_run_records_what_was_chosen(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_shape_that_auto_cannot_plan_is_refused() -> None:
     """Fails if a strategy named without what it needs is planned from invented figures."""
-    shape = GraphShape("shape", 1000, 5000, 10, 4, True)
+    shape = GraphShape(name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True)
     config = dataclasses.replace(config_of(4), run=RunConfig(ranks=4, strategy="delayed"))
     assert settled_shape(config, shape, 0.0) == (config, None)
     from mggcn.assemble import plan_shape
@@ -257,12 +261,20 @@ def test_a_delay_needs_a_strategy_that_has_one(setting: dict[str, str], ranks: i
         with pytest.raises(ConfigError, match=rf"run\.{name} {setting[name]} would change nothing.*--strategy delayed"):
             settled(refused, graph())
         with pytest.raises(ConfigError, match=rf"run\.{name}"):
-            settled_shape(refused, GraphShape("shape", 1000, 5000, 10, 4, True), 1.5)
+            settled_shape(
+                refused,
+                GraphShape(
+                    name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True
+                ),
+                1.5,
+            )
     kept, _ = settled(config_of(ranks, strategy="delayed", **setting), graph())
     expected = setting[name] if ranks > 1 else getattr(RunConfig(), name)
     assert getattr(kept.run, name) == expected
     shaped, _ = settled_shape(
-        config_of(ranks, strategy="auto", **setting), GraphShape("shape", 1000, 5000, 10, 4, True), 1.5
+        config_of(ranks, strategy="auto", **setting),
+        GraphShape(name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True),
+        1.5,
     )
     chosen, _ = settled(config_of(ranks, strategy="auto", **setting), graph())
     for run in (shaped.run, chosen.run):
@@ -275,7 +287,7 @@ def test_orders_that_follow_edges_need_a_store() -> None:
     """Fails if a bare shape is planned as if METIS had cut it, or one rank is asked for its replication."""
     from mggcn.assemble import plan_shape
 
-    shape = GraphShape("shape", 1000, 5000, 10, 4, True)
+    shape = GraphShape(name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True)
     with pytest.raises(ConfigError, match="plan it on a store"):
         plan_shape(config_of(4, strategy="halo", order="metis"), shape)
     assert plan_shape(config_of(1, strategy="delayed", order="random"), shape).ranks[0].aggregation.exact

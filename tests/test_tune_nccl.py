@@ -20,10 +20,13 @@ from mggcn.errors import CommError
 from mggcn.jobs import tune, tune_nccl
 from mggcn.jobs.tune import TuneSettings, write_machine
 from mggcn.planning.shape import GraphShape
+from mggcn.planning.text import render
 from tests.comm.fake_nccl import TAKEN
 from tests.comm.worlds import Nccl
 
-SHAPE = GraphShape("shape", 100_000, 2_000_000, 64, 10, True)
+SHAPE = GraphShape(
+    name="shape", num_vertices=100_000, num_edges=2_000_000, num_features=64, num_classes=10, symmetric=True
+)
 COLLECTIVE = TAKEN["start"] + TAKEN["broadcast"] + TAKEN["all_reduce"]
 
 
@@ -92,9 +95,9 @@ def test_what_was_measured_reaches_the_plans(tmp_path: Path, monkeypatch: pytest
     run = RunConfig(ranks=4, device="cuda", strategy="halo")
     plan = plan_shape(Config(run=run), SHAPE)
     assert plan.ranks[0].regions["NCCL"] == COLLECTIVE + 7 * TAKEN["all_to_all"]
-    assert "NCCL's bytes are as measured between 8 ranks" in str(plan)
+    assert "NCCL's bytes are as measured between 8 ranks" in render(plan)
     monkeypatch.setenv("NCCL_MAX_P2P_NCHANNELS", "32")
-    assert "NCCL's bytes are an estimate, for 16 channels, 16 of them to each peer" in str(
+    assert "NCCL's bytes are an estimate, for 16 channels, 16 of them to each peer" in render(
         plan_shape(Config(run=run), SHAPE)
     )
 

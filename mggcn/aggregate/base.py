@@ -18,9 +18,9 @@ from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.graph.csr import Graph
 from mggcn.memory.arena import BufferSpec
+from mggcn.partition.base import Partition, PartitionStats
 from mggcn.partition.order import Assignment
-from mggcn.partition.parts import Partition, PartitionStats
-from mggcn.partition.shard import ShardOptions
+from mggcn.partition.rows.shard import ShardOptions
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,9 +17,10 @@ from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.events import Event
 from mggcn.config import RunConfig
 from mggcn.memory.arena import BufferSpec
-from mggcn.partition.locality_estimate import UNKNOWN, Reuse
-from mggcn.partition.parts import PartitionStats, row_owners, row_stats
-from mggcn.partition.shard import row_tiles
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.locality.reuse import UNKNOWN, Reuse
+from mggcn.partition.rows.partition import row_owners, row_stats
+from mggcn.partition.rows.shard import row_tiles
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,12 +19,12 @@ from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue
 from mggcn.config import RunConfig
 from mggcn.memory.arena import BufferSpec
-from mggcn.partition.cut_rows import (
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.cut.partition import (
     CutStats,
     row_ranges,
     stats_of_cut,
 )
-from mggcn.partition.parts import PartitionStats
 
 if TYPE_CHECKING:
     from torch import Tensor

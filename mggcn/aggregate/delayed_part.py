@@ -18,11 +18,11 @@ from mggcn.aggregate.base import BuildContext
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.events import Event
 from mggcn.graph.csr import Graph
-from mggcn.partition.cut_rows import Lists, cut_partition, exchange_lists
-from mggcn.partition.cut_tiles import cut_tile, row_slices
+from mggcn.partition.cut.partition import Lists, cut_partition, exchange_lists
+from mggcn.partition.cut.tiles import cut_tile, row_slices
 from mggcn.partition.order import Assignment
-from mggcn.partition.shard import ShardOptions
-from mggcn.partition.tiles import Tile, degrees
+from mggcn.partition.rows.shard import ShardOptions
+from mggcn.partition.rows.tiles import Tile, degrees
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,9 +18,10 @@ from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.errors import PlanError
 from mggcn.memory.arena import BufferSpec
-from mggcn.partition.halo import Halo, build_halos
-from mggcn.partition.locality_estimate import UNKNOWN, Reuse
-from mggcn.partition.parts import PartitionStats, row_owners, row_stats
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.locality.reuse import UNKNOWN, Reuse
+from mggcn.partition.rows.halo import Halo, build_halos
+from mggcn.partition.rows.partition import row_owners, row_stats
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -25,11 +25,12 @@ from mggcn.config import RunConfig
 from mggcn.errors import GraphError
 from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES, BufferSpec
 from mggcn.memory.device import DEVICES
-from mggcn.partition.concatenated import concatenated_by_rank
-from mggcn.partition.locality_estimate import Shares
-from mggcn.partition.parts import PartitionStats, row_owners, row_stats
-from mggcn.partition.shard import row_tiles
-from mggcn.partition.tiles import MAX_TILE_NNZ
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.locality.reuse import Shares
+from mggcn.partition.order import concatenated_by_rank
+from mggcn.partition.rows.partition import row_owners, row_stats
+from mggcn.partition.rows.shard import row_tiles
+from mggcn.partition.rows.tiles import MAX_TILE_NNZ
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,7 @@ class Multiply:
     nnz: int
     width: int
     reuse: tuple[float, ...] = ()
-    """How local the reads are: their shares by the distance of the row's last use, partition/locality_estimate.py's
+    """How local the reads are: their shares by the distance of the row's last use, partition/locality/reuse.py's
     BOUNDS; (): at random."""
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy.typing as npt
 
 from mggcn.backend.events import Agree, CommStream, Event, Repeatable, Timestamp, alone
+from mggcn.backend.sparse import Sparse as Sparse
 
 if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
     import torch
@@ -65,28 +66,6 @@ class Epilogue:
     dropout: Dropout | None = None
     row_ids: Tensor | None = None
     out_scale: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sparse:
-    """A CSR matrix on the device: indptr int64 (V + 1,), indices int32 (nnz,), values (nnz,) or None for ones.
-
-    Values are of the accumulation type: float32, or float64 for float64 storage.
-    schedule: how the backend that made it shares out the rows; its own type.
-    """
-
-    indptr: Tensor
-    indices: Tensor
-    values: Tensor | None
-    schedule: Any
-
-    @property
-    def num_rows(self) -> int:
-        return self.indptr.shape[0] - 1
-
-    @property
-    def nnz(self) -> int:
-        return self.indices.shape[0]
 
 
 @dataclass(frozen=True, slots=True)

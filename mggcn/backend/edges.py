@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
-from mggcn.backend.base import Sparse
+from mggcn.backend.sparse import Sparse
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ OPS: Final = ("broadcast", "all_reduce", "all_to_all", "barrier")
 DTYPES: Final = (torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
     """One collective as one rank sees it; `count` is elements in all, for an all_to_all elements per row."""
 
@@ -48,7 +48,14 @@ class Call:
         half = len(rows) // 2
         if OPS[op] != "all_to_all":
             rows, half = [], 0
-        return Call(OPS[op], DTYPES[dtype], count, root, tuple(rows[:half]), tuple(rows[half:]))
+        return Call(
+            op=OPS[op],
+            dtype=DTYPES[dtype],
+            count=count,
+            root=root,
+            sends=tuple(rows[:half]),
+            receives=tuple(rows[half:]),
+        )
 
 
 def broadcast_call(buf: Tensor, root: int, size: int) -> Call:
@@ -56,13 +63,13 @@ def broadcast_call(buf: Tensor, root: int, size: int) -> Call:
     _check_buffer(buf)
     if not 0 <= root < size:
         raise CommError(f"broadcast from rank {root}: expected a rank in [0, {size})")
-    return Call("broadcast", buf.dtype, buf.numel(), root)
+    return Call(op="broadcast", dtype=buf.dtype, count=buf.numel(), root=root)
 
 
 def all_reduce_call(buf: Tensor) -> Call:
     """Raises: CommError if no transport can carry `buf`."""
     _check_buffer(buf)
-    return Call("all_reduce", buf.dtype, buf.numel())
+    return Call(op="all_reduce", dtype=buf.dtype, count=buf.numel())
 
 
 def all_to_all_call(out: Tensor, buf: Tensor, out_rows: Sequence[int], buf_rows: Sequence[int], size: int) -> Call:
@@ -79,7 +86,14 @@ def all_to_all_call(out: Tensor, buf: Tensor, out_rows: Sequence[int], buf_rows:
             f"all_to_all: out is {tuple(out.shape)} {out.dtype} on {out.device}, buf is {tuple(buf.shape)} {buf.dtype} "
             f"on {buf.device}; expected one device, one dtype and one shape after the rows"
         )
-    return Call("all_to_all", buf.dtype, prod(buf.shape[1:]), 0, tuple(buf_rows), tuple(out_rows))
+    return Call(
+        op="all_to_all",
+        dtype=buf.dtype,
+        count=prod(buf.shape[1:]),
+        root=0,
+        sends=tuple(buf_rows),
+        receives=tuple(out_rows),
+    )
 
 
 def disagreement(calls: Mapping[int, Call]) -> str | None:

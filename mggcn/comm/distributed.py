@@ -76,7 +76,7 @@ class DistributedCommunicator:
         return self._event(call, work)
 
     def barrier(self) -> None:
-        call = Call("barrier")
+        call = Call(op="barrier")
         self._begin(call, None)
         self._event(call, dist.all_reduce(self._flag, group=self._group, async_op=True)).wait()
 

@@ -1,13 +1,15 @@
-"""Short texts of every rank on every rank, between host tensors: what ranks tell each other beside the data."""
+"""Collectives of set-up between host tensors: a text of every rank, and which GPU each of them uses."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import uuid
+from collections import defaultdict
 
 import torch
 
-if TYPE_CHECKING:
-    from mggcn.comm.base import Communicator
+from mggcn.comm.base import Communicator
+from mggcn.comm.calls import name_ranks
+from mggcn.errors import BackendError
 
 
 def gather_texts(comm: Communicator, text: str) -> list[str]:
@@ -27,3 +29,24 @@ def gather_texts(comm: Communicator, text: str) -> list[str]:
         comm.broadcast(buf, rank).wait()
         found.append(bytes(buf.tolist()).decode())
     return found
+
+
+def refuse_shared(comm: Communicator, gpu: str) -> None:
+    """Make sure that no other rank uses this rank's GPU. Collective, before `use_stream`.
+
+    gpu: its UUID, which tells it from those of other machines too, and the instances of a divided GPU apart.
+    Raises: BackendError on all ranks, naming those that share one.
+    """
+    found = torch.zeros(comm.size, 16, dtype=torch.uint8)
+    found[comm.rank] = torch.frombuffer(bytearray(uuid.UUID(gpu).bytes), dtype=torch.uint8)
+    comm.all_reduce(found).wait()
+    ranks_of = defaultdict(list)
+    for rank, number in enumerate(found.tolist()):
+        ranks_of[bytes(number)].append(rank)
+    for number, ranks in ranks_of.items():
+        if len(ranks) > 1:
+            raise BackendError(
+                f"{name_ranks(ranks)} would use the same GPU (UUID {uuid.UUID(bytes=number)}), and each needs one of its "
+                "own; start fewer ranks, have the launcher show each process its own GPU or all of them, or use "
+                "--transport threads for several ranks on one GPU"
+            )

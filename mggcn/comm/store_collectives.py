@@ -71,7 +71,7 @@ class StoreCommunicator:
         return DONE
 
     def barrier(self) -> None:
-        self._meet(Call("barrier"), None, None)
+        self._meet(Call(op="barrier"), None, None)
 
     def check(self) -> None:
         self._control.check()

@@ -65,7 +65,7 @@ class ThreadCommunicator:
         return self._post(call, buf, lambda number, meeting: self._collect_rows(number, meeting, out), after)
 
     def barrier(self) -> None:
-        self._post(Call("barrier"), Tensor(), self._meet, DONE).wait()
+        self._post(Call(op="barrier"), Tensor(), self._meet, DONE).wait()
 
     def check(self) -> None:
         self._world.check()

@@ -16,11 +16,11 @@ from mggcn.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from mggcn.graph.csr import Graph
-    from mggcn.partition.cache import CachedPartition
-    from mggcn.partition.cut_files import Stored
-    from mggcn.partition.edge_cut import EdgeCutStatistics
-    from mggcn.partition.locality import LocalityStatistics
-    from mggcn.partition.vertex_cut import CutStatistics
+    from mggcn.partition.cache.cuts import Stored
+    from mggcn.partition.cache.folder import CachedPartition
+    from mggcn.partition.cut.vertex_cut import CutStatistics
+    from mggcn.partition.locality.order import LocalityStatistics
+    from mggcn.partition.metis.edge_cut import EdgeCutStatistics
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Find or make the cut, or list those that are there; exit code 2 if there is too little memory."""
     from mggcn.commands.train import store_path
     from mggcn.graph.store import open_store
-    from mggcn.partition.cut_files import cuts_folder
+    from mggcn.partition.cache.cuts import cuts_folder
 
     a = arguments
     if not a.list and a.parts is None:
@@ -63,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _libra(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
-    from mggcn.partition.cut_files import find_or_make_cut
-    from mggcn.partition.libra import LibraSettings, libra_nbytes
+    from mggcn.partition.cache.cuts import find_or_make_cut
+    from mggcn.partition.cut.libra import LibraSettings, libra_nbytes
 
     settings = LibraSettings(parts=a.parts, seed=a.seed, edges=a.edges or "shuffled")
     print(f"{graph.name}: Libra, {settings.parts} parts, seed {settings.seed}, edges {settings.edges}")
@@ -76,8 +76,8 @@ def _libra(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
 
 
 def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
-    from mggcn.partition.cut_files import find_or_make_edge_cut
-    from mggcn.partition.metis import MetisSettings, metis_memory, require_pymetis
+    from mggcn.partition.cache.cuts import find_or_make_edge_cut
+    from mggcn.partition.metis.run import MetisSettings, metis_memory, require_pymetis
 
     settings = MetisSettings(parts=a.parts, seed=a.seed)
     print(f"{graph.name}: METIS, {settings.parts} parts, seed {settings.seed}")
@@ -90,8 +90,8 @@ def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
 
 
 def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
-    from mggcn.partition.cut_files import find_or_make_locality
-    from mggcn.partition.locality import LocalitySettings, locality_nbytes
+    from mggcn.partition.cache.cuts import find_or_make_locality
+    from mggcn.partition.locality.order import LocalitySettings, locality_nbytes
 
     settings = LocalitySettings(parts=a.parts, seed=a.seed)
     print(f"{graph.name}: order by locality, {settings.parts} parts, seed {settings.seed}")
@@ -176,7 +176,7 @@ def _balance_lines(statistics: EdgeCutStatistics | LocalityStatistics) -> list[s
 
 def listed(graph: Graph, folder: Path) -> str:
     """Return a table of the cuts in a folder, and what keeps any of them from being used with the graph."""
-    from mggcn.partition.cache import list_cached
+    from mggcn.partition.cache.folder import list_cached
     from mggcn.planning.text import table
 
     found = list_cached(folder, graph)

@@ -121,12 +121,12 @@ def _from_shape(
     if min(getattr(arguments, name) for name in SHAPE) < 1:
         raise ConfigError("--vertices, --edges, --features and --classes must be 1 or more")
     shape = GraphShape(
-        "shape",
-        arguments.vertices,
-        arguments.edges,
-        arguments.features,
-        arguments.classes,
-        arguments.symmetric,
+        name="shape",
+        num_vertices=arguments.vertices,
+        num_edges=arguments.edges,
+        num_features=arguments.features,
+        num_classes=arguments.classes,
+        symmetric=arguments.symmetric,
         feature_nnz=arguments.feature_nonzeros,
         aggregated_nnz=_upper_aggregated(arguments),
         num_training=arguments.training,

@@ -59,7 +59,7 @@ class RateTable:
         return 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceRates:
     """What one device does alone: a GPU, a socket, or all cores of a host that its ranks share."""
 
@@ -83,7 +83,7 @@ class DeviceRates:
     """FLOP per second of dense products by precision."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
     """What a transport carries between `ranks` ranks.
 
@@ -124,7 +124,7 @@ class Topology:
     """Links that the reduction between the groups can use."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
     """A machine on which a plan is costed."""
 
@@ -171,13 +171,13 @@ def read_machine(path: Path) -> Machine:
     top = Fields(read_toml(path), f"{path}")
     device = top.table("device")
     machine = Machine(
-        top.text("name"),
-        top.text("title"),
-        top.choice("origin", get_args(Origin)),
-        _device(device),
-        tuple(_link(entry) for entry in top.tables("link")),
-        _topology(top.table("topology")) if top.has("topology") else None,
-        tuple(_nccl(entry) for entry in top.tables("nccl")) if top.has("nccl") else (),
+        name=top.text("name"),
+        title=top.text("title"),
+        origin=top.choice("origin", get_args(Origin)),
+        device=_device(device),
+        links=tuple(_link(entry) for entry in top.tables("link")),
+        topology=_topology(top.table("topology")) if top.has("topology") else None,
+        nccl=tuple(_nccl(entry) for entry in top.tables("nccl")) if top.has("nccl") else (),
     )
     top.finish()
     return machine
@@ -226,16 +226,16 @@ def default_machine(kind: Kind, tuned: Path, gpu: str = "") -> Machine:
 
 def _device(fields: Fields) -> DeviceRates:
     device = DeviceRates(
-        fields.choice("kind", get_args(Kind)),
-        fields.whole("count", 1),
-        fields.flag("shared"),
-        fields.whole("cores", 1),
-        fields.whole("memory_bytes", 1),
-        _table(fields, "copy"),
-        _table(fields, "gather"),
-        fields.number("row_s", least=0.0),
-        fields.number("call_s", least=0.0),
-        fields.named_numbers("gemm", ("fp32", "tf32", "bf16", "fp64"), some=True),
+        kind=fields.choice("kind", get_args(Kind)),
+        count=fields.whole("count", 1),
+        shared=fields.flag("shared"),
+        cores=fields.whole("cores", 1),
+        memory_bytes=fields.whole("memory_bytes", 1),
+        copy=_table(fields, "copy"),
+        gather=_table(fields, "gather"),
+        row_s=fields.number("row_s", least=0.0),
+        call_s=fields.number("call_s", least=0.0),
+        gemm=fields.named_numbers("gemm", ("fp32", "tf32", "bf16", "fp64"), some=True),
     )
     fields.finish()
     if device.kind == "cuda":
@@ -265,12 +265,12 @@ def _cached(fields: Fields, device: DeviceRates) -> CacheRates:
 
 def _link(fields: Fields) -> Link:
     link = Link(
-        fields.text("transport"),
-        fields.whole("ranks", 1),
-        fields.named_numbers("rates", MESSAGES),
-        fields.named_numbers("latency_s", MESSAGES),
-        fields.flag("pooled"),
-        fields.number("busy", least=0.0, most=1.0),
+        transport=fields.text("transport"),
+        ranks=fields.whole("ranks", 1),
+        rates=fields.named_numbers("rates", MESSAGES),
+        latency_s=fields.named_numbers("latency_s", MESSAGES),
+        pooled=fields.flag("pooled"),
+        busy=fields.number("busy", least=0.0, most=1.0),
     )
     fields.finish()
     return link

@@ -28,7 +28,7 @@ KINDS: Final[Mapping[Kind, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
     """What a rank does alone: it takes as long as moving its bytes or computing, whichever is longer, plus its calls."""
 
@@ -102,7 +102,9 @@ def product(
     """
     # No more rows of the operand are touched than there are nonzeros.
     footprint, streamed = product_bytes(rows, min(columns, nnz), nnz, row, edge, result or row)
-    return Work("sparse", nnz, row, footprint, streamed, reuse=reuse, results=rows)
+    return Work(
+        kind="sparse", rows=nnz, row_bytes=row, footprint=footprint, streamed=streamed, reuse=reuse, results=rows
+    )
 
 
 def product_bytes(rows: Count, touched: Count, nnz: Count, row: int, edge: int, result: int) -> tuple[Count, Count]:

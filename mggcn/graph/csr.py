@@ -90,7 +90,7 @@ class CSR:
         return self.indices.shape[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Graph:
     """A graph as every source gives it and as a store opens: global ids, host memory or files.
 

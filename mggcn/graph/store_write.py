@@ -21,7 +21,7 @@ from mggcn.graph.layout import FORMAT_VERSION, graph_arrays, npy_nbytes
 from mggcn.version import __version__
 
 CUTS = "partitions"
-"""Folder of a store that may hold cuts of its graph (partition/cache.py)."""
+"""Folder of a store that may hold cuts of its graph (partition/cache/folder.py)."""
 
 
 def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None:

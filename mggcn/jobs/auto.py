@@ -13,14 +13,14 @@ from mggcn.cost.machine import Machine, default_machine, tuned_path
 from mggcn.errors import ConfigError, GraphError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
-from mggcn.partition.cut_files import cuts_folder
-from mggcn.partition.cut_rows import CutStats
-from mggcn.partition.libra import LibraSettings
-from mggcn.partition.locality import LocalitySettings
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.cache.cuts import cuts_folder
+from mggcn.partition.cut.libra import LibraSettings
+from mggcn.partition.cut.partition import CutStats
+from mggcn.partition.locality.order import LocalitySettings
 from mggcn.partition.make import make_partition
-from mggcn.partition.metis import MetisSettings
-from mggcn.partition.parts import PartitionStats
-from mggcn.partition.vertex_cut import MAX_PARTS
+from mggcn.partition.metis.run import MetisSettings
+from mggcn.partition.order import MAX_PARTS
 from mggcn.planning.run import plan_run
 from mggcn.planning.select import Candidate, Choice, choose
 from mggcn.planning.shape import GraphShape, graph_shape
@@ -160,7 +160,15 @@ def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: s
         settings["delay"] = run.delay
         name = f"{run.strategy} {'0c' if run.delay == 'none' else f'cd-{run.delay}'}"
     order = run.order if STRATEGIES[run.strategy].kind == "rows" else ""
-    return Candidate(name, order, partition, exact, plan, reason, {"run": settings})
+    return Candidate(
+        strategy=name,
+        order=order,
+        partition=partition,
+        exact=exact,
+        plan=plan,
+        reason=reason,
+        settings={"run": settings},
+    )
 
 
 def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) -> Iterator[Candidate]:

@@ -17,7 +17,7 @@ from mggcn.config import Config, from_tables, from_toml, to_toml
 from mggcn.errors import ConfigError, MggcnError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, store_folder
-from mggcn.partition.parts import Partition
+from mggcn.partition.base import Partition
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Choice, choice_dict

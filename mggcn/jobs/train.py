@@ -42,7 +42,8 @@ from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
 from mggcn.jobs.tuning_record import outdated_table, save_tuning, summary_of
 from mggcn.memory.device import launching, not_captured
-from mggcn.partition.parts import Partition
+from mggcn.partition.base import Partition
+from mggcn.planning.advice import require_fit
 from mggcn.planning.run import RunPlan
 from mggcn.train.log import RunLog, write_json
 from mggcn.version import __version__
@@ -60,7 +61,7 @@ def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | No
     check_available(config)
     config, choice = settled(config, graph)
     plan, partition = plan_graph(config, graph)
-    plan.check(memory_limit(config))
+    require_fit(plan, memory_limit(config))
     folder = make_run_folder(config, graph.name, out)
     write_plan(folder, plan, partition, store, graph, choice)
     return folder, config

@@ -84,7 +84,9 @@ def device_table(threads: int, seconds: float, say: Callable[[str], None]) -> di
 def _backend(threads: int, precision: str) -> KernelBackend:
     """The CPU's kernels in one precision, as a rank that has all threads gets them."""
     config = Config(run=RunConfig(threads=threads, precision=precision))  # type: ignore[arg-type]
-    plan = plan_shape(config, GraphShape("tune", 2, 2, 1, 1, True)).ranks[0]
+    plan = plan_shape(
+        config, GraphShape(name="tune", num_vertices=2, num_edges=2, num_features=1, num_classes=1, symmetric=True)
+    ).ranks[0]
 
     def no_gpu() -> Any:
         raise ConfigError("mggcn tune measures the CPU")

@@ -13,9 +13,10 @@ from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.jobs.local import on_local_ranks
+from mggcn.planning.advice import require_fit
 
 if TYPE_CHECKING:
-    from mggcn.backend.device import Device
+    from mggcn.backend.cuda.base import Device
     from mggcn.comm.base import Communicator
     from mggcn.train.trainer import Stop
 
@@ -48,7 +49,7 @@ def tune_products(
         raise ConfigError(f"mggcn tune --store times mggcn's own products, got run.spmm {config.run.spmm}; use own")
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=MOST_EPOCHS))
     plan, partition = plan_graph(config, graph)
-    plan.check(memory_limit(config))
+    require_fit(plan, memory_limit(config))
     found: list[Findings] = []
 
     def body(comm: Communicator) -> None:

@@ -9,7 +9,7 @@ from mggcn.config import RunConfig
 from mggcn.memory.units import MIB
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceModel:
     """Fixed costs and sizes of one kind of device."""
 
@@ -39,12 +39,21 @@ ANY = 2**62
 DEVICES = {
     # The middle of 250 to 320 MiB for Python, torch, its math libraries and their work space: how much of torch's
     # libraries is resident depends on the state of the page cache (bench/memory.py). 2048 rows: 2 MiB at width 256.
-    "cpu": DeviceModel(285 * MIB, 0, 2048, ANY, 64, is_host=True),
+    "cpu": DeviceModel(
+        process_bytes=285 * MIB, rank_bytes=0, most_block_rows=2048, cache_bytes=ANY, partials=64, is_host=True
+    ),
     # Context, cuBLAS and kernels of a process; cuBLAS takes 32 MiB of work space per stream. 20 MiB: half of an A100's
     # L2, each half of which may hold a copy. An H100's 25 MiB give the same powers of two at most widths, so a plan is the
     # same wherever it is made: 16384 rows at width 256 in float32, whose 256 tiles of 128 x 128 are two rounds of its 132
     # multiprocessors. Estimates: docs/gpu.md says what was measured.
-    "cuda": DeviceModel(868 * MIB, 32 * MIB, ANY, 20 * MIB, 1024, is_host=False),
+    "cuda": DeviceModel(
+        process_bytes=868 * MIB,
+        rank_bytes=32 * MIB,
+        most_block_rows=ANY,
+        cache_bytes=20 * MIB,
+        partials=1024,
+        is_host=False,
+    ),
 }
 
 STORAGE = {"fp32": "fp32", "tf32": "fp32", "mixed": "fp32", "bf16": "bf16", "fp64": "fp64"}

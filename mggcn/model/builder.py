@@ -14,7 +14,7 @@ from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.kinds.elementwise import Add, EpilogueSpec, elementwise
 from mggcn.model.kinds.ends import Input
-from mggcn.model.program import Parameter, Start
+from mggcn.model.runtime import Parameter, Start
 from mggcn.model.values import Kind, Value
 
 

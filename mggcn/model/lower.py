@@ -14,9 +14,10 @@ from mggcn.memory.arena import BufferSpec, place
 from mggcn.model.choices import LayerChoice
 from mggcn.model.kinds.aggregate import SLOT, Aggregate, Panel
 from mggcn.model.kinds.ends import Input, Loss
-from mggcn.model.program import Op, Program, Sizes
+from mggcn.model.program import Program
 from mggcn.model.rewrite.storage import block_rows
-from mggcn.model.values import Graph, Scratch, Value
+from mggcn.model.runtime import Sizes
+from mggcn.model.values import Graph, Op, Scratch, Value
 
 REUSE = (range(0), range(2, 3), range(1, 2**30))
 """How many ops ago a value may have been read last whose storage a like result takes; the smallest arena wins. With two,

@@ -19,12 +19,12 @@ from mggcn.model.kinds.dense import Linear
 from mggcn.model.kinds.elementwise import Elementwise
 from mggcn.model.kinds.ends import Input, Score
 from mggcn.model.mlp import mlp
-from mggcn.model.program import Parameter
 from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fuse_epilogues, fuse_gradients
 from mggcn.model.rewrite.patterns import followed_by, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import prune, recompute, round_operands, spare_gradients
+from mggcn.model.runtime import Parameter
 from mggcn.model.values import Graph, Value
 
 NETWORKS: Final[Mapping[str, Network]] = MappingProxyType({"gcn": gcn, "sage": gcn, "mlp": mlp})

@@ -6,13 +6,14 @@ V rows of this rank. Rewrites (rewrite/) are pure functions from graph to graph;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mggcn.errors import PlanError
+from mggcn.model.runtime import Runtime, Sizes, require
 
 if TYPE_CHECKING:
-    from mggcn.model.program import Op, Runtime, Sizes
+    from torch import Tensor
 
 
 class Scratch(NamedTuple):
@@ -128,6 +129,45 @@ class Adjoint(NamedTuple):
 
     operands: tuple[Value | None, ...]
     effects: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One step of a program: a kind of node on named buffers.
+
+    operands: their names, "" for the constant input; out: "" if nothing is stored; scratch: names by purpose.
+    widths: columns of the operands; cols: of the result; operand: whether it has the type of what is multiplied with the
+    graph, other than that of activations.
+    """
+
+    kind: Kind
+    operands: tuple[str, ...]
+    out: str
+    widths: tuple[int, ...]
+    cols: int
+    operand: bool = False
+    scratch: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.kind.label
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(name for name in self.operands if name)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        used_up = tuple(self.operands[index] for index in self.kind.overwrites if self.operands[index])
+        return (*((self.out,) if self.out else ()), *used_up, *self.scratch.values())
+
+    def run(self, rt: Runtime) -> None:
+        self.kind.run(rt, self)
+
+    def tensor(self, rt: Runtime, index: int) -> Tensor:
+        """Return an operand: a buffer, or the constant dense input."""
+        name = self.operands[index]
+        return rt.buffer(name) if name else require(rt.inputs.dense)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

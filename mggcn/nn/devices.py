@@ -9,8 +9,8 @@ import torch
 
 from mggcn.assemble import threads_per_rank
 from mggcn.backend.base import KernelBackend
+from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.sizes import workspace_bytes
-from mggcn.backend.device import Device
 from mggcn.comm.base import Communicator
 from mggcn.config import Config
 from mggcn.errors import BackendError

@@ -6,13 +6,13 @@ N vertices, P ranks, V rows of this rank, D width. What is marked collective mus
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from mggcn.assemble import gpu_of_rank, threads_per_rank
-from mggcn.backend.device import Device
+from mggcn.backend.cuda.base import Device
 from mggcn.comm.base import Communicator
 from mggcn.config import Config
 from mggcn.errors import ConfigError
@@ -20,6 +20,9 @@ from mggcn.nn.devices import rank_backend
 from mggcn.nn.rank_aggregation import PANEL, RankAggregation
 from mggcn.nn.rows import VertexRows
 from mggcn.nn.sharing import Shared
+
+T = TypeVar("T")
+DeviceOf = Callable[[Config, Communicator], Device]
 
 
 class PartitionedGraph:
@@ -32,7 +35,7 @@ class PartitionedGraph:
         self,
         shared: Shared,
         comm: Communicator,
-        device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
+        device_of: DeviceOf = gpu_of_rank,
     ) -> None:
         config, graph = shared.config, shared.graph
         if config.run.ranks != comm.size:
@@ -158,3 +161,14 @@ class PartitionedGraph:
                 sent = tensor.detach().contiguous().clone()
                 self._comm.broadcast(sent, 0).wait()
                 tensor.copy_(sent)
+
+
+def on_rank(
+    body: Callable[[PartitionedGraph], T], shared: Shared, comm: Communicator, device_of: DeviceOf = gpu_of_rank
+) -> T:
+    """Build a rank's part and call `body` with it, backward passes in this thread.
+
+    torch runs those of a GPU in one thread of the process, in which ranks that are threads would wait for each other.
+    """
+    with torch.autograd.set_multithreading_enabled(False):
+        return body(PartitionedGraph(shared, comm, device_of))

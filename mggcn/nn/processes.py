@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 from mggcn import native
+from mggcn.comm.base import Communicator
 from mggcn.comm.control_store import loopback_interface
 from mggcn.comm.failure import Ending, first_error
 from mggcn.comm.rank import parent_path, rank_main
@@ -28,11 +31,8 @@ from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, store_folder
 from mggcn.graph.store_write import write_store
+from mggcn.nn.partitioned import PartitionedGraph, on_rank
 from mggcn.nn.sharing import Sharing, share
-
-if TYPE_CHECKING:
-    from mggcn.comm.base import Communicator
-    from mggcn.nn.partitioned import PartitionedGraph
 
 T = TypeVar("T")
 POLL_S = 0.05
@@ -127,8 +127,6 @@ def _work(
     os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback_interface())
 
     def work(comm: Communicator) -> None:
-        from mggcn.nn.run import on_rank
-
         pipe.send_bytes(_packed(on_rank(body, share(open_store(store), sharing, size, transport), comm)))
 
     rank_main(rank, size, folder / "ranks" / "store", timeout_s, folder, work, transport=transport)
@@ -138,8 +136,6 @@ class _ByValue(pickle.Pickler):
     """Writes of a tensor that is a part of a larger one that part alone."""
 
     def reducer_override(self, found: Any) -> Any:
-        import torch
-
         if type(found) is torch.Tensor and found.layout == torch.strided:
             if found.untyped_storage().nbytes() > found.numel() * found.itemsize:
                 return found.detach().clone().requires_grad_(found.requires_grad).__reduce_ex__(pickle.HIGHEST_PROTOCOL)

@@ -19,8 +19,8 @@ from mggcn.errors import CommError, ConfigError
 from mggcn.memory.arena import ALIGNMENT, BufferSpec, Placement
 from mggcn.memory.device import DEVICES, REAL, STORAGE
 from mggcn.nn.sharing import Shared
-from mggcn.partition.shard import ShardOptions
-from mggcn.partition.tiles import degrees, scales
+from mggcn.partition.rows.shard import ShardOptions
+from mggcn.partition.rows.tiles import degrees, scales
 from mggcn.train.runtime import buffer_view
 
 PANEL = 512
@@ -35,7 +35,15 @@ class RankAggregation:
         graph, sharing, run, rank = shared.graph, shared.sharing, shared.config.run, comm.rank
         real = SCALES[REAL[run.precision]]
         threads = threads_per_rank(shared.config)
-        options = ShardOptions(True, sharing.norm, sharing.self_loops, "main", 0, real, threads)
+        options = ShardOptions(
+            aggregates=True,
+            norm=sharing.norm,
+            self_loops=sharing.self_loops,
+            splits="main",
+            split=0,
+            dtype=real,
+            threads=threads,
+        )
         strategy = STRATEGIES[run.strategy]
         # The plan of evaluation: for every strategy the exact one.
         self._plan: AggregationPlan = strategy.plan(run, shared.stats, rank, graph.symmetric, False)

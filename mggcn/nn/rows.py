@@ -15,8 +15,8 @@ from mggcn.backend.base import KernelBackend
 from mggcn.errors import GraphError
 from mggcn.graph.convert import to_numpy
 from mggcn.graph.csr import Graph
-from mggcn.partition.features import FeatureReader
-from mggcn.partition.parts import Partition
+from mggcn.partition.base import Partition
+from mggcn.partition.rows.features import FeatureReader
 
 
 class VertexRows:

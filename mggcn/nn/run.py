@@ -9,23 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from mggcn.assemble import gpu_of_rank
-from mggcn.backend.device import Device
 from mggcn.comm.base import Communicator
 from mggcn.comm.rank import torchrun_env, torchrun_main
-from mggcn.config import Config
 from mggcn.errors import ConfigError, GraphError, MggcnError
 from mggcn.graph.csr import Graph
 from mggcn.jobs.local import on_threads
-from mggcn.nn.partitioned import PartitionedGraph
+from mggcn.nn.partitioned import DeviceOf, PartitionedGraph, on_rank
 from mggcn.nn.processes import run_processes
-from mggcn.nn.sharing import Shared, Sharing, share
+from mggcn.nn.sharing import Sharing, share
 
 T = TypeVar("T")
 TRANSPORTS = ("auto", "single", "threads", "gloo", "nccl")
-DeviceOf = Callable[[Config, Communicator], Device]
 
 
 def run(
@@ -61,17 +56,6 @@ def run(
     shared = share(graph, settings, ranks, local if transport == "auto" else transport)
     config = dataclasses.replace(shared.config, run=dataclasses.replace(shared.config.run, timeout_s=timeout_s))
     return on_threads(config, lambda comm: on_rank(body, shared, comm, device_of))
-
-
-def on_rank(
-    body: Callable[[PartitionedGraph], T], shared: Shared, comm: Communicator, device_of: DeviceOf = gpu_of_rank
-) -> T:
-    """Build a rank's part and call `body` with it, backward passes in this thread.
-
-    torch runs those of a GPU in one thread of the process, in which ranks that are threads would wait for each other.
-    """
-    with torch.autograd.set_multithreading_enabled(False):
-        return body(PartitionedGraph(shared, comm, device_of))
 
 
 def _settings(sharing: dict[str, Any]) -> Sharing:

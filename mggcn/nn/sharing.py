@@ -12,8 +12,8 @@ from mggcn.assemble import STRATEGIES, partition_graph, resolve
 from mggcn.config import Config, RunConfig, TrainConfig, from_tables
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
+from mggcn.partition.base import Partition, PartitionStats
 from mggcn.partition.make import stats_of
-from mggcn.partition.parts import Partition, PartitionStats
 
 Norm = Literal["none", "mean", "symmetric"]
 NORMS: tuple[Norm, ...] = get_args(Norm)

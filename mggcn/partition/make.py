@@ -16,18 +16,19 @@ import numpy.typing as npt
 
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
-from mggcn.partition.cut_files import cuts_folder, find_or_make_cut, find_or_make_edge_cut, find_or_make_locality
-from mggcn.partition.cut_rows import CutPartition, CutStats, cut_partition, cut_stats
-from mggcn.partition.edge_cut import EdgeCut
-from mggcn.partition.libra import LibraSettings, libra
-from mggcn.partition.locality import LocalityOrder, LocalitySettings, locality
-from mggcn.partition.locality_estimate import estimate_part_reuse, estimate_reuse
-from mggcn.partition.metis import MetisSettings, metis
+from mggcn.partition.base import Partition, PartitionStats
+from mggcn.partition.cache.cuts import cuts_folder, find_or_make_cut, find_or_make_edge_cut, find_or_make_locality
+from mggcn.partition.cut.libra import LibraSettings, libra
+from mggcn.partition.cut.partition import CutPartition, CutStats, cut_partition, cut_stats
+from mggcn.partition.cut.vertex_cut import VertexCut
+from mggcn.partition.locality.order import LocalityOrder, LocalitySettings, locality
+from mggcn.partition.locality.reuse import estimate_part_reuse, estimate_reuse
+from mggcn.partition.metis.edge_cut import EdgeCut
+from mggcn.partition.metis.run import MetisSettings, metis
 from mggcn.partition.order import assign
-from mggcn.partition.parts import Partition, PartitionStats, RowPartition, RowStats
-from mggcn.partition.required_rows import required_stats
+from mggcn.partition.rows.partition import RowPartition, RowStats
+from mggcn.partition.rows.required import required_stats
 from mggcn.partition.statistics import tile_statistics
-from mggcn.partition.vertex_cut import VertexCut
 
 
 def make_partition(

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from mggcn.errors import ConfigError
 
 MAX_RANKS = 65535
+MAX_PARTS = 1024
+"""Parts of a cut that is kept beside a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +71,17 @@ def assign(num_vertices: int, ranks: int, order: str, seed: int) -> Assignment:
     else:
         raise ConfigError(f"run.order must be random, permute or none, got {order!r}")
     return Assignment(owner, local, counts)
+
+
+def concatenated_by_rank(owners: Assignment, first: int = 0) -> Assignment:
+    """Return an assignment of all N vertices to one rank: those of rank `first` in order of their rows there, then of the
+    other ranks in their order.
+
+    Cost: O(N), 6 N bytes.
+    """
+    order = [first, *(rank for rank in range(len(owners.counts)) if rank != first)]
+    starts = np.empty(len(order), np.int32)
+    starts[order] = np.cumsum([0, *(owners.counts[rank] for rank in order[:-1])])
+    rows = starts[owners.owner]
+    rows += owners.local
+    return Assignment(np.zeros(rows.shape, np.uint16), rows, (sum(owners.counts),))

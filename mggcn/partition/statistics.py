@@ -59,6 +59,11 @@ class TileStatistics:
         return critical_path(self.nnz) * self.nnz.shape[0] / float(total) if total else 1.0
 
 
+def balance(counts: tuple[int, ...]) -> float:
+    """Return the largest count over the average, 1 if all are 0."""
+    return max(counts) * len(counts) / sum(counts) if any(counts) else 1.0
+
+
 def critical_path(nnz: npt.NDArray[np.int64]) -> float:
     """Return the time at which the last rank ends: own tile first, then stage after stage from two slots.
 

@@ -1,4 +1,4 @@
-"""What would fit, where a plan does not: one copy of the graph, more ranks, or narrower layers."""
+"""Advice on memory: whether a plan fits, and if not, whether one copy of the graph, more ranks or narrower layers would."""
 
 from __future__ import annotations
 
@@ -7,12 +7,25 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from mggcn.errors import GraphError
+from mggcn.errors import GraphError, PlanError
+from mggcn.memory.units import human
 from mggcn.planning.run import RunPlan, plan_ranks
 
 MAX_ADVISED_RANKS = 1024
 SAMPLING_MARGIN = 1.02
 """On expected nonzeros: those of a real assignment scatter about them."""
+
+
+def require_fit(plan: RunPlan, limit: int) -> None:
+    """Raise PlanError if a rank needs more than `limit` bytes; the message says what would fit."""
+    rank = plan.largest
+    if rank.total_bytes <= limit:
+        return
+    widths = ",".join(str(w) for w in plan.config.model.hidden)
+    raise PlanError(
+        f"rank {rank.rank} needs {human(rank.total_bytes)} for {rank.sizes.rows:,} of {plan.shape.num_vertices:,} rows "
+        f"and hidden widths {widths or 'none'}, {human(limit)} may be used; {advice(plan, limit)}"
+    )
 
 
 def smallest_ranks(plan: RunPlan, limit: int) -> int:

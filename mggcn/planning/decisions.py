@@ -16,13 +16,14 @@ from mggcn.model.builder import Network
 from mggcn.model.choices import InputShape
 from mggcn.model.lower import Aggregations, lower, panel_width
 from mggcn.model.network import NETWORKS, Choices, Values, make_values
-from mggcn.model.program import Sizes
-from mggcn.partition.parts import PartitionStats, RowStats
+from mggcn.model.runtime import Sizes
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.rows.partition import RowStats
 from mggcn.planning.pruning import LayerRows, choose_rows, level_stats, levels_of, pruned_plans
 from mggcn.planning.shape import GraphShape
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunDecisions:
     """The choices that every rank must make alike. values: the model, its input that of all ranks together."""
 
@@ -57,7 +58,15 @@ class RunDecisions:
         )
         required = choose_rows(run, values.aggregates, stats, strategy)
         levels = level_stats(required, stats)
-        return RunDecisions(config, shape, stats, strategy, values.pruned(levels_of(required)), required, levels)
+        return RunDecisions(
+            config=config,
+            shape=shape,
+            stats=stats,
+            strategy=strategy,
+            values=values.pruned(levels_of(required)),
+            required=required,
+            levels=levels,
+        )
 
     def inputs(self, rank: int, nnz: int) -> InputShape:
         """Return the shape of a rank's input; nnz: of its matrices."""

@@ -21,8 +21,9 @@ from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, SparseWeightGrad, WeightGrad
 from mggcn.model.kinds.elementwise import ActivationGrad, EpilogueSpec, Rounded
 from mggcn.model.kinds.ends import DroppedValues, Loss, Score
-from mggcn.model.program import Op, Program
-from mggcn.partition.locality_estimate import BOUNDS
+from mggcn.model.program import Program
+from mggcn.model.values import Op
+from mggcn.partition.locality.reuse import BOUNDS
 from mggcn.planning.regions import OPTIMIZER_STATES
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 
@@ -95,11 +96,11 @@ def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, turn: int = 0) 
         passes = 3 + 2 * OPTIMIZER_STATES[plan.config.train.optimizer]
         yield (
             "optimiser",
-            [Work("overhead", streamed=passes * rank.gradient_bytes, calls=AFTER[plan.config.run.device])],
+            [Work(kind="overhead", streamed=passes * rank.gradient_bytes, calls=AFTER[plan.config.run.device])],
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Sizes:
     """What the work of a rank's ops follows from."""
 
@@ -133,11 +134,11 @@ class _Sizes:
     def dense(self, d: int, e: int, streamed: int, calls: int = 1) -> Work:
         """A product of (V, D) and (D, E) matrices, in whatever order, that streams V rows of `streamed` bytes."""
         flop = 2 * self.rows * d * e
-        return Work("dense", streamed=self.rows * streamed, flop=flop, precision=self.precision, calls=calls)
+        return Work(kind="dense", streamed=self.rows * streamed, flop=flop, precision=self.precision, calls=calls)
 
     def passing(self, row_bytes: int, calls: int = 1, block: int = 0) -> Work:
         """A pass that reads and writes `row_bytes` for each row; block: rows of the blocks that it finds in the cache."""
-        return Work("elementwise", streamed=self.rows * row_bytes, span=block * row_bytes, calls=calls)
+        return Work(kind="elementwise", streamed=self.rows * row_bytes, span=block * row_bytes, calls=calls)
 
     def finished(self, finish: EpilogueSpec, cols: int, block: int, rounded: bool) -> list[Work]:
         """The epilogue and rounding of a product, block by block; nothing if they do nothing."""
@@ -151,14 +152,14 @@ def _sizes(plan: RunPlan, rank: RankPlan, program: Program) -> _Sizes:
     nnz = (shape.aggregated_nnz if rank.input.aggregated else shape.feature_nnz) or 0
     real = ITEM_BYTES[REAL[precision]]
     return _Sizes(
-        sizes.rows,
-        sizes.dtype,
-        sizes.operand,
-        DENSE[precision],
-        sizes.block_rows,
-        math.ceil(nnz * sizes.rows / max(shape.num_vertices, 1)) if rank.input.sparse else 0,
-        real,
-        4 + (real if shape.weighted else 0),
+        rows=sizes.rows,
+        dtype=sizes.dtype,
+        operand=sizes.operand,
+        precision=DENSE[precision],
+        block_rows=sizes.block_rows,
+        input_nnz=math.ceil(nnz * sizes.rows / max(shape.num_vertices, 1)) if rank.input.sparse else 0,
+        real=real,
+        edge=4 + (real if shape.weighted else 0),
     )
 
 
@@ -175,7 +176,9 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int) -> Iterator[It
             case Copy():
                 row = sizes.operand_row(step.width)
                 streamed = step.rows * (4 + row)
-                yield Work("elementwise", rows=step.rows, row_bytes=row, footprint=sizes.rows * row, streamed=streamed)
+                yield Work(
+                    kind="elementwise", rows=step.rows, row_bytes=row, footprint=sizes.rows * row, streamed=streamed
+                )
             case Await():
                 yield dataclasses.replace(step, message=step.message + sent)
             case Send():
@@ -205,7 +208,11 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
         case DroppedValues():
             moved = s.input_nnz * (4 + 3 * s.real)
             footprint = s.input_nnz * s.real
-            return [Work("elementwise", s.input_nnz, s.real, footprint, streamed=moved, calls=2)]
+            return [
+                Work(
+                    kind="elementwise", rows=s.input_nnz, row_bytes=s.real, footprint=footprint, streamed=moved, calls=2
+                )
+            ]
         case SparseLinear():
             return [_sparse(s, d, e, transposed=False)]
         case Score():
@@ -240,4 +247,4 @@ def _sparse(s: _Sizes, d: int, e: int, transposed: bool) -> Work:
     row, out = s.row(e), d if transposed else s.rows
     operand = (s.rows if transposed else d) * row
     streamed = s.input_nnz * (4 + s.real) + out * (8 + row)
-    return Work("sparse", rows=s.input_nnz, row_bytes=row, footprint=operand, streamed=streamed, results=out)
+    return Work(kind="sparse", rows=s.input_nnz, row_bytes=row, footprint=operand, streamed=streamed, results=out)

@@ -9,7 +9,8 @@ from mggcn.aggregate.base import AggregationPlan
 from mggcn.memory.arena import BufferSpec
 from mggcn.model.lower import Aggregations, lower, lower_setup
 from mggcn.model.network import Values
-from mggcn.model.program import Program, Sizes
+from mggcn.model.program import Program
+from mggcn.model.runtime import Sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Which layers of a training epoch aggregate fewer than all rows, why, and their aggregations on a rank.
 
-Rows that nothing reads have no gradient either, so leaving them out is exact: partition/required_rows.py. A row that keeps
+Rows that nothing reads have no gradient either, so leaving them out is exact: partition/rows/required.py. A row that keeps
 its entries keeps its bits, unless it is so long that kernels sum it in parts, whose ends may move. Needs no torch.
 """
 
@@ -14,9 +14,10 @@ from mggcn.aggregate.base import AggregationPlan, BuildContext, RankAggregations
 from mggcn.aggregate.per_layer import PerLayer
 from mggcn.config import RunConfig
 from mggcn.errors import GraphError
-from mggcn.partition.parts import PartitionStats, RowStats, row_stats
-from mggcn.partition.required_rows import LEAST_SAVED, pays, required_sets
-from mggcn.partition.splits import training_rows
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.rows.partition import RowStats, row_stats
+from mggcn.partition.rows.required import LEAST_SAVED, pays, required_sets
+from mggcn.partition.rows.shard import training_rows
 
 
 @dataclass(frozen=True, slots=True)

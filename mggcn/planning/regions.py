@@ -23,15 +23,15 @@ from mggcn.memory.device import DEVICES, REAL, STORAGE, threads_of
 from mggcn.memory.units import MIB
 from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
 from mggcn.model.network import Values
-from mggcn.partition.locality import locality_nbytes
+from mggcn.partition.locality.order import locality_nbytes
 from mggcn.planning.shape import GraphShape
 
 CHUNK_BYTES = 24 * MIB
-"""What set-up reads and converts at a time, unless the graph is smaller (partition/sweep.py, partition/features.py)."""
+"""What set-up reads and converts at a time from a larger graph (partition/sweep.py, partition/rows/features.py)."""
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankSizes:
     """What a rank's bytes follow from.
 

@@ -17,17 +17,16 @@ from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED
 from mggcn.config import Config
 from mggcn.cost.work import ring_bytes
-from mggcn.errors import PlanError
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import DEVICES, runs_nccl
-from mggcn.memory.units import human
 from mggcn.model.builder import Network
 from mggcn.model.choices import InputChoice
 from mggcn.model.lower import Aggregations, aggregations, paper_arena_bytes
 from mggcn.model.network import Values
-from mggcn.model.program import Program, Sizes
-from mggcn.partition.parts import PartitionStats
-from mggcn.partition.tiles import check_tile_nnz
+from mggcn.model.program import Program
+from mggcn.model.runtime import Sizes
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.rows.tiles import check_tile_nnz
 from mggcn.planning.decisions import RunDecisions
 from mggcn.planning.programs import Lowering
 from mggcn.planning.pruning import LayerRows, set_bytes
@@ -35,7 +34,7 @@ from mggcn.planning.regions import RankSizes, input_bytes, score_bytes
 from mggcn.planning.shape import GraphShape, check_shape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankPlan:
     """One rank: its model, programs and bytes."""
 
@@ -121,7 +120,7 @@ SIGNALS = 3
 """Loss, stop flag and seconds, float64, summed over ranks once an epoch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """The plan of all ranks."""
 
@@ -144,24 +143,6 @@ class RunPlan:
         runtime = DEVICES[self.config.run.device].process_bytes
         return runtime + sum(rank.total_bytes - runtime for rank in self.ranks)
 
-    def __str__(self) -> str:
-        from mggcn.planning.text import render
-
-        return render(self)
-
-    def check(self, limit: int) -> None:
-        """Raise PlanError if a rank needs more than `limit` bytes; the message says what would fit."""
-        from mggcn.planning.advice import advice
-
-        rank = self.largest
-        if rank.total_bytes <= limit:
-            return
-        widths = ",".join(str(w) for w in self.config.model.hidden)
-        raise PlanError(
-            f"rank {rank.rank} needs {human(rank.total_bytes)} for {rank.sizes.rows:,} of {self.shape.num_vertices:,} rows "
-            f"and hidden widths {widths or 'none'}, {human(limit)} may be used; {advice(self, limit)}"
-        )
-
 
 def plan_run(
     config: Config,
@@ -178,7 +159,7 @@ def plan_run(
     """
     check_shape(shape)
     ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl, network)
-    return RunPlan(config, shape, stats, strategy, ranks, nccl)
+    return RunPlan(config=config, shape=shape, stats=stats, strategy=strategy, ranks=ranks, nccl=nccl)
 
 
 def plan_ranks(
@@ -240,23 +221,23 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
         regions["messages and sums in flight"] = kept
     return RankPlan(
-        rank,
-        values,
-        rank_sizes,
-        choice,
-        programs.train,
-        programs.evaluate,
-        programs.setup,
-        regions,
-        sizes.setup_bytes(regions),
-        aggregation,
-        exact,
-        states,
-        sizes.weight_bytes,
-        num_ranks,
-        nnz,
-        paper_arena_bytes(values.layers, rank_sizes, num_ranks, max(stats.counts)),
-        score_bytes(config, shape) or 9 * shape.num_classes * 8,
-        required,
-        pruned,
+        rank=rank,
+        values=values,
+        sizes=rank_sizes,
+        input=choice,
+        train=programs.train,
+        evaluate=programs.evaluate,
+        setup=programs.setup,
+        regions=regions,
+        setup_bytes=sizes.setup_bytes(regions),
+        aggregation=aggregation,
+        exact=exact,
+        states=states,
+        gradient_bytes=sizes.weight_bytes,
+        ranks=num_ranks,
+        nnz=nnz,
+        paper_bytes=paper_arena_bytes(values.layers, rank_sizes, num_ranks, max(stats.counts)),
+        score_bytes=score_bytes(config, shape) or 9 * shape.num_classes * 8,
+        rows=required,
+        pruned=pruned,
     )

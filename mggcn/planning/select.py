@@ -17,15 +17,15 @@ from mggcn.cost.machine import Machine
 from mggcn.cost.work import KINDS
 from mggcn.errors import PlanError
 from mggcn.memory.units import human
-from mggcn.partition.locality_estimate import BOUNDS, near_share
-from mggcn.partition.parts import row_stats
+from mggcn.partition.locality.reuse import BOUNDS, near_share
+from mggcn.partition.rows.partition import row_stats
 from mggcn.planning.cost_text import parts_cells, seconds_text
 from mggcn.planning.op_cost import training_cost
 from mggcn.planning.run import RunPlan
 from mggcn.planning.text import table
 
 NEAR_ROWS: Final = 4096
-"""Rows of a width of 128 that a core's cache of 2 MiB holds; one of partition/locality_estimate.py's BOUNDS."""
+"""Rows of a width of 128 that a core's cache of 2 MiB holds; one of partition/locality/reuse.py's BOUNDS."""
 NEAR_ROW_BYTES: Final = 512
 """Bytes of a row of that width."""
 ORDER_GAIN: Final = 1.03
@@ -34,7 +34,7 @@ REPLICATED: Final = ("arena", "features", "vertex data")
 """Regions of a rank that grow with its rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
     """One way to run: its names, whether its gradients are those of the whole graph, and its plan or why there is none.
 
@@ -59,7 +59,7 @@ Rank = Callable[["Row"], tuple[float, int, int]]
 """By which rows are compared: the least is the best."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """A candidate with its figures; None where there is no plan, or, in a row of analysis, no prediction.
 
@@ -128,7 +128,7 @@ def _rank(row: Row, gain: float) -> tuple[float, int, int]:
 def _row(candidate: Candidate, machine: Machine, limit: int) -> Row:
     plan = candidate.plan
     if plan is None:
-        return Row(candidate, "not possible", note=candidate.reason)
+        return Row(candidate=candidate, verdict="not possible", note=candidate.reason)
     cost = training_cost(plan, machine)
     memory = plan.largest.total_bytes
     verdict, note = "fits", ""
@@ -138,7 +138,18 @@ def _row(candidate: Candidate, machine: Machine, limit: int) -> Row:
         verdict, note = "not exact", "; ".join(filter(None, ["never chosen by auto", note]))
     sent = max(rank.bytes_sent(rank.train) for rank in plan.ranks)
     parts = {str(kind): seconds for kind, seconds in cost.parts.items()}
-    return Row(candidate, verdict, sent, memory, cost.seconds, parts, note, *_order_stats(plan, near_rows(machine)))
+    near, path = _order_stats(plan, near_rows(machine))
+    return Row(
+        candidate=candidate,
+        verdict=verdict,
+        bytes_sent=sent,
+        memory_bytes=memory,
+        seconds=cost.seconds,
+        parts=parts,
+        note=note,
+        near=near,
+        path=path,
+    )
 
 
 def _order_stats(plan: RunPlan, rows: int) -> tuple[float | None, float | None]:
@@ -156,10 +167,10 @@ def _row_15d(candidates: Sequence[Candidate], machine: Machine) -> Row | None:
     base = next((c for c in candidates if c.strategy == "broadcast" and c.plan is not None), None)
     if base is None or base.plan is None or len(base.plan.ranks) == 1:
         return None
-    candidate = Candidate("1.5D broadcast", base.order, base.partition, True, None)
+    candidate = Candidate(strategy="1.5D broadcast", order=base.order, partition=base.partition, exact=True, plan=None)
     found = analyse_15d(machine, len(base.plan.ranks))
     if isinstance(found, str):
-        return Row(candidate, "analysis", note=f"MG-GCN 5.1: {found}")
+        return Row(candidate=candidate, verdict="analysis", note=f"MG-GCN 5.1: {found}")
     rank = base.plan.largest
     grown = sum(nbytes for name, nbytes in rank.regions.items() if name in REPLICATED)
     # The sums of gradients stay what they are.
@@ -169,10 +180,10 @@ def _row_15d(candidates: Sequence[Candidate], machine: Machine) -> Row | None:
         for r, n in zip(base.plan.ranks, aggregated, strict=True)
     ]
     return Row(
-        candidate,
-        "analysis",
-        max(sent),
-        rank.total_bytes + (found.replication - 1) * grown,
+        candidate=candidate,
+        verdict="analysis",
+        bytes_sent=max(sent),
+        memory_bytes=rank.total_bytes + (found.replication - 1) * grown,
         note=f"MG-GCN 5.1: {found.replication} copies of all rows, communication takes {found.time_ratio:.2f} of 1D's",
     )
 

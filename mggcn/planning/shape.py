@@ -10,7 +10,7 @@ from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.statistics import estimate_aggregated_nnz
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GraphShape:
     """What a plan knows of a graph: a bare shape, or the counts of a store."""
 
@@ -39,15 +39,15 @@ def graph_shape(graph: Graph, model: ModelConfig) -> GraphShape:
     sparse = isinstance(features, CSR)
     aggregates = model.aggregates and not model.input_dropout
     return GraphShape(
-        graph.name,
-        graph.num_vertices,
-        graph.num_edges,
-        features.num_cols if isinstance(features, CSR) else features.shape[1],
-        graph.num_classes,
-        graph.symmetric,
-        graph.adj.values is not None,
-        features.nnz if isinstance(features, CSR) else None,
-        estimate_aggregated_nnz(graph, self_loops=model.self_loops) if sparse and aggregates else 0,
+        name=graph.name,
+        num_vertices=graph.num_vertices,
+        num_edges=graph.num_edges,
+        num_features=features.num_cols if isinstance(features, CSR) else features.shape[1],
+        num_classes=graph.num_classes,
+        symmetric=graph.symmetric,
+        weighted=graph.adj.values is not None,
+        feature_nnz=features.nnz if isinstance(features, CSR) else None,
+        aggregated_nnz=estimate_aggregated_nnz(graph, self_loops=model.self_loops) if sparse and aggregates else 0,
     )
 
 

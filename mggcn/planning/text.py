@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mggcn.memory.device import launching
 from mggcn.memory.units import human
 from mggcn.model.program import Program
-from mggcn.partition.cut_rows import CutStats
-from mggcn.partition.parts import row_stats
+from mggcn.partition.cut.partition import CutStats
+from mggcn.partition.rows.partition import row_stats
 from mggcn.planning.advice import advice, smallest_ranks
 from mggcn.planning.record import layer_reasons
 from mggcn.planning.run import RankPlan, RunPlan
@@ -66,6 +67,16 @@ def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = (), e
     if limit is not None:
         lines += ["", verdict(plan, limit)]
     return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedPlan:
+    """The plan of a run, which prints as text."""
+
+    run: RunPlan
+
+    def __str__(self) -> str:
+        return render(self.run)
 
 
 def _strategy(plan: RunPlan) -> str:

@@ -76,7 +76,7 @@ def breakdown(timeline: Timeline) -> dict[int, dict[str, float]]:
     return shares
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Total:
     """All calls of one kind on one rank in an average epoch."""
 

@@ -23,7 +23,7 @@ Ranges = Callable[[str], AbstractContextManager[Any]]
 """Opens a named range for a profiler, such as torch.cuda.nvtx.range."""
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class Message:
     """One collective operation as this rank sees it; `received`: bytes that reach it, as CountingCommunicator counts them.
 

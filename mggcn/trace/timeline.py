@@ -17,8 +17,9 @@ from typing import Protocol
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.events import Timestamp
 from mggcn.comm.base import Communicator
-from mggcn.model.program import Op, Program, Runtime
-from mggcn.model.values import Kind, PlainKind
+from mggcn.model.program import Program
+from mggcn.model.runtime import Runtime
+from mggcn.model.values import Kind, Op, PlainKind
 from mggcn.trace.recorder import MAX_MARKS, ROWS, Mark, Ranges, Recorder
 from mggcn.trace.trace_json import Event, Part, boot_id, complete_event, epoch_event, merge_parts, write_part
 from mggcn.trace.traced_backend import TracedBackend

@@ -62,18 +62,18 @@ class TracedCommunicator:
         self._inner.check()
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
-        message = Message("broadcast", buf.nbytes, 0 if root == self.rank else buf.nbytes, root)
+        message = Message(op="broadcast", nbytes=buf.nbytes, received=0 if root == self.rank else buf.nbytes, root=root)
         return self._send(message, lambda: self._inner.broadcast(buf, root, after))
 
     def all_reduce(self, buf: Tensor, after: Event | None = None) -> Event:
-        message = Message("all_reduce", buf.nbytes, 2 * buf.nbytes * (self.size - 1) // self.size)
+        message = Message(op="all_reduce", nbytes=buf.nbytes, received=2 * buf.nbytes * (self.size - 1) // self.size)
         return self._send(message, lambda: self._inner.all_reduce(buf, after))
 
     def all_to_all(
         self, out: Tensor, buf: Tensor, out_rows: Sequence[int], buf_rows: Sequence[int], after: Event | None = None
     ) -> Event:
         row = out[:1].nbytes if out.shape[0] else 0
-        message = Message("all_to_all", buf.nbytes, row * (sum(out_rows) - out_rows[self.rank]))
+        message = Message(op="all_to_all", nbytes=buf.nbytes, received=row * (sum(out_rows) - out_rows[self.rank]))
         return self._send(message, lambda: self._inner.all_to_all(out, buf, out_rows, buf_rows, after))
 
     def barrier(self) -> None:

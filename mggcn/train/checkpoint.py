@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from mggcn.errors import RunError
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class Progress:
     """Where a run stands: everything but tensors that a resumed run needs."""
 

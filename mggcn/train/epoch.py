@@ -27,7 +27,7 @@ LOSS, STOP, SECONDS = range(SIGNALS)
 """Columns of the signals and of their history."""
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class _Work:
     """What a device does in an epoch. It knows nothing of who repeats it: no cycle keeps a finished run's memory."""
 
@@ -98,7 +98,14 @@ class TrainingEpoch:
         history = backend.allocate(8 * SIGNALS * config.epochs).view(torch.float64).view(-1, SIGNALS)
         own = backend.allocate(8 * SIGNALS).view(torch.float64)
         books = Books(runtime.clock, backend.upload(rates), runtime.signals, own, history)
-        self._work = _Work(plan, runtime, comm, watch, books, backend.epoch_end(optimizer.step, books))
+        self._work = _Work(
+            plan=plan,
+            runtime=runtime,
+            comm=comm,
+            watch=watch,
+            books=books,
+            end=backend.epoch_end(optimizer.step, books),
+        )
         self._told = [0.0] * SIGNALS
         self._repeatable = Repeated(self._work.epoch, backend, comm)
 

@@ -12,11 +12,11 @@ import torch
 
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.memory.arena import BufferSpec
-from mggcn.model.program import Inputs, require
-from mggcn.partition.features import FeatureReader, aggregated, transposed
+from mggcn.model.runtime import Inputs, require
 from mggcn.partition.order import Assignment
-from mggcn.partition.shard import Shard
-from mggcn.partition.tiles import Tile, degrees, scales
+from mggcn.partition.rows.features import FeatureReader, aggregated, transposed
+from mggcn.partition.rows.shard import Shard
+from mggcn.partition.rows.tiles import Tile, degrees, scales
 from mggcn.planning.run import RankPlan
 from mggcn.train.runtime import DTYPES
 

@@ -10,7 +10,7 @@ import torch
 
 from mggcn.backend.base import KernelBackend
 from mggcn.comm.base import Communicator
-from mggcn.model.program import Inputs
+from mggcn.model.runtime import Inputs
 from mggcn.train.metrics import SPLITS, multiclass_auc
 
 

@@ -16,7 +16,8 @@ from mggcn.aggregate.base import Aggregation
 from mggcn.backend.base import KernelBackend
 from mggcn.errors import ConfigError
 from mggcn.memory.arena import ALIGNMENT, BufferSpec, Placement, operand_nbytes, operand_stride
-from mggcn.model.program import Inputs, Parameter, Program
+from mggcn.model.program import Program
+from mggcn.model.runtime import Inputs, Parameter
 from mggcn.model.weights import check_state
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "int64": torch.int64}
@@ -109,7 +110,7 @@ class Weights:
         self.refresh()
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class RankRuntime:
     """The Runtime of model/program.py: one rank's buffers, weights and inputs, for one program at a time."""
 

@@ -15,7 +15,7 @@ import torch
 
 from mggcn.backend.base import Epilogue, KernelBackend
 from mggcn.graph.csr import CSR, Graph
-from mggcn.partition.vertex_cut import VertexCut
+from mggcn.partition.cut.vertex_cut import VertexCut
 
 Vectors = dict[int, np.ndarray]
 """By vertex."""

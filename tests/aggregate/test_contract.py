@@ -23,9 +23,9 @@ from mggcn.comm.threads import run_threads
 from mggcn.config import Config, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.partition.make import stats_of
-from mggcn.partition.parts import row_owners, row_stats
-from mggcn.partition.required_rows import count_required
-from mggcn.partition.shard import ShardOptions, build_shard
+from mggcn.partition.rows.partition import row_owners, row_stats
+from mggcn.partition.rows.required import count_required
+from mggcn.partition.rows.shard import ShardOptions, build_shard
 from tests.backend.cases import GUARD
 from tests.devices import CPU, WHERE, Where
 from tests.graphs import make_graph, pattern
@@ -99,7 +99,7 @@ def aggregate(
     if required is not None:
         level = count_required(graph, row_owners(partition), required, self_loops=True, threads=1)
         stats, symmetric = dataclasses.replace(row_stats(stats), required=(level,)).only(0), False
-    options = ShardOptions(True, "mean", True, "main", 0, "f8", 1)
+    options = ShardOptions(aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f8", threads=1)
 
     def body(inner: Communicator) -> Result:
         torch.set_num_threads(1)

@@ -21,8 +21,9 @@ from mggcn.errors import RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, write_store
 from mggcn.jobs.folder import known_plan, read_run
-from mggcn.partition.cut_rows import CutPartition
+from mggcn.partition.cut.partition import CutPartition
 from mggcn.planning.record import to_dict
+from mggcn.planning.text import render
 from tests.aggregate.algorithm4 import Algorithm4, Simulated
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.train.test_trainer import fit
@@ -247,7 +248,7 @@ def test_the_plan_says_what_is_approximate() -> None:
     graph = graph_of("random")
     for delay, exact in (("0", True), ("2", False), ("none", False)):
         plan, _ = plan_graph(config_of(3, delay), graph)
-        assert ("APPROXIMATE" in str(plan)) == (not exact)
+        assert ("APPROXIMATE" in render(plan)) == (not exact)
         assert to_dict(plan)["exact"] is exact
 
 

@@ -17,10 +17,10 @@ from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, RunConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
-from mggcn.partition.locality_estimate import BOUNDS
+from mggcn.partition.locality.reuse import BOUNDS
 from mggcn.partition.make import stats_of
-from mggcn.partition.parts import RowStats
-from mggcn.partition.shard import ShardOptions
+from mggcn.partition.rows.partition import RowStats
+from mggcn.partition.rows.shard import ShardOptions
 from tests.aggregate.test_contract import aggregate, graph_of, summed
 from tests.graphs import make_graph
 from tests.reference import dense_csr
@@ -74,7 +74,7 @@ def test_a_symmetric_graph_has_one_side() -> None:
     plan = HaloStrategy().plan(config.run, stats, 1, True, True)
     assert plan.matrices_t == ()
     assert plan.index_bytes == 4 * plan.forward.num_sent > 0
-    options = ShardOptions(True, "mean", True, "main", 0, "f4", 1)
+    options = ShardOptions(aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f4", threads=1)
     made: list[tuple[int, int]] = []
 
     class Counting(CpuBackend):
@@ -100,7 +100,7 @@ def test_a_plan_of_another_graph_is_refused(direction: str) -> None:
         graph,
         partition,
         0,
-        ShardOptions(True, "mean", True, "main", 0, "f8", 1),
+        ShardOptions(aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f8", threads=1),
         CpuBackend(torch.float64, 1),
         SingleCommunicator(),
         {},

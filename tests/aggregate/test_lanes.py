@@ -19,7 +19,7 @@ from mggcn.comm.base import Communicator
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config, RunConfig
 from mggcn.partition.make import stats_of
-from mggcn.partition.shard import ShardOptions, build_shard
+from mggcn.partition.rows.shard import ShardOptions, build_shard
 from tests.comm.races import Races
 from tests.graphs import make_graph, pattern
 from tests.reference import dense_csr
@@ -111,7 +111,7 @@ def on_lanes(
     config = Config(run=RunConfig(ranks=ranks, strategy=name, device="cuda"))  # type: ignore[arg-type]
     strategy, partition, races = STRATEGIES[name], partition_graph(config, GRAPH), Races()
     stats = stats_of(GRAPH, partition, self_loops=True)
-    options = ShardOptions(True, "mean", True, "main", 0, "f4", 1)
+    options = ShardOptions(aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f4", threads=1)
 
     def rank(inner: Communicator) -> tuple[np.ndarray, list[Tensor]]:
         comm: Any = Careless(inner, races, *careless) if careless else inner

@@ -26,7 +26,7 @@ from mggcn.cost.machine import MESSAGES, Link, Machine
 from mggcn.cost.work import Item, Work
 from mggcn.errors import GraphError
 from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES
-from mggcn.partition.parts import RowStats
+from mggcn.partition.rows.partition import RowStats
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render
 from tests.aggregate.test_contract import aggregate, graph_of, summed
@@ -153,14 +153,16 @@ def test_predicted_seconds_of_halves(wire: float, product: float) -> None:
         nbytes = 16 * 30 * 16  # of 128 columns: all rows of the other rank's half
         device = dataclasses.replace(FLAT, gemm={"fp32": 1.0}, count=2)
         rates = dict.fromkeys(MESSAGES, nbytes / wire)
-        link = Link("nccl", 2, rates, dict.fromkeys(MESSAGES, 0.0), pooled=False, busy=0.0)
-        machine = Machine("paper", "a machine on paper", "assumed", device, (link,))
+        link = Link(
+            transport="nccl", ranks=2, rates=rates, latency_s=dict.fromkeys(MESSAGES, 0.0), pooled=False, busy=0.0
+        )
+        machine = Machine(name="paper", title="a machine on paper", origin="assumed", device=device, links=(link,))
         return predict(machine, "nccl", [list(items(plan.steps(128, "fp32", False))) for plan in plans]).seconds
 
     def items(steps: Sequence[Step]) -> Iterator[Item]:
         for step in steps:
             if isinstance(step, Multiply):
-                yield Work("dense", flop=round(step.width * product / 64), calls=0)
+                yield Work(kind="dense", flop=round(step.width * product / 64), calls=0)
             elif isinstance(step, Send | Await):
                 yield step
 
@@ -170,7 +172,9 @@ def test_predicted_seconds_of_halves(wire: float, product: float) -> None:
 
 def test_a_plan_says_what_halves_do() -> None:
     """Fails if a printed plan counts the messages or products of whole rows where a GPU has halves."""
-    shape = GraphShape("products", 2_449_029, 123_718_280, 100, 47, True)
+    shape = GraphShape(
+        name="products", num_vertices=2_449_029, num_edges=123_718_280, num_features=100, num_classes=47, symmetric=True
+    )
     texts = {}
     for device in ("cpu", "cuda"):
         run = RunConfig(ranks=8, strategy="slice", device=device)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import torch
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.epoch_end import Books
 from mggcn.config import TrainConfig
-from mggcn.model.program import Parameter
+from mggcn.model.runtime import Parameter
 from mggcn.train.optimizer import Optimizer
 from mggcn.train.runtime import Weights
 from tests.backend.cases import clock, real_type, zeros

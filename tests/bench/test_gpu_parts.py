@@ -22,7 +22,7 @@ from gpu_tasks import AGAIN, ORDER, digest, finished, origin, read_rows
 
 from mggcn.backend.cuda.sizes import LONG_ROW
 from mggcn.graph.store import open_store
-from mggcn.model.program import require
+from mggcn.model.runtime import require
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # PyG, on every CSR tensor
 TASKS = {task.name: task for task in ORDER}

@@ -6,10 +6,10 @@ import torch
 from mggcn.comm.calls import Call, disagreement
 
 CALLS = (
-    Call("broadcast", torch.bfloat16, 12, 2),
-    Call("all_reduce", torch.float64, 3),
-    Call("all_to_all", torch.int64, 6, 0, (1, 0, 2), (0, 0, 5)),
-    Call("barrier"),
+    Call(op="broadcast", dtype=torch.bfloat16, count=12, root=2),
+    Call(op="all_reduce", dtype=torch.float64, count=3),
+    Call(op="all_to_all", dtype=torch.int64, count=6, root=0, sends=(1, 0, 2), receives=(0, 0, 5)),
+    Call(op="barrier"),
 )
 
 
@@ -24,15 +24,15 @@ def test_agreement_and_missing_ranks() -> None:
     for call in CALLS[:2]:
         assert disagreement({rank: call for rank in range(3)}) is None
     some = {
-        0: Call("all_to_all", torch.int64, 6, 0, (1, 0, 2), (1, 4, 5)),
-        2: Call("all_to_all", torch.int64, 6, 0, (5, 0, 0), (2, 9, 0)),
+        0: Call(op="all_to_all", dtype=torch.int64, count=6, root=0, sends=(1, 0, 2), receives=(1, 4, 5)),
+        2: Call(op="all_to_all", dtype=torch.int64, count=6, root=0, sends=(5, 0, 0), receives=(2, 9, 0)),
     }
     assert disagreement(some) is None
 
 
 def test_disagreement_groups_ranks() -> None:
     """Fails if it is not said which ranks want what."""
-    odd = Call("barrier")
+    odd = Call(op="barrier")
     assert disagreement({0: CALLS[0], 1: odd, 2: CALLS[0]}) == (
         "ranks 0, 2 asked for broadcast of 12 x bfloat16 from rank 2; rank 1 asked for barrier"
     )

@@ -99,7 +99,7 @@ def test_roll_call_spares_who_waits_as_well() -> None:
     made = boards(3)
     for control, calls in zip(made, (2, 2, 1), strict=True):
         for _ in range(calls):
-            control.begin(Call("barrier"))
+            control.begin(Call(op="barrier"))
 
     def rank(number: int) -> str:
         if number == 0:
@@ -118,8 +118,8 @@ def test_compare_carries_calls_and_texts() -> None:
     made = boards(2)
 
     def rank(number: int) -> list[tuple[Call, bytes]]:
-        made[number].begin(Call("barrier"))
+        made[number].begin(Call(op="barrier"))
         return made[number].compare(b"x" * number)
 
     for answers in in_threads(2, rank):
-        assert answers == [(Call("barrier"), b""), (Call("barrier"), b"x")]
+        assert answers == [(Call(op="barrier"), b""), (Call(op="barrier"), b"x")]

@@ -132,6 +132,6 @@ def test_work_that_ends_between_two_looks_has_not_failed() -> None:
     """Fails if a message that takes as long as a slice of waiting is taken for a lost connection, or a lost one is not."""
     control = ControlStore(dist.HashStore(), 0, 1, 5.0)
     comm = DistributedCommunicator(None, control)  # type: ignore[arg-type]
-    comm.finish(OverAfterTheLook(), 1, Call("barrier"))  # type: ignore[arg-type]
+    comm.finish(OverAfterTheLook(), 1, Call(op="barrier"))  # type: ignore[arg-type]
     with pytest.raises(CommError, match=r"lost its connections in call 2 \(barrier\): reset by peer"):
-        comm.finish(OverAfterTheLook("reset by peer"), 2, Call("barrier"))  # type: ignore[arg-type]
+        comm.finish(OverAfterTheLook("reset by peer"), 2, Call(op="barrier"))  # type: ignore[arg-type]

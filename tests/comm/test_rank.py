@@ -42,7 +42,7 @@ def test_gpu_is_that_of_the_rank_on_its_machine(monkeypatch: pytest.MonkeyPatch)
     for name, value in zip(NAMES, ("9", "16", "1", "a", "1"), strict=True):
         monkeypatch.setenv(name, value)
     assert gpu_index(9, 8) == 1
-    assert gpu_index(9, 1) == 0  # the launcher's choice; whether it is this rank's alone: test_gpus.py
+    assert gpu_index(9, 1) == 0  # the launcher's choice; whether it is this rank's alone: test_gather.py
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(BackendError, match=r"rank 9 \(local rank 2\) needs .* shows 2"):
         gpu_index(9, 2)

@@ -14,13 +14,14 @@ import pytest
 from mggcn.errors import PlanError
 from mggcn.graph.store import open_store
 from mggcn.memory import units
-from mggcn.partition import cut_files, metis
-from mggcn.partition.cut_files import find_or_make_cut, find_or_make_edge_cut, find_or_make_locality
-from mggcn.partition.libra import LibraSettings
-from mggcn.partition.locality import LocalitySettings
-from mggcn.partition.metis import MetisSettings
+from mggcn.partition.cache import cuts
+from mggcn.partition.cache.cuts import find_or_make_cut, find_or_make_edge_cut, find_or_make_locality
+from mggcn.partition.cut.libra import LibraSettings
+from mggcn.partition.locality.order import LocalitySettings
+from mggcn.partition.metis import run as metis
+from mggcn.partition.metis.run import MetisSettings
 from tests.commands.runs import refused, run_main
-from tests.partition.test_metis import needs_pymetis
+from tests.partition.metis.test_run import needs_pymetis
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +201,7 @@ def test_memory_that_may_be_enough(
     graph = open_store(store)
     memory = metis.metis_memory(graph.num_vertices, graph.num_edges, graph.symmetric)
     monkeypatch.setattr(metis, "require_pymetis", lambda: None)
-    monkeypatch.setattr(cut_files, "metis", reached)
+    monkeypatch.setattr(cuts, "metis", reached)
     for free, doubtful in ((memory.least, True), (memory.most, False)):
         monkeypatch.setattr(units, "free_bytes", lambda free=free: free)
         capsys.readouterr()

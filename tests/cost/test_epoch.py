@@ -25,11 +25,11 @@ from mggcn.cost.work import Item, Sum, Work, work_seconds
 from mggcn.errors import ConfigError, PlanError
 
 FLAT = DeviceRates(
-    "cuda",
-    8,
-    False,
-    1,
-    10**9,
+    kind="cuda",
+    count=8,
+    shared=False,
+    cores=1,
+    memory_bytes=10**9,
     copy=RateTable(((1.0, 100.0),)),
     gather=RateTable(((1000.0, 50.0), (1_000_000.0, 5.0))),
     row_s=0.5,
@@ -38,8 +38,8 @@ FLAT = DeviceRates(
 )
 """Rates in bytes and FLOP a second that make round numbers."""
 RATES: Mapping[MessageKind, float] = {"broadcast": 10.0, "all_to_all": 20.0, "all_reduce": 40.0}
-LINK = Link("nccl", 2, RATES, dict.fromkeys(MESSAGES, 1.0), pooled=False, busy=0.0)
-MACHINE = Machine("paper", "a machine on paper", "assumed", FLAT, (LINK,))
+LINK = Link(transport="nccl", ranks=2, rates=RATES, latency_s=dict.fromkeys(MESSAGES, 1.0), pooled=False, busy=0.0)
+MACHINE = Machine(name="paper", title="a machine on paper", origin="assumed", device=FLAT, links=(LINK,))
 HOST = dataclasses.replace(MACHINE, device=dataclasses.replace(FLAT, count=1, shared=True, cores=2))
 
 
@@ -49,7 +49,7 @@ def busy(share: float) -> Machine:
 
 def compute(seconds: float) -> Work:
     """Work of a dense product that takes so many seconds."""
-    return Work("dense", flop=round(10 * seconds), calls=0)
+    return Work(kind="dense", flop=round(10 * seconds), calls=0)
 
 
 def broadcast(root: int, me: int, nbytes: int, ranks: int = 2) -> Send:
@@ -58,27 +58,27 @@ def broadcast(root: int, me: int, nbytes: int, ranks: int = 2) -> Send:
 
 def test_work_of_one_rank() -> None:
     """Fails if gathering, streaming, computing or calling is charged at another rate, or moving adds to computing."""
-    gathered = Work("sparse", rows=4, row_bytes=100, footprint=1000)
+    gathered = Work(kind="sparse", rows=4, row_bytes=100, footprint=1000)
     assert work_seconds(gathered, FLAT, 1) == (pytest.approx(4 * (100 / 50 + 0.5)), 0.25)
     far = dataclasses.replace(gathered, footprint=1_000_000)
     assert work_seconds(far, FLAT, 1)[0] == pytest.approx(4 * (100 / 5 + 0.5))
-    streamed = Work("elementwise", streamed=300, calls=3)
+    streamed = Work(kind="elementwise", streamed=300, calls=3)
     assert work_seconds(streamed, FLAT, 1) == (pytest.approx(3.0), 0.75)
-    assert work_seconds(Work("dense", streamed=300, flop=20), FLAT, 1)[0] == pytest.approx(3.0)
-    assert work_seconds(Work("dense", streamed=300, flop=50), FLAT, 1)[0] == pytest.approx(5.0)
+    assert work_seconds(Work(kind="dense", streamed=300, flop=20), FLAT, 1)[0] == pytest.approx(3.0)
+    assert work_seconds(Work(kind="dense", streamed=300, flop=50), FLAT, 1)[0] == pytest.approx(5.0)
     with pytest.raises(PlanError, match="dense products in fp32, none in bf16"):
-        work_seconds(Work("dense", flop=1, precision="bf16"), FLAT, 1)
+        work_seconds(Work(kind="dense", flop=1, precision="bf16"), FLAT, 1)
 
 
 def test_ranks_of_a_host_share_rates_and_cache() -> None:
     """Fails if P ranks of one host each get all of it, or their operands together find as much cache as one."""
-    gathered = Work("sparse", rows=4, row_bytes=100, footprint=1000, calls=0)
+    gathered = Work(kind="sparse", rows=4, row_bytes=100, footprint=1000, calls=0)
     # Three footprints of 1000 bytes are 3000, where the rate has fallen by 45 log 3 / log 1000; a third of it is ours.
     rate = RateTable(FLAT.gather.points).at(3000)
     assert rate < 50
     assert work_seconds(gathered, HOST.device, 3)[0] == pytest.approx(4 * (100 * 3 / rate + 3 * 0.5))
-    assert work_seconds(Work("elementwise", streamed=300), HOST.device, 2) == (pytest.approx(6.0), 0.25)
-    assert work_seconds(Work("dense", flop=20, calls=1), HOST.device, 4) == (pytest.approx(8.0), 0.5)
+    assert work_seconds(Work(kind="elementwise", streamed=300), HOST.device, 2) == (pytest.approx(6.0), 0.25)
+    assert work_seconds(Work(kind="dense", flop=20, calls=1), HOST.device, 4) == (pytest.approx(8.0), 0.5)
     lists = [[compute(6.0)] for _ in range(3)]
     assert predict(MACHINE, "nccl", lists).seconds == pytest.approx(6.0)
     assert predict(HOST, "nccl", lists).seconds == pytest.approx(18.0)

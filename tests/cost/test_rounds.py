@@ -30,7 +30,7 @@ def lists_of(ranks: int, spread: float, nbytes: int, seed: int) -> list[list[Ite
         for number in range(MESSAGES):
             items.append(Await(number))
             if not idle[rank, number]:
-                items.append(Work("dense", flop=int(flop[rank, number])))
+                items.append(Work(kind="dense", flop=int(flop[rank, number])))
             items += sends[number + 2 : number + 3]
     return lists
 

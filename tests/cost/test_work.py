@@ -10,11 +10,11 @@ from mggcn.cost.machine import DeviceRates, RateTable
 from mggcn.cost.work import Work, work_seconds
 
 DEVICE = DeviceRates(
-    "cpu",
-    1,
-    True,
-    2,
-    10**9,
+    kind="cpu",
+    count=1,
+    shared=True,
+    cores=2,
+    memory_bytes=10**9,
     copy=RateTable(((1.0, 100.0),)),
     gather=RateTable(((1000.0, 80.0), (64_000.0, 5.0))),
     row_s=0.0,
@@ -25,7 +25,9 @@ FAR = 32_000
 
 
 def seconds(reuse: tuple[tuple[int, float], ...], footprint: int = FAR, sharing: int = 1) -> float:
-    return work_seconds(Work("sparse", 10, 100, footprint, reuse=reuse), DEVICE, sharing)[0]
+    return work_seconds(Work(kind="sparse", rows=10, row_bytes=100, footprint=footprint, reuse=reuse), DEVICE, sharing)[
+        0
+    ]
 
 
 @pytest.mark.parametrize("sharing", [1, 2])
@@ -53,5 +55,5 @@ def test_distances_beyond_a_small_operand() -> None:
 
 def test_calls_and_streams_stay_what_they_are() -> None:
     """Fails if reuse changes anything but the gathers."""
-    plain = Work("sparse", streamed=400, reuse=((1000, 1.0),))
+    plain = Work(kind="sparse", streamed=400, reuse=((1000, 1.0),))
     assert work_seconds(plain, DEVICE, 1) == work_seconds(dataclasses.replace(plain, reuse=()), DEVICE, 1)

@@ -1,4 +1,4 @@
-"""A device for the CUDA backend without a GPU: CPU tensors, emulated kernels, no streams; see mggcn/backend/device.py."""
+"""A device for the CUDA backend without a GPU (mggcn/backend/cuda/base.py): CPU tensors, emulated kernels, no streams."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class UncountedError(Exception):
 
 
 class CountingDevice:
-    """An EmulatedDevice that counts in `nodes`, by name; see mggcn/backend/device.py.
+    """An EmulatedDevice that counts in `nodes`, by name; see mggcn/backend/cuda/base.py.
 
     work: whether what is counted is also done; if not, buffers keep what they held.
     """

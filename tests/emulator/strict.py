@@ -58,7 +58,7 @@ def _noted(value: Any) -> Any:
 
 
 class StrictDevice:
-    """An EmulatedDevice whose repeated work is watched; see mggcn/backend/device.py."""
+    """An EmulatedDevice whose repeated work is watched; see mggcn/backend/cuda/base.py."""
 
     def __init__(self, seed: int = 0) -> None:
         self._inner = EmulatedDevice(seed=seed)

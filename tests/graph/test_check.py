@@ -27,10 +27,29 @@ def split(**masks: ArrayRows) -> Graph:
 FEATURES = np.zeros((5, 2), np.float32)
 ONE_EDGE, REVERSE = csr([0, 1, 1], [1], 2), csr([0, 0, 1], [0], 2)
 BROKEN: dict[str, tuple[Graph, str]] = {
-    "no vertices": (Graph("empty", csr([0], [], 0), csr([0], [], 0), None, None, {}, 0), "1 to 2147483647 vertices"),
+    "no vertices": (
+        Graph(
+            name="empty",
+            adj=csr([0], [], 0),
+            adj_t=csr([0], [], 0),
+            features=None,
+            labels=None,
+            splits={},
+            num_classes=0,
+        ),
+        "1 to 2147483647 vertices",
+    ),
     "not square": (dressed(adj=csr([0, 0], [], 2)), "1 rows and 2 columns"),
-    "not symmetric": (Graph("g", ONE_EDGE, ONE_EDGE, None, None, {}, 0), "counts as symmetric"),
-    "wrong transpose": (Graph("g", ONE_EDGE, csr([0, 1, 1], [1], 2), None, None, {}, 0), "not the transpose"),
+    "not symmetric": (
+        Graph(name="g", adj=ONE_EDGE, adj_t=ONE_EDGE, features=None, labels=None, splits={}, num_classes=0),
+        "counts as symmetric",
+    ),
+    "wrong transpose": (
+        Graph(
+            name="g", adj=ONE_EDGE, adj_t=csr([0, 1, 1], [1], 2), features=None, labels=None, splits={}, num_classes=0
+        ),
+        "not the transpose",
+    ),
     "float64 features": (dressed(features=ArrayRows(FEATURES.astype(np.float64))), "must be float32"),
     "no columns": (dressed(features=ArrayRows(FEATURES[:, :0])), "D > 0"),
     "short features": (dressed(features=ArrayRows(FEATURES[:4])), "one row for each of 5"),
@@ -61,7 +80,7 @@ def test_check_graph_refuses(case: str) -> None:
 
 def test_check_graph_accepts_what_is_odd_but_legal() -> None:
     """A directed graph, masks without labels, overlapping families, unlabelled test vertices."""
-    check_graph(Graph("g", ONE_EDGE, REVERSE, None, None, {}, 0))
+    check_graph(Graph(name="g", adj=ONE_EDGE, adj_t=REVERSE, features=None, labels=None, splits={}, num_classes=0))
     check_graph(dressed(labels=None, num_classes=0, splits={"train": mask()}))
     check_graph(split(train=mask(0), alt_train=mask(1), alt_test=mask(0)))
     check_graph(split(train=mask(0), test=mask(3, 4)))

@@ -15,7 +15,7 @@ from mggcn.memory.arena import ALIGNMENT, ArenaPlan, BufferSpec, live_ranges, pl
 from mggcn.model.choices import InputShape
 from mggcn.model.lower import Aggregations, lower, lower_setup, panel_width, paper_arena_bytes
 from mggcn.model.network import NETWORKS, Choices, make_values
-from mggcn.model.program import Sizes
+from mggcn.model.runtime import Sizes
 from mggcn.partition.order import part_sizes
 
 

@@ -11,7 +11,7 @@ from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, SparseWeightGrad, WeightGrad
 from mggcn.model.kinds.elementwise import ActivationGrad, Add, BiasGrad, Elementwise, EpilogueSpec, Rounded
 from mggcn.model.kinds.ends import DroppedValues, Input, Loss, Score
-from mggcn.model.program import Parameter
+from mggcn.model.runtime import Parameter
 from mggcn.model.values import Graph, Value
 
 ROWS, CLASSES = 9, 3

@@ -15,8 +15,8 @@ from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
 from mggcn.model.builder import Builder
-from mggcn.model.program import Op, Runtime
-from mggcn.model.values import Adjoint, PlainKind, Value
+from mggcn.model.runtime import Runtime
+from mggcn.model.values import Adjoint, Op, PlainKind, Value
 from tests.devices import CPU, Where, everywhere
 from tests.graphs import make_graph, one_epoch, pattern
 from tests.reference import dense_csr, dense_features, dropout_mask

@@ -14,9 +14,9 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, write_store
 from mggcn.partition import make
-from mggcn.partition.cut_rows import CutPartition, cut_stats, exchange_lists
+from mggcn.partition.cut.partition import CutPartition, cut_stats, exchange_lists
 from mggcn.partition.make import make_partition, stats_from_dict, stats_of
-from mggcn.partition.parts import RowPartition
+from mggcn.partition.rows.partition import RowPartition
 from tests.graphs import make_graph, one_epoch, pattern
 from tests.reference import dense_csr, loss_and_gradients
 
@@ -72,7 +72,7 @@ def test_cuts_are_kept_beside_a_store_that_can_be_written(tmp_path: Path, monkey
     kept = tmp_path / "store" / "partitions" / "libra-3-1-shuffled"
     assert kept.is_dir()
     with monkeypatch.context() as patch:
-        patch.setattr("mggcn.partition.cut_files.libra", None)
+        patch.setattr("mggcn.partition.cache.cuts.libra", None)
         again = make_partition("cut", graph, ranks=3, order="random", seed=1, bins=1)
     assert isinstance(again, CutPartition)
     assert np.array_equal(again.cut.parts, first.cut.parts)

@@ -16,8 +16,8 @@ from mggcn.backend.cuda import sizes as cuda_sizes
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.work import Work
 from mggcn.graph.csr import ArrayRows, Graph
-from mggcn.partition.locality_estimate import BOUNDS, Reuse
-from mggcn.partition.parts import RowStats
+from mggcn.partition.locality.reuse import BOUNDS, Reuse
+from mggcn.partition.rows.partition import RowStats
 from mggcn.partition.statistics import TileStatistics
 from mggcn.planning.op_cost import program_items
 from mggcn.planning.run import RankPlan, RunPlan, plan_ranks, plan_run
@@ -26,7 +26,15 @@ from tests.graphs import make_graph
 from tests.planning.test_pruning import config_of, graph_of
 
 RANKS = 5
-SHAPE = GraphShape("shape", 10_000, 90_000, 24, 6, False, num_training=100)
+SHAPE = GraphShape(
+    name="shape",
+    num_vertices=10_000,
+    num_edges=90_000,
+    num_features=24,
+    num_classes=6,
+    symmetric=False,
+    num_training=100,
+)
 
 
 def ring(n: int = 400) -> Graph:

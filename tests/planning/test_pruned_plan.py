@@ -15,8 +15,9 @@ from mggcn.assemble import plan_graph, plan_shape, resolve
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import find_machine
 from mggcn.errors import GraphError, PlanError
-from mggcn.partition.parts import RowStats
-from mggcn.partition.required_rows import LEAST_SAVED
+from mggcn.partition.rows.partition import RowStats
+from mggcn.partition.rows.required import LEAST_SAVED
+from mggcn.planning.advice import require_fit
 from mggcn.planning.cost_text import cost_dict, cost_lines
 from mggcn.planning.op_cost import epoch_cost
 from mggcn.planning.pruning import choose_rows
@@ -53,7 +54,15 @@ def test_the_choice_by_hand() -> None:
     assert "cuts vertices" in cut[0].reason
 
 
-SHAPE = GraphShape("shape", 100_000, 400_000, 64, 16, True, num_training=2_000)
+SHAPE = GraphShape(
+    name="shape",
+    num_vertices=100_000,
+    num_edges=400_000,
+    num_features=64,
+    num_classes=16,
+    symmetric=True,
+    num_training=2_000,
+)
 
 
 def test_a_bare_shape_is_estimated() -> None:
@@ -89,9 +98,9 @@ def test_what_does_not_fit_may_fit_without() -> None:
     need = plan_shape(off(config), shape).largest.total_bytes
     assert need < plan.largest.total_bytes
     with pytest.raises(PlanError, match=r"--set run\.prune=off.* would fit"):
-        plan.check(need)
+        require_fit(plan, need)
     with pytest.raises(PlanError) as refusal:
-        plan.check(need - 1)
+        require_fit(plan, need - 1)
     assert "run.prune" not in str(refusal.value)
 
 

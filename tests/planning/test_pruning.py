@@ -16,8 +16,8 @@ from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import ArrayRows, Graph
-from mggcn.partition.required_rows import required_sets
-from mggcn.partition.splits import training_rows
+from mggcn.partition.rows.required import required_sets
+from mggcn.partition.rows.shard import training_rows
 from mggcn.planning import pruning
 from mggcn.train.runtime import Poisoned
 from tests.devices import CPU, EMULATED, GPU, Where

@@ -15,15 +15,27 @@ from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import find_machine
 from mggcn.errors import GraphError, PlanError
 from mggcn.memory.units import GIB
-from mggcn.planning.advice import smallest_ranks
+from mggcn.planning.advice import require_fit, smallest_ranks
 from mggcn.planning.op_cost import epoch_cost
 from mggcn.planning.record import plan_from_dict, to_dict
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
+from mggcn.planning.text import render
 
-PAPERS = GraphShape("papers100M", 111_059_956, 1_615_685_872, 128, 172, False)
-PROTEINS = GraphShape("proteins", 8_745_542, 1_309_240_502, 128, 256, False)
-PRODUCTS = GraphShape("products", 2_449_029, 123_718_280, 100, 47, True)
+PAPERS = GraphShape(
+    name="papers100M",
+    num_vertices=111_059_956,
+    num_edges=1_615_685_872,
+    num_features=128,
+    num_classes=172,
+    symmetric=False,
+)
+PROTEINS = GraphShape(
+    name="proteins", num_vertices=8_745_542, num_edges=1_309_240_502, num_features=128, num_classes=256, symmetric=False
+)
+PRODUCTS = GraphShape(
+    name="products", num_vertices=2_449_029, num_edges=123_718_280, num_features=100, num_classes=47, symmetric=True
+)
 
 
 def plan_of(shape: GraphShape, hidden: tuple[int, ...], ranks: int, device: str = "cuda", **model: object) -> RunPlan:
@@ -46,7 +58,7 @@ def test_graphs_that_the_papers_fit_do_fit(
 ) -> None:
     """Fails if a plan needs more memory than MG-GCN's machines have for the graphs that it trains on them."""
     plan = plan_of(dataclasses.replace(shape, symmetric=symmetric), hidden, ranks)
-    plan.check(limit)
+    require_fit(plan, limit)
     for rank in plan.ranks:
         assert rank.total_bytes <= limit
         assert rank.arena_bytes <= rank.paper_bytes
@@ -59,18 +71,18 @@ def test_advice_holds(hidden: tuple[int, ...], ranks: int) -> None:
     """Fails if a plan that does not fit is accepted, or what the refusal advises does not fit either."""
     plan = plan_of(PRODUCTS, hidden, ranks, "cpu")
     need = plan.largest.total_bytes
-    plan.check(need)
+    require_fit(plan, need)
     for limit in (need - 1, need * 9 // 10, need * 2 // 3):
         with pytest.raises(PlanError, match=r"rank \d+ needs .* of 2,449,029 rows") as refusal:
-            plan.check(limit)
+            require_fit(plan, limit)
         text = str(refusal.value)
         if more := re.search(r"(\d+) ranks with", text):
-            plan_of(PRODUCTS, hidden, int(more[1]), "cpu").check(limit)
+            require_fit(plan_of(PRODUCTS, hidden, int(more[1]), "cpu"), limit)
         if narrower := re.search(r"model\.hidden=([\d,]+)", text):
-            plan_of(PRODUCTS, tuple(int(w) for w in narrower[1].split(",")), ranks, "cpu").check(limit)
+            require_fit(plan_of(PRODUCTS, tuple(int(w) for w in narrower[1].split(",")), ranks, "cpu"), limit)
         assert more
     with pytest.raises(PlanError, match="no number of ranks up to 1024 would fit"):
-        plan.check(1 << 20)
+        require_fit(plan, 1 << 20)
 
 
 def test_smallest_number_of_ranks() -> None:
@@ -86,7 +98,14 @@ def test_all_ranks_run_the_same_program() -> None:
     for features, hidden, n, ranks in itertools.product(
         (17, 40, 200), ((), (8,), (16, 16), (64,)), (4, 37, 1001, 50003), (2, 5)
     ):
-        shape = GraphShape("any", n, min(8 * n, n * n), features, 5, True)
+        shape = GraphShape(
+            name="any",
+            num_vertices=n,
+            num_edges=min(8 * n, n * n),
+            num_features=features,
+            num_classes=5,
+            symmetric=True,
+        )
         plan = plan_of(shape, hidden, ranks, "cpu")
         for program in ("setup", "train", "evaluate"):
             ops = {
@@ -110,7 +129,7 @@ def calls_of(strategy: str, ranks: int) -> int:
     try:
         plan = plan_shape(Config(run=run), shape, replication=3.0)
         epoch_cost(plan, find_machine("xeon-cluster"))
-        assert "sent per epoch" in str(plan)
+        assert "sent per epoch" in render(plan)
     finally:
         sys.setprofile(before)
     return found
@@ -149,9 +168,26 @@ def test_bare_shapes_without_features_or_classes_are_refused() -> None:
     """Fails if a plan without features or classes divides by zero or pretends to train."""
     for features, classes in ((0, 2), (2, 0)):
         with pytest.raises(GraphError, match="training needs at least 1"):
-            plan_of(GraphShape("bare", 10, 20, features, classes, True), (4,), 1)
+            plan_of(
+                GraphShape(
+                    name="bare",
+                    num_vertices=10,
+                    num_edges=20,
+                    num_features=features,
+                    num_classes=classes,
+                    symmetric=True,
+                ),
+                (4,),
+                1,
+            )
     with pytest.raises(GraphError, match="use more ranks"):
-        plan_of(GraphShape("big", 10**8, 3 * 10**9, 4, 2, True), (4,), 1)
+        plan_of(
+            GraphShape(
+                name="big", num_vertices=10**8, num_edges=3 * 10**9, num_features=4, num_classes=2, symmetric=True
+            ),
+            (4,),
+            1,
+        )
 
 
 def test_planning_loads_no_torch() -> None:
@@ -159,7 +195,8 @@ def test_planning_loads_no_torch() -> None:
     script = (
         "import sys; from mggcn.assemble import plan_shape; from mggcn.config import Config\n"
         "from mggcn.planning.record import to_dict; from mggcn.planning.shape import GraphShape\n"
-        "to_dict(plan_shape(Config(), GraphShape('x', 1000, 5000, 20, 4, True)))\n"
+        "sizes = dict(num_vertices=1000, num_edges=5000, num_features=20, num_classes=4)\n"
+        "to_dict(plan_shape(Config(), GraphShape(name='x', symmetric=True, **sizes)))\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0

@@ -20,9 +20,16 @@ from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Candidate, Choice, choice_dict, choice_lines, choose
 from mggcn.planning.shape import GraphShape
 
-SHAPE = GraphShape("some", 40_000, 600_000, 50, 9, True)
+SHAPE = GraphShape(name="some", num_vertices=40_000, num_edges=600_000, num_features=50, num_classes=9, symmetric=True)
 GIB = 2**30
-LINK = Link("gloo", 4, dict.fromkeys(MESSAGES, 1e9), dict.fromkeys(MESSAGES, 1e-4), pooled=False, busy=0.0)
+LINK = Link(
+    transport="gloo",
+    ranks=4,
+    rates=dict.fromkeys(MESSAGES, 1e9),
+    latency_s=dict.fromkeys(MESSAGES, 1e-4),
+    pooled=False,
+    busy=0.0,
+)
 MACHINE = dataclasses.replace(find_machine("xeon-cluster"), links=(LINK,), name="some machine")
 
 
@@ -61,7 +68,7 @@ def sending(nbytes: int) -> list[Step]:
 
 
 def candidate(strategy: str, plan: RunPlan | None, exact: bool = True, reason: str = "") -> Candidate:
-    return Candidate(strategy, "random", "rows", exact, plan, reason)
+    return Candidate(strategy=strategy, order="random", partition="rows", exact=exact, plan=plan, reason=reason)
 
 
 def without_memory(plan: RunPlan, nbytes: int) -> RunPlan:

@@ -21,7 +21,9 @@ def parts_of(value: float) -> dict[str, dict[str, torch.Tensor]]:
 
 def progress_of(epoch: int) -> Progress:
     scores = {"epoch": epoch, "train": 0.5, "val": None, "test": 0.25}
-    return Progress(1, epoch, scores, scores, 2, 9, [{"seed": 5, "best": scores}])
+    return Progress(
+        run=1, epoch=epoch, best=scores, last=scores, waited=2, history_lines=9, finished=[{"seed": 5, "best": scores}]
+    )
 
 
 def test_what_is_saved_returns(tmp_path: Path) -> None:

@@ -49,9 +49,11 @@ def test_a_cpu_refuses_what_it_has_not() -> None:
 def test_bf16_halves_activations_and_messages() -> None:
     """Fails if buffers, features or messages are planned at the width of float32, or weights lose their master copy."""
     from mggcn.aggregate.broadcast import BroadcastStrategy
-    from mggcn.partition.parts import RowStats
+    from mggcn.partition.rows.partition import RowStats
 
-    shape = GraphShape("shape", 200_000, 4_000_000, 128, 64, True)
+    shape = GraphShape(
+        name="shape", num_vertices=200_000, num_edges=4_000_000, num_features=128, num_classes=64, symmetric=True
+    )
     plans = {}
     for precision in ("fp32", "tf32", "bf16"):
         run = RunConfig(ranks=4, device="cuda", transport="nccl", precision=precision)  # type: ignore[arg-type]

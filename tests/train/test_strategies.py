@@ -145,7 +145,9 @@ def test_a_configuration_repeats_and_resumes_bit_for_bit(name: str, tmp_path: Pa
 
 def test_what_a_plan_says_of_the_strategies() -> None:
     """Fails if halo plans more bytes than the broadcast, slice's do not fall with P, or the whole matrix is forgotten."""
-    shape = GraphShape("products", 2_449_029, 123_718_280, 100, 47, True)
+    shape = GraphShape(
+        name="products", num_vertices=2_449_029, num_edges=123_718_280, num_features=100, num_classes=47, symmetric=True
+    )
 
     def sent(name: str, ranks: int) -> tuple[int, int]:
         run = RunConfig(ranks=ranks, strategy=name)  # type: ignore[arg-type]

@@ -18,12 +18,12 @@ from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cpu.explore import Exploration
 from mggcn.backend.cpu.variants import NO_CHOICES, Choices
 from mggcn.backend.cuda import rows
+from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.edges import CudaEdges
 from mggcn.backend.cuda.epoch_end import epoch_end
 from mggcn.backend.cuda.kernels import Kernels
 from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
 from mggcn.backend.cuda.upload import empty_like
-from mggcn.backend.device import Device
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import Agree, CommStream, Eager, Event, Repeatable, Timestamp, alone
 from mggcn.backend.explored_spmm import ExploredSpmm

@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from mggcn.backend.base import Epilogue
 from mggcn.errors import BackendError
 
 TYPE_OPTIONS = {torch.float32: "-DMGGCN_F32", torch.float64: "-DMGGCN_F64", torch.bfloat16: "-DMGGCN_BF16"}
@@ -31,6 +33,7 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {
 }
 
 Function = Callable[..., None]
+EpilogueArgs = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, int, int, int, float]
 
 
 class Module(Protocol):
@@ -45,7 +48,7 @@ Compiler = Callable[[Path, tuple[str, ...]], Module]
 """Compiles a .cu file under options such as -DMGGCN_F32."""
 
 
-def out_option(operand: torch.Tensor, out: torch.Tensor) -> tuple[str, ...]:
+def out_option(operand: Tensor, out: Tensor) -> tuple[str, ...]:
     """Return the option for results of another type than the operand's (cuda/out.cuh)."""
     if out.dtype == operand.dtype:
         return ()
@@ -97,7 +100,7 @@ class Kernels:
         kernel: str,
         grid: tuple[int, ...],
         block: tuple[int, ...],
-        *args: torch.Tensor | float | None,
+        *args: Tensor | float | None,
         options: tuple[str, ...] = (),
         shared_bytes: int = 0,
     ) -> None:
@@ -126,7 +129,22 @@ class Kernels:
         return known[kernel]
 
 
-def _converted(kind: str, value: torch.Tensor | float | None) -> Any:
-    if isinstance(value, torch.Tensor):
+def _converted(kind: str, value: Tensor | float | None) -> Any:
+    if isinstance(value, Tensor):
         return np.uint64(value.data_ptr())
     return np.uint64(0) if value is None else _SCALARS[kind](value)
+
+
+def epilogue_args(epilogue: Epilogue | None) -> EpilogueArgs:
+    """Return row_scale, bias, out_scale, row_ids, clock, relu, layer, threshold, keep_scale; None switches all off.
+
+    A kernel declares them as const real_t* (3), const long long* (2), int, unsigned (2) and float: struct Epilogue of
+    cuda/epilogue.cuh in another order.
+    """
+    if epilogue is None:
+        return None, None, None, None, None, 0, 0, 0, 1.0
+    vectors = (epilogue.row_scale, epilogue.bias, epilogue.out_scale)
+    drop = epilogue.dropout
+    if drop is None:
+        return *vectors, None, None, int(epilogue.relu), 0, 0, 1.0
+    return *vectors, epilogue.row_ids, drop.clock, int(epilogue.relu), drop.layer, drop.threshold, drop.keep_scale

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from mggcn.backend.base import Dropout, Epilogue, Gradient, LossTarget, Sparse
-from mggcn.backend.cuda.epilogue import epilogue_args
-from mggcn.backend.cuda.kernels import Kernels, out_option
+from mggcn.backend.cuda.kernels import Kernels, epilogue_args, out_option
 
 PARTIALS = 1024
 """Most row chunks whose sums are added in order: a block each, of which an H100 holds about as many at once."""

@@ -19,8 +19,7 @@ from torch import Tensor
 from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.cpu.explore import HOPELESS, Trial
 from mggcn.backend.cpu.variants import NO_CHOICES, Choices, SpmmChoice, SpmmKey
-from mggcn.backend.cuda.epilogue import epilogue_args
-from mggcn.backend.cuda.kernels import Kernels, out_option
+from mggcn.backend.cuda.kernels import Kernels, epilogue_args, out_option
 from mggcn.backend.cuda.sizes import LONG_ROW, WINDOW, DeviceTraits, segment_length
 from mggcn.backend.cuda.variants import Variant, choose, choose_slices, is_slicing, slicings
 from mggcn.backend.explored_spmm import Product

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from mggcn.aggregate.base import aggregate_name
 from mggcn.backend.base import Epilogue
 from mggcn.model.kinds.elementwise import NOTHING, EpilogueSpec
-from mggcn.model.program import Op, Runtime, require
-from mggcn.model.values import Adjoint, PlainKind, Value
+from mggcn.model.runtime import Runtime, require
+from mggcn.model.values import Adjoint, Op, PlainKind, Value
 
 if TYPE_CHECKING:
     from torch import Tensor

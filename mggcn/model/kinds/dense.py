@@ -18,8 +18,8 @@ from mggcn.model.kinds.elementwise import (
     result_beside,
     sum_partials,
 )
-from mggcn.model.program import Op, Runtime, Sizes, require
-from mggcn.model.values import Adjoint, PlainKind, Scratch, Value
+from mggcn.model.runtime import Runtime, Sizes, require
+from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mggcn.backend.base import Dropout, Epilogue, Gradient, keep_scale
-from mggcn.model.program import Op, Runtime, Sizes
-from mggcn.model.values import Adjoint, PlainKind, Scratch, Value
+from mggcn.model.runtime import Runtime, Sizes
+from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
 
 if TYPE_CHECKING:
     from torch import Tensor

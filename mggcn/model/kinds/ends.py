@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from mggcn.backend.base import Dropout, LossTarget
 from mggcn.model.kinds.elementwise import Scale, partial_sums, partials_of, result_beside, scale_of, sum_partials
-from mggcn.model.program import Op, Runtime, Sizes, require
-from mggcn.model.values import PlainKind, Scratch, Value
+from mggcn.model.runtime import Runtime, Sizes, require
+from mggcn.model.values import Op, PlainKind, Scratch, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,31 @@
+"""A sparse matrix on the device. V rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """A CSR matrix on the device: indptr int64 (V + 1,), indices int32 (nnz,), values (nnz,) or None for ones.
+
+    Values are of the accumulation type: float32, or float64 for float64 storage.
+    schedule: how the backend that made it shares out the rows; its own type.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    values: Tensor | None
+    schedule: Any
+
+    @property
+    def num_rows(self) -> int:
+        return self.indptr.shape[0] - 1
+
+    @property
+    def nnz(self) -> int:
+        return self.indices.shape[0]

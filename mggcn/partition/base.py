@@ -1,0 +1,72 @@
+"""Partitions of any kind: who holds which rows, and the sizes that a plan needs.
+
+N vertices, P ranks, V rows of a rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.partition.order import Assignment
+
+
+class Partition(Protocol):
+    """Who holds which rows."""
+
+    @property
+    def kind(self) -> Literal["rows", "cut"]: ...
+
+    def held(self, rank: int) -> Assignment:
+        """Return an assignment under which the vertices of `rank` are those that it holds, with their rows there."""
+        ...
+
+    def digest(self) -> str:
+        """Return the SHA-256 of who owns what."""
+        ...
+
+    def owned(self, rank: int) -> npt.NDArray[np.bool_] | None:
+        """Return which of the rank's rows (V,) it owns, None if all: every vertex has one owner, others hold copies."""
+        ...
+
+
+class PartitionStats(Protocol):
+    """The sizes that a partition gives to its ranks: all that a plan needs. Written to the run folder's plan.json."""
+
+    @property
+    def kind(self) -> Literal["rows", "cut"]: ...
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Rows that each rank holds, copies of other ranks' rows included."""
+        ...
+
+    @property
+    def num_entries(self) -> int:
+        """Nonzeros of A with the self-loops that the model inserts."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether they were counted; else they are expectations of a bare shape."""
+        ...
+
+    @property
+    def assignment_bytes(self) -> int:
+        """Bytes that set-up holds for each vertex of the graph to know who holds it."""
+        ...
+
+    @property
+    def kept_bytes(self) -> int:
+        """Those of them that stay for the whole run."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        ...
+
+    def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> PartitionStats:
+        """Return what is to be expected of the same kind of partition of another size."""
+        ...

@@ -1,0 +1,82 @@
+"""The matrix of one part of a vertex cut: its edges as CSR over the rank's rows, copies included.
+
+V rows of this rank, E entries of the whole matrix.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.graph.csr import CSR, Rows
+from mggcn.partition.cut.partition import CutPartition
+from mggcn.partition.order import Assignment
+from mggcn.partition.rows.tiles import Tile, check_tile_nnz
+from mggcn.partition.sweep import sweep
+
+
+def cut_tile(
+    matrix: CSR,
+    edge_part: Rows,
+    partition: CutPartition,
+    held: Assignment,
+    rank: int,
+    *,
+    self_loops: bool,
+    dtype: npt.DTypeLike,
+) -> Tile:
+    """Return the entries of `matrix` in a rank's part (V, V); missing diagonals are added where the vertex is owned.
+
+    edge_part: part of every entry, in the order of the matrix. A row keeps its order; an added diagonal comes last.
+    Cost: two sweeps over the matrix; besides the tile chunks of some 60 MiB. Raises: GraphError for 2^31 entries or more.
+    """
+    rows = partition.counts[rank]
+    lengths = np.zeros(rows, np.int64)
+    lacking = np.zeros(rows, bool)
+    if self_loops:
+        owned = partition.owned(rank)
+        lacking[:] = True if owned is None else owned
+    for row, column, _ in _own_entries(matrix, edge_part, held, rank):
+        lengths += np.bincount(row, minlength=rows)
+        lacking[row[row == column]] = False
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths + lacking)])
+    check_tile_nnz(int(indptr[-1]), held.num_ranks)
+    indices = np.empty(int(indptr[-1]), np.int32)
+    values = None if matrix.values is None else np.empty(indices.shape, dtype)
+    for row, column, value in _own_entries(matrix, edge_part, held, rank):
+        # All entries of a row come in one chunk, next to each other.
+        first = np.concatenate([np.zeros(min(row.size, 1), np.int64), np.flatnonzero(np.diff(row)) + 1])
+        within = np.arange(row.size) - np.repeat(first, np.diff(np.append(first, row.size)))
+        at = indptr[row] + within
+        indices[at] = column
+        if values is not None and value is not None:
+            values[at] = value
+    ends = indptr[1:][lacking] - 1
+    indices[ends] = np.flatnonzero(lacking)
+    if values is not None:
+        values[ends] = 1.0
+    return Tile(indptr, indices, values)
+
+
+def _own_entries(matrix: CSR, edge_part: Rows, held: Assignment, rank: int):  # type: ignore[no-untyped-def]
+    """Yield (row, column, value or None) of the part's entries, in local ids, some at a time."""
+    done = 0
+    for chunk in sweep(matrix):
+        count = chunk.indices.shape[0]
+        mine = np.flatnonzero(edge_part.read(done, done + count) == rank)
+        done += count
+        row = np.searchsorted(chunk.indptr, mine, side="right") - 1 + chunk.first
+        value = None if chunk.values is None else chunk.values[mine]
+        yield held.local[row].astype(np.int64), held.local[chunk.indices[mine]], value
+
+
+def row_slices(tile: Tile, bounds: tuple[int, ...]) -> tuple[Tile, ...]:
+    """Return the rows between successive bounds as tiles that share their entries with the whole."""
+    result = []
+    for first, last in itertools.pairwise(bounds):
+        a, b = int(tile.indptr[first]), int(tile.indptr[last])
+        values = None if tile.values is None else tile.values[a:b]
+        result.append(Tile(tile.indptr[first : last + 1] - a, tile.indices[a:b], values))
+    return tuple(result)

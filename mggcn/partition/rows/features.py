@@ -1,0 +1,165 @@
+"""A rank's features, read in one forward sweep with bounded buffers.
+
+V rows of this rank, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from mggcn.errors import GraphError
+from mggcn.graph.csr import CSR, Graph, Rows
+from mggcn.partition.order import Assignment
+from mggcn.partition.rows.tiles import MAX_TILE_NNZ, Tile
+from mggcn.partition.sweep import sweep
+
+BLOCK_BYTES = 8 << 20
+"""Bytes of features read at a time."""
+
+
+CHUNK_NNZ = 1 << 18
+"""Entries of sparse features read at a time: NumPy needs some 50 bytes for each meanwhile."""
+T = TypeVar("T")
+
+
+def present(value: T | None) -> T:
+    """Return values that a plan promised. Raises: GraphError without them."""
+    if value is None:
+        raise GraphError("the sparse features have no values where the plan expects them; plan the run again")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureReader:
+    """The features of the vertices that a rank owns; sparse ones are read as dense rows or as CSR."""
+
+    graph: Graph
+    owners: Assignment
+    rank: int
+    row_normalize: bool
+
+    @property
+    def _features(self) -> Rows | CSR:
+        if self.graph.features is None:
+            raise GraphError(f"{self.graph.name} has no features; give it some when you prepare it")
+        return self.graph.features
+
+    @property
+    def num_features(self) -> int:
+        features = self._features
+        return features.num_cols if isinstance(features, CSR) else features.shape[1]
+
+    def dense(self) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
+        """Yield (local ids, float32 (rows, D)) of the owned rows, in the order of the file, about 8 MiB at a time."""
+        features = self._features
+        step = max(1, BLOCK_BYTES // (4 * max(self.num_features, 1)))
+        if isinstance(features, CSR):
+            for chunk in sweep(features, rows=step):
+                block = np.zeros((chunk.rows, self.num_features), np.float32)
+                rows = np.repeat(np.arange(chunk.rows), np.diff(chunk.indptr))
+                block[rows, chunk.indices] = 1.0 if chunk.values is None else chunk.values
+                yield self._owned(chunk.first, block)
+        else:
+            for start in range(0, self.graph.num_vertices, step):
+                yield self._owned(start, features.read(start, min(start + step, self.graph.num_vertices)))
+
+    def _owned(self, start: int, block: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        mine = self.owners.owner[start : start + block.shape[0]] == self.rank
+        rows = block[mine].astype(np.float32, copy=False)
+        if self.row_normalize:
+            sums = np.abs(rows).sum(1, keepdims=True)
+            rows = rows / np.where(sums == 0, 1, sums)
+        return self.owners.local[start : start + block.shape[0]][mine], rows
+
+    def sparse(self, dtype: npt.DTypeLike, scale: npt.NDArray[Any] | None) -> Tile:
+        """Return the owned rows as CSR (V, D), by local id, times `scale` (V,) if given.
+
+        Cost: two sweeps over the features.
+        """
+        features = self.graph.features
+        if not isinstance(features, CSR):
+            raise GraphError(f"{self.graph.name} has dense features where sparse ones were planned; plan the run again")
+        lengths = np.zeros(self.owners.counts[self.rank] + 1, np.int64)
+        for chunk in sweep(features, CHUNK_NNZ):
+            mine = self.owners.owner[chunk.first : chunk.first + chunk.rows] == self.rank
+            lengths[1 + self.owners.local[chunk.first : chunk.first + chunk.rows][mine]] = np.diff(chunk.indptr)[mine]
+        indptr = np.cumsum(lengths)
+        indices = np.empty(int(indptr[-1]), np.int32)
+        values = np.empty(int(indptr[-1]), dtype)
+        for chunk in sweep(features, CHUNK_NNZ):
+            mine = self.owners.owner[chunk.first : chunk.first + chunk.rows] == self.rank
+            local = self.owners.local[chunk.first : chunk.first + chunk.rows]
+            counts = np.diff(chunk.indptr)
+            chosen = np.repeat(mine, counts)
+            row = np.repeat(local, counts)[chosen]
+            # Position of an entry: start of its local row plus its place in the row.
+            place = (np.arange(chunk.indices.shape[0]) - np.repeat(chunk.indptr[:-1], counts))[chosen]
+            data = np.ones(chosen.sum(), dtype) if chunk.values is None else chunk.values[chosen].astype(dtype)
+            place += indptr[row]
+            indices[place] = chunk.indices[chosen]
+            values[place] = data
+        if self.row_normalize:
+            sums = np.add.reduceat(np.abs(np.append(values, 0)), indptr[:-1]) if indptr.shape[0] > 1 else np.zeros(0)
+            sums[np.diff(indptr) == 0] = 1
+            sums[sums == 0] = 1
+            values /= np.repeat(sums, np.diff(indptr)).astype(dtype)
+        if scale is not None:
+            values *= np.repeat(scale, np.diff(indptr)).astype(dtype)
+        return Tile(indptr, indices, values)
+
+
+def transposed(matrix: Tile, num_cols: int) -> tuple[Tile, npt.NDArray[np.int32]]:
+    """Return the transpose (D, V) and, for each of its entries, the position in `matrix`, as int32.
+
+    Cost: one counting sort of nnz entries. Raises: GraphError for 2^31 nonzeros or more.
+    """
+    rows = matrix.indptr.shape[0] - 1
+    if matrix.nnz > MAX_TILE_NNZ:
+        raise GraphError(f"{matrix.nnz:,} nonzeros of features on one rank exceed {MAX_TILE_NNZ:,}; use more ranks")
+    order = sp.csr_matrix(
+        (np.arange(matrix.nnz, dtype=np.int32), matrix.indices, matrix.indptr), (rows, num_cols)
+    ).tocsc()
+    position = order.data
+    return Tile(
+        order.indptr.astype(np.int64), order.indices.astype(np.int32, copy=False), present(matrix.values)[position]
+    ), position
+
+
+def aggregated(reader: FeatureReader, shard_scale: tuple[Any, Any], *, self_loops: bool, dtype: npt.DTypeLike) -> Tile:
+    """Return S_r A^T S_c X of the owned rows as CSR; `shard_scale` is S_r of the owned rows and S_c of all vertices.
+
+    Cost: the sparse product of the owned rows of A^T with all of X, which is held in memory meanwhile.
+    """
+    graph, owners, rank = reader.graph, reader.owners, reader.rank
+    row_scale, col_scale = shard_scale
+    whole = FeatureReader(
+        graph,
+        Assignment(np.zeros_like(owners.owner), np.arange(graph.num_vertices, dtype=np.int32), (graph.num_vertices,)),
+        0,
+        reader.row_normalize,
+    )
+    x = whole.sparse(np.float64, col_scale)
+    features = sp.csr_matrix((present(x.values), x.indices, x.indptr), (graph.num_vertices, reader.num_features))
+    parts, locals_ = [], []
+    for chunk in sweep(graph.adj_t):
+        mine = owners.owner[chunk.first : chunk.first + chunk.rows] == rank
+        data = np.ones(chunk.indices.shape[0]) if chunk.values is None else chunk.values.astype(np.float64)
+        adj = sp.csr_matrix((data, chunk.indices, chunk.indptr), (chunk.rows, graph.num_vertices))
+        if self_loops:
+            ids = np.arange(chunk.first, chunk.first + chunk.rows)
+            stored = np.repeat(ids, np.diff(chunk.indptr))
+            lacking = np.setdiff1d(ids, stored[stored == chunk.indices])
+            loops = sp.csr_matrix((np.ones(lacking.size), (lacking - chunk.first, lacking)), adj.shape)
+            adj = adj + loops
+        parts.append(adj[mine] @ features)
+        locals_.append(owners.local[chunk.first : chunk.first + chunk.rows][mine])
+    product = sp.vstack(parts, format="csr")[np.argsort(np.concatenate(locals_))]
+    product = (sp.diags(row_scale) @ product).tocsr()
+    product.sort_indices()
+    return Tile(product.indptr.astype(np.int64), product.indices.astype(np.int32), product.data.astype(dtype))
