@@ -4,43 +4,44 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from mggcn.backend.cpu import sizes as cpu_sizes
-from mggcn.backend.cpu.explore import HOPELESS, OUT, SAMPLES, Exploration, Trial, proposals
-from mggcn.backend.cpu.findings import Findings, findings, found
 from mggcn.backend.cpu.machine import Caches
+from mggcn.backend.cpu.spmm import worth_timing
 from mggcn.backend.cpu.variants import MatrixTraits, SpmmChoice, SpmmKey, candidates, choose_spmm, expected_ns
+from mggcn.backend.sparse_products import HOPELESS
+from mggcn.tuning.exploration import OUT, SAMPLES, Exploration, Trial
+from mggcn.tuning.findings import Findings, from_json, to_json
 
 KEY = SpmmKey(10, 20, 300, 16, 4, True, "a")
-WAYS = (SpmmChoice(ahead=16), SpmmChoice(), SpmmChoice("panels", 32), SpmmChoice("blocks", 0, 4))
+VARIANTS = (SpmmChoice(ahead=16), SpmmChoice(), SpmmChoice("panels", 32), SpmmChoice("blocks", 0, 4))
 
 
 def called(trial: Trial, seconds: Callable[[int], float], calls: int = 40) -> list[int | None]:
     """Make calls, all alike, which take as long as `seconds` of their way says; return which way each sampled."""
-    turns = []
+    timed = []
     for _ in range(calls):
-        turns.append(turn := trial.turn("alike"))
-        if turn is not None:
-            trial.took(turn, seconds(turn))
-    return turns
+        timed.append(variant := trial.sample("alike"))
+        if variant is not None:
+            trial.seconds[variant].append(seconds(variant))
+    return timed
 
 
 def sampled(seconds: Sequence[float]) -> tuple[Trial, list[int | None]]:
-    trial = Trial(KEY, WAYS[: len(seconds)])
-    return trial, called(trial, lambda turn: seconds[turn])
+    trial = Trial(KEY, VARIANTS[: len(seconds)])
+    return trial, called(trial, lambda variant: seconds[variant])
 
 
 def test_slow_ways_are_called_once_and_the_fastest_is_taken() -> None:
     """Fails if the warm-up counts, the order is not the model's, a slow way is called twice, or the best is not taken."""
-    trial, turns = sampled([1.0, 1.2, 0.9, 1.5])
-    assert turns[0] is None
-    assert turns[1:5] == [0, 1, 2, 3], "each once before any is called again, the model's first"
-    assert [turns.count(way) for way in range(4)] == [SAMPLES, 1, SAMPLES, 1], "1.2 and 1.5 are more than 1.3 times 0.9"
+    trial, timed = sampled([1.0, 1.2, 0.9, 1.5])
+    assert timed[0] is None
+    assert timed[1:5] == [0, 1, 2, 3], "each once before any is called again, the model's first"
+    assert [timed.count(way) for way in range(4)] == [SAMPLES, 1, SAMPLES, 1], "1.2 and 1.5 are more than 1.3 times 0.9"
     assert trial.complete
     assert (trial.winner.way, trial.winner.panel) == ("panels", 32)
     assert trial.winner.reason == "measured: 1.11 times as fast as rows, 16 ahead"
@@ -51,69 +52,69 @@ def test_slow_ways_are_called_once_and_the_fastest_is_taken() -> None:
 def test_less_than_the_gain_keeps_the_model_s_way() -> None:
     """Fails if chance decides, or a product whose model's way stays would be explored again."""
     trial, _ = sampled([1.0, 0.97])
-    assert trial.winner == WAYS[0]
+    assert trial.winner == VARIANTS[0]
     assert not trial.beaten
     assert trial.kept is not None
     assert (trial.kept.way, trial.kept.ahead) == ("rows", 16)
-    assert "no other way was 1.05 times as fast" in trial.kept.reason
+    assert "no other variant was 1.05 times as fast" in trial.kept.reason
 
 
 def test_the_least_seconds_of_a_way_count() -> None:
     """Fails if one disturbed call loses a way that is not out, or an average decides."""
-    trial = Trial(KEY, WAYS[:2])
+    trial = Trial(KEY, VARIANTS[:2])
     taken = {0: iter([1.0, 1.0, 1.0]), 1: iter([1.2, 0.8, 1.2])}
-    called(trial, lambda turn: next(taken[turn]))
+    called(trial, lambda variant: next(taken[variant]))
     assert (trial.fastest, trial.beaten) == (1, True)
     assert trial.gain == pytest.approx(1.25)
 
 
 def test_calls_that_are_not_alike_go_the_best_way_so_far() -> None:
     """Fails if calls with and without dropout are compared with each other, or those that do not count explore."""
-    trial = Trial(KEY, WAYS[:2])
-    assert trial.turn("dropout") is None
-    assert trial.turn("plain") is None
-    assert trial.turn("dropout") == 0
-    trial.took(0, 1.0)
-    assert trial.winner == WAYS[0]
-    assert trial.turn("dropout") == 1
-    trial.took(1, 0.5)
-    assert trial.turn("plain") is None
-    assert trial.winner == WAYS[0], "one call of the model's way may have been disturbed"
-    for turn, seconds in ((0, 1.0), (1, 0.5), (0, 1.0)):
-        assert trial.turn("dropout") == turn
-        trial.took(turn, seconds)
-    assert trial.turn("plain") is None
+    trial = Trial(KEY, VARIANTS[:2])
+    assert trial.sample("dropout") is None
+    assert trial.sample("plain") is None
+    assert trial.sample("dropout") == 0
+    trial.seconds[0].append(1.0)
+    assert trial.winner == VARIANTS[0]
+    assert trial.sample("dropout") == 1
+    trial.seconds[1].append(0.5)
+    assert trial.sample("plain") is None
+    assert trial.winner == VARIANTS[0], "one call of the model's way may have been disturbed"
+    for variant, seconds in ((0, 1.0), (1, 0.5), (0, 1.0)):
+        assert trial.sample("dropout") == variant
+        trial.seconds[variant].append(seconds)
+    assert trial.sample("plain") is None
     assert (trial.winner.way, trial.winner.ahead) == ("rows", 0)
     assert trial.seconds == [[1.0] * 3, [0.5] * 2]
 
 
 def test_one_disturbed_call_of_the_model_s_way_does_not_decide() -> None:
     """Fails if the model's way is out after a call that took long by chance, and another one is kept for good."""
-    trial = Trial(KEY, WAYS)
+    trial = Trial(KEY, VARIANTS)
     taken = iter([9.0, 1.0, 1.0])
-    turns = called(trial, lambda turn: next(taken) if turn == 0 else 1.02)
-    assert turns.count(0) == SAMPLES
-    assert (trial.complete, trial.beaten, trial.winner) == (True, False, WAYS[0])
+    timed = called(trial, lambda variant: next(taken) if variant == 0 else 1.02)
+    assert timed.count(0) == SAMPLES
+    assert (trial.complete, trial.beaten, trial.winner) == (True, False, VARIANTS[0])
     # Where the model's way is the slowest indeed, three calls say so too.
-    slow, turns = sampled([9.0, 1.0, 1.02, 1.5])
-    assert [turns.count(way) for way in range(4)] == [SAMPLES, SAMPLES, SAMPLES, 1]
+    slow, timed = sampled([9.0, 1.0, 1.02, 1.5])
+    assert [timed.count(way) for way in range(4)] == [SAMPLES, SAMPLES, SAMPLES, 1]
     assert slow.gain == pytest.approx(9.0)
 
 
 def test_what_is_known_when_it_stops_is_taken_if_it_is_clear() -> None:
     """Fails if one call of each decides by a few percent, or for good, or a way that is far ahead is not taken."""
     for seconds, taken in ((1 / (OUT - 0.1), False), (1 / (OUT + 0.1), True)):
-        trial = Trial(KEY, WAYS[:3])
+        trial = Trial(KEY, VARIANTS[:3])
         called(trial, (1.0, seconds).__getitem__, calls=3)
         trial.stopped = True
-        assert trial.turn("alike") is None
-        assert (trial.beaten, trial.winner is not WAYS[0], trial.kept) == (taken, taken, None)
+        assert trial.sample("alike") is None
+        assert (trial.beaten, trial.winner is not VARIANTS[0], trial.kept) == (taken, taken, None)
 
 
 def test_an_exploration_keeps_to_its_budget() -> None:
     """Fails if the calls cost more than the budget and one call, or another product is begun after it is spent."""
     exploration = Exploration(budget=2.0)
-    products = [Trial(KEY, WAYS) for _ in range(5)]
+    products = [Trial(KEY, VARIANTS) for _ in range(5)]
     seconds = (1.0, 1.9, 0.8, 1.7)
     assert exploration.trial(0, lambda: products[0]) is None, "the first epoch touches memory for the first time"
     exploration.epoch(3.0)
@@ -124,12 +125,12 @@ def test_an_exploration_keeps_to_its_budget() -> None:
     costs = []
     for _ in range(20):
         for product in products:
-            if (turn := product.turn("alike")) is not None:
-                exploration.took(product, turn, seconds[turn])
+            if (variant := product.sample("alike")) is not None:
+                exploration.add(product, variant, seconds[variant])
                 costs.append(exploration.cost_s)
     assert exploration.done
     assert costs[-2] < 2.0 * 1.5 <= costs[-1] <= 2.0 * 1.5 + max(seconds)
-    assert exploration.trial("another", lambda: Trial(KEY, WAYS)) is None
+    assert exploration.trial("another", lambda: Trial(KEY, VARIANTS)) is None
     exploration.epoch(0.1)
     assert exploration.cost_s == costs[-1]
 
@@ -141,28 +142,28 @@ def test_an_exploration_is_done_with_its_last_product() -> None:
     assert not exploration.done
     exploration.epoch(1.0)
     assert exploration.done
-    trial = exploration.trial(0, lambda: Trial(KEY, WAYS[:2]))
+    trial = exploration.trial(0, lambda: Trial(KEY, VARIANTS[:2]))
     assert trial is not None
     assert not exploration.done
     for way in [None, *([0, 1] * SAMPLES)]:
-        assert trial.turn("alike") == way
+        assert trial.sample("alike") == way
         if way is not None:
-            exploration.took(trial, way, 0.1)
+            exploration.add(trial, way, 0.1)
     assert exploration.done
-    only = exploration.trial(1, lambda: Trial(KEY, WAYS[:1]))
+    only = exploration.trial(1, lambda: Trial(KEY, VARIANTS[:1]))
     assert only is not None
-    assert (only.turn("alike"), only.over, only.kept) == (None, True, None)
+    assert (only.sample("alike"), only.over, only.kept) == (None, True, None)
 
 
 def test_products_of_rare_evaluations_are_not_waited_for() -> None:
     """Fails if a product that only every k-th epoch's evaluation uses keeps a run from ending its tuning early."""
     exploration = Exploration()
-    made = {at: Trial(KEY, WAYS[:2]) for at in ("training", "evaluation")}
+    made = {at: Trial(KEY, VARIANTS[:2]) for at in ("training", "evaluation")}
 
     def call(at: str) -> None:
         trial = exploration.trial(at, lambda: made[at])
-        if trial is not None and (turn := exploration.turn(at, "alike")) is not None:
-            exploration.took(trial, turn, 0.01)
+        if trial is not None and (variant := exploration.sample(at, "alike")) is not None:
+            exploration.add(trial, variant, 0.01)
 
     done = []
     for epoch in range(12):
@@ -184,17 +185,17 @@ def test_training_says_which_calls_of_a_product_count(first: str) -> None:
     exploration = Exploration(math.inf)
 
     def call(kind: str) -> int | None:
-        trial = exploration.trial("both", lambda: Trial(KEY, WAYS[:2]))
-        if trial is None or (turn := exploration.turn("both", kind)) is None:
+        trial = exploration.trial("both", lambda: Trial(KEY, VARIANTS[:2]))
+        if trial is None or (variant := exploration.sample("both", kind)) is None:
             return None
-        exploration.took(trial, turn, {"plain": 0.1, "dropout": 1.0}[kind] * (1 + 0.1 * turn))
-        return turn
+        exploration.add(trial, variant, {"plain": 0.1, "dropout": 1.0}[kind] * (1 + 0.1 * variant))
+        return variant
 
     def epoch() -> int | None:
         exploration.begin()
-        turn = call("dropout")
+        variant = call("dropout")
         exploration.epoch(1.0)
-        return turn
+        return variant
 
     if first == "evaluation":
         exploration.epoch(1.0)
@@ -211,18 +212,18 @@ def test_training_says_which_calls_of_a_product_count(first: str) -> None:
         assert exploration.trials == (), "an evaluation does not begin what training uses"
         assert exploration.untried == 1
         assert epoch() is None
-    turns = []
+    timed = []
     for _ in range(2 * SAMPLES - 1):
-        turns.append(epoch())
+        timed.append(epoch())
         assert call("plain") is None
-    assert turns == [0, 1, 0, 1, 0]
+    assert timed == [0, 1, 0, 1, 0]
     [trial] = exploration.trials
     assert exploration.untried == 0
     assert trial.seconds == [[1.0] * SAMPLES, [1.1] * (SAMPLES - 1)]
     assert exploration.cost_s == pytest.approx(spent + 0.2)
     exploration.close()
     exploration.begin()
-    assert exploration.trial("both", lambda: Trial(KEY, WAYS[:2])) is trial, "the winner stays known"
+    assert exploration.trial("both", lambda: Trial(KEY, VARIANTS[:2])) is trial, "the winner stays known"
 
 
 def test_ways_that_are_proposed() -> None:
@@ -232,7 +233,7 @@ def test_ways_that_are_proposed() -> None:
     matrix = MatrixTraits(58_000, 58_000, 14_300_000, reuse=reuse)
     for width, item in itertools.product((16, 41, 128, 512), (2, 4, 8)):
         model = choose_spmm(matrix, width, item, caches)
-        ways = proposals(matrix, width, item, caches, model, summed=True)
+        ways = worth_timing(matrix, width, item, caches, model, summed=True)
         costs = [expected_ns(matrix, width, item, caches, way) for way in ways]
         assert ways[0] == model
         assert len({(way.way, way.panel, way.blocks, way.ahead) for way in ways}) == len(ways)
@@ -242,13 +243,13 @@ def test_ways_that_are_proposed() -> None:
         left_out = [expected_ns(matrix, width, item, caches, way) for way in known if way not in ways[1:]]
         assert sum(cost <= HOPELESS * costs[0] for cost in left_out) <= 1, "but for the model's own"
     assert choose_spmm(matrix, 512, 4, caches).way == "panels"
-    few_panels = {way.way for way in proposals(matrix, 16, 4, caches, SpmmChoice(), summed=False)}
+    few_panels = {way.way for way in worth_timing(matrix, 16, 4, caches, SpmmChoice(), summed=False)}
     assert few_panels == {"rows"}
 
 
 def test_no_way_that_is_proposed_works_in_more_than_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a panel of more rows than the matrix has entries, which no plan reckons with, is tried."""
-    monkeypatch.setattr("mggcn.backend.cpu.explore.HOPELESS", math.inf)
+    monkeypatch.setattr("mggcn.backend.cpu.spmm.HOPELESS", math.inf)
     caches = Caches(2**12, 2**16)
     tried = left_out = 0
     for (rows, columns, nnz), width, item in itertools.product(
@@ -256,7 +257,7 @@ def test_no_way_that_is_proposed_works_in_more_than_is_planned(monkeypatch: pyte
     ):
         matrix = MatrixTraits(rows, columns, nnz)
         planned = cpu_sizes.spmm_bytes(rows, min(columns, nnz), nnz, width, item, max(item, 4), caches)
-        ways = proposals(matrix, width, item, caches, SpmmChoice(), summed=True)
+        ways = worth_timing(matrix, width, item, caches, SpmmChoice(), summed=True)
         assert all(cpu_sizes.way_bytes(matrix, width, item, way) <= planned for way in ways)
         tried += len(ways)
         left_out += len(candidates(matrix, width, item, caches)) - len(ways)
@@ -269,12 +270,14 @@ def test_findings_of_several_ranks() -> None:
     for seconds, epoch_s in (((1.0, 0.5), 2.0), ((1.0, 0.9), 4.0), ((1.0, 2.0), 4.0)):
         exploration = Exploration()
         exploration.epoch(epoch_s)
-        trial = exploration.trial(0, lambda: Trial(KEY, WAYS[:2]))
+        trial = exploration.trial(0, lambda: Trial(KEY, VARIANTS[:2]))
         assert trial is not None
-        exploration.trial(1, lambda: Trial(KEY, WAYS[:1]))
-        called(trial, seconds.__getitem__)
-        ranks.append(json.loads(json.dumps(found(exploration))))
-    all_found = findings(ranks)
+        exploration.trial(1, lambda: Trial(KEY, VARIANTS[:1]))
+        for _ in range(2 * SAMPLES + 1):
+            if (variant := trial.sample("alike")) is not None:
+                exploration.add(trial, variant, seconds[variant])
+        ranks.append(to_json(exploration))
+    all_found = from_json(ranks)
     assert [rank for rank, _ in all_found.trials] == [0, 1, 2]
     assert [trial.gain for _, trial in all_found.trials] == pytest.approx([2.0, 1 / 0.9, 1.0])
     assert all_found.kept()[KEY].reason.startswith("measured: 2.00 times as fast")
@@ -290,7 +293,8 @@ def test_findings_of_several_ranks() -> None:
 
 def test_the_cost_in_words() -> None:
     """Fails if seconds are written with an exponent, or short ones are lost."""
-    said = [Findings((), seconds, 2.0).cost for seconds in (123.4, 1.26, 0.0126)]
+    trial = Trial(KEY, VARIANTS[:2])
+    said = [Findings(((0, trial),), seconds, 2.0).text.split(":")[0] for seconds in (123.4, 1.26, 0.0126)]
     assert said == [
         "tuning cost 123.4 s, 61.7 epochs",
         "tuning cost 1.3 s, 0.6 epochs",

@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 
 from mggcn.backend.cpu.machine import Caches, Host
-from mggcn.backend.cpu.table import (
+from mggcn.backend.cpu.variants import SpmmChoice, SpmmKey
+from mggcn.errors import StoreError
+from mggcn.tuning.record import (
     FORMAT_VERSION,
     REMEDY,
     check_writable,
-    damage_of,
     outdated,
     read_choices,
     write_choices,
 )
-from mggcn.backend.cpu.variants import SpmmChoice, SpmmKey
-from mggcn.errors import StoreError
 
 HERE = Host("a processor", "avx2", 2, Caches(2**19, 2**25))
 KEY, OTHER = SpmmKey(10, 20, 300, 16, 4, True, "a"), SpmmKey(10, 20, 300, 16, 4, True, "b")
@@ -65,10 +64,8 @@ def test_damaged_tables_are_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(StoreError, match=r"tuned\.json.*measure again with mggcn tune --store, or remove the file"):
             read_choices(path, HERE)
-        assert "tuned.json" in damage_of(path, HERE)
         write_choices(path, HERE, {KEY: AHEAD})
         assert read_choices(path, HERE) == {KEY: AHEAD}
-        assert damage_of(path, HERE) == ""
     with pytest.raises(StoreError, match="cannot be written"):
         write_choices(tmp_path / "missing" / "tuned.json", HERE, {KEY: PANELS})
 
@@ -110,7 +107,6 @@ def test_a_table_of_another_version_is_as_good_as_none(tmp_path: Path, version: 
     assert outdated(path) == ""
     path.write_text(json.dumps({"format_version": version, "tables": {"whatever": "that version has"}}))
     assert read_choices(path, HERE) == {}
-    assert damage_of(path, HERE) == ""
     assert f"tuned.json holds measured products of format {version}" in outdated(path)
     write_choices(path, HERE, {OTHER: AHEAD})
     assert (read_choices(path, HERE), outdated(path)) == ({OTHER: AHEAD}, "")

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from mggcn.assemble import host_of, resolve
-from mggcn.backend.cpu.explore import SAMPLES
-from mggcn.backend.cpu.table import FORMAT_VERSION, read_choices
 from mggcn.comm.base import Communicator
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config
@@ -22,10 +20,12 @@ from mggcn.graph.csr import Graph
 from mggcn.jobs import train as training
 from mggcn.jobs.folder import known_plan
 from mggcn.jobs.local import on_local_ranks
-from mggcn.jobs.tune_products import MOST_EPOCHS, TOLD_EVERY, tune_products
+from mggcn.jobs.tune import MOST_EPOCHS, REPORT_EVERY, tune_products
 from mggcn.train.trainer import Stop
+from mggcn.tuning.exploration import SAMPLES
+from mggcn.tuning.record import FORMAT_VERSION, read_choices
 from tests.commands.runs import history, result, same_tensors
-from tests.train.tuned_runs import EPOCHS, config_of, store_of, trained
+from tests.tuning.runs import EPOCHS, config_of, store_of, trained
 
 
 def with_train(config: Config, **train: Any) -> Config:
@@ -177,7 +177,7 @@ def test_a_signal_ends_the_command_with_what_is_known(tmp_path: Path) -> None:
 
     found = tune_products(resolve(config_of(2), graph), graph, 2.0, say, stop)
     [line] = said
-    assert line.startswith(f"epoch {TOLD_EVERY} of at most {MOST_EPOCHS}: 0 of ")
+    assert line.startswith(f"epoch {REPORT_EVERY} of at most {MOST_EPOCHS}: 0 of ")
     assert not any(trial.complete for _, trial in found.trials)
     assert {rank for rank, _ in found.trials} == {0, 1}
     assert all(
