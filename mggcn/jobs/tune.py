@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import time
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
 import torch
 
 from mggcn.assemble import gpu_of_rank, make_backend, make_rank, memory_limit, plan_graph, plan_shape
@@ -99,17 +99,32 @@ def write_machine(content: Mapping[str, Any], path: Path) -> None:
     """Write a machine's file with a comment on its origin, in one step. Raises: ConfigError if it cannot be written."""
     stamp = time.strftime("%Y-%m-%d %H:%M")
     text = f"# Measured by mggcn {__version__} tune, {stamp}, load average {os.getloadavg()[0]:.1f} at its end.\n"
-    # TOML has no empty array of tables.
-    text += tomli_w.dumps({key: value for key, value in content.items() if value != []})
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
+        temporary.write_text(text + _toml(content))
         temporary.replace(path)
     except OSError as error:
         raise ConfigError(
             f"the machine's file cannot be written to {path}: {error.strerror}; name one with --out"
         ) from error
+
+
+def _toml(content: Mapping[str, Any]) -> str:
+    """Return a machine's file, one figure a line, as in the files that come with mggcn; TOML libraries take four lines."""
+
+    def value(plain: Any) -> str:
+        if isinstance(plain, dict):
+            return "{ " + ", ".join(f"{key} = {value(inner)}" for key, inner in plain.items()) + " }"
+        return json.dumps(plain)
+
+    def lines(table: Mapping[str, Any]) -> list[str]:
+        return [f"{key} = {value(plain)}" for key, plain in table.items()]
+
+    many = ("link", "nccl")
+    top = {key: plain for key, plain in content.items() if key not in ("device", *many)}
+    tables = [line for name in many for each in content.get(name, ()) for line in ("", f"[[{name}]]", *lines(each))]
+    return "\n".join([*lines(top), "", "[device]", *lines(content.get("device", {})), *tables, ""])
 
 
 def tune_products(

@@ -6,27 +6,14 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from mggcn.backend.cpu.variants import SpmmChoice, SpmmKey
 from mggcn.planning.text import table
 from mggcn.tuning.exploration import Exploration, Trial
 
-NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
-COLUMNS = (
-    "rank",
-    "rows",
-    "columns",
-    "nonzeros",
-    "width",
-    "bytes",
-    "the model's variant",
-    "ms",
-    "fastest",
-    "ms",
-    "gain",
-)
+SIZES: Final = ("rows", "columns", "nonzeros", "width", "bytes")
+COLUMNS: Final = ("rank", *SIZES, "the model's variant", "ms", "fastest", "ms", "gain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +32,7 @@ class Findings:
     def cost_epochs(self) -> float:
         return self.cost_s / self.epoch_s if self.cost_s else 0.0
 
-    def summary(self, before: Mapping[str, float] = NOTHING) -> dict[str, float]:
+    def summary(self, before: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return the cost, and of how many products another variant than the model's is taken, as result.json holds them.
 
         products: how many were tried. unfinished: those that are left open. before: what the same run, interrupted since,

@@ -58,8 +58,8 @@ def test_tune_writes_what_plans_read(
     assert "not measured" not in out
 
 
-def store_of_many_ways(folder: Path) -> Path:
-    """A store whose sparse products go in several ways."""
+def store_of_many_variants(folder: Path) -> Path:
+    """A store whose sparse products go in several variants."""
     graph = make_graph(pattern("directed", 300, 9), num_features=19, num_classes=4, sparse=True, weighted=True, seed=3)
     write_store(graph, folder / "store")
     return folder / "store"
@@ -69,7 +69,7 @@ def test_tuned_products_change_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fails if training does not take what was measured, does not record it, or gets other numbers from it."""
-    store = store_of_many_ways(tmp_path)
+    store = store_of_many_variants(tmp_path)
     run = ["--threads", 1, "--set", "model.hidden=33", "--set", "run.products=gemm-first"]
 
     def train(name: str) -> list[float]:
@@ -78,7 +78,7 @@ def test_tuned_products_change_no_bit(
 
     plain = train("plain")
     assert not (tmp_path / "plain" / "products.json").exists()
-    # Whatever is fastest here: a way that no model would choose wins by far.
+    # Whatever is fastest here: a variant that no model would choose wins by far.
     original = Exploration.add
 
     def add(self: Exploration, trial: Trial, variant: int, seconds: float) -> None:
@@ -143,8 +143,8 @@ def test_a_damaged_table_is_measured_again(
 def test_a_signal_ends_tuning_and_real_seconds_reach_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fails if Ctrl-C is a traceback or looks like success, an empty table is written, or measured ways are not."""
-    store = store_of_many_ways(tmp_path)
+    """Fails if Ctrl-C is a traceback or looks like success, an empty table is written, or measured variants are not."""
+    store = store_of_many_variants(tmp_path)
     command = ["tune", "--store", store, "--threads", 1, "--width", "33", "--epochs", "1e9"]
     with monkeypatch.context() as patch:
         patch.setattr(tune, "REPORT_EVERY", 1)

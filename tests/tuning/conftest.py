@@ -12,7 +12,7 @@ from mggcn.tuning.exploration import Exploration, Trial
 
 @pytest.fixture
 def blocks_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks take half of what other ways take, whatever a clock would say, and all ways are tried."""
+    """Blocks take half of what other variants take, whatever a clock would say, and all variants are tried."""
     original = Exploration.add
 
     def add(self: Exploration, trial: Trial, variant: int, seconds: float) -> None:

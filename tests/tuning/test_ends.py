@@ -167,7 +167,7 @@ def test_real_seconds_come_from_the_calls(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("blocks_win")
 def test_a_signal_ends_the_command_with_what_is_known(tmp_path: Path) -> None:
-    """Fails if ranks that are threads end after different epochs, or one call of the model's way decides for good."""
+    """Fails if ranks that are threads end after different epochs, or one call of the model's variant decides for good."""
     graph, stop = store_of(tmp_path), Stop()
     said: list[str] = []
 
@@ -186,7 +186,7 @@ def test_a_signal_ends_the_command_with_what_is_known(tmp_path: Path) -> None:
 
 
 def test_a_table_of_another_version_does_not_stop_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails if a run refuses a table of older kernels, takes ways from it, or does not say that it leaves it aside."""
+    """Fails if a run refuses a table of older kernels, takes variants from it, or does not say that it leaves it aside."""
     graph = store_of(tmp_path)
     table = tmp_path / "store" / "tuned.json"
     table.write_text(json.dumps({"format_version": FORMAT_VERSION - 1, "tables": []}))

@@ -1,4 +1,4 @@
-"""Runs whose epochs try the ways of sparse products: the same bits, kept once all ranks know, and cheap."""
+"""Runs whose epochs try the variants of sparse products: the same bits, kept once all ranks know, and cheap."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_tuning_changes_no_bit_and_is_kept(ranks: int, tmp_path: Path, capsys: p
     assert cost["unfinished"] == 0
     assert 0 < cost["seconds"] < 1e-6
     kept = read_choices(tmp_path / "store" / "tuned.json", host_of(config))
-    assert {way.way for way in kept.values()} == {"blocks"}
-    assert all(way.reason.startswith("measured: 2.00 times as fast as rows") for way in kept.values())
+    assert {variant.way for variant in kept.values()} == {"blocks"}
+    assert all(variant.reason.startswith("measured: 2.00 times as fast as rows") for variant in kept.values())
     assert read_choices(first / "products.json", host_of(config)) == kept
     second = trained(graph, tuning, tmp_path / "second")
     assert "tuning" not in result(second)
@@ -75,7 +75,7 @@ def test_tuning_changes_no_bit_and_is_kept(ranks: int, tmp_path: Path, capsys: p
 def test_a_store_that_cannot_be_written_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails if a run is lost because others' store is read-only, the warning comes twice, or the run forgets its ways."""
+    """Fails if a run is lost because others' store is read-only, the warning comes twice, or the run forgets its own."""
     graph = store_of(tmp_path)
     # As root, no folder is read-only: here the temporary file has no place.
     place = record._temporary
@@ -137,8 +137,10 @@ def test_one_slow_rank_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("ranks", "strategy", "delay"), [(1, "broadcast", "0"), (3, "delayed", "2"), (2, "slice", "0")]
 )
-def test_ways_keep_to_the_plan_s_memory(ranks: int, strategy: str, delay: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a way that is tried works in more than is planned, or a strategy's products are never explored."""
+def test_variants_keep_to_the_plan_s_memory(
+    ranks: int, strategy: str, delay: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a variant that is tried works in more than is planned, or a strategy's products are never explored."""
     tight = Caches(2**12, 2**17)
     for module in (cpu_backend, regions):
         monkeypatch.setattr(module, "caches_of", lambda threads: tight)
@@ -158,13 +160,13 @@ def test_ways_keep_to_the_plan_s_memory(ranks: int, strategy: str, delay: str, m
         rank.watch.close()
         backend: Any = rank.trainer.runtime.backend
         trials = tuning.exploration.trials
-        ways = {way.way for trial in trials for way in trial.variants}
+        variants = {variant.way for trial in trials for variant in trial.variants}
         samples = sum(len(values) for trial in trials for values in trial.seconds)
-        return backend.work_space_bytes / rank.plan.regions["kernel work space"], ways, samples
+        return backend.work_space_bytes / rank.plan.regions["kernel work space"], variants, samples
 
-    for used, ways, samples in on_local_ranks(config, body):
+    for used, variants, samples in on_local_ranks(config, body):
         assert 0 < used <= 1.0
-        assert {"rows", "blocks"} <= ways
+        assert {"rows", "blocks"} <= variants
         assert samples >= 4
 
 
@@ -205,7 +207,7 @@ def test_a_gpu_times_its_slices_and_takes_what_was_kept(tmp_path: Path, monkeypa
     assert not captured
     kept = found.kept()
     assert {(key.width, key.item) for key in kept} == {(33, 4)}
-    assert {way.panel for way in kept.values()} == {32}
+    assert {variant.panel for variant in kept.values()} == {32}
     assert "panels of 32 columns" in "\n".join(found.lines())
 
     def losses(choices: Choices) -> list[float]:

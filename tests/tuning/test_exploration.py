@@ -1,10 +1,11 @@
-"""Which ways are tried how often, what is taken, and what it costs: pure functions of the seconds that calls took."""
+"""Which variants are tried how often, what is taken, and what it costs: pure functions of the seconds that calls took."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
+import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -14,7 +15,7 @@ from mggcn.backend.cpu.machine import Caches
 from mggcn.backend.cpu.spmm import worth_timing
 from mggcn.backend.cpu.variants import MatrixTraits, SpmmChoice, SpmmKey, candidates, choose_spmm, expected_ns
 from mggcn.backend.sparse_products import HOPELESS
-from mggcn.tuning.exploration import OUT, SAMPLES, Exploration, Trial
+from mggcn.tuning.exploration import KEPT_GAIN, OUT, SAMPLES, Exploration, Trial
 from mggcn.tuning.findings import Findings, from_json, to_json
 
 KEY = SpmmKey(10, 20, 300, 16, 4, True, "a")
@@ -22,7 +23,7 @@ VARIANTS = (SpmmChoice(ahead=16), SpmmChoice(), SpmmChoice("panels", 32), SpmmCh
 
 
 def called(trial: Trial, seconds: Callable[[int], float], calls: int = 40) -> list[int | None]:
-    """Make calls, all alike, which take as long as `seconds` of their way says; return which way each sampled."""
+    """Make calls, all alike, which take as long as `seconds` of their variant says; return which variant each sampled."""
     timed = []
     for _ in range(calls):
         timed.append(variant := trial.sample("alike"))
@@ -36,12 +37,14 @@ def sampled(seconds: Sequence[float]) -> tuple[Trial, list[int | None]]:
     return trial, called(trial, lambda variant: seconds[variant])
 
 
-def test_slow_ways_are_called_once_and_the_fastest_is_taken() -> None:
-    """Fails if the warm-up counts, the order is not the model's, a slow way is called twice, or the best is not taken."""
+def test_slow_variants_are_called_once_and_the_fastest_is_taken() -> None:
+    """Fails if the warm-up counts, the order is not the model's, a slow one is called twice, or the best is not taken."""
     trial, timed = sampled([1.0, 1.2, 0.9, 1.5])
     assert timed[0] is None
     assert timed[1:5] == [0, 1, 2, 3], "each once before any is called again, the model's first"
-    assert [timed.count(way) for way in range(4)] == [SAMPLES, 1, SAMPLES, 1], "1.2 and 1.5 are more than 1.3 times 0.9"
+    assert [timed.count(variant) for variant in range(4)] == [SAMPLES, 1, SAMPLES, 1], (
+        "1.2 and 1.5 are more than 1.3 times 0.9"
+    )
     assert trial.complete
     assert (trial.winner.way, trial.winner.panel) == ("panels", 32)
     assert trial.winner.reason == "measured: 1.11 times as fast as rows, 16 ahead"
@@ -50,7 +53,7 @@ def test_slow_ways_are_called_once_and_the_fastest_is_taken() -> None:
 
 
 def test_less_than_the_gain_keeps_the_model_s_way() -> None:
-    """Fails if chance decides, or a product whose model's way stays would be explored again."""
+    """Fails if chance decides, or a product whose model's variant stays would be explored again."""
     trial, _ = sampled([1.0, 0.97])
     assert trial.winner == VARIANTS[0]
     assert not trial.beaten
@@ -59,8 +62,8 @@ def test_less_than_the_gain_keeps_the_model_s_way() -> None:
     assert "no other variant was 1.05 times as fast" in trial.kept.reason
 
 
-def test_the_least_seconds_of_a_way_count() -> None:
-    """Fails if one disturbed call loses a way that is not out, or an average decides."""
+def test_the_least_seconds_of_a_variant_count() -> None:
+    """Fails if one disturbed call loses a variant that is not out, or an average decides."""
     trial = Trial(KEY, VARIANTS[:2])
     taken = {0: iter([1.0, 1.0, 1.0]), 1: iter([1.2, 0.8, 1.2])}
     called(trial, lambda variant: next(taken[variant]))
@@ -68,7 +71,7 @@ def test_the_least_seconds_of_a_way_count() -> None:
     assert trial.gain == pytest.approx(1.25)
 
 
-def test_calls_that_are_not_alike_go_the_best_way_so_far() -> None:
+def test_calls_that_are_not_alike_go_the_best_variant_so_far() -> None:
     """Fails if calls with and without dropout are compared with each other, or those that do not count explore."""
     trial = Trial(KEY, VARIANTS[:2])
     assert trial.sample("dropout") is None
@@ -79,7 +82,7 @@ def test_calls_that_are_not_alike_go_the_best_way_so_far() -> None:
     assert trial.sample("dropout") == 1
     trial.seconds[1].append(0.5)
     assert trial.sample("plain") is None
-    assert trial.winner == VARIANTS[0], "one call of the model's way may have been disturbed"
+    assert trial.winner == VARIANTS[0], "one call of the model's variant may have been disturbed"
     for variant, seconds in ((0, 1.0), (1, 0.5), (0, 1.0)):
         assert trial.sample("dropout") == variant
         trial.seconds[variant].append(seconds)
@@ -88,21 +91,38 @@ def test_calls_that_are_not_alike_go_the_best_way_so_far() -> None:
     assert trial.seconds == [[1.0] * 3, [0.5] * 2]
 
 
-def test_one_disturbed_call_of_the_model_s_way_does_not_decide() -> None:
-    """Fails if the model's way is out after a call that took long by chance, and another one is kept for good."""
+@pytest.mark.parametrize("seed", [6121, 90533, 1877, 44029, 73])
+def test_steady_seconds_find_the_fastest_variant(seed: int) -> None:
+    """Fails if of variants that always take the same, in any order, another than the fastest is kept, or it costs more."""
+    draw = random.Random(seed)
+    seconds = [math.exp(draw.uniform(-1, 1)) for _ in range(draw.randint(2, 12))]
+    trial = Trial(KEY, tuple(SpmmChoice(ahead=k) for k in range(len(seconds))))
+    called(trial, seconds.__getitem__, calls=1 + SAMPLES * len(seconds))
+    best = min(seconds)
+    taken = seconds.index(best) if seconds[0] >= KEPT_GAIN * best else 0
+    assert trial.complete
+    assert trial.kept is not None
+    assert trial.kept.ahead == taken
+    far = [variant > 0 and seconds[variant] > OUT * best for variant in range(len(seconds))]
+    assert [len(values) for values in trial.seconds] == [1 if out else SAMPLES for out in far]
+    assert trial.spent_s == pytest.approx(sum(len(v) * (s - best) for v, s in zip(trial.seconds, seconds, strict=True)))
+
+
+def test_one_disturbed_call_of_the_model_s_variant_does_not_decide() -> None:
+    """Fails if the model's variant is out after a call that took long by chance, and another one is kept for good."""
     trial = Trial(KEY, VARIANTS)
     taken = iter([9.0, 1.0, 1.0])
     timed = called(trial, lambda variant: next(taken) if variant == 0 else 1.02)
     assert timed.count(0) == SAMPLES
     assert (trial.complete, trial.beaten, trial.winner) == (True, False, VARIANTS[0])
-    # Where the model's way is the slowest indeed, three calls say so too.
+    # Where the model's variant is the slowest indeed, three calls say so too.
     slow, timed = sampled([9.0, 1.0, 1.02, 1.5])
-    assert [timed.count(way) for way in range(4)] == [SAMPLES, SAMPLES, SAMPLES, 1]
+    assert [timed.count(variant) for variant in range(4)] == [SAMPLES, SAMPLES, SAMPLES, 1]
     assert slow.gain == pytest.approx(9.0)
 
 
 def test_what_is_known_when_it_stops_is_taken_if_it_is_clear() -> None:
-    """Fails if one call of each decides by a few percent, or for good, or a way that is far ahead is not taken."""
+    """Fails if one call of each decides by a few percent, or for good, or a variant that is far ahead is not taken."""
     for seconds, taken in ((1 / (OUT - 0.1), False), (1 / (OUT + 0.1), True)):
         trial = Trial(KEY, VARIANTS[:3])
         called(trial, (1.0, seconds).__getitem__, calls=3)
@@ -145,10 +165,10 @@ def test_an_exploration_is_done_with_its_last_product() -> None:
     trial = exploration.trial(0, lambda: Trial(KEY, VARIANTS[:2]))
     assert trial is not None
     assert not exploration.done
-    for way in [None, *([0, 1] * SAMPLES)]:
-        assert trial.sample("alike") == way
-        if way is not None:
-            exploration.add(trial, way, 0.1)
+    for variant in [None, *([0, 1] * SAMPLES)]:
+        assert trial.sample("alike") == variant
+        if variant is not None:
+            exploration.add(trial, variant, 0.1)
     assert exploration.done
     only = exploration.trial(1, lambda: Trial(KEY, VARIANTS[:1]))
     assert only is not None
@@ -173,7 +193,7 @@ def test_products_of_rare_evaluations_are_not_waited_for() -> None:
         done.append(exploration.done)
         if epoch in (1, 11):
             call("evaluation")
-    # A warm-up of the run and one of the product, then two ways three times each, whatever the evaluation has.
+    # A warm-up of the run and one of the product, then two variants three times each, whatever the evaluation has.
     assert done == [False] * 7 + [True] * 5
     assert not exploration.done, "it is called again"
     assert not made["evaluation"].complete
@@ -226,28 +246,32 @@ def test_training_says_which_calls_of_a_product_count(first: str) -> None:
     assert exploration.trial("both", lambda: Trial(KEY, VARIANTS[:2])) is trial, "the winner stays known"
 
 
-def test_ways_that_are_proposed() -> None:
-    """Fails if the model's choice is not first and once, a hopeless way is tried, or a promising one comes late."""
+def test_variants_that_are_proposed() -> None:
+    """Fails if the model's choice is not first and once, a hopeless variant is tried, or a promising one comes late."""
     caches = Caches(2**19, 2**25)
     reuse = tuple((n, round(58_000 * (1 - (1 - 1 / 58_000) ** n))) for n in (1024 << k for k in range(11)))
     matrix = MatrixTraits(58_000, 58_000, 14_300_000, reuse=reuse)
     for width, item in itertools.product((16, 41, 128, 512), (2, 4, 8)):
         model = choose_spmm(matrix, width, item, caches)
-        ways = worth_timing(matrix, width, item, caches, model, summed=True)
-        costs = [expected_ns(matrix, width, item, caches, way) for way in ways]
-        assert ways[0] == model
-        assert len({(way.way, way.panel, way.blocks, way.ahead) for way in ways}) == len(ways)
+        variants = worth_timing(matrix, width, item, caches, model, summed=True)
+        costs = [expected_ns(matrix, width, item, caches, variant) for variant in variants]
+        assert variants[0] == model
+        assert len({(variant.way, variant.panel, variant.blocks, variant.ahead) for variant in variants}) == len(
+            variants
+        )
         assert costs[1:] == sorted(costs[1:])
         assert max(costs) <= HOPELESS * costs[0]
         known = candidates(matrix, width, item, caches).values()
-        left_out = [expected_ns(matrix, width, item, caches, way) for way in known if way not in ways[1:]]
+        left_out = [
+            expected_ns(matrix, width, item, caches, variant) for variant in known if variant not in variants[1:]
+        ]
         assert sum(cost <= HOPELESS * costs[0] for cost in left_out) <= 1, "but for the model's own"
     assert choose_spmm(matrix, 512, 4, caches).way == "panels"
-    few_panels = {way.way for way in worth_timing(matrix, 16, 4, caches, SpmmChoice(), summed=False)}
+    few_panels = {variant.way for variant in worth_timing(matrix, 16, 4, caches, SpmmChoice(), summed=False)}
     assert few_panels == {"rows"}
 
 
-def test_no_way_that_is_proposed_works_in_more_than_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_variant_that_is_proposed_works_in_more_than_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a panel of more rows than the matrix has entries, which no plan reckons with, is tried."""
     monkeypatch.setattr("mggcn.backend.cpu.spmm.HOPELESS", math.inf)
     caches = Caches(2**12, 2**16)
@@ -257,10 +281,10 @@ def test_no_way_that_is_proposed_works_in_more_than_is_planned(monkeypatch: pyte
     ):
         matrix = MatrixTraits(rows, columns, nnz)
         planned = cpu_sizes.spmm_bytes(rows, min(columns, nnz), nnz, width, item, max(item, 4), caches)
-        ways = worth_timing(matrix, width, item, caches, SpmmChoice(), summed=True)
-        assert all(cpu_sizes.way_bytes(matrix, width, item, way) <= planned for way in ways)
-        tried += len(ways)
-        left_out += len(candidates(matrix, width, item, caches)) - len(ways)
+        variants = worth_timing(matrix, width, item, caches, SpmmChoice(), summed=True)
+        assert all(cpu_sizes.way_bytes(matrix, width, item, variant) <= planned for variant in variants)
+        tried += len(variants)
+        left_out += len(candidates(matrix, width, item, caches)) - len(variants)
     assert tried > left_out > 0
 
 
