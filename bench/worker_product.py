@@ -102,7 +102,7 @@ def own(job: dict[str, Any]) -> Product:
 def plain_or_chosen(backend: Any, matrices: tuple[Any, ...], epilogue: Any, plain: bool) -> tuple[Any, str]:
     """Return one product, and how it is done: as the backend chooses, or row by row with every switch off."""
     if plain:
-        from mggcn.backend.cpu.variants import SpmmChoice
+        from mggcn.backend.spmm_choice import SpmmChoice
 
         multiply = functools.partial(backend.sparse_products.multiply, choice=SpmmChoice())
         return lambda: multiply(*matrices, accumulate=False, epilogue=epilogue), "rows"

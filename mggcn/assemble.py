@@ -18,9 +18,9 @@ from mggcn.aggregate.halo import HaloStrategy
 from mggcn.aggregate.slice import SliceStrategy
 from mggcn.backend.cpu.cores import bind_beside_gpu, bind_rank
 from mggcn.backend.cpu.machine import Host, caches_of, processor_name
-from mggcn.backend.cpu.variants import NO_CHOICES, Choices
 from mggcn.backend.cuda.driver import visible_gpus
 from mggcn.backend.cuda.memory import gpu_free_bytes
+from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED, sizes_of, user_settings
 from mggcn.comm.rank import gpu_index, num_gpus_used
@@ -46,13 +46,13 @@ from mggcn.planning.shape import GraphShape, graph_shape
 
 if TYPE_CHECKING:
     from mggcn.backend.base import KernelBackend
-    from mggcn.backend.cpu.explore import Exploration
     from mggcn.backend.cuda.base import Device
+    from mggcn.backend.sparse_products import Explorer
     from mggcn.comm.base import Communicator
     from mggcn.comm.counting import CountingCommunicator
     from mggcn.trace.timeline import Watch
     from mggcn.train.trainer import RankTrainer, Stop
-    from mggcn.train.tuning import Tuning
+    from mggcn.tuning.epochs import Tuning
 
 STRATEGIES: dict[str, Strategy] = {
     "broadcast": BroadcastStrategy(),
@@ -83,7 +83,7 @@ def threads_per_rank(config: Config) -> int:
 
 
 def host_of(config: Config) -> Host:
-    """Return this machine, or its first GPU, as measured ways of a run's sparse products belong to it."""
+    """Return this machine, or its first GPU, as measured variants of a run's sparse products belong to it."""
     if config.run.device == "cuda":
         from mggcn.backend.cuda.presence import gpu_host
 
@@ -246,11 +246,11 @@ def make_backend(
     plan: RankPlan,
     device: Callable[[], Device],
     choices: Choices = NO_CHOICES,
-    exploration: Exploration | None = None,
+    exploration: Explorer | None = None,
 ) -> KernelBackend:
     """Return the kernels of one rank. Raises: BackendError.
 
-    choices: measured ways of sparse products. exploration: tries the ways of the others.
+    choices: measured variants of sparse products. exploration: tries those of the others.
     """
     from mggcn.train.runtime import DTYPES
 
@@ -280,8 +280,8 @@ def make_rank(
     """Build one rank: its shard, its device memory as planned, its inputs. Collective.
 
     device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
-    choices: measured ways of sparse products. tuning: finds out those of the others in the epochs to come; it has the same
-    transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
+    choices: measured variants of sparse products. tuning: finds out those of the others in the epochs to come; it has the
+    same transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
     Raises: GraphError, BackendError.
     """
     import torch
@@ -296,7 +296,6 @@ def make_rank(
     from mggcn.train.ranking import RankingScores
     from mggcn.train.runtime import DTYPES, RankRuntime, Weights, arena_views, state_views
     from mggcn.train.trainer import RankTrainer, Stop
-    from mggcn.train.tuning import TunedEpochs
 
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
@@ -364,6 +363,6 @@ def make_rank(
         watched = dataclasses.replace(rank_plan, train=timeline.program(rank_plan.train))
     watch: Watch = timeline or Unwatched()
     if tuning is not None:
-        watch = TunedEpochs(watch, tuning, backend.synchronize)
+        watch = tuning.watched(watch, backend.synchronize)
     trainer = RankTrainer(config, watched, runtime, counted, config.train.metric, ranking, stop or Stop(), watch)
     return Rank(trainer, counted, rank_plan, watch)

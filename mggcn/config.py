@@ -186,8 +186,8 @@ class RunConfig:
     """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
     and the strategy is exact over rows; off computes everything. Evaluation always does."""
     tune: bool = False
-    """Have the first epochs on a CPU try the ways of its sparse products, at a cost of about 1.5 epochs, and keep the
-    fastest, in the run and beside the store; no result changes. Not together with `timeline`."""
+    """Have the first epochs on a CPU try the variants of its sparse products, at a cost of about 1.5 epochs, and keep
+    the fastest, in the run and beside the store; no result changes. Not together with `timeline`."""
     timeline: bool = False
     """Record when every op of a few epochs ran, on which stream: the run folder's timeline.json."""
     memory_limit: int = 0
@@ -222,8 +222,8 @@ class RunConfig:
             raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
         if self.tune and self.device == "cuda":
             raise ConfigError(
-                "run.tune tries ways of a CPU's sparse products, got run.device cuda; leave --tune out, and time a GPU's "
-                "with mggcn tune --store"
+                "run.tune tries variants of a CPU's sparse products, got run.device cuda; leave --tune out, and time "
+                "a GPU's with mggcn tune --store"
             )
         if self.tune and self.timeline:
             raise ConfigError("run.timeline would record epochs that run.tune makes slow; use one after the other")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mggcn.comm.base import Communicator
 
 MIB: Final = 2**20
 BASE_BYTES: Final = 256 * MIB
@@ -14,6 +19,8 @@ GRAIN: Final = 2 * MIB
 HEAD_BYTES: Final = 4096
 """Counters in front of a connection's buffers."""
 SHARED_SLOTS: Final = 16
+MOMENTS: Final = ("start", "broadcast", "all_reduce", "all_to_all")
+"""When NCCL takes memory: as its communicator is made, and in the first calls of a kind."""
 NODE_PEERS: Final = 7
 """Peers in a node of eight GPUs; sends to those of other nodes share one buffer."""
 
@@ -96,3 +103,18 @@ def memory_from_dict(content: Mapping[str, Any]) -> NcclMemory:
     """Invert NcclMemory.to_dict."""
     measured = (NcclMeasured(**{**m, "sizes": NcclSizes(**m["sizes"])}) for m in content["measured"])
     return NcclMemory(NcclSizes(**content["sizes"]), tuple(measured))
+
+
+def largest_taken(comm: Communicator, allocate: Callable[[int], Tensor]) -> dict[str, int]:
+    """Return the bytes that a transport took of a device in each moment, and in all: each the largest of any rank's.
+
+    allocate: returns bytes of the device, all 0. Collective.
+    """
+    import torch
+
+    taken = comm.device_bytes()
+    mine = [taken.get(moment, 0) for moment in MOMENTS]
+    every = allocate(8 * comm.size * (len(MOMENTS) + 1)).view(torch.float64).view(comm.size, -1)
+    every[comm.rank] = torch.tensor([*mine, sum(mine)], dtype=torch.float64)
+    comm.all_reduce(every).wait()
+    return dict(zip((*MOMENTS, "all"), every.amax(0).long().tolist(), strict=True))

@@ -1,6 +1,6 @@
 """Measure this machine's memory, cores and transports, so that plans predict seconds; takes less than a minute.
 
-With --store: find out the fastest way of each sparse product of a run on it in epochs of the run, and keep it beside it.
+With --store: find out the fastest variant of each sparse product of a run on it, in epochs of the run, and keep it there.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--epochs",
         type=float,
-        help="of up to 60 epochs of the run, how many epochs' seconds trying slower ways may cost, about, before the rest "
-        "is left (default: 1.5); Ctrl-C ends them and keeps what is known",
+        help="of up to 60 epochs of the run, how many epochs' seconds trying slower variants may cost, about, before the "
+        "rest is left (default: 1.5); Ctrl-C ends them and keeps what is known",
     )
     group.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of the run's settings")
@@ -61,9 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, write and print."""
-    if arguments.store is not None:
-        return _products(arguments)
+    return _tune_machine(arguments) if arguments.store is None else _tune_products(arguments)
+
+
+def _tune_machine(arguments: argparse.Namespace) -> int:
+    from mggcn.cost.machine import read_machine, tuned_path
     from mggcn.errors import ConfigError
+    from mggcn.jobs.tune import TuneSettings, check_writable, tune_machine, write_machine
 
     of_products = {name: getattr(arguments, name) for name in ("root", "config", "set", "width", "epochs")}
     if given := [f"--{name}" for name, value in of_products.items() if value not in (None, [])]:
@@ -71,9 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
             f"{', '.join(given)}: settings of a run, whose sparse products are timed on a store; name it with --store, or "
             "leave them out to measure the machine"
         )
-    from mggcn.cost.machine import read_machine, tuned_path
-    from mggcn.jobs.tune import TuneSettings, check_writable, tune, write_machine
-
     try:
         ranks = tuple(int(text) for text in (arguments.ranks or "2,4").split(","))
     except ValueError:
@@ -83,38 +84,35 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.out or tuned_path()
     check_writable(path)
     with tempfile.TemporaryDirectory(prefix="mggcn-tune-") as folder:
-        content = tune(settings, Path(folder), lambda text: print(f"measuring: {text}", flush=True))
+        content = tune_machine(settings, Path(folder), lambda text: print(f"measuring: {text}", flush=True))
     write_machine(content, path)
-    machine = read_machine(path)
-    print("\n".join(machine_lines(machine)))
+    print("\n".join(machine_lines(read_machine(path))))
     print(f"written to {path}" + ("" if arguments.out is None else f"; plan with --machine {path}"))
     return 0
 
 
-def _products(arguments: argparse.Namespace) -> int:
-    """Find out the fastest ways of the sparse products of a run on a store."""
+def _tune_products(arguments: argparse.Namespace) -> int:
     from mggcn.assemble import host_of
-    from mggcn.backend.cpu.explore import BUDGET
-    from mggcn.backend.cpu.table import STORE_FILE, check_writable, damage_of, outdated, write_choices
     from mggcn.comm.failure import Interrupted
     from mggcn.commands.train import store_path
     from mggcn.config import Config, from_toml, with_settings
-    from mggcn.errors import ConfigError
+    from mggcn.errors import ConfigError, StoreError
     from mggcn.graph.store import open_store
     from mggcn.jobs.auto import settled
     from mggcn.jobs.local import signalled_stop
-    from mggcn.jobs.tune_products import MOST_EPOCHS, tune_products
-    from mggcn.jobs.tuning_record import product_lines, told
+    from mggcn.jobs.tune import MOST_EPOCHS, tune_products
+    from mggcn.tuning.exploration import BUDGET
+    from mggcn.tuning.record import STORE_FILE, check_writable, outdated, read_choices, write_choices
 
     if arguments.out is not None:
         raise ConfigError("mggcn tune --store keeps its table beside the store; leave --out out")
     if arguments.seconds is not None:
         raise ConfigError(
-            "--seconds is for figures of the machine; with --store, --epochs says what trying ways may cost"
+            "--seconds is for figures of the machine; with --store, --epochs says what trying variants may cost"
         )
     budget = BUDGET if arguments.epochs is None else arguments.epochs
     if not 0 < budget < math.inf:
-        raise ConfigError(f"--epochs must be a positive number of epochs that trying ways may cost, got {budget:g}")
+        raise ConfigError(f"--epochs must be a positive number of epochs that trying variants may cost, got {budget:g}")
     named = {"run.ranks": arguments.ranks, "run.threads": arguments.threads or None, "model.hidden": arguments.width}
     settings = [f"{key}={value}" for key, value in named.items() if value is not None]
     base = Config() if arguments.config is None else from_toml(arguments.config)
@@ -124,26 +122,29 @@ def _products(arguments: argparse.Namespace) -> int:
     store = store_path(arguments.store, arguments.root)
     graph = open_store(store)
     config, _ = settled(config, graph)
-    table, host = store / STORE_FILE, host_of(config)
+    table, host, damaged = store / STORE_FILE, host_of(config), False
     check_writable(table)
-    if damage := damage_of(table, host):
-        print(f"will be replaced, with all that it holds of this machine: {damage}", flush=True)
+    try:
+        read_choices(table, host)
+    except StoreError as error:
+        damaged = True
+        print(f"will be replaced, with all that it holds of this machine: {error}", flush=True)
     if other := outdated(table):
         print(f"{other}, and make room for what is found", flush=True)
     print(
-        f"trying the ways of sparse products in up to {MOST_EPOCHS} epochs of the run, of which slower ways may cost about "
-        f"{budget:g}; Ctrl-C ends them and keeps what is known",
+        f"trying the variants of sparse products in up to {MOST_EPOCHS} epochs of the run, of which slower ones may cost "
+        f"about {budget:g}; Ctrl-C ends them and keeps what is known",
         flush=True,
     )
     with signalled_stop() as stop:
         found = tune_products(config, graph, budget, lambda text: print(text, flush=True), stop)
-    print("\n".join([*product_lines(found), told(found)]))
-    if (kept := found.kept()) or damage:
+    print("\n".join([*found.lines(), found.text]))
+    if (kept := found.kept()) or damaged:
         write_choices(table, host, kept)
     if kept:
         print(f"written to {table}, which mggcn train reads on this machine with as many threads a rank")
     else:
-        print(f"nothing to keep: {table} {'holds nothing of this machine now' if damage else 'stays as it is'}")
+        print(f"nothing to keep: {table} {'holds nothing of this machine now' if damaged else 'stays as it is'}")
     if stop.signal:
         raise Interrupted(stop.signal)
     return 0

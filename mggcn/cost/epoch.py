@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mggcn.cost.machine import Machine
-from mggcn.cost.segments import Program
-from mggcn.cost.simulation import Run
+from mggcn.cost.simulation import Program, Simulation
 from mggcn.cost.work import KINDS, Item, Kind
 
 
@@ -35,20 +34,20 @@ class Cost:
 def predict(machine: Machine, transport: str, lists: Sequence[Sequence[Item]]) -> Cost:
     """Return the cost of one program from the items of every rank, in rank order.
 
-    Cost: O(log P) for each item, also of the P^2 that the stages of a broadcast stand for; some passes over P numbers for
-    each stage where all ranks wait for each block.
+    Cost: O(log P) for each item, also of the P^2 that the stages of a broadcast stand for.
     Raises: PlanError if the ranks do not list the same messages; ConfigError if the machine has too few devices.
     """
     program = Program(machine, transport, lists)
-    run = Run(program)
-    run.finish()
+    found = Simulation(program)
     awaited = {segment.awaits for segment in program.segments}
     # What no rank waits for in this epoch costs its device all the same: an older message of its kind arrives.
-    flying = sum(message.end - message.start for number, message in enumerate(run.carried) if number not in awaited)
-    run.parts["messages"] += flying * program.link.busy
+    flying = sum(
+        message.end - message.start for number, message in enumerate(found.deliveries) if number not in awaited
+    )
+    found.parts["messages"] += flying * program.link.busy
     # A link that is busy for longer than the ranks compute sets the pace of epochs that wait for older messages.
-    link_s = sum(message.transfer_s for message in run.carried)
-    columns = [run.parts[kind].tolist() for kind in KINDS]
+    link_s = sum(message.transfer_s for message in program.messages)
+    columns = [found.parts[kind].tolist() for kind in KINDS]
     ranks = tuple(dict(zip(KINDS, parts, strict=True)) for parts in zip(*columns, strict=True))
     return Cost(max(*(sum(parts.values()) for parts in ranks), link_s), ranks, link_s)
 

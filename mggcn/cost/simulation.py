@@ -11,21 +11,157 @@ far as they have threads for it: with more ranks than cores. P ranks.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from mggcn.cost.rounds import Device, Seconds, run_round
-from mggcn.cost.segments import Program, Segment
-from mggcn.cost.work import KINDS, Kind
+from mggcn.aggregate.steps import AHEAD, Await, Send
+from mggcn.cost.machine import Machine, MessageKind
+from mggcn.cost.work import KINDS, Item, Kind, Staged, Sum, Work, call_seconds, ring_bytes, staged_seconds, work_seconds
+from mggcn.errors import PlanError
+
+Seconds = npt.NDArray[np.float64]
+Action = Send | Await | Sum | Staged | None
+"""What ends a rank's work: None at the end of its list."""
+DIFFERENT = "the ranks of a program do not list the same messages in the same order: some rank waits for ever"
+
+
+@dataclass(slots=True)
+class Segment:
+    """Work of every rank, then messages that start, and at most one that is awaited, by number.
+
+    seconds (P,): of each kind of work, had each rank no more than its part of the device; total (P,): their sums.
+    """
+
+    seconds: Mapping[Kind, Seconds]
+    total: Seconds
+    starts: list[int] = field(default_factory=list)
+    awaits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class Message:
+    """A message: its kind, and the seconds for which it holds the link."""
+
+    kind: MessageKind
+    transfer_s: float
+
+
+class Program:
+    """Segments and messages of a program, from the items of every rank.
+
+    All ranks list the same messages in the same order, and wait for them at the same points of their lists: so what each
+    computes between two such points lies side by side in arrays.
+    Raises: PlanError if the ranks do not list the same messages, or one waits for a message that it has not started;
+    ConfigError as Machine.sharing.
+    """
+
+    def __init__(self, machine: Machine, transport: str, lists: Sequence[Sequence[Item]]) -> None:
+        self.size = len(lists)
+        self.link = machine.link(self.size, transport)
+        self.device = machine.device
+        self.sharing = machine.sharing(self.size)
+        self.segments: list[Segment] = []
+        self.messages: list[Message] = []
+        # Ranks of equal sizes do the same: the seconds of equal work are worked out once.
+        self._known: dict[Work, tuple[float, float]] = {}
+        for pieces in zip(*map(self._pieces, lists), strict=True):
+            self._add_work([job for job, _ in pieces])
+            self._add_action([action for _, action in pieces])
+
+    def _pieces(self, items: Sequence[Item]) -> Iterator[tuple[dict[Kind, float], Action]]:
+        """Yield the seconds that a rank computes up to an action, by kind, and the action: None at the end."""
+        job: dict[Kind, float] = {}
+        for item in items:
+            if not isinstance(item, Work):
+                yield job, item
+                job = {}
+                continue
+            if item not in self._known:
+                self._known[item] = work_seconds(item, self.device, self.sharing)
+            seconds, calls = self._known[item]
+            job[item.kind] = job.get(item.kind, 0.0) + seconds
+            job["overhead"] = job.get("overhead", 0.0) + calls
+        yield job, None
+
+    def _add_work(self, jobs: Sequence[Mapping[Kind, float]]) -> None:
+        totals = [sum(job.values()) for job in jobs]
+        if any(totals):
+            kinds = dict.fromkeys(kind for job in jobs for kind in job)
+            seconds = {kind: np.array([job.get(kind, 0.0) for job in jobs]) for kind in kinds}
+            self.segments.append(Segment(seconds, np.array(totals)))
+
+    def _add_action(self, actions: Sequence[Action]) -> None:
+        first = actions[0]
+        if all(action is None for action in actions):
+            return
+        if isinstance(first, Await) and all(action == first for action in actions):
+            self._await(first.message)
+        elif all(isinstance(action, Send | Sum) for action in actions):
+            self._start(self._message([action for action in actions if isinstance(action, Send | Sum)]))
+            if isinstance(first, Sum):
+                self._await(len(self.messages) - 1)
+        elif all(isinstance(action, Staged) for action in actions):
+            self._add_stages([action for action in actions if isinstance(action, Staged)])
+        else:
+            raise PlanError(DIFFERENT)
+
+    def _last(self) -> Segment:
+        """Return the segment that goes on: a new one if the last ended with a wait."""
+        if not self.segments or self.segments[-1].awaits is not None:
+            self.segments.append(Segment({}, np.zeros(self.size)))
+        return self.segments[-1]
+
+    def _start(self, message: Message) -> None:
+        self._last().starts.append(len(self.messages))
+        self.messages.append(message)
+
+    def _await(self, number: int) -> None:
+        if number >= len(self.messages):
+            raise PlanError(f"a rank waits for message {number}, of which it has started {len(self.messages)}")
+        self._last().awaits = number
+
+    def _message(self, items: Sequence[Send | Sum]) -> Message:
+        """Return what all ranks start together."""
+        sums = [item.nbytes for item in items if isinstance(item, Sum)]
+        sends = [item for item in items if isinstance(item, Send)]
+        if len(sums) == len(items) and len(set(sums)) == 1:
+            moved = [ring_bytes(nbytes, len(items)) for nbytes in sums]
+            return Message("all_reduce", self.link.transfer_s("all_reduce", moved, moved))
+        if len(sends) != len(items) or len({(send.kind, send.root) for send in sends}) != 1:
+            raise PlanError(f"the ranks disagree about message {len(self.messages)} of a program: {list(items)}")
+        sent, received = [send.sent for send in sends], [send.received for send in sends]
+        return Message(sends[0].kind, self.link.transfer_s(sends[0].kind, sent, received))
+
+    def _add_stages(self, ranks: Sequence[Staged]) -> None:
+        """Add what `Staged.plain` lists, without a list: P^2 items are many."""
+        alike = {(rank.first, rank.edge, rank.reuse, rank.stages.counts, rank.stages.row_bytes) for rank in ranks}
+        if len(alike) != 1 or any(rank.stages.rank != place for place, rank in enumerate(ranks)):
+            raise PlanError(DIFFERENT)
+        stages = ranks[0].stages
+        self._await(ranks[0].first)
+        products = staged_seconds(ranks, self.device, self.sharing)
+        calls = np.full_like(products, call_seconds(1, self.device, self.sharing))
+        np.fill_diagonal(calls, 0.0)
+        totals = products + calls
+        for stage in range(stages.size - 1):
+            self.segments.append(Segment({"sparse": products[stage], "overhead": calls[stage]}, totals[stage]))
+            if (root := stage + AHEAD) < stages.size:
+                nbytes = stages.counts[root] * stages.row_bytes
+                sent, received = [0] * self.size, [nbytes] * self.size
+                sent[root], received[root] = nbytes * (self.size - 1), 0
+                self._start(Message("broadcast", self.link.transfer_s("broadcast", sent, received)))
+            self._await(ranks[0].first + stage + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
     """A message that the link has carried."""
 
     start: float
-    transfer_s: float
     end: float
     """When it has arrived: its latency after its last byte."""
     takes: float
@@ -33,103 +169,102 @@ class Carried:
 
 
 @dataclass(slots=True)
-class Open:
-    """A segment that some ranks are in: the work of each, when those that are done with it were, and how many are."""
+class ActiveSegment:
+    """A segment that some ranks are in: the work of each, when those that are done with it were, and how many are not.
+
+    Lists, not arrays: an event looks up one rank.
+    """
 
     work: list[float]
     ended: list[float]
-    awaits: int | None
-    done: int = 0
+    left: int
 
 
-class Run:
-    """A program on its way. `finish` runs all ranks to their end; then `parts` and `carried` can be read."""
+class Simulation:
+    """A program run to its end: then `parts` and `deliveries` can be read.
+
+    One event after the other: a rank's work ends, or what it waits for has arrived.
+    Cost: O(log P) for each work and each wait of a rank.
+    """
 
     def __init__(self, program: Program) -> None:
-        size, device = program.size, program.device
-        self.carried: list[Carried] = []
-        self.parts: dict[Kind, Seconds] = {kind: np.zeros(size) for kind in KINDS}
+        self.deliveries: list[Delivery] = []
+        self.parts: dict[Kind, Seconds] = {kind: np.zeros(program.size) for kind in KINDS}
         """Where the seconds of every rank (P,) went."""
         self._program = program
-        # Work that a computing rank gets done in a second, over that with its equal part of the device.
-        least = min(program.sharing, device.cores) if device.shared else program.sharing
-        self._speeds = [program.sharing / max(least, program.sharing * count / size) for count in range(size + 1)]
         self._now = 0.0
-        self._free = 0.0
-        # Computing ranks by the work that the device will have given each of them when they end; waiting ones by time;
-        # by message, those that wait for one that has not started, with when they came.
-        self._given = 0.0
-        self._computing: list[tuple[float, int]] = []
-        self._waiting: list[tuple[float, int]] = []
-        self._stuck: dict[int, list[tuple[float, int]]] = {}
-        # How many segments each rank is done with; when each began the first that not all of them are done with.
-        self._position = [0] * size
-        self._began = np.zeros(size)
-        self._open: dict[int, Open] = {}
+        self._link_free = 0.0
+        # When each rank began the first segment that not all of them are done with.
+        self._began = np.zeros(program.size)
+        # Ranks that wait, by the time at which they go on; at first all of them.
+        self._waiting = [(0.0, rank) for rank in range(program.size)]
+        # By message that has not started: who waits for it, and since when.
+        self._blocked: dict[int, list[tuple[float, int]]] = {}
+        self._run()
 
-    def finish(self) -> None:
-        """Run all ranks to their end."""
-        for rank in range(self._program.size):
-            self._go_on(rank, worked=False)
-        computing, waiting = self._computing, self._waiting
+    def _speeds(self) -> list[float]:
+        """Return, by the number of computing ranks, their speed, over that with an equal part of the device for each."""
+        program = self._program
+        cores = min(program.sharing, program.device.cores) if program.device.shared else program.sharing
+        return [program.sharing / max(cores, program.sharing * n / program.size) for n in range(program.size + 1)]
+
+    def _run(self) -> None:
+        """Take one event after the other, the earliest first, until no rank computes or waits.
+
+        All of it in one function: of P ranks that each take part in P messages there are P^2 events.
+        """
+        segments, size, speeds = self._program.segments, self._program.size, self._speeds()
+        waiting, deliveries = self._waiting, self.deliveries
+        # All computing ranks run at one speed, which changes as ranks come and go. So each is queued by what the device
+        # will have given to any rank that computes all along when its work ends: that stays when the speed changes.
+        given, computing = 0.0, list[tuple[float, int]]()
+        # How many segments each rank is done with.
+        position = [0] * size
+        active: dict[int, ActiveSegment] = {}
         while computing or waiting:
+            ends = math.inf
             if computing:
-                speed, target = self._speeds[len(computing)], computing[0][0]
-                ends = self._now + (target - self._given) / speed if target > self._given else self._now
-                if not waiting or ends < waiting[0][0]:
-                    self._given, rank = heapq.heappop(computing)
-                    self._now = ends
-                    self._go_on(rank, worked=True)
+                speed, target = speeds[len(computing)], computing[0][0]
+                ends = self._now + (target - given) / speed if target > given else self._now
+            if worked := not waiting or ends < waiting[0][0]:
+                self._now = ends
+                given, rank = heapq.heappop(computing)
+            else:
+                given += (waiting[0][0] - self._now) * speed if computing else 0.0
+                self._now, rank = heapq.heappop(waiting)
+            while (number := position[rank]) < len(segments):
+                if number not in active:
+                    active[number] = ActiveSegment(segments[number].total.tolist(), [0.0] * size, size)
+                segment = active[number]
+                if not worked and (work := segment.work[rank]) > 0:
+                    heapq.heappush(computing, (given + work, rank))
+                    break
+                worked = False
+                position[rank] = number + 1
+                segment.ended[rank] = self._now
+                segment.left -= 1
+                if not segment.left:
+                    self._close(segments[number], np.array(active.pop(number).ended))
+                awaits = segments[number].awaits
+                if awaits is None:
                     continue
-                self._given += (waiting[0][0] - self._now) * speed
-            elif not self._open:
-                self._rounds()
-            self._now, rank = heapq.heappop(waiting)
-            self._go_on(rank, worked=False)
-
-    def _go_on(self, rank: int, *, worked: bool) -> None:
-        """Take a rank up to where it takes time: to where it works, or waits; worked: the work of its segment is done."""
-        while (number := self._position[rank]) < len(self._program.segments):
-            segment = self._open.get(number) or self._opened(number)
-            if not worked and (work := segment.work[rank]) > 0:
-                heapq.heappush(self._computing, (self._given + work, rank))
-                return
-            worked = False
-            self._position[rank] = number + 1
-            segment.ended[rank] = self._now
-            segment.done += 1
-            if segment.done == self._program.size:
-                del self._open[number]
-                self._close(self._program.segments[number], np.array(segment.ended))
-            if segment.awaits is not None:
-                if segment.awaits < len(self.carried):
-                    self._wait(self._now, rank, self.carried[segment.awaits])
+                if awaits < len(deliveries):
+                    heapq.heappush(waiting, (max(deliveries[awaits].end, self._now + deliveries[awaits].takes), rank))
                 else:
-                    self._stuck.setdefault(segment.awaits, []).append((self._now, rank))
-                return
-
-    def _opened(self, number: int) -> Open:
-        """Return a segment that its first rank enters."""
-        segment, size = self._program.segments[number], self._program.size
-        self._open[number] = Open(segment.total.tolist(), [0.0] * size, segment.awaits)
-        return self._open[number]
-
-    def _wait(self, since: float, rank: int, message: Carried) -> None:
-        """Wait until a message has arrived, but at least for what it takes from this rank's computing."""
-        until = since + message.takes
-        heapq.heappush(self._waiting, (until if until > message.end else message.end, rank))
+                    self._blocked.setdefault(awaits, []).append((self._now, rank))
+                break
 
     def _close(self, segment: Segment, ended: Seconds) -> None:
         """All ranks are done with a segment, the last of them now: its messages are carried, its seconds accounted for."""
         for number in segment.starts:
-            self._carry(number)
+            self._deliver(number)
         elapsed, some = ended - self._began, segment.total > 0
         for kind, seconds in segment.seconds.items():
             self.parts[kind] += np.divide(seconds * elapsed, segment.total, out=np.zeros_like(ended), where=some)
         self._began = ended
         if segment.awaits is None:
             return
-        message = self.carried[segment.awaits]
+        message = self.deliveries[segment.awaits]
         self._began = np.maximum(message.end, ended + message.takes)
         waited = self._began - ended
         if self._program.messages[segment.awaits].kind == "all_reduce":
@@ -139,28 +274,13 @@ class Run:
             waited = idle
         self.parts["messages"] += waited
 
-    def _carry(self, number: int) -> None:
+    def _deliver(self, number: int) -> None:
         """Let the link carry a message, which the last rank has started now."""
         message, link = self._program.messages[number], self._program.link
-        start = max(self._free, self._now)
-        self._free = start + message.transfer_s
-        end = self._free + link.latency_s[message.kind]
-        self.carried.append(Carried(start, message.transfer_s, end, (end - start) * link.busy))
-        for since, rank in self._stuck.pop(number, ()):
-            self._wait(since, rank, self.carried[number])
-
-    def _rounds(self) -> None:
-        """Run all ranks, which wait, through as many rounds as there are."""
-        segments, speeds = self._program.segments, np.array(self._speeds)
-        first = number = self._position[0]
-        while number < len(segments) and (awaits := segments[number].awaits) is not None and awaits < len(self.carried):
-            message, device = self.carried[awaits], Device(self._now, self._given)
-            found = run_round(segments[number].total, self._began, device, speeds, (message.end, message.takes))
-            if found is None:
-                break
-            self._now, self._given = found.device.now, found.device.given
-            self._close(segments[number], found.ended)
-            number += 1
-        if number > first:
-            self._position = [number] * self._program.size
-            self._waiting[:] = sorted(zip(self._began.tolist(), range(self._program.size), strict=True))
+        start = max(self._link_free, self._now)
+        self._link_free = start + message.transfer_s
+        end = self._link_free + link.latency_s[message.kind]
+        takes = (end - start) * link.busy
+        self.deliveries.append(Delivery(start, end, takes))
+        for since, rank in self._blocked.pop(number, ()):
+            heapq.heappush(self._waiting, (max(end, since + takes), rank))

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.assemble import host_of, partition_graph, plan_recorded
-from mggcn.backend.cpu.table import RUN_FILE, STORE_FILE, read_choices, write_choices
-from mggcn.backend.cpu.variants import NO_CHOICES, Choices
+from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.config import Config, from_tables, from_toml, to_toml
 from mggcn.errors import ConfigError, MggcnError, RunError
 from mggcn.graph.csr import Graph
@@ -23,6 +22,7 @@ from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Choice, choice_dict
 from mggcn.train.log import write_json
 from mggcn.train.repeats import best_repeat, is_kept
+from mggcn.tuning.record import RUN_FILE, STORE_FILE, read_choices, write_choices
 
 
 def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
@@ -163,7 +163,7 @@ def write_plan(
 ) -> None:
     """Record the plan, the store and the digests of graph and partition in a run folder, for its ranks and for later.
 
-    choice: what `auto` chose from, if it chose. Measured ways of sparse products that lie with the store are copied.
+    choice: what `auto` chose from, if it chose. Measured variants of sparse products that lie with the store are copied.
     Raises: StoreError if their file is damaged; the folder, which is new, is then removed.
     """
     beside = store_folder(graph)
@@ -180,7 +180,7 @@ def write_plan(
 
 
 def measured_products(folder: Path, config: Config) -> Choices:
-    """Return the measured ways of sparse products that a run was started with, if they are this machine's.
+    """Return the measured variants of sparse products that a run was started with, if they are this machine's.
 
     Raises: StoreError if their file is damaged.
     """

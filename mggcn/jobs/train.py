@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mggcn import native
-from mggcn.assemble import Rank, bind_process, dense_products, make_rank, memory_limit, plan_graph, threads_per_rank
-from mggcn.backend.cpu.explore import Exploration
-from mggcn.backend.cpu.findings import Findings
+from mggcn.assemble import (
+    Rank,
+    bind_process,
+    dense_products,
+    host_of,
+    make_rank,
+    memory_limit,
+    plan_graph,
+    threads_per_rank,
+)
 from mggcn.backend.cpu.machine import processor_name
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.launch import run_ranks
@@ -27,7 +34,7 @@ from mggcn.comm.rank import torchrun_env, torchrun_main
 from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import Graph
-from mggcn.graph.store import graph_sha256, open_store
+from mggcn.graph.store import graph_sha256, open_store, store_folder
 from mggcn.jobs.auto import settled
 from mggcn.jobs.folder import (
     discarded_if_refused,
@@ -40,12 +47,14 @@ from mggcn.jobs.folder import (
 )
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
-from mggcn.jobs.tuning_record import outdated_table, save_tuning, summary_of
 from mggcn.memory.device import launching, not_captured
 from mggcn.partition.base import Partition
 from mggcn.planning.advice import require_fit
 from mggcn.planning.run import RunPlan
 from mggcn.train.log import RunLog, write_json
+from mggcn.tuning.exploration import Exploration
+from mggcn.tuning.findings import Findings
+from mggcn.tuning.record import RUN_FILE, STORE_FILE, outdated, save_findings, summary_of
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
@@ -92,18 +101,19 @@ def train_rank(
 
     stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it.
     """
-    from mggcn.train.tuning import Tuning
+    from mggcn.tuning.epochs import Tuning
 
     started = time.perf_counter() if started is None else started
     choices = measured_products(folder, config)
     log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
-    if comm.rank == 0 and (text := outdated_table(graph, folder)):
+    store = store_folder(graph)
+    if comm.rank == 0 and (text := outdated(folder / RUN_FILE) or (outdated(store / STORE_FILE) if store else "")):
         log.say(text)
 
-    def told(findings: Findings) -> None:
-        log.say(save_tuning(findings, config, graph, folder))
+    def report(findings: Findings) -> None:
+        log.say(save_findings(findings, host_of(config), folder, store))
 
-    tuning = Tuning(comm, Exploration(), told) if config.run.tune else None
+    tuning = Tuning(comm, Exploration(), report) if config.run.tune else None
     rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning)
     comm.barrier()
     setup_seconds = time.perf_counter() - started

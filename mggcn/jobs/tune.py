@@ -1,7 +1,8 @@
-"""`mggcn tune`: measures what plans predict with, and writes it as a machine's file."""
+"""`mggcn tune`: measures what plans predict with, and writes it as a machine's file; or times the products of a run."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -9,14 +10,35 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from mggcn.assemble import gpu_of_rank, make_backend, make_rank, memory_limit, plan_graph, plan_shape
 from mggcn.backend.cpu.machine import processor_name
+from mggcn.config import Config, RunConfig
 from mggcn.errors import ConfigError
-from mggcn.jobs.tune_device import device_table
-from mggcn.jobs.tune_links import measure_links
-from mggcn.jobs.tune_nccl import measure_nccl
+from mggcn.graph.csr import Graph
+from mggcn.jobs.local import on_local_ranks
+from mggcn.planning.advice import require_fit
+from mggcn.planning.shape import GraphShape
+from mggcn.tuning.device import device_table
+from mggcn.tuning.epochs import Tuning
+from mggcn.tuning.exploration import Exploration
+from mggcn.tuning.findings import Findings
+from mggcn.tuning.messages import measure_links, measure_nccl
 from mggcn.version import __version__
+
+if TYPE_CHECKING:
+    from mggcn.backend.base import KernelBackend
+    from mggcn.backend.cuda.base import Device
+    from mggcn.comm.base import Communicator
+    from mggcn.train.trainer import Stop
+
+MOST_EPOCHS = 60
+"""Twelve variants three times each, and some: products that are called seldom may be left undecided."""
+REPORT_EVERY = 10
+"""Epochs between two lines that tell how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +58,39 @@ class TuneSettings:
             raise ConfigError(f"--seconds must be 0 or more for each figure, got {self.seconds:g}")
 
 
-def tune(settings: TuneSettings, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def tune_machine(settings: TuneSettings, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
     """Measure this machine's cores, memory and transports, and return the content of its file.
 
-    folder: for the ranks' logs and results. say: told what is measured next. Cost: under a minute on two cores, and some
-    seconds for each number of GPUs between which NCCL is measured.
+    folder: for the ranks' logs and results. report: called with what is measured next. Cost: under a minute on two cores,
+    and some seconds for each number of GPUs between which NCCL is measured.
     Raises: CommError if ranks cannot be started.
     """
-    device = device_table(settings.threads, settings.seconds, say)
-    links = measure_links(settings.ranks, settings.threads, settings.seconds, folder, say)
+    processor = processor_name() or "unknown processor"
     return {
         "name": "tuned",
-        "title": f"this machine ({_processor()}, {settings.threads} core{'s' * (settings.threads > 1)})",
+        "title": f"this machine ({processor}, {settings.threads} core{'s' * (settings.threads > 1)})",
         "origin": "measured",
-        "device": device,
-        "link": links,
-        "nccl": measure_nccl(settings.ranks, folder, say),
+        "device": device_table(cpu_backend, settings.threads, settings.seconds, report),
+        "link": measure_links(settings.ranks, settings.threads, settings.seconds, folder, report),
+        "nccl": measure_nccl(settings.ranks, folder, report),
     }
 
 
+def cpu_backend(threads: int, precision: str) -> KernelBackend:
+    """Return the CPU's kernels in one precision, as a rank that has all threads gets them."""
+    config = Config(run=RunConfig(threads=threads, precision=precision))  # type: ignore[arg-type]
+    plan = plan_shape(
+        config, GraphShape(name="tune", num_vertices=2, num_edges=2, num_features=1, num_classes=1, symmetric=True)
+    ).ranks[0]
+
+    def no_gpu() -> Any:
+        raise ConfigError("mggcn tune measures the CPU")
+
+    return make_backend(config, plan, no_gpu)
+
+
 def check_writable(path: Path) -> None:
-    """Refuse a place for the file before a minute is spent. Raises: ConfigError."""
+    """Refuse a place for the machine's file before a minute is spent. Raises: ConfigError."""
     folder = path.absolute().parent
     while not folder.exists():
         folder = folder.parent
@@ -64,7 +98,7 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"the machine's file cannot be written to {path}; name one with --out")
 
 
-def write_machine(content: dict[str, Any], path: Path) -> None:
+def write_machine(content: Mapping[str, Any], path: Path) -> None:
     """Write a machine's file with a comment on its origin, in one step. Raises: ConfigError if it cannot be written."""
     stamp = time.strftime("%Y-%m-%d %H:%M")
     text = f"# Measured by mggcn {__version__} tune, {stamp}, load average {os.getloadavg()[0]:.1f} at its end.\n"
@@ -80,22 +114,70 @@ def write_machine(content: dict[str, Any], path: Path) -> None:
 
 
 def _toml(content: Mapping[str, Any]) -> str:
-    """Return a machine's file, one figure a line: its plain values are written in TOML as in JSON."""
+    """Return a machine's file, one figure a line, as in the files that come with mggcn; TOML libraries take four lines."""
+
+    def value(plain: Any) -> str:
+        if isinstance(plain, dict):
+            return "{ " + ", ".join(f"{key} = {value(inner)}" for key, inner in plain.items()) + " }"
+        return json.dumps(plain)
 
     def lines(table: Mapping[str, Any]) -> list[str]:
-        return [f"{key} = {_value(value)}" for key, value in table.items()]
+        return [f"{key} = {value(plain)}" for key, plain in table.items()]
 
     many = ("link", "nccl")
-    top = {key: value for key, value in content.items() if key not in ("device", *many)}
+    top = {key: plain for key, plain in content.items() if key not in ("device", *many)}
     tables = [line for name in many for each in content.get(name, ()) for line in ("", f"[[{name}]]", *lines(each))]
     return "\n".join([*lines(top), "", "[device]", *lines(content.get("device", {})), *tables, ""])
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + " }"
-    return json.dumps(value)
+def tune_products(
+    config: Config,
+    graph: Graph,
+    budget: float,
+    report: Callable[[str], None],
+    stop: Stop,
+    device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
+) -> Findings:
+    """Train, without a run folder, until the variants of all products are known or have cost `budget` epochs.
+
+    Ranks are threads. report: called now and then with how far it is. stop: ends it after an epoch, with what is known.
+    device_of: which device serves a rank under run.device cuda.
+    Cost: set-up, then at most MOST_EPOCHS epochs, with evaluations if they have products of their own; memory as planned.
+    Raises: ConfigError for cuSPARSE's products; PlanError if it does not fit; GraphError; TrainError.
+    """
+    if config.run.spmm != "own":
+        raise ConfigError(f"mggcn tune --store times mggcn's own products, got run.spmm {config.run.spmm}; use own")
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=MOST_EPOCHS))
+    plan, partition = plan_graph(config, graph)
+    require_fit(plan, memory_limit(config))
+    found: list[Findings] = []
+
+    def body(comm: Communicator) -> None:
+        tuning = Tuning(comm, Exploration(budget), found.append)
+        rank = make_rank(config, graph, plan, partition, comm, device_of=device_of, tuning=tuning)
+        runtime = rank.trainer.runtime
+        for epoch in range(MOST_EPOCHS):
+            rank.trainer.step(epoch)
+            # Each rank sees a signal at its own time; all must end after the same epoch.
+            stopped = torch.tensor([stop.signal])
+            comm.all_reduce(stopped).wait()
+            if tuning.finished or stopped.item():
+                break
+            if comm.rank == 0 and (epoch + 1) % REPORT_EVERY == 0:
+                report(progress(epoch + 1, tuning.exploration))
+            if runtime.exact is not runtime.training:
+                rank.trainer.evaluate()
+        rank.watch.close()
+
+    on_local_ranks(config, body)
+    return found[0]
 
 
-def _processor() -> str:
-    return processor_name() or "unknown processor"
+def progress(epochs: int, exploration: Exploration) -> str:
+    """Return how far a rank is, in words."""
+    trials = [trial for trial in exploration.trials if len(trial.variants) > 1]
+    cost = exploration.cost_s / exploration.epoch_s
+    return (
+        f"epoch {epochs} of at most {MOST_EPOCHS}: {sum(trial.over for trial in trials)} of {len(trials)} sparse products "
+        f"are known, at a cost of {cost:.1f} epochs so far (rank 0)"
+    )

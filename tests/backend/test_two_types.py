@@ -13,7 +13,8 @@ from mggcn.backend.base import Epilogue, Gradient, KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.memory import Workspace
-from mggcn.backend.cpu.variants import SpmmChoice, key_of
+from mggcn.backend.cpu.variants import key_of
+from mggcn.backend.spmm_choice import SpmmChoice
 from tests.backend.cases import (
     BATTERY,
     NAMES,

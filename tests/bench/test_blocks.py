@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mggcn.backend.cpu.machine import Caches
-from mggcn.backend.cpu.variants import SpmmChoice, ahead_of
+from mggcn.backend.cpu.variants import ahead_of
+from mggcn.backend.spmm_choice import SpmmChoice
 from tests.bench.conftest import BENCH  # noqa: F401  (puts bench/ on the path)
 
 import blocks  # isort: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import signal
@@ -11,18 +10,16 @@ from typing import Any
 
 import pytest
 
-from mggcn.backend.cpu import explore as cpu_explore
-from mggcn.backend.cpu.explore import Exploration, Trial
+from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cpu.spmm import CpuSpmm
-from mggcn.backend.cpu.variants import SpmmChoice
-from mggcn.comm.threads import run_threads
+from mggcn.backend.spmm_choice import SpmmChoice
 from mggcn.cost.machine import read_machine
 from mggcn.errors import ConfigError
 from mggcn.graph.store import write_store
-from mggcn.jobs import tune_device, tune_products
+from mggcn.jobs import tune
 from mggcn.jobs.tune import TuneSettings, write_machine
-from mggcn.jobs.tune_device import fastest
-from mggcn.jobs.tune_links import KINDS, LARGE, link_table, measure
+from mggcn.tuning import device
+from mggcn.tuning.exploration import BUDGET, Exploration, Trial
 from tests.commands.runs import refused, run_main
 from tests.graphs import make_graph, pattern
 
@@ -34,8 +31,8 @@ def test_tune_writes_what_plans_read(
 ) -> None:
     """Fails if the figures do not land where plans look for them, cannot be read, or are not those of a computer."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(tune_device, "FOOTPRINTS", (2**18, 2**22))
-    monkeypatch.setattr(tune_device, "GATHERED", 2**24)
+    monkeypatch.setattr(device, "FOOTPRINTS", (2**18, 2**22))
+    monkeypatch.setattr(device, "GATHERED", 2**24)
     assert run_main("plan", *SHAPE) == 0
     assert "assumed, not measured; run mggcn tune" in capsys.readouterr().out
     assert run_main("tune", "--ranks", "2", "--threads", "1", "--seconds", "0.01") == 0
@@ -61,8 +58,8 @@ def test_tune_writes_what_plans_read(
     assert "not measured" not in out
 
 
-def store_of_many_ways(folder: Path) -> Path:
-    """A store whose sparse products go in several ways."""
+def store_of_many_variants(folder: Path) -> Path:
+    """A store whose sparse products go in several variants."""
     graph = make_graph(pattern("directed", 300, 9), num_features=19, num_classes=4, sparse=True, weighted=True, seed=3)
     write_store(graph, folder / "store")
     return folder / "store"
@@ -72,7 +69,7 @@ def test_tuned_products_change_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fails if training does not take what was measured, does not record it, or gets other numbers from it."""
-    store = store_of_many_ways(tmp_path)
+    store = store_of_many_variants(tmp_path)
     run = ["--threads", 1, "--set", "model.hidden=33", "--set", "run.products=gemm-first"]
 
     def train(name: str) -> list[float]:
@@ -81,17 +78,17 @@ def test_tuned_products_change_no_bit(
 
     plain = train("plain")
     assert not (tmp_path / "plain" / "products.json").exists()
-    # Whatever is fastest here: a way that no model would choose wins by far.
-    original = Exploration.took
+    # Whatever is fastest here: a variant that no model would choose wins by far.
+    original = Exploration.add
 
-    def took(self: Exploration, trial: Trial, turn: int, seconds: float) -> None:
-        original(self, trial, turn, (1e-9 if trial.ways[turn].way == "blocks" else 9e-9))
+    def add(self: Exploration, trial: Trial, variant: int, seconds: float) -> None:
+        original(self, trial, variant, (1e-9 if trial.variants[variant].way == "blocks" else 9e-9))
 
-    monkeypatch.setattr(Exploration, "took", took)
-    monkeypatch.setattr(cpu_explore, "HOPELESS", math.inf)
+    monkeypatch.setattr(Exploration, "add", add)
+    monkeypatch.setattr(cpu_spmm, "HOPELESS", math.inf)
     assert run_main("tune", "--store", store, "--threads", 1, "--width", "33") == 0
     said = capsys.readouterr().out
-    assert "the model's way" in said
+    assert "the model's variant" in said
     assert "9.00, kept" in said
     assert "; blocks, 2 0.00 (3)" in said
     assert "tuning cost" in said
@@ -120,9 +117,9 @@ def test_a_damaged_table_is_measured_again(
     write_store(graph, store)
     (store / "tuned.json").write_text('{"tables": []}')
     train = ["train", store, "--threads", 1, "--epochs", 1, "--out", tmp_path / "run", "--quiet"]
-    tune = ["tune", "--store", store, "--threads", 1, "--set", "model.hidden=5"]
+    command = ["tune", "--store", store, "--threads", 1, "--set", "model.hidden=5", "--epochs", "1e9"]
     assert "measure again with mggcn tune --store" in refused(capsys, *train)
-    assert run_main(*tune) == 0
+    assert run_main(*command) == 0
     assert "tuned.json holds no measured products; measure again" in capsys.readouterr().out
     assert run_main(*train) == 0
     again = [*train[:-2], tmp_path / "tuned", "--tune"]
@@ -136,31 +133,31 @@ def test_a_damaged_table_is_measured_again(
     def never(*_: Any) -> None:
         raise AssertionError("timed before the store was found to be read-only")
 
-    monkeypatch.setattr(tune_products, "tune_products", never)
+    monkeypatch.setattr(tune, "tune_products", never)
     # As root, no folder is read-only.
     (store / "tuned.json").unlink()
     (store / "tuned.json").mkdir()
-    assert "cannot be written to" in refused(capsys, *tune)
+    assert "cannot be written to" in refused(capsys, *command)
 
 
 def test_a_signal_ends_tuning_and_real_seconds_reach_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fails if Ctrl-C is a traceback or looks like success, an empty table is written, or measured ways are not."""
-    store = store_of_many_ways(tmp_path)
-    tune = ["tune", "--store", store, "--threads", 1, "--width", "33", "--epochs", "1e9"]
+    """Fails if Ctrl-C is a traceback or looks like success, an empty table is written, or measured variants are not."""
+    store = store_of_many_variants(tmp_path)
+    command = ["tune", "--store", store, "--threads", 1, "--width", "33", "--epochs", "1e9"]
     with monkeypatch.context() as patch:
-        patch.setattr(tune_products, "TOLD_EVERY", 1)
-        patch.setattr(tune_products, "progress", lambda *_: signal.raise_signal(signal.SIGINT))
-        assert run_main(*tune) == 130
+        patch.setattr(tune, "REPORT_EVERY", 1)
+        patch.setattr(tune, "progress", lambda *_: signal.raise_signal(signal.SIGINT))
+        assert run_main(*command) == 130
     out, err = capsys.readouterr()
     assert "in up to 60 epochs of the run" in out
     assert f"nothing to keep: {store / 'tuned.json'} stays as it is" in out
     assert err == "mggcn: interrupted by SIGINT\n"
     assert not (store / "tuned.json").exists()
     (store / "tuned.json").write_text('{"format_version": 1}')
-    monkeypatch.setattr(tune_products, "TOLD_EVERY", 5)
-    assert run_main(*tune) == 0
+    monkeypatch.setattr(tune, "REPORT_EVERY", 5)
+    assert run_main(*command) == 0
     out = capsys.readouterr().out
     assert "tuned.json holds measured products of format 1" in out
     assert "epoch 5 of at most 60: 0 of" in out
@@ -169,49 +166,11 @@ def test_a_signal_ends_tuning_and_real_seconds_reach_the_table(
     assert all(row["way"]["reason"].startswith("measured: ") for row in table["products"])
 
 
-def test_links_as_the_cost_model_reads_them() -> None:
-    """Fails if rates do not give back the seconds that were measured, or gloo's share of the cores is another."""
-    small = {"broadcast": 2e-4, "all_to_all": 3e-4, "all_reduce": 4e-4}
-    large = {"broadcast": 0.011, "all_to_all": 0.031, "all_reduce": 0.021}
-    found: dict[str, Any] = {
-        "small_s": small,
-        "large_s": large,
-        "processor_s": {"broadcast": 0.049, "all_to_all": 0.1, "all_reduce": 0.04},
-    }
-    table = link_table("gloo", 3, 4, found)
-    received = {"broadcast": 2 * 4 * LARGE, "all_to_all": 6 * 4 * LARGE, "all_reduce": 4 * 4 * LARGE}
-    assert table["latency_s"] == small
-    for kind, nbytes in received.items():
-        assert table["latency_s"][kind] + nbytes / table["rates"][kind] == pytest.approx(large[kind], rel=0.01)
-    assert (table["busy"], table["pooled"], table["ranks"]) == (0.75, True, 3)
-    assert link_table("threads", 3, 4, found)["busy"] == 1.0
-    assert link_table("gloo", 3, 1, found)["busy"] == 1.0
-
-
-def test_ranks_measure_together() -> None:
-    """Fails if ranks make different numbers of calls, a kind is left out, or more bytes take no longer."""
-    found = run_threads(3, lambda comm: measure(comm, 0.01, 1), 60)
-    for result in found:
-        assert set(result["small_s"]) == set(KINDS)
-        for kind in KINDS:
-            assert 0 < result["small_s"][kind] < result["large_s"][kind]
-            assert result["processor_s"][kind] > 0
-    assert found[0] == found[1] == found[2]
-
-
 def test_the_cost_that_is_told_is_the_one_that_is_heeded(capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if the help of tune or train tells another number of epochs than a run uses."""
     for command, told in (("tune", "left (default: {:g})"), ("train", "about {:g} epochs' seconds")):
         assert run_main(command, "--help") == 0
-        assert told.format(cpu_explore.BUDGET) in " ".join(capsys.readouterr().out.split())
-
-
-def test_the_fastest_try_counts() -> None:
-    """Fails if the warm-up or a slow try decides, or fewer than three tries are made."""
-    clock = itertools.count()
-    calls: list[int] = []
-    assert fastest(lambda: calls.append(next(clock)), 0.0) < 0.1
-    assert len(calls) == 4
+        assert told.format(BUDGET) in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,9 @@ from mggcn.assemble import Rank, plan_shape
 from mggcn.backend.cpu import backend as cpu_backend
 from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cpu.machine import Caches
-from mggcn.backend.cpu.variants import MatrixTraits, SpmmChoice, candidates
+from mggcn.backend.cpu.variants import MatrixTraits, candidates
 from mggcn.backend.cuda.backend import CudaBackend
+from mggcn.backend.spmm_choice import SpmmChoice
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import BackendError, ConfigError
 from mggcn.graph.csr import Graph

@@ -12,7 +12,8 @@ import pytest
 from mggcn.backend.cpu import backend as cpu_backend
 from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cpu.machine import Caches
-from mggcn.backend.cpu.variants import GemmWay, MatrixTraits, SpmmChoice, Way, candidates
+from mggcn.backend.cpu.variants import GemmWay, MatrixTraits, candidates
+from mggcn.backend.spmm_choice import SpmmChoice, Way
 from mggcn.config import Config
 from mggcn.planning import regions
 from tests.planning.test_pruning import graph_of, trained

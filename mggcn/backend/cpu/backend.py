@@ -21,16 +21,16 @@ from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cpu.args import address, dropout_args, epilogue_args, kind_of
 from mggcn.backend.cpu.edges import CpuEdges
 from mggcn.backend.cpu.epoch_end import CpuEpochEnd
-from mggcn.backend.cpu.explore import Exploration
 from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.machine import caches_of, has_slow_pairs
 from mggcn.backend.cpu.memory import Workspace, allocate
 from mggcn.backend.cpu.spmm import CpuSpmm, make_schedule
-from mggcn.backend.cpu.variants import NO_CHOICES, Choices, gemm_set, gemm_way
+from mggcn.backend.cpu.variants import gemm_set, gemm_way
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
-from mggcn.backend.explored_spmm import ExploredSpmm
 from mggcn.backend.host import HostStream, HostTime
+from mggcn.backend.sparse_products import Explorer, Spmm
+from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 
 PARTIALS = 64
 """Row chunks whose column sums are added in order (cpu/common.h)."""
@@ -39,7 +39,7 @@ PARTIALS = 64
 class CpuBackend:
     """Kernels of the host with a fixed number of threads.
 
-    choices: measured ways of sparse products, which override the model's. exploration: tries the ways of the others.
+    choices: measured variants of sparse products, which override the model's. exploration: tries those of the others.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class CpuBackend:
         threads: int,
         isa: str = "",
         choices: Choices = NO_CHOICES,
-        exploration: Exploration | None = None,
+        exploration: Explorer | None = None,
     ) -> None:
         self._dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
@@ -57,9 +57,9 @@ class CpuBackend:
         self._workspace = Workspace()
         caches = caches_of(threads)
         self.sparse_products = CpuSpmm(dtype, threads, self._isa, caches, self._workspace, choices)
-        self._spmm: CpuSpmm | ExploredSpmm = self.sparse_products
+        self._spmm: Spmm = self.sparse_products
         if exploration is not None:
-            self._spmm = ExploredSpmm(self.sparse_products, exploration, time.perf_counter)
+            self._spmm = exploration.explored(self.sparse_products, time.perf_counter)
         dense_isa = isa or gemm_set(dtype.itemsize, native.dense_isa(), slow_pairs=has_slow_pairs())
         self.dense_products = CpuGemm(gemm_way(dense_isa), threads, dense_isa, self._workspace)
 

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 from mggcn.backend.cpu.machine import Caches
-from mggcn.backend.cpu.variants import LINE, PANELS, GemmWay, MatrixTraits, SpmmChoice, hub_length
+from mggcn.backend.cpu.variants import LINE, PANELS, GemmWay, MatrixTraits, hub_length
+from mggcn.backend.spmm_choice import SpmmChoice
 
 CHUNKS = 512
 """Row chunks of a sparse matrix: enough for 64 threads to balance, few enough to cost nothing."""

@@ -18,21 +18,12 @@ from torch import Tensor
 from mggcn import native
 from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.cpu.args import address, epilogue_args, kind_of
-from mggcn.backend.cpu.explore import Trial, proposals
 from mggcn.backend.cpu.machine import Caches
 from mggcn.backend.cpu.memory import Workspace
-from mggcn.backend.cpu.sizes import CHUNKS, aligned, padded_columns, way_bytes
-from mggcn.backend.cpu.variants import (
-    LINE,
-    Choices,
-    MatrixTraits,
-    SpmmChoice,
-    candidates,
-    choose_spmm,
-    hub_length,
-    key_of,
-)
-from mggcn.backend.explored_spmm import Product
+from mggcn.backend.cpu.sizes import CHUNKS, aligned, padded_columns, real_bytes, spmm_bytes, way_bytes
+from mggcn.backend.cpu.variants import LINE, MatrixTraits, candidates, choose_spmm, expected_ns, hub_length, key_of
+from mggcn.backend.sparse_products import HOPELESS, Product
+from mggcn.backend.spmm_choice import Choices, SpmmChoice, SpmmKey
 from mggcn.errors import BackendError
 
 STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
@@ -111,6 +102,25 @@ def _cut(indptr: npt.NDArray[Any], hub: int) -> tuple[npt.NDArray[np.int64], npt
     return np.stack(ends, axis=1), np.stack([rows, first, counts], axis=1)
 
 
+def worth_timing(
+    matrix: MatrixTraits, width: int, item: int, caches: Caches, model: SpmmChoice, *, summed: bool
+) -> tuple[SpmmChoice, ...]:
+    """Return the variants to be timed: the model's choice, then the others, the one that it expects to be fastest first.
+
+    Left out are those that it expects to be hopeless, and those that work in more than a plan reckons with. Arguments as
+    for `choose_spmm`.
+    """
+    gathered = min(matrix.columns, matrix.nnz)
+    planned = spmm_bytes(matrix.rows, gathered, matrix.nnz, width, item, real_bytes(item), caches)
+    limit = HOPELESS * expected_ns(matrix, width, item, caches, model)
+    costs = [
+        (expected_ns(matrix, width, item, caches, variant), variant)
+        for variant in candidates(matrix, width, item, caches, summed=summed).values()
+        if variant != dataclasses.replace(model, reason="") and way_bytes(matrix, width, item, variant) <= planned
+    ]
+    return (model, *(variant for cost, variant in sorted(costs, key=lambda pair: pair[0]) if cost <= limit))
+
+
 class CpuSpmm:
     """Products of matrices where sums are of the type that `dtype` sums in. choices: overrides of the model's."""
 
@@ -161,15 +171,17 @@ class CpuSpmm:
         traits: MatrixTraits = product.pattern.schedule.traits
         return candidates(traits, product.width, product.item, self._caches, summed=product.summed)
 
-    def trial(self, product: Product, adj: Sparse, h: Tensor, out: Tensor) -> Trial:
-        """As Products.trial. The work space is touched already, so that no way pays for the first use of pages."""
+    def proposals(
+        self, product: Product, adj: Sparse, h: Tensor, out: Tensor
+    ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
+        """As SparseProducts.proposals. The work space is touched, so that no variant pays for the first use of pages."""
         traits: MatrixTraits = product.pattern.schedule.traits
         width, item, summed = product.width, product.item, product.summed
-        ways = proposals(traits, width, item, self._caches, product.choice, summed=summed)
-        largest = max(way_bytes(traits, width, item, way) for way in ways)
+        variants = worth_timing(traits, width, item, self._caches, product.choice, summed=summed)
+        largest = max(way_bytes(traits, width, item, variant) for variant in variants)
         with self._workspace.lock:
             self._workspace.take(largest).zero_()
-        return Trial(key_of(traits, width, item, summed=summed), ways)
+        return key_of(traits, width, item, summed=summed), variants
 
     def multiply(
         self,

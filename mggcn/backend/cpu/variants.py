@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from mggcn.backend.cpu.machine import Caches
+from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
 
 LINE = 64
 PANELS = (64, 128, 256)
@@ -45,8 +44,6 @@ SEGMENT = 4096
 """Fewest entries of a part of a hub row."""
 MAX_PARTS = 512
 """Parts that a matrix of hubs alone is cut into: as many as there are chunks of rows."""
-
-Way = Literal["rows", "panels", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,50 +80,11 @@ class MatrixTraits:
         return max(once, slope * self.nnz)
 
 
-@dataclass(frozen=True, slots=True)
-class SpmmChoice:
-    """A way of cpu/spmm.cpp: panel columns at a time (0: all), ranges of the operand's rows, and how far to fetch ahead."""
-
-    way: Way = "rows"
-    panel: int = 0
-    blocks: int = 1
-    ahead: int = 0
-    reason: str = ""
-
-    @property
-    def text(self) -> str:
-        """The way and its sizes, in words."""
-        sizes = {"rows": "", "panels": f" of {self.panel} columns", "blocks": f", {self.blocks}"}
-        return f"{self.way}{sizes[self.way]}" + (f", {self.ahead} ahead" if self.ahead else "")
-
-
-@dataclass(frozen=True, slots=True)
-class SpmmKey:
-    """A product in a table of choices.
-
-    item: bytes of a stored number; summed: as for `choose_spmm`; pattern: a digest of all that the choice sees of a
-    matrix, which tells a matrix from its transpose.
-    """
-
-    rows: int
-    columns: int
-    nnz: int
-    width: int
-    item: int
-    summed: bool
-    pattern: str
-
-
 def key_of(matrix: MatrixTraits, width: int, item: int, *, summed: bool) -> SpmmKey:
     """Return the key of a product. Arguments as for `choose_spmm`."""
     traits = (matrix.rows, matrix.columns, matrix.nnz, matrix.ascending, matrix.reuse, matrix.empty)
     digest = hashlib.sha256(repr(traits).encode()).hexdigest()[:16]
     return SpmmKey(matrix.rows, matrix.columns, matrix.nnz, width, item, summed, digest)
-
-
-Choices = Mapping[SpmmKey, SpmmChoice]
-"""What was measured to be the fastest."""
-NO_CHOICES: Choices = MappingProxyType({})
 
 
 def hub_length(nnz: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy.typing as npt
 import torch
@@ -15,8 +15,6 @@ from torch import Tensor
 
 from mggcn.backend.base import Dropout, Epilogue, Gradient, LossTarget, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
-from mggcn.backend.cpu.explore import Exploration
-from mggcn.backend.cpu.variants import NO_CHOICES, Choices
 from mggcn.backend.cuda import rows
 from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.edges import CudaEdges
@@ -26,18 +24,11 @@ from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
 from mggcn.backend.cuda.upload import empty_like
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import Agree, CommStream, Eager, Event, Repeatable, Timestamp, alone
-from mggcn.backend.explored_spmm import ExploredSpmm
+from mggcn.backend.sparse_products import Explorer, Spmm
+from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 
 QUEUE_S = 1.0
 """The host looks at results about once in as many seconds: signals and losses are seen this late."""
-
-
-class Spmm(Protocol):
-    """A sparse product of a device: our kernels, or cuSPARSE."""
-
-    def multiply(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
-        """As KernelBackend.spmm."""
-        ...
 
 
 class CudaBackend:
@@ -55,7 +46,7 @@ class CudaBackend:
         workspace_bytes: int = 0,
         spmm: Literal["own", "cusparse"] = "own",
         choices: Choices = NO_CHOICES,
-        exploration: Exploration | None = None,
+        exploration: Explorer | None = None,
     ) -> None:
         self._dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
@@ -72,9 +63,11 @@ class CudaBackend:
     def _own_spmm(self, workspace_bytes: int, choices: Choices) -> Mapping[torch.dtype, Spmm]:
         workspace, traits = self.allocate(workspace_bytes).view(self._real), self._device.traits
         own = {dtype: OwnSpmm(kernels, traits, workspace, choices) for dtype, kernels in self._kernels.items()}
-        if self._exploration is None:
-            return own
-        return {dtype: ExploredSpmm(products, self._exploration, self._now) for dtype, products in own.items()}
+        explorer = self._exploration
+        return {
+            dtype: products if explorer is None else explorer.explored(products, self._now)
+            for dtype, products in own.items()
+        }
 
     def _now(self) -> float:
         self.synchronize()

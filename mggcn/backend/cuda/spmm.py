@@ -17,12 +17,11 @@ import numpy.typing as npt
 from torch import Tensor
 
 from mggcn.backend.base import Epilogue, Sparse
-from mggcn.backend.cpu.explore import HOPELESS, Trial
-from mggcn.backend.cpu.variants import NO_CHOICES, Choices, SpmmChoice, SpmmKey
 from mggcn.backend.cuda.kernels import Kernels, epilogue_args, out_option
 from mggcn.backend.cuda.sizes import LONG_ROW, WINDOW, DeviceTraits, segment_length
 from mggcn.backend.cuda.variants import Variant, choose, choose_slices, is_slicing, slicings
-from mggcn.backend.explored_spmm import Product
+from mggcn.backend.sparse_products import HOPELESS, Product
+from mggcn.backend.spmm_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey
 from mggcn.errors import BackendError
 
 BLOCK = 128
@@ -132,7 +131,7 @@ class OwnSpmm:
         self._choices = choices
 
     def product(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
-        """As Products.product, but nothing is remembered. An operand that is not aligned goes without slices."""
+        """As SparseProducts.product, but nothing is remembered. An operand that is not aligned goes without slices."""
         width, item, summed = out.shape[1], h.itemsize, out.itemsize > h.itemsize
         if not _aligned(h):
             return Product(adj, width, item, summed, SpmmChoice(), measured=True)
@@ -142,14 +141,16 @@ class OwnSpmm:
         chosen = choose_slices(adj.num_rows, adj.nnz, h.shape[0], width, item, self._traits)
         return Product(adj, width, item, summed, chosen, measured=False)
 
-    def trial(self, product: Product, adj: Sparse, h: Tensor, out: Tensor) -> Trial:
-        """As Products.trial. The kernels are compiled already, so that no call pays for that."""
+    def proposals(
+        self, product: Product, adj: Sparse, h: Tensor, out: Tensor
+    ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
+        """As SparseProducts.proposals. The kernels are compiled, so that no call pays for that."""
         sizes = (adj.num_rows, adj.nnz, h.shape[0], product.width, product.item)
-        ways = slicings(*sizes, self._traits, HOPELESS)
-        for way in ways:
-            variant = choose(product.width, product.item, True, way.panel, weighted=adj.values is not None)
+        slices = slicings(*sizes, self._traits, HOPELESS)
+        for some in slices:
+            variant = choose(product.width, product.item, True, some.panel, weighted=adj.values is not None)
             self._kernels.prepare("spmm", "spmm_balanced", _options(adj, h, out, variant))
-        return Trial(key_of(adj, h, product.width, summed=product.summed), ways)
+        return key_of(adj, h, product.width, summed=product.summed), slices
 
     def multiply(
         self,

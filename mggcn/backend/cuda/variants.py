@@ -12,9 +12,9 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
-from mggcn.backend.cpu.variants import SpmmChoice
 from mggcn.backend.cuda.sizes import DeviceTraits
 from mggcn.backend.gather_rates import SLICE_ROW, SLICES, CacheRates
+from mggcn.backend.spmm_choice import SpmmChoice
 
 L2_SHARE = 0.5
 """Part of the L2 cache that holds rows of the operand: an A100's and an H100's two halves may each hold a copy."""

@@ -16,7 +16,7 @@ from mggcn import native
 from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cpu.spmm import make_schedule
-from mggcn.backend.cpu.variants import SpmmChoice
+from mggcn.backend.spmm_choice import SpmmChoice
 from tests.backend.cases import numpy_reals
 from tests.backend.cpu.guard_pages import guarded, matrix, upload
 

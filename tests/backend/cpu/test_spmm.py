@@ -17,7 +17,8 @@ from mggcn import native
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cpu.spmm import make_schedule
-from mggcn.backend.cpu.variants import SpmmChoice, hub_length, key_of
+from mggcn.backend.cpu.variants import hub_length, key_of
+from mggcn.backend.spmm_choice import SpmmChoice
 from mggcn.errors import BackendError
 from tests.backend.cases import (
     BATTERY,

@@ -13,7 +13,7 @@ import torch
 from mggcn import native
 from mggcn.backend.base import Epilogue
 from mggcn.backend.cpu.backend import CpuBackend
-from mggcn.backend.cpu.variants import SpmmChoice
+from mggcn.backend.spmm_choice import SpmmChoice
 from tests.backend.cases import Case, filled, host, padded, random_dense, reals, skewed, tolerance
 from tests.backend.cpu.test_spmm import TYPES, product
 from tests.backend.test_spmm import epilogue_of, finished, sparse_of

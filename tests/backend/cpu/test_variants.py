@@ -8,13 +8,7 @@ import itertools
 import pytest
 
 from mggcn.backend.cpu.machine import Caches
-from mggcn.backend.cpu.variants import (
-    PANELS,
-    MatrixTraits,
-    ahead_of,
-    candidates,
-    choose_spmm,
-)
+from mggcn.backend.cpu.variants import PANELS, MatrixTraits, ahead_of, candidates, choose_spmm
 
 SERVER = Caches(2**19, 2**25)
 

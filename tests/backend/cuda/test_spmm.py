@@ -15,7 +15,6 @@ import scipy.sparse as sp
 import torch
 
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
-from mggcn.backend.cpu.variants import SpmmChoice, SpmmKey
 from mggcn.backend.cuda.kernels import Kernels
 from mggcn.backend.cuda.sizes import (
     H100,
@@ -29,6 +28,7 @@ from mggcn.backend.cuda.sizes import (
 from mggcn.backend.cuda.spmm import OwnSpmm, Schedule, key_of, make_schedule
 from mggcn.backend.cuda.variants import Variant, choose, sliced
 from mggcn.backend.gather_rates import SLICES
+from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
 from mggcn.errors import BackendError
 from tests.backend.cases import filled, guards_hold, host, numpy_reals, padded, random_dense, tight, tolerance
 from tests.backend.emulated import emulated_backend

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from mggcn.assemble import host_of, resolve
-from mggcn.backend.cpu.explore import SAMPLES
-from mggcn.backend.cpu.table import FORMAT_VERSION, read_choices
 from mggcn.comm.base import Communicator
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config
@@ -22,10 +20,12 @@ from mggcn.graph.csr import Graph
 from mggcn.jobs import train as training
 from mggcn.jobs.folder import known_plan
 from mggcn.jobs.local import on_local_ranks
-from mggcn.jobs.tune_products import MOST_EPOCHS, TOLD_EVERY, tune_products
+from mggcn.jobs.tune import MOST_EPOCHS, REPORT_EVERY, tune_products
 from mggcn.train.trainer import Stop
+from mggcn.tuning.exploration import SAMPLES
+from mggcn.tuning.record import FORMAT_VERSION, read_choices
 from tests.commands.runs import history, result, same_tensors
-from tests.train.tuned_runs import EPOCHS, config_of, store_of, trained
+from tests.tuning.runs import EPOCHS, config_of, store_of, trained
 
 
 def with_train(config: Config, **train: Any) -> Config:
@@ -167,7 +167,7 @@ def test_real_seconds_come_from_the_calls(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("blocks_win")
 def test_a_signal_ends_the_command_with_what_is_known(tmp_path: Path) -> None:
-    """Fails if ranks that are threads end after different epochs, or one call of the model's way decides for good."""
+    """Fails if ranks that are threads end after different epochs, or one call of the model's variant decides for good."""
     graph, stop = store_of(tmp_path), Stop()
     said: list[str] = []
 
@@ -177,7 +177,7 @@ def test_a_signal_ends_the_command_with_what_is_known(tmp_path: Path) -> None:
 
     found = tune_products(resolve(config_of(2), graph), graph, 2.0, say, stop)
     [line] = said
-    assert line.startswith(f"epoch {TOLD_EVERY} of at most {MOST_EPOCHS}: 0 of ")
+    assert line.startswith(f"epoch {REPORT_EVERY} of at most {MOST_EPOCHS}: 0 of ")
     assert not any(trial.complete for _, trial in found.trials)
     assert {rank for rank, _ in found.trials} == {0, 1}
     assert all(
@@ -186,7 +186,7 @@ def test_a_signal_ends_the_command_with_what_is_known(tmp_path: Path) -> None:
 
 
 def test_a_table_of_another_version_does_not_stop_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails if a run refuses a table of older kernels, takes ways from it, or does not say that it leaves it aside."""
+    """Fails if a run refuses a table of older kernels, takes variants from it, or does not say that it leaves it aside."""
     graph = store_of(tmp_path)
     table = tmp_path / "store" / "tuned.json"
     table.write_text(json.dumps({"format_version": FORMAT_VERSION - 1, "tables": []}))

@@ -1,4 +1,4 @@
-"""Runs on a small store whose products have several ways each."""
+"""Runs on a small store whose products have several variants each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mggcn.jobs import train as training
 from tests.graphs import make_graph, pattern
 
 EPOCHS = 28
-"""Enough for all ways, of which three at least are called three times."""
+"""Enough for all variants, of which three at least are called three times."""
 
 
 def config_of(ranks: int, **run: Any) -> Config:

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from mggcn.assemble import make_backend, plan_shape
-from mggcn.config import Config, RunConfig
-from mggcn.errors import ConfigError
+from mggcn.backend.base import Epilogue
 from mggcn.memory.units import free_bytes
-from mggcn.planning.shape import GraphShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +33,44 @@ CALLS: Final = 5
 SEED: Final = 271828
 
 
+def device_table(
+    backend_of: Callable[[int, str], KernelBackend], threads: int, seconds: float, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the [device] table of this machine's cores together, each figure measured for about `seconds`.
+
+    backend_of: returns the CPU's kernels for a number of threads and a precision.
+    """
+    import torch
+
+    footprints = [size for size in FOOTPRINTS if size <= free_bytes() // 8] or [FOOTPRINTS[0]]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        probe = Probe(backend_of(threads, "fp32"), seconds)
+        report("rows gathered at random, by bytes of the operand")
+        row_s, gather = probe.gather(footprints)
+        report("passes over matrices")
+        copy = [_digits(probe.copy(size)) for size in footprints]
+        report("dense products and calls")
+        gemm = {name: _digits(Probe(backend_of(threads, name), seconds).gemm()) for name in PRECISIONS}
+        call_s = probe.call()
+    finally:
+        torch.set_num_threads(before)
+    sizes = [float(size) for size in footprints]
+    return {
+        "kind": "cpu",
+        "count": 1,
+        "shared": True,
+        "cores": threads,
+        "memory_bytes": free_bytes(),
+        "copy": [list(pair) for pair in zip(sizes, copy, strict=True)],
+        "gather": [list(pair) for pair in zip(sizes, map(_digits, gather), strict=True)],
+        "row_s": _digits(row_s),
+        "call_s": _digits(call_s),
+        "gemm": gemm,
+    }
+
+
 def fastest(function: Callable[[], None], seconds: float) -> float:
     """Return the seconds of the fastest of at least three calls, repeated for about `seconds`, after a warm-up."""
     function()
@@ -48,58 +83,8 @@ def fastest(function: Callable[[], None], seconds: float) -> float:
     return min(times)
 
 
-def device_table(threads: int, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the [device] table of this machine's cores together, each figure measured for about `seconds`."""
-    import torch
-
-    footprints = [size for size in FOOTPRINTS if size <= free_bytes() // 8] or [FOOTPRINTS[0]]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        backend = _backend(threads, "fp32")
-        probe = Probe(backend, seconds)
-        say("rows gathered at random, by bytes of the operand")
-        row_s, gather = probe.gather(footprints)
-        say("passes over matrices")
-        copy = [[size, probe.copy(size)] for size in footprints]
-        say("dense products and calls")
-        gemm = {name: Probe(_backend(threads, name), seconds).gemm() for name in PRECISIONS}
-        call_s = probe.call()
-    finally:
-        torch.set_num_threads(before)
-    return {
-        "kind": "cpu",
-        "count": 1,
-        "shared": True,
-        "cores": threads,
-        "memory_bytes": free_bytes(),
-        "copy": [_rounded(pair) for pair in copy],
-        "gather": [_rounded(pair) for pair in gather],
-        "row_s": _digits(row_s),
-        "call_s": _digits(call_s),
-        "gemm": {name: _digits(rate) for name, rate in gemm.items()},
-    }
-
-
-def _backend(threads: int, precision: str) -> KernelBackend:
-    """The CPU's kernels in one precision, as a rank that has all threads gets them."""
-    config = Config(run=RunConfig(threads=threads, precision=precision))  # type: ignore[arg-type]
-    plan = plan_shape(
-        config, GraphShape(name="tune", num_vertices=2, num_edges=2, num_features=1, num_classes=1, symmetric=True)
-    ).ranks[0]
-
-    def no_gpu() -> Any:
-        raise ConfigError("mggcn tune measures the CPU")
-
-    return make_backend(config, plan, no_gpu)
-
-
 def _digits(value: float) -> float:
     return float(f"{value:.3g}")
-
-
-def _rounded(pair: list[float]) -> list[float]:
-    return [float(pair[0]), _digits(pair[1])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +94,18 @@ class Probe:
     backend: KernelBackend
     seconds: float
 
-    def gather(self, footprints: list[int]) -> tuple[float, list[list[float]]]:
+    def gather(self, footprints: list[int]) -> tuple[float, list[float]]:
         """Return the seconds of a gathered row beside its bytes, and the rates of its bytes by footprint.
 
         Rows of two widths from an operand in the cache give the first: their times differ by their bytes alone.
         """
         wide, narrow = 4.0 * WIDE, 4.0 * NARROW
-        per_row = {width: self._gathered_row(footprints[0], width) for width in (WIDE, NARROW)}
-        by_bytes = (per_row[WIDE] - per_row[NARROW]) / (wide - narrow)
-        row_s = min(max(per_row[NARROW] - narrow * by_bytes, 0.0), 0.5 * per_row[WIDE])
-        rates = [[float(size), wide / (self._gathered_row(size, WIDE) - row_s)] for size in footprints]
-        return row_s, [[size, max(rate, 1.0)] for size, rate in rates]
+        wide_s, narrow_s = (self._gathered_row(footprints[0], width) for width in (WIDE, NARROW))
+        by_bytes = (wide_s - narrow_s) / (wide - narrow)
+        row_s = min(max(narrow_s - narrow * by_bytes, 0.0), 0.5 * wide_s)
+        rates = [wide / (self._gathered_row(size, WIDE) - row_s) for size in footprints]
+        # Where a disturbed try makes a row cheaper than its overhead, there is no rate: the least that a file may have.
+        return row_s, [max(rate, 1.0) for rate in rates]
 
     def _gathered_row(self, footprint: int, width: int) -> float:
         """Seconds of a sparse product per nonzero, columns at random from an operand of `footprint` bytes."""
@@ -128,23 +114,19 @@ class Probe:
         indices = np.random.default_rng(SEED).integers(0, columns, rows * DEGREE).astype(np.int32)
         adj = self.backend.sparse(np.arange(rows + 1, dtype=np.int64) * DEGREE, indices, None)
         dense, out = self._matrix(columns, width), self._matrix(rows, width)
-        run = lambda: self.backend.spmm(adj, dense, out, accumulate=False, epilogue=None)  # noqa: E731
-        return fastest(run, self.seconds) / (rows * DEGREE)
+        return self._fastest(lambda: self._multiply(adj, dense, out)) / (rows * DEGREE)
 
     def copy(self, footprint: int) -> float:
         """Return bytes per second, read plus written, of a pass from one matrix to another, both `footprint` bytes."""
-        from mggcn.backend.base import Epilogue
-
         rows = max(1, footprint // (2 * 4 * WIDE))
         source, out = self._matrix(rows, WIDE), self._matrix(rows, WIDE)
-        run = lambda: self.backend.finish(source, out, Epilogue())  # noqa: E731
-        return 2 * 4 * WIDE * rows / fastest(run, self.seconds)
+        return 2 * 4 * WIDE * rows / self._fastest(lambda: self.backend.finish(source, out, Epilogue()))
 
     def gemm(self) -> float:
         """Return FLOP per second of a dense product of the shape of a layer."""
         rows, inner, cols = GEMM
         a, b, out = self._matrix(rows, inner), self._matrix(inner, cols), self._matrix(rows, cols)
-        return 2.0 * math.prod(GEMM) / fastest(lambda: self.backend.matmul(a, b, out), self.seconds)
+        return 2.0 * math.prod(GEMM) / self._fastest(lambda: self.backend.matmul(a, b, out))
 
     def call(self) -> float:
         """Return the seconds of a call with next to no work, the average of a sparse and a dense product."""
@@ -153,10 +135,16 @@ class Probe:
 
         def run() -> None:
             for _ in range(CALLS):
-                self.backend.spmm(adj, a, out, accumulate=False, epilogue=None)
+                self._multiply(adj, a, out)
                 self.backend.matmul(a, b, out)
 
-        return fastest(run, self.seconds) / (2 * CALLS)
+        return self._fastest(run) / (2 * CALLS)
+
+    def _fastest(self, function: Callable[[], None]) -> float:
+        return fastest(function, self.seconds)
+
+    def _multiply(self, adj: Any, dense: Tensor, out: Tensor) -> None:
+        self.backend.spmm(adj, dense, out, accumulate=False, epilogue=None)
 
     def _matrix(self, rows: int, cols: int) -> Tensor:
         dtype = self.backend.dtype

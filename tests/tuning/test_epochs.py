@@ -1,4 +1,4 @@
-"""Runs whose epochs try the ways of sparse products: the same bits, kept once all ranks know, and cheap."""
+"""Runs whose epochs try the variants of sparse products: the same bits, kept once all ranks know, and cheap."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ import torch
 
 from mggcn.assemble import host_of, make_rank, plan_graph, resolve
 from mggcn.backend.cpu import backend as cpu_backend
-from mggcn.backend.cpu import explore as cpu_explore
-from mggcn.backend.cpu import table as cpu_table
-from mggcn.backend.cpu.explore import Exploration, Trial
-from mggcn.backend.cpu.findings import Findings
+from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cpu.machine import Caches
-from mggcn.backend.cpu.table import STORE_FILE, read_choices, write_choices
-from mggcn.backend.cpu.variants import NO_CHOICES, Choices, SpmmChoice, SpmmKey
 from mggcn.backend.cuda import presence as cuda_presence
 from mggcn.backend.cuda import spmm as cuda_spmm
 from mggcn.backend.cuda.variants import Variant
 from mggcn.backend.events import Eager
+from mggcn.backend.spmm_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.errors import BackendError, ConfigError
 from mggcn.jobs.local import on_local_ranks
-from mggcn.jobs.tune_products import tune_products
-from mggcn.jobs.tuning_record import product_lines
+from mggcn.jobs.tune import tune_products
 from mggcn.planning import regions
 from mggcn.trace.timeline import Unwatched
 from mggcn.train.trainer import Stop
-from mggcn.train.tuning import TunedEpochs, Tuning
+from mggcn.tuning import record
+from mggcn.tuning.epochs import Tuning
+from mggcn.tuning.exploration import Exploration, Trial
+from mggcn.tuning.findings import Findings
+from mggcn.tuning.record import STORE_FILE, read_choices, write_choices
 from tests.commands.runs import history, result, same_tensors
 from tests.devices import emulated
 from tests.emulator.device import EmulatedDevice
 from tests.graphs import make_graph, pattern
-from tests.train.tuned_runs import config_of, store_of, trained
+from tests.tuning.runs import config_of, store_of, trained
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -61,8 +60,8 @@ def test_tuning_changes_no_bit_and_is_kept(ranks: int, tmp_path: Path, capsys: p
     assert cost["unfinished"] == 0
     assert 0 < cost["seconds"] < 1e-6
     kept = read_choices(tmp_path / "store" / "tuned.json", host_of(config))
-    assert {way.way for way in kept.values()} == {"blocks"}
-    assert all(way.reason.startswith("measured: 2.00 times as fast as rows") for way in kept.values())
+    assert {variant.way for variant in kept.values()} == {"blocks"}
+    assert all(variant.reason.startswith("measured: 2.00 times as fast as rows") for variant in kept.values())
     assert read_choices(first / "products.json", host_of(config)) == kept
     second = trained(graph, tuning, tmp_path / "second")
     assert "tuning" not in result(second)
@@ -76,11 +75,11 @@ def test_tuning_changes_no_bit_and_is_kept(ranks: int, tmp_path: Path, capsys: p
 def test_a_store_that_cannot_be_written_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails if a run is lost because others' store is read-only, the warning comes twice, or the run forgets its ways."""
+    """Fails if a run is lost because others' store is read-only, the warning comes twice, or the run forgets its own."""
     graph = store_of(tmp_path)
     # As root, no folder is read-only: here the temporary file has no place.
-    place = cpu_table._temporary
-    monkeypatch.setattr(cpu_table, "_temporary", lambda path: path / "no" if path.name == STORE_FILE else place(path))
+    place = record._temporary
+    monkeypatch.setattr(record, "_temporary", lambda path: path / "no" if path.name == STORE_FILE else place(path))
     with caplog.at_level(logging.WARNING):
         folder = trained(graph, config_of(1, tune=True), tmp_path / "run")
     warnings = [record for record in caplog.records if record.name.startswith("mggcn")]
@@ -93,7 +92,7 @@ def test_a_store_that_cannot_be_written_is_a_warning(
 def test_products_of_training_are_told_from_those_of_evaluations() -> None:
     """Fails if the epoch loop does not say when training is on: evaluations would begin its trials."""
     tuning = Tuning(SingleCommunicator(), Exploration(), lambda _: None)
-    watch = TunedEpochs(Unwatched(), tuning, lambda: None)
+    watch = tuning.watched(Unwatched(), lambda: None)
     begun: dict[str, list[bool]] = {"training": [], "evaluation": []}
 
     def call(at: str) -> None:
@@ -120,9 +119,9 @@ def test_one_slow_rank_is_waited_for() -> None:
         epochs = 1
         while not tuning.finished:
             if comm.rank == 1 and (product := tuning.exploration.trial(0, lambda: trial)) is not None:
-                turn = product.turn("alike")
-                if turn is not None:
-                    tuning.exploration.took(product, turn, 0.01 * (3 - turn))
+                variant = tuning.exploration.sample(0, "alike")
+                if variant is not None:
+                    tuning.exploration.add(product, variant, 0.01 * (3 - variant))
             tuning.epoch(1.0)
             epochs += 1
         tuning.finish()
@@ -138,12 +137,14 @@ def test_one_slow_rank_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("ranks", "strategy", "delay"), [(1, "broadcast", "0"), (3, "delayed", "2"), (2, "slice", "0")]
 )
-def test_ways_keep_to_the_plan_s_memory(ranks: int, strategy: str, delay: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a way that is tried works in more than is planned, or a strategy's products are never explored."""
+def test_variants_keep_to_the_plan_s_memory(
+    ranks: int, strategy: str, delay: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a variant that is tried works in more than is planned, or a strategy's products are never explored."""
     tight = Caches(2**12, 2**17)
     for module in (cpu_backend, regions):
         monkeypatch.setattr(module, "caches_of", lambda threads: tight)
-    monkeypatch.setattr(cpu_explore, "HOPELESS", math.inf)
+    monkeypatch.setattr(cpu_spmm, "HOPELESS", math.inf)
     adj = pattern("directed", 400, 9)
     graph = make_graph(adj, num_features=90, num_classes=7, sparse=True, weighted=False, seed=3)
     run: Any = {"strategy": strategy, "delay": delay, "features": "sparse"}
@@ -159,13 +160,13 @@ def test_ways_keep_to_the_plan_s_memory(ranks: int, strategy: str, delay: str, m
         rank.watch.close()
         backend: Any = rank.trainer.runtime.backend
         trials = tuning.exploration.trials
-        ways = {way.way for trial in trials for way in trial.ways}
+        variants = {variant.way for trial in trials for variant in trial.variants}
         samples = sum(len(values) for trial in trials for values in trial.seconds)
-        return backend.work_space_bytes / rank.plan.regions["kernel work space"], ways, samples
+        return backend.work_space_bytes / rank.plan.regions["kernel work space"], variants, samples
 
-    for used, ways, samples in on_local_ranks(config, body):
+    for used, variants, samples in on_local_ranks(config, body):
         assert 0 < used <= 1.0
-        assert {"rows", "blocks"} <= ways
+        assert {"rows", "blocks"} <= variants
         assert samples >= 4
 
 
@@ -188,13 +189,13 @@ def test_epochs_without_a_run_folder(strategy: str, tmp_path: Path) -> None:
 
 def test_a_gpu_times_its_slices_and_takes_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a GPU's slices are not timed, an epoch that times them is captured, or a run does not take what was kept."""
-    original = Exploration.took
+    original = Exploration.add
 
-    def took(self: Exploration, trial: Trial, turn: int, seconds: float) -> None:
+    def add(self: Exploration, trial: Trial, variant: int, seconds: float) -> None:
         assert seconds > 0
-        original(self, trial, turn, 1e-9 if trial.ways[turn].way == "panels" else 2e-9)
+        original(self, trial, variant, 1e-9 if trial.variants[variant].way == "panels" else 2e-9)
 
-    monkeypatch.setattr(Exploration, "took", took)
+    monkeypatch.setattr(Exploration, "add", add)
     graph = store_of(tmp_path)
     config = resolve(config_of(1, device="cuda", memory_limit=2**40), graph)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden=(33, 33)))
@@ -206,8 +207,8 @@ def test_a_gpu_times_its_slices_and_takes_what_was_kept(tmp_path: Path, monkeypa
     assert not captured
     kept = found.kept()
     assert {(key.width, key.item) for key in kept} == {(33, 4)}
-    assert {way.panel for way in kept.values()} == {32}
-    assert "panels of 32 columns" in "\n".join(product_lines(found))
+    assert {variant.panel for variant in kept.values()} == {32}
+    assert "panels of 32 columns" in "\n".join(found.lines())
 
     def losses(choices: Choices) -> list[float]:
         tiles.clear()

@@ -1,4 +1,4 @@
-"""What `mggcn tune` measures of NCCL's memory: by ranks over the stand-in, to this machine's file and its plans."""
+"""What `mggcn tune` measures of messages: their seconds, and NCCL's memory by ranks over the stand-in, up to plans."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from mggcn.backend.cuda import driver as cuda_driver
 from mggcn.backend.cuda import presence as cuda_presence
 from mggcn.comm.base import Communicator
 from mggcn.comm.nccl_settings import SETTINGS
+from mggcn.comm.threads import run_threads
 from mggcn.config import Config, RunConfig
 from mggcn.cost.machine import read_machine, tuned_path
 from mggcn.errors import CommError
-from mggcn.jobs import tune, tune_nccl
+from mggcn.jobs import tune
 from mggcn.jobs.tune import TuneSettings, write_machine
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render
+from mggcn.tuning import messages
+from mggcn.tuning.messages import KINDS, LARGE, link_table, message_seconds
 from tests.comm.fake_nccl import TAKEN
 from tests.comm.worlds import Nccl
 
@@ -37,7 +40,7 @@ def unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(tune_nccl, "COUNT", 64)
+    monkeypatch.setattr(messages, "NCCL_COUNT", 64)
 
 
 def zeros(nbytes: int) -> torch.Tensor:
@@ -49,13 +52,43 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int, missing: str = "") -> None
     monkeypatch.setattr(cuda_driver, "visible_gpus", lambda: [None] * count)
 
 
+def test_links_as_the_cost_model_reads_them() -> None:
+    """Fails if rates do not give back the seconds that were measured, or gloo's share of the cores is another."""
+    small = {"broadcast": 2e-4, "all_to_all": 3e-4, "all_reduce": 4e-4}
+    large = {"broadcast": 0.011, "all_to_all": 0.031, "all_reduce": 0.021}
+    found: dict[str, Any] = {
+        "small_s": small,
+        "large_s": large,
+        "processor_s": {"broadcast": 0.049, "all_to_all": 0.1, "all_reduce": 0.04},
+    }
+    table = link_table("gloo", 3, 4, found)
+    received = {"broadcast": 2 * 4 * LARGE, "all_to_all": 6 * 4 * LARGE, "all_reduce": 4 * 4 * LARGE}
+    assert table["latency_s"] == small
+    for kind, nbytes in received.items():
+        assert table["latency_s"][kind] + nbytes / table["rates"][kind] == pytest.approx(large[kind], rel=0.01)
+    assert (table["busy"], table["pooled"], table["ranks"]) == (0.75, True, 3)
+    assert link_table("threads", 3, 4, found)["busy"] == 1.0
+    assert link_table("gloo", 3, 1, found)["busy"] == 1.0
+
+
+def test_ranks_measure_together() -> None:
+    """Fails if ranks make different numbers of calls, a kind is left out, or more bytes take no longer."""
+    found = run_threads(3, lambda comm: message_seconds(comm, 0.01, 1), 60)
+    for result in found:
+        assert set(result["small_s"]) == set(KINDS)
+        for kind in KINDS:
+            assert 0 < result["small_s"][kind] < result["large_s"][kind]
+            assert result["processor_s"][kind] > 0
+    assert found[0] == found[1] == found[2]
+
+
 def test_ranks_find_what_every_kind_of_message_takes() -> None:
     """Fails if a kind, a peer or the rank that loses most is left out."""
     world = Nccl(4)
     world.library.greedy = {2: 5}
 
     def case(comm: Communicator) -> dict[str, int]:
-        return tune_nccl.measure(comm, zeros)
+        return messages.nccl_bytes(comm, zeros)
 
     usual = {**TAKEN, "all_to_all": 3 * TAKEN["all_to_all"]}
     expected = {moment: 5 * nbytes for moment, nbytes in usual.items()}
@@ -67,12 +100,12 @@ def started_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
 
     def run_ranks(command: list[str], size: int, folder: Path, timeout_s: float) -> None:
-        assert command[1:4] == ["-m", "mggcn.jobs.tune_nccl", str(folder)]
+        assert command[1:4] == ["-m", "mggcn.tuning.messages", "nccl"]
         sizes.append(size)
-        found = Nccl(size).run(lambda comm: tune_nccl.measure(comm, zeros))
+        found = Nccl(size).run(lambda comm: messages.nccl_bytes(comm, zeros))
         Path(command[command.index("--result") + 1]).write_text(json.dumps(found[0]))
 
-    monkeypatch.setattr(tune_nccl, "run_ranks", run_ranks)
+    monkeypatch.setattr(messages, "run_ranks", run_ranks)
     return sizes
 
 
@@ -83,7 +116,7 @@ def test_what_was_measured_reaches_the_plans(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tune, "device_table", lambda *_: DEVICE)
     monkeypatch.setattr(tune, "measure_links", lambda *_: [LINK])
     said: list[str] = []
-    content = tune.tune(TuneSettings(2, (2, 16)), tmp_path, said.append)
+    content = tune.tune_machine(TuneSettings(2, (2, 16)), tmp_path, said.append)
     assert sizes == [2, 8]
     assert said == ["NCCL's memory between 2 GPUs", "NCCL's memory between 8 GPUs"]
     write_machine(content, tuned_path())
@@ -108,17 +141,17 @@ def test_nothing_is_started_without_two_gpus(
 ) -> None:
     """Fails if a machine without GPUs, or one that cannot use them, cannot be tuned."""
     gpus(monkeypatch, count, missing)
-    monkeypatch.setattr(tune_nccl, "run_ranks", lambda *_, **__: pytest.fail("ranks were started"))
-    assert tune_nccl.measure_nccl((2, 4), tmp_path, lambda text: None) == []
+    monkeypatch.setattr(messages, "run_ranks", lambda *_, **__: pytest.fail("ranks were started"))
+    assert messages.measure_nccl((2, 4), tmp_path, lambda text: None) == []
 
 
 def test_ranks_that_leave_nothing_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a missing result is taken for no memory, or an older one for this."""
     gpus(monkeypatch, 2)
     (tmp_path / "nccl-2.json").write_text(json.dumps(dict.fromkeys(TAKEN, 1)))
-    monkeypatch.setattr(tune_nccl, "run_ranks", lambda *_, **__: None)
+    monkeypatch.setattr(messages, "run_ranks", lambda *_, **__: None)
     with pytest.raises(CommError, match=r"2 ranks over NCCL have left no result in .*nccl-2\.json"):
-        tune_nccl.measure_nccl((2,), tmp_path, lambda text: None)
+        messages.measure_nccl((2,), tmp_path, lambda text: None)
 
 
 DEVICE: dict[str, Any] = {

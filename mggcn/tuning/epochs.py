@@ -1,42 +1,42 @@
-"""`--tune` on one rank: the epochs of a run explore the ways of its sparse products until all ranks have finished."""
+"""`--tune` on one rank: the epochs of a run explore the variants of its sparse products until all ranks have finished."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from mggcn.backend.cpu.explore import Exploration
-from mggcn.backend.cpu.findings import Findings, findings, found
 from mggcn.comm.base import Communicator
 from mggcn.comm.gather import gather_texts
 from mggcn.trace.timeline import Watch
+from mggcn.tuning.exploration import Exploration
+from mggcn.tuning.findings import Findings, from_json, to_json
 
 
 class Tuning:
-    """Explores, agrees with the other ranks on the end, and then tells on rank 0, once, what all have found.
+    """Explores, agrees with the other ranks on the end, and then reports on rank 0, once, what all have found.
 
     comm: the rank's transport, which carries host tensors; a number goes over it after every epoch until the end.
     """
 
-    def __init__(self, comm: Communicator, exploration: Exploration, told: Callable[[Findings], None]) -> None:
+    def __init__(self, comm: Communicator, exploration: Exploration, report: Callable[[Findings], None]) -> None:
         self._comm = comm
-        self._told = told
+        self._report = report
         self.exploration = exploration
         self.finished = False
 
-    def begin(self) -> None:
-        """Note that a training epoch begins."""
-        self.exploration.begin()
+    def watched(self, watch: Watch, synchronize: Callable[[], None]) -> Watch:
+        """Return a Watch that times every epoch for this, around the run's own. synchronize: waits for the device."""
+        return _TunedEpochs(watch, self, synchronize)
 
     def epoch(self, seconds: float) -> None:
         """Note that a training epoch is done. Collective: finishes with the epoch in which the last rank is done."""
         if self.finished:
             return
         self.exploration.epoch(seconds)
+        # A rank that ended alone would leave the others' products unmeasured, or wait for them in another call.
         busy = torch.tensor([0 if self.exploration.done else 1])
         self._comm.all_reduce(busy).wait()
         if not busy.item():
@@ -48,13 +48,13 @@ class Tuning:
             return
         self.finished = True
         self.exploration.close()
-        texts = gather_texts(self._comm, json.dumps(found(self.exploration)))
+        texts = gather_texts(self._comm, to_json(self.exploration))
         if self._comm.rank == 0:
-            self._told(findings(map(json.loads, texts)))
+            self._report(from_json(texts))
 
 
-class TunedEpochs:
-    """A Watch that tells a Tuning of every epoch, around the Watch of the run. synchronize: waits for the device."""
+class _TunedEpochs:
+    """As Tuning.watched."""
 
     def __init__(self, watch: Watch, tuning: Tuning, synchronize: Callable[[], None]) -> None:
         self._watch = watch
@@ -63,7 +63,7 @@ class TunedEpochs:
 
     @contextmanager
     def epoch(self, number: int) -> Iterator[None]:
-        self._tuning.begin()
+        self._tuning.exploration.begin()
         began = time.perf_counter()
         with self._watch.epoch(number):
             yield

@@ -1,4 +1,4 @@
-"""Tables of measured ways of sparse products: written, read back, kept apart by host, refused if damaged."""
+"""Tables of measured variants of sparse products: written, read back, kept apart by host, refused if damaged."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 
 from mggcn.backend.cpu.machine import Caches, Host
-from mggcn.backend.cpu.table import (
+from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
+from mggcn.errors import StoreError
+from mggcn.tuning.record import (
     FORMAT_VERSION,
     REMEDY,
     check_writable,
-    damage_of,
     outdated,
     read_choices,
     write_choices,
 )
-from mggcn.backend.cpu.variants import SpmmChoice, SpmmKey
-from mggcn.errors import StoreError
 
 HERE = Host("a processor", "avx2", 2, Caches(2**19, 2**25))
 KEY, OTHER = SpmmKey(10, 20, 300, 16, 4, True, "a"), SpmmKey(10, 20, 300, 16, 4, True, "b")
@@ -28,7 +27,7 @@ PANELS, AHEAD = SpmmChoice("panels", 32, 1, 32, "measured"), SpmmChoice(ahead=16
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """Fails if a table loses a product, keeps an older way of one, or a new one drops the old ones."""
+    """Fails if a table loses a product, keeps an older variant of one, or a new one drops the old ones."""
     path = tmp_path / "tuned.json"
     assert read_choices(path, HERE) == {}
     write_choices(path, HERE, {KEY: PANELS})
@@ -60,15 +59,13 @@ def test_damaged_tables_are_refused(tmp_path: Path) -> None:
     no_version = whole | {"format_version": "3"}
     no_host = whole | {"tables": [{"products": []}]}
     odd_key = json.loads(path.read_text().replace('"rows": 10', '"lines": 10'))
-    odd_way = json.loads(path.read_text().replace('"panel"', '"pane"'))
-    for text in ("{", "[]", *map(json.dumps, (no_version, no_host, odd_key, odd_way))):
+    odd_variant = json.loads(path.read_text().replace('"panel"', '"pane"'))
+    for text in ("{", "[]", *map(json.dumps, (no_version, no_host, odd_key, odd_variant))):
         path.write_text(text)
         with pytest.raises(StoreError, match=r"tuned\.json.*measure again with mggcn tune --store, or remove the file"):
             read_choices(path, HERE)
-        assert "tuned.json" in damage_of(path, HERE)
         write_choices(path, HERE, {KEY: AHEAD})
         assert read_choices(path, HERE) == {KEY: AHEAD}
-        assert damage_of(path, HERE) == ""
     with pytest.raises(StoreError, match="cannot be written"):
         write_choices(tmp_path / "missing" / "tuned.json", HERE, {KEY: PANELS})
 
@@ -89,7 +86,7 @@ def test_damaged_tables_are_refused(tmp_path: Path) -> None:
         ('"summed": true', '"summed": "yes"', "summed must be true or false"),
     ],
 )
-def test_ways_that_compute_something_else_are_refused(tmp_path: Path, old: str, new: str, named: str) -> None:
+def test_variants_that_compute_something_else_are_refused(tmp_path: Path, old: str, new: str, named: str) -> None:
     """Fails if a number that kernels do not check, such as no blocks at all, reaches them, or is a traceback."""
     path = tmp_path / "tuned.json"
     write_choices(path, HERE, {KEY: PANELS})
@@ -103,14 +100,13 @@ def test_ways_that_compute_something_else_are_refused(tmp_path: Path, old: str, 
 
 @pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1])
 def test_a_table_of_another_version_is_as_good_as_none(tmp_path: Path, version: int) -> None:
-    """Fails if ways of other kernels are taken, stop a run, or stay beside new ones, or nobody can say so."""
+    """Fails if variants of other kernels are taken, stop a run, or stay beside new ones, or nobody can say so."""
     path = tmp_path / "tuned.json"
     assert outdated(path) == ""
     write_choices(path, HERE, {KEY: PANELS})
     assert outdated(path) == ""
     path.write_text(json.dumps({"format_version": version, "tables": {"whatever": "that version has"}}))
     assert read_choices(path, HERE) == {}
-    assert damage_of(path, HERE) == ""
     assert f"tuned.json holds measured products of format {version}" in outdated(path)
     write_choices(path, HERE, {OTHER: AHEAD})
     assert (read_choices(path, HERE), outdated(path)) == ({OTHER: AHEAD}, "")

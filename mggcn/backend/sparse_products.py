@@ -1,0 +1,76 @@
+"""A device's sparse products as whoever explores their variants sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from mggcn.backend.base import Epilogue, Sparse
+from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
+
+HOPELESS = 2.0
+"""A variant is not proposed if the model expects it to take as many times what its own choice takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A kind of product that was asked for, and how it is done."""
+
+    pattern: Sparse
+    width: int
+    item: int
+    """Bytes of a number of the operand."""
+    summed: bool
+    """Whether the result is of the type of sums."""
+    choice: SpmmChoice
+    measured: bool
+    """Whether the choice is a table's, not the model's."""
+
+
+class Spmm(Protocol):
+    """A sparse product of a device: our kernels, cuSPARSE, or products that are explored."""
+
+    def multiply(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
+        """As KernelBackend.spmm."""
+        ...
+
+
+class SparseProducts(Protocol):
+    """The sparse products of a device, as CpuSpmm and OwnSpmm offer them."""
+
+    def product(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
+        """Return the kind of product that these operands are."""
+        ...
+
+    def proposals(
+        self, product: Product, adj: Sparse, h: Tensor, out: Tensor
+    ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
+        """Return the product's key in a table, and the variants to be timed, ready for it, the model's choice first."""
+        ...
+
+    def multiply(
+        self,
+        adj: Sparse,
+        h: Tensor,
+        out: Tensor,
+        *,
+        accumulate: bool,
+        epilogue: Epilogue | None,
+        choice: SpmmChoice | None = None,
+    ) -> None:
+        """As KernelBackend.spmm. `choice` overrides the model and the table."""
+        ...
+
+
+class Explorer(Protocol):
+    """Finds out in the calls of a run which variants are fastest (`tuning/exploration.py`)."""
+
+    def explored(self, products: SparseProducts, now: Callable[[], float]) -> Spmm:
+        """Return these products, each call in the variant that finds out most.
+
+        now: the seconds of a clock, once all that was asked of the device is done.
+        """
+        ...

@@ -1,0 +1,198 @@
+"""Measured variants of sparse products in a JSON file: a table for each host, beside a store and in a run folder.
+
+On a CPU every variant gives the same bits: a table changes how long a product takes and nothing else. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import Any, get_args
+
+from mggcn.backend.cpu.machine import Host
+from mggcn.backend.spmm_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey, Way
+from mggcn.errors import RunError, StoreError
+from mggcn.train.log import write_json
+from mggcn.tuning.findings import Findings
+
+FORMAT_VERSION = 4
+"""Raised when the file's form, a sparse kernel or the model of variants changes: what was measured before is ignored."""
+STORE_FILE = "tuned.json"
+"""Beside the arrays of a store."""
+RUN_FILE = "products.json"
+"""In a run folder: what the run was started with, and what it found out."""
+SUMMARY_FILE = "tuning.json"
+"""In a run folder: what tuning cost so far and how many products it tried, for result.json."""
+REMEDY = "measure again with mggcn tune --store, or remove the file"
+log = logging.getLogger(__name__)
+
+
+def read_choices(path: Path, host: Host) -> Choices:
+    """Return what was measured on this host; nothing if there is no file, or none of its tables is this host's.
+
+    A file of another version is as good as none (`outdated`). Raises: StoreError if the file cannot be understood.
+    """
+    return _choices(path, _tables(path), host)
+
+
+def write_choices(path: Path, host: Host, choices: Choices) -> None:
+    """Put choices into the file, in one step, in the place of older ones for the same products.
+
+    Tables of other hosts stay. What is damaged or another version's is replaced. Of two who write at the same time, what
+    one of them adds may be lost; a reader always sees a whole file. Raises: StoreError if the file cannot be written.
+    """
+    try:
+        tables = _tables(path)
+    except StoreError:
+        tables = []
+    try:
+        choices = {**_choices(path, tables, host), **choices}
+    except StoreError:
+        pass
+    products = [
+        {"product": dataclasses.asdict(key), "way": dataclasses.asdict(choices[key])}
+        for key in sorted(choices, key=dataclasses.astuple)
+    ]
+    here = dataclasses.asdict(host)
+    others = [table for table in tables if table["host"] != here]
+    content = {"format_version": FORMAT_VERSION, "tables": [*others, {"host": here, "products": products}]}
+    _write(path, json.dumps(content, indent=1) + "\n", keep=True)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place for the file before anything is measured. Raises: StoreError."""
+    _write(path, "", keep=False)
+
+
+def outdated(path: Path) -> str:
+    """Return that the file is another version's, in words; "" if it is this one's, damaged, or not there."""
+    try:
+        version = _read(path).get("format_version", FORMAT_VERSION)
+    except StoreError:
+        return ""
+    if version == FORMAT_VERSION:
+        return ""
+    return f"{path} holds measured products of format {version}, not {FORMAT_VERSION} as this version: they are ignored"
+
+
+def save_findings(findings: Findings, host: Host, folder: Path, store: Path | None) -> str:
+    """Add what a run found to the tables of its folder and of its graph's store, and say so in one line.
+
+    A store that cannot be written is worth a warning. Raises: StoreError or RunError if the run folder cannot be written.
+    """
+    if not findings.trials:
+        return findings.text
+    write_json(folder / SUMMARY_FILE, findings.summary(summary_of(folder)))
+    places: list[str] = []
+    if kept := findings.kept():
+        write_choices(folder / RUN_FILE, host, kept)
+        places.append(str(folder / RUN_FILE))
+        try:
+            if store is not None:
+                write_choices(store / STORE_FILE, host, kept)
+                places.append(str(store / STORE_FILE))
+        except StoreError as error:
+            log.warning("%s", error)
+    return f"{findings.text}; {'kept in ' + ' and '.join(places) if places else 'nothing was kept'}"
+
+
+def summary_of(folder: Path) -> dict[str, float]:
+    """Return what tuning has cost a run so far, over all its parts; empty if it has tried nothing."""
+    try:
+        summary: dict[str, float] = json.loads((folder / SUMMARY_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder / SUMMARY_FILE} cannot be read ({error}); remove it") from error
+    return summary
+
+
+def _write(path: Path, text: str, *, keep: bool) -> None:
+    """Write a file beside `path`, of a name that no other writer has, and let it take its place if it is to be kept."""
+    temporary = _temporary(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            if keep:
+                temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"the measured products cannot be written to {path}: {error.strerror}; copy the store to a folder of your own"
+        ) from error
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a file of any version; empty if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path} cannot be read ({error}); {REMEDY}") from error
+    if not isinstance(content, dict) or type(content.get("format_version")) is not int:
+        raise StoreError(f"{path} holds no measured products; {REMEDY}")
+    return content
+
+
+def _tables(path: Path) -> list[dict[str, Any]]:
+    """The tables of this version."""
+    content = _read(path)
+    if content.get("format_version") != FORMAT_VERSION:
+        return []
+    tables = content.get("tables")
+    if not isinstance(tables, list):
+        raise StoreError(f"{path} holds no measured products; {REMEDY}")
+    if not all(isinstance(table, dict) and table.keys() == {"host", "products"} for table in tables):
+        raise StoreError(f"{path}: a table lacks its host or its products; {REMEDY}")
+    return tables
+
+
+def _choices(path: Path, tables: list[dict[str, Any]], host: Host) -> Choices:
+    """The host's table among those of a file."""
+    products = next((table["products"] for table in tables if table["host"] == dataclasses.asdict(host)), None)
+    if products is None:
+        return NO_CHOICES
+    try:
+        return {_key(row["product"]): _variant(row["way"]) for row in products}
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{path}: a measured product is damaged ({error}); {REMEDY}") from error
+
+
+def _key(plain: dict[str, Any]) -> SpmmKey:
+    key = SpmmKey(**plain)
+    _check_numbers(key, rows=0, columns=0, nnz=0, width=0, item=0)
+    if not isinstance(key.summed, bool) or not isinstance(key.pattern, str):
+        raise ValueError(f"summed must be true or false and pattern a text, got {key.summed!r} and {key.pattern!r}")
+    return key
+
+
+def _variant(plain: dict[str, Any]) -> SpmmChoice:
+    variant = SpmmChoice(**plain)
+    if variant.way not in get_args(Way):
+        raise ValueError(f"way must be one of {', '.join(get_args(Way))}, got {variant.way!r}")
+    # No blocks at all would compute nothing.
+    _check_numbers(variant, panel=0, blocks=1, ahead=0)
+    if (variant.panel > 0) != (variant.way == "panels") or (variant.blocks > 1) != (variant.way == "blocks"):
+        raise ValueError(f"{variant.way} do not go with panels of {variant.panel} columns and {variant.blocks} blocks")
+    return variant
+
+
+def _check_numbers(record: object, **least: int) -> None:
+    """Check the numbers of a file: kernels take 64 bits without a look at them."""
+    for name, lowest in least.items():
+        value = getattr(record, name)
+        if type(value) is not int or not lowest <= value < 2**31:
+            raise ValueError(f"{name} must be a whole number in {lowest} .. 2^31 - 1, got {value!r}")
