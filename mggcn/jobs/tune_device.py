@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from mggcn.assemble import make_backend, plan_shape
+from mggcn.assemble import plan_shape
+from mggcn.assemble_rank import make_backend
 from mggcn.config import Config, RunConfig
 from mggcn.errors import ConfigError
 from mggcn.memory.units import free_bytes

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mggcn.assemble import gpu_of_rank, make_rank, memory_limit, plan_graph
+from mggcn.assemble import memory_limit, plan_graph
+from mggcn.assemble_rank import gpu_of_rank, make_rank
 from mggcn.backend.cpu.explore import Exploration
 from mggcn.backend.cpu.findings import Findings
 from mggcn.config import Config
