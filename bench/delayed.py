@@ -21,7 +21,8 @@ from typing import Any
 from common import MIB, spread, surroundings, table, write_report
 from lagging import LaggingCommunicator
 
-from mggcn.assemble import make_rank, plan_graph, resolve
+from mggcn.assemble import plan_graph, resolve
+from mggcn.assemble_rank import make_rank
 from mggcn.comm.base import Communicator
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config, from_tables
@@ -35,14 +36,19 @@ ROOT = Path(__file__).resolve().parents[1]
 ACCURACY = ("dblp", "coauthor_cs", "facebook_pages", "amazon_computers")
 COST = ("amazon_computers", "facebook_pages")
 RANKS = 4
-DELAYS = (("cd-0", "0", "last"), ("cd-5 last", "5", "last"), ("cd-5 local", "5", "local"), ("0c", "none", "last"))
-DELAYS_ACCURACY = (*DELAYS, ("cd-10 local", "10", "local"))
+DELAYS = (
+    ("cd-0", "0", "reuse"),
+    ("cd-5 reuse", "5", "reuse"),
+    ("cd-5 discard", "5", "discard"),
+    ("0c", "none", "reuse"),
+)
+DELAYS_ACCURACY = (*DELAYS, ("cd-10 discard", "10", "discard"))
 LAG_EPOCHS = 30
 
 
-def config_of(ranks: int, delay: str, between: str, **train: Any) -> Config:
+def config_of(ranks: int, delay: str, stale: str, **train: Any) -> Config:
     run = {"ranks": ranks, "threads": 1, "transport": "threads" if ranks > 1 else "single"}
-    strategy = {"strategy": "delayed", "delay": delay, "between": between} if ranks > 1 else {}
+    strategy = {"strategy": "delayed", "delay": delay, "stale_aggregates": stale} if ranks > 1 else {}
     model = {"kind": "sage", "hidden": [64], "dropout": 0.5}
     tables = {"model": model, "train": {"lr": 0.005, "weight_decay": 5e-5} | train, "run": run | strategy}
     return from_tables(tables)
@@ -59,16 +65,16 @@ def copied(data: Path, name: str, folder: Path) -> Path:
 def trained(store: Path, config: Config) -> dict[str, Any]:
     graph = open_store(store)
     with tempfile.TemporaryDirectory() as folder:
-        out, config = prepare_run(config, graph, store, Path(folder) / "run")
-        return run_training(out, config, graph, quiet=True)
+        planned = prepare_run(config, graph, store, Path(folder) / "run")
+        return run_training(planned, graph, quiet=True)
 
 
 def accuracy(data: Path, folder: Path, args: argparse.Namespace) -> tuple[str, list[dict[str, Any]]]:
     runs = []
     for name in ACCURACY:
         store = copied(data, name, folder)
-        for label, delay, between in (("P = 1", "0", "last"), *DELAYS_ACCURACY):
-            config = config_of(1 if label == "P = 1" else RANKS, delay, between, repeat=args.seeds, epochs=args.epochs)
+        for label, delay, stale in (("P = 1", "0", "reuse"), *DELAYS_ACCURACY):
+            config = config_of(1 if label == "P = 1" else RANKS, delay, stale, repeat=args.seeds, epochs=args.epochs)
             result = trained(store, config)
             tests = [run["best"]["test"] for run in result.get("runs", [result])]
             runs.append({"graph": name, "run": label, "test": tests, "epoch_s": result["seconds_per_epoch"]})
@@ -87,8 +93,8 @@ def cost(data: Path, folder: Path, args: argparse.Namespace) -> tuple[str, list[
     for name in COST:
         store = copied(data, name, folder)
         for ranks in (1, 2, 4):
-            for label, delay, between in DELAYS if ranks > 1 else (("P = 1", "0", "last"),):
-                config = config_of(ranks, delay, between, epochs=30, eval_every=0)
+            for label, delay, stale in DELAYS if ranks > 1 else (("P = 1", "0", "reuse"),):
+                config = config_of(ranks, delay, stale, epochs=30, eval_every=0)
                 plan, _ = plan_graph(resolve(config, open_store(store)), open_store(store))
                 rank = plan.largest
                 seconds = trained(store, config)["seconds_per_epoch"]
@@ -123,7 +129,7 @@ def lag(data: Path, folder: Path, args: argparse.Namespace) -> tuple[str, list[d
     graph = open_store(store)
     runs, rows = [], []
     for label, delay in (("cd-0", "0"), ("cd-5", "5")):
-        config = resolve(config_of(2, delay, "last", epochs=LAG_EPOCHS), graph)
+        config = resolve(config_of(2, delay, "reuse", epochs=LAG_EPOCHS), graph)
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden=(128, 128)))
         plan, partition = plan_graph(config, graph)
         medians = {}

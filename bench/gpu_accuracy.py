@@ -13,7 +13,8 @@ from common import table
 from gpu_graphs import ROOT, find_store
 from gpu_lab import Lab, attempt
 
-from mggcn.assemble import Rank, make_rank, plan_graph, resolve
+from mggcn.assemble import plan_graph, resolve
+from mggcn.assemble_rank import Rank, make_rank
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, from_tables, from_toml
 from mggcn.graph.csr import Graph

@@ -18,7 +18,8 @@ from gpu_graphs import find_store
 from gpu_lab import Lab, Row, attempt, first_line, tf32
 from gpu_pyg import KINDS, Peer
 
-from mggcn.assemble import Rank, make_rank, plan_graph, plan_shape, resolve
+from mggcn.assemble import plan_graph, plan_shape, resolve
+from mggcn.assemble_rank import Rank, make_rank
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, from_tables

@@ -20,7 +20,8 @@ from gpu_graphs import SYNTHETIC, find_store
 from gpu_lab import Lab, attempt, make_device
 from torch import Tensor
 
-from mggcn.assemble import Rank, make_rank, plan_graph, resolve
+from mggcn.assemble import plan_graph, resolve
+from mggcn.assemble_rank import Rank, make_rank
 from mggcn.backend.cuda.base import Device
 from mggcn.backend.events import DONE, Event
 from mggcn.comm.base import CommStream, Communicator, Moving

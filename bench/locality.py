@@ -117,7 +117,8 @@ def products(graph: Any, orders: dict[str, Any], args: argparse.Namespace) -> di
 
 def epochs(graph: Any, orders: dict[str, Any], args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, float]]:
     """An epoch in every order, and the predicted seconds of its sparse products."""
-    from mggcn.assemble import STRATEGIES, make_rank, resolve
+    from mggcn.assemble import STRATEGIES, resolve
+    from mggcn.assemble_rank import make_rank
     from mggcn.comm.single import SingleCommunicator
     from mggcn.config import from_tables
     from mggcn.cost.machine import find_machine

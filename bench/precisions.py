@@ -34,8 +34,8 @@ def trained(store: Path, config: Config) -> dict[str, Any]:
     """Accuracy at the best validation epoch and seconds per epoch of one run."""
     with tempfile.TemporaryDirectory() as folder:
         graph = open_store(store)
-        out, config = prepare_run(config, graph, store, Path(folder) / "run")
-        result = run_training(out, config, graph, quiet=True)
+        planned = prepare_run(config, graph, store, Path(folder) / "run")
+        result = run_training(planned, graph, quiet=True)
     return {"test": result["best"]["test"], "seconds": result["seconds_per_epoch"]}
 
 

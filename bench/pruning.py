@@ -69,7 +69,8 @@ def make(name: str, args: argparse.Namespace) -> Any:
 
 def build(graph: Any, prune: str, name: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, float]]:
     """Return a rank's trainer, its plan, and the seconds of planning and of set-up."""
-    from mggcn.assemble import make_rank, plan_graph, resolve
+    from mggcn.assemble import plan_graph, resolve
+    from mggcn.assemble_rank import make_rank
     from mggcn.comm.single import SingleCommunicator
     from mggcn.config import from_tables
 

@@ -25,8 +25,8 @@ def run_recipe(name: str, data: Path, repeat: int) -> dict[str, Any]:
     store = data / PUBLISHED[name][0]
     graph = open_store(store)
     with tempfile.TemporaryDirectory() as folder:
-        out, config = prepare_run(config, graph, store, Path(folder) / "run")
-        return run_training(out, config, graph, quiet=True)
+        planned = prepare_run(config, graph, store, Path(folder) / "run")
+        return run_training(planned, graph, quiet=True)
 
 
 def main() -> None:

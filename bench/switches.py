@@ -43,8 +43,8 @@ def scores(store: Path, config: Config) -> list[float]:
     """Test accuracy of each seed, at the best validation epoch."""
     graph = open_store(store)
     with tempfile.TemporaryDirectory() as folder:
-        out, config = prepare_run(config, graph, store, Path(folder) / "run")
-        result = run_training(out, config, graph, quiet=True)
+        planned = prepare_run(config, graph, store, Path(folder) / "run")
+        result = run_training(planned, graph, quiet=True)
     return [run["best"]["test"] for run in result.get("runs", [result])]
 
 

@@ -22,9 +22,9 @@ def main() -> None:
     store, config = Path(sys.argv[1]), from_tables(json.loads(sys.argv[2]))
     graph = open_store(store)
     with tempfile.TemporaryDirectory() as temporary:
-        folder, config = training.prepare_run(config, graph, store, Path(temporary) / "run")
-        result = training.run_training(folder, config, graph, quiet=True)
-        ranks = json.loads((folder / "plan.json").read_text())["per_rank"]
+        planned = training.prepare_run(config, graph, store, Path(temporary) / "run")
+        result = training.run_training(planned, graph, quiet=True)
+        ranks = json.loads((planned.folder / "plan.json").read_text())["per_rank"]
     largest = max(ranks, key=lambda rank: rank["total_bytes"])
     known = ("arena_bytes", "paper_bytes", "regions", "setup_bytes")
     found = ("planned_peak_bytes", "measured_peak_bytes", "seconds_per_epoch", "setup_seconds")

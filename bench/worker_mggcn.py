@@ -41,7 +41,8 @@ def prepare(job: dict[str, Any]) -> Contender:
     native.limit_spinning()
     import numpy as np
 
-    from mggcn.assemble import make_rank, memory_limit, plan_graph
+    from mggcn.assemble import memory_limit, plan_graph
+    from mggcn.assemble_rank import make_rank
     from mggcn.comm.single import SingleCommunicator
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store

@@ -21,7 +21,8 @@ TIMEOUT_S = 300.0
 
 def measure(comm: Communicator, job: dict[str, Any]) -> dict[str, Any]:
     """Return, by name of the configuration, seconds of every epoch and the bytes that this rank sent per epoch."""
-    from mggcn.assemble import make_rank, plan_graph, resolve
+    from mggcn.assemble import plan_graph, resolve
+    from mggcn.assemble_rank import make_rank
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.assemble import Rank, make_rank, memory_limit, plan_graph
+from mggcn.assemble import check_available, memory_limit, plan_graph
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig, from_tables
 from mggcn.config_named import with_model, with_named
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from mggcn.assemble_rank import Rank
     from mggcn.comm.base import Communicator
 
 History = list[dict[str, Any]]
@@ -139,7 +140,7 @@ class Trainer:
             raise ConfigError(f"on_epoch must be a function of a row, got {type(on_epoch).__name__}")
         if on_epoch is not None and not self._in_process:
             raise ConfigError("on_epoch needs ranks=1 or transport='threads': other processes cannot call it")
-        training.check_available(self._config)
+        check_available(self._config)
         if epochs is not None:
             self._config = with_named(self._config, {"epochs": epochs})
             self._plan = dataclasses.replace(self._plan, config=self._config)
@@ -170,7 +171,7 @@ class Trainer:
                 )
             self._rank = ranks[0]
         else:
-            training.run_training(folder, self._config, self._graph, quiet=True)
+            training.train_processes(folder, self._config, quiet=True)
 
     def evaluate(self, split: str = "test", weights: str = "best") -> float:
         """Return the score of a split ("train", "val", "test") with the weights of the best validation score or the last.
@@ -242,6 +243,8 @@ class Trainer:
         require_fit(plan, memory_limit(config))
 
         def body(comm: Communicator) -> npt.NDArray[np.floating]:
+            from mggcn.assemble_rank import make_rank
+
             rank = make_rank(config, self._graph, plan, partition, comm)
             rank.trainer.runtime.weights.load_state_dict(tensors)
             rank.trainer.evaluate()
@@ -262,6 +265,8 @@ class Trainer:
         plan, partition = self._plan, self._partition
 
         def body(comm: Any) -> None:
+            from mggcn.assemble_rank import make_rank
+
             rank = self._rank if comm.size == 1 and self._rank is not None else None
             rank = rank or make_rank(self._config, self._graph, plan, partition, comm)
             rank.trainer.runtime.backend.activate()

@@ -173,11 +173,11 @@ class RunConfig:
     the exact one with the least predicted seconds that fits."""
     delay: str = "0"
     """Of the delayed strategy: none (0c) never sends, 0 (cd-0) is exact, r >= 1 (cd-r) sends a bin of the split vertices
-    per epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact. Refused
-    with other strategies, as `between` is; auto lists it, and takes what is exact."""
-    between: Literal["local", "last"] = "local"
-    """Of cd-r: between its turns a split vertex adds what last came to its own fresh sum, or has that alone, scaled up
-    (DistGNN, Algorithm 4)."""
+    per epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact. Other
+    strategies refuse it and `stale_aggregates`; auto lists such runs and chooses an exact one."""
+    stale_aggregates: Literal["discard", "reuse"] = "discard"
+    """Of cd-r, in the epochs in which a split vertex exchanges nothing: reuse adds what last came from its other copies to
+    its fresh local sum, discard scales the local sum up by the degree that it lacks (DistGNN, Algorithm 4)."""
     products: Literal["auto", "gemm-first", "aggregate-first"] = "auto"
     """Order of the two products of an inner layer; auto puts the narrower side through the graph."""
     features: Literal["auto", "dense", "sparse"] = "auto"
@@ -233,6 +233,16 @@ class RunConfig:
         """Epochs that a message of the delayed strategy takes; None: it is never sent."""
         return None if self.delay == "none" else int(self.delay)
 
+    @property
+    def cut_bins(self) -> int:
+        """Bins of the split vertices of a cut, one of which exchanges its sums per epoch."""
+        return max(self.delay_epochs or 0, 1)
+
+    @property
+    def process_transport(self) -> Literal["gloo", "nccl"]:
+        """Transport between ranks that are processes."""
+        return "gloo" if self.device == "cpu" else "nccl"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
@@ -247,6 +257,22 @@ class Config:
 TABLES: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig, "run": RunConfig}
 
 
+RENAMED: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
+    ("run", "between"): ("stale_aggregates", {"local": "discard", "last": "reuse"}),
+}
+"""Settings of earlier versions: the name that each has now, and its values."""
+
+
+def with_new_names(table: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a table that an earlier version saved under the names and values that they have now."""
+    found = dict(settings)
+    for (owner, old), (new, values) in RENAMED.items():
+        if owner == table and old in found:
+            value = found.pop(old)
+            found[new] = values.get(value, value)
+    return found
+
+
 def parse_value(table: str, key: str, value: Any) -> Any:
     """Convert text or a TOML value to the type of the setting `table.key`.
 
@@ -254,6 +280,10 @@ def parse_value(table: str, key: str, value: Any) -> Any:
     """
     if table not in TABLES:
         raise ConfigError(f"unknown table [{table}]; known are {', '.join(TABLES)}")
+    if (table, key) in RENAMED:
+        new, values = RENAMED[table, key]
+        meaning = ", ".join(f"{was} is now {now}" for was, now in values.items())
+        raise ConfigError(f"{table}.{key} has been renamed to {table}.{new}, and its values too: {meaning}")
     return parse_field(TABLES[table], table, key, value)
 
 
@@ -274,8 +304,11 @@ def from_tables(tables: Mapping[str, Any], base: Config | None = None) -> Config
     return config
 
 
-def from_toml(path: Path, base: Config | None = None) -> Config:
-    """Read a TOML file over `base`. Raises: ConfigError if it is missing, not TOML or holds an unknown setting."""
+def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) -> Config:
+    """Read a TOML file over `base`. Raises: ConfigError if it is missing, not TOML or holds an unknown setting.
+
+    saved: by a run, perhaps of an earlier version, whose names are then read as those of now.
+    """
     try:
         with path.open("rb") as file:
             tables = tomllib.load(file)
@@ -284,6 +317,8 @@ def from_toml(path: Path, base: Config | None = None) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     try:
+        if saved:
+            tables = {name: with_new_names(name, table) for name, table in tables.items()}
         return from_tables(tables, base)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

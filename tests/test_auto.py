@@ -251,7 +251,7 @@ def test_a_named_delay_is_listed() -> None:
     assert {"delayed cd-0", "delayed cd-3", "delayed 0c"} < {row.candidate.strategy for row in choice.rows}
 
 
-@pytest.mark.parametrize("setting", [{"delay": "5"}, {"delay": "none"}, {"between": "last"}], ids=str)
+@pytest.mark.parametrize("setting", [{"delay": "5"}, {"delay": "none"}, {"stale_aggregates": "reuse"}], ids=str)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_delay_needs_a_strategy_that_has_one(setting: dict[str, str], ranks: int) -> None:
     """Fails if a run that was meant to be delayed is exact without a word, or a choice keeps what it has no use for."""
@@ -279,7 +279,7 @@ def test_a_delay_needs_a_strategy_that_has_one(setting: dict[str, str], ranks: i
     chosen, _ = settled(config_of(ranks, strategy="auto", **setting), graph())
     for run in (shaped.run, chosen.run):
         assert run.strategy != "delayed", "the rest of the test is about strategies over rows"
-        assert (run.delay, run.between) == ("0", "local")
+        assert (run.delay, run.stale_aggregates) == ("0", "discard")
     assert settled(chosen, graph())[0] == chosen, "a run folder's configuration settles to itself"
 
 

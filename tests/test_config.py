@@ -56,7 +56,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "order": "permute",
         "strategy": "delayed",
         "delay": "5",
-        "between": "last",
+        "stale_aggregates": "reuse",
         "products": "gemm-first",
         "features": "sparse",
         "prune": "off",
@@ -278,3 +278,17 @@ def test_files_that_are_not_toml(tmp_path: Path) -> None:
         (tmp_path / "x.toml").write_bytes(content)
         with pytest.raises(ConfigError, match=r"x\.toml is not valid TOML"):
             cfg.from_toml(tmp_path / "x.toml")
+
+
+def test_settings_of_earlier_versions(tmp_path: Path) -> None:
+    """Fails if an old name is refused without the new one, or a folder that an earlier version saved cannot be read."""
+    path = tmp_path / "config.toml"
+    path.write_text('[run]\nstrategy = "delayed"\nbetween = "last"\n')
+    expected = r"run\.between has been renamed to run\.stale_aggregates.*local is now discard, last is now reuse"
+    with pytest.raises(cfg.ConfigError, match=expected):
+        cfg.from_toml(path)
+    with pytest.raises(cfg.ConfigError, match=expected):
+        cfg.with_settings(cfg.Config(), ["run.between=local"])
+    assert cfg.from_toml(path, saved=True).run.stale_aggregates == "reuse"
+    assert cfg.with_new_names("run", {"between": "local", "ranks": 2}) == {"stale_aggregates": "discard", "ranks": 2}
+    assert cfg.with_new_names("train", {"between": "local"}) == {"between": "local"}

@@ -8,11 +8,13 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from mggcn import assemble
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig, from_toml
 from mggcn.errors import BackendError, ConfigError, GraphError, RunError, TrainError
@@ -23,6 +25,7 @@ from mggcn.jobs import folder as run_folders
 from mggcn.jobs import local as local_ranks
 from mggcn.jobs import predict as predicting
 from mggcn.jobs import train as training
+from mggcn.partition.make import make_partition
 from tests.graphs import make_graph, pattern
 
 N = 40
@@ -51,9 +54,9 @@ def run(tmp_path: Path) -> Path:
 def trained(store: Path, out: Path, config: Config) -> Path:
     write_store(graph_of(), store)
     graph = open_store(store)
-    folder, config = training.prepare_run(config, graph, store, out)
-    training.run_training(folder, config, graph, quiet=True)
-    return folder
+    planned = training.prepare_run(config, graph, store, out)
+    training.run_training(planned, graph, quiet=True)
+    return planned.folder
 
 
 def test_a_run_folder_holds_everything(run: Path) -> None:
@@ -202,6 +205,22 @@ def test_softmax_of_huge_logits() -> None:
     np.testing.assert_allclose(found, [[1, 0], [0.5, 0.5], [0.25, 0.75]])
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_shares_out_its_graph_once(ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the process that planned a run reads the plan and makes the partition again, or a resumed one does not."""
+    made: list[str] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        made.append(kwargs["order"])
+        return make_partition(*args, **kwargs)
+
+    monkeypatch.setattr(assemble, "make_partition", counted)
+    folder = trained(tmp_path / "store", tmp_path / "run", config_of(ranks))
+    assert made == ["random"]
+    training.resume_training(folder, run_folders.read_run(folder)[0], open_store(tmp_path / "store"), quiet=True)
+    assert made == ["random", "random"]
+
+
 def test_a_changed_graph_is_refused(run: Path, tmp_path: Path) -> None:
     """Fails if a run is resumed or scores with the plan of a graph that its store no longer holds."""
     for vertices in (N, 3 * N):
@@ -216,7 +235,7 @@ def test_a_changed_graph_is_refused(run: Path, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="has changed since"):
             predicting.predict(run)
         with pytest.raises(RunError, match="has changed since"):
-            training.run_training(run, config, graph, quiet=True)
+            training.resume_training(run, config, graph, quiet=True)
 
 
 def test_changed_settings_are_refused(run: Path, tmp_path: Path) -> None:
@@ -226,7 +245,7 @@ def test_changed_settings_are_refused(run: Path, tmp_path: Path) -> None:
     for changed in (
         dataclasses.replace(config, run=dataclasses.replace(config.run, order="permute")),
         dataclasses.replace(config, run=dataclasses.replace(config.run, ranks=3)),
-        dataclasses.replace(config, run=dataclasses.replace(config.run, between="last")),
+        dataclasses.replace(config, run=dataclasses.replace(config.run, stale_aggregates="reuse")),
         dataclasses.replace(config, train=dataclasses.replace(config.train, seed=24)),
     ):
         with pytest.raises(RunError, match="put it back"):
@@ -247,6 +266,16 @@ def test_plans_of_other_versions_are_refused(run: Path, tmp_path: Path) -> None:
             run_folders.known_plan(run, config, graph)
         (run / name).write_text(json.dumps(files[name]))
     assert run_folders.known_plan(run, config, graph)
+
+
+def test_a_folder_with_names_of_before_is_read(run: Path, tmp_path: Path) -> None:
+    """Fails if a run that was saved before a setting was renamed can no longer be continued."""
+    path, job = run / "config.toml", json.loads((run / "job.json").read_text())
+    path.write_text(path.read_text().replace('stale_aggregates = "discard"', 'between = "local"'))
+    job["assignment"]["between"] = {"discard": "local"}[job["assignment"].pop("stale_aggregates")]
+    (run / "job.json").write_text(json.dumps(job))
+    assert "between" in path.read_text()
+    assert run_folders.known_plan(run, run_folders.read_run(run)[0], open_store(tmp_path / "store"))
 
 
 def test_epochs_of_repeats_and_cosine_schedules_stay(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mggcn.assemble import make_rank, plan_graph, resolve
+from mggcn.assemble import plan_graph, resolve
+from mggcn.assemble_rank import make_rank
 from mggcn.comm.base import Communicator
 from mggcn.comm.nccl_settings import SETTINGS
 from mggcn.commands.train import summary

@@ -40,7 +40,7 @@ class DelayedStrategy:
 
     def plan(self, run: RunConfig, stats: PartitionStats, rank: int, symmetric: bool, training: bool) -> DelayedPlan:
         delay = run.delay_epochs if training else 0
-        return DelayedPlan(rank, stats_of_cut(stats), symmetric, delay, run.between == "last")
+        return DelayedPlan(rank, stats_of_cut(stats), symmetric, delay, run.stale_aggregates == "reuse")
 
     def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
         plan = cast(DelayedPlan, training)

@@ -12,8 +12,8 @@ Way = Literal["rows", "panels", "blocks"]
 
 @dataclass(frozen=True, slots=True)
 class SpmmChoice:
-    """A variant of a sparse product: `panel` columns at a time (0: all), `blocks` ranges of the operand's rows, rows fetched
-    `ahead` entries early. A GPU's kernels know panels alone, which they call slices.
+    """A variant of a sparse product: `panel` columns at a time (0: all), `blocks` ranges of the operand's rows, and how many
+    entries `ahead` rows are fetched. A GPU's kernels know panels alone, which they call slices.
     """
 
     way: Way = "rows"
@@ -24,7 +24,7 @@ class SpmmChoice:
 
     @property
     def text(self) -> str:
-        """The way and its sizes, in words."""
+        """The variant and its sizes, in words."""
         sizes = {"rows": "", "panels": f" of {self.panel} columns", "blocks": f", {self.blocks}"}
         return f"{self.way}{sizes[self.way]}" + (f", {self.ahead} ahead" if self.ahead else "")
 

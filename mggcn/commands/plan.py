@@ -9,12 +9,12 @@ import argparse
 import json
 from pathlib import Path
 
-from mggcn.assemble import memory_limit, plan_graph, plan_shape
+from mggcn.assemble import memory_limit, plan_graph, plan_shape, this_machine
 from mggcn.commands.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.cost.machine import Machine, find_machine, shipped_machines
 from mggcn.errors import ConfigError
-from mggcn.jobs.auto import settled, settled_shape, this_machine
+from mggcn.jobs.auto import settled, settled_shape
 from mggcn.planning.cost_text import cost_dict, cost_lines
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan

@@ -6,6 +6,8 @@ The same command under `torchrun --nproc-per-node P -m mggcn train ...` is one r
 from __future__ import annotations
 
 import argparse
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ from mggcn.comm.rank import torchrun_env
 from mggcn.commands.settings import add_settings, read_settings
 from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
-from mggcn.graph.csr import Graph
 from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
 from mggcn.jobs import folder as run_folders
@@ -52,13 +53,15 @@ def run(arguments: argparse.Namespace) -> int:
         run_folders.rewrite_config(folder, config)
         if not arguments.quiet and not (folder / "checkpoints" / "latest").exists():
             print(f"{folder} holds no checkpoint: the run starts again", flush=True)
-        result = _train(folder, config, graph, arguments.quiet)
+        train = functools.partial(training.resume_training, folder, config, graph, quiet=arguments.quiet)
+        result = _train(folder, config, arguments.quiet, train)
     else:
         store = store_path(arguments.store, arguments.root)
         graph = open_store(store)
-        folder, config = training.prepare_run(read_settings(arguments), graph, store, arguments.out)
-        with run_folders.discarded_if_refused(folder):
-            result = _train(folder, config, graph, arguments.quiet)
+        planned = training.prepare_run(read_settings(arguments), graph, store, arguments.out)
+        train = functools.partial(training.run_training, planned, graph, quiet=arguments.quiet)
+        with run_folders.discarded_if_refused(planned.folder):
+            result = _train(planned.folder, planned.config, arguments.quiet, train)
     if not arguments.quiet:
         print(summary(result))
     return 0
@@ -80,16 +83,16 @@ def _check_which(arguments: argparse.Namespace) -> None:
         )
 
 
-def _train(folder: Path, config: Config, graph: Graph, quiet: bool) -> dict[str, Any]:
+def _train(folder: Path, config: Config, quiet: bool, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     if not quiet:
         print(f"run folder {folder}", flush=True)
         if how := launching(config.run):
             print(f"an epoch is {how}", flush=True)
     try:
-        return training.run_training(folder, config, graph, quiet=quiet)
+        return train()
     except Interrupted:
         if not quiet and (folder / "checkpoints" / "latest").exists():
-            print(f"saved; to go on: mggcn train --resume {folder}", flush=True)
+            print(f"saved; resume with: mggcn train --resume {folder}", flush=True)
         raise
 
 

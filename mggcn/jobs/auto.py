@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mggcn.assemble import STRATEGIES, memory_limit, nccl_memory, partition_stats, plan_shape, resolve
+from mggcn.assemble import STRATEGIES, memory_limit, nccl_memory, plan_shape, resolve, this_machine
 from mggcn.config import Config, RunConfig
-from mggcn.cost.machine import Machine, default_machine, tuned_path
+from mggcn.cost.machine import Machine
 from mggcn.errors import ConfigError, GraphError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import store_folder
@@ -23,7 +23,7 @@ from mggcn.partition.metis.run import MetisSettings
 from mggcn.partition.order import MAX_PARTS
 from mggcn.planning.run import plan_run
 from mggcn.planning.select import Candidate, Choice, choose
-from mggcn.planning.shape import GraphShape, graph_shape
+from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
 
 ORDERS = ("random", "none")
 """Orders that cost nothing to make; METIS's parts are a candidate where they are kept with the store."""
@@ -31,7 +31,7 @@ ORDER_EDGES = 50_000_000
 """Stored edges up to which an order by locality is made to be compared: some seconds; above, one that is kept is."""
 CUT_EDGES = 20_000_000
 """Stored edges up to which a vertex cut is made to be compared; above, one that is kept with the store is."""
-UNDELAYED: dict[str, Any] = {"delay": "0", "between": "local"}
+UNDELAYED: dict[str, Any] = {"delay": "0", "stale_aggregates": "discard"}
 """Settings of the delayed strategy as they are where no message is delayed."""
 DELAYED = "5"
 """The delay that is listed beside the exact ones."""
@@ -40,19 +40,6 @@ DELAYED = "5"
 def is_auto(config: Config) -> bool:
     """Return whether the plan has something to choose."""
     return "auto" in (config.run.strategy, config.run.order)
-
-
-def this_machine(config: Config) -> Machine:
-    """Return the machine on which seconds are predicted unless another is named: this one, as tuned, described or assumed.
-
-    Raises: ConfigError if the tuned file cannot be read.
-    """
-    gpu = ""
-    if config.run.device == "cuda":
-        from mggcn.backend.cuda.presence import gpu_name
-
-        gpu = gpu_name()
-    return default_machine(config.run.device, tuned_path(), gpu)
 
 
 def settled(
@@ -106,7 +93,7 @@ def _without_delays(config: Config) -> Config:
     if run.strategy != "auto" and STRATEGIES[run.strategy].kind == "rows":
         raise ConfigError(
             f"{' and '.join(named)} would change nothing with run.strategy {run.strategy}, which delays no message; "
-            "use --strategy delayed, or --delay 0 --set run.between=local"
+            "use --strategy delayed, or --delay 0 --set run.stale_aggregates=discard"
         )
     return config if run.ranks > 1 else _with(config, UNDELAYED)
 
@@ -185,7 +172,7 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) ->
     for run, exact in _ways(config.run, orders):
         trial = _with(base, run)
         kind = STRATEGIES[trial.run.strategy].kind
-        bins = max(trial.run.delay_epochs or 0, 1) if kind == "cut" else 1
+        bins = trial.run.cut_bins if kind == "cut" else 1
         key = (kind, trial.run.order, bins)
         if key not in known:
             unasked = config.run.order == "auto" and kind == "rows"

@@ -12,7 +12,7 @@ from typing import Any
 
 from mggcn.assemble import host_of, partition_graph, plan_recorded
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
-from mggcn.config import Config, from_tables, from_toml, to_toml
+from mggcn.config import Config, from_tables, from_toml, to_toml, with_new_names
 from mggcn.errors import ConfigError, MggcnError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, store_folder
@@ -139,7 +139,7 @@ def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:
         raise RunError(
             f"{folder} is not the folder of a run: it lacks a readable plan.json or job.json ({error})"
         ) from error
-    return from_toml(folder / "config.toml"), plan, job
+    return from_toml(folder / "config.toml", saved=True), plan, job
 
 
 @contextlib.contextmanager
@@ -195,7 +195,7 @@ def _assignment(config: Config) -> dict[str, Any]:
         "ranks": run.ranks,
         "strategy": run.strategy,
         "delay": run.delay,
-        "between": run.between,
+        "stale_aggregates": run.stale_aggregates,
         "order": run.order,
         "seed": config.train.seed,
     }
@@ -217,7 +217,8 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Par
             "start a new run, or score it with mggcn predict --store"
         )
     planned, asked = job["assignment"], _assignment(config)
-    if not isinstance(planned, dict) or planned.keys() != asked.keys() or "partition" not in content:
+    planned = with_new_names("run", planned) if isinstance(planned, dict) else {}
+    if planned.keys() != asked.keys() or "partition" not in content:
         raise RunError(
             f"the plan of the run in {folder} was recorded by another version of mggcn, and this one cannot continue it; "
             "use that version, or start a new run"

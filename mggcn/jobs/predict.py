@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.assemble import Rank, make_rank, partition_graph, plan_graph
+from mggcn.assemble import partition_graph, plan_graph
 from mggcn.comm.launch import run_ranks
 from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
@@ -24,6 +24,7 @@ from mggcn.jobs.folder import known_plan, read_run, seed_of_weights
 from mggcn.jobs.local import in_processes, on_local_ranks
 
 if TYPE_CHECKING:
+    from mggcn.assemble_rank import Rank
     from mggcn.comm.base import Communicator
 
 
@@ -75,6 +76,7 @@ def predict(
 
 def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) -> None:
     """Score this rank's vertices into the shared file."""
+    from mggcn.assemble_rank import make_rank
     from mggcn.train.checkpoint import load_checkpoint
     from mggcn.train.repeats import load_repeat
 

@@ -11,18 +11,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mggcn import native
 from mggcn.assemble import (
-    Rank,
     bind_process,
+    check_available,
     dense_products,
     host_of,
-    make_rank,
     memory_limit,
     plan_graph,
     threads_per_rank,
@@ -47,7 +47,7 @@ from mggcn.jobs.folder import (
 )
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
-from mggcn.memory.device import launching, not_captured
+from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
 from mggcn.planning.advice import require_fit
 from mggcn.planning.run import RunPlan
@@ -58,12 +58,23 @@ from mggcn.tuning.record import RUN_FILE, STORE_FILE, outdated, save_findings, s
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
+    from mggcn.assemble_rank import Rank
     from mggcn.comm.base import Communicator
     from mggcn.train.trainer import Stop
 
 
-def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | None) -> tuple[Path, Config]:
-    """Plan a run, refuse it if it does not fit, and write its folder. Returns the folder and the resolved configuration.
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run that this process planned, and the folder that it wrote."""
+
+    folder: Path
+    config: Config
+    plan: RunPlan
+    partition: Partition
+
+
+def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | None) -> PlannedRun:
+    """Plan a run, refuse it if it does not fit, and write its folder.
 
     Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
     """
@@ -73,15 +84,7 @@ def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | No
     require_fit(plan, memory_limit(config))
     folder = make_run_folder(config, graph.name, out)
     write_plan(folder, plan, partition, store, graph, choice)
-    return folder, config
-
-
-def check_available(config: Config) -> None:
-    """Refuse what can be planned but not run here, in one line, before anything is written. Raises: BackendError."""
-    if config.run.device == "cuda":
-        from mggcn.backend.cuda.presence import check_cuda
-
-        check_cuda(config.run.precision)
+    return PlannedRun(folder, config, plan, partition)
 
 
 def train_rank(
@@ -101,6 +104,7 @@ def train_rank(
 
     stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it.
     """
+    from mggcn.assemble_rank import make_rank
     from mggcn.tuning.epochs import Tuning
 
     started = time.perf_counter() if started is None else started
@@ -182,24 +186,42 @@ def captures(config: Config, states: Mapping[str, str]) -> dict[str, Any]:
     return {"captured": {what: eager if state == "eager" else state for what, state in states.items()}}
 
 
-def run_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) -> dict[str, Any]:
+def run_training(run: PlannedRun, graph: Graph, *, quiet: bool) -> dict[str, Any]:
     """Train the run that `prepare_run` wrote, on as many ranks as it says, and return its result.
 
-    `graph` serves a single rank or ranks as threads; ranks as processes open the store that job.json names.
+    `graph` serves a single rank or ranks as threads; ranks as processes open the store that job.json names and read the
+    plan.
     Raises: the first error of any rank; Interrupted after SIGINT or SIGTERM, once a checkpoint is written.
     """
-    started = time.perf_counter()
+    if in_processes(run.config):
+        return train_processes(run.folder, run.config, quiet=quiet)
+    return _train_here(run, graph, quiet, time.perf_counter())
+
+
+def resume_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) -> dict[str, Any]:
+    """Continue the run of a folder. Raises: as `run_training`; RunError if the graph or the settings are others."""
     if in_processes(config):
-        arguments = json.dumps({"quiet": quiet, "started": started})
-        command = [sys.executable, "-m", "mggcn.worker", "train", str(folder), "--arguments", arguments]
-        run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
-    else:
-        known = known_plan(folder, config, graph)
-        with signalled_stop() as stop:
-            on_local_ranks(
-                config,
-                lambda comm: train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started),
-            )
+        return train_processes(folder, config, quiet=quiet)
+    started = time.perf_counter()
+    return _train_here(PlannedRun(folder, config, *known_plan(folder, config, graph)), graph, quiet, started)
+
+
+def train_processes(folder: Path, config: Config, *, quiet: bool) -> dict[str, Any]:
+    """Train the run of a folder on ranks that are processes. Raises: as `run_training`."""
+    arguments = json.dumps({"quiet": quiet, "started": time.perf_counter()})
+    command = [sys.executable, "-m", "mggcn.worker", "train", str(folder), "--arguments", arguments]
+    run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
+    return read_result(folder)
+
+
+def _train_here(run: PlannedRun, graph: Graph, quiet: bool, started: float) -> dict[str, Any]:
+    """Train on one rank of this process, or on several that are threads of it."""
+    config, known, folder = run.config, (run.plan, run.partition), run.folder
+    with signalled_stop() as stop:
+        on_local_ranks(
+            config,
+            lambda comm: train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started),
+        )
     return read_result(folder)
 
 
@@ -212,12 +234,18 @@ def read_result(folder: Path) -> dict[str, Any]:
     return result
 
 
-def train_worker(comm: Communicator, folder: Path, quiet: bool, started: float) -> None:
-    """One rank process. started: time.perf_counter of the machine when the command began, which set-up counts from."""
+def train_worker(
+    comm: Communicator, folder: Path, quiet: bool, started: float, planned: PlannedRun | None = None
+) -> None:
+    """Train as one rank process.
+
+    started: time.perf_counter of the machine when the command began, which set-up counts from. planned: by this process,
+    which need not read the plan and share out the graph again.
+    """
     config, _, job = read_run(folder)
     graph = open_store(job["store"])
     with signalled_stop() as stop, dense_products(config):
-        known = known_plan(folder, config, graph)
+        known = known_plan(folder, config, graph) if planned is None else (planned.plan, planned.partition)
         train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started)
 
 
@@ -240,37 +268,30 @@ def train_under_torchrun(
         raise ConfigError(f"under torchrun run.transport must be auto, gloo or nccl, got {config.run.transport}")
     if resume is not None and config.run.ranks != size:
         raise ConfigError(f"the run in {resume} has {config.run.ranks} ranks, torchrun started {size} processes")
-    several: Literal["gloo", "nccl"] = "gloo" if config.run.device == "cpu" else "nccl"
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, ranks=size, transport=several))
+    run = dataclasses.replace(config.run, ranks=size, transport=config.run.process_transport)
+    config = dataclasses.replace(config, run=run)
     check_available(config)
-    if config.run.device == "cuda":  # whoever starts ranks on CPUs under torchrun says where they run
+    if not DEVICES[config.run.device].is_host:  # whoever starts ranks on CPUs under torchrun says where they run
         bind_process(config, rank)
     started = time.perf_counter()
     result: list[dict[str, Any]] = []
 
     def body(comm: Communicator) -> None:
-        folder = resume
+        folder, planned = resume, None
         if comm.rank == 0 and folder is None:
-            folder, _ = prepare_run(config, open_store(store), store, out)
+            planned = prepare_run(config, open_store(store), store, out)
+            folder = planned.folder
         elif comm.rank == 0 and folder is not None:
             rewrite_config(folder, config)
         shared = share_path(comm, folder)
         with contextlib.nullcontext() if comm.rank or resume else discarded_if_refused(shared):
-            train_worker(comm, shared, quiet, started)
+            train_worker(comm, shared, quiet, started, planned)
         if comm.rank == 0:
-            path = share_last(folder)
-            result.append(json.loads((path / "result.json").read_text()) | {"folder": str(path)})
+            result.append(read_result(shared) | {"folder": str(folder)})
 
     with tempfile.TemporaryDirectory(prefix="mggcn-") as reports:
         code = torchrun_main(config.run.timeout_s, Path(reports), body, config.run.transport)
     return code, result[0] if result else None
-
-
-def share_last(folder: Path | None) -> Path:
-    """Return rank 0's own folder."""
-    if folder is None:
-        raise RunError("rank 0 has no run folder")
-    return folder
 
 
 def share_path(comm: Communicator, path: Path | None) -> Path:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mggcn.assemble import gpu_of_rank, make_backend, make_rank, memory_limit, plan_graph, plan_shape
+from mggcn.assemble import memory_limit, plan_graph, plan_shape
+from mggcn.assemble_rank import gpu_of_rank, make_backend, make_rank
 from mggcn.backend.cpu.machine import processor_name
 from mggcn.config import Config, RunConfig
 from mggcn.errors import ConfigError

@@ -66,6 +66,11 @@ REAL = {"fp32": "fp32", "tf32": "fp32", "mixed": "fp32", "bf16": "fp32", "fp64":
 """Type of sums, scales, edge values, weights and their gradients by run.precision."""
 
 
+def scale_dtype(precision: str) -> str:
+    """Return NumPy's name of the type of scales and edge values by run.precision."""
+    return {"fp32": "float32", "fp64": "float64"}[REAL[precision]]
+
+
 def threads_of(run: RunConfig) -> int:
     """Return the threads of one rank: as set, or an equal share of the cores that this process may use."""
     return run.threads or max(1, usable_cores() // run.ranks)

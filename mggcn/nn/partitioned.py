@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mggcn.assemble import gpu_of_rank, threads_per_rank
+from mggcn.assemble import threads_per_rank
+from mggcn.assemble_rank import gpu_of_rank
 from mggcn.backend.cuda.base import Device
 from mggcn.comm.base import Communicator
 from mggcn.config import Config

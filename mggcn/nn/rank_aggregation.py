@@ -17,7 +17,7 @@ from mggcn.comm.base import Communicator
 from mggcn.comm.control_store import CHECKED_CALLS
 from mggcn.errors import CommError, ConfigError
 from mggcn.memory.arena import ALIGNMENT, BufferSpec, Placement
-from mggcn.memory.device import DEVICES, REAL, STORAGE
+from mggcn.memory.device import DEVICES, STORAGE, scale_dtype
 from mggcn.nn.sharing import Shared
 from mggcn.partition.rows.shard import ShardOptions
 from mggcn.partition.rows.tiles import degrees, scales
@@ -25,7 +25,6 @@ from mggcn.train.runtime import buffer_view
 
 PANEL = 512
 """Columns that a GPU aggregates at a time: its kernels' work space is as wide."""
-SCALES = {"fp32": "float32", "fp64": "float64"}
 
 
 class RankAggregation:
@@ -33,7 +32,7 @@ class RankAggregation:
 
     def __init__(self, shared: Shared, backend: KernelBackend, comm: Communicator) -> None:
         graph, sharing, run, rank = shared.graph, shared.sharing, shared.config.run, comm.rank
-        real = SCALES[REAL[run.precision]]
+        real = scale_dtype(run.precision)
         threads = threads_per_rank(shared.config)
         options = ShardOptions(
             aggregates=True,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mggcn.assemble import gpu_of_rank
+from mggcn.assemble_rank import gpu_of_rank
 from mggcn.comm.base import Communicator
 from mggcn.comm.rank import torchrun_env, torchrun_main
 from mggcn.errors import ConfigError, GraphError, MggcnError
@@ -76,7 +76,7 @@ def _under_torchrun(
 ) -> T:
     """Join the ranks of this torchrun; after a failure of any of them the process ends in here, with its report."""
     if transport in ("auto", "threads", "single"):
-        transport = "gloo" if settings.device == "cpu" else "nccl"
+        transport = settings.config(size, "auto").run.process_transport
     folder = Path(tempfile.mkdtemp(prefix="mggcn-"))
     results: list[T] = []
 

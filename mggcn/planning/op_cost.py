@@ -56,8 +56,7 @@ def training_cost(plan: RunPlan, machine: Machine) -> Cost:
 def _cost(plan: RunPlan, machine: Machine, programs: Sequence[Program], turn: int = 0) -> Cost:
     """Predict one program of every rank."""
     run = plan.config.run
-    several = "gloo" if run.device == "cpu" else "nccl"
-    transport = several if run.transport == "auto" else run.transport
+    transport = run.process_transport if run.transport == "auto" else run.transport
     lists = [_items(plan, rank, program, turn) for rank, program in zip(plan.ranks, programs, strict=True)]
     return predict(machine, transport, lists)
 

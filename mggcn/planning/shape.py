@@ -1,12 +1,17 @@
-"""What a plan knows of a graph: its counts, from a store or as given."""
+"""Sizes of a graph and of its partition that a plan is made from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mggcn.config import ModelConfig
+from mggcn.config import Config, ModelConfig
 from mggcn.errors import GraphError
 from mggcn.graph.csr import CSR, Graph
+from mggcn.model.builder import Network
+from mggcn.model.network import NETWORKS, num_aggregations
+from mggcn.partition.base import Partition, PartitionStats
+from mggcn.partition.make import stats_of
+from mggcn.partition.rows.shard import training_rows
 from mggcn.partition.statistics import estimate_aggregated_nnz
 
 
@@ -49,6 +54,20 @@ def graph_shape(graph: Graph, model: ModelConfig) -> GraphShape:
         feature_nnz=features.nnz if isinstance(features, CSR) else None,
         aggregated_nnz=estimate_aggregated_nnz(graph, self_loops=model.self_loops) if sparse and aggregates else 0,
     )
+
+
+def partition_stats(
+    config: Config, graph: Graph, partition: Partition, network: Network | None = None
+) -> PartitionStats:
+    """Return the sizes of a partition, and what training epochs need of it if they may leave rows out.
+
+    Cost: a few sweeps over the edges.
+    """
+    model, data = config.model, config.data
+    sparse = isinstance(graph.features, CSR)
+    depth = num_aggregations(network or NETWORKS[model.kind], model, graph.num_classes, sparse=sparse)
+    training = training_rows(graph, data.splits, data.split) if config.run.prune == "auto" and depth else None
+    return stats_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth)
 
 
 def check_shape(shape: GraphShape) -> None:

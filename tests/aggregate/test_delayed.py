@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from mggcn.aggregate.delayed_part import DeviceLists
-from mggcn.assemble import Rank, partition_graph, plan_graph, resolve
+from mggcn.assemble import partition_graph, plan_graph, resolve
+from mggcn.assemble_rank import Rank
 from mggcn.cli import main
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import RunError
@@ -31,7 +32,7 @@ from tests.train.test_trainer import fit
 EPOCHS = 13
 
 
-def config_of(ranks: int, delay: str, between: str = "last", **train: Any) -> Config:
+def config_of(ranks: int, delay: str, stale_aggregates: str = "reuse", **train: Any) -> Config:
     run = RunConfig(
         ranks=ranks,
         threads=1,
@@ -39,7 +40,7 @@ def config_of(ranks: int, delay: str, between: str = "last", **train: Any) -> Co
         precision="fp64",
         strategy="delayed",
         delay=delay,
-        between=between,  # type: ignore[arg-type]
+        stale_aggregates=stale_aggregates,  # type: ignore[arg-type]
     )
     model = ModelConfig(hidden=(6, 5), dropout=0.3, input_dropout=0.2)
     return Config(model=model, train=TrainConfig(**{"seed": 5, "epochs": EPOCHS, "lr": 0.05} | train), run=run)
@@ -56,7 +57,7 @@ def trained(config: Config, graph: Graph, simulate: bool = False) -> tuple[list[
     assert isinstance(partition, CutPartition)
     delay = config.run.delay_epochs
     assert delay
-    simulator = Algorithm4(graph, partition.cut, delay, config.run.between == "last")
+    simulator = Algorithm4(graph, partition.cut, delay, config.run.stale_aggregates == "reuse")
     barrier, shared = threading.Barrier(config.run.ranks), {}  # type: ignore[var-annotated]
 
     def body(rank: Rank) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -72,12 +73,12 @@ def trained(config: Config, graph: Graph, simulate: bool = False) -> tuple[list[
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("between", ["last", "local"])
+@pytest.mark.parametrize("stale_aggregates", ["reuse", "discard"])
 @pytest.mark.parametrize("delay", ["1", "2", "5"])
-def test_delayed_epochs_are_algorithm_4(delay: str, between: str, ranks: int) -> None:
+def test_delayed_epochs_are_algorithm_4(delay: str, stale_aggregates: str, ranks: int) -> None:
     """Fails if one bit of a loss or weight differs from an independent run of Algorithm 4 in one process."""
     for kind in ("random", "directed", "hub-row"):
-        graph, config = graph_of(kind), config_of(ranks, delay, between)
+        graph, config = graph_of(kind), config_of(ranks, delay, stale_aggregates)
         losses, weights = trained(config, graph)
         expected, expected_weights = trained(config, graph, simulate=True)
         assert losses == expected
@@ -89,7 +90,7 @@ def test_planted_errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, config = graph_of("hub-row"), config_of(4, "2")
     right, _ = trained(config, graph, simulate=True)
     assert trained(config, graph)[0] == right
-    assert trained(config_of(4, "2", "local"), graph)[0] != right
+    assert trained(config_of(4, "2", "discard"), graph)[0] != right
     with monkeypatch.context() as patch:
         patch.setattr(
             CutPartition, "bin_of", property(lambda cut: (np.arange(cut.split.size) + 1).astype(np.int32) % 2)
@@ -107,11 +108,11 @@ def test_planted_errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         assert trained(config, graph)[0] != right
 
 
-@pytest.mark.parametrize("between", ["last", "local"])
+@pytest.mark.parametrize("stale_aggregates", ["reuse", "discard"])
 @pytest.mark.parametrize("delay", ["1", "2", "5"])
-def test_resuming_with_messages_in_flight(delay: str, between: str, tmp_path: Path) -> None:
+def test_resuming_with_messages_in_flight(delay: str, stale_aggregates: str, tmp_path: Path) -> None:
     """Fails if an interrupted run, continued, differs in one bit: a message lost, taken twice or in another epoch."""
-    graph, config = graph_of("random"), config_of(3, delay, between, repeat=2)
+    graph, config = graph_of("random"), config_of(3, delay, stale_aggregates, repeat=2)
     folders = [tmp_path / "whole", tmp_path / "parts"]
     for folder in folders:
         folder.mkdir()

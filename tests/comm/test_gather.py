@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mggcn import assemble
+from mggcn import assemble_rank
 from mggcn.backend.cuda import device as cuda_device
 from mggcn.backend.cuda.driver import Gpu
 from mggcn.comm.base import Communicator
@@ -25,13 +25,13 @@ def gpus_of_ranks(shown: list[list[Gpu]], monkeypatch: pytest.MonkeyPatch, launc
     """The GPU that each rank takes of those that it is shown, or what it is told; launched: by torchrun or Slurm."""
     config = Config(run=RunConfig(device="cuda", ranks=len(shown), transport="nccl"))
     monkeypatch.setattr(cuda_device, "CudaDevice", lambda index, capture: index)
-    monkeypatch.setattr(assemble, "visible_gpus", lambda: shown[this_rank()])
+    monkeypatch.setattr(assemble_rank, "visible_gpus", lambda: shown[this_rank()])
     env = "mggcn.comm.rank.torchrun_env"
     monkeypatch.setattr(env, lambda: (this_rank(), len(shown), this_rank()) if launched else None)
 
     def body(comm: Communicator) -> Any:
         try:
-            index: Any = assemble.gpu_of_rank(config, comm)
+            index: Any = assemble_rank.gpu_of_rank(config, comm)
         except BackendError as error:
             return str(error)
         return shown[comm.rank][index]

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mggcn.assemble import Rank, make_rank, plan_graph
+from mggcn.assemble import plan_graph
+from mggcn.assemble_rank import Rank, make_rank
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.comm.threads import run_threads

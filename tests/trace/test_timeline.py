@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from mggcn.assemble import Rank, make_rank, plan_graph, resolve
+from mggcn.assemble import plan_graph, resolve
+from mggcn.assemble_rank import Rank, make_rank
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator

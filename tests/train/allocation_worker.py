@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from mggcn.assemble import Rank
+from mggcn.assemble_rank import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.model.program import Program

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mggcn import native
-from mggcn.assemble import Rank, plan_shape
+from mggcn.assemble import plan_shape
+from mggcn.assemble_rank import Rank
 from mggcn.backend.cpu import backend as cpu_backend
 from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cpu.machine import Caches

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn.assemble import Rank, make_rank, plan_graph, resolve
+from mggcn.assemble import plan_graph, resolve
+from mggcn.assemble_rank import Rank, make_rank
 from mggcn.comm.base import Communicator
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import BackendError

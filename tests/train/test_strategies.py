@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from mggcn.aggregate import slice_columns
-from mggcn.assemble import STRATEGIES, Rank, plan_shape
+from mggcn.assemble import STRATEGIES, plan_shape
+from mggcn.assemble_rank import Rank
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig

@@ -33,6 +33,6 @@ def store_of(folder: Path) -> Graph:
 
 
 def trained(graph: Graph, config: Config, out: Path) -> Path:
-    folder, config = training.prepare_run(config, graph, out.parent / "store", out)
-    training.run_training(folder, config, graph, quiet=False)
-    return folder
+    planned = training.prepare_run(config, graph, out.parent / "store", out)
+    training.run_training(planned, graph, quiet=False)
+    return planned.folder

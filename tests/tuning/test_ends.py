@@ -34,7 +34,8 @@ def with_train(config: Config, **train: Any) -> Config:
 
 def watched(graph: Graph, config: Config, out: Path, after: Callable[[int, Stop], None]) -> tuple[Path, Config]:
     """Train on one rank of this process, and call `after` with every epoch's number."""
-    folder, config = training.prepare_run(config, graph, out.parent / "store", out)
+    planned = training.prepare_run(config, graph, out.parent / "store", out)
+    folder, config = planned.folder, planned.config
     stop = Stop()
 
     def body(comm: Communicator) -> None:
@@ -75,7 +76,7 @@ def test_an_interrupted_run_keeps_what_it_knows_and_goes_on(tmp_path: Path) -> N
     assert 0 < len(kept)
     before = summary_of(folder)
     assert len(kept) == before["products"] - before["unfinished"]
-    training.run_training(folder, config, graph, quiet=True)
+    training.resume_training(folder, config, graph, quiet=True)
     assert history(folder) == history(plain)
     assert same_tensors(folder, plain)
     after = result(folder)["tuning"]
@@ -95,7 +96,7 @@ def test_a_run_that_goes_on_after_tuning_ended(tmp_path: Path, capsys: pytest.Ca
     assert before["unfinished"] == 0
     assert before["products"] >= 2
     capsys.readouterr()
-    training.run_training(folder, config, graph, quiet=False)
+    training.resume_training(folder, config, graph, quiet=False)
     said = capsys.readouterr().out
     assert "nothing was left to tune: all sparse products of these epochs were measured" in said
     assert "tuning has tried" not in said

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn.assemble import host_of, make_rank, plan_graph, resolve
+from mggcn.assemble import host_of, plan_graph, resolve
+from mggcn.assemble_rank import make_rank
 from mggcn.backend.cpu import backend as cpu_backend
 from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cpu.machine import Caches

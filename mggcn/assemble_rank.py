@@ -1,0 +1,239 @@
+"""From a plan to a rank that trains: its backend, shard, inputs, aggregations and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mggcn.aggregate.base import BuildContext, RankAggregations
+from mggcn.aggregate.no_aggregation import NoAggregation
+from mggcn.assemble import threads_per_rank
+from mggcn.backend.base import KernelBackend
+from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.backend.cuda.base import Device
+from mggcn.backend.cuda.driver import visible_gpus
+from mggcn.backend.sparse_products import Explorer
+from mggcn.backend.spmm_choice import NO_CHOICES, Choices
+from mggcn.comm.base import Communicator
+from mggcn.comm.counting import CountingCommunicator
+from mggcn.comm.gather import refuse_shared
+from mggcn.comm.rank import gpu_index
+from mggcn.config import Config
+from mggcn.errors import ConfigError
+from mggcn.graph.csr import Graph
+from mggcn.memory.device import REAL, not_captured, scale_dtype
+from mggcn.model.runtime import Inputs
+from mggcn.partition.base import Partition
+from mggcn.partition.order import Assignment
+from mggcn.partition.rows.features import FeatureReader
+from mggcn.partition.rows.shard import ShardOptions, build_shard
+from mggcn.planning.pruning import build_pruned
+from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
+from mggcn.trace.timeline import Timeline, Unwatched, Watch
+from mggcn.train.inputs import load_inputs
+from mggcn.train.ranking import RankingScores
+from mggcn.train.runtime import DTYPES, RankRuntime, Weights, arena_views, state_views
+from mggcn.train.trainer import RankTrainer, Stop
+from mggcn.tuning.epochs import Tuning
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank that is ready to train: its trainer, the counted transport, and how long set-up took."""
+
+    trainer: RankTrainer
+    comm: CountingCommunicator
+    plan: RankPlan
+    watch: Watch
+
+
+def gpu_of_rank(config: Config, comm: Communicator) -> Device:
+    """Return the GPU of this rank: that of its number on the machine, the first for ranks that are threads.
+
+    Collective for ranks that are processes. Raises: BackendError, also if two of them have one GPU.
+    """
+    from mggcn.backend.cuda.device import CudaDevice
+
+    run, index = config.run, 0
+    if run.transport == "nccl":
+        gpus = visible_gpus()
+        index = gpu_index(comm.rank, len(gpus))
+        refuse_shared(comm, gpus[index].uuid)
+    return CudaDevice(index, capture=not not_captured(run))
+
+
+def make_backend(
+    config: Config,
+    plan: RankPlan,
+    device: Callable[[], Device],
+    choices: Choices = NO_CHOICES,
+    exploration: Explorer | None = None,
+) -> KernelBackend:
+    """Return the kernels of one rank. Raises: BackendError.
+
+    choices: measured variants of sparse products. exploration: tries those of the others.
+    """
+    storage = DTYPES[plan.sizes.dtype]
+    if config.run.device == "cpu":
+        return CpuBackend(storage, threads_per_rank(config), choices=choices, exploration=exploration)
+    from mggcn.backend.cuda.backend import CudaBackend
+
+    workspace_bytes = plan.regions["kernel work space"]
+    return CudaBackend(storage, device(), workspace_bytes, config.run.spmm, choices, exploration)
+
+
+def make_rank(
+    config: Config,
+    graph: Graph,
+    plan: RunPlan,
+    partition: Partition,
+    comm: Communicator,
+    stop: Stop | None = None,
+    device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
+    folder: Path | None = None,
+    choices: Choices = NO_CHOICES,
+    tuning: Tuning | None = None,
+) -> Rank:
+    """Build one rank: its shard, its device memory as planned, its inputs. Collective.
+
+    device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
+    choices: measured variants of sparse products. tuning: finds out those of the others in the epochs to come; it has the
+    same transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
+    Raises: GraphError, BackendError.
+    """
+    if config.run.ranks != comm.size:
+        raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
+    torch.set_num_threads(threads_per_rank(config))
+    rank_plan = plan.ranks[comm.rank]
+    exploration = None if tuning is None else tuning.exploration
+    backend = make_backend(config, rank_plan, lambda: device_of(config, comm), choices, exploration)
+    timeline = _make_timeline(config, backend, comm, folder)
+    if timeline is not None:
+        backend, comm = timeline.backend, timeline.comm
+    counted = CountingCommunicator(comm)
+    counted.use_stream(backend.comm_stream)
+    context = _RankContext(
+        config=config,
+        graph=graph,
+        plan=plan,
+        partition=partition,
+        local_index=partition.held(comm.rank),
+        backend=backend,
+        comm=counted,
+    )
+    inputs = _load_inputs(context)
+    aggregations = _build_aggregations(context)
+    runtime = _allocate_runtime(context, inputs, aggregations)
+    if rank_plan.setup:
+        runtime.run(rank_plan.setup)
+    watched = rank_plan
+    if timeline is not None:
+        timeline.number_tiles(*aggregations.tiles)
+        watched = dataclasses.replace(rank_plan, train=timeline.program(rank_plan.train))
+    watch: Watch = timeline or Unwatched()
+    if tuning is not None:
+        watch = tuning.watched(watch, backend.synchronize)
+    ranking = _ranking_scores(context, inputs)
+    trainer = RankTrainer(config, watched, runtime, counted, config.train.metric, ranking, stop or Stop(), watch)
+    return Rank(trainer, counted, rank_plan, watch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RankContext:
+    """Whatever the steps of `make_rank` share."""
+
+    config: Config
+    graph: Graph
+    plan: RunPlan
+    partition: Partition
+    local_index: Assignment
+    backend: KernelBackend
+    comm: CountingCommunicator
+
+    @property
+    def rank_plan(self) -> RankPlan:
+        return self.plan.ranks[self.comm.rank]
+
+    @property
+    def shard_options(self) -> ShardOptions:
+        model, data = self.config.model, self.config.data
+        return ShardOptions(
+            aggregates=model.aggregates,
+            norm=model.norm,
+            self_loops=model.self_loops,
+            splits=data.splits,
+            split=data.split,
+            dtype=scale_dtype(self.config.run.precision),
+            threads=threads_per_rank(self.config),
+        )
+
+
+def _make_timeline(config: Config, backend: KernelBackend, comm: Communicator, folder: Path | None) -> Timeline | None:
+    if not config.run.timeline or folder is None:
+        return None
+    ranges = torch.cuda.nvtx.range if torch.cuda.is_available() else None
+    in_flight = config.run.transport == "gloo"
+    return Timeline(backend, comm, folder, config.train.epochs, in_flight=in_flight, ranges=ranges)
+
+
+def _load_inputs(context: _RankContext) -> Inputs:
+    """Read the rank's shard and features, and write them to the device. Raises: ConfigError, GraphError."""
+    config, graph, rank, held = context.config, context.graph, context.comm.rank, context.local_index
+    shard = build_shard(graph, context.partition, rank, context.shard_options, held)
+    if config.train.patience and not shard.split_sizes[1]:
+        raise ConfigError("train.patience needs validation vertices, and this split has none; set train.patience = 0")
+    reader = FeatureReader(graph, held, rank, config.data.row_normalize)
+    return load_inputs(context.backend, shard, reader, context.rank_plan, threads_per_rank(config))
+
+
+def _build_aggregations(context: _RankContext) -> RankAggregations:
+    """Build how training and evaluation aggregate on the rank: tiles and messages of the run's strategy. Collective."""
+    plan, backend = context.rank_plan, context.backend
+    states = state_views(backend, plan.states)
+    if not context.config.model.aggregates:
+        return RankAggregations(NoAggregation(), NoAggregation())
+    site = BuildContext(
+        context.graph,
+        context.partition,
+        context.comm.rank,
+        context.shard_options,
+        backend,
+        context.comm,
+        states,
+        context.local_index,
+    )
+    strategy = context.plan.strategy
+    every = strategy.build(plan.aggregation, plan.exact, site)
+    return build_pruned(strategy, every, plan.rows, plan.pruned, site)
+
+
+def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: RankAggregations) -> RankRuntime:
+    """Allocate what epochs work in, as planned: arena, weights, counts, signals and clock."""
+    plan, backend, config = context.rank_plan, context.backend, context.config
+    programs = [plan.train, plan.evaluate, *([plan.setup] if plan.setup else [])]
+    arena = backend.allocate(plan.arena_bytes)
+    weights = Weights(plan.values.parameters, DTYPES[REAL[config.run.precision]], backend)
+    classes = context.plan.shape.num_classes
+    return RankRuntime(
+        backend=backend,
+        training=aggregations.training,
+        exact=aggregations.exact,
+        inputs=inputs,
+        weights=weights,
+        views=arena_views(arena, programs),
+        signals=backend.allocate(8 * SIGNALS).view(torch.float64),
+        counts=backend.allocate(8 * 9 * classes).view(torch.int64).view(3, 3, classes),
+        clock=backend.allocate(16).view(torch.int64),
+    )
+
+
+def _ranking_scores(context: _RankContext, inputs: Inputs) -> RankingScores | None:
+    """Return the sums of ROC AUC, None for other metrics."""
+    if context.config.train.metric != "roc_auc":
+        return None
+    graph, classes = context.graph, context.plan.shape.num_classes
+    return RankingScores(inputs, graph.num_vertices, classes, context.comm, context.backend)
