@@ -151,7 +151,7 @@ class Worker:
             print(json.dumps([command, argument]), file=self.process.stdin, flush=True)
             line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the worker has died with code {self.process.wait()}")
+            raise RuntimeError(death(self.process.wait()))
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise RuntimeError(answer["error"])
@@ -166,6 +166,11 @@ class Worker:
     def kill(self) -> None:
         with contextlib.suppress(OSError), self.process:
             self.process.kill()
+
+
+def death(code: int) -> str:
+    """How a process ended that should have answered."""
+    return f"died: signal {-code}" if code < 0 else f"died: exit status {code}"
 
 
 @dataclass
@@ -210,14 +215,24 @@ def serve(prepare: Callable[[dict[str, Any]], Contender]) -> None:
             return
 
 
-def alternate(workers: dict[str, Worker], warm_up: int, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Train `warm_up` + `rounds` epochs of every worker, in turn, in each round in another order; return them all."""
+def alternate(
+    workers: dict[str, Worker], warm_up: int, rounds: int, lost: dict[str, str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Train `warm_up` + `rounds` epochs of every worker, in turn, in each round in another order; return them all.
+
+    A worker that dies or fails loses its own epochs alone: it leaves `workers`, and `lost` says why.
+    """
     epochs: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
     shuffled = random.Random(SEED)
     for _ in range(warm_up + rounds):
         for name in shuffled.sample(list(workers), len(workers)):
             time.sleep(SETTLE_S)
-            epochs[name].append(workers[name].ask("epoch"))
+            try:
+                epochs[name].append(workers[name].ask("epoch"))
+            except RuntimeError as error:
+                lost[name] = str(error).strip().splitlines()[-1]
+                workers.pop(name).kill()
+                del epochs[name]
     return epochs
 
 

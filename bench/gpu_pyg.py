@@ -54,7 +54,7 @@ class Peer:
     ) -> None:
         device = lab.device.torch_device
         if kind == "scatter":
-            # autograd keeps about eight times the widest messages (bench/epoch.py).
+            # autograd keeps about eight times the widest messages (bench/peers_epoch.py).
             need = 8 * 4 * (graph.num_edges + graph.num_vertices) * max(hidden)
             if need > lab.free_bytes():
                 raise ValueError(f"its messages need about {need / 2**30:.0f} GiB")

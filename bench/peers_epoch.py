@@ -77,7 +77,7 @@ class Comparison:
         return Worker(script, malloc, self.args.threads, self.job | extra, self.peers.python)
 
     def run(self, starts: dict[str, Any], malloc: str, rounds: int) -> dict[str, Any]:
-        """Start every contender, alternate their epochs, and close them. A contender that cannot start is left out."""
+        """Start every contender, alternate their epochs, close them. One that cannot start, fails or dies is left out."""
         workers: dict[str, Worker] = {}
         left_out: dict[str, str] = {}
         try:
@@ -87,7 +87,7 @@ class Comparison:
                     workers[name].ask("forget")
                 except RuntimeError as error:
                     left_out[name] = str(error).strip().splitlines()[-1]
-            epochs = alternate(workers, self.args.warm_up, rounds)
+            epochs = alternate(workers, self.args.warm_up, rounds, left_out)
             peaks = {name: worker.close()["memory"]["VmHWM"] for name, worker in workers.items()}
         finally:
             for worker in workers.values():

@@ -96,10 +96,13 @@ class Processes:
 
 
 def measure(processes: Processes, width: int, rounds: int) -> dict[str, Any]:
-    """Time every kind of a group at one width. Raises: RuntimeError if a process dies."""
+    """Time every kind of a group at one width; one that dies is left out. Raises: RuntimeError if none is left."""
     processes.prepare(width)
+    died: dict[str, str] = {}
     workers = processes.workers
-    runs = alternate(workers, 1, rounds)
+    runs = alternate(workers, 1, rounds, died)
+    processes.left_out += [f"{kind}: {why}" for kind, why in died.items()]
+    processes.kinds = list(workers)
     results = {kind: worker.ask("result")["result"] for kind, worker in workers.items()}
     repeats = {kind: worker.ready["repeats"] for kind, worker in workers.items()}
     clocks = {
@@ -107,6 +110,8 @@ def measure(processes: Processes, width: int, rounds: int) -> dict[str, Any]:
         for clock in ("seconds", "cpu_seconds")
     }
     facts = {kind: {key: worker.ready.get(key) for key in ("way", "order_seconds")} for kind, worker in workers.items()}
+    if not workers:
+        raise RuntimeError("no process is left")
     base = spread(next(iter(clocks["seconds"].values())))["median"]
     return {**clocks, "facts": facts, "apart": apart(results), "base_s": dict.fromkeys(workers, base)}
 

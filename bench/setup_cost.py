@@ -61,7 +61,9 @@ def measure(case: Case, store: Path, args: argparse.Namespace) -> dict[str, Any]
                     workers[name] = worker
                 else:
                     worker.kill()
-        epochs = alternate(workers, 1, args.rounds)
+        epochs = alternate(workers, 1, args.rounds, lost := {})
+        if lost:
+            raise RuntimeError(str(lost))
     finally:
         for worker in workers.values():
             worker.kill()

@@ -31,7 +31,9 @@ def compare(hidden: int, args: argparse.Namespace) -> dict[str, Any]:
         for features in ("auto", "dense"):
             job = {"store": str(args.store), "hidden": [hidden], "settings": {"run": {"features": features}}}
             workers[features] = Worker("worker_mggcn.py", "default", args.threads, job)
-        epochs = alternate(workers, args.warm_up, args.rounds)
+        epochs = alternate(workers, args.warm_up, args.rounds, lost := {})
+        if lost:
+            raise RuntimeError(str(lost))
         peaks = {name: worker.close()["memory"]["VmHWM"] for name, worker in workers.items()}
     finally:
         for worker in workers.values():

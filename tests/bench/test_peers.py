@@ -139,9 +139,30 @@ def test_a_worker_that_died_while_idle_is_a_worker_s_error(tmp_path: Path, monke
     worker.process.kill()
     worker.process.wait()
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="the worker has died with code -9"):
+        with pytest.raises(RuntimeError, match=r"^died: signal 9$"):
             worker.ask("epoch")
     worker.kill()
+
+
+def test_a_contender_that_dies_loses_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a signal in one contender's process takes the epochs of the others, or hides what happened."""
+    (tmp_path / "worker.py").write_text(
+        f"import os, sys; sys.path.insert(0, {str(BENCH)!r}); import common\n"
+        "def prepare(job):\n"
+        "    left = iter(range(job['epochs']))\n"
+        "    return common.Contender(lambda: float(next(left, -1) + 1 or os.kill(os.getpid(), 11) or 0), {})\n"
+        "common.serve(prepare)\n"
+    )
+    monkeypatch.setattr(common, "HERE", tmp_path)
+    workers = {name: common.Worker("worker.py", "tuned", 1, {"epochs": n}) for name, n in (("a", 9), ("b", 1))}
+    lost: dict[str, str] = {}
+    epochs = common.alternate(workers, 1, 3, lost)
+    for worker in workers.values():
+        worker.kill()
+    assert lost == {"b": "died: signal 11"}
+    assert list(workers) == ["a"]
+    assert [run["loss"] for run in epochs["a"]] == [1.0, 2.0, 3.0, 4.0]
+    assert list(epochs) == ["a"]
 
 
 def test_processes_leave_their_memory_to_those_of_the_next_width(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +215,7 @@ def test_rounds_are_shuffled_and_complete(monkeypatch: pytest.MonkeyPatch) -> No
             return {"seconds": 1.0}
 
     names = ["a", "b", "c"]
-    found = common.alternate({name: Asked(name) for name in names}, 1, 5)  # type: ignore[misc]
+    found = common.alternate({name: Asked(name) for name in names}, 1, 5, {})  # type: ignore[misc]
     rounds = [tuple(asked[start : start + 3]) for start in range(0, 18, 3)]
     assert all(sorted(one) == names for one in rounds)
     assert len(set(rounds)) > 1
