@@ -38,7 +38,7 @@ ANY = 2**62
 
 DEVICES = {
     # The middle of 250 to 320 MiB for Python, torch, its math libraries and their work space: how much of torch's
-    # libraries is resident depends on the state of the page cache (bench/memory.py). 2048 rows: 2 MiB at width 256.
+    # libraries is resident depends on the state of the page cache. 2048 rows: 2 MiB at width 256.
     "cpu": DeviceModel(285 * MIB, 0, 2048, ANY, 64, is_host=True),
     # Context, cuBLAS and kernels of a process; cuBLAS takes 32 MiB of work space per stream. 20 MiB: half of an A100's
     # L2, each half of which may hold a copy. An H100's 25 MiB give the same powers of two at most widths, so a plan is the

@@ -13,7 +13,7 @@ from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import REAL, STORAGE
 
 SPARSE_PENALTY = 5.0
-"""Multiply-adds of a GEMM in the time of one of an SpMM whose operand fits the cache: bench/input_choice.py."""
+"""Multiply-adds of a GEMM in the time of one of an SpMM whose operand fits the cache."""
 
 
 @dataclass(frozen=True, slots=True)
