@@ -2,7 +2,6 @@
 
 recipes     Kipf and Welling's settings on Cora and CiteSeer, at the last epoch too
 precisions  fp32, mixed and bf16, with the bytes that two ranks send
-switches    bf16, the order by locality and pruning, against float32 without
 delayed     DistGNN's delays on four ranks (its table 5), against one rank
 """
 
@@ -36,7 +35,6 @@ SAGE: Tables = {
     "train": {"lr": 0.005, "weight_decay": 5e-5, "epochs": 200},
 }
 FOUR = {"ranks": 4, "threads": 1, "transport": "threads", "strategy": "delayed"}
-PLAIN = {"precision": "fp32", "order": "none", "prune": "off"}
 
 
 @dataclass(frozen=True)
@@ -54,11 +52,6 @@ EXPERIMENTS = {
     "precisions": Experiment(
         {"cora": 10, "citeseer": 10, "amazon_computers": 3, "coauthor_cs": 3},
         {precision: {"precision": precision} for precision in ("fp32", "mixed", "bf16")},
-        GCN,
-    ),
-    "switches": Experiment(
-        {"cora": 10, "citeseer": 10, "amazon_computers": 3, "coauthor_cs": 3},
-        {"plain": PLAIN, "switched": {"precision": "bf16", "order": "locality", "prune": "auto"}},
         GCN,
     ),
     "delayed": Experiment(

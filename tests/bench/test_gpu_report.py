@@ -8,6 +8,7 @@ import pytest
 
 from bench.gpu import predict as gpu_predict
 from bench.gpu import report as gpu_report
+from bench.gpu import report_products
 from bench.gpu.graphs import CASES
 from bench.gpu.predict import epoch_work, from_ceilings, plan_case, total
 from mggcn.cost.machine import find_machine
@@ -35,10 +36,14 @@ PRODUCTS = [
 
 def test_ratios_are_against_the_better_algorithm() -> None:
     """Fails if the slower one, torch's or another type counts, or bf16 below width 64."""
-    over_cusparse, over_fp32 = gpu_report.ratios({"a": PRODUCTS})
+    over_cusparse, over_fp32 = report_products.ratios({"a": PRODUCTS})
     assert over_cusparse == {("a", 16): 1.8, ("a", 64): 0.8}
     assert over_fp32 == {("a", 64): 2.0}
-    assert judged(gpu_report.product_verdicts({"a": PRODUCTS})) == [("1.20", False), ("0.80", True), ("2.00", False)]
+    assert judged(report_products.product_verdicts({"a": PRODUCTS})) == [
+        ("1.20", False),
+        ("0.80", True),
+        ("2.00", False),
+    ]
 
 
 def judged(text: str) -> list[tuple[str, bool]]:
@@ -53,10 +58,10 @@ def test_ceiling_of_a_width_is_that_of_the_next_wider_row() -> None:
         for place, speed in (("a quarter of L2", 5000), ("4 L2", 3000), ("2 GiB", 2000))
         for r in (64, 256)
     ]
-    assert gpu_report.ceiling(rows, 164, 1000) == 5256
-    assert gpu_report.ceiling(rows, 64, 1_000_000) == 3064
-    assert gpu_report.ceiling(rows, 2048, 1_000_000) == 2256
-    assert gpu_report.ceiling([], 64, 10) is None
+    assert report_products.ceiling(rows, 164, 1000) == 5256
+    assert report_products.ceiling(rows, 64, 1_000_000) == 3064
+    assert report_products.ceiling(rows, 2048, 1_000_000) == 2256
+    assert report_products.ceiling([], 64, 10) is None
 
 
 def epoch(contender: str, seconds: float, gib: float, loss: float = 2.0, **more: Any) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def test_overlap_and_shapes() -> None:
     shares = [{"kind": "timeline", "shares": {"0": 0.85, "1": 0.75}}]
     assert judged(gpu_report.overlap(shares)) == [("0.85", False), ("0.75", True)]
     tuned = [product("own shape", 16, seconds) for seconds in (0.9, 0.8)]
-    row = gpu_report.shapes({"variants a": tuned, "spmm a": PRODUCTS}).splitlines()[2]
+    row = report_products.shapes({"variants a": tuned, "spmm a": PRODUCTS}).splitlines()[2]
     cells = [cell.strip() for cell in row.split("|")]
     assert cells[4:8] == ["8 x 1 x 4: 800.000 ms", "8 x 1 x 4: 900.000 ms", "", "8 x 1 x 4: 1.25"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench import process
+from bench import contest, process
 from bench.process import Worker, alternate, for_each, started
 from bench.report import ROOT, shown
 
@@ -45,6 +45,16 @@ def test_a_contender_that_dies_loses_its_own_row(dying: str) -> None:
     assert lost == {"b": "died: signal 11"}
     assert list(epochs) == ["a"]
     assert [run["loss"] for run in epochs["a"]] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_comparison_says_who_died(dying: str) -> None:
+    """Fails if the report's table keeps a row of the dead, loses one of the living, or names no reason."""
+    starts = {name: lambda malloc, n=n: Worker(dying, malloc, 1, {"epochs": n}) for name, n in (("a", 9), ("b", 3))}
+    found = contest.compare(starts, rounds=2)
+    assert found["left_out"] == {"b": "died: signal 11"}
+    assert list(found["seconds"]) == list(found["peak_bytes"]) == list(found["loss_error"]) == ["a"]
+    found["prepared"]["a"]["imported"] = 0
+    assert contest.described(found, 1).endswith("Left out: b: died: signal 11.\n")
 
 
 def test_a_contender_that_cannot_start_loses_its_own_row(dying: str) -> None:
