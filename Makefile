@@ -23,7 +23,7 @@ lint: $(VENV)/dev-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run --Werror cpu/*.cpp cpu/*.h cuda/*.cu cuda/*.cuh tests/emulator/*.hpp tests/emulator/*.cu bench/*.cu
+	$(BIN)/clang-format --dry-run --Werror cpu/*.cpp cpu/*.h cuda/*.cu cuda/*.cuh tests/emulator/*.hpp tests/emulator/*.cu bench/gpu/*.cu
 
 bench: $(VENV)/test-installed
 	$(BIN)/python bench/run_all.py --quick --out build/bench

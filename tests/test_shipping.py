@@ -153,4 +153,4 @@ def test_what_the_guides_name_exists() -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
     assert [path for path in links if not (ROOT / "docs" / path).exists()] == []
     parts = {part for found in re.findall(r"--parts ([\w,]+)", guides) for part in found.split(",")}
-    assert parts <= set(re.findall(r"\"(\w+)\"", (ROOT / "bench" / "gpu_tasks.py").read_text()))
+    assert parts <= set(re.findall(r"\"(\w+)\"", (ROOT / "bench" / "gpu" / "tasks.py").read_text()))

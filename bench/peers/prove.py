@@ -1,26 +1,22 @@
 """Tries every library that mggcn is compared with on a tiny graph, in the environment that setup.sh has made.
 
-Usage: prove.py FILE; FILE gets the versions of those that work and what keeps the others from it. Fails if DGL, PyG,
-torch or SciPy does not work: what comes from wheels for some systems alone (MKL, torch-sparse) may be absent.
+Usage: python -m bench.peers.prove FILE; FILE gets the versions of those that work and what keeps the others from it. Fails
+if DGL, PyG, torch or SciPy does not work: what comes from wheels for some systems alone (MKL, torch-sparse) may be absent.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
 
-BENCH = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(BENCH))  # this script lies one folder below the modules it shares
+from bench.peers.libraries import DISTRIBUTIONS, OPTIONAL
+from bench.peers.products import KINDS
+from bench.process import Worker, last_line
 
-from common import Worker  # noqa: E402
-from peers_env import DISTRIBUTIONS, OPTIONAL  # noqa: E402
-from peers_spmm_cases import KINDS  # noqa: E402
-
-TINY = 40
+TINY, WIDTH = 40, 8
 
 
 def tiny_store(folder: Path) -> None:
@@ -32,35 +28,30 @@ def tiny_store(folder: Path) -> None:
     np.save(folder / "indices.npy", np.sort(neighbours, axis=1).reshape(-1).astype(np.int32))
 
 
-def expected(store: Path, width: int) -> list[float]:
-    """What every library must find, from dense matrices in float64."""
+def fault_of(library: str, store: Path) -> str:
+    """Multiply with the first kind of a library, compare with dense matrices in float64; "" if nothing is wrong."""
     import numpy as np
-    from peers_data import normalised_dense, operand, sample_of
 
-    return sample_of(normalised_dense(store) @ operand(TINY, width).astype(np.float64))
+    from bench.arrays import normalised_dense, operand, sample_of
 
-
-def trial(library: str, store: Path) -> str:
-    """Multiply with the first kind of a library; return what is wrong, "" if nothing is."""
-    width = 8
     kind = next(kind for kind, (name, _) in KINDS.items() if name == library)
-    job = {"store": str(store), "width": width, "kind": kind}
-    worker = None
     try:
-        worker = Worker("worker_product.py", "default", 1, job)
+        worker = Worker("bench.peers.worker_product", "default", 1, {"store": str(store), "width": WIDTH, "kind": kind})
+    except RuntimeError as error:
+        return last_line(error)
+    try:
         worker.ask("epoch")
         found = worker.ask("result")["result"]
-        worker.close()
-    except (RuntimeError, subprocess.SubprocessError) as error:
-        return str(error).strip().splitlines()[-1]
+    except RuntimeError as error:
+        return last_line(error)
     finally:
-        if worker is not None:
-            worker.kill()
-    apart = max(abs(a - b) for a, b in zip(found, expected(store, width), strict=True))
+        worker.kill()
+    expected = sample_of(normalised_dense(store) @ operand(TINY, WIDTH).astype(np.float64))
+    apart = max(abs(a - b) for a, b in zip(found, expected, strict=True))
     return "" if apart < 1e-5 else f"its product is {apart:.1e} off"
 
 
-def main() -> None:
+def main(file: str) -> None:
     versions, faults = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "ring"
@@ -68,23 +59,18 @@ def main() -> None:
         tiny_store(store)
         for library, distribution in DISTRIBUTIONS.items():
             try:
-                version = metadata.version(distribution)
+                version, fault = metadata.version(distribution), fault_of(library, store)
             except metadata.PackageNotFoundError:
-                faults[library] = "not installed"
-                continue
-            fault = trial(library, store)
+                fault = "not installed"
             if fault:
                 faults[library] = fault
             else:
                 versions[library] = version
-    Path(sys.argv[1]).write_text(json.dumps({"versions": versions, "faults": faults}, indent=1) + "\n")
-    for library, version in versions.items():
-        print(f"{library} {version}: works")
-    for library, fault in faults.items():
-        print(f"{library}: left out: {fault}")
+            print(f"{library}: {f'left out: {fault}' if fault else f'{version}, works'}")
+    Path(file).write_text(json.dumps({"versions": versions, "faults": faults}, indent=1) + "\n")
     if needed := sorted(set(faults) - OPTIONAL):
         sys.exit(f"not usable: {', '.join(needed)}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

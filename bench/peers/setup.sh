@@ -26,4 +26,5 @@ install mkl sparse-dot-mkl || echo "MKL cannot be installed here: it is left out
 # From source it takes a quarter of an hour, so only as a wheel.
 install --only-binary=:all: torch-sparse torch-scatter || echo "no wheels of torch-sparse here: it is left out"
 
-exec "$folder/bin/python" "$root/bench/peers/prove.py" "$folder/peers.json"
+case $folder in /*) ;; *) folder="$PWD/$folder" ;; esac
+cd "$root" && exec "$folder/bin/python" -m bench.peers.prove "$folder/peers.json"

@@ -38,7 +38,7 @@ ANY = 2**62
 
 DEVICES = {
     # The middle of 250 to 320 MiB for Python, torch, its math libraries and their work space: how much of torch's
-    # libraries is resident depends on the state of the page cache (bench/memory.py). 2048 rows: 2 MiB at width 256.
+    # libraries is resident depends on the state of the page cache. 2048 rows: 2 MiB at width 256.
     "cpu": DeviceModel(
         process_bytes=285 * MIB, rank_bytes=0, most_block_rows=2048, cache_bytes=ANY, partials=64, is_host=True
     ),

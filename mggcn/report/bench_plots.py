@@ -55,7 +55,7 @@ def read_plots(record: Path) -> list[Json]:
         raise RunError(f"cannot read {record}: {error}; expected the .json file of a benchmark's report") from error
     plots = content.get("plots") if isinstance(content, dict) else None
     if not isinstance(plots, list) or not plots:
-        raise RunError(f"{record} holds no plots; those of bench/peers_*.py, scaling.py and blocks.py do")
+        raise RunError(f"{record} holds no plots; those of bench/peers and bench/cpu/ways.py do")
     for number, plot in enumerate(plots, start=1):
         if fault := _fault(plot):
             raise RunError(f"{record}: plot {number} {fault}; run the benchmark again")

@@ -1,18 +1,13 @@
-"""The scripts of bench/ as modules, and toy graphs for them."""
+"""Settings of the GPU benchmark's dry runs."""
 
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
-
-from gpu_lab import Settings  # noqa: E402
+from bench.gpu.lab import Settings
 
 SCALE = 1e-4
 

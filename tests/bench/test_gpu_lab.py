@@ -7,12 +7,12 @@ import io
 import json
 from pathlib import Path
 
-import gpu_lab
 import numpy as np
 import pytest
 import torch
-from gpu_lab import MAX_BEGUN, AgainError, Lab, OutOfTimeError, Settings, attempt
 
+from bench.gpu import lab as gpu_lab
+from bench.gpu.lab import MAX_BEGUN, AgainError, Lab, OutOfTimeError, Settings, attempt
 from tests.emulator.module import EmulatedModule
 
 GATHER = Path(gpu_lab.__file__).with_name("gather.cu")

@@ -1,4 +1,4 @@
-"""Every part of bench/gpu.py from its graph to its Markdown, on emulated kernels at toy sizes."""
+"""Every part of `python -m bench.gpu` from its graph to its Markdown, on emulated kernels at toy sizes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gpu_ceilings
-import gpu_part
-import gpu_ranks
-import gpu_report
-import gpu_spmm
 import numpy as np
 import pytest
 import torch
-from common import make_store
-from gpu_graphs import find_store, prepare_store, workload
-from gpu_lab import AgainError, Lab, Settings, attempt
-from gpu_tasks import AGAIN, ORDER, digest, finished, origin, read_rows
 
+from bench.gpu import ceilings as gpu_ceilings
+from bench.gpu import part as gpu_part
+from bench.gpu import report as gpu_report
+from bench.gpu import spmm as gpu_spmm
+from bench.gpu.graphs import find_store
+from bench.gpu.lab import AgainError, Lab, Settings, attempt
+from bench.gpu.tasks import AGAIN, ORDER, digest, finished, origin, read_rows
 from mggcn.backend.cuda.sizes import LONG_ROW
 from mggcn.graph.store import open_store
 from mggcn.model.runtime import require
@@ -32,8 +30,6 @@ Rows = list[dict[str, Any]]
 def measured(name: str, toy: Settings, folder: Path) -> Rows:
     """Run a task in this process and return its rows."""
     task = TASKS[name]
-    if task.graph:
-        prepare_store(task.graph, toy.scale, Path(toy.cache), "")
     job = {"part": task.part, "case": task.case, "file": str(task.file(folder)), "digest": digest()}
     job |= {"graph": origin(task, toy)}
     assert gpu_part.run(json.loads(json.dumps(job | dataclasses.asdict(toy)))) == 0
@@ -69,7 +65,6 @@ def test_sparse_products(toy: Settings, tmp_path: Path) -> None:
 
 def test_limits_of_long_rows_are_contenders(toy: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if the benchmark cannot tell whether long rows begin too early, or a limit changes nothing or the result."""
-    make_store(workload("reddit-like", toy.scale), Path(toy.cache))
     with open(tmp_path / "rows", "w") as log:
         lab = Lab(dataclasses.replace(toy, quick=False), log)
         matrix = gpu_spmm.load(lab, find_store("reddit-like", toy.scale, toy.cache, ""))
@@ -150,14 +145,13 @@ def test_ranks(toy: Settings, tmp_path: Path) -> None:
     assert [row["ranks"] for row in rows] == [1, 2]
     assert all(row["median"] > 0 and row["predicted"] > 0 for row in rows)
     assert rows[1]["bytes_sent_per_epoch"] > 0
-    assert "| 2 | broadcast | fp32 |" in gpu_ranks.describe(rows)
+    assert "| 2 | broadcast | fp32 |" in gpu_report.ranks(rows)
 
 
 def test_an_ordered_graph_is_the_same_in_another_order(toy: Settings) -> None:
     """Fails if the order breaks the graph, or neighbours lie no nearer than by chance."""
     stores = []
     for name in ("arxiv-like", "arxiv-ordered"):
-        prepare_store(name, 0.01, Path(toy.cache), "")
         stores.append(open_store(find_store(name, 0.01, toy.cache, "")))
     gaps = []
     for graph in stores:

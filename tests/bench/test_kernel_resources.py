@@ -1,4 +1,4 @@
-"""The table of bench/kernel_resources.py; what it compiles is tested in tests/cuda."""
+"""The table of bench/gpu/kernel_resources.py; what it compiles is tested in tests/cuda."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.conftest import BENCH  # noqa: F401  (puts bench/ on the path)
+from bench.gpu import kernel_resources
 from tests.cuda.nvcc import Resources
 from tests.cuda.units import Unit
-
-import kernel_resources  # isort: skip
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_every_file_is_asked_for_in_every_type() -> None:
     "targets", [ENDS, pytest.param(BETWEEN, marks=pytest.mark.slow)], ids=["oldest, newest", "others"]
 )
 def test_nvcc_compiles_every_file_without_spills(compiler: Path, targets: tuple[int, ...]) -> None:
-    """Every file, type and architecture of CUDA 13; in all shapes: bench/kernel_resources.py."""
+    """Every file, type and architecture of CUDA 13; in all shapes: bench/gpu/kernel_resources.py."""
     units = samples(all_units())
     results = in_parallel(lambda i: nvcc.compile_unit(compiler, units[i], targets), len(units))
     assert spilling(units, results) == []

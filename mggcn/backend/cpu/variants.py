@@ -27,7 +27,7 @@ LINE_AHEAD, NARROW_AHEAD, WIDE_AHEAD = 64, 32, 16
 WHOLE_LINES = 4
 """Cache lines of a row that are summed in registers at a time; each time the indices are read again."""
 
-# Nanoseconds of two threads, fitted on an AMD Zen 3 (bench/spmm.py); only their ratios count.
+# Nanoseconds of two threads, fitted on an AMD Zen 3 (bench/cpu/ways.py); only their ratios count.
 VISIT_NS = 0.3
 """An entry: its index, the address, the loop."""
 CACHED_NS = 1.0

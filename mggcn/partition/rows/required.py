@@ -23,7 +23,7 @@ from mggcn.partition.sweep import sweep
 
 LEAST_SAVED: Final = 0.25
 """Share of a layer's nonzeros that must be saved: what is kept is held once more in each direction, and every row is still
-written. bench/pruning.py."""
+written. bench/cpu/epochs.py."""
 THREADED_RANKS: Final = 256
 """Ranks up to which threads count tiles, each in 16 P^2 bytes of its own."""
 

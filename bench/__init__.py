@@ -1,0 +1,1 @@
+"""Benchmarks of mggcn: README.md lists the commands. Run from the repository root."""

@@ -1,0 +1,202 @@
+"""Whole runs of `mggcn train` on several ranks of one machine.
+
+threads  ranks times threads on the arxiv-like graph, over both transports, one of each in turn
+delays   DistGNN's delays at P = 1, 2, 4: seconds, memory, bytes sent (its figures 5 and 6, table 6)
+lag      cd-0 and cd-5 on a network on which every message takes a while
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from bench.graphs import available, find_data, store_of
+from bench.process import mggcn
+from bench.report import MIB, SEED, listed, milliseconds, parse, spread, surroundings, table, write_report
+
+GRAPH, HIDDEN = "arxiv-like", "256,256"
+WAYS = [(1, 1, "single"), (1, 2, "single"), (2, 1, "threads"), (2, 1, "gloo")]
+"""Ranks, threads of each, transport."""
+RANKS = (1, 2, 4)
+COST = ("amazon_computers", "facebook_pages")
+DELAYS = {"cd-0": ("0", "last"), "cd-5 last": ("5", "last"), "cd-5 local": ("5", "local"), "0c": ("none", "last")}
+SAGE = {"model.kind": "sage", "model.hidden": "64", "model.dropout": "0.5"}
+
+
+def words_of(settings: dict[str, Any]) -> list[str]:
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def trained(store: Path, settings: dict[str, Any], epochs: int) -> dict[str, Any]:
+    """What a run says of itself, and the plan of its largest rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        words = words_of(settings | {"train.eval_every": 0})
+        mggcn("train", str(store), *words, "--epochs", str(epochs), "--out", str(out), "--quiet")
+        result: dict[str, Any] = json.loads((out / "result.json").read_text())
+        ranks = json.loads((out / "plan.json").read_text())["per_rank"]
+    return result | {"rank": max(ranks, key=lambda rank: rank["total_bytes"])}
+
+
+def threads(args: Any) -> tuple[str, Any]:
+    """Seconds and peaks by ranks, threads and transport, shuffled in every round."""
+    store, runs = store_of(GRAPH, args), {f"{p} x {t}, {transport}": [] for p, t, transport in WAYS}  # type: ignore[var-annotated]
+    shuffled = random.Random(SEED)
+    for number in range(args.rounds):
+        print(f"threads: round {number + 1} of {args.rounds}", file=sys.stderr)
+        for p, t, transport in shuffled.sample(WAYS, len(WAYS)):
+            settings = {"model.hidden": HIDDEN, "run.order": "locality"}
+            settings |= {"run.ranks": p, "run.threads": t, "run.transport": transport}  # type: ignore[dict-item]
+            runs[f"{p} x {t}, {transport}"].append(trained(store, settings, 5))
+    times = {name: spread([run["seconds_per_epoch"] for run in found]) for name, found in runs.items()}
+    base = next(iter(times.values()))["median"]
+    rows = [
+        [
+            name,
+            *milliseconds(of),
+            f"{base / of['median']:.2f}",
+            f"{max(r['measured_peak_bytes'] for r in runs[name]) / MIB:.0f}",
+        ]
+        for name, of in times.items()
+    ]
+    head = ["ranks x threads", "ms/epoch (median)", "min .. max", "times as fast as the first", "peak MiB of a process"]
+    return f"{GRAPH}, hidden {HIDDEN}.\n\n{table(head, rows)}", runs
+
+
+def delays(args: Any) -> tuple[str, Any]:
+    """Seconds, memory and bytes of each delay; ranks are threads of this machine's cores."""
+    rows, runs = [], []
+    for name in (name for name in COST if available(name, find_data(args.data))):
+        for ranks in RANKS:
+            for label, (delay, between) in DELAYS.items() if ranks > 1 else [("P = 1", ("", ""))]:
+                settings = SAGE | {"run.ranks": ranks, "run.threads": 1}
+                if ranks > 1:
+                    settings |= {"run.transport": "threads", "run.strategy": "delayed"}
+                    settings |= {"run.delay": delay, "run.between": between}
+                found = trained(store_of(name, args), settings, 30)
+                regions = found["rank"]["regions"]
+                moving = found["rank"]["total_bytes"] - regions["runtime"]
+                kept = regions.get("messages and sums in flight", 0)
+                runs.append({"graph": name, "ranks": ranks, "run": label, **found})
+                cells = [f"{1e3 * found['seconds_per_epoch']:.1f}", f"{moving / MIB:.1f}", f"{kept / MIB:.1f}"]
+                rows.append([name, ranks, label, *cells, f"{(found['bytes_sent_per_epoch'] or 0) / MIB:.2f}"])
+    return table(
+        ["graph", "P", "run", "ms/epoch", "MiB of a rank", "of it in flight", "MiB sent by rank 0"], rows
+    ), runs
+
+
+class Late:
+    """An event that is not over before a moment."""
+
+    def __init__(self, inner: Any, moment: float) -> None:
+        self._inner, self._moment = inner, moment
+
+    def wait(self) -> None:
+        self._inner.wait()
+        time.sleep(max(0.0, self._moment - time.monotonic()))
+
+
+class Lagging:
+    """A communicator whose broadcasts and all-to-alls are over no sooner than `seconds` after they started.
+
+    Sums over ranks are not held back: every strategy waits for those of the gradients once an epoch.
+    """
+
+    def __init__(self, inner: Any, seconds: float) -> None:
+        self._inner, self._seconds = inner, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def broadcast(self, *args: Any, **more: Any) -> Late:
+        return Late(self._inner.broadcast(*args, **more), time.monotonic() + self._seconds)
+
+    def all_to_all(self, *args: Any, **more: Any) -> Late:
+        return Late(self._inner.all_to_all(*args, **more), time.monotonic() + self._seconds)
+
+
+def lagged(made: tuple[Any, ...], seconds: float, epochs: int, comm: Any) -> list[float]:
+    """Train on one rank; return the seconds of each epoch."""
+    from mggcn.assemble import make_rank
+
+    rank, found = make_rank(*made, cast(Any, Lagging(comm, seconds))), []
+    for epoch in range(epochs):
+        began = time.perf_counter()
+        rank.trainer.step(epoch)
+        found.append(time.perf_counter() - began)
+    rank.trainer.runtime.training.state()  # every message has come
+    return found
+
+
+def lag(args: Any) -> tuple[str, Any]:
+    """Epoch seconds of two ranks with messages that are on their way for 0 or args.lag seconds."""
+    from mggcn.assemble import plan_graph, resolve
+    from mggcn.comm.threads import run_threads
+    from mggcn.config import from_tables
+    from mggcn.graph.store import open_store
+
+    graph = open_store(store_of(args.lagging, args))
+    rows, runs = [], {}
+    for label, delay in (("cd-0", "0"), ("cd-5", "5")):
+        run = {
+            "ranks": 2,
+            "threads": 1,
+            "transport": "threads",
+            "strategy": "delayed",
+            "delay": delay,
+            "between": "last",
+        }
+        tables = {
+            "model": {"kind": "sage", "hidden": [128, 128], "dropout": 0.5},
+            "train": {"eval_every": 0},
+            "run": run,
+        }
+        config = resolve(from_tables(tables), graph)
+        plan, partition = plan_graph(config, graph)
+        made, epochs = (config, graph, plan, partition), 10 + 4 * args.rounds
+        for seconds in (0.0, args.lag):
+            times = run_threads(2, partial(lagged, made, seconds, epochs), 300)[0]
+            runs[f"{label}, {seconds:g} s"] = times[10:]
+        without, late = (spread(runs[f"{label}, {seconds:g} s"])["median"] for seconds in (0.0, args.lag))
+        messages = plan.ranks[0].messages(plan.ranks[0].train) - 2
+        cells = [
+            f"{1e3 * without:.0f}",
+            f"{1e3 * late:.0f}",
+            f"{late / without:.2f}",
+            f"{(late - without) / args.lag:.2f}",
+        ]
+        rows.append([label, messages, *cells])
+    head = ["run", "messages", "ms/epoch", f"with {1e3 * args.lag:.0f} ms a message", "ratio", "lags paid"]
+    return f"{args.lagging}, hidden 128,128, P = 2.\n\n" + table(head, rows), runs
+
+
+PARTS = {"threads": threads, "delays": delays, "lag": lag}
+
+
+def options(arguments: list[str] | None = None) -> Any:
+    own: dict[str, dict[str, Any]] = {
+        "parts": {"default": ",".join(PARTS)},
+        "lag": {"type": float, "default": 0.2, "help": "seconds that a message takes"},
+        "lagging": {"default": "amazon_computers", "help": "the graph of that part"},
+    }
+    return parse(__doc__, "scale", "rounds", "data", "cache", arguments=arguments, **own)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = options(arguments)
+    record: dict[str, Any] = {"surroundings": surroundings()}
+    body = ""
+    for part in listed(args.parts, list(PARTS)):
+        text, record[part] = PARTS[part](args)
+        body += f"## {part}\n\n{text}\n"
+    write_report("ranks", "Ranks and threads of one machine", body, record, args.out)
+
+
+if __name__ == "__main__":
+    main()

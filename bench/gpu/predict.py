@@ -1,0 +1,228 @@
+"""What sparse products and epochs of the acceptance cases should cost on a GPU: mggcn's plans on its machine's file.
+
+`python -m bench.gpu.predict` prints the tables of docs/notes/0004-spmm-gpu.md and 0005-gpu-epoch.md, `--write` puts them
+there. bench.gpu puts the same prediction, from the ceilings that it measured, beside each epoch. Nothing here is a
+measurement. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from bench.gpu.graphs import CASES, ORDERED, PRECISIONS, SYNTHETIC
+from bench.report import ROOT, table
+from mggcn.assemble import plan_shape
+from mggcn.backend.cuda.sizes import H100
+from mggcn.backend.cuda.variants import choose, choose_slices
+from mggcn.backend.gather_rates import CacheRates
+from mggcn.config import from_tables
+from mggcn.cost.machine import DeviceRates, RateTable, find_machine
+from mggcn.cost.work import Work, product, work_seconds
+from mggcn.memory.arena import BufferSpec
+from mggcn.planning.op_cost import items_by_op
+from mggcn.planning.run import RunPlan
+from mggcn.planning.shape import GraphShape
+
+CORA_NNZ, CORA_AGGREGATED = 49_216, 160_000
+"""Nonzeros of Cora's features, and about those of A_hat X."""
+WIDTHS = (16, 41, 64, 128, 256, 512)
+CUSPARSE = 1.2
+"""How many times as fast our sparse products are assumed to be."""
+SPARSE_SHARE = 0.85
+"""What our sparse kernel is assumed to get of a measured gather ceiling."""
+NARROW, WIDE = 64, 1024
+"""Bytes of the gathered rows whose ceilings tell what a row costs beside its bytes."""
+DETAILED = ("cora 2x16", "products-like 3x256")
+NOTES = ROOT / "docs" / "notes"
+
+Works = list[tuple[str, list[Work]]]
+"""The work of every op, by its label."""
+
+
+def h100() -> DeviceRates:
+    return find_machine("dgx-h100").device
+
+
+def plan_case(graph: str, hidden: tuple[int, ...], precision: str) -> RunPlan:
+    """The plan of a case from its extents alone."""
+    work = SYNTHETIC[graph]
+    sparse = (CORA_NNZ, CORA_AGGREGATED) if graph == "cora" else (None, 0)
+    shape = GraphShape(
+        name=graph,
+        num_vertices=work.vertices,
+        num_edges=2 * work.edges,
+        num_features=work.features,
+        num_classes=work.classes,
+        symmetric=True,
+        feature_nnz=sparse[0],
+        aggregated_nnz=sparse[1],
+    )
+    settings = {"model": {"hidden": hidden}, "run": {"device": "cuda", "precision": precision}}
+    return plan_shape(from_tables(settings), shape)
+
+
+def epoch_work(plan: RunPlan) -> Works:
+    """Every op of a training epoch of one rank, which sends nothing, and what follows them."""
+    [rank] = plan.ranks
+    by_op = items_by_op(plan, rank, rank.train)
+    return [(label, [item for item in items if isinstance(item, Work)]) for label, items in by_op]
+
+
+def pyg_work(plan: RunPlan) -> Works:
+    """PyG's `fused` kind in float32: weighted products in both directions of all layers, elementwise passes unfused."""
+    [rank] = plan.ranks
+    rows, found = rank.sizes.rows, []
+
+    def passes(nbytes: int, calls: int) -> Work:
+        return Work(kind="elementwise", streamed=rows * nbytes, calls=calls)
+
+    for choice in rank.values.layers:
+        d, e = choice.d_in, choice.d_out
+        hidden = choice.layer < len(rank.values.layers)
+        sparse = dataclasses.replace(product(rows, rows, rank.nnz, 4 * e, 8), calls=3, results=0)
+        gemm = Work(kind="dense", streamed=4 * rows * (d + e), flop=2 * rows * d * e, calls=2)
+        # Bias, its gradient; ReLU and its mask.
+        beside = passes(4 * e * (3 + 5 * hidden), 4 + 3 * hidden)
+        found.append((f"layer {choice.layer}", [sparse, sparse, *[gemm] * (2 + (choice.layer > 1)), beside]))
+    return [*found, ("loss, Adam", [passes(0, 25)])]
+
+
+def pyg_device(device: DeviceRates) -> DeviceRates:
+    """The device as cuSPARSE's products use it."""
+    return dataclasses.replace(device, gather=gather_of(device).scaled(1 / CUSPARSE))
+
+
+def gather_of(device: DeviceRates) -> CacheRates:
+    return cast(CacheRates, device.gather)
+
+
+def seconds(works: Iterable[Work], device: DeviceRates) -> float:
+    return sum(sum(work_seconds(work, device, 1)) for work in works)
+
+
+def total(works: Works, device: DeviceRates) -> float:
+    return sum(seconds(of, device) for _, of in works)
+
+
+def moved(works: Iterable[Work]) -> int:
+    """Bytes gathered and streamed, whichever cache they hit."""
+    return sum(work.rows * work.row_bytes + work.streamed for work in works)
+
+
+def from_ceilings(rows: list[dict[str, Any]], facts: dict[str, Any]) -> DeviceRates:
+    """Rates as bench.gpu measured them; what it did not measure stays assumed."""
+    device = h100()
+    base = gather_of(device)
+
+    def best(key: str, unit: float, default: float, **wanted: Any) -> float:
+        found = [row[key] * unit for row in rows if key in row and wanted.items() <= row.items()]
+        return max(found, default=default)
+
+    def gathered(place: str, row_bytes: int) -> float:
+        return SPARSE_SHARE * best("gb_per_s", 1e9, 0.0, kind="gather", footprint=place, row_bytes=row_bytes)
+
+    half = facts.get("l2_bytes", 2 * base.cache_bytes) / 2
+    gather = dataclasses.replace(base, cache_bytes=half, cached=gathered("a quarter of L2", WIDE) or base.cached)
+    narrow, wide = gathered("2 GiB", NARROW), gathered("2 GiB", WIDE)
+    if narrow and wide:
+        each = (WIDE / wide - NARROW / narrow) / (WIDE - NARROW)
+        gather = dataclasses.replace(gather, missed=1 / each, missed_row_s=max(0.0, NARROW / narrow - NARROW * each))
+    copy = best("gb_per_s", 1e9, device.copy.points[-1][1], kind="copy")
+    gemm = {name: best("tflop_per_s", 1e12, rate, kind="gemm", precision=name) for name, rate in device.gemm.items()}
+    cached, (far, _) = device.copy.points
+    call_s = best("median", 1.0, device.call_s, kind="launch")
+    copies = RateTable((cached, (far, copy)))
+    return dataclasses.replace(device, gather=gather, copy=copies, gemm=gemm, call_s=call_s)
+
+
+def epochs_table(device: DeviceRates) -> str:
+    """Sums of each case."""
+    lines = []
+    for name, (graph, hidden) in CASES.items():
+        if graph == ORDERED:  # its bytes are those of arxiv-like, its cache hits are not
+            continue
+        peer = total(pyg_work(plan_case(graph, hidden, "fp32")), pyg_device(device))
+        for precision in PRECISIONS:
+            plan = plan_case(graph, hidden, precision)
+            works = epoch_work(plan)
+            every = [work for _, of in works for work in of]
+            found = total(works, device)
+            flop, calls = sum(work.flop for work in every), sum(work.calls for work in every)
+            cells = [f"{moved(every) / 1e9:.2f}", f"{flop / 1e9:.0f}", plan.ranks[0].num_spmm, calls]
+            lines.append([name, precision, *cells, f"{1e3 * found:.3f}", f"{1e3 * peer:.3f}", f"{peer / found:.1f}"])
+    return table(["case", "precision", "GB", "GFLOP", "products", "launches", "ms", "PyG fp32 ms", "ratio"], lines)
+
+
+def ops_table(device: DeviceRates) -> str:
+    """The ops of two cases in float32."""
+    lines = []
+    for name in DETAILED:
+        for label, of in epoch_work(plan_case(*CASES[name], "fp32")):
+            flop, found = sum(work.flop for work in of), seconds(of, device)
+            lines.append([name, label, f"{moved(of) / 1e9:.3f}", f"{flop / 1e9:.1f}", f"{1e3 * found:.3f}"])
+    return table(["case", "op", "GB", "GFLOP", "ms"], lines)
+
+
+def graphs() -> Iterator[tuple[str, int, int]]:
+    """Name, rows, and nonzeros with self-loops."""
+    for name in ("arxiv-like", "products-like", "reddit-like"):
+        work = SYNTHETIC[name]
+        yield name, work.vertices, 2 * work.edges + work.vertices
+    yield "cnr_2000", 325_557, 5_477_938 + 325_557
+
+
+def product_work(rows: int, nnz: int, width: int, dtype: str) -> Work:
+    return product(rows, rows, nnz, BufferSpec("", 1, width, dtype).nbytes, 4)
+
+
+def products_table(device: DeviceRates) -> str:
+    """Milliseconds of a product in float32 and bf16, and the shape that float32 takes."""
+    lines = []
+    for name, rows, nnz in graphs():
+        cells = []
+        for width in WIDTHS:
+            ms = [1e3 * seconds([product_work(rows, nnz, width, dtype)], device) for dtype in ("fp32", "bf16")]
+            panel = choose_slices(rows, nnz, rows, width, 4, H100).panel
+            shape = choose(width, 4, True, panel)
+            slices = f", {-(-width // panel)} slices" if panel else ""
+            sizes = f"{shape.lanes} x {shape.pieces} x {shape.unroll}"
+            cells.append(f"{ms[0]:.3g} / {ms[1]:.3g} ({sizes}{slices})")
+        lines.append([f"{name} ({rows:,}, {nnz / 1e6:.1f} M)", *cells])
+    return table(["graph (rows, nonzeros)", *map(str, WIDTHS)], lines)
+
+
+def tables() -> dict[str, list[str]]:
+    """The tables of each note."""
+    device = h100()
+    return {
+        "0004-spmm-gpu.md": [products_table(device)],
+        "0005-gpu-epoch.md": [epochs_table(device), ops_table(device)],
+    }
+
+
+def replaced(text: str, new: str) -> str:
+    """A note with a table in the place of the one that has the same head."""
+    head = new.splitlines()[0]
+    return re.sub(re.escape(head) + r"\n(\|.*\n)*", lambda _: new, text)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the tables into the notes")
+    write = parser.parse_args(arguments).write
+    for name, found in tables().items():
+        print(f"{name}\n\n" + "\n".join(found))
+        if write:
+            note = NOTES / name
+            text = note.read_text()
+            for new in found:
+                text = replaced(text, new)
+            note.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

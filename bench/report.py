@@ -1,0 +1,162 @@
+"""What every benchmark's report has: options, where and with what it was made, medians, tables and plots.
+
+Imports nothing large: a contender's process pays only for its own libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+MIB, GIB = 2**20, 2**30
+SEED = 20260
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "scale": {"type": float, "default": 1.0, "help": "of generated graphs; goals are for 1"},
+    "threads": {"type": int, "default": 2},
+    "rounds": {"type": int, "default": 7, "help": "timed turns of each contender"},
+    "data": {"type": Path, "help": "folder of the real graphs (default: $MGGCN_DATA)"},
+    "cache": {"type": Path, "default": ROOT / "build" / "graphs", "help": "folder that keeps the graphs"},
+    "peers": {"type": Path, "default": ROOT / "build" / "peers", "help": "environment that peers/setup.sh makes"},
+    "ceilings": {"type": Path, "help": "file of cpu/ceilings.py's figures, measured into it if it is not there"},
+    "out": {"type": Path, "help": "folder of the report (default: bench/results)"},
+}
+
+
+def parse(doc: str | None, *names: str, arguments: Sequence[str] | None = None, **own: dict[str, Any]) -> Any:
+    """Parse the command line: `names` are shared options, `own` those of one benchmark."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name, how in {**own, **{name: OPTIONS[name] for name in (*names, "out")}}.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **how)
+    return parser.parse_args(arguments)
+
+
+def listed(names: str, known: Sequence[str]) -> list[str]:
+    """Split a list of names, all if there are none. Raises: SystemExit for a name that does not exist."""
+    found = names.split(",") if names else list(known)
+    if unknown := sorted(set(found) - set(known)):
+        sys.exit(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, minimum, maximum and the distance between the quartiles over the median."""
+    median = statistics.median(values)
+    quarters = statistics.quantiles(values, n=4) if len(values) > 1 else [median] * 3
+    iqr = (quarters[2] - quarters[0]) / median if median else 0.0
+    return {"median": median, "min": min(values), "max": max(values), "iqr_over_median": iqr}
+
+
+def milliseconds(found: Mapping[str, float]) -> list[str]:
+    """Cells of a spread of seconds: the median, and the range."""
+    return [f"{1e3 * found['median']:.1f}", f"{1e3 * found['min']:.1f} .. {1e3 * found['max']:.1f}"]
+
+
+def verdict(what: str, value: float, goal: float, *, at_most: bool = False) -> str:
+    """A line that says whether a goal was met."""
+    met = value <= goal if at_most else value >= goal
+    sign = "at most" if at_most else "at least"
+    return f"- {what}: {value:.2f} ({'met' if met else 'MISSED'}, goal {sign} {goal:g})\n"
+
+
+def hardware() -> str:
+    """A short name of this machine's processor and the cores that may be used, for the name of a file."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.partition(":")[2] for line in lines if line.startswith("model name")), platform.machine())
+    words = "".join(c if c.isalnum() else " " for c in name.lower()).split()
+    return "-".join([*words[:3], f"{len(os.sched_getaffinity(0))}cpu"])
+
+
+def shown(argument: str) -> str:
+    """An argument of a command as a report quotes it: of a path outside the repository only the last part."""
+    option, equals, value = argument.partition("=")
+    path = Path(value if equals else argument)
+    if not path.is_absolute():
+        return argument
+    inside = path.is_relative_to(ROOT)
+    text = str(path.relative_to(ROOT)) if inside else f"<{path.name}>"
+    return f"{option}={text}" if equals else text
+
+
+def command_line() -> str:
+    """The command of this process, as it is run from the repository root."""
+    script = shown(sys.argv[0]).removesuffix("/__main__.py").removesuffix(".py").replace("/", ".")
+    return shlex.join(["python", "-m", script, *map(shown, sys.argv[1:])])
+
+
+def surroundings() -> dict[str, Any]:
+    """What a report must say of where and with what it was made."""
+    versions = {}
+    for package in ("mggcn", "torch", "numpy", "scipy", "torch_geometric"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "mggcn", "cpu", "cuda")
+    return {
+        "command": command_line(),
+        "hardware": hardware(),
+        "date": time.strftime("%Y-%m-%d"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": (git("rev-parse", "HEAD") or "unknown") + (" with changes in mggcn/ or cpu/" if changed else ""),
+        "load_average_before": os.getloadavg()[0],
+    }
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
+
+
+def write_report(what: str, title: str, body: str, record: dict[str, Any], out: Path | None) -> None:
+    """Write <what>_<hardware>_<date>.md and .json to `out` (default: bench/results) and print the former."""
+    folder = out or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    around = record["surroundings"]
+    versions = ", ".join(f"{name} {version}" for name, version in around["versions"].items())
+    head = (
+        f"# {title}\n\n```\n{around['command']}\n```\n\n{around['hardware']}, Linux {around['kernel']}, Python "
+        f"{around['python']}, {versions}; commit {around['commit']}; {around['date']}; load average at the start "
+        f"{around['load_average_before']:.2f}. All runs: the .json file beside this one.\n\n"
+    )
+    path = folder / f"{what}_{around['hardware']}_{around['date']}"
+    path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    path.with_suffix(".md").write_text(head + body)
+    print(head + body)
+    print(f"written: {path}.md and .json")
+
+
+def bars(title: str, quantity: str, cells: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """What `mggcn report` draws: a bar for every series (inner keys) in every group (outer keys), if there is any."""
+    names = list(dict.fromkeys(name for group in cells.values() for name in group))
+    series = {name: [group.get(name) for group in cells.values()] for name in names}
+    plot = {"kind": "bars", "title": title, "quantity": quantity, "groups": list(cells), "series": series}
+    return [plot] if series else []
+
+
+def lines(
+    title: str, quantity: str, abscissa: str, points: Mapping[str, Sequence[tuple[float, float]]]
+) -> list[dict[str, Any]]:
+    """What `mggcn report` draws: a line through the points of every series, if there is any point."""
+    series = {name: [list(point) for point in found] for name, found in points.items() if found}
+    plot = {"kind": "lines", "title": title, "quantity": quantity, "abscissa": abscissa, "series": series}
+    return [plot] if series else []

@@ -1,0 +1,167 @@
+"""Every benchmark of the CPU from its graph to its report, at toy sizes; those of the GPU: test_gpu_parts.py."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench import graphs, run_all
+from bench.contest import Case
+from bench.cpu import epochs, libra, ranks
+from bench.report import ROOT
+
+Record = dict[str, Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Record]:
+    """Run the main function of a module of bench/ on small graphs and return its report's record."""
+    known = torch.get_num_threads()
+    figures = {"copy": [[1e6, 1e9]], "gather": [[1e6, 1e9]], "gemm": {"torch": 1e9}}
+    (tmp_path / "ceilings.json").write_text(json.dumps(figures))
+
+    def main(module: str, *arguments: str, shared: str = "cache") -> Record:
+        places = {
+            "cache": tmp_path / "graphs",
+            "ceilings": tmp_path / "ceilings.json",
+            "peers": tmp_path,
+            "data": tmp_path,
+        }
+        options = [word for name in shared.split() for word in (f"--{name}", str(places[name]))]
+        before = set(tmp_path.glob("*.json"))
+        importlib.import_module(f"bench.{module}").main([*arguments, *options, "--out", str(tmp_path)])
+        torch.set_num_threads(known)
+        (record,) = set(tmp_path.glob("*.json")) - before
+        assert record.with_suffix(".md").read_text().startswith("# ")
+        found: Record = json.loads(record.read_text())
+        assert found["surroundings"]["command"]
+        return found
+
+    small = {"arxiv-like": graphs.Made(120, 300, 8, 4, train=0.5), "community": graphs.Made(90, 300, 6, 3)}
+    monkeypatch.setattr(graphs, "GENERATED", small)
+    return main
+
+
+PEERS = "cache ceilings peers data"
+
+
+def test_products(run: Callable[..., Record]) -> None:
+    kinds = "mggcn;mggcn, order by locality;SciPy"
+    found = run(
+        "peers.products", "--graphs", "arxiv-like", "--widths", "5,8", "--kinds", kinds, "--rounds", "1", shared=PEERS
+    )
+    assert [(row["width"], list(row["kinds"])) for row in found["measured"]] == [
+        (5, kinds.split(";")),
+        (8, kinds.split(";")),
+    ]
+    assert all(row["left_out"] == {} for row in found["measured"])
+
+
+def test_epochs_beside_peers(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.peers import epochs as peers_epochs
+
+    monkeypatch.setattr(peers_epochs, "PYG_KINDS", ("fused",))
+    found = run("peers.epochs", "--parts", "precomputed", "--cases", "arxiv-like 2x16", "--rounds", "1", shared=PEERS)
+    (row,) = found["measured"]
+    assert list(row["seconds"]) == ["mggcn", "PyG fused"]
+    assert row["left_out"] == {}
+    assert row["pilots"]["fused"] > 0
+    assert max(row["loss_error"].values()) < 1e-4
+
+
+@pytest.mark.parametrize("what", ["pruning", pytest.param("setup", marks=pytest.mark.slow)])
+def test_epochs_by_settings(what: str, run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {what: ([Case("arxiv-like", (8,))], *rest) for what, (_, *rest) in epochs.EXPERIMENTS.items()}
+    monkeypatch.setattr(epochs, "EXPERIMENTS", chosen)
+    monkeypatch.setattr(epochs, "TUNED_EPOCHS", 2)
+    (row,) = run("cpu.epochs", "--what", what, "--rounds", "1", shared="cache data")["measured"]
+    assert list(row["seconds"]) == list(chosen[what][1])
+    assert what != "setup" or row["tuning"]["tuned"] > 0
+
+
+def test_ways(run: Callable[..., Record]) -> None:
+    arguments = ("--graphs", "arxiv-like", "--widths", "8", "--orders", "locality", "--rounds", "1")
+    (row,) = run("cpu.ways", *arguments, shared="cache data")["measured"]
+    assert {"chosen", "1 blocks", "64 blocks"} <= set(row["seconds"])
+
+
+def test_order_by_locality(run: Callable[..., Record]) -> None:
+    (row,) = run("cpu.locality", "--graphs", "arxiv-like", "--rounds", "1", shared="cache data")["results"]
+    assert set(row["halo"]) == {"random", "locality"}
+
+
+def test_ranks(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "WAYS", [(2, 1, "threads")])
+    monkeypatch.setattr(ranks, "HIDDEN", "4")
+    arguments = ("--parts", "threads,lag", "--rounds", "1", "--lag", "0.02", "--lagging", "community")
+    found = run("cpu.ranks", *arguments, shared="cache data")
+    assert found["threads"]["2 x 1, threads"][0]["seconds_per_epoch"] > 0
+    late, prompt = (min(found["lag"][f"cd-0, {lag} s"]) for lag in ("0.02", "0"))
+    assert late > prompt + 0.02
+
+
+@pytest.mark.slow
+def test_delays_of_whole_runs(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "COST", ("community",))
+    monkeypatch.setattr(ranks, "DELAYS", {"cd-5 last": ("5", "last")})
+    monkeypatch.setattr(ranks, "RANKS", (2,))
+    (row,) = run("cpu.ranks", "--parts", "delays", shared="cache data")["delays"]
+    assert row["rank"]["regions"]["messages and sums in flight"] > 0
+
+
+def test_strategies(run: Callable[..., Record]) -> None:
+    arguments = ("--graphs", "community", "--ranks", "2", "--strategies", "halo", "--orders", "random", "--rounds", "1")
+    (row,) = run("cpu.strategies", *arguments, "--machine", "assumed-cpu", shared="cache data")["results"]
+    found = row["runs"]["halo random"]
+    assert found["bytes_sent"] == found["planned_bytes"]
+
+
+def test_accuracy(run: Callable[..., Record], data_root: Path) -> None:
+    arguments = ("--what", "precisions", "--graphs", "cora", "--seeds", "1", "--epochs", "2", "--data", str(data_root))
+    (row,) = run("cpu.accuracy", *arguments, shared="")["precisions"]
+    assert list(row["runs"]) == ["fp32", "mixed", "bf16"]
+    assert row["sent"]["halo 128x128"]["mixed"] < row["sent"]["halo 128x128"]["fp32"]
+
+
+def test_dense_products(run: Callable[..., Record]) -> None:
+    found = run("cpu.gemm", "--rows", "64", "--widths", "16x8", "--types", "fp32", "--rounds", "2", shared="")
+    assert [row["product"] for row in found["measured"]] == ["h W", "g W^T", "h^T g"]
+
+
+def test_libra(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libra, "RMAT_PARTS", (2,))
+    arguments = ("--rmat-scale", "6", "--edge-factor", "4", "--rounds", "1")
+    monkeypatch.setattr(libra, "INDEPENDENT", {})
+    found = run("cpu.libra", *arguments, shared="cache data")["measured"]
+    assert [row["edges"] for row in found] == ["shuffled", "stored"]
+    assert all(row["replication"] >= 1 for row in found)
+
+
+@pytest.mark.parametrize("quick", [[], ["--quick"]])
+def test_every_part_takes_its_arguments(quick: list[str], tmp_path: Path) -> None:
+    """Fails if run_all.py calls a module that is not there, or with an argument that it does not know."""
+    args = run_all.options(
+        [*quick, "--out", str(tmp_path), "--data", str(tmp_path), "--ceilings", str(tmp_path / "c.json")]
+    )
+    found = run_all.commands(args)
+    assert set(found) == set(run_all.QUICK if quick else run_all.FULL)
+    for module, *arguments in found.values():
+        assert importlib.import_module(module).options(arguments).out == tmp_path
+    with pytest.raises(SystemExit, match="there is no epochs"):
+        run_all.commands(run_all.options([*quick, "--parts", "epochs"]))
+
+
+def test_it_starts_as_a_script_and_as_a_module() -> None:
+    for command in (["bench/run_all.py"], ["-m", "bench.gpu"]):
+        done = subprocess.run(
+            [sys.executable, *command, "--help"], capture_output=True, text=True, check=False, cwd=ROOT
+        )
+        assert (done.returncode, done.stderr) == (0, "")
