@@ -326,9 +326,18 @@ def make_rank(
     states = state_views(backend, rank_plan.states)
     aggregates = RankAggregations(NoAggregation(), NoAggregation())
     if options.aggregates:
-        site = BuildContext(graph, partition, comm.rank, options, backend, counted, states, held)
-        every = plan.strategy.build(rank_plan.aggregation, rank_plan.exact, site)
-        aggregates = build_pruned(plan.strategy, every, rank_plan.rows, rank_plan.pruned, site)
+        context = BuildContext(
+            graph=graph,
+            partition=partition,
+            rank=comm.rank,
+            options=options,
+            backend=backend,
+            comm=counted,
+            states=states,
+            local_index=held,
+        )
+        every = rank_plan.aggregation.build(context)
+        aggregates = build_pruned(every, rank_plan.rows, rank_plan.pruned, context)
     programs = [rank_plan.train, rank_plan.evaluate, *([rank_plan.setup] if rank_plan.setup else [])]
     arena = backend.allocate(rank_plan.arena_bytes)
     weights = Weights(rank_plan.model.layers, config.model.bias, DTYPES[REAL[config.run.precision]], backend)

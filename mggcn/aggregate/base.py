@@ -1,13 +1,13 @@
 """The contract of an aggregation strategy: how neighbours' rows reach a rank, forwards and backwards.
 
 V rows of this rank, D width; a strategy moves rows, the sparse products themselves are the backend's. Each strategy is one
-module of this room: a Strategy, which `assemble` names, an AggregationPlan and an Aggregation.
+module of this room: a Strategy, which `assemble` names, plans a rank; its AggregationPlan builds the rank's Aggregation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mggcn.comm.base import Communicator
+
+
+def padded_rows(block: Tensor) -> Tensor:
+    """Return rows with their padding, which travels with them so that a message is one contiguous range."""
+    return block.as_strided((block.shape[0], block.stride(0)), block.stride())
 
 
 def aggregate_name(layer: int, backward: bool) -> str:
@@ -76,8 +81,12 @@ class AggregationPlan(Protocol):
         """Return what aggregation `op` keeps from epoch to epoch, the names starting with `op`: memory of its own."""
         ...
 
-    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
-        """Return what one aggregation of width `cols` does, in order, in the epochs e with e mod period = turn."""
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0) -> tuple[Step, ...]:
+        """Return what one aggregation of width `cols` does, in order, in the epochs e with e mod period = phase."""
+        ...
+
+    def build(self, context: BuildContext) -> RankAggregations:
+        """Build the rank's aggregations. Collective; needs torch. Raises: GraphError, BackendError, PlanError."""
         ...
 
 
@@ -122,12 +131,13 @@ class Aggregation(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
     """What a rank's aggregations are built from.
 
-    states: by op and name, the buffers that `state` of its plan asked for; held: of the partition, for this rank, if known.
-    required: bool (N,), the rows of A^T, so columns of A, that the aggregation computes, the others being zero; None: all.
+    states: by op and name, the buffers that `state` of its plan asked for. local_index: the partition's assignment for this
+    rank, if the caller has it. required: bool (N,), the rows of A^T, so columns of A, that the aggregation computes, the
+    others being zero; None: all.
     """
 
     graph: Graph
@@ -136,8 +146,8 @@ class BuildContext:
     options: ShardOptions
     backend: KernelBackend
     comm: Communicator
-    states: Mapping[str, Mapping[str, Tensor]]
-    held: Assignment | None = None
+    states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    local_index: Assignment | None = None
     required: npt.NDArray[np.bool_] | None = None
 
 
@@ -154,7 +164,7 @@ class RankAggregations:
 
 
 class Strategy(Protocol):
-    """One way to aggregate. Needs no torch until `build`."""
+    """One way to aggregate; needs no torch."""
 
     @property
     def name(self) -> str: ...
@@ -168,8 +178,4 @@ class Strategy(Protocol):
         self, run: RunConfig, stats: PartitionStats, rank: int, symmetric: bool, training: bool
     ) -> AggregationPlan:
         """Plan one rank; training: False asks for the exact plan of evaluation and set-up."""
-        ...
-
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
-        """Build a rank's aggregations as planned. Collective. Raises: GraphError, BackendError."""
         ...

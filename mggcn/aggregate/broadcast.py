@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
-from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
+from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations, padded_rows
 from mggcn.aggregate.steps import AHEAD, Multiply, Stages, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.events import Event
@@ -40,15 +40,6 @@ class BroadcastStrategy:
         backward = forward if symmetric else tuple(nnz[:, rank].tolist())
         reuse = row_stats(stats).reuse
         return BroadcastPlan(rank, stats.counts, forward, backward, symmetric, reuse=reuse)
-
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
-        tiles, tiles_t = row_tiles(site.graph, row_owners(site.partition), site.rank, site.options, site.required)
-        forward = [site.backend.sparse(t.indptr, t.indices, t.values) for t in tiles]
-        backward = (
-            forward if tiles_t is tiles else [site.backend.sparse(t.indptr, t.indices, t.values) for t in tiles_t]
-        )
-        strategy = Broadcast(cast(BroadcastPlan, training), forward, backward, site.comm, site.backend)
-        return RankAggregations(strategy, strategy, (forward, backward))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +75,7 @@ class BroadcastPlan:
     def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return ()
 
-    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0) -> tuple[Step, ...]:
         last, me = len(self.counts) - 1, self.rank
         nnz = self.nnz_t if backward else self.nnz
         own = Multiply(self.counts[me], self.counts[me], nnz[me], cols, self.reuse.own)
@@ -94,6 +85,16 @@ class BroadcastPlan:
         stages = Stages(me, self.counts, nnz, cols, row_bytes, self.reuse.others)
         first = [stages.send(root) for root in range(AHEAD)]
         return (*first, own, stages) if me == last else (*first, own, stages, stages.product(last))
+
+    def build(self, context: BuildContext) -> RankAggregations:
+        owners, backend = row_owners(context.partition), context.backend
+        tiles, tiles_t = row_tiles(context.graph, owners, context.rank, context.options, context.required)
+        forward = [backend.sparse(t.indptr, t.indices, t.values) for t in tiles]
+        backward = forward
+        if tiles_t is not tiles:
+            backward = [backend.sparse(t.indptr, t.indices, t.values) for t in tiles_t]
+        broadcast = Broadcast(self, forward, backward, context.comm, backend)
+        return RankAggregations(broadcast, broadcast, (forward, backward))
 
 
 class Broadcast:
@@ -154,8 +155,7 @@ class Broadcast:
                 arrivals.append(self._send(blocks[j + 2], j + 2, self._backend.record()))
 
     def _send(self, block: Tensor, root: int, after: Event) -> Event:
-        # Rows travel with their padding, so that a message is one contiguous range.
-        return self._comm.broadcast(block.as_strided((block.shape[0], block.stride(0)), block.stride()), root, after)
+        return self._comm.broadcast(padded_rows(block), root, after)
 
     def _multiply(self, tile: Sparse, dense: Tensor, out: Tensor, accumulate: bool, epilogue: Epilogue | None) -> None:
         if accumulate and tile.nnz == 0 and epilogue is None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
-from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
+from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations
 from mggcn.aggregate.delayed_part import Part, build_part
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue
@@ -41,18 +41,6 @@ class DelayedStrategy:
     def plan(self, run: RunConfig, stats: PartitionStats, rank: int, symmetric: bool, training: bool) -> DelayedPlan:
         delay = run.delay_epochs if training else 0
         return DelayedPlan(rank, stats_of_cut(stats), symmetric, delay, run.between == "last")
-
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
-        plan = cast(DelayedPlan, training)
-        part = build_part(site, plan.bounds, plan.period, partial=plan.delay != 0)
-        complete = Complete(part, site.comm)
-        if plan.delay is None:
-            return RankAggregations(LocalOnly(part), complete)
-        if plan.delay == 0:
-            return RankAggregations(complete, complete)
-        from mggcn.aggregate.delayed_epochs import DelayedByEpochs
-
-        return RankAggregations(DelayedByEpochs(plan, part, site.comm, site.states), complete)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +118,7 @@ class DelayedPlan:
             for name, of_leaves in names.items()
         )
 
-    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0) -> tuple[Step, ...]:
         reuse = self.stats.reuse
         split, middle, rest = (Multiply(m.rows, self.rows, m.nnz, cols, reuse) for m in self.matrices)
         whole = (split, middle, rest)
@@ -140,7 +128,7 @@ class DelayedPlan:
         if self.delay is None or len(self.stats.counts) == 1:
             return whole
         # cd-r exchanges one bin an epoch; an exact aggregation all of them, however many the cut has.
-        number = turn if self.delay else None
+        number = phase if self.delay else None
         leaves, roots = self.num_leaves(number), self.num_roots(number)
         width = BufferSpec("", 1, cols, dtype).nbytes
         # Roots add what each leaf sent, gather the totals, and leaves take them.
@@ -155,6 +143,17 @@ class DelayedPlan:
         if backward:
             return (*up, Await(0), *down, Await(1), Copy(leaves, cols), *whole)
         return (split, *up, middle, Await(0), *down, rest, Await(1), Copy(leaves, cols), Copy(split.rows, cols))
+
+    def build(self, context: BuildContext) -> RankAggregations:
+        part = build_part(context, self.bounds, self.period, partial=self.delay != 0)
+        complete = Complete(part, context.comm)
+        if self.delay is None:
+            return RankAggregations(LocalOnly(part), complete)
+        if self.delay == 0:
+            return RankAggregations(complete, complete)
+        from mggcn.aggregate.delayed_epochs import DelayedByEpochs  # it loads torch, which plans do without
+
+        return RankAggregations(DelayedByEpochs(part, context.comm, context.states, self.keep_last), complete)
 
 
 class _Stateless:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.aggregate.base import BuildContext
+from mggcn.aggregate.base import BuildContext, padded_rows
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.events import Event
 from mggcn.graph.csr import Graph
@@ -102,11 +102,11 @@ class DeviceLists:
 
     def send_up(self, comm: Communicator, leaves: Tensor, roots: Tensor, after: Event) -> Event:
         """Send the leaves' rows (L, D) to the ranks of their roots, where they arrive in `roots` (R, D)."""
-        return comm.all_to_all(whole_rows(roots), whole_rows(leaves), self.root_counts, self.leaf_counts, after)
+        return comm.all_to_all(padded_rows(roots), padded_rows(leaves), self.root_counts, self.leaf_counts, after)
 
     def send_down(self, comm: Communicator, roots: Tensor, leaves: Tensor, after: Event) -> Event:
         """Send the roots' rows (R, D) to the ranks of their leaves, where they arrive in `leaves` (L, D)."""
-        return comm.all_to_all(whole_rows(leaves), whole_rows(roots), self.leaf_counts, self.root_counts, after)
+        return comm.all_to_all(padded_rows(leaves), padded_rows(roots), self.leaf_counts, self.root_counts, after)
 
     def gather_leaves(self, backend: KernelBackend, sums: Tensor, out: Tensor) -> None:
         """Out (L, D) = the rows of the leaves."""
@@ -157,41 +157,36 @@ def device_lists(backend: KernelBackend, lists: Lists) -> DeviceLists:
     return DeviceLists(backend.upload(lists.leaves), lists.leaf_counts, roots, lists.root_counts)
 
 
-def whole_rows(block: Tensor) -> Tensor:
-    """Return rows with their padding: a message is one contiguous range."""
-    return block.as_strided((block.shape[0], block.stride(0)), block.stride())
-
-
-def build_part(site: BuildContext, bounds: tuple[int, ...], bins: int, *, partial: bool) -> Part:
+def build_part(context: BuildContext, bounds: tuple[int, ...], bins: int, *, partial: bool) -> Part:
     """Build the matrices and lists of a rank; bounds: of its ranges of rows; partial: sums may stand for whole ones.
 
     Raises: GraphError for a matrix that is too large.
     """
-    partition, options, backend = cut_partition(site.partition), site.options, site.backend
-    held, graph, cut = site.held or partition.held(site.rank), site.graph, partition.cut
+    partition, options, backend = cut_partition(context.partition), context.options, context.backend
+    local_index, graph, cut = context.local_index or partition.held(context.rank), context.graph, partition.cut
     loops, dtype = options.self_loops, options.dtype
-    tile = cut_tile(graph.adj_t, cut.edge_part_t, partition, held, site.rank, self_loops=loops, dtype=dtype)
+    tile = cut_tile(graph.adj_t, cut.edge_part_t, partition, local_index, context.rank, self_loops=loops, dtype=dtype)
     forward = [backend.sparse(t.indptr, t.indices, t.values) for t in row_slices(tile, bounds)]
     backward = forward
     if not graph.symmetric:
-        tile_t = cut_tile(graph.adj, cut.edge_part, partition, held, site.rank, self_loops=loops, dtype=dtype)
+        tile_t = cut_tile(graph.adj, cut.edge_part, partition, local_index, context.rank, self_loops=loops, dtype=dtype)
         backward = [backend.sparse(tile_t.indptr, tile_t.indices, tile_t.values)]
-    complete = device_lists(backend, exchange_lists(partition, site.rank, bins=1)[0])
-    in_turn = [complete]
+    complete = device_lists(backend, exchange_lists(partition, context.rank, bins=1)[0])
+    by_bin = [complete]
     if bins > 1:
-        in_turn = [device_lists(backend, lists) for lists in exchange_lists(partition, site.rank, bins=bins)]
+        by_bin = [device_lists(backend, lists) for lists in exchange_lists(partition, context.rank, bins=bins)]
     missing = np.ones(bounds[1], options.dtype)
     if partial:
-        missing = _missing(graph, tile, held, site.rank, options, bounds[1])
-    return Part(backend, bounds, forward, backward, complete, in_turn, missing)
+        missing = _missing(graph, tile, local_index, context.rank, options, bounds[1])
+    return Part(backend, bounds, forward, backward, complete, by_bin, missing)
 
 
 def _missing(
-    graph: Graph, tile: Tile, held: Assignment, rank: int, options: ShardOptions, num_split: int
+    graph: Graph, tile: Tile, local_index: Assignment, rank: int, options: ShardOptions, num_split: int
 ) -> npt.NDArray[Any]:
     """Return the degree of each split row in the whole graph over that in this part (S,). Cost: a sweep over the edges."""
     # Entries, not their weights: weights of both signs may add up to next to nothing.
     pattern = dataclasses.replace(graph.adj_t, values=None)
-    whole = degrees(pattern, held, rank, self_loops=options.self_loops, threads=options.threads)[:num_split]
+    whole = degrees(pattern, local_index, rank, self_loops=options.self_loops, threads=options.threads)[:num_split]
     here = np.diff(tile.indptr[: num_split + 1]).astype(np.float64)
     return np.divide(whole, here, out=np.ones(num_split), where=here > 0).astype(options.dtype)

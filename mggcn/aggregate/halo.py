@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
+from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations, padded_rows
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
@@ -41,16 +41,6 @@ class HaloStrategy:
         forward = _exchange(tiles.nnz, tiles.rows_needed, rank)
         backward = forward if symmetric else _exchange(tiles.nnz.T, tiles.rows_needed_t, rank)
         return HaloPlan(rank, stats.counts, forward, backward, symmetric, reuse=row_stats(stats).reuse)
-
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
-        plan = cast(HaloPlan, training)
-        halos = build_halos(site.graph, row_owners(site.partition), site.rank, site.options, site.required)
-        for halo, exchange in zip(halos, (plan.forward, plan.backward), strict=True):
-            _check(halo, exchange, site.rank)
-        forward = _upload(halos[0], site.backend)
-        backward = forward if halos[1] is halos[0] else _upload(halos[1], site.backend)
-        strategy = HaloExchange(plan, forward, backward, site.comm, site.backend)
-        return RankAggregations(strategy, strategy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +118,7 @@ class HaloPlan:
     def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return ()
 
-    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0) -> tuple[Step, ...]:
         exchange, rows = self.backward if backward else self.forward, self.counts[self.rank]
         own = Multiply(rows, rows, exchange.own_nnz, cols, self.reuse.own)
         if len(self.counts) == 1:
@@ -141,6 +131,16 @@ class HaloPlan:
             Await(0),
             Multiply(rows, exchange.num_received, exchange.halo_nnz, cols, self.reuse.others),
         )
+
+    def build(self, context: BuildContext) -> RankAggregations:
+        owners, backend = row_owners(context.partition), context.backend
+        halos = build_halos(context.graph, owners, context.rank, context.options, context.required)
+        for halo, exchange in zip(halos, (self.forward, self.backward), strict=True):
+            _check(halo, exchange, context.rank)
+        forward = _upload(halos[0], backend)
+        backward = forward if halos[1] is halos[0] else _upload(halos[1], backend)
+        halo_exchange = HaloExchange(self, forward, backward, context.comm, backend)
+        return RankAggregations(halo_exchange, halo_exchange)
 
     def _matrices(self, exchange: Exchange) -> tuple[Matrix, ...]:
         rows = self.counts[self.rank]
@@ -210,13 +210,8 @@ class HaloExchange:
         sent, halo = buffers[0][: exchange.num_sent], buffers[1][: exchange.num_received]
         self._backend.gather_rows(dense, side.rows, sent[:, :width])
         arrival = self._comm.all_to_all(
-            _padded(halo), _padded(sent), exchange.received, exchange.sent, self._backend.record()
+            padded_rows(halo), padded_rows(sent), exchange.received, exchange.sent, self._backend.record()
         )
         self._backend.spmm(side.own, dense, out, accumulate=False, epilogue=None)
         arrival.wait()
         self._backend.spmm(side.halo, halo[:, :width], out, accumulate=True, epilogue=epilogue)
-
-
-def _padded(rows: Tensor) -> Tensor:
-    """Return rows with their padding, so that a message is one contiguous range."""
-    return rows.as_strided((rows.shape[0], rows.stride(0)), rows.stride())

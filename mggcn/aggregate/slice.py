@@ -15,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
-from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
+from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations
 from mggcn.aggregate.slice_columns import UNIT_BYTES, ColumnPartition, Part, parts
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
@@ -57,18 +57,6 @@ class SliceStrategy:
         reuse = rows.reuse.together(own, nnz - own)
         # On a CPU the cores that multiply move the messages, too: nothing would overlap.
         return SlicePlan(rank, stats.counts, nnz, symmetric, reuse=reuse, overlaps=not DEVICES[run.device].is_host)
-
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
-        plan = cast(SlicePlan, training)
-        vertices = concatenated_by_rank(row_owners(site.partition), plan.rank)
-        tiles = row_tiles(site.graph, vertices, 0, site.options, site.required)
-        (forward,), (backward,) = tiles
-        matrix = site.backend.sparse(forward.indptr, forward.indices, forward.values)
-        matrix_t = matrix
-        if backward is not forward:
-            matrix_t = site.backend.sparse(backward.indptr, backward.indices, backward.values)
-        strategy = Slice(plan, matrix, matrix_t, site.comm, site.backend)
-        return RankAggregations(strategy, strategy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +107,7 @@ class SlicePlan:
     def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return ()
 
-    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0) -> tuple[Step, ...]:
         num_vertices, rows = self.num_vertices, self.counts[self.rank]
         if len(self.counts) == 1:
             return (Multiply(num_vertices, num_vertices, self.nnz, cols, self.reuse),)
@@ -135,6 +123,17 @@ class SlicePlan:
             multiplied += (Await(number), *product, Send("all_to_all", here, away))
             unpacked += (Await(len(pieces) + number), Copy(rows, part.cols))
         return (*packed, *multiplied, *unpacked)
+
+    def build(self, context: BuildContext) -> RankAggregations:
+        # This rank's vertices first, then the other ranks': one tile with all rows and all columns.
+        vertices, backend = concatenated_by_rank(row_owners(context.partition), self.rank), context.backend
+        (forward,), (backward,) = row_tiles(context.graph, vertices, 0, context.options, context.required)
+        matrix = backend.sparse(forward.indptr, forward.indices, forward.values)
+        matrix_t = matrix
+        if backward is not forward:
+            matrix_t = backend.sparse(backward.indptr, backward.indices, backward.values)
+        slices = Slice(self, matrix, matrix_t, context.comm, backend)
+        return RankAggregations(slices, slices)
 
 
 @dataclass(frozen=True, slots=True)
