@@ -12,7 +12,8 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Literal
 
 from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations, padded_rows
-from mggcn.aggregate.steps import AHEAD, Multiply, Stages, Step
+from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
+from mggcn.aggregate.steps import AHEAD, Stages, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.events import Event
 from mggcn.config import RunConfig
@@ -68,21 +69,22 @@ class BroadcastPlan:
     def matrices_t(self) -> tuple[Matrix, ...]:
         return () if self.symmetric else tuple(map(Matrix, repeat(self.counts[self.rank]), self.nnz_t))
 
-    def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
+        width = op.columns(cols).operand
         rows = max((*self.counts[: self.rank], *self.counts[self.rank + 1 :]), default=0)
-        return tuple(BufferSpec(f"{op}.bc{s + 1}", rows, cols, dtype) for s in range(self.num_slots))
+        return tuple(BufferSpec(f"{name}.bc{s + 1}", rows, width, dtype) for s in range(self.num_slots))
 
-    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return ()
 
-    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0) -> tuple[Step, ...]:
-        last, me = len(self.counts) - 1, self.rank
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:
+        last, me, width = len(self.counts) - 1, self.rank, op.columns(cols)
         nnz = self.nnz_t if backward else self.nnz
-        own = Multiply(self.counts[me], self.counts[me], nnz[me], cols, self.reuse.own)
+        own = width.multiply(self.counts[me], self.counts[me], nnz[me], self.reuse.own)
         if last == 0:
             return (own,)
-        row_bytes = BufferSpec("", 1, cols, dtype).nbytes
-        stages = Stages(me, self.counts, nnz, cols, row_bytes, self.reuse.others)
+        row_bytes = BufferSpec("", 1, width.operand, dtype).nbytes
+        stages = Stages(me, self.counts, nnz, width.operand, row_bytes, self.reuse.others, width.result)
         first = [stages.send(root) for root in range(AHEAD)]
         return (*first, own, stages) if me == last else (*first, own, stages, stages.product(last))
 
@@ -119,13 +121,29 @@ class Broadcast:
     def begin_epoch(self, epoch: int) -> None:
         return
 
-    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        self._staged(self._tiles, h, out, buffers, epilogue)
+    def forward(
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        self._staged(op, self._tiles, h, Target(out, epilogue, local), buffers)
 
     def backward(
-        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> None:
-        self._staged(self._tiles_t, g, out, buffers, epilogue)
+        self._staged(op, self._tiles_t, g, Target(out, epilogue, local), buffers)
 
     def state(self) -> Mapping[str, Tensor]:
         return {}
@@ -134,7 +152,7 @@ class Broadcast:
         return
 
     def _staged(
-        self, tiles: Sequence[Sparse], dense: Tensor, out: Tensor, slots: Sequence[Tensor], epilogue: Epilogue | None
+        self, op: EdgeOp, tiles: Sequence[Sparse], dense: Tensor, target: Target, slots: Sequence[Tensor]
     ) -> None:
         me, size = self._plan.rank, len(self._plan.counts)
         remote = [j for j in range(size) if j != me]
@@ -145,19 +163,16 @@ class Broadcast:
         arrivals: list[Event] = []
         for root in range(min(2, size)):
             arrivals.append(self._send(blocks[root], root, self._backend.record()))
-        self._multiply(tiles[me], dense, out, False, epilogue if last == me else None)
+        result = op.begin(self._backend, target)
+        result.tile(tiles[me], dense, last=last == me)
         for j in range(size):
             arrivals[j].wait()
             if j != me:
-                self._multiply(tiles[j], blocks[j], out, True, epilogue if j == last else None)
+                result.tile(tiles[j], blocks[j], last=j == last)
             if j + 2 < size:
-                # The slot of stage j + 2 fed a multiply that this event has seen: stage j's, or stage j - 1's if j is ours.
+                # The slot of stage j + 2 fed a tile that this event has seen: stage j's, or stage j - 1's if j is ours.
                 arrivals.append(self._send(blocks[j + 2], j + 2, self._backend.record()))
+        result.end()
 
     def _send(self, block: Tensor, root: int, after: Event) -> Event:
         return self._comm.broadcast(padded_rows(block), root, after)
-
-    def _multiply(self, tile: Sparse, dense: Tensor, out: Tensor, accumulate: bool, epilogue: Epilogue | None) -> None:
-        if accumulate and tile.nnz == 0 and epilogue is None:
-            return
-        self._backend.spmm(tile, dense, out, accumulate=accumulate, epilogue=epilogue)

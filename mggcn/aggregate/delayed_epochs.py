@@ -17,6 +17,7 @@ import torch
 
 from mggcn.aggregate.base import aggregate_name
 from mggcn.aggregate.delayed_part import DeviceLists, Part
+from mggcn.aggregate.edge_op import SUM, Accumulation, EdgeOp, Target
 from mggcn.backend.base import Epilogue
 from mggcn.backend.events import DONE, Event
 
@@ -45,18 +46,35 @@ class DelayedByEpochs:
             for post in self._posts.values():
                 post.forget()
 
-    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        self._part.multiply(h, out, 0, None)
+    def forward(
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        target = Target(out, epilogue, local)
+        split = self._part.begin_split(op, h, target)
         self._posts[aggregate_name(layer, False)].exchange(out, self._epoch)
         for half in (1, 2):
-            self._part.multiply(h, out, half, epilogue)
-        self._part.finish(out, epilogue)
+            self._part.compute(op, h, target, half)
+        self._part.end_split(split)
 
     def backward(
-        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> None:
         self._posts[aggregate_name(layer, True)].exchange(g, self._epoch)
-        self._part.multiply_t(g, out, epilogue)
+        self._part.compute_t(op, g, Target(out, epilogue, local))
 
     def state(self) -> Mapping[str, Tensor]:
         return {name: tensor for post in self._posts.values() for name, tensor in post.state().items()}
@@ -104,6 +122,7 @@ class _Post:
         self._op = op
         self._comm = comm
         self._shares = shares
+        self._part = part
         self._backend = part.backend
         self._bins = part.bins
         self._keep_last = keep_last
@@ -118,7 +137,7 @@ class _Post:
 
     def exchange(self, sums: Tensor, epoch: int) -> None:
         """Give the split rows of `sums` (V, D), local partial sums, what has come; send those of this epoch's bin."""
-        phase = epoch % len(self._bins)
+        partial, phase = self._part.sums(sums), epoch % len(self._bins)
         lists = self._bins[phase]
         # What this bin sent r epochs ago. All ranks wait for the same messages, in the same order.
         if phase in self._up:
@@ -129,21 +148,21 @@ class _Post:
             self._have_down.add(phase)
         # Before anything is scaled or added: a leaf sends its own fresh sum and nothing that came from its root, which
         # would count it twice.
-        lists.gather_leaves(self._backend, sums, self._rows("leaves-out", phase))
+        lists.gather_leaves(partial, self._rows("leaves-out", phase))
         used = range(len(self._bins)) if self._keep_last else [phase]
         up, down = (tuple(number for number in used if number in have) for have in (self._have_up, self._have_down))
         # Scaled before anything is added: only where nothing has come does the local sum stand for the whole one.
         self._shares.apply(sums, up, down)
         for number in up:
-            self._bins[number].add_to_roots(self._backend, self._rows(self._last("roots"), number), sums)
+            self._bins[number].add_to_roots(self._rows(self._last("roots"), number), partial)
         if phase in self._have_up:
-            self._gather_roots(lists, sums, phase)
+            self._gather_roots(lists, partial, phase)
         # Without `last` the roots add straight from where messages arrive: the next one may start only now.
         arriving = self._rows("roots-in", phase)
         self._up[phase] = lists.send_up(self._comm, self._rows("leaves-out", phase), arriving, self._backend.record())
         for number in down:
             give = self._bins[number].add_to_leaves if self._keep_last else self._bins[number].scatter_leaves
-            give(self._backend, self._rows(self._last("leaves"), number), sums)
+            give(self._rows(self._last("leaves"), number), partial)
         # A root has a total to send once its leaves' sums have come, and the leaves have read what came before.
         if phase in self._have_up:
             arriving = self._rows("leaves-in", phase)
@@ -151,10 +170,10 @@ class _Post:
                 self._comm, self._rows("roots-out", phase), arriving, self._backend.record()
             )
 
-    def _gather_roots(self, lists: DeviceLists, sums: Tensor, phase: int) -> None:
+    def _gather_roots(self, lists: DeviceLists, partial: Accumulation, phase: int) -> None:
         """Copy the totals of a bin to where they are sent from, each without its leaf's part if the leaf has that fresh."""
         totals = self._rows("roots-out", phase)
-        lists.gather_roots(self._backend, sums, totals)
+        lists.gather_roots(partial, totals)
         if self._keep_last:
             totals.sub_(self._rows("roots-last", phase))
 

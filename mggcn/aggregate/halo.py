@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations, padded_rows
-from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
+from mggcn.aggregate.edge_op import SUM, EdgeOp, Target, single_tile
+from mggcn.aggregate.steps import Await, Copy, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.errors import PlanError
@@ -108,28 +109,30 @@ class HaloPlan:
     def index_bytes(self) -> int:
         return INDEX_BYTES * (self.forward.num_sent + (0 if self.symmetric else self.backward.num_sent))
 
-    def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
         if len(self.counts) == 1:
             return ()
+        width = op.columns(cols).operand
         sent = max(self.forward.num_sent, self.backward.num_sent)
         received = max(self.forward.num_received, self.backward.num_received)
-        return BufferSpec(f"{op}.sent", sent, cols, dtype), BufferSpec(f"{op}.halo", received, cols, dtype)
+        return BufferSpec(f"{name}.sent", sent, width, dtype), BufferSpec(f"{name}.halo", received, width, dtype)
 
-    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return ()
 
-    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0) -> tuple[Step, ...]:
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:
         exchange, rows = self.backward if backward else self.forward, self.counts[self.rank]
-        own = Multiply(rows, rows, exchange.own_nnz, cols, self.reuse.own)
+        width = op.columns(cols)
+        own = width.multiply(rows, rows, exchange.own_nnz, self.reuse.own)
         if len(self.counts) == 1:
             return (own,)
-        row = BufferSpec("", 1, cols, dtype).nbytes
+        row = BufferSpec("", 1, width.operand, dtype).nbytes
         return (
-            Copy(exchange.num_sent, cols),
+            Copy(exchange.num_sent, width.operand),
             Send("all_to_all", row * exchange.num_sent, row * exchange.num_received),
             own,
             Await(0),
-            Multiply(rows, exchange.num_received, exchange.halo_nnz, cols, self.reuse.others),
+            width.multiply(rows, exchange.num_received, exchange.halo_nnz, self.reuse.others),
         )
 
     def build(self, context: BuildContext) -> RankAggregations:
@@ -180,13 +183,29 @@ class HaloExchange:
     def begin_epoch(self, epoch: int) -> None:
         return
 
-    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        self._aggregate(self._forward, self._plan.forward, h, out, buffers, epilogue)
+    def forward(
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        self._aggregate(op, self._forward, self._plan.forward, h, Target(out, epilogue, local), buffers)
 
     def backward(
-        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> None:
-        self._aggregate(self._backward, self._plan.backward, g, out, buffers, epilogue)
+        self._aggregate(op, self._backward, self._plan.backward, g, Target(out, epilogue, local), buffers)
 
     def state(self) -> Mapping[str, Tensor]:
         return {}
@@ -195,16 +214,10 @@ class HaloExchange:
         return
 
     def _aggregate(
-        self,
-        side: _Side,
-        exchange: Exchange,
-        dense: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        epilogue: Epilogue | None,
+        self, op: EdgeOp, side: _Side, exchange: Exchange, dense: Tensor, target: Target, buffers: Sequence[Tensor]
     ) -> None:
         if side.halo is None:
-            self._backend.spmm(side.own, dense, out, accumulate=False, epilogue=epilogue)
+            single_tile(op, self._backend, side.own, dense, target)
             return
         width = dense.shape[1]
         sent, halo = buffers[0][: exchange.num_sent], buffers[1][: exchange.num_received]
@@ -212,6 +225,8 @@ class HaloExchange:
         arrival = self._comm.all_to_all(
             padded_rows(halo), padded_rows(sent), exchange.received, exchange.sent, self._backend.record()
         )
-        self._backend.spmm(side.own, dense, out, accumulate=False, epilogue=None)
+        result = op.begin(self._backend, target)
+        result.tile(side.own, dense, last=False)
         arrival.wait()
-        self._backend.spmm(side.halo, halo[:, :width], out, accumulate=True, epilogue=epilogue)
+        result.tile(side.halo, halo[:, :width], last=True)
+        result.end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.backend.base import Epilogue
 from mggcn.errors import PlanError
 
@@ -21,7 +22,14 @@ class NoAggregation:
         return
 
     def forward(
-        self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> NoReturn:
         raise PlanError(f"layer {layer} aggregates, but the model has no graph")
 

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """One sparse product: `nnz` rows of a dense operand of `columns` rows are read and added up to `rows` rows."""
+    """One tile of an edge operation: `nnz` rows of an operand of `columns` rows are read and added to `rows` rows."""
 
     rows: int
     columns: int
@@ -22,6 +22,8 @@ class Multiply:
     reuse: tuple[float, ...] = ()
     """How local the reads are: their shares by the distance of the row's last use, partition/locality_estimate.py's
     BOUNDS; (): at random."""
+    result: int = 0
+    """Columns of the rows that are added to; 0: `width`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Stages:
 
     In stage j the block of rank j is awaited and multiplied, but for this rank's own, which was multiplied before; then
     block j + AHEAD starts. The first blocks have started already. The last stage ends with the arrival of its block.
-    counts: rows of every rank; nnz: of this rank's tiles; row_bytes: of a row of the blocks.
+    counts: rows of every rank; nnz: of this rank's tiles; row_bytes: of a row of the blocks; result: as Multiply's.
     """
 
     rank: int
@@ -74,6 +76,7 @@ class Stages:
     width: int
     row_bytes: int
     reuse: tuple[float, ...] = ()
+    result: int = 0
 
     @property
     def size(self) -> int:
@@ -81,7 +84,9 @@ class Stages:
 
     def product(self, stage: int) -> Multiply:
         """Return the product with the tile of a stage."""
-        return Multiply(self.counts[self.rank], self.counts[stage], self.nnz[stage], self.width, self.reuse)
+        return Multiply(
+            self.counts[self.rank], self.counts[stage], self.nnz[stage], self.width, self.reuse, self.result
+        )
 
     def send(self, root: int) -> Send:
         """Return the broadcast of a rank's block."""
