@@ -96,15 +96,14 @@ class AggregationPlan(Protocol):
 
 
 class Aggregation(Protocol):
-    """Aggregates over neighbours across ranks. All ranks make the same calls in the same order: equal widths, equal ops."""
+    """Aggregates over neighbours across ranks. All ranks make the same calls in the same order: equal widths, equal ops.
+
+    A strategy that keeps nothing from epoch to epoch takes the last three methods as they are here.
+    """
 
     @property
     def exact(self) -> bool:
         """Whether forward is the op over the edges of the whole graph, and backward its adjoint, in every epoch."""
-        ...
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Called on every rank before the first op of an epoch, from 0; 0 starts afresh."""
         ...
 
     def forward(
@@ -117,7 +116,7 @@ class Aggregation(Protocol):
         op: EdgeOp = SUM,
         local: Sequence[Tensor] = (),
     ) -> None:
-        """Out (V, D) = epilogue(op over in-edges of h) for this rank's rows, of the sum epilogue(A^T h). Collective.
+        """Out (V, D) = epilogue(op over the in-edges of this rank's rows); of the sum: epilogue(A^T h). Collective.
 
         h: (V, op.columns(D).operand). `buffers` as its plan declared them for this op and width, or for a larger width of
         which h is the first columns. Out may be columns of any wider tensor that start at a multiple of 64 bytes.
@@ -135,23 +134,27 @@ class Aggregation(Protocol):
         op: EdgeOp = SUM,
         local: Sequence[Tensor] = (),
     ) -> None:
-        """Out (V, D) = epilogue(op over out-edges of g), of the sum epilogue(A g); g may be overwritten. Collective.
+        """Out (V, D) = epilogue(op over their out-edges); of the sum: epilogue(A g). g may be overwritten. Collective.
 
         op: the adjoint of what went forwards. Where ranks hold copies of a row, activations are equal on all, and gradients
         are parts of a sum over them.
         """
         ...
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Called on every rank before the first op of an epoch, from 0; 0 starts afresh."""
+        return
+
     def state(self) -> Mapping[str, Tensor]:
         """Return the tensors that survive an epoch, on the host, once every message has come. Collective.
 
         They are checkpointed per rank.
         """
-        ...
+        return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` gave."""
-        ...
+        return
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,12 +6,12 @@ after tile, while the next block arrives in the other of two slots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Literal
 
-from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations, padded_rows
+from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations, padded_rows
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
 from mggcn.aggregate.steps import AHEAD, Stages, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
@@ -99,7 +99,7 @@ class BroadcastPlan:
         return RankAggregations(broadcast, broadcast, (forward, backward))
 
 
-class Broadcast:
+class Broadcast(Aggregation):
     """The strategy on one rank; tiles and tiles_t hold one sparse matrix per owner of the columns."""
 
     exact = True
@@ -117,9 +117,6 @@ class Broadcast:
         self._tiles_t = tiles_t
         self._comm = comm
         self._backend = backend
-
-    def begin_epoch(self, epoch: int) -> None:
-        return
 
     def forward(
         self,
@@ -144,12 +141,6 @@ class Broadcast:
         local: Sequence[Tensor] = (),
     ) -> None:
         self._staged(op, self._tiles_t, g, Target(out, epilogue, local), buffers)
-
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        return
 
     def _staged(
         self, op: EdgeOp, tiles: Sequence[Sparse], dense: Tensor, target: Target, slots: Sequence[Tensor]

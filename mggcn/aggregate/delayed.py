@@ -8,12 +8,12 @@ the exchange is its own adjoint: cd-0 is exact. cd-r sends a bin of the split ve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations
+from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations
 from mggcn.aggregate.delayed_part import Part, build_part
 from mggcn.aggregate.edge_op import SUM, Accumulation, EdgeOp, Target
 from mggcn.aggregate.steps import Await, Copy, Send, Step
@@ -167,20 +167,7 @@ class DelayedPlan:
         return RankAggregations(DelayedByEpochs(part, context.comm, context.states, self.keep_last), complete)
 
 
-class _Stateless:
-    """An aggregation that keeps nothing from epoch to epoch."""
-
-    def begin_epoch(self, epoch: int) -> None:
-        return
-
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        return
-
-
-class LocalOnly(_Stateless):
+class LocalOnly(Aggregation):
     """0c: partial sums stand for the whole ones, by the degree that they lack; the backward pass is the adjoint of that."""
 
     exact = False
@@ -219,7 +206,7 @@ class LocalOnly(_Stateless):
         self._part.compute_t(op, g, Target(out, epilogue, local))
 
 
-class Complete(_Stateless):
+class Complete(Aggregation):
     """cd-0: every copy of a split vertex gets the complete sum in the same aggregation."""
 
     exact = True
@@ -254,7 +241,7 @@ class Complete(_Stateless):
         op: EdgeOp = SUM,
         local: Sequence[Tensor] = (),
     ) -> None:
-        # A gradient is a part of a sum on each copy, whatever the op: what comes from a neighbour's copies adds up first.
+        # On copies, gradients are parts of a sum, whatever the op: they are added up before the op reads them.
         shared = op.columns(out.shape[1]).shared
         self._exchange(self._part.sums(g[:, :shared]), shared, g.dtype, buffers, lambda half: None)
         self._part.compute_t(op, g, Target(out, epilogue, local))

@@ -5,14 +5,14 @@ The own tile is multiplied meanwhile. V rows of this rank, K rows of its halo, S
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations, padded_rows
+from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations, padded_rows
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target, single_tile
 from mggcn.aggregate.steps import Await, Copy, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
@@ -166,7 +166,7 @@ def _upload(halo: Halo, backend: KernelBackend) -> _Side:
     return _Side(own, others[0] if others else None, backend.upload(halo.rows))
 
 
-class HaloExchange:
+class HaloExchange(Aggregation):
     """The strategy on one rank; a symmetric graph has one side for both directions."""
 
     exact = True
@@ -179,9 +179,6 @@ class HaloExchange:
         self._backward = backward
         self._comm = comm
         self._backend = backend
-
-    def begin_epoch(self, epoch: int) -> None:
-        return
 
     def forward(
         self,
@@ -206,12 +203,6 @@ class HaloExchange:
         local: Sequence[Tensor] = (),
     ) -> None:
         self._aggregate(op, self._backward, self._plan.backward, g, Target(out, epilogue, local), buffers)
-
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        return
 
     def _aggregate(
         self, op: EdgeOp, side: _Side, exchange: Exchange, dense: Tensor, target: Target, buffers: Sequence[Tensor]

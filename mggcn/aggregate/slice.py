@@ -13,11 +13,11 @@ N vertices, V rows of this rank, D width of a piece (all columns, or a half of t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations
+from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target, single_tile
 from mggcn.aggregate.slice_columns import UNIT_BYTES, ColumnPartition, Part, parts
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
@@ -155,7 +155,7 @@ class _Piece:
     second: Tensor
 
 
-class Slice:
+class Slice(Aggregation):
     """The strategy on one rank; matrix, matrix_t (N, N): the whole of A^T and of A, this rank's vertices first.
 
     Two flat slots suffice, since what one holds is done with before it is needed again; what stays here is not sent:
@@ -184,9 +184,6 @@ class Slice:
         self._comm = comm
         self._backend = backend
 
-    def begin_epoch(self, epoch: int) -> None:
-        return
-
     def forward(
         self,
         h: Tensor,
@@ -210,12 +207,6 @@ class Slice:
         local: Sequence[Tensor] = (),
     ) -> None:
         self._aggregate(op, self._matrix_t, g, Target(out, epilogue, local), buffers)
-
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        return
 
     def _aggregate(self, op: EdgeOp, matrix: Sparse, dense: Tensor, target: Target, buffers: Sequence[Tensor]) -> None:
         if not buffers:

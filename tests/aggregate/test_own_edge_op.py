@@ -300,7 +300,7 @@ class Named:
 def test_an_op_is_priced_by_its_columns(name: str) -> None:
     """Fails if the cost of a tile is that of a sparse product as wide as the result, in a stage or by itself."""
     run = RunConfig(ranks=3, strategy=name)  # type: ignore[arg-type]
-    plan = plan_shape(Config(model=ModelConfig(hidden=(16,)), run=run), GraphShape("x", 3000, 40_000, 50, 16, True))
+    plan = plan_shape(Config(model=ModelConfig(hidden=(32,)), run=run), GraphShape("x", 3000, 40_000, 50, 32, True))
     rank = plan.ranks[0]
     own = dataclasses.replace(rank, aggregation=Named(rank.aggregation, MAXIMUM))
     sums, found = (
@@ -308,9 +308,9 @@ def test_an_op_is_priced_by_its_columns(name: str) -> None:
         for one in (rank, own)
     )
     assert len(sums) == len(found) >= 4
-    # 16 columns of float32 are one line of 64 bytes, 17 and 32 are two; the result is read and written.
-    assert [(work.rows, work.row_bytes) for work in found] == [(work.rows, 128) for work in sums]
-    assert [work.streamed for work in found] == [work.streamed + 2 * 64 * work.results for work in sums]
+    # 32 columns of float32 are two lines of 64 bytes, 33 are three and 64 are four; the result is read and written.
+    assert [(work.rows, work.row_bytes) for work in found] == [(work.rows, 192) for work in sums]
+    assert [work.streamed for work in found] == [work.streamed + 2 * 128 * work.results for work in sums]
 
 
 def test_plans_of_an_op_by_hand() -> None:
