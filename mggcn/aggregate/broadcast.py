@@ -7,7 +7,7 @@ after tile, while the next block arrives in the other of two slots.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Literal
 
@@ -52,10 +52,11 @@ class BroadcastPlan:
     nnz: tuple[int, ...]
     nnz_t: tuple[int, ...]
     symmetric: bool
-    exact: bool = True
-    index_bytes: int = 0
-    period: int = 1
+    _: KW_ONLY
     reuse: Reuse = UNKNOWN
+    exact = True
+    index_bytes = 0
+    period = 1
 
     @property
     def num_slots(self) -> int:
@@ -84,7 +85,7 @@ class BroadcastPlan:
         if last == 0:
             return (own,)
         row_bytes = BufferSpec("", 1, width.operand, dtype).nbytes
-        stages = Stages(me, self.counts, nnz, width.operand, row_bytes, self.reuse.others, width.result)
+        stages = Stages(me, self.counts, nnz, width.operand, row_bytes, reuse=self.reuse.others, result=width.result)
         first = [stages.send(root) for root in range(AHEAD)]
         return (*first, own, stages) if me == last else (*first, own, stages, stages.product(last))
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """A rank's part on the device: matrices of its ranges of rows for A^T, those for A, and its lists.
 
@@ -176,7 +176,15 @@ def build_part(context: BuildContext, bounds: tuple[int, ...], bins: int, *, par
     missing = np.ones(bounds[1], options.dtype)
     if partial:
         missing = _missing(graph, tile, local_index, context.rank, options, bounds[1])
-    return Part(backend, bounds, forward, backward, complete, by_bin, missing)
+    return Part(
+        backend=backend,
+        bounds=bounds,
+        forward=forward,
+        backward=backward,
+        lists=complete,
+        bins=by_bin,
+        missing=missing,
+    )
 
 
 def _missing(

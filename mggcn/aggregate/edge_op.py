@@ -39,7 +39,7 @@ class Columns(NamedTuple):
 
     def multiply(self, rows: int, columns: int, nnz: int, reuse: tuple[float, ...]) -> Multiply:
         """Return the step of one tile."""
-        return Multiply(rows, columns, nnz, self.operand, reuse, self.result)
+        return Multiply(rows, columns, nnz, self.operand, reuse, result=self.result)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ The own tile is multiplied meanwhile. V rows of this rank, K rows of its halo, S
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -93,9 +93,10 @@ class HaloPlan:
     forward: Exchange
     backward: Exchange
     symmetric: bool
-    exact: bool = True
-    period: int = 1
+    _: KW_ONLY
     reuse: Reuse = UNKNOWN
+    exact = True
+    period = 1
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations
@@ -71,11 +71,12 @@ class SlicePlan:
     counts: tuple[int, ...]
     nnz: int
     symmetric: bool
-    exact: bool = True
-    index_bytes: int = 0
-    period: int = 1
+    _: KW_ONLY
     reuse: Shares = ()
     overlaps: bool = False
+    exact = True
+    index_bytes = 0
+    period = 1
 
     @property
     def num_vertices(self) -> int:

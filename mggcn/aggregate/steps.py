@@ -7,7 +7,7 @@ list, and the cost model runs it on a described machine. V rows of this rank, D 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Literal
 
 
@@ -22,6 +22,7 @@ class Multiply:
     reuse: tuple[float, ...] = ()
     """How local the reads are: their shares by the distance of the row's last use, partition/locality_estimate.py's
     BOUNDS; (): at random."""
+    _: KW_ONLY
     result: int = 0
     """Columns of the rows that are added to; 0: `width`."""
 
@@ -75,6 +76,7 @@ class Stages:
     nnz: tuple[int, ...]
     width: int
     row_bytes: int
+    _: KW_ONLY
     reuse: tuple[float, ...] = ()
     result: int = 0
 
@@ -84,9 +86,8 @@ class Stages:
 
     def product(self, stage: int) -> Multiply:
         """Return the product with the tile of a stage."""
-        return Multiply(
-            self.counts[self.rank], self.counts[stage], self.nnz[stage], self.width, self.reuse, self.result
-        )
+        rows, columns, nnz = self.counts[self.rank], self.counts[stage], self.nnz[stage]
+        return Multiply(rows, columns, nnz, self.width, self.reuse, result=self.result)
 
     def send(self, root: int) -> Send:
         """Return the broadcast of a rank's block."""

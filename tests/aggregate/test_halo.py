@@ -101,7 +101,9 @@ def test_a_plan_of_another_graph_is_refused(direction: str) -> None:
         graph=graph,
         partition=partition,
         rank=0,
-        options=ShardOptions(True, "mean", True, "main", 0, "f8", 1),
+        options=ShardOptions(
+            aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f8", threads=1
+        ),
         backend=CpuBackend(torch.float64, 1),
         comm=SingleCommunicator(),
     )

@@ -59,7 +59,7 @@ class Case:
         return adj if self.required is None else adj * self.required
 
     def run(self, h: np.ndarray, g: np.ndarray, bias: np.ndarray) -> list[Result]:
-        """op(h) + bias and, if the op trains, its adjoint of g, on every rank, in float64."""
+        """op(h) + bias and, if the op trains or is a sum, its adjoint of g, on every rank, in float64."""
         run = RunConfig(ranks=self.ranks, order="random", strategy=self.name)  # type: ignore[arg-type]
         partition = partition_graph(Config(run=run, train=TrainConfig(seed=8)), self.graph)
         stats, symmetric = stats_of(self.graph, partition, self_loops=False), self.graph.symmetric
@@ -67,7 +67,9 @@ class Case:
             owners = row_owners(partition)
             level = count_required(self.graph, owners, self.required, self_loops=False, threads=1)
             stats, symmetric = dataclasses.replace(row_stats(stats), required=(level,)).only(0), False
-        options = ShardOptions(True, "none", False, "main", 0, "f8", 1)
+        options = ShardOptions(
+            aggregates=True, norm="none", self_loops=False, splits="main", split=0, dtype="f8", threads=1
+        )
 
         def body(inner: Communicator) -> Result:
             torch.set_num_threads(1)
@@ -92,13 +94,13 @@ class Case:
             operand = np.column_stack([h[ids], ids]) if trains else h[ids]
             local = [rank.buffer(spec.rows, spec.cols) for spec in self.op.kept("op", shard.rows, COLS, "fp64")]
             seen, epilogue = rank.watch(self.op), Epilogue(bias=to_tensor(bias))
-            rank.move(aggregation.forward, seen, operand, epilogue, local, False)
-            forward = rank.move(
-                aggregation.forward, seen, operand, epilogue, local, False
-            )  # nothing stays of the first
+            # Twice: nothing may stay of the first.
+            _, forward = (rank.move(aggregation.forward, seen, operand, epilogue, local, False) for _ in range(2))
+            mine = g[ids] if shard.owned is None else g[ids] * shard.owned[:, None]  # copies hold parts of a sum
             backward = np.zeros_like(forward)
-            if trains:
-                mine = g[ids] if shard.owned is None else g[ids] * shard.owned[:, None]  # copies hold parts of a sum
+            if self.op.additive:
+                backward = rank.move(aggregation.backward, rank.watch(self.op.adjoint), mine, None, [], True)
+            elif trains:
                 vertices = [to_tensor(ids[:, None].astype(np.float64))]
                 operand = np.column_stack([mine, local[0].numpy()])
                 backward = rank.move(aggregation.backward, rank.watch(self.op.adjoint), operand, None, vertices, True)
@@ -235,8 +237,9 @@ def test_the_sum_is_called_alike(name: str, ranks: int) -> None:
     """Fails if a strategy calls the sum otherwise than the contract says, which the sum itself may not show."""
     case = Case(name, ranks, graph_of("directed", 29), SUM)
     h, g, bias = data_of(case.graph, 9, ties=False)
-    forward, _ = summed(case.run(h, g, bias), 29)
+    forward, backward = summed(case.run(h, g, bias), 29)
     np.testing.assert_allclose(forward, case.adjacency().T @ h + bias, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(backward, case.adjacency() @ g, rtol=1e-12, atol=1e-12)
 
 
 FAULTS = {
@@ -320,15 +323,15 @@ def test_plans_of_an_op_by_hand() -> None:
     # 16 columns of float32 are one line of 64 bytes; with the vertex they are 17, and with the winners 32.
     assert [(b.rows, b.cols) for b in broadcast.buffers("x", 16, "fp32", op)] == [(9, 17)] * 2
     assert plain(broadcast.steps(16, "fp32", False, 0, op)) == [
-        *(Send("broadcast", 2 * 7 * 128, 0, 0), Send("broadcast", 0, 5 * 128, 1), Multiply(7, 7, 30, 17, (), 32)),
-        *(Await(0), Send("broadcast", 0, 9 * 128, 2), Await(1), Multiply(7, 5, 20, 17, (), 32), Await(2)),
-        Multiply(7, 9, 10, 17, (), 32),
+        *(Send("broadcast", 2 * 7 * 128, 0, 0), Send("broadcast", 0, 5 * 128, 1), Multiply(7, 7, 30, 17, result=32)),
+        *(Await(0), Send("broadcast", 0, 9 * 128, 2), Await(1), Multiply(7, 5, 20, 17, result=32), Await(2)),
+        Multiply(7, 9, 10, 17, result=32),
     ]
     halo = HaloPlan(0, (7, 5), Exchange((0, 3), (0, 4), 30, 20), Exchange((0, 3), (0, 4), 30, 20), True)
     assert [(b.rows, b.cols) for b in halo.buffers("x", 16, "fp32", grad)] == [(3, 32), (4, 32)]
     assert halo.steps(16, "fp32", True, 0, grad) == (
-        *(Copy(3, 32), Send("all_to_all", 3 * 128, 4 * 128), Multiply(7, 7, 30, 32, (), 16)),
-        *(Await(0), Multiply(7, 4, 20, 32, (), 16)),
+        *(Copy(3, 32), Send("all_to_all", 3 * 128, 4 * 128), Multiply(7, 7, 30, 32, result=16)),
+        *(Await(0), Multiply(7, 4, 20, 32, result=16)),
     )
     delayed = plan_of("delayed", 3)
     sums = delayed.buffers("x", 16, "fp32")
