@@ -84,7 +84,7 @@ class Accumulation(Protocol):
         ...
 
     def end(self) -> None:
-        """Turn partial results into the result, and apply the epilogue. Called once, behind everything else."""
+        """Turn partial results into the result, and apply the epilogue. Called once, behind everything else, if V > 0."""
         ...
 
 
