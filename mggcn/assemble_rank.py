@@ -196,19 +196,17 @@ def _build_aggregations(context: _RankContext) -> RankAggregations:
     states = state_views(backend, plan.states)
     if not context.config.model.aggregates:
         return RankAggregations(NoAggregation(), NoAggregation())
-    site = BuildContext(
-        context.graph,
-        context.partition,
-        context.comm.rank,
-        context.shard_options,
-        backend,
-        context.comm,
-        states,
-        context.local_index,
+    built_from = BuildContext(
+        graph=context.graph,
+        partition=context.partition,
+        rank=context.comm.rank,
+        options=context.shard_options,
+        backend=backend,
+        comm=context.comm,
+        states=states,
+        local_index=context.local_index,
     )
-    strategy = context.plan.strategy
-    every = strategy.build(plan.aggregation, plan.exact, site)
-    return build_pruned(strategy, every, plan.rows, plan.pruned, site)
+    return build_pruned(plan.aggregation.build(built_from), plan.rows, plan.pruned, built_from)
 
 
 def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: RankAggregations) -> RankRuntime:

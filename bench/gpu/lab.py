@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bench.report import spread
+from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.products import float32_products
 
 SEED = 90217

@@ -1,18 +1,19 @@
 """The contract of an aggregation strategy: how neighbours' rows reach a rank, forwards and backwards.
 
-V rows of this rank, D width; a strategy moves rows, the sparse products themselves are the backend's. Each strategy is one
-module of this room: a Strategy, which `assemble` names, an AggregationPlan and an Aggregation.
+V rows of this rank, D width. A strategy moves rows; what is computed from them is an EdgeOp's. Each strategy is one
+module of this room: a Strategy, which `assemble` names, plans a rank; its AggregationPlan builds the rank's Aggregation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.aggregate.steps import Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
 
 
+def padded_rows(block: Tensor) -> Tensor:
+    """Return rows with their padding, which travels with them so that a message is one contiguous range."""
+    return block.as_strided((block.shape[0], block.stride(0)), block.stride())
+
+
 def aggregate_name(layer: int, backward: bool) -> str:
     """Return the name of a layer's aggregation, with which the names of its buffers start."""
     return f"{'aggregate-grad' if backward else 'aggregate'}{layer}"
@@ -41,7 +47,11 @@ class Matrix(NamedTuple):
 
 
 class AggregationPlan(Protocol):
-    """What a strategy needs and sends on one rank, known before it runs; needs no torch."""
+    """What a strategy needs and sends on one rank, known before it runs; needs no torch.
+
+    name: of an aggregation, with which the names of its buffers start; cols: width of its result; dtype: of the rows that
+    travel; op: what it computes.
+    """
 
     @property
     def exact(self) -> bool:
@@ -68,66 +78,92 @@ class AggregationPlan(Protocol):
         """Epochs after which its steps repeat: 1 unless it sends something else in each."""
         ...
 
-    def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        """Return the scratch of one aggregation of width `cols`, either direction, the names starting with `op`."""
+    def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
+        """Return the scratch of one aggregation, in either direction. Raises: PlanError if it cannot run `op`."""
         ...
 
-    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        """Return what aggregation `op` keeps from epoch to epoch, the names starting with `op`: memory of its own."""
+    def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        """Return what an aggregation keeps from epoch to epoch: memory of its own."""
         ...
 
-    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
-        """Return what one aggregation of width `cols` does, in order, in the epochs e with e mod period = turn."""
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:
+        """Return what one aggregation does, in order, in the epochs e with e mod period = phase."""
+        ...
+
+    def build(self, context: BuildContext) -> RankAggregations:
+        """Build the rank's aggregations. Collective; needs torch. Raises: GraphError, BackendError, PlanError."""
         ...
 
 
 class Aggregation(Protocol):
-    """Sums over neighbours across ranks. All ranks call the same methods in the same order, with equal widths."""
+    """Aggregates over neighbours across ranks. All ranks make the same calls in the same order: equal widths, equal ops.
+
+    A strategy that keeps nothing from epoch to epoch takes the last three methods as they are here.
+    """
 
     @property
     def exact(self) -> bool:
-        """Whether backward is the adjoint of forward, and forward the product with A^T, in every epoch."""
+        """Whether forward is the op over the edges of the whole graph, and backward its adjoint, in every epoch."""
         ...
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Called on every rank before the first op of an epoch, from 0; 0 starts afresh."""
-        ...
+    def forward(
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        """Out (V, D) = epilogue(op over the in-edges of this rank's rows); of the sum: epilogue(A^T h). Collective.
 
-    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        """Out (V, D) = epilogue(A^T h) for this rank's rows. Collective.
-
-        `buffers` as its plan declared them for this width, or for a larger one of which h is the first columns. Out may be
-        columns of any wider tensor that start at a multiple of 64 bytes.
+        h: (V, op.columns(D).operand). `buffers` as its plan declared them for this op and width, or for a larger width of
+        which h is the first columns. Out may be columns of any wider tensor that start at a multiple of 64 bytes.
+        local: the op's own tensors with this rank's rows, as `EdgeOp.begin` takes them.
         """
         ...
 
     def backward(
-        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> None:
-        """Out (V, D) = epilogue(A g) for this rank's rows; g may be overwritten. Collective.
+        """Out (V, D) = epilogue(op over their out-edges); of the sum: epilogue(A g). g may be overwritten. Collective.
 
-        Where ranks hold copies of a row, activations are equal on all, and gradients are parts of a sum over them.
+        op: the adjoint of what went forwards. Where ranks hold copies of a row, activations are equal on all, and gradients
+        are parts of a sum over them.
         """
         ...
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Called on every rank before the first op of an epoch, from 0; 0 starts afresh."""
+        return
 
     def state(self) -> Mapping[str, Tensor]:
         """Return the tensors that survive an epoch, on the host, once every message has come. Collective.
 
         They are checkpointed per rank.
         """
-        ...
+        return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` gave."""
-        ...
+        return
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
     """What a rank's aggregations are built from.
 
-    states: by op and name, the buffers that `state` of its plan asked for; held: of the partition, for this rank, if known.
-    required: bool (N,), the rows of A^T, so columns of A, that the aggregation computes, the others being zero; None: all.
+    states: by op and name, the buffers that `state` of its plan asked for. local_index: the partition's assignment for this
+    rank, if the caller has it. required: bool (N,), the rows of A^T, so columns of A, that the aggregation computes, the
+    others being zero; None: all.
     """
 
     graph: Graph
@@ -136,8 +172,8 @@ class BuildContext:
     options: ShardOptions
     backend: KernelBackend
     comm: Communicator
-    states: Mapping[str, Mapping[str, Tensor]]
-    held: Assignment | None = None
+    states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    local_index: Assignment | None = None
     required: npt.NDArray[np.bool_] | None = None
 
 
@@ -154,7 +190,7 @@ class RankAggregations:
 
 
 class Strategy(Protocol):
-    """One way to aggregate. Needs no torch until `build`."""
+    """One way to aggregate; needs no torch."""
 
     @property
     def name(self) -> str: ...
@@ -168,8 +204,4 @@ class Strategy(Protocol):
         self, run: RunConfig, stats: PartitionStats, rank: int, symmetric: bool, training: bool
     ) -> AggregationPlan:
         """Plan one rank; training: False asks for the exact plan of evaluation and set-up."""
-        ...
-
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
-        """Build a rank's aggregations as planned. Collective. Raises: GraphError, BackendError."""
         ...

@@ -6,13 +6,14 @@ after tile, while the next block arrives in the other of two slots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
-from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
-from mggcn.aggregate.steps import AHEAD, Multiply, Stages, Step
+from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations, padded_rows
+from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
+from mggcn.aggregate.steps import AHEAD, Stages, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.events import Event
 from mggcn.config import RunConfig
@@ -42,15 +43,6 @@ class BroadcastStrategy:
         reuse = row_stats(stats).reuse
         return BroadcastPlan(rank, stats.counts, forward, backward, symmetric, reuse=reuse)
 
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
-        tiles, tiles_t = row_tiles(site.graph, row_owners(site.partition), site.rank, site.options, site.required)
-        forward = [site.backend.sparse(t.indptr, t.indices, t.values) for t in tiles]
-        backward = (
-            forward if tiles_t is tiles else [site.backend.sparse(t.indptr, t.indices, t.values) for t in tiles_t]
-        )
-        strategy = Broadcast(cast(BroadcastPlan, training), forward, backward, site.comm, site.backend)
-        return RankAggregations(strategy, strategy, (forward, backward))
-
 
 @dataclass(frozen=True, slots=True)
 class BroadcastPlan:
@@ -61,10 +53,11 @@ class BroadcastPlan:
     nnz: tuple[int, ...]
     nnz_t: tuple[int, ...]
     symmetric: bool
-    exact: bool = True
-    index_bytes: int = 0
-    period: int = 1
+    _: KW_ONLY
     reuse: Reuse = UNKNOWN
+    exact = True
+    index_bytes = 0
+    period = 1
 
     @property
     def num_slots(self) -> int:
@@ -78,26 +71,37 @@ class BroadcastPlan:
     def matrices_t(self) -> tuple[Matrix, ...]:
         return () if self.symmetric else tuple(map(Matrix, repeat(self.counts[self.rank]), self.nnz_t))
 
-    def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
+        width = op.columns(cols).operand
         rows = max((*self.counts[: self.rank], *self.counts[self.rank + 1 :]), default=0)
-        return tuple(BufferSpec(f"{op}.bc{s + 1}", rows, cols, dtype) for s in range(self.num_slots))
+        return tuple(BufferSpec(f"{name}.bc{s + 1}", rows, width, dtype) for s in range(self.num_slots))
 
-    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return ()
 
-    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
-        last, me = len(self.counts) - 1, self.rank
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:
+        last, me, width = len(self.counts) - 1, self.rank, op.columns(cols)
         nnz = self.nnz_t if backward else self.nnz
-        own = Multiply(self.counts[me], self.counts[me], nnz[me], cols, self.reuse.own)
+        own = width.multiply(self.counts[me], self.counts[me], nnz[me], self.reuse.own)
         if last == 0:
             return (own,)
-        row_bytes = BufferSpec("", 1, cols, dtype).nbytes
-        stages = Stages(me, self.counts, nnz, cols, row_bytes, self.reuse.others)
+        row_bytes = BufferSpec("", 1, width.operand, dtype).nbytes
+        stages = Stages(me, self.counts, nnz, width.operand, row_bytes, reuse=self.reuse.others, result=width.result)
         first = [stages.send(root) for root in range(AHEAD)]
         return (*first, own, stages) if me == last else (*first, own, stages, stages.product(last))
 
+    def build(self, context: BuildContext) -> RankAggregations:
+        owners, backend = row_owners(context.partition), context.backend
+        tiles, tiles_t = row_tiles(context.graph, owners, context.rank, context.options, context.required)
+        forward = [backend.sparse(t.indptr, t.indices, t.values) for t in tiles]
+        backward = forward
+        if tiles_t is not tiles:
+            backward = [backend.sparse(t.indptr, t.indices, t.values) for t in tiles_t]
+        broadcast = Broadcast(self, forward, backward, context.comm, backend)
+        return RankAggregations(broadcast, broadcast, (forward, backward))
 
-class Broadcast:
+
+class Broadcast(Aggregation):
     """The strategy on one rank; tiles and tiles_t hold one sparse matrix per owner of the columns."""
 
     exact = True
@@ -116,25 +120,32 @@ class Broadcast:
         self._comm = comm
         self._backend = backend
 
-    def begin_epoch(self, epoch: int) -> None:
-        return
-
-    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        self._staged(self._tiles, h, out, buffers, epilogue)
+    def forward(
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        self._staged(op, self._tiles, h, Target(out, epilogue, local), buffers)
 
     def backward(
-        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> None:
-        self._staged(self._tiles_t, g, out, buffers, epilogue)
-
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        return
+        self._staged(op, self._tiles_t, g, Target(out, epilogue, local), buffers)
 
     def _staged(
-        self, tiles: Sequence[Sparse], dense: Tensor, out: Tensor, slots: Sequence[Tensor], epilogue: Epilogue | None
+        self, op: EdgeOp, tiles: Sequence[Sparse], dense: Tensor, target: Target, slots: Sequence[Tensor]
     ) -> None:
         me, size = self._plan.rank, len(self._plan.counts)
         remote = [j for j in range(size) if j != me]
@@ -145,20 +156,16 @@ class Broadcast:
         arrivals: list[Event] = []
         for root in range(min(2, size)):
             arrivals.append(self._send(blocks[root], root, self._backend.record()))
-        self._multiply(tiles[me], dense, out, False, epilogue if last == me else None)
+        result = op.begin(self._backend, target)
+        result.tile(tiles[me], dense, last=last == me)
         for j in range(size):
             arrivals[j].wait()
             if j != me:
-                self._multiply(tiles[j], blocks[j], out, True, epilogue if j == last else None)
+                result.tile(tiles[j], blocks[j], last=j == last)
             if j + 2 < size:
-                # The slot of stage j + 2 fed a multiply that this event has seen: stage j's, or stage j - 1's if j is ours.
+                # The slot of stage j + 2 fed a tile that this event has seen: stage j's, or stage j - 1's if j is ours.
                 arrivals.append(self._send(blocks[j + 2], j + 2, self._backend.record()))
+        result.end()
 
     def _send(self, block: Tensor, root: int, after: Event) -> Event:
-        # Rows travel with their padding, so that a message is one contiguous range.
-        return self._comm.broadcast(block.as_strided((block.shape[0], block.stride(0)), block.stride()), root, after)
-
-    def _multiply(self, tile: Sparse, dense: Tensor, out: Tensor, accumulate: bool, epilogue: Epilogue | None) -> None:
-        if accumulate and tile.nnz == 0 and epilogue is None:
-            return
-        self._backend.spmm(tile, dense, out, accumulate=accumulate, epilogue=epilogue)
+        return self._comm.broadcast(padded_rows(block), root, after)

@@ -8,16 +8,18 @@ the exchange is its own adjoint: cd-0 is exact. cd-r sends a bin of the split ve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
-from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
+from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations
 from mggcn.aggregate.delayed_part import Part, build_part
-from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
+from mggcn.aggregate.edge_op import SUM, Accumulation, EdgeOp, Target
+from mggcn.aggregate.steps import Await, Copy, Send, Step
 from mggcn.backend.base import Epilogue
 from mggcn.config import RunConfig
+from mggcn.errors import PlanError
 from mggcn.memory.arena import BufferSpec
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.cut.partition import (
@@ -27,6 +29,7 @@ from mggcn.partition.cut.partition import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from mggcn.comm.base import Communicator
@@ -41,18 +44,6 @@ class DelayedStrategy:
     def plan(self, run: RunConfig, stats: PartitionStats, rank: int, symmetric: bool, training: bool) -> DelayedPlan:
         delay = run.delay_epochs if training else 0
         return DelayedPlan(rank, stats_of_cut(stats), symmetric, delay, run.stale_aggregates == "reuse")
-
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
-        plan = cast(DelayedPlan, training)
-        part = build_part(site, plan.bounds, plan.period, partial=plan.delay != 0)
-        complete = Complete(part, site.comm)
-        if plan.delay is None:
-            return RankAggregations(LocalOnly(part), complete)
-        if plan.delay == 0:
-            return RankAggregations(complete, complete)
-        from mggcn.aggregate.delayed_epochs import DelayedByEpochs
-
-        return RankAggregations(DelayedByEpochs(plan, part, site.comm, site.states), complete)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,69 +99,75 @@ class DelayedPlan:
         shares = 0 if self.delay == 0 else 1 if self.delay is None or self.keep_last else self.period
         return lists + 8 * self.stats.split[self.rank] * shares
 
-    def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        if self.delay != 0 or len(self.stats.counts) == 1:
+    def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
+        if len(self.stats.counts) == 1:
             return ()
-        # First the leaves' sums go from one to the other, then the totals come back.
+        if self.delay != 0 and not op.additive:
+            raise PlanError(
+                f"run.delay {'none' if self.delay is None else self.delay} lets partial sums stand for whole ones, and the "
+                f"edge operation {op.name} does not add up; use run.delay 0, or the strategy broadcast or halo"
+            )
+        if self.delay != 0:
+            return ()
+        # First the leaves' partial results go from one to the other, then the whole ones come back.
+        width = op.columns(cols).shared
         return (
-            BufferSpec(f"{op}.leaves", self.num_leaves(), cols, dtype),
-            BufferSpec(f"{op}.roots", self.num_roots(), cols, dtype),
+            BufferSpec(f"{name}.leaves", self.num_leaves(), width, dtype),
+            BufferSpec(f"{name}.roots", self.num_roots(), width, dtype),
         )
 
-    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         if not self.delay:
             return ()
         # Both ends of a message are the transport's until it has come.
-        names = {"leaves-out": True, "leaves-in": True, "roots-out": False, "roots-in": False}
+        ends = {"leaves-out": True, "leaves-in": True, "roots-out": False, "roots-in": False}
         if self.keep_last:
-            names |= {"leaves-last": True, "roots-last": False}
+            ends |= {"leaves-last": True, "roots-last": False}
         leaves, roots = self.num_leaves(), self.num_roots()
         return tuple(
-            BufferSpec(f"{op}.{name}", leaves if of_leaves else roots, cols, dtype, "state")
-            for name, of_leaves in names.items()
+            BufferSpec(f"{name}.{end}", leaves if of_leaves else roots, cols, dtype, "state")
+            for end, of_leaves in ends.items()
         )
 
-    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
-        reuse = self.stats.reuse
-        split, middle, rest = (Multiply(m.rows, self.rows, m.nnz, cols, reuse) for m in self.matrices)
-        whole = (split, middle, rest)
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:
+        reuse, columns = self.stats.reuse, op.columns(cols)
+        split, middle, rest = (columns.multiply(m.rows, self.rows, m.nnz, reuse) for m in self.matrices)
+        whole: tuple[Step, ...] = (split, middle, rest)
         if backward and not self.symmetric:
-            nnz = sum(self.stats.nnz[self.rank])
-            whole = (Multiply(self.rows, self.rows, nnz, cols, reuse),)  # type: ignore[assignment]
+            whole = (columns.multiply(self.rows, self.rows, sum(self.stats.nnz[self.rank]), reuse),)
         if self.delay is None or len(self.stats.counts) == 1:
             return whole
         # cd-r exchanges one bin an epoch; an exact aggregation all of them, however many the cut has.
-        number = turn if self.delay else None
+        number = phase if self.delay else None
         leaves, roots = self.num_leaves(number), self.num_roots(number)
-        width = BufferSpec("", 1, cols, dtype).nbytes
+        shared = columns.shared
+        width = BufferSpec("", 1, shared, dtype).nbytes
         # Roots add what each leaf sent, gather the totals, and leaves take them.
-        up: tuple[Step, ...] = (Copy(leaves, cols), Send("all_to_all", leaves * width, roots * width))
+        up: tuple[Step, ...] = (Copy(leaves, shared), Send("all_to_all", leaves * width, roots * width))
         if self.delay:
             # What arrived is kept, the split rows are scaled, and totals lose their leaves' parts.
-            up = (Copy(leaves + 2 * roots, cols), Copy(split.rows, cols), *up)
-        down: tuple[Step, ...] = (Copy(2 * roots, cols), Send("all_to_all", roots * width, leaves * width))
+            up = (Copy(leaves + 2 * roots, shared), Copy(split.rows, shared), *up)
+        down: tuple[Step, ...] = (Copy(2 * roots, shared), Send("all_to_all", roots * width, leaves * width))
         if self.delay:
-            exchange = (*up, *down, Copy(leaves, cols))
+            exchange = (*up, *down, Copy(leaves, shared))
             return (*exchange, *whole) if backward else (*whole, *exchange, Copy(split.rows, cols))
         if backward:
-            return (*up, Await(0), *down, Await(1), Copy(leaves, cols), *whole)
-        return (split, *up, middle, Await(0), *down, rest, Await(1), Copy(leaves, cols), Copy(split.rows, cols))
+            return (*up, Await(0), *down, Await(1), Copy(leaves, shared), *whole)
+        return (split, *up, middle, Await(0), *down, rest, Await(1), Copy(leaves, shared), Copy(split.rows, cols))
+
+    def build(self, context: BuildContext) -> RankAggregations:
+        part = build_part(context, self.bounds, self.period, partial=self.delay != 0)
+        complete = Complete(part, context.comm)
+        if self.delay is None:
+            return RankAggregations(LocalOnly(part), complete)
+        if self.delay == 0:
+            return RankAggregations(complete, complete)
+        from mggcn.aggregate.delayed_epochs import DelayedByEpochs  # it loads torch, which plans do without
+
+        return RankAggregations(DelayedByEpochs(part, context.comm, context.states, self.keep_last), complete)
 
 
-class _Stateless:
-    """An aggregation that keeps nothing from epoch to epoch."""
-
-    def begin_epoch(self, epoch: int) -> None:
-        return
-
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        return
-
-
-class LocalOnly(_Stateless):
+class LocalOnly(Aggregation):
     """0c: partial sums stand for the whole ones, by the degree that they lack; the backward pass is the adjoint of that."""
 
     exact = False
@@ -179,21 +176,37 @@ class LocalOnly(_Stateless):
         self._part = part
         self._shares = part.backend.upload(part.missing)
 
-    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
+    def forward(
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
         part = self._part
-        part.multiply(h, out, 0, Epilogue(row_scale=self._shares))
+        part.compute(op, h, Target(out, Epilogue(row_scale=self._shares), local), 0)
         for number in range(1, len(part.forward)):
-            part.multiply(h, out, number, epilogue)
+            part.compute(op, h, Target(out, epilogue, local), number)
         part.finish(out, epilogue)
 
     def backward(
-        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> None:
         self._part.scale(g, self._shares)
-        self._part.multiply_t(g, out, epilogue)
+        self._part.compute_t(op, g, Target(out, epilogue, local))
 
 
-class Complete(_Stateless):
+class Complete(Aggregation):
     """cd-0: every copy of a split vertex gets the complete sum in the same aggregation."""
 
     exact = True
@@ -202,37 +215,63 @@ class Complete(_Stateless):
         self._part = part
         self._comm = comm
 
-    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        part = self._part
-        part.multiply(h, out, 0, None)
-        # While the sums of the split rows travel, the others are multiplied: half of them each way.
-        self._exchange(out, buffers, lambda half: part.multiply(h, out, half, epilogue))
-        part.finish(out, epilogue)
+    def forward(
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        part, target, shared = self._part, Target(out, epilogue, local), op.columns(out.shape[1]).shared
+        split = part.begin_split(op, h, target)
+        # While the partial results of the split rows travel, the others are computed: half of them each way.
+        self._exchange(split, shared, out.dtype, buffers, lambda half: part.compute(op, h, target, half))
+        part.end_split(split)
 
     def backward(
-        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> None:
-        self._exchange(g, buffers, lambda half: None)
-        self._part.multiply_t(g, out, epilogue)
+        # On copies, gradients are parts of a sum, whatever the op: they are added up before the op reads them.
+        shared = op.columns(out.shape[1]).shared
+        self._exchange(self._part.sums(g[:, :shared]), shared, g.dtype, buffers, lambda half: None)
+        self._part.compute_t(op, g, Target(out, epilogue, local))
 
-    def _exchange(self, sums: Tensor, buffers: Sequence[Tensor], meanwhile: Callable[[int], None]) -> None:
-        """Replace the split rows of `sums`, parts of a sum on each rank, by the total on all."""
+    def _exchange(
+        self,
+        partial: Accumulation,
+        shared: int,
+        dtype: torch.dtype,
+        buffers: Sequence[Tensor],
+        meanwhile: Callable[[int], None],
+    ) -> None:
+        """Replace the partial results of the split rows, of `shared` columns, by whole ones, equal on all copies."""
         if self._comm.size == 1:
             meanwhile(1)
             meanwhile(2)
             return
         lists, backend = self._part.lists, self._part.backend
-        leaves, roots = (buffer[:, : sums.shape[1]] for buffer in buffers)
-        lists.gather_leaves(backend, sums, leaves)
+        leaves, roots = (buffer[:, :shared] for buffer in buffers)
+        lists.gather_leaves(partial, leaves)
         arrived = lists.send_up(self._comm, leaves, roots, backend.record())
         meanwhile(1)
         arrived.wait()
-        lists.add_to_roots(backend, roots, sums)
-        lists.gather_roots(backend, sums, roots)
+        lists.add_to_roots(roots, partial)
+        # What came is used up: the same rows take the whole results back.
+        lists.gather_roots(partial, roots)
         arrived = lists.send_down(self._comm, roots, leaves, backend.record())
-        if roots.dtype != sums.dtype:
-            # Messages are rounded: a root takes its total as it was sent, so that all copies have the same.
-            lists.scatter_roots(backend, roots, sums)
+        if roots.dtype != dtype:
+            # Messages are rounded: a root takes its result as it was sent, so that all copies have the same.
+            lists.scatter_roots(roots, partial)
         meanwhile(2)
         arrived.wait()
-        lists.scatter_leaves(backend, leaves, sums)
+        lists.scatter_leaves(leaves, partial)

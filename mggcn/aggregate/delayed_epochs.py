@@ -1,11 +1,11 @@
-"""cd-r: split vertices take turns, a bin per epoch, and messages arrive r epochs later (DistGNN, Algorithm 4).
+"""cd-r: split vertices exchange their sums one bin per epoch, and messages arrive r epochs later (DistGNN, Algorithm 4).
 
-In epoch e bin b = e mod r has its turn: its leaves send their partial sums, which the roots add r epochs later, and the
-roots send totals, which the leaves take another r epochs later. Between its turns a split vertex has its local partial
-sum (`local`, Algorithm 4 as written), or every copy adds what last came from the others to its own fresh sum (`last`: a
-root then sends each leaf the total without that leaf's part). Where nothing has come, the local sum is scaled up by the
-degree that it lacks, as in 0c: degrees travel with the sums. The same in both directions, each aggregation with messages
-of its own.
+The phase of epoch e is e mod r: bin number e mod r is exchanged. Its leaves send their partial sums, which the roots add r
+epochs later; its roots send totals, which the leaves take another r epochs later. In the other phases a split vertex has
+its local partial sum (`local`, Algorithm 4 as written), or every copy adds what last came from the others to its own fresh
+sum (`last`: a root then sends each leaf the total without that leaf's part). Where nothing has come, the local sum is
+scaled up by the degree that it lacks, as in 0c: degrees travel with the sums. Both directions work alike, each aggregation
+with messages of its own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from mggcn.aggregate.base import aggregate_name
-from mggcn.aggregate.delayed import DelayedPlan
 from mggcn.aggregate.delayed_part import DeviceLists, Part
+from mggcn.aggregate.edge_op import SUM, Accumulation, EdgeOp, Target
 from mggcn.backend.base import Epilogue
 from mggcn.backend.events import DONE, Event
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 class DelayedByEpochs:
-    """The strategy on one rank; states: the planned buffers of every aggregation."""
+    """The strategy on one rank; states: the planned buffers of every aggregation; keep_last: as in the plan."""
 
     exact = False
 
     def __init__(
-        self, plan: DelayedPlan, part: Part, comm: Communicator, states: Mapping[str, Mapping[str, Tensor]]
+        self, part: Part, comm: Communicator, states: Mapping[str, Mapping[str, Tensor]], keep_last: bool
     ) -> None:
         self._part = part
         shares = _Shares(part)
-        self._posts = {op: _Post(op, plan, part, shares, comm, buffers) for op, buffers in states.items()}
+        self._posts = {op: _Post(op, part, shares, comm, buffers, keep_last) for op, buffers in states.items()}
         self._epoch = 0
 
     def begin_epoch(self, epoch: int) -> None:
@@ -46,18 +46,35 @@ class DelayedByEpochs:
             for post in self._posts.values():
                 post.forget()
 
-    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        self._part.multiply(h, out, 0, None)
+    def forward(
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        target = Target(out, epilogue, local)
+        split = self._part.begin_split(op, h, target)
         self._posts[aggregate_name(layer, False)].exchange(out, self._epoch)
         for half in (1, 2):
-            self._part.multiply(h, out, half, epilogue)
-        self._part.finish(out, epilogue)
+            self._part.compute(op, h, target, half)
+        self._part.end_split(split)
 
     def backward(
-        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> None:
         self._posts[aggregate_name(layer, True)].exchange(g, self._epoch)
-        self._part.multiply_t(g, out, epilogue)
+        self._part.compute_t(op, g, Target(out, epilogue, local))
 
     def state(self) -> Mapping[str, Tensor]:
         return {name: tensor for post in self._posts.values() for name, tensor in post.state().items()}
@@ -96,21 +113,23 @@ class _Post:
     def __init__(
         self,
         op: str,
-        plan: DelayedPlan,
         part: Part,
         shares: _Shares,
         comm: Communicator,
         buffers: Mapping[str, Tensor],
+        keep_last: bool,
     ) -> None:
         self._op = op
         self._comm = comm
         self._shares = shares
+        self._part = part
         self._backend = part.backend
         self._bins = part.bins
-        self._keep_last = plan.keep_last
+        self._keep_last = keep_last
         self._buffers = {name.removeprefix(f"{op}."): buffer for name, buffer in buffers.items()}
-        self._leaf_rows = _ranges([plan.num_leaves(number) for number in range(plan.period)])
-        self._root_rows = _ranges([plan.num_roots(number) for number in range(plan.period)])
+        self._leaf_rows = _ranges([sum(lists.leaf_counts) for lists in part.bins])
+        self._root_rows = _ranges([sum(lists.root_counts) for lists in part.bins])
+        # By bin: the message on its way to the roots, or back to the leaves, and whether one has ever come.
         self._up: dict[int, Event] = {}
         self._down: dict[int, Event] = {}
         self._have_up: set[int] = set()
@@ -118,44 +137,51 @@ class _Post:
 
     def exchange(self, sums: Tensor, epoch: int) -> None:
         """Give the split rows of `sums` (V, D), local partial sums, what has come; send those of this epoch's bin."""
-        turn = epoch % len(self._bins)
-        lists = self._bins[turn]
-        if turn in self._up:
-            self._arrive(self._up, turn, "roots", self._root_rows)
-            self._have_up.add(turn)
-        if turn in self._down:
-            self._arrive(self._down, turn, "leaves", self._leaf_rows)
-            self._have_down.add(turn)
-        lists.gather_leaves(self._backend, sums, self._rows("leaves-out", turn))
-        told = range(len(self._bins)) if self._keep_last else [turn]
-        up, down = (tuple(number for number in told if number in have) for have in (self._have_up, self._have_down))
+        partial, phase = self._part.sums(sums), epoch % len(self._bins)
+        lists = self._bins[phase]
+        # What this bin sent r epochs ago. All ranks wait for the same messages, in the same order.
+        if phase in self._up:
+            self._arrive(self._up, phase, "roots")
+            self._have_up.add(phase)
+        if phase in self._down:
+            self._arrive(self._down, phase, "leaves")
+            self._have_down.add(phase)
+        # Before anything is scaled or added: a leaf sends its own fresh sum and nothing that came from its root, which
+        # would count it twice.
+        lists.gather_leaves(partial, self._rows("leaves-out", phase))
+        used = range(len(self._bins)) if self._keep_last else [phase]
+        up, down = (tuple(number for number in used if number in have) for have in (self._have_up, self._have_down))
+        # Scaled before anything is added: only where nothing has come does the local sum stand for the whole one.
         self._shares.apply(sums, up, down)
         for number in up:
-            self._bins[number].add_to_roots(self._backend, self._rows(self._last("roots"), number), sums)
-        if turn in self._have_up:
-            self._gather_roots(lists, sums, turn)
-        arriving = self._rows("roots-in", turn)
-        self._up[turn] = lists.send_up(self._comm, self._rows("leaves-out", turn), arriving, self._backend.record())
+            self._bins[number].add_to_roots(self._rows(self._last("roots"), number), partial)
+        if phase in self._have_up:
+            self._gather_roots(lists, partial, phase)
+        # Without `last` the roots add straight from where messages arrive: the next one may start only now.
+        arriving = self._rows("roots-in", phase)
+        self._up[phase] = lists.send_up(self._comm, self._rows("leaves-out", phase), arriving, self._backend.record())
         for number in down:
             give = self._bins[number].add_to_leaves if self._keep_last else self._bins[number].scatter_leaves
-            give(self._backend, self._rows(self._last("leaves"), number), sums)
-        if turn in self._have_up:
-            arriving = self._rows("leaves-in", turn)
-            self._down[turn] = lists.send_down(
-                self._comm, self._rows("roots-out", turn), arriving, self._backend.record()
+            give(self._rows(self._last("leaves"), number), partial)
+        # A root has a total to send once its leaves' sums have come, and the leaves have read what came before.
+        if phase in self._have_up:
+            arriving = self._rows("leaves-in", phase)
+            self._down[phase] = lists.send_down(
+                self._comm, self._rows("roots-out", phase), arriving, self._backend.record()
             )
 
-    def _gather_roots(self, lists: DeviceLists, sums: Tensor, turn: int) -> None:
+    def _gather_roots(self, lists: DeviceLists, partial: Accumulation, phase: int) -> None:
         """Copy the totals of a bin to where they are sent from, each without its leaf's part if the leaf has that fresh."""
-        totals = self._rows("roots-out", turn)
-        lists.gather_roots(self._backend, sums, totals)
+        totals = self._rows("roots-out", phase)
+        lists.gather_roots(partial, totals)
         if self._keep_last:
-            totals.sub_(self._rows("roots-last", turn))
+            totals.sub_(self._rows("roots-last", phase))
 
-    def _arrive(self, events: dict[int, Event], turn: int, end: str, rows: Sequence[slice]) -> None:
-        events.pop(turn).wait()
+    def _arrive(self, events: dict[int, Event], phase: int, end: str) -> None:
+        """Wait for a bin's message; copy it where `last` needs it in other phases, while the next one is on its way."""
+        events.pop(phase).wait()
         if self._keep_last:
-            self._rows(f"{end}-last", turn).copy_(self._rows(f"{end}-in", turn))
+            self._rows(f"{end}-last", phase).copy_(self._rows(f"{end}-in", phase))
 
     def _last(self, end: str) -> str:
         """The buffer of what came last at one end: kept apart, or where it arrived until the next message starts."""
@@ -166,7 +192,7 @@ class _Post:
         return self._buffers[name][rows[number]]
 
     def forget(self) -> None:
-        """Start afresh once nothing is on its way."""
+        """Start afresh once nothing is on its way: a message that is not waited for would arrive in the next run's rows."""
         self._settle()
         for known in (self._up, self._down, self._have_up, self._have_down):
             known.clear()

@@ -1,4 +1,4 @@
-"""A rank's part of a vertex cut on its device: matrices, lists of split rows, and what they do to sums.
+"""A rank's part of a vertex cut on its device: matrices, lists of split rows, and what they do to partial results.
 
 V rows of this rank, the first S of them split; L leaves, R roots once per leaf; D width.
 """
@@ -6,7 +6,7 @@ V rows of this rank, the first S of them split; L leaves, R roots once per leaf;
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.aggregate.base import BuildContext
+from mggcn.aggregate.base import BuildContext, padded_rows
+from mggcn.aggregate.edge_op import SUM, Accumulation, EdgeOp, Target, single_tile
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.events import Event
 from mggcn.graph.csr import Graph
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """A rank's part on the device: matrices of its ranges of rows for A^T, those for A, and its lists.
 
@@ -50,45 +51,45 @@ class Part:
     def num_split(self) -> int:
         return self.bounds[1]
 
-    def multiply(self, h: Tensor, out: Tensor, number: int, epilogue: Epilogue | None) -> None:
-        """Rows `number` of out = epilogue(A^T h)."""
+    def begin_split(self, op: EdgeOp, h: Tensor, target: Target) -> Accumulation:
+        """Return the split rows of the op over this part's in-edges, before `end`."""
+        partial = op.begin(self.backend, target.rows(0, self.num_split))
+        if self.num_split:
+            partial.tile(self.forward[0], h, last=False)
+        return partial
+
+    def end_split(self, partial: Accumulation) -> None:
+        """End the split rows."""
+        if self.num_split:
+            partial.end()
+
+    def compute(self, op: EdgeOp, h: Tensor, target: Target, number: int) -> None:
+        """Compute range `number` of the op over this part's in-edges."""
         first, last = self.bounds[number : number + 2]
         if last > first:
-            finish = None if epilogue is None else rows_from(epilogue, first)
-            self.backend.spmm(self.forward[number], h, out[first:last], accumulate=False, epilogue=finish)
+            single_tile(op, self.backend, self.forward[number], h, target.rows(first, last))
+
+    def compute_t(self, op: EdgeOp, g: Tensor, target: Target) -> None:
+        """Compute all rows of the op over this part's out-edges."""
+        bounds = self.bounds if len(self.backward) > 1 else (0, target.out.shape[0])
+        for matrix, (first, last) in zip(self.backward, pairwise(bounds), strict=True):
+            if last > first:
+                single_tile(op, self.backend, matrix, g, target.rows(first, last))
+
+    def sums(self, rows: Tensor) -> Accumulation:
+        """Return rows as partial results that add up: sums, and every gradient of copies."""
+        return SUM.begin(self.backend, Target(rows))
+
+    def finish(self, out: Tensor, epilogue: Epilogue | None) -> None:
+        """The epilogue on the split rows."""
+        if epilogue is not None and self.num_split:
+            self.backend.finish(out[: self.num_split], out[: self.num_split], epilogue)
 
     def scale(self, sums: Tensor, shares: Tensor) -> None:
         """Multiply the split rows of `sums` by `shares` (S,)."""
         if self.num_split:
             split = sums[: self.num_split]
             self.backend.finish(split, split, Epilogue(row_scale=shares))
-
-    def finish(self, out: Tensor, epilogue: Epilogue | None) -> None:
-        """The epilogue on the split rows, once their sums are complete."""
-        if epilogue is not None and self.num_split:
-            self.backend.finish(out[: self.num_split], out[: self.num_split], epilogue)
-
-    def multiply_t(self, g: Tensor, out: Tensor, epilogue: Epilogue | None) -> None:
-        """Out = epilogue(A g)."""
-        bounds = self.bounds if len(self.backward) > 1 else (0, out.shape[0])
-        for matrix, first, last in zip(self.backward, bounds, bounds[1:], strict=False):
-            if last > first:
-                finish = None if epilogue is None else rows_from(epilogue, first)
-                self.backend.spmm(matrix, g, out[first:last], accumulate=False, epilogue=finish)
-
-
-def rows_from(epilogue: Epilogue, first: int) -> Epilogue:
-    """Return an epilogue for rows first, ...: its vectors start there."""
-
-    def tail(vector: Tensor | None) -> Tensor | None:
-        return None if vector is None else vector[first:]
-
-    return dataclasses.replace(
-        epilogue,
-        row_scale=tail(epilogue.row_scale),
-        row_ids=tail(epilogue.row_ids),
-        out_scale=tail(epilogue.out_scale),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,49 +103,46 @@ class DeviceLists:
 
     def send_up(self, comm: Communicator, leaves: Tensor, roots: Tensor, after: Event) -> Event:
         """Send the leaves' rows (L, D) to the ranks of their roots, where they arrive in `roots` (R, D)."""
-        return comm.all_to_all(whole_rows(roots), whole_rows(leaves), self.root_counts, self.leaf_counts, after)
+        return comm.all_to_all(padded_rows(roots), padded_rows(leaves), self.root_counts, self.leaf_counts, after)
 
     def send_down(self, comm: Communicator, roots: Tensor, leaves: Tensor, after: Event) -> Event:
         """Send the roots' rows (R, D) to the ranks of their leaves, where they arrive in `leaves` (L, D)."""
-        return comm.all_to_all(whole_rows(leaves), whole_rows(roots), self.leaf_counts, self.root_counts, after)
+        return comm.all_to_all(padded_rows(leaves), padded_rows(roots), self.leaf_counts, self.root_counts, after)
 
-    def gather_leaves(self, backend: KernelBackend, sums: Tensor, out: Tensor) -> None:
-        """Out (L, D) = the rows of the leaves."""
-        backend.gather_rows(sums, self.leaves, out)
+    def gather_leaves(self, partial: Accumulation, message: Tensor) -> None:
+        """Message (L, D) = the partial results of the leaves."""
+        partial.gather(self.leaves, message)
 
-    def scatter_leaves(self, backend: KernelBackend, totals: Tensor, sums: Tensor) -> None:
-        """The leaves take their totals (L, D)."""
-        backend.scatter_rows(totals, self.leaves, sums)
+    def scatter_leaves(self, message: Tensor, partial: Accumulation) -> None:
+        """The leaves take what came (L, D)."""
+        partial.scatter(message, self.leaves)
 
-    def add_to_leaves(self, backend: KernelBackend, others: Tensor, sums: Tensor) -> None:
+    def add_to_leaves(self, message: Tensor, partial: Accumulation) -> None:
         """The leaves add what the other copies have (L, D)."""
-        backend.scatter_add_rows(others, self.leaves, sums)
+        partial.combine(message, self.leaves)
 
-    def add_to_roots(self, backend: KernelBackend, partial: Tensor, sums: Tensor) -> None:
-        """Every root adds what its leaves sent (R, D), rank after rank."""
+    def add_to_roots(self, message: Tensor, partial: Accumulation) -> None:
+        """Every root adds what its leaves sent (R, D), rank after rank: within one rank's rows no root comes twice."""
+        for rows, part in self._of_ranks(message):
+            partial.combine(part, rows)
+
+    def gather_roots(self, partial: Accumulation, message: Tensor) -> None:
+        """Message (R, D) = the partial results of the roots, once for each leaf."""
+        for rows, part in self._of_ranks(message):
+            partial.gather(rows, part)
+
+    def scatter_roots(self, message: Tensor, partial: Accumulation) -> None:
+        """The roots take what `gather_roots` gave (R, D)."""
+        for rows, part in self._of_ranks(message):
+            partial.scatter(part, rows)
+
+    def _of_ranks(self, message: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the roots with leaves on one rank, and their part of a message."""
         first = 0
         for rows in self.roots:
             last = first + rows.shape[0]
             if last > first:
-                backend.scatter_add_rows(partial[first:last], rows, sums)
-            first = last
-
-    def gather_roots(self, backend: KernelBackend, sums: Tensor, out: Tensor) -> None:
-        """Out (R, D) = the rows of the roots, once for each leaf."""
-        first = 0
-        for rows in self.roots:
-            last = first + rows.shape[0]
-            if last > first:
-                backend.gather_rows(sums, rows, out[first:last])
-            first = last
-
-    def scatter_roots(self, backend: KernelBackend, totals: Tensor, sums: Tensor) -> None:
-        """The roots take their totals (R, D), as gather_roots gave them."""
-        first = 0
-        for rows in self.roots:
-            last = first + rows.shape[0]
-            if last > first:
-                backend.scatter_rows(totals[first:last], rows, sums)
+                yield rows, message[first:last]
             first = last
 
 
@@ -157,41 +155,44 @@ def device_lists(backend: KernelBackend, lists: Lists) -> DeviceLists:
     return DeviceLists(backend.upload(lists.leaves), lists.leaf_counts, roots, lists.root_counts)
 
 
-def whole_rows(block: Tensor) -> Tensor:
-    """Return rows with their padding: a message is one contiguous range."""
-    return block.as_strided((block.shape[0], block.stride(0)), block.stride())
-
-
-def build_part(site: BuildContext, bounds: tuple[int, ...], bins: int, *, partial: bool) -> Part:
+def build_part(context: BuildContext, bounds: tuple[int, ...], bins: int, *, partial: bool) -> Part:
     """Build the matrices and lists of a rank; bounds: of its ranges of rows; partial: sums may stand for whole ones.
 
     Raises: GraphError for a matrix that is too large.
     """
-    partition, options, backend = cut_partition(site.partition), site.options, site.backend
-    held, graph, cut = site.held or partition.held(site.rank), site.graph, partition.cut
+    partition, options, backend = cut_partition(context.partition), context.options, context.backend
+    local_index, graph, cut = context.local_index or partition.held(context.rank), context.graph, partition.cut
     loops, dtype = options.self_loops, options.dtype
-    tile = cut_tile(graph.adj_t, cut.edge_part_t, partition, held, site.rank, self_loops=loops, dtype=dtype)
+    tile = cut_tile(graph.adj_t, cut.edge_part_t, partition, local_index, context.rank, self_loops=loops, dtype=dtype)
     forward = [backend.sparse(t.indptr, t.indices, t.values) for t in row_slices(tile, bounds)]
     backward = forward
     if not graph.symmetric:
-        tile_t = cut_tile(graph.adj, cut.edge_part, partition, held, site.rank, self_loops=loops, dtype=dtype)
+        tile_t = cut_tile(graph.adj, cut.edge_part, partition, local_index, context.rank, self_loops=loops, dtype=dtype)
         backward = [backend.sparse(tile_t.indptr, tile_t.indices, tile_t.values)]
-    complete = device_lists(backend, exchange_lists(partition, site.rank, bins=1)[0])
-    in_turn = [complete]
+    complete = device_lists(backend, exchange_lists(partition, context.rank, bins=1)[0])
+    by_bin = [complete]
     if bins > 1:
-        in_turn = [device_lists(backend, lists) for lists in exchange_lists(partition, site.rank, bins=bins)]
+        by_bin = [device_lists(backend, lists) for lists in exchange_lists(partition, context.rank, bins=bins)]
     missing = np.ones(bounds[1], options.dtype)
     if partial:
-        missing = _missing(graph, tile, held, site.rank, options, bounds[1])
-    return Part(backend, bounds, forward, backward, complete, in_turn, missing)
+        missing = _missing(graph, tile, local_index, context.rank, options, bounds[1])
+    return Part(
+        backend=backend,
+        bounds=bounds,
+        forward=forward,
+        backward=backward,
+        lists=complete,
+        bins=by_bin,
+        missing=missing,
+    )
 
 
 def _missing(
-    graph: Graph, tile: Tile, held: Assignment, rank: int, options: ShardOptions, num_split: int
+    graph: Graph, tile: Tile, local_index: Assignment, rank: int, options: ShardOptions, num_split: int
 ) -> npt.NDArray[Any]:
     """Return the degree of each split row in the whole graph over that in this part (S,). Cost: a sweep over the edges."""
     # Entries, not their weights: weights of both signs may add up to next to nothing.
     pattern = dataclasses.replace(graph.adj_t, values=None)
-    whole = degrees(pattern, held, rank, self_loops=options.self_loops, threads=options.threads)[:num_split]
+    whole = degrees(pattern, local_index, rank, self_loops=options.self_loops, threads=options.threads)[:num_split]
     here = np.diff(tile.indptr[: num_split + 1]).astype(np.float64)
     return np.divide(whole, here, out=np.ones(num_split), where=here > 0).astype(options.dtype)

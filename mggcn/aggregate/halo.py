@@ -5,15 +5,16 @@ The own tile is multiplied meanwhile. V rows of this rank, K rows of its halo, S
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
-from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
+from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations, padded_rows
+from mggcn.aggregate.edge_op import SUM, EdgeOp, Target, single_tile
+from mggcn.aggregate.steps import Await, Copy, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.errors import PlanError
@@ -42,16 +43,6 @@ class HaloStrategy:
         forward = _exchange(tiles.nnz, tiles.rows_needed, rank)
         backward = forward if symmetric else _exchange(tiles.nnz.T, tiles.rows_needed_t, rank)
         return HaloPlan(rank, stats.counts, forward, backward, symmetric, reuse=row_stats(stats).reuse)
-
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
-        plan = cast(HaloPlan, training)
-        halos = build_halos(site.graph, row_owners(site.partition), site.rank, site.options, site.required)
-        for halo, exchange in zip(halos, (plan.forward, plan.backward), strict=True):
-            _check(halo, exchange, site.rank)
-        forward = _upload(halos[0], site.backend)
-        backward = forward if halos[1] is halos[0] else _upload(halos[1], site.backend)
-        strategy = HaloExchange(plan, forward, backward, site.comm, site.backend)
-        return RankAggregations(strategy, strategy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +94,10 @@ class HaloPlan:
     forward: Exchange
     backward: Exchange
     symmetric: bool
-    exact: bool = True
-    period: int = 1
+    _: KW_ONLY
     reuse: Reuse = UNKNOWN
+    exact = True
+    period = 1
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -119,29 +111,41 @@ class HaloPlan:
     def index_bytes(self) -> int:
         return INDEX_BYTES * (self.forward.num_sent + (0 if self.symmetric else self.backward.num_sent))
 
-    def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
         if len(self.counts) == 1:
             return ()
+        width = op.columns(cols).operand
         sent = max(self.forward.num_sent, self.backward.num_sent)
         received = max(self.forward.num_received, self.backward.num_received)
-        return BufferSpec(f"{op}.sent", sent, cols, dtype), BufferSpec(f"{op}.halo", received, cols, dtype)
+        return BufferSpec(f"{name}.sent", sent, width, dtype), BufferSpec(f"{name}.halo", received, width, dtype)
 
-    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return ()
 
-    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:
         exchange, rows = self.backward if backward else self.forward, self.counts[self.rank]
-        own = Multiply(rows, rows, exchange.own_nnz, cols, self.reuse.own)
+        width = op.columns(cols)
+        own = width.multiply(rows, rows, exchange.own_nnz, self.reuse.own)
         if len(self.counts) == 1:
             return (own,)
-        row = BufferSpec("", 1, cols, dtype).nbytes
+        row = BufferSpec("", 1, width.operand, dtype).nbytes
         return (
-            Copy(exchange.num_sent, cols),
+            Copy(exchange.num_sent, width.operand),
             Send("all_to_all", row * exchange.num_sent, row * exchange.num_received),
             own,
             Await(0),
-            Multiply(rows, exchange.num_received, exchange.halo_nnz, cols, self.reuse.others),
+            width.multiply(rows, exchange.num_received, exchange.halo_nnz, self.reuse.others),
         )
+
+    def build(self, context: BuildContext) -> RankAggregations:
+        owners, backend = row_owners(context.partition), context.backend
+        halos = build_halos(context.graph, owners, context.rank, context.options, context.required)
+        for halo, exchange in zip(halos, (self.forward, self.backward), strict=True):
+            _check(halo, exchange, context.rank)
+        forward = _upload(halos[0], backend)
+        backward = forward if halos[1] is halos[0] else _upload(halos[1], backend)
+        halo_exchange = HaloExchange(self, forward, backward, context.comm, backend)
+        return RankAggregations(halo_exchange, halo_exchange)
 
     def _matrices(self, exchange: Exchange) -> tuple[Matrix, ...]:
         rows = self.counts[self.rank]
@@ -164,7 +168,7 @@ def _upload(halo: Halo, backend: KernelBackend) -> _Side:
     return _Side(own, others[0] if others else None, backend.upload(halo.rows))
 
 
-class HaloExchange:
+class HaloExchange(Aggregation):
     """The strategy on one rank; a symmetric graph has one side for both directions."""
 
     exact = True
@@ -178,46 +182,44 @@ class HaloExchange:
         self._comm = comm
         self._backend = backend
 
-    def begin_epoch(self, epoch: int) -> None:
-        return
-
-    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        self._aggregate(self._forward, self._plan.forward, h, out, buffers, epilogue)
-
-    def backward(
-        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
-    ) -> None:
-        self._aggregate(self._backward, self._plan.backward, g, out, buffers, epilogue)
-
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        return
-
-    def _aggregate(
+    def forward(
         self,
-        side: _Side,
-        exchange: Exchange,
-        dense: Tensor,
+        h: Tensor,
         out: Tensor,
         buffers: Sequence[Tensor],
+        layer: int,
         epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        self._aggregate(op, self._forward, self._plan.forward, h, Target(out, epilogue, local), buffers)
+
+    def backward(
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        self._aggregate(op, self._backward, self._plan.backward, g, Target(out, epilogue, local), buffers)
+
+    def _aggregate(
+        self, op: EdgeOp, side: _Side, exchange: Exchange, dense: Tensor, target: Target, buffers: Sequence[Tensor]
     ) -> None:
         if side.halo is None:
-            self._backend.spmm(side.own, dense, out, accumulate=False, epilogue=epilogue)
+            single_tile(op, self._backend, side.own, dense, target)
             return
         width = dense.shape[1]
         sent, halo = buffers[0][: exchange.num_sent], buffers[1][: exchange.num_received]
         self._backend.gather_rows(dense, side.rows, sent[:, :width])
         arrival = self._comm.all_to_all(
-            _padded(halo), _padded(sent), exchange.received, exchange.sent, self._backend.record()
+            padded_rows(halo), padded_rows(sent), exchange.received, exchange.sent, self._backend.record()
         )
-        self._backend.spmm(side.own, dense, out, accumulate=False, epilogue=None)
+        result = op.begin(self._backend, target)
+        result.tile(side.own, dense, last=False)
         arrival.wait()
-        self._backend.spmm(side.halo, halo[:, :width], out, accumulate=True, epilogue=epilogue)
-
-
-def _padded(rows: Tensor) -> Tensor:
-    """Return rows with their padding, so that a message is one contiguous range."""
-    return rows.as_strided((rows.shape[0], rows.stride(0)), rows.stride())
+        result.tile(side.halo, halo[:, :width], last=True)
+        result.end()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from mggcn.aggregate.base import Aggregation
+from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.backend.base import Epilogue
 from mggcn.errors import PlanError
 
@@ -12,23 +14,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class NoAggregation:
+class NoAggregation(Aggregation):
     """Keeps nothing and sends nothing; an op that asks for it was planned wrongly."""
 
     exact = True
 
-    def begin_epoch(self, epoch: int) -> None:
-        return
-
     def forward(
-        self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> NoReturn:
         raise PlanError(f"layer {layer} aggregates, but the model has no graph")
 
-    backward = forward
-
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        return
+    def backward(
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> NoReturn:
+        self.forward(g, out, buffers, layer, epilogue)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mggcn.aggregate.base import Aggregation
+from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.backend.base import Epilogue
 
 if TYPE_CHECKING:
@@ -31,13 +32,29 @@ class PerLayer:
         for aggregation in (self._every, *self._of_layer.values()):
             aggregation.begin_epoch(epoch)
 
-    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        self._of_layer.get(layer, self._every).forward(h, out, buffers, layer, epilogue)
+    def forward(
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        self._of_layer.get(layer, self._every).forward(h, out, buffers, layer, epilogue, op, local)
 
     def backward(
-        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> None:
-        self._of_layer.get(layer, self._every).backward(g, out, buffers, layer, epilogue)
+        self._of_layer.get(layer, self._every).backward(g, out, buffers, layer, epilogue, op, local)
 
     def state(self) -> Mapping[str, Tensor]:
         return self._every.state()

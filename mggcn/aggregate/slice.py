@@ -13,16 +13,17 @@ N vertices, V rows of this rank, D width of a piece (all columns, or a half of t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Literal
 
-from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
+from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations
+from mggcn.aggregate.edge_op import SUM, EdgeOp, Target, single_tile
 from mggcn.aggregate.slice_columns import UNIT_BYTES, ColumnPartition, Part, parts
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
-from mggcn.errors import GraphError
+from mggcn.errors import GraphError, PlanError
 from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES, BufferSpec
 from mggcn.memory.device import DEVICES
 from mggcn.partition.base import PartitionStats
@@ -59,18 +60,6 @@ class SliceStrategy:
         # On a CPU the cores that multiply move the messages, too: nothing would overlap.
         return SlicePlan(rank, stats.counts, nnz, symmetric, reuse=reuse, overlaps=not DEVICES[run.device].is_host)
 
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
-        plan = cast(SlicePlan, training)
-        vertices = concatenated_by_rank(row_owners(site.partition), plan.rank)
-        tiles = row_tiles(site.graph, vertices, 0, site.options, site.required)
-        (forward,), (backward,) = tiles
-        matrix = site.backend.sparse(forward.indptr, forward.indices, forward.values)
-        matrix_t = matrix
-        if backward is not forward:
-            matrix_t = site.backend.sparse(backward.indptr, backward.indices, backward.values)
-        strategy = Slice(plan, matrix, matrix_t, site.comm, site.backend)
-        return RankAggregations(strategy, strategy)
-
 
 @dataclass(frozen=True, slots=True)
 class SlicePlan:
@@ -83,11 +72,12 @@ class SlicePlan:
     counts: tuple[int, ...]
     nnz: int
     symmetric: bool
-    exact: bool = True
-    index_bytes: int = 0
-    period: int = 1
+    _: KW_ONLY
     reuse: Shares = ()
     overlaps: bool = False
+    exact = True
+    index_bytes = 0
+    period = 1
 
     @property
     def num_vertices(self) -> int:
@@ -109,21 +99,30 @@ class SlicePlan:
         """Return the units that a piece takes of each slot. A larger width takes no fewer, in all its pieces together."""
         return max(self.counts[self.rank] * (part.every - part.units), self.num_vertices * part.units)
 
-    def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
         if len(self.counts) == 1:
             return ()
+        if not op.columnwise:
+            raise PlanError(
+                f"run.strategy slice deals the columns to the ranks, and the edge operation {op.name} needs whole rows; "
+                "choose broadcast, halo or delayed"
+            )
         item = ITEM_BYTES[dtype]
         units = sum(map(self.slot_units, self.parts(cols, item)))
         lines = -(-units * UNIT_BYTES // ALIGNMENT)
-        return tuple(BufferSpec(f"{op}.slice{k}", lines, ALIGNMENT // item, dtype) for k in (1, 2))
+        return tuple(BufferSpec(f"{name}.slice{k}", lines, ALIGNMENT // item, dtype) for k in (1, 2))
 
-    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return ()
 
-    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:
         num_vertices, rows = self.num_vertices, self.counts[self.rank]
+
+        def tile(width: int) -> Multiply:
+            return op.columns(width).multiply(num_vertices, num_vertices, self.nnz, self.reuse)
+
         if len(self.counts) == 1:
-            return (Multiply(num_vertices, num_vertices, self.nnz, cols, self.reuse),)
+            return (tile(cols),)
         packed: list[Step] = []
         multiplied: list[Step] = []
         unpacked: list[Step] = []
@@ -131,11 +130,22 @@ class SlicePlan:
         for number, part in enumerate(pieces):
             away = UNIT_BYTES * rows * (part.every - part.units)
             here = UNIT_BYTES * (num_vertices - rows) * part.units
-            product = (Multiply(num_vertices, num_vertices, self.nnz, part.width, self.reuse),) if part.width else ()
+            product = (tile(part.width),) if part.width else ()
             packed += (Copy(rows, part.cols), Send("all_to_all", away, here))
             multiplied += (Await(number), *product, Send("all_to_all", here, away))
             unpacked += (Await(len(pieces) + number), Copy(rows, part.cols))
         return (*packed, *multiplied, *unpacked)
+
+    def build(self, context: BuildContext) -> RankAggregations:
+        # This rank's vertices first, then the other ranks': one tile with all rows and all columns.
+        vertices, backend = concatenated_by_rank(row_owners(context.partition), self.rank), context.backend
+        (forward,), (backward,) = row_tiles(context.graph, vertices, 0, context.options, context.required)
+        matrix = backend.sparse(forward.indptr, forward.indices, forward.values)
+        matrix_t = matrix
+        if backward is not forward:
+            matrix_t = backend.sparse(backward.indptr, backward.indices, backward.values)
+        slices = Slice(self, matrix, matrix_t, context.comm, backend)
+        return RankAggregations(slices, slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +157,7 @@ class _Piece:
     second: Tensor
 
 
-class Slice:
+class Slice(Aggregation):
     """The strategy on one rank; matrix, matrix_t (N, N): the whole of A^T and of A, this rank's vertices first.
 
     Two flat slots suffice, since what one holds is done with before it is needed again; what stays here is not sent:
@@ -176,32 +186,38 @@ class Slice:
         self._comm = comm
         self._backend = backend
 
-    def begin_epoch(self, epoch: int) -> None:
-        return
-
-    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        self._aggregate(self._matrix, h, out, buffers, epilogue)
+    def forward(
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        self._aggregate(op, self._matrix, h, Target(out, epilogue, local), buffers)
 
     def backward(
-        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> None:
-        self._aggregate(self._matrix_t, g, out, buffers, epilogue)
+        self._aggregate(op, self._matrix_t, g, Target(out, epilogue, local), buffers)
 
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        return
-
-    def _aggregate(
-        self, matrix: Sparse, dense: Tensor, out: Tensor, buffers: Sequence[Tensor], epilogue: Epilogue | None
-    ) -> None:
+    def _aggregate(self, op: EdgeOp, matrix: Sparse, dense: Tensor, target: Target, buffers: Sequence[Tensor]) -> None:
         if not buffers:
-            self._backend.spmm(matrix, dense, out, accumulate=False, epilogue=epilogue)
+            single_tile(op, self._backend, matrix, dense, target)
             return
+        out, epilogue = target.out, target.epilogue
         pieces = self._pieces(dense, buffers)
         sent = [self._pack(piece, dense) for piece in pieces]
-        returned = [self._multiply(matrix, piece, arrival) for piece, arrival in zip(pieces, sent, strict=True)]
+        returned = [self._multiply(op, matrix, piece, arrival) for piece, arrival in zip(pieces, sent, strict=True)]
         # Masks of dropout are those of whole rows: they follow.
         whole = epilogue is not None and epilogue.dropout is not None
         for piece, arrival in zip(pieces, returned, strict=True):
@@ -228,7 +244,7 @@ class Slice:
             self._backend.finish(dense[:, columns], part, COPY)
         return self._swap(piece, back=False)
 
-    def _multiply(self, matrix: Sparse, piece: _Piece, arrival: Event) -> Event:
+    def _multiply(self, op: EdgeOp, matrix: Sparse, piece: _Piece, arrival: Event) -> Event:
         """Multiply this rank's slice of a piece, once it has arrived, and send the others their rows."""
         arrival.wait()
         columns = piece.deal.columns[self._plan.rank]
@@ -237,7 +253,8 @@ class Slice:
                 _matrix(slot, self._plan.num_vertices, columns, piece.deal, self._plan.rank)
                 for slot in (piece.second, piece.first)
             )
-            self._backend.spmm(matrix, everything, product, accumulate=False, epilogue=None)
+            # Slices of a columnwise op are results of their own; the epilogue follows where rows are whole again.
+            single_tile(op, self._backend, matrix, everything, Target(product))
         return self._swap(piece, back=True)
 
     def _swap(self, piece: _Piece, *, back: bool) -> Event:

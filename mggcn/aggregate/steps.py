@@ -7,13 +7,13 @@ list, and the cost model runs it on a described machine. V rows of this rank, D 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Literal
 
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """One sparse product: `nnz` rows of a dense operand of `columns` rows are read and added up to `rows` rows."""
+    """One tile of an edge operation: `nnz` rows of an operand of `columns` rows are read and added to `rows` rows."""
 
     rows: int
     columns: int
@@ -22,6 +22,9 @@ class Multiply:
     reuse: tuple[float, ...] = ()
     """How local the reads are: their shares by the distance of the row's last use, partition/locality/reuse.py's
     BOUNDS; (): at random."""
+    _: KW_ONLY
+    result: int = 0
+    """Columns of the rows that are added to; 0: `width`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Stages:
 
     In stage j the block of rank j is awaited and multiplied, but for this rank's own, which was multiplied before; then
     block j + AHEAD starts. The first blocks have started already. The last stage ends with the arrival of its block.
-    counts: rows of every rank; nnz: of this rank's tiles; row_bytes: of a row of the blocks.
+    counts: rows of every rank; nnz: of this rank's tiles; row_bytes: of a row of the blocks; result: as Multiply's.
     """
 
     rank: int
@@ -73,7 +76,9 @@ class Stages:
     nnz: tuple[int, ...]
     width: int
     row_bytes: int
+    _: KW_ONLY
     reuse: tuple[float, ...] = ()
+    result: int = 0
 
     @property
     def size(self) -> int:
@@ -81,7 +86,8 @@ class Stages:
 
     def product(self, stage: int) -> Multiply:
         """Return the product with the tile of a stage."""
-        return Multiply(self.counts[self.rank], self.counts[stage], self.nnz[stage], self.width, self.reuse)
+        rows, columns, nnz = self.counts[self.rank], self.counts[stage], self.nnz[stage]
+        return Multiply(rows, columns, nnz, self.width, self.reuse, result=self.result)
 
     def send(self, root: int) -> Send:
         """Return the broadcast of a rank's block."""

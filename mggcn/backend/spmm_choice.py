@@ -12,8 +12,8 @@ Way = Literal["rows", "panels", "blocks"]
 
 @dataclass(frozen=True, slots=True)
 class SpmmChoice:
-    """A variant of a sparse product: `panel` columns at a time (0: all), `blocks` ranges of the operand's rows, and how many
-    entries `ahead` rows are fetched. A GPU's kernels know panels alone, which they call slices.
+    """A variant of a sparse product: `panel` columns at a time (0: all), `blocks` ranges of the operand's rows, and how
+    many entries `ahead` rows are fetched. A GPU's kernels know panels alone, which they call slices.
     """
 
     way: Way = "rows"

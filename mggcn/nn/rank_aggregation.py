@@ -48,8 +48,10 @@ class RankAggregation:
         self._plan: AggregationPlan = strategy.plan(run, shared.stats, rank, graph.symmetric, False)
         if not self._plan.exact:
             raise ConfigError(f"aggregate is exact, and strategy {run.strategy} is not here; choose another")
-        site = BuildContext(graph, shared.partition, rank, options, backend, comm, {})
-        self._aggregation: Aggregation = strategy.build(self._plan, self._plan, site).exact
+        context = BuildContext(
+            graph=graph, partition=shared.partition, rank=rank, options=options, backend=backend, comm=comm
+        )
+        self._aggregation: Aggregation = self._plan.build(context).exact
         self._aggregation.begin_epoch(0)
         self._backend = backend
         self._dtype = STORAGE[run.precision]

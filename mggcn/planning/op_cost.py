@@ -167,11 +167,12 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int) -> Iterator[It
     for step in steps:
         match step:
             case Multiply():
-                row, result = sizes.operand_row(step.width), sizes.row(step.width)
+                row, result = sizes.operand_row(step.width), sizes.row(step.result or step.width)
                 reuse = _distances(row, step.reuse)
                 yield product(step.rows, step.columns, step.nnz, row, sizes.edge, reuse, result)
             case Stages():
-                yield Staged(step, sent, sizes.edge, _distances(step.row_bytes, step.reuse), sizes.row(step.width))
+                result = sizes.row(step.result or step.width)
+                yield Staged(step, sent, sizes.edge, _distances(step.row_bytes, step.reuse), result)
             case Copy():
                 row = sizes.operand_row(step.width)
                 streamed = step.rows * (4 + row)

@@ -99,28 +99,26 @@ def set_bytes(plans: Mapping[int, AggregationPlan]) -> int:
 
 
 def build_pruned(
-    strategy: Strategy,
     every: RankAggregations,
     rows: Sequence[LayerRows],
     plans: Mapping[int, AggregationPlan],
-    site: BuildContext,
+    context: BuildContext,
 ) -> RankAggregations:
     """Return a rank's aggregations with those of pruned layers in training. Collective.
 
     Cost: as each would cost alone; a sweep over the edges for each level but the first.
-    Raises: GraphError if the training split is missing; as Strategy.build.
+    Raises: GraphError if the training split is missing; as AggregationPlan.build.
     """
     if not plans:
         return every
-    options = site.options
-    training = training_rows(site.graph, options.splits, options.split)
+    options = context.options
+    training = training_rows(context.graph, options.splits, options.split)
     if training is None:
-        raise GraphError(f"{site.graph.name} has lost the training split that the run was planned for; start a new run")
-    sets = required_sets(site.graph, training, max(plans) + 1, options.threads)
-    built = {
-        level: strategy.build(plan, plan, dataclasses.replace(site, required=sets[level]))
-        for level, plan in plans.items()
-    }
+        raise GraphError(
+            f"{context.graph.name} has lost the training split that the run was planned for; start a new run"
+        )
+    sets = required_sets(context.graph, training, max(plans) + 1, options.threads)
+    built = {level: plan.build(dataclasses.replace(context, required=sets[level])) for level, plan in plans.items()}
     of_layer = {layer.layer: built[layer.level].training for layer in rows if layer.level is not None}
     tiles = [side for one in (every, *built.values()) for side in one.tiles]
     return RankAggregations(PerLayer(every.training, of_layer), every.exact, tiles)

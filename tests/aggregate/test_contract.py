@@ -107,9 +107,16 @@ def aggregate(
         comm.use_stream(backend.comm_stream)
         shard = build_shard(graph, partition, inner.rank, options)
         plan = strategy.plan(config.run, stats, inner.rank, symmetric, True)
-        site = BuildContext(graph, partition, inner.rank, options, backend, comm, {}, required=required)
-        built = strategy.build(plan, plan, site)
-        aggregation = built.training
+        context = BuildContext(
+            graph=graph,
+            partition=partition,
+            rank=inner.rank,
+            options=options,
+            backend=backend,
+            comm=comm,
+            required=required,
+        )
+        aggregation = plan.build(context).training
         assert aggregation.exact
         assert plan.exact
         assert stats.counts[inner.rank] == shard.rows

@@ -99,10 +99,10 @@ def test_planted_errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         original = DeviceLists.add_to_roots
 
-        def backwards(self: DeviceLists, backend: Any, partial: torch.Tensor, sums: torch.Tensor) -> None:
-            parts = [piece.clone() for piece in partial.split([rows.shape[0] for rows in self.roots])]
+        def backwards(self: DeviceLists, message: torch.Tensor, partial: Any) -> None:
+            parts = [piece.clone() for piece in message.split([rows.shape[0] for rows in self.roots])]
             turned = dataclasses.replace(self, roots=self.roots[::-1])
-            original(turned, backend, torch.cat(parts[::-1]), sums)
+            original(turned, torch.cat(parts[::-1]), partial)
 
         patch.setattr(DeviceLists, "add_to_roots", backwards)
         assert trained(config, graph)[0] != right

@@ -83,7 +83,8 @@ def test_a_symmetric_graph_has_one_side() -> None:
             return super().sparse(indptr, indices, values)
 
     backend = Counting(torch.float32, 1)
-    HaloStrategy().build(plan, plan, BuildContext(graph, partition, 1, options, backend, SingleCommunicator(), {}))
+    comm = SingleCommunicator()
+    plan.build(BuildContext(graph=graph, partition=partition, rank=1, options=options, backend=backend, comm=comm))
     assert made == [(matrix.rows, matrix.nnz) for matrix in plan.matrices]
 
 
@@ -96,18 +97,19 @@ def test_a_plan_of_another_graph_is_refused(direction: str) -> None:
     plan = HaloStrategy().plan(config.run, stats_of(graph, partition, self_loops=True), 0, False, True)
     exchange: Exchange = getattr(plan, direction)
     wrong = dataclasses.replace(exchange, received=(0, exchange.received[1] + 1))
-    site = BuildContext(
-        graph,
-        partition,
-        0,
-        ShardOptions(aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f8", threads=1),
-        CpuBackend(torch.float64, 1),
-        SingleCommunicator(),
-        {},
+    context = BuildContext(
+        graph=graph,
+        partition=partition,
+        rank=0,
+        options=ShardOptions(
+            aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f8", threads=1
+        ),
+        backend=CpuBackend(torch.float64, 1),
+        comm=SingleCommunicator(),
     )
     planned = dataclasses.replace(plan, **{direction: wrong})
     with pytest.raises(PlanError, match=r"rank 0 was planned to send .* plan this graph and partition again"):
-        HaloStrategy().build(planned, planned, site)
+        planned.build(context)
 
 
 def test_expected_rows_are_those_of_random_parts() -> None:

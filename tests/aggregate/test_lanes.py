@@ -121,8 +121,10 @@ def on_lanes(
             comm.use_stream(comm_stream)
             backend: Any = TorchBackend(races, guarded)
             plan = strategy.plan(config.run, stats, comm.rank, GRAPH.symmetric, True)
-            site = BuildContext(GRAPH, partition, comm.rank, options, backend, comm, {})
-            aggregation = strategy.build(plan, plan, site).training
+            context = BuildContext(
+                graph=GRAPH, partition=partition, rank=comm.rank, options=options, backend=backend, comm=comm
+            )
+            aggregation = plan.build(context).training
             slots = [torch.zeros(spec.rows, spec.ld)[:, : spec.cols] for spec in plan.buffers("op", cols, "fp32")]
             ids = torch.from_numpy(shard.global_ids)
             h, out, results = torch.zeros(shard.rows, 2 * cols)[:, :cols], torch.zeros(shard.rows, cols), []

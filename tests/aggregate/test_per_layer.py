@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mggcn.aggregate.edge_op import SUM
 from mggcn.aggregate.per_layer import PerLayer
 
 
@@ -20,11 +21,11 @@ class Noted:
     def begin_epoch(self, epoch: int) -> None:
         self.calls.append(("epoch", epoch))
 
-    def forward(self, h: Any, out: Any, buffers: Any, layer: int, epilogue: Any) -> None:
-        self.calls.append(("forward", layer))
+    def forward(self, h: Any, out: Any, buffers: Any, layer: int, epilogue: Any, op: Any, local: Any) -> None:
+        self.calls.append(("forward", layer, op, local))
 
-    def backward(self, g: Any, out: Any, buffers: Any, layer: int, epilogue: Any) -> None:
-        self.calls.append(("backward", layer))
+    def backward(self, g: Any, out: Any, buffers: Any, layer: int, epilogue: Any, op: Any, local: Any) -> None:
+        self.calls.append(("backward", layer, op, local))
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"kept": torch.ones(1)}
@@ -34,15 +35,19 @@ class Noted:
 
 
 def test_each_layer_has_its_own() -> None:
-    """Fails if a layer takes another's rows, one direction other rows than the other, or a state goes astray."""
+    """Fails if a layer takes another's rows, one direction other rows than the other, or an op or a state goes astray."""
     every, third = Noted(), Noted()
     both, t = PerLayer(every, {3: third}), torch.zeros(1, 1)
     both.begin_epoch(5)
     for layer in (1, 2, 3):
-        both.forward(t, t, (), layer, None)
+        both.forward(t, t, (), layer, None, "own", [t])
     for layer in (3, 2):
         both.backward(t, t, (), layer, None)
     both.load_state(both.state())
-    assert third.calls == [("epoch", 5), ("forward", 3), ("backward", 3)]
-    assert every.calls == [("epoch", 5), ("forward", 1), ("forward", 2), ("backward", 2), ("load", ["kept"])]
+    forward, backward = (
+        [("forward", layer, "own", [t]) for layer in (1, 2, 3)],
+        [("backward", n, SUM, ()) for n in (2, 3)],
+    )
+    assert third.calls == [("epoch", 5), forward[2], backward[1]]
+    assert every.calls == [("epoch", 5), *forward[:2], backward[0], ("load", ["kept"])]
     assert both.exact

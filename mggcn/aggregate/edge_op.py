@@ -1,0 +1,196 @@
+"""What an aggregation computes along edges. Strategies own movement, an EdgeOp owns arithmetic.
+
+A strategy brings blocks of rows to a rank, in an order that its plan fixes. An EdgeOp says which columns a row takes along,
+adds the messages of one tile to a result, and ends the result. `Sum` is the sparse product; docs/notes/0018-edge-op.md says
+how attention fits. V rows of this rank, D columns of the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from mggcn.aggregate.steps import Multiply
+from mggcn.backend.base import Epilogue, KernelBackend, Sparse
+from mggcn.memory.arena import BufferSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Columns(NamedTuple):
+    """Columns of an op's rows, for a result of some width.
+
+    operand: of a row that travels. partial: of a row of the result before `end`, with what is accumulated beside it.
+    shared: of a row that copies of a split vertex exchange: forwards `partial`; backwards the operand's first columns,
+    which are parts of a sum over the copies, while the columns behind them are equal on all.
+    """
+
+    operand: int
+    partial: int
+    shared: int
+
+    @property
+    def result(self) -> int:
+        """`partial` as a Multiply states it: 0 if it equals `operand`."""
+        return 0 if self.partial == self.operand else self.partial
+
+    def multiply(self, rows: int, columns: int, nnz: int, reuse: tuple[float, ...]) -> Multiply:
+        """Return the step of one tile."""
+        return Multiply(rows, columns, nnz, self.operand, reuse, result=self.result)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Rows of a result: out (V, D), what ends them, and tensors with the same rows that the op reads or keeps."""
+
+    out: Tensor
+    epilogue: Epilogue | None = None
+    local: Sequence[Tensor] = ()
+
+    def rows(self, first: int, last: int) -> Target:
+        """Return rows first, ... of them: the epilogue's vectors start there."""
+        rows, epilogue = slice(first, last), self.epilogue
+        if epilogue is not None:
+            vectors = (epilogue.row_scale, epilogue.row_ids, epilogue.out_scale)
+            row_scale, row_ids, out_scale = (None if vector is None else vector[first:] for vector in vectors)
+            epilogue = dataclasses.replace(epilogue, row_scale=row_scale, row_ids=row_ids, out_scale=out_scale)
+        return Target(self.out[rows], epilogue, [tensor[rows] for tensor in self.local])
+
+
+class Accumulation(Protocol):
+    """Some rows of one result, from `EdgeOp.begin` to `end`. Work is done in the order of the calls, as a backend's."""
+
+    def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
+        """Add the messages of one tile: matrix (V, N) has an entry per edge, rows (N, operand columns) are its sources.
+
+        Called once for each tile, in any order; `rows` may be overwritten by work that is ordered behind this call.
+        last: neither tiles nor partial results follow, so that `end` may be fused into this call.
+        """
+        ...
+
+    def gather(self, index: Tensor, message: Tensor) -> None:
+        """message[i] = the partial result of row index[i]; index int32, message (len(index), partial columns)."""
+        ...
+
+    def combine(self, message: Tensor, index: Tensor) -> None:
+        """Add other ranks' partial results, as `gather` gave them; index int32 without repeats."""
+        ...
+
+    def scatter(self, message: Tensor, index: Tensor) -> None:
+        """Replace partial results by those of a message; index int32 without repeats."""
+        ...
+
+    def end(self) -> None:
+        """Turn partial results into the result, and apply the epilogue. Called once, behind everything else, if V > 0."""
+        ...
+
+
+class EdgeOp(Protocol):
+    """One kind of arithmetic along edges, in one direction. Immutable, equal by value; only `begin` needs torch.
+
+    Tiles and ranks' partial results may come in any order: a result may then differ in rounding, nothing else. The order is
+    part of a plan, so results repeat bit for bit. A row without edges is zero before the epilogue.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name for messages, such as "sum"."""
+        ...
+
+    @property
+    def columnwise(self) -> bool:
+        """Whether a column of the result follows from that column of the operand and nothing else: `local` is empty."""
+        ...
+
+    @property
+    def additive(self) -> bool:
+        """Whether partial results are rows of the result that add up: they may then be scaled, subtracted and kept."""
+        ...
+
+    @property
+    def adjoint(self) -> EdgeOp:
+        """The gradient of the rows that travelled, over the transposed tiles."""
+        ...
+
+    def columns(self, cols: int) -> Columns:
+        """Return the columns of the rows for a result of width `cols`. No entry shrinks as `cols` grows."""
+        ...
+
+    def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        """Return what the op writes for its adjoint, one row per row of the result: of lifetime "kept", named `name`..."""
+        ...
+
+    def begin(self, backend: KernelBackend, target: Target) -> Accumulation:
+        """Begin a result, whatever lies in target.out: all rows of a rank, a range of them, or none.
+
+        target.local: the tensors that the op reads beside its operand, then those that `kept` declares.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The sparse product: out = epilogue(A^T h), or epilogue(A g), with the weights of the edges if there are any."""
+
+    name = "sum"
+    columnwise = True
+    additive = True
+
+    @property
+    def adjoint(self) -> Sum:
+        return self
+
+    def columns(self, cols: int) -> Columns:
+        return Columns(cols, cols, cols)
+
+    def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        return ()
+
+    def begin(self, backend: KernelBackend, target: Target) -> PartialSums:
+        return PartialSums(backend, target)
+
+
+class PartialSums:
+    """The Accumulation of `Sum`: rows of sums."""
+
+    def __init__(self, backend: KernelBackend, target: Target) -> None:
+        self._backend = backend
+        self._out = target.out
+        self._epilogue = target.epilogue
+        self._begun = False
+
+    def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
+        # The first product overwrites the result, and the last applies the epilogue while a row lies in the cache: neither
+        # takes a pass of its own.
+        epilogue = self._epilogue if last else None
+        if matrix.nnz or epilogue is not None or not self._begun:
+            self._backend.spmm(matrix, rows, self._out, accumulate=self._begun, epilogue=epilogue)
+        self._begun = True
+        if last:
+            self._epilogue = None
+
+    def gather(self, index: Tensor, message: Tensor) -> None:
+        self._backend.gather_rows(self._out, index, message)
+
+    def combine(self, message: Tensor, index: Tensor) -> None:
+        self._backend.scatter_add_rows(message, index, self._out)
+
+    def scatter(self, message: Tensor, index: Tensor) -> None:
+        self._backend.scatter_rows(message, index, self._out)
+
+    def end(self) -> None:
+        if self._epilogue is not None:
+            self._backend.finish(self._out, self._out, self._epilogue)
+
+
+SUM: Final = Sum()
+
+
+def single_tile(op: EdgeOp, backend: KernelBackend, matrix: Sparse, rows: Tensor, target: Target) -> None:
+    """Compute a result that takes one tile."""
+    result = op.begin(backend, target)
+    result.tile(matrix, rows, last=True)
+    result.end()
