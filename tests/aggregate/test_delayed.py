@@ -70,6 +70,7 @@ def trained(config: Config, graph: Graph, simulate: bool = False) -> tuple[list[
     return on_ranks(config, graph, body)[0]  # type: ignore[no-any-return]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("between", ["last", "local"])
 @pytest.mark.parametrize("delay", ["1", "2", "5"])
@@ -106,6 +107,7 @@ def test_planted_errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         assert trained(config, graph)[0] != right
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("between", ["last", "local"])
 @pytest.mark.parametrize("delay", ["1", "2", "5"])
 def test_resuming_with_messages_in_flight(delay: str, between: str, tmp_path: Path) -> None:
@@ -138,6 +140,7 @@ def bytes_per_epoch(config: Config, graph: Graph, epochs: int) -> list[list[int]
     return on_ranks(config, graph, body)
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("kind", ["random", "directed", "hub-row"])
 def test_bytes_of_the_delays(kind: str) -> None:
     """Fails if 0c sends more than gradients, or the epochs of a period of cd-r not exactly what cd-0 sends in one."""

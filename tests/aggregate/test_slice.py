@@ -224,6 +224,7 @@ def test_more_nonzeros_than_a_matrix_may_have() -> None:
         SliceStrategy().plan(RunConfig(ranks=8), stats, 0, True, True)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(("ranks", "cols"), [(5, 1), (5, 2), (5, 3), (7, 11), (3, 6), (2, 17)])
 def test_fewer_units_than_ranks(where: Where, ranks: int, cols: int) -> None:
@@ -252,6 +253,7 @@ def test_any_row_stride_is_read() -> None:
     np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_halves_compute_what_one_piece_does(where: Where, ranks: int) -> None:

@@ -68,12 +68,14 @@ def _check(backend: KernelBackend, rows: int, inner: int, cols: int) -> list[tor
     return found
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_product_grad(backend: KernelBackend, shape: tuple[int, int, int]) -> None:
     """Fails on a wrong mask, factor or row, a row that is left out between blocks, or sums of other rows."""
     _check(backend, *shape)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("isa", wide_tiles.ISAS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_tiles_of_every_instruction_set(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, isa: str) -> None:

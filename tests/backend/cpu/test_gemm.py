@@ -91,6 +91,7 @@ def test_no_bit_depends_on_the_threads_or_on_the_rows_beside(dtype: torch.dtype,
     assert all(torch.equal(a, b) for found in results[1:] for a, b in zip(found, results[0], strict=True))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("isa", wide_tiles.ISAS)
 @pytest.mark.parametrize("cols", [1, 40, 41, 512])
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)

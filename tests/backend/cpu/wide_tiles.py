@@ -8,12 +8,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mggcn import native
+from tests.compiled import compiled, version_of
 
 OPTIONS = {"avx512_emulated": ("-DMGGCN_WIDE",), "avx512_bf16_emulated": ("-DMGGCN_WIDE", "-DMGGCN_PAIRS")}
 ISAS = (*native.dense_isas(), *OPTIONS)
@@ -26,12 +26,15 @@ _kernel = native.kernel
 
 @functools.cache
 def library(isa: str) -> ctypes.CDLL:
-    """Compile a set, in a few seconds, and load it."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [*COMPILE, *OPTIONS[isa], f"-DMGGCN_ISA={isa}", str(SOURCE), "-o", f"{folder}/{isa}.so"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """Compile a set, in a few seconds, or load what was made of the same sources."""
+    sources = [path.read_text() for path in sorted(SOURCE.parent.glob("*.h"))] + [SOURCE.read_text()]
+    options = (*COMPILE, *OPTIONS[isa], f"-DMGGCN_ISA={isa}")
+
+    def make(target: Path) -> None:
+        done = subprocess.run([*options, str(SOURCE), "-o", str(target)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return ctypes.CDLL(f"{folder}/{isa}.so")
+
+    return ctypes.CDLL(str(compiled((sources, options, version_of("g++", "--version")), f"{isa}.so", make)))
 
 
 def kernel(name: str, kind: str = "", set_: str = "") -> Callable[..., None]:
