@@ -6,7 +6,6 @@ import functools
 import gc
 import importlib.util
 import os
-import random
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from mggcn import native
-from tests.covering import everything_runs, mark_full
+from tests.covering import drawn, everything_runs, mark_full
 
 native.limit_spinning()  # processes that share the cores: before any test loads torch
 
@@ -29,12 +28,13 @@ MISSING = {name: files for name, files in NEEDS.items() if importlib.util.find_s
 collect_ignore = [file for files in MISSING.values() for file in files]
 
 
-def pytest_report_header() -> list[str]:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     """Name the processor and the kernels that run on it, and say which test files are left out, and why."""
     from mggcn.backend.cpu.machine import has_amx, processor_name
 
-    amx = "has AMX" if has_amx() else "no AMX"
-    here = f"processor: {processor_name()}, {amx}; kernels: {native.sets_in_use()}, of {', '.join(native.dense_isas())}"
+    here = f"processor: {processor_name()}, {'has AMX' if has_amx() else 'no AMX'}"
+    if not config.option.collectonly:
+        here += f"; kernels: {native.sets_in_use()}, of {', '.join(native.dense_isas())}"
     return [here, *(f"{name} is not installed: without {', '.join(files)}" for name, files in MISSING.items())]
 
 
@@ -45,8 +45,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the kernels if mggcn is not installed; heed Ctrl-C; name the marker of pytest-timeout if it is missing."""
-    native.installed_or_built()
+    """Compile kernels to run if mggcn is not installed; heed Ctrl-C; name the marker of pytest-timeout if it is missing."""
+    if not config.option.collectonly:
+        native.installed_or_built()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell: tests interrupt commands
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.pluginmanager.hasplugin("timeout"):
@@ -84,14 +85,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def sample(request: pytest.FixtureRequest) -> Callable[[Iterable[Any], int], list[Any]]:
     """sample(cases, count): all cases under `make test-all`; else a part that each test case draws for itself."""
 
-    def drawn(cases: Iterable[Any], count: int) -> list[Any]:
-        listed = list(cases)
-        if everything_runs(request.config):
-            return listed
-        places = random.Random(request.node.nodeid).sample(range(len(listed)), min(count, len(listed)))
-        return [listed[place] for place in sorted(places)]
+    def sampled(cases: Iterable[Any], count: int) -> list[Any]:
+        return list(cases) if everything_runs(request.config) else drawn(cases, count, request.node.nodeid)
 
-    return drawn
+    return sampled
+
+
+@pytest.fixture
+def part(request: pytest.FixtureRequest) -> list[str]:
+    """Arguments of a program that checks many things: all under `make test-all`, else ten of them."""
+    return [] if everything_runs(request.config) else ["10"]
 
 
 @pytest.fixture(scope="session")

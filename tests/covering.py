@@ -13,10 +13,11 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+T = TypeVar("T")
 Row = tuple[tuple[str, Hashable], ...]
 """The factors of a case, each with its value."""
 ELSEWHERE = ("cuda", "nccl", "slow", "full")
@@ -40,6 +41,13 @@ def mark_full(items: Iterable[pytest.Item]) -> None:
 def everything_runs(config: pytest.Config) -> bool:
     """Whether -m leaves in what is `full`."""
     return "not full" not in config.getoption("markexpr")
+
+
+def drawn(cases: Iterable[T], count: int, seed: str) -> list[T]:
+    """Return `count` of the cases in their order, or all if there are no more."""
+    listed = list(cases)
+    places = random.Random(seed).sample(range(len(listed)), min(count, len(listed)))
+    return [listed[place] for place in sorted(places)]
 
 
 def factors(params: dict[str, Any]) -> Row:

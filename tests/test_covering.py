@@ -73,6 +73,21 @@ def run(folder: Path, *arguments: str) -> tuple[set[str], str]:
     return passed, "".join(re.findall(r"sampled (\[[\d, ]+\])", done.stdout))
 
 
+@pytest.mark.full
+def test_collecting_compiles_nothing() -> None:
+    """Fails if whoever asks for the list of tests waits for a compiler."""
+    code = """
+import sys, pytest
+from mggcn import native
+from mggcn.errors import BackendError
+def missing(): raise BackendError("not built")
+native.path, native.build = missing, lambda: sys.exit("compiles")
+sys.exit(pytest.main(["--collect-only", "-q"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+
+
 def test_each_suite_runs_what_it_should(tmp_path: Path) -> None:
     """Fails if the fast suite runs what is full, or everything leaves out a case or a part of a loop."""
     fast, sampled = run(tmp_path)
