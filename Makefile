@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The editable install maps the modules that exist: a folder changes when one is added or moved.
 SOURCES := CMakeLists.txt $(wildcard cpu/* cuda/*) $(shell find mggcn -type d -not -name __pycache__)
 
-.PHONY: train test lint bench clean
+.PHONY: train test test-all lint bench clean
 
 train: $(VENV)/installed
 	@test -d stores/community || $(BIN)/mggcn generate community stores/community
@@ -14,9 +14,16 @@ train: $(VENV)/installed
 	@echo "--- GCN: the same features and the graph"
 	@$(BIN)/mggcn train stores/community --config recipes/community.toml
 
-# Test files are shared out to processes: most tests use one core.
-test: $(VENV)/test-installed $(VENV)/compilers
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+# Most tests use one core, so they are shared out to processes.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# Every idea once.
+test: $(VENV)/test-installed
+	$(PYTEST)
+
+# Every combination as well, and what CUDA's compilers say.
+test-all: $(VENV)/test-installed $(VENV)/compilers
+	$(PYTEST) -m "not slow"
 
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .

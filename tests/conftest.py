@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import signal
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mggcn import native
+from tests.covering import drawn, everything_runs, mark_full
 
 native.limit_spinning()  # processes that share the cores: before any test loads torch
 
@@ -24,12 +28,13 @@ MISSING = {name: files for name, files in NEEDS.items() if importlib.util.find_s
 collect_ignore = [file for files in MISSING.values() for file in files]
 
 
-def pytest_report_header() -> list[str]:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     """Name the processor and the kernels that run on it, and say which test files are left out, and why."""
     from mggcn.backend.cpu.machine import has_amx, processor_name
 
-    amx = "has AMX" if has_amx() else "no AMX"
-    here = f"processor: {processor_name()}, {amx}; kernels: {native.sets_in_use()}, of {', '.join(native.dense_isas())}"
+    here = f"processor: {processor_name()}, {'has AMX' if has_amx() else 'no AMX'}"
+    if not config.option.collectonly:
+        here += f"; kernels: {native.sets_in_use()}, of {', '.join(native.dense_isas())}"
     return [here, *(f"{name} is not installed: without {', '.join(files)}" for name, files in MISSING.items())]
 
 
@@ -40,12 +45,25 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the kernels if mggcn is not installed; heed Ctrl-C; name the marker of pytest-timeout if it is missing."""
-    native.installed_or_built()
+    """Compile kernels to run if mggcn is not installed; heed Ctrl-C; name the marker of pytest-timeout if it is missing."""
+    if not config.option.collectonly:
+        native.installed_or_built()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell: tests interrupt commands
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout: seconds this test may take; needs pytest-timeout")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `make test-all` the cases that no covering array needs."""
+    mark_full(items)
+
+
+def pytest_collection_finish() -> None:
+    """Take what collecting made out of the garbage collector's sight: tests that collect take a third of a second less."""
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache
@@ -61,6 +79,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda") or item.get_closest_marker("nccl"):
         if missing_gpu():
             pytest.skip(missing_gpu())
+
+
+@pytest.fixture
+def sample(request: pytest.FixtureRequest) -> Callable[[Iterable[Any], int], list[Any]]:
+    """sample(cases, count): all cases under `make test-all`; else a part that each test case draws for itself."""
+
+    def sampled(cases: Iterable[Any], count: int) -> list[Any]:
+        return list(cases) if everything_runs(request.config) else drawn(cases, count, request.node.nodeid)
+
+    return sampled
+
+
+@pytest.fixture
+def part(request: pytest.FixtureRequest) -> list[str]:
+    """Arguments of a program that checks many things: all under `make test-all`, else ten of them."""
+    return [] if everything_runs(request.config) else ["10"]
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,7 @@ def test_own_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     assert min(numbers(r"test accuracy ([\d.]+)", out)) > 0.8
 
 
+@pytest.mark.full
 def test_torchrun_train(tmp_path: Path) -> None:
     """Fails if the example breaks, or more than one rank prints."""
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLES / "torchrun_train.py"))

@@ -6,6 +6,7 @@ import ctypes
 import platform
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,9 +55,13 @@ def test_every_instruction_set_is_compiled() -> None:
         assert all(hasattr(native.library(), f"mggcn_gemm_{kind}_{isa}") for kind in ("f32", "f64", "bf16", "bf16_f32"))
 
 
-def test_an_installation_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "BUILD", Path("nowhere"))
-    assert native.installed_or_built() == native.path()
+def test_an_installation_is_not_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fails if tests of an installation compile for minutes what they do not load."""
+    library = tmp_path / "libmggcn_cpu.so"
+    library.touch()
+    monkeypatch.setattr(native.metadata, "distribution", lambda name: SimpleNamespace(locate_file=lambda file: library))
+    monkeypatch.setattr(native, "build", lambda: pytest.fail("built"))
+    assert native.installed_or_built() == native.path() == library
 
 
 def test_what_the_compiler_says_is_told(not_installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

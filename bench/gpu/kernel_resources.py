@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parse(__doc__, arguments=arguments, **own)
     compiler, library = nvcc.find(), nvrtc.find()
     if compiler is None:
-        sys.exit("nvcc is not here: make test installs it, or pip install --group compilers")
+        sys.exit("nvcc is not here: make test-all installs it, or pip install --group compilers")
     units = all_units(EVERY_WIDTH if args.every_width else WIDTHS)
     around = surroundings() | {"hardware": f"nvcc-{nvcc.version(compiler).replace('.', '-')}"}
 

@@ -1,7 +1,7 @@
 """What an aggregation computes along edges. Strategies own movement, an EdgeOp owns arithmetic.
 
 A strategy brings blocks of rows to a rank, in an order that its plan fixes. An EdgeOp says which columns a row takes along,
-adds the messages of one tile to a result, and ends the result. `Sum` is the sparse product; docs/notes/0018-edge-op.md says
+adds the messages of one tile to a result, and ends the result. `Sum` is the sparse product; docs/notes/0019-edge-op.md says
 how attention fits. V rows of this rank, D columns of the result.
 """
 

@@ -170,6 +170,7 @@ def summed(results: list[Result], n: int) -> tuple[np.ndarray, np.ndarray]:
     return forward, backward
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
@@ -195,6 +196,7 @@ def test_aggregation_contract(where: Where, name: str, ranks: int, kind: str) ->
 ROWS = [name for name, strategy in STRATEGIES.items() if strategy.kind == "rows"]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

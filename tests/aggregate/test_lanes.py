@@ -139,6 +139,7 @@ def on_lanes(
     return run_threads(ranks, rank, 30.0), races
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 def test_every_access_is_ordered(name: str, ranks: int) -> None:

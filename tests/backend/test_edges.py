@@ -99,6 +99,7 @@ def consistent(case: EdgeCase, values: np.ndarray, winners: np.ndarray, extremes
     return True
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("reducer", REDUCERS)
 @pytest.mark.parametrize("op", OPS)
 def test_every_op_and_reducer(backend: KernelBackend, op: Op, reducer: Reducer) -> None:
@@ -107,6 +108,7 @@ def test_every_op_and_reducer(backend: KernelBackend, op: Op, reducer: Reducer) 
         check_reduce(backend, case, op, reducer, cols, which)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("case", EDGE_CASES, **BY_NAME)
 def test_every_graph(backend: KernelBackend, case: EdgeCase) -> None:
     """Fails if a hub, an isolated vertex, a self-loop, a repeated edge or a graph without edges is treated wrongly."""
@@ -140,6 +142,7 @@ def check_gradient(
             assert guards_hold(whole, out, 1)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("partial", PARTIALS)
 @pytest.mark.parametrize("of", OFS)
 def test_every_gradient(backend: KernelBackend, of: Of, partial: Partial) -> None:
@@ -148,6 +151,7 @@ def test_every_gradient(backend: KernelBackend, of: Of, partial: Partial) -> Non
         check_gradient(backend, case, of, partial, cols, which, selects=which % 3 > 0)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("case", EDGE_CASES, **BY_NAME)
 def test_gradients_of_every_graph(backend: KernelBackend, case: EdgeCase) -> None:
     """Fails if the gradient of a hub, an isolated vertex, a self-loop or a repeated edge is wrong."""
@@ -233,10 +237,10 @@ def test_bits_do_not_depend_on_threads(dtype: torch.dtype, isa: str) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-def test_nothing_behind_an_array_is_touched() -> None:
+def test_nothing_behind_an_array_is_touched(part: list[str]) -> None:
     """Fails if a kernel of either device reads or writes one element behind an operand, its lists or its result."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.backend.cpu.edge_guard_pages"],
+        [sys.executable, "-m", "tests.backend.cpu.edge_guard_pages", *part],
         cwd=Path(__file__).resolve().parents[2],
         capture_output=True,
         text=True,

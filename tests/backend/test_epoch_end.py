@@ -82,6 +82,7 @@ class Plain:
             optimizer.step()
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("decay_on", ["all", "first"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_equal_plain_torch(backend: KernelBackend, kind: str, decay_on: str) -> None:
@@ -143,6 +144,7 @@ def test_products_read_the_weights_as_they_are_now(backend: KernelBackend, bias:
     assert bool((weights.stored[covered == 0] == 7.0).all())
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bad_gradient_stays_with_its_weight(backend: KernelBackend, kind: str) -> None:
     """Fails if NaN or infinity in one gradient reaches another weight, or a zero gradient divides by zero."""
@@ -156,6 +158,7 @@ def test_a_bad_gradient_stays_with_its_weight(backend: KernelBackend, kind: str)
     assert not torch.isfinite(weights.views["layers.3.weight"][0, 40])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_returns(backend: KernelBackend, kind: str) -> None:
     """Fails if a step after loading the optimiser's state differs in one bit from one that was never interrupted."""

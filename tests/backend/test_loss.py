@@ -39,6 +39,7 @@ def rounded(backend: KernelBackend, z: np.ndarray) -> np.ndarray:
     return host(torch.from_numpy(z).to(backend.dtype))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("make", [padded, skewed])
 @pytest.mark.parametrize("classes", [1, 2, 7, 41, 6200])
 @pytest.mark.parametrize("spread", [1.0, 30.0, 1e4, 0.0])
@@ -134,6 +135,7 @@ def counted(backend: KernelBackend, z: np.ndarray, labels: np.ndarray, mask: np.
     return host(counts) - 1
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("rows", "classes"), [(0, 3), (1, 1), (400, 5), (400, 40), (60, 1500)])
 def test_confusion_equals_numpy(backend: KernelBackend, rows: int, classes: int) -> None:
     """Fails if splits that overlap, ties, unlabelled vertices or an earlier count are handled wrongly."""

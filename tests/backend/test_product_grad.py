@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,17 +69,21 @@ def _check(backend: KernelBackend, rows: int, inner: int, cols: int) -> list[tor
     return found
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_product_grad(backend: KernelBackend, shape: tuple[int, int, int]) -> None:
     """Fails on a wrong mask, factor or row, a row that is left out between blocks, or sums of other rows."""
     _check(backend, *shape)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("isa", wide_tiles.ISAS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_tiles_of_every_instruction_set(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, isa: str) -> None:
+def test_tiles_of_every_instruction_set(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, isa: str, sample: Any
+) -> None:
     """Fails if a tile's rows meet other rows' mask, or bits depend on the number of threads."""
     monkeypatch.setattr(native, "kernel", wide_tiles.kernel)
-    for shape in SHAPES:
+    for shape in sample(SHAPES, 3):
         results = [_check(_own(dtype, isa, threads), *shape) for threads in (1, 2, 5)]
         assert all(torch.equal(a, b) for more in results[1:] for a, b in zip(results[0], more, strict=True))

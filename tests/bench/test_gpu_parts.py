@@ -113,6 +113,7 @@ def test_compiled_peers_are_timed(toy: Settings, tmp_path: Path, monkeypatch: py
     assert all(other == pytest.approx(losses[0], rel=1e-5) for other in losses)
 
 
+@pytest.mark.full
 def test_overlap(toy: Settings, tmp_path: Path) -> None:
     """Fails if a rank's messages are not recorded, or waiting at once changes what is computed."""
     rows = measured("overlap products-like", toy, tmp_path)
@@ -139,6 +140,7 @@ def test_report_of_what_is_there(toy: Settings, tmp_path: Path, capsys: pytest.C
     assert "written:" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_ranks(toy: Settings, tmp_path: Path) -> None:
     """Fails if a number of ranks is not trained, or the plan's prediction of it is missing."""
     rows = of_kind(measured("ranks products-like 3x256", toy, tmp_path), "ranks")

@@ -129,6 +129,7 @@ def test_real_graphs_are_taken_where_they_are(data_root: Path) -> None:
     assert workload("cora", 1e-3).vertices == 2708
 
 
+@pytest.mark.full
 def test_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if the command does not get from generating a graph to a report, or measures again what is finished."""
     monkeypatch.setenv("MGGCN_DATA", str(tmp_path))

@@ -42,6 +42,7 @@ CASES: tuple[Callable[[Communicator], Any], ...] = (
 )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_every_access_is_ordered(size: int, case: Callable[[Communicator], Any]) -> None:

@@ -82,6 +82,7 @@ def start_parent(folder: Path, rank_command: list[str]) -> Iterator[subprocess.P
                     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_success_leaves_only_logs(tmp_path: Path) -> None:
     """Fails if the private folder stays, a rank is missing, or success is taken for failure."""
     (tmp_path / "rank-0.error.json").write_text("of the run before")
@@ -112,6 +113,7 @@ def test_first_error_is_raised_with_its_class(tmp_path: Path) -> None:
     assert '"secondary": true' in consequence
 
 
+@pytest.mark.full
 def test_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     """Fails if the other rank waits on, or if the connection error of the survivor is shown instead."""
     error = failing_run("kill", tmp_path, CommError)
@@ -119,6 +121,7 @@ def test_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     assert "rank 1 is about to fail" in str(error)
 
 
+@pytest.mark.full
 def test_sys_exit_in_mid_run_is_an_error(tmp_path: Path) -> None:
     """Fails if a rank may leave with status 0 while others work."""
     error = failing_run("exit", tmp_path, MggcnError)

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from mggcn.graph.csr import CSR, Graph
 from mggcn.graph.sources import load_source
-from tests.commands.runs import finish, losses, refused, result, run_main, start
+from tests.commands.runs import losses, refused, result, run_main
 
 SETTINGS = ["--threads", "1", "--seed", "733", "--epochs", "6", "--set", "model.hidden=16"]
 
@@ -64,15 +64,15 @@ def write_files(graph: Graph, folder: Path) -> Files:
     return Files(path, arguments, labels, masks["test"], order)
 
 
-def test_a_strangers_graph(data_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("transport", ["threads", pytest.param("gloo", marks=pytest.mark.full)])
+def test_a_strangers_graph(data_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], transport: str) -> None:
     """Fails if an edge, a feature or a mask is lost on the way, or scores leave in another order than they came."""
     files = write_files(load_source(data_root / "cora"), tmp_path)
     store, three, one = tmp_path / "store", tmp_path / "three", tmp_path / "one"
     assert run_main("prepare", files.edges, store, *files.arguments) == 0
     said = capsys.readouterr().out
     assert "2,708 vertices, 10,556 stored edges, symmetric, 1,433 features, 7 classes, splits test, train, val" in said
-    code, _, err = finish(start("train", store, *SETTINGS, "--ranks", 3, "--out", three))
-    assert code == 0, err
+    assert run_main("train", store, *SETTINGS, "--ranks", 3, "--transport", transport, "--out", three, "--quiet") == 0
     assert run_main("train", store, *SETTINGS, "--out", one, "--quiet") == 0
     np.testing.assert_allclose(losses(three), losses(one), rtol=1e-5)
     assert run_main("predict", three, "--out", tmp_path / "scores.npy") == 0

@@ -47,6 +47,7 @@ def test_losses_and_scores_are_those_of_broadcast(community: Path, staged: Path,
     np.testing.assert_allclose(np.load(folder / "scores.npy"), np.load(staged / "scores.npy"), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "strategy", [pytest.param(s, marks=pytest.mark.slow if s in EXACT else ()) for s in STRATEGIES]
 )

@@ -10,7 +10,9 @@ import pytest
 from tests.commands.runs import losses, run_main
 
 
-@pytest.mark.parametrize(("ranks", "transport"), [(1, "single"), (2, "threads"), (2, "gloo")])
+@pytest.mark.parametrize(
+    ("ranks", "transport"), [(1, "single"), (2, "threads"), pytest.param(2, "gloo", marks=pytest.mark.full)]
+)
 def test_a_timeline_is_written_and_drawn(ranks: int, transport: str, tmp_path: Path) -> None:
     """Fails if the flag reaches no rank, changes a loss, or the report leaves the timeline out."""
     store, watched, plain = tmp_path / "store", tmp_path / "watched", tmp_path / "plain"

@@ -45,6 +45,7 @@ def test_threads_give_the_curve_of_one_rank(data_root: Path, single: Path, tmp_p
     assert same_tensors(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.full
 def test_processes_torchrun_and_an_interruption_give_one_curve(data_root: Path, single: Path, tmp_path: Path) -> None:
     """Fails if gloo or torchrun changes the loss beyond rounding, a bit differs between them, or SIGINT loses an epoch."""
     by_ranks, by_torchrun = tmp_path / "ranks", tmp_path / "torchrun"

@@ -16,7 +16,7 @@ from tests.cuda.units import Unit
 ARCHITECTURES = (75, 80, 90, 100, 120)
 """Turing, Ampere, Hopper, Blackwell (data centre, desktop): what CUDA 13 compiles and mggcn runs on."""
 COMPILERS = Path(sys.prefix) / "compilers"
-"""Where `make test` puts CUDA's compilers (dependency group `compilers`)."""
+"""Where `make test-all` puts CUDA's compilers (dependency group `compilers`)."""
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)\w?'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
@@ -45,7 +45,7 @@ class Resources:
 
 
 def find() -> Path | None:
-    """Return nvcc: the one that `make test` installed, or that of the path, or of CUDA's usual folder."""
+    """Return nvcc: the one that `make test-all` installed, or that of the path, or of CUDA's usual folder."""
     own = COMPILERS / "nvidia" / "cu13" / "bin" / "nvcc"
     elsewhere = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     return own if own.is_file() else Path(elsewhere) if elsewhere else None

@@ -14,7 +14,7 @@ LIBRARY = "libnvrtc.so.12"
 
 
 def find() -> str | None:
-    """Return the library that `make test` installed, or the name of the system's."""
+    """Return the library that `make test-all` installed, or the name of the system's."""
     own = COMPILERS / "nvidia" / "cuda_nvrtc" / "lib" / LIBRARY
     if own.is_file():
         return str(own)

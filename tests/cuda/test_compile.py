@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+from mggcn.backend.cuda import compile as cuda_compile
 from mggcn.backend.cuda.kernels import folder
+from tests.compiled import compiled
 from tests.cuda import nvcc, nvrtc
 from tests.cuda.nvcc import ARCHITECTURES, CompileError, Resources
 from tests.cuda.units import Unit, all_units, samples
@@ -19,13 +23,15 @@ from tests.cuda.units import Unit, all_units, samples
 OLD, CUPYS = "sm_70", "sm_90"
 ENDS, BETWEEN = (ARCHITECTURES[0], ARCHITECTURES[-1]), ARCHITECTURES[1:-1]
 F32 = ("-DMGGCN_F32",)
+OPTIONS = tuple(Path(module.__file__) for module in (nvcc, nvrtc, cuda_compile))
+"""Where the compilers' options stand."""
 Found = TypeVar("Found")
 
 
 def found_or_skip(found: Found | None, what: str) -> Found:
     """Skip without a compiler; in CI, which installs them, fail."""
     if found is None:
-        reason = f"{what} is not here: make test installs it, or pip install --group compilers"
+        reason = f"{what} is not here: make test-all installs it, or pip install --group compilers"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
@@ -48,6 +54,17 @@ def in_parallel(compile_one: Callable[[int], list[Resources]], count: int) -> li
         return list(pool.map(compile_one, range(count)))
 
 
+def kept(version: str, unit: Unit, targets: tuple[object, ...], compile_one: Callable[[], list[Resources]]) -> Any:
+    """Return what compile_one finds, or found of the same sources and options in this version of the compiler."""
+    sources = [path.read_text() for path in (unit.path, *sorted(folder().glob("*.cuh")), *OPTIONS)]
+
+    def write(target: Path) -> None:
+        target.write_text(json.dumps([dataclasses.astuple(resources) for resources in compile_one()]))
+
+    made = compiled((version, sources, unit.options, targets), "resources.json", write)
+    return [Resources(*found) for found in json.loads(made.read_text())]
+
+
 def spilling(units: Sequence[Unit], results: Sequence[Sequence[Resources]]) -> list[str]:
     return [f"{unit}: {r}" for unit, found in zip(units, results, strict=True) for r in found if r.spills]
 
@@ -60,6 +77,7 @@ def test_every_file_is_asked_for_in_every_type() -> None:
     assert {unit.kind for unit in samples(all_units())} == kinds
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "targets", [ENDS, pytest.param(BETWEEN, marks=pytest.mark.slow)], ids=["oldest, newest", "others"]
@@ -67,19 +85,26 @@ def test_every_file_is_asked_for_in_every_type() -> None:
 def test_nvcc_compiles_every_file_without_spills(compiler: Path, targets: tuple[int, ...]) -> None:
     """Every file, type and architecture of CUDA 13; in all shapes: bench/gpu/kernel_resources.py."""
     units = samples(all_units())
-    results = in_parallel(lambda i: nvcc.compile_unit(compiler, units[i], targets), len(units))
+    version, compile_unit = nvcc.version(compiler), nvcc.compile_unit
+    results = in_parallel(
+        lambda i: kept(version, units[i], targets, lambda: compile_unit(compiler, units[i], targets)), len(units)
+    )
     assert spilling(units, results) == []
     for unit, found in zip(units, results, strict=True):
         assert {r.arch for r in found} == set(targets), unit
         assert max(r.registers for r in found) <= 128, unit
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", [OLD, pytest.param(CUPYS, marks=pytest.mark.slow)])
 def test_nvrtc_compiles_all_as_cupy_does(library: str, target: str) -> None:
     """Everything that the launchers ask for. CUDA 13's nvcc knows no sm_70: the V100 is CUDA 12's."""
     units = all_units()
-    results = in_parallel(lambda i: nvrtc.compile_unit(library, units[i], target), len(units))
+    version, compile_unit = nvrtc.version(library), nvrtc.compile_unit
+    results = in_parallel(
+        lambda i: kept(version, units[i], (target,), lambda: compile_unit(library, units[i], target)), len(units)
+    )
     assert spilling(units, results) == []
     assert {r.arch for found in results for r in found} == {int(target.removeprefix("sm_"))}
 
@@ -89,12 +114,14 @@ def flushing(ptx: str) -> set[str]:
     return {name for name in re.findall(r"[\w.]+\.ftz[\w.]*f32[\w.]*", ptx) if not name.startswith("ex2.approx.")}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("unit", [u for u in samples(all_units()) if "-DMGGCN_F64" not in u.options], ids=str)
 def test_no_instruction_takes_denormals_for_zero(library: str, unit: Unit) -> None:
     """Fails if kernels differ on a GPU, for numbers below 1.2e-38, from the same text in the emulator and on CPUs."""
     assert flushing(nvrtc.ptx(library, unit, "compute_90")) == set()
 
 
+@pytest.mark.full
 def test_flushing_would_be_seen(library: str) -> None:
     """Fails if the test above passes whatever NVRTC is told."""
     (unit,) = (u for u in samples(all_units()) if u.path.name == "spmm.cu" and u.options[0] == F32[0])
@@ -118,6 +145,7 @@ HOARD = """
 """
 
 
+@pytest.mark.full
 def test_planted_spill_is_seen(compiler: Path, library: str, tmp_path: Path) -> None:
     """48 values per thread do not fit into the 32 registers that two blocks of 1024 threads leave it."""
     free, tight = planted(tmp_path, HOARD), "__launch_bounds__(1024, 2)"
@@ -130,6 +158,7 @@ def test_planted_spill_is_seen(compiler: Path, library: str, tmp_path: Path) -> 
         assert f"{unit}: Resources(kernel='fault'" in spilling([unit], [found])[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("body", "said"),
     [("out[0] = x[0]", "expected a"), ("int unused = 3;", "unused"), ("out[0] = missing(x[0]);", "missing")],
@@ -143,6 +172,7 @@ def test_planted_error_is_seen(compiler: Path, library: str, tmp_path: Path, bod
         nvrtc.compile_unit(library, unit, OLD)
 
 
+@pytest.mark.full
 def test_shared_memory_is_reported(compiler: Path, tmp_path: Path) -> None:
     body = "__shared__ real_t kept[96]; kept[threadIdx.x] = x[threadIdx.x]; __syncthreads(); out[0] = kept[5];"
     (found,) = nvcc.compile_unit(compiler, planted(tmp_path, body), (100,))

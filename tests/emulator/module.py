@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import mmap
-import os
 import re
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +21,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tests.compiled import compiled, version_of
+
 HERE = Path(__file__).resolve().parent
+HEADER = "emulate.hpp"
 CHECKS = "-fsanitize=alignment,null,bounds,shift,integer-divide-by-zero"
 # No strict aliasing, as nvcc: a row of floats is also read as float4.
 COMPILE = (
@@ -40,7 +40,7 @@ SPARE_BYTES = 1 << 20
 """Below the stacks: what overflows the lowest one must not reach Python's own objects, which the system maps there."""
 _thread = threading.local()
 _compiling = threading.Lock()
-_libraries: dict[str, ctypes.CDLL] = {}
+_libraries: dict[object, ctypes.CDLL] = {}
 
 
 class EmulationError(Exception):
@@ -65,38 +65,37 @@ def unit(path: Path) -> str:
     source = path.read_text()
     wrappers = "".join(f"EMULATE_KERNEL({name})\n" for name in KERNEL.findall(source))
     # All that the file defines is its own: the same name in two files, or in two types, is two things.
-    return f'#include "emulate.hpp"\nnamespace {{\n#line 1 "{path}"\n{source}\n}}\n{wrappers}'
+    return f'#include "emulate.hpp"\nnamespace {{\n#line 1 "{path.name}"\n{source}\n}}\n{wrappers}'
 
 
 def library(path: Path, options: tuple[str, ...]) -> ctypes.CDLL:
-    """Return the compiled file, from the cache of this machine's user if nothing changed."""
-    text = unit(path)
-    headers = [p.read_bytes() for p in (*sorted(HERE.glob("*.hpp")), *sorted(path.parent.glob("*.cuh")))]
-    key = hashlib.sha256(repr((text, headers, options, COMPILE, CHECKS)).encode()).hexdigest()[:24]
-    return _loaded(key, text, path.parent, options)
-
-
-def _loaded(key: str, text: str, includes: Path, options: tuple[str, ...]) -> ctypes.CDLL:
+    """Return the compiled file, from the cache if nothing changed."""
     with _compiling:
-        if key not in _libraries:
-            cache = Path(tempfile.gettempdir()) / f"mggcn-emulated-{os.getuid()}"
-            cache.mkdir(mode=0o700, exist_ok=True)
-            if cache.stat().st_uid != os.getuid():
-                raise EmulationError(f"{cache} belongs to another user; remove it")
-            if not (cache / f"{key}.so").exists():
-                _compile(text, includes, options, cache / f"{key}.so")
-            _libraries[key] = ctypes.CDLL(str(cache / f"{key}.so"))
-        return _libraries[key]
+        text, own = unit(path), (version_of("g++", "--version"), _texts(HERE, "*.hpp"), COMPILE, CHECKS)
+        sources = (text, _texts(path.parent, "*.cuh"), options, own)
+        if sources not in _libraries:
+            header = compiled(own, f"{HEADER}.gch", _precompile)
+            made = compiled(sources, f"{path.stem}.so", functools.partial(_compile, text, path.parent, options, header))
+            _libraries[sources] = ctypes.CDLL(str(made))
+        return _libraries[sources]
 
 
-def _compile(text: str, includes: Path, options: tuple[str, ...], target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        source, objects, linked = (f"{folder}/unit.{end}" for end in ("cpp", "o", "so"))
-        Path(source).write_text(text)
-        # The checks call handlers of our own (emulate.hpp): the second step links no sanitizer's library.
-        _tool([*COMPILE, CHECKS, *options, f"-I{HERE}", f"-I{includes}", "-c", source, "-o", objects])
-        _tool(["g++", "-shared", objects, "-o", linked])
-        Path(linked).replace(target)
+def _texts(folder: Path, pattern: str) -> tuple[str, ...]:
+    return tuple(file.read_text() for file in sorted(folder.glob(pattern)))
+
+
+def _precompile(target: Path) -> None:
+    """Compile emulate.hpp, which takes as long as most kernels."""
+    _tool([*COMPILE, CHECKS, "-x", "c++-header", str(HERE / HEADER), "-o", str(target)])
+
+
+def _compile(text: str, includes: Path, options: tuple[str, ...], header: Path, target: Path) -> None:
+    source, objects = target.with_suffix(".cpp"), target.with_suffix(".o")
+    source.write_text(text)
+    # The checks call handlers of our own (emulate.hpp): the second step links no sanitizer's library.
+    folders = (f"-I{header.parent}", f"-I{HERE}", f"-I{includes}")
+    _tool([*COMPILE, CHECKS, *options, *folders, "-c", str(source), "-o", str(objects)])
+    _tool(["g++", "-shared", str(objects), "-o", str(target)])
 
 
 def _tool(command: list[str]) -> None:

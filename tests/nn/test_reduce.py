@@ -73,6 +73,7 @@ def tables_of(case: EdgeCase, call: dict[str, Any], widths: tuple[int | None, in
     return {side: numbers(case, call[f"{side}_of"], w, 17 + i) for i, (side, w) in enumerate(both) if side in sides}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("reducer", REDUCERS)
 @pytest.mark.parametrize("op", OPS)

@@ -69,7 +69,7 @@ def tensors(part: PartitionedGraph) -> dict[str, Any]:
     return {"gathered": part.gather(part.ids), "total": part.total(1.0), "rows": torch.ones(300_000)[::2]}
 
 
-@pytest.mark.parametrize("transport", ["threads", "gloo"])
+@pytest.mark.parametrize("transport", ["threads", pytest.param("gloo", marks=pytest.mark.full)])
 def test_tensors_come_back(transport: str) -> None:
     """Fails if what a rank returns is gone with its process."""
     for found in run(tensors, graph_of("random"), ranks=2, transport=transport, threads=1):
@@ -83,6 +83,7 @@ def returns_what_stays(part: PartitionedGraph) -> Any:
     return lambda: part
 
 
+@pytest.mark.full
 def test_results_that_cannot_travel_are_refused() -> None:
     """Fails if the rank ends in an error of pickle's."""
     with pytest.raises(ConfigError, match=r"what body returns .* must be picklable"):
@@ -105,7 +106,7 @@ def one_is_late(part: PartitionedGraph) -> None:
     [
         (one_goes_home, "threads", 600.0, r"rank 0 waits in call 1 .* for rank 1, which ended without"),
         (one_is_late, "threads", 0.5, r"rank 0 waited 0\.5 s for rank 1 in call 1 "),
-        (one_goes_home, "gloo", 6.0, r"rank 0 waited 6 s for rank 1 in call 1 "),
+        pytest.param(*(one_goes_home, "gloo", 6.0, r"rank 0 waited 6 s for rank 1 in call 1 "), marks=pytest.mark.full),
     ],
 )
 def test_a_rank_that_does_not_come_is_named(
@@ -116,7 +117,7 @@ def test_a_rank_that_does_not_come_is_named(
         run(body, graph_of("random"), ranks=2, transport=transport, threads=1, timeout_s=timeout_s)
 
 
-@pytest.mark.parametrize("transport", ["threads", "gloo"])
+@pytest.mark.parametrize("transport", ["threads", pytest.param("gloo", marks=pytest.mark.full)])
 def test_the_first_error_comes_back(transport: str) -> None:
     """Fails if a rank's error is lost behind those that follow from it, or the others wait for their time limit."""
     start = time.monotonic()
@@ -125,6 +126,7 @@ def test_the_first_error_comes_back(transport: str) -> None:
     assert time.monotonic() - start < 90
 
 
+@pytest.mark.full
 def test_a_process_that_vanishes_is_named() -> None:
     """Fails if a rank that leaves without a word leaves the caller waiting."""
     with pytest.raises(Exception, match="rank 1 left with exit code 7 and no report"):
@@ -147,6 +149,7 @@ pathlib.Path(sys.argv[1], "found-" + os.environ["RANK"]).write_text(repr(found))
 """
 
 
+@pytest.mark.full
 def test_under_torchrun(tmp_path: Path) -> None:
     """Fails if a script under torchrun starts ranks of its own, or is not the rank that it was told to be."""
     script = tmp_path / "script.py"

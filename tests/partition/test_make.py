@@ -82,6 +82,7 @@ def test_cuts_are_kept_beside_a_store_that_can_be_written(tmp_path: Path, monkey
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
 
 
+@pytest.mark.covering(0)
 @needs_metis
 @pytest.mark.parametrize("strategy", ["broadcast", "halo", "slice"])
 def test_training_on_the_parts_of_metis(strategy: str, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def assert_same_bits(config: Config, graph: Graph, pruned: int, where: Where = C
     assert all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("products", ["gemm-first", "aggregate-first"])
@@ -93,6 +94,7 @@ def test_the_same_bits_as_without(name: str, ranks: int, products: str) -> None:
     assert_same_bits(config, graph_of(symmetric=kind == "gcn"), 2)
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("name", ROWS)
 def test_the_same_bits_with_dropped_and_sparse_input(name: str) -> None:
     """Fails if layer 1, which then aggregates too, leaves out what is read, or masks depend on what is computed."""

@@ -106,7 +106,7 @@ def test_one_rank_has_no_stages(tmp_path: Path) -> None:
     assert not (tmp_path / "stages.png").exists()
 
 
-@pytest.mark.parametrize("ranks", [1, 8, 20])
+@pytest.mark.parametrize("ranks", [1, 8, pytest.param(20, marks=pytest.mark.full)])
 def test_pictures_are_legible(ranks: int, drawn: Callable[..., Any], tmp_path: Path) -> None:
     """Fails if texts lie over each other or are cut off, from one rank to more than are drawn."""
     timeline = timeline_of(tmp_path, ranks)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 BOUND = 64 << 10
-CASES = ["dense", "dense-input-dropout", "sparse-input-dropout", "aggregate-first", "bf16", "two-ranks-dropout"]
-CASES += ["two-ranks-halo", "two-ranks-slice", "two-ranks-cd-2"]
+FAST = ["dense-input-dropout", "bf16", "two-ranks-halo"]
+FULL = ["dense", "sparse-input-dropout", "aggregate-first", "two-ranks-dropout", "two-ranks-slice", "two-ranks-cd-2"]
 SLOW = ["dropout", "sparse", "mlp", "sgd", "two-ranks", "two-ranks-bf16", "two-ranks-cd-0"]
 
 
@@ -48,24 +50,28 @@ def watched(watcher: Path, *arguments: str) -> Found:
 
 
 @pytest.fixture(scope="module")
-def trained(watcher: Path) -> Found:
-    return watched(watcher, *CASES)
+def trained(watcher: Path) -> Callable[..., Found]:
+    """All cases of a list in one process, once."""
+    return functools.cache(functools.partial(watched, watcher))
 
 
-@pytest.fixture(scope="module")
-def trained_slow(watcher: Path) -> Found:
-    return watched(watcher, *SLOW)
-
-
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
-def test_epochs_allocate_nothing_large(request: pytest.FixtureRequest, case: str) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        *FAST,
+        *(pytest.param(case, marks=pytest.mark.full) for case in FULL),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW),
+    ],
+)
+def test_epochs_allocate_nothing_large(trained: Callable[..., Found], case: str) -> None:
     """Fails on an op with a temporary of the size of a block of rows, and on a library that packs into fresh memory."""
-    results, stderr = request.getfixturevalue("trained_slow" if case in SLOW else "trained")
+    results, stderr = trained(*next(cases for cases in (FAST, FULL, SLOW) if case in cases))
     found = results[case]
     assert found["blocks"] > 0, "the watcher saw nothing at all: it was not preloaded"
     assert found["largest"] <= BOUND, f"{case}: {found['largest']} bytes; by op: {found['ops']}\n{stderr[:6000]}"
 
 
+@pytest.mark.full
 def test_a_planted_temporary_is_caught(watcher: Path) -> None:
     """Fails if the watcher or the naming of the guilty op has gone blind."""
     results, stderr = watched(watcher, "dense", "two-ranks", "--plant")

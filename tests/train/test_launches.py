@@ -83,6 +83,7 @@ def test_no_optimiser_takes_more(cora: Graph, optimizer: str) -> None:
     assert epoch_nodes(cora, CountingDevice(work=False), "fp32", train, hidden=(16,)) == CORA
 
 
+@pytest.mark.full
 def test_arxiv_like() -> None:
     """Fails if three layers of width 256 on a graph of ogbn-arxiv's size, with hubs, take another number of nodes."""
     vertices, hub = 169_343, 5000

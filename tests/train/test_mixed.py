@@ -91,6 +91,7 @@ MODELS: list[dict[str, Any]] = [
 SORTS = (("directed", False), ("weighted", True), ("random", True))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_gradients_are_near_autograd(where: Where, cell: tuple[str, int, str]) -> None:
@@ -224,6 +225,7 @@ def test_copies_of_a_vertex_stay_equal(where: Where, ranks: int) -> None:
 RUNS = [*((name, "0") for name in STRATEGIES), ("delayed", "none"), ("delayed", "3")]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("name", "delay"), RUNS)
 def test_a_run_repeats_and_resumes_bit_for_bit(name: str, delay: str, tmp_path: Path) -> None:
     """Fails if a checkpoint loses what a strategy keeps in bfloat16, or a bit depends on threads or on time."""

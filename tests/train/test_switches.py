@@ -61,6 +61,7 @@ def test_gradients_under_every_switch(way: Way, dense: GemmWay, monkeypatch: pyt
     assert way in taken
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("dense", DENSE)
 @pytest.mark.parametrize("way", WAYS)

@@ -136,6 +136,7 @@ def test_rare_evaluations_do_not_keep_tuning_from_its_end(tmp_path: Path) -> Non
     assert found["products"] > found["unfinished"] > 0
 
 
+@pytest.mark.full
 def test_processes_tune_with_the_same_bits(tmp_path: Path) -> None:
     """Fails if ranks that are processes do not agree on an epoch, or real seconds of theirs do not come together."""
     graph = store_of(tmp_path)

@@ -1,8 +1,8 @@
 """Dense products on the CPU whose arrays end where memory ends: a read or write behind one kills this process.
 
-    python -m tests.backend.cpu.gemm_guard_pages
+    python -m tests.backend.cpu.gemm_guard_pages [COUNT]
 
-Run by backend/cpu/test_gemm.py in a process of its own.
+Run by backend/cpu/test_gemm.py in a process of its own; COUNT: how many of the checks, drawn at random, if not all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mggcn import native
 from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.memory import Workspace
 from tests.backend.cpu import wide_tiles
-from tests.backend.cpu.guard_pages import guarded
+from tests.backend.cpu.guard_pages import chosen, guarded
 
 
 class GuardedWorkspace(Workspace):
@@ -29,7 +29,7 @@ class GuardedWorkspace(Workspace):
 def main() -> None:
     native.kernel = wide_tiles.kernel
     sizes = ((1, 1, 1), (9, 5, 41), (67, 130, 17), (300, 24, 150), (1500, 260, 3))
-    for dtype, isa in itertools.product((torch.float32, torch.float64, torch.bfloat16), wide_tiles.ISAS):
+    for dtype, isa in chosen(itertools.product((torch.float32, torch.float64, torch.bfloat16), wide_tiles.ISAS)):
         real = torch.float64 if dtype == torch.float64 else torch.float32
         gemm = CpuGemm("own", 2, isa, GuardedWorkspace())
         for rows, d, e in sizes:

@@ -1,15 +1,18 @@
 """Sparse products whose arrays end where memory ends: a read or write behind one kills this process.
 
-    python -m tests.backend.cpu.guard_pages
+    python -m tests.backend.cpu.guard_pages [COUNT]
 
-Run by backend/cuda/test_spmm.py in a process of its own.
+Run by backend/cuda/test_spmm.py in a process of its own; COUNT: how many of the checks, drawn at random, if not all.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
-from typing import Any
+import sys
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,8 +23,10 @@ from mggcn.backend.cuda.kernels import Kernels
 from mggcn.backend.cuda.sizes import H100
 from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
 from mggcn.backend.cuda.variants import Variant
+from tests.covering import drawn
 from tests.emulator.device import EmulatedDevice
 
+T = TypeVar("T")
 PAGE = mmap.PAGESIZE
 VARIANTS = (None, Variant("simple"), Variant("groups", 8, 2, 4), Variant("balanced", 4, 3, 2))
 
@@ -71,14 +76,16 @@ def check(case: Any, cols: int, ld: int, *, weighted: bool, variant: Variant | N
     np.testing.assert_allclose(out.numpy(), dense @ h.numpy().astype(float), rtol=2e-5, atol=1e-4)
 
 
+def chosen(checks: Iterable[T]) -> list[T]:
+    """Return as many of the checks as the command says."""
+    return drawn(checks, int(sys.argv[1]), "guard pages") if len(sys.argv) > 1 else list(checks)
+
+
 def main() -> None:
-    case = matrix()
-    for cols, ld in ((16, 16), (41, 48), (41, 44), (40, 40), (41, 41), (7, 7)):
-        aligned = ld % 4 == 0
-        for variant in VARIANTS:
-            if variant is None or aligned or not variant.aligned or variant.kernel == "simple":
-                for weighted in (False, True):
-                    check(case, cols, ld, weighted=weighted, variant=variant)
+    case, shapes = matrix(), ((16, 16), (41, 48), (41, 44), (40, 40), (41, 41), (7, 7))
+    for (cols, ld), variant, weighted in chosen(itertools.product(shapes, VARIANTS, (False, True))):
+        if variant is None or ld % 4 == 0 or not variant.aligned or variant.kernel == "simple":
+            check(case, cols, ld, weighted=weighted, variant=variant)
 
 
 if __name__ == "__main__":

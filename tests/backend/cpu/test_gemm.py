@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -23,7 +22,8 @@ from mggcn.errors import BackendError
 from tests.backend.cpu import wide_tiles
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 8e-3}
-WAYS: tuple[GemmWay, ...] = get_args(GemmWay)
+PRODUCERS = [("torch", "baseline"), *(("own", isa) for isa in wide_tiles.ISAS)]
+"""Who multiplies, and with which instructions; only our own products have a choice of them."""
 SHAPES = (
     *((1, 1, 1), (7, 3, 5), (300, 16, 40), (300, 40, 1)),
     *((2500, 33, 17), (5000, 20, 24), (70, 300, 150), (13, 601, 97)),
@@ -51,13 +51,11 @@ def _own(dtype: torch.dtype, threads: int, isa: str = "") -> CpuBackend:
     return backend
 
 
-@pytest.mark.parametrize("isa", wide_tiles.ISAS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(("way", "isa"), PRODUCERS)
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_products_match_float64(dtype: torch.dtype, way: GemmWay, isa: str) -> None:
     """Fails if products get transposes, padded rows, narrow sides or accumulation wrong, or writes beside its result."""
-    if way != "own" and isa != native.dense_isa():
-        pytest.skip("only our own products have instruction sets")
     gemm = CpuGemm(way, 2, isa, Workspace())
     for (rows, width, out_width), pad in itertools.product(SHAPES, (0, 3)):
         h, w = _matrix(rows, width, 1, dtype, pad), _matrix(width, out_width, 2, dtype)
@@ -91,6 +89,7 @@ def test_no_bit_depends_on_the_threads_or_on_the_rows_beside(dtype: torch.dtype,
     assert all(torch.equal(a, b) for found in results[1:] for a, b in zip(found, results[0], strict=True))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("isa", wide_tiles.ISAS)
 @pytest.mark.parametrize("cols", [1, 40, 41, 512])
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -224,8 +223,8 @@ def test_a_backend_asks_the_processor_for_its_set(monkeypatch: pytest.MonkeyPatc
     assert CpuBackend(torch.bfloat16, 1).dense_products.name == "torch"
 
 
-def test_products_keep_to_their_memory() -> None:
+def test_products_keep_to_their_memory(part: list[str]) -> None:
     """Fails if a product reads or writes behind an array that ends where memory ends."""
-    command = [sys.executable, "-m", "tests.backend.cpu.gemm_guard_pages"]
+    command = [sys.executable, "-m", "tests.backend.cpu.gemm_guard_pages", *part]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -102,6 +102,7 @@ def in_long_chunks(adj: Sparse, count: int) -> Sparse:
     return dataclasses.replace(adj, schedule=dataclasses.replace(adj.schedule, chunks=chunks))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_way_gives_the_same_bits(dtype: torch.dtype, case: Case) -> None:
@@ -144,6 +145,7 @@ def test_bits_do_not_depend_on_padding(isa: str) -> None:
         assert torch.equal(*found)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_hubs_match_float64(dtype: torch.dtype, case: Case) -> None:

@@ -17,6 +17,7 @@ from tests.backend.emulated import emulated_backend
 from tests.backend.test_edges import one_pass
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=type_name)
 def test_bits_do_not_depend_on_the_schedule(dtype: torch.dtype) -> None:
     """Fails if lanes, warps or blocks add in the order in which they happen to run."""

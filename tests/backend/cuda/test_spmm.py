@@ -117,6 +117,7 @@ MAKERS = [pytest.param(emulated, id="emulated"), pytest.param(on_gpu, id="cuda",
 TYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("dtype", TYPES)
@@ -132,6 +133,7 @@ def test_every_variant_is_right(dtype: torch.dtype, make: Any, shape: str) -> No
         np.testing.assert_allclose(host(out), expected, rtol=max(5e-5, close["rtol"]), atol=5 * close["atol"])
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_chosen_variants_at_every_width(dtype: torch.dtype, make: Any) -> None:
@@ -222,9 +224,9 @@ def test_only_ragged_kernels_may_read_behind_a_row(layout: Any) -> None:
     assert 0 < ragged < 139
 
 
-def test_nothing_behind_an_array_is_touched() -> None:
+def test_nothing_behind_an_array_is_touched(part: list[str]) -> None:
     """Fails if a kernel reads an index, a weight or a row of the operand behind the last: a GPU may survive it or not."""
-    command = [sys.executable, "-m", "tests.backend.cpu.guard_pages"]
+    command = [sys.executable, "-m", "tests.backend.cpu.guard_pages", *part]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -364,6 +366,7 @@ def test_a_slice_is_one_tile(size: int, itemsize: int) -> None:
         assert choose(1000, itemsize, False, panel, weighted=weighted) == whole
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_every_slice_width_is_right_and_repeats(dtype: torch.dtype, make: Any) -> None:

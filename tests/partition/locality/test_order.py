@@ -47,6 +47,7 @@ def in_order(found: LocalityOrder) -> np.ndarray:
     return np.concatenate([found.owners.owned(rank) for rank in range(found.owners.num_ranks)])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 70])
 def test_every_vertex_has_one_place(kind: str, parts: int) -> None:
@@ -88,6 +89,7 @@ def hub(leaves: int) -> Any:
 TWINS = [*((kind, 41) for kind in KINDS), ("directed", 300), ("random", 300), ("hub", 2600)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("kind", "size"), TWINS)
 @pytest.mark.parametrize("scale", [1, 4])
 def test_moves_bit_for_bit(kind: str, size: int, scale: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +291,7 @@ print(peak() - before, sum(locality_nbytes(graph.num_vertices, graph.num_edges, 
 """
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_memory_is_as_planned(symmetric: bool, tmp_path: Path) -> None:
     """Fails if more is held than the plan says, such as the whole graph, or the plan asks for many times too much."""

@@ -63,6 +63,7 @@ def test_what_metis_is_given(kind: str, block: int, monkeypatch: pytest.MonkeyPa
     assert np.array_equal(problem.vertex_weights, expected.sum(1) + (1 if graph.symmetric else 2))
 
 
+@pytest.mark.covering(1)
 @needs_pymetis
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 41, 70])
@@ -118,6 +119,7 @@ def test_nonzeros_are_balanced_rather_than_rows() -> None:
     assert s.row_balance > 1.3
 
 
+@pytest.mark.covering(0)
 @needs_pymetis
 @pytest.mark.parametrize(("name", "most"), [("cnr_2000", 0.01), ("dblp_2010", 0.1), ("coauthor_cs", 0.15)])
 def test_cuts_of_real_graphs(name: str, most: float, data_root: Path) -> None:
@@ -189,6 +191,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.covering(0)
 @needs_pymetis
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_metis_ends_with_the_command(how: signal.Signals, large: Path) -> None:
@@ -233,6 +236,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, memory.leas
 """
 
 
+@pytest.mark.covering(0)
 @needs_pymetis
 @pytest.mark.parametrize("name", ["cnr_2000", "blogcatalog"])
 def test_memory_is_as_planned(name: str, data_root: Path, tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""The fast suite's choice of cases: nothing is left out that no other case covers, and a single case always runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.covering import Row, covering, factors
+
+ROOT = Path(__file__).resolve().parents[1]
+SUITE = """
+import pytest
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("a", range(3))
+@pytest.mark.parametrize("pair", [("x", 1), ("y", 2)])
+@pytest.mark.parametrize("c", [0, 1, pytest.param(2, marks=pytest.mark.cuda)])
+def test_product(a, pair, c): pass
+
+@pytest.mark.full
+def test_full(): pass
+
+def test_loop(sample):
+    print("sampled", sample(range(50), 6), end=" ")
+"""
+
+
+def product(*sizes: int) -> list[Row]:
+    levels = itertools.product(*map(range, sizes))
+    return [tuple((f"f{i}", value) for i, value in enumerate(row)) for row in levels]
+
+
+@pytest.mark.parametrize("strength", [0, 1, 2, 3])
+@pytest.mark.parametrize("sizes", [(7,), (3, 4), (2, 3, 4, 5), (1, 1, 6, 2)], ids=str)
+def test_every_combination_that_occurs_is_chosen(sizes: tuple[int, ...], strength: int) -> None:
+    """Fails if a combination of values runs in no chosen case, whatever cases there are, or all are chosen."""
+    rows = random.Random(str((sizes, strength))).sample(product(*sizes), 7 * len(product(*sizes)) // 8 or 1)
+    chosen = covering(rows, strength, "seed")
+    size = min(strength, len(sizes))
+    wanted = set().union(*(itertools.combinations(row, size) for row in rows))
+    assert wanted == set().union(*(itertools.combinations(rows[number], size) for number in chosen))
+    assert chosen == covering(rows, strength, "seed")
+    assert len(chosen) < len(rows) or strength >= len([s for s in sizes if s > 1])
+    assert strength or len(chosen) == 1
+
+
+def test_elements_of_tuples_are_factors() -> None:
+    """Fails if a fixture's parameters, which are tuples, count as one value, or what has no hash is an error."""
+    found = factors({"b": ("x", (1, 2)), "a": [3]})
+    assert found == (("a", "[3]"), ("b.0", "x"), ("b.1.0", 1), ("b.1.1", 2))
+
+
+def run(folder: Path, *arguments: str) -> tuple[set[str], str]:
+    """Run SUITE under this project's settings and conftest.py: the cases that passed, and the loop's sample."""
+    settings = (ROOT / "pyproject.toml").read_text()
+    first, last = settings.index("[tool.pytest.ini_options]"), settings.index("[tool.importlinter]")
+    (folder / "pyproject.toml").write_text(settings[first:last].replace('testpaths = ["tests"]', ""))
+    (folder / "conftest.py").write_text("from tests.conftest import *\n")
+    (folder / "test_suite.py").write_text(SUITE)
+    command = [sys.executable, "-m", "pytest", "-vs", "--no-header", "-p", "no:cacheprovider", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = set(re.findall(r"^(test_suite.py::\S+) [^\n]*PASSED", done.stdout, re.MULTILINE))
+    return passed, "".join(re.findall(r"sampled (\[[\d, ]+\])", done.stdout))
+
+
+@pytest.mark.full
+def test_collecting_compiles_nothing() -> None:
+    """Fails if whoever asks for the list of tests waits for a compiler."""
+    code = """
+import sys, pytest
+from mggcn import native
+from mggcn.errors import BackendError
+def missing(): raise BackendError("not built")
+native.path, native.build = missing, lambda: sys.exit("compiles")
+sys.exit(pytest.main(["--collect-only", "-q"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+
+
+def test_each_suite_runs_what_it_should(tmp_path: Path) -> None:
+    """Fails if the fast suite runs what is full, or everything leaves out a case or a part of a loop."""
+    fast, sampled = run(tmp_path)
+    everything, whole = run(tmp_path, "-m", "not slow")
+    assert len(everything) == 12 + 2
+    assert fast < everything
+    assert "test_suite.py::test_full" in everything - fast
+    assert 6 + 1 <= len(fast) <= 8 + 1
+    assert json.loads(whole) == list(range(50))
+    assert len(json.loads(sampled)) == 6
+    left_out = min(everything - fast - {"test_suite.py::test_full"})
+    assert run(tmp_path, left_out) == ({left_out}, "")
+    assert run(tmp_path, "-k", "loop")[1] == sampled
