@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The editable install maps the modules that exist: a folder changes when one is added or moved.
 SOURCES := CMakeLists.txt $(wildcard cpu/* cuda/*) $(shell find mggcn -type d -not -name __pycache__)
 
-.PHONY: train test lint bench clean
+.PHONY: train test lint docs bench clean
 
 train: $(VENV)/installed
 	@test -d stores/community || $(BIN)/mggcn generate community stores/community
@@ -24,6 +24,10 @@ lint: $(VENV)/dev-installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror cpu/*.cpp cpu/*.h cuda/*.cu cuda/*.cuh tests/emulator/*.hpp tests/emulator/*.cu bench/*.cu
+
+# The pages and the reference of the Python API, in build/site; sources are read, not imported. The variable silences an advertisement.
+docs: $(VENV)/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/test-installed
 	$(BIN)/python bench/run_all.py --quick --out build/bench
@@ -58,4 +62,8 @@ $(VENV)/compilers: $(VENV)/pip pyproject.toml
 
 $(VENV)/dev-installed: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt --group dev
+	@touch $@
+
+$(VENV)/docs-installed: $(VENV)/pip pyproject.toml
+	$(BIN)/python -m pip install --quiet --group docs
 	@touch $@

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -36,15 +35,6 @@ def test_the_tutorial_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.Monk
 
 def _test_accuracy(run: Path) -> float:
     return float(json.loads((run / "result.json").read_text())["final"]["test"])
-
-
-def test_pictures_are_there_and_small() -> None:
-    """Fails on a picture that a page names and nobody committed, on one that no page shows, and on a large one."""
-    pages = [*DOCS.glob("*.md"), DOCS.parent / "README.md"]
-    named = {name for page in pages for name in re.findall(r"images/([\w.-]+)", page.read_text())}
-    files = {path.name: path for path in (DOCS / "images").iterdir()}
-    assert named == set(files)
-    assert {name: path.stat().st_size for name, path in files.items() if path.stat().st_size > 120_000} == {}
 
 
 def test_what_a_page_shows_is_compared() -> None:
