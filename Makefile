@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The editable install maps the modules that exist: a folder changes when one is added or moved.
 SOURCES := CMakeLists.txt $(wildcard cpu/* cuda/*) $(shell find mggcn -type d -not -name __pycache__)
 
-.PHONY: train test lint docs bench clean
+.PHONY: train test lint bench clean
 
 train: $(VENV)/installed
 	@test -d stores/community || $(BIN)/mggcn generate community stores/community
@@ -26,6 +26,7 @@ lint: $(VENV)/dev-installed
 	$(BIN)/clang-format --dry-run --Werror cpu/*.cpp cpu/*.h cuda/*.cu cuda/*.cuh tests/emulator/*.hpp tests/emulator/*.cu bench/*.cu
 
 # The pages and the reference of the Python API, in build/site; sources are read, not imported. The variable silences an advertisement.
+.PHONY: docs
 docs: $(VENV)/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
