@@ -173,8 +173,8 @@ class RunConfig:
     the exact one with the least predicted seconds that fits."""
     delay: str = "0"
     """Of the delayed strategy: none (0c) never sends, 0 (cd-0) is exact, r >= 1 (cd-r) sends a bin of the split vertices
-    each epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact. Refused
-    with other strategies, as `between` is; the strategy auto lists it, and takes what is exact."""
+    per epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact. Refused
+    with other strategies, as `between` is; auto lists it, and takes what is exact."""
     between: Literal["local", "last"] = "local"
     """Of cd-r: between its turns a split vertex adds what last came to its own fresh sum, or has that alone, scaled up
     (DistGNN, Algorithm 4)."""
@@ -186,8 +186,8 @@ class RunConfig:
     """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
     and the strategy is exact over rows; off computes everything. Evaluation always does."""
     tune: bool = False
-    """Have the first epochs on a CPU time the variants of its sparse products, at a cost of about 1.5 epochs, and keep the
-    fastest, for the run and with the store; no result changes. Not together with `timeline`."""
+    """Have the first epochs on a CPU try the ways of its sparse products, at a cost of about 1.5 epochs, and keep the
+    fastest, in the run and beside the store; no result changes. Not together with `timeline`."""
     timeline: bool = False
     """Record when every op of a few epochs ran, on which stream: the run folder's timeline.json."""
     memory_limit: int = 0
