@@ -32,6 +32,11 @@ lint: $(VENV)/dev-installed
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror cpu/*.cpp cpu/*.h cuda/*.cu cuda/*.cuh tests/emulator/*.hpp tests/emulator/*.cu bench/gpu/*.cu
 
+# The pages and the reference of the Python API, in build/site; sources are read, not imported. The variable silences an advertisement.
+.PHONY: docs
+docs: $(VENV)/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(VENV)/test-installed
 	$(BIN)/python bench/run_all.py --quick --out build/bench
 
@@ -65,4 +70,8 @@ $(VENV)/compilers: $(VENV)/pip pyproject.toml
 
 $(VENV)/dev-installed: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt --group dev
+	@touch $@
+
+$(VENV)/docs-installed: $(VENV)/pip pyproject.toml
+	$(BIN)/python -m pip install --quiet --group docs
 	@touch $@

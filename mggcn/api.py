@@ -48,10 +48,26 @@ History = list[dict[str, Any]]
 def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph:
     """Load a graph from whatever holds one.
 
-    source: a path (store folder, `.npz`, MatrixMarket, edge list), a name under `root`, a PyG Data, a DGL graph, a SciPy
-    matrix or edges (2, E). arrays: features (N, D), dense or sparse, labels (N,), splits {"train": mask, ...}, weights (E,)
-    of edges, each of NumPy, SciPy or torch; num_vertices, num_classes, name, options=GraphOptions(...); verify of a store.
-    Cost: a store opens lazily; the rest is read into memory. Raises: ConfigError, GraphError, StoreError.
+    Cost: a store opens lazily; everything else is read into memory.
+
+    Args:
+        source: A path (store folder, `.npz`, MatrixMarket, edge list), a name under `root`, a PyG `Data`, a DGL graph, a
+            SciPy matrix, or edges (2, E), sources in row 0.
+        root: Folder in which names of stores are looked up.
+        **arrays: What the source lacks: `features` (N, D), dense or sparse; `labels` (N,), -1 for none; `splits`, a mapping
+            from "train", "val" and "test" to masks or ids; `weights` (E,) of edges; all of NumPy, SciPy or torch. Further
+            `num_vertices`, `num_classes`, `name`, `options=GraphOptions(...)`; for a store, `verify=True`.
+
+    Raises:
+        ConfigError: An argument is unknown or does not go with the source.
+        GraphError: Arrays or files are malformed or do not fit each other.
+        StoreError: The folder is no store, or is damaged.
+
+    Examples:
+        >>> edges = np.array([[0, 1, 2, 2], [1, 2, 0, 1]])
+        >>> graph = mggcn.load(edges, features=np.eye(3, dtype=np.float32), labels=np.array([0, 1, -1]))
+        >>> graph.num_vertices, graph.num_edges, graph.num_classes
+        (3, 4, 2)
     """
     if isinstance(source, str | Path):
         check_arguments(arrays, ("verify",))
@@ -61,23 +77,46 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
 
 
 def GCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  a model, as in torch.nn
-    """Describe a graph convolutional network (Kipf & Welling 2017); settings are the fields of ModelConfig.
+    """Describe a graph convolutional network (Kipf & Welling 2017).
 
-    Raises: ConfigError for an unknown setting (the known ones are listed) or a value that does not fit.
+    Args:
+        hidden: Widths of the hidden layers; the output layer has one column for each class.
+        **settings: Other fields of `ModelConfig`: dropout, input_dropout, norm, self_loops, bias.
+
+    Raises:
+        ConfigError: A setting is unknown (the known ones are listed) or its value does not fit.
+
+    Examples:
+        >>> mggcn.GCN(hidden=(64, 64), dropout=0.5).norm
+        'symmetric'
     """
     return from_tables({"model": settings | {"kind": "gcn", "hidden": hidden}}).model
 
 
 def MLP(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  a model, as in torch.nn
-    """Describe the same network without the graph; settings are the fields of ModelConfig. Raises: as GCN."""
+    """Describe the network of `GCN` without the graph: a yardstick for what the graph adds.
+
+    Args:
+        hidden: As of `GCN`.
+        **settings: As of `GCN`.
+
+    Raises:
+        ConfigError: As of `GCN`.
+    """
     return from_tables({"model": settings | {"kind": "mlp", "hidden": hidden}}).model
 
 
 def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
     """Describe GraphSAGE with the GCN aggregator, (sum of neighbours + self) / (degree + 1) (DistGNN, section 6.1).
 
-    In a weighted graph the average is by weight; a vertex itself has that of its stored self-loop, 1 without one.
-    settings are the fields of ModelConfig. Raises: as GCN.
+    In a weighted graph the average is weighted; a vertex itself has the weight of its stored self-loop, or 1 without one.
+
+    Args:
+        hidden: As of `GCN`.
+        **settings: As of `GCN`, without norm and self_loops, which this model determines.
+
+    Raises:
+        ConfigError: As of `GCN`.
     """
     return from_tables({"model": settings | {"kind": "sage", "hidden": hidden}}).model
 
@@ -85,13 +124,33 @@ def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
 class Trainer:
     """Trains a model on a whole graph.
 
-    One rank trains in this process; P ranks are processes of this machine on the graph's store (for a graph in memory,
-    a temporary one). The plan is made and checked at once, before anything is allocated.
+    One rank trains in this process. P ranks are processes of this machine that open the graph's store (for a graph in
+    memory, a temporary one), and so a script that uses them is guarded by `if __name__ == "__main__":`. The run is planned
+    and checked at once, before anything is allocated.
 
-    Args: graph: from `load`, or what `load` takes; model: `GCN(...)`, `SAGE(...)` or `MLP(...)`; ranks: P; out: folder of
-    the first `fit` (default, and for later ones: a temporary one, deleted with the trainer); config: all settings at once;
-    settings: single ones such as lr=0.01, seed=3, precision="fp64", row_normalize=True, transport="threads".
-    Raises: ConfigError, GraphError, PlanError.
+    Args:
+        graph: A graph from `load`, or anything that `load` takes.
+        model: `GCN(...)`, `SAGE(...)` or `MLP(...)`; default `GCN()`.
+        ranks: Number of ranks P that share the graph.
+        out: Run folder of the first `fit`; otherwise a temporary one, deleted with the trainer.
+        config: All settings at once; `model`, `ranks` and `settings` override it.
+        **settings: Single settings by name, such as `lr=0.01`, `seed=3`, `precision="fp64"`, `transport="threads"`.
+
+    Raises:
+        ConfigError: A setting is unknown or does not fit.
+        GraphError: The graph is malformed.
+        PlanError: The run does not fit into memory; the message says what would help.
+
+    Examples:
+        >>> edges = np.array([[0, 1, 2, 3], [1, 0, 3, 2]])
+        >>> splits = {"train": [0, 2], "test": [1, 3]}
+        >>> graph = mggcn.load(edges, features=np.eye(4, dtype=np.float32), labels=[0, 0, 1, 1], splits=splits)
+        >>> trainer = mggcn.Trainer(graph, mggcn.GCN(hidden=8), lr=0.05, threads=1)
+        >>> history = trainer.fit(epochs=50)
+        >>> trainer.evaluate("test")
+        1.0
+        >>> trainer.predict().shape
+        (4, 2)
     """
 
     def __init__(
@@ -116,7 +175,7 @@ class Trainer:
 
     @property
     def config(self) -> Config:
-        """All settings, with what `auto` stands for filled in."""
+        """All settings, with every `auto` replaced by what was chosen."""
         return self._config
 
     @property
@@ -126,15 +185,24 @@ class Trainer:
 
     @property
     def run_folder(self) -> Path | None:
-        """Folder of the last `fit` that ended, or that a signal stopped."""
+        """Folder of the last `fit` that was completed or that a signal stopped; None before."""
         return self._folder
 
     def fit(self, epochs: int | None = None, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> History:
-        """Train from fresh weights and return one row per epoch: epoch, loss, train, val, test, seconds.
+        """Train from fresh weights.
 
-        epochs: overrides the configuration's. on_epoch: called with each row (one rank or threads only); what it raises
-        ends the training. After an error the weights and the result of the `fit` before stay.
-        Cost: as `plan` says. Raises: TrainError if the loss is not finite; the first error of any rank.
+        After an error the weights and the result of the previous `fit` are kept. Cost: as `plan` says.
+
+        Args:
+            epochs: Overrides `train.epochs`.
+            on_epoch: Called with the row of each epoch, with one rank or threads only; what it raises ends the training.
+
+        Returns:
+            One row for each epoch: epoch, loss, train, val, test, seconds.
+
+        Raises:
+            TrainError: The loss is not finite.
+            CommError: A rank failed or did not answer in time; any other first error of a rank is raised as it is.
         """
         if on_epoch is not None and not callable(on_epoch):
             raise ConfigError(f"on_epoch must be a function of a row, got {type(on_epoch).__name__}")
@@ -174,9 +242,15 @@ class Trainer:
             training.train_processes(folder, self._config, quiet=True)
 
     def evaluate(self, split: str = "test", weights: str = "best") -> float:
-        """Return the score of a split ("train", "val", "test") with the weights of the best validation score or the last.
+        """Return the score of a split: accuracy, or what `train.metric` says.
 
-        Raises: RunError before `fit`; ConfigError if the split does not exist.
+        Args:
+            split: "train", "val" or "test".
+            weights: Those of the "best" validation score, or of the "last" epoch.
+
+        Raises:
+            RunError: Nothing was trained yet.
+            ConfigError: The graph has no such split, or `split` or `weights` is unknown.
         """
         if split not in ("train", "val", "test"):
             raise ConfigError(f"split must be train, val or test, got {split!r}")
@@ -188,7 +262,11 @@ class Trainer:
         return float(chosen[split])
 
     def result(self) -> dict[str, Any]:
-        """Return result.json of the last `fit`. Raises: RunError before it."""
+        """Return the content of result.json of the last `fit`: scores, seconds, memory planned and measured, versions.
+
+        Raises:
+            RunError: Nothing was trained yet.
+        """
         if self._folder is None or not (self._folder / "result.json").exists():
             raise RunError("the trainer has no result yet; call fit() first")
         return training.read_result(self._folder)
@@ -196,9 +274,15 @@ class Trainer:
     def predict(self, *, weights: str = "best", probabilities: bool = False) -> npt.NDArray[np.floating]:
         """Return the class scores of every vertex, (N, C) in the run's precision, in the graph's own order.
 
-        weights: "best" (validation) or "last", with train.repeat those of the best repeat; the scores are logits unless
-        `probabilities`. Cost: one forward pass.
-        Raises: RunError before `fit`; ConfigError for other weights.
+        Cost: one forward pass.
+
+        Args:
+            weights: Those of the "best" validation score, or of the "last" epoch; with `train.repeat`, of the best repeat.
+            probabilities: Return softmax probabilities rather than logits.
+
+        Raises:
+            RunError: Nothing was trained yet.
+            ConfigError: `weights` is neither "best" nor "last".
         """
         _check_weights(weights)
         if self._folder is None:
@@ -214,7 +298,15 @@ class Trainer:
             shutil.rmtree(target.parent, ignore_errors=True)
 
     def state_dict(self, weights: str = "best") -> dict[str, Tensor]:
-        """Return the weights as plain tensors: layers.<l>.weight (D, E), layers.<l>.bias (E,), l from 1."""
+        """Return the weights as plain tensors: `layers.<l>.weight` (D, E) and `layers.<l>.bias` (E,), l from 1.
+
+        Args:
+            weights: As of `predict`.
+
+        Raises:
+            RunError: Nothing was trained yet.
+            ConfigError: `weights` is neither "best" nor "last".
+        """
         from mggcn.train.checkpoint import load_checkpoint
         from mggcn.train.repeats import load_repeat
 
@@ -231,11 +323,17 @@ class Trainer:
     def scores_of(
         self, state: Mapping[str, Tensor] | Module, *, probabilities: bool = False
     ) -> npt.NDArray[np.floating]:
-        """Return the class scores (N, C) of given weights on one rank of this process, in precision and order of `predict`.
+        """Return the class scores (N, C) of given weights, in the precision and order of `predict`.
 
-        state: as `state_dict` gives it, or a torch module of GCNConv layers, whose options are then held to the model's;
-        a mapping, such as `from_pyg(module)`, does not tell them any more.
-        Raises: ConfigError if names or shapes differ from the model's; for a module as `from_pyg`.
+        Computed on one rank in this process. Cost: set-up and one forward pass.
+
+        Args:
+            state: Weights as `state_dict` returns them, or a torch module of GCNConv layers, whose options are then
+                compared with the model's; a mapping, such as `from_pyg(module)`, no longer says what they were.
+            probabilities: As of `predict`.
+
+        Raises:
+            ConfigError: Names or shapes differ from the model's; for a module, as of `from_pyg`.
         """
         tensors = state if isinstance(state, Mapping) else from_pyg(state, self._config.model)
         config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})

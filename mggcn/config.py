@@ -22,7 +22,7 @@ MAX_DELAY = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """What of the store a run reads, and how."""
+    """Table [data]: what a run reads of the store, and how."""
 
     row_normalize: bool = False
     """Divide each vertex's features by the sum of their absolute values (Kipf & Welling's recipe)."""
@@ -38,12 +38,12 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """Shape of the network."""
+    """Table [model]: the network."""
 
     kind: Literal["gcn", "sage", "mlp"] = "gcn"
     """gcn: graph convolutions (Kipf & Welling 2017); sage: GraphSAGE with the GCN aggregator, (sum of neighbours + self) /
-    (degree + 1) (DistGNN 6.1), whatever `norm` says: with weights the average by weight, where a vertex itself has that of
-    its stored self-loop, 1 without one; mlp: the same network without the graph."""
+    (degree + 1) (DistGNN 6.1), whatever `norm` says: in a weighted graph the weighted average, where a vertex itself has
+    the weight of its stored self-loop, or 1 without one; mlp: the same network without the graph."""
     hidden: tuple[int, ...] = (128, 128)
     """Width of each hidden layer, in features; the output layer has one column per class."""
     dropout: float = 0.0
@@ -51,7 +51,7 @@ class ModelConfig:
     input_dropout: float = 0.0
     """Probability of dropping an input feature, in [0, 1)."""
     norm: Literal["symmetric", "mean"] = "symmetric"
-    """symmetric: in-degree^-1/2 on both sides, as PyG; mean: average over in-neighbours, as MG-GCN eq. 2."""
+    """symmetric: in-degree^-1/2 on both sides, as PyG; mean: average over in-neighbours, as in MG-GCN, eq. 2."""
     self_loops: bool = True
     """Insert the self-loops that the graph lacks."""
     bias: bool = True
@@ -77,14 +77,14 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """How the weights are found."""
+    """Table [train]: how the weights are found."""
 
     epochs: int = 200
     """Number of steps over the whole graph."""
     lr: float = 0.01
     """Learning rate at epoch 0."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    """torch.optim class."""
+    """Optimiser, as in torch.optim."""
     momentum: float = 0.0
     """Momentum of sgd, in [0, 1)."""
     weight_decay: float = 0.0
@@ -104,7 +104,7 @@ class TrainConfig:
     eval_every: int = 1
     """Epochs between evaluations; 0 evaluates only after the last epoch."""
     metric: Literal["auto", "accuracy", "macro_f1", "roc_auc"] = "auto"
-    """Score of the history; auto takes the store's own, else accuracy."""
+    """Score of the history; auto takes the one that the store names, otherwise accuracy."""
     seed: int = 1
     """Seed of weights, dropout and partition, in [0, 2^32)."""
     repeat: int = 1
@@ -112,8 +112,8 @@ class TrainConfig:
     checkpoint_every: int = 0
     """Epochs between checkpoints; 0 saves at the end, when interrupted, and by the clock."""
     checkpoint_minutes: float = 10.0
-    """Minutes of training after which a checkpoint is due, whatever checkpoint_every says: more than this is not lost to a
-    crash. 0 does not look at the clock."""
+    """Minutes of training after which a checkpoint is due, whatever checkpoint_every says: a crash loses no more than that.
+    0 ignores the clock."""
 
     def __post_init__(self) -> None:
         _settle(self, "train")
@@ -144,18 +144,18 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """Where and how a run executes; but for the inexact delays (`delay`), none of it changes the result beyond rounding."""
+    """Table [run]: where and how a run executes. Beyond rounding, only an inexact `delay` changes a result."""
 
     ranks: int = 1
     """Number of ranks P that share the graph."""
     threads: int = 0
     """Threads per rank; 0 divides the machine's cores among the ranks."""
     bind: Literal["auto", "off"] = "auto"
-    """Cores of rank processes: auto gives each on a CPU those of one memory node, from the first that the run may use, if
-    there are several nodes with room, and each on a GPU those of the GPU's node; off binds nothing, as for two runs at a
-    time on one machine."""
+    """Cores of rank processes. auto: where a machine has several memory nodes with room, a rank on a CPU is bound to cores
+    of one node, from the first that the run may use, and a rank on a GPU to those of the GPU's node. off: nothing is
+    bound, for example because two runs share the machine."""
     transport: Literal["auto", "single", "threads", "gloo", "nccl"] = "auto"
-    """How ranks talk; auto: single for one rank, gloo for more on CPUs, nccl on GPUs."""
+    """How ranks exchange messages; auto: single for one rank; for several, gloo on CPUs and nccl on GPUs."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the kernels run."""
     precision: Literal["fp32", "tf32", "mixed", "bf16", "fp64"] = "fp32"
@@ -181,7 +181,7 @@ class RunConfig:
     products: Literal["auto", "gemm-first", "aggregate-first"] = "auto"
     """Order of the two products of an inner layer; auto puts the narrower side through the graph."""
     features: Literal["auto", "dense", "sparse"] = "auto"
-    """How the input is kept; auto compares bytes and work."""
+    """How the input is stored; auto compares bytes and work."""
     prune: Literal["auto", "off"] = "auto"
     """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
     and the strategy is exact over rows; off computes everything. Evaluation always does."""

@@ -1,4 +1,4 @@
-"""Say what is installed, which device and transport work, and how to mend what does not."""
+"""Report what is installed, which devices and transports work, and how to fix what does not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="look, but compute nothing on the GPUs: beside a training")
+    parser.add_argument(
+        "--quick", action="store_true", help="do not compute on the GPUs: for use beside a running training"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Make a synthetic graph as a store: community (a GCN clearly beats an MLP on it) or rmat (time and memory only)."""
+"""Make a synthetic graph as a store: community (a GCN clearly beats an MLP on it) or rmat (for time and memory only)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind.add_argument("--classes", type=whole, default=10, help="number of classes (default: 10)")
         kind.add_argument("--train", type=float, default=0.1, help="share of the vertices to train on (default: 0.1)")
         kind.add_argument("--val", type=float, default=0.1, help="share of the vertices to validate on (default: 0.1)")
-        kind.add_argument("--seed", type=whole, default=1, help="seed of everything that is drawn (default: 1)")
+        kind.add_argument("--seed", type=whole, default=1, help="seed of the generator (default: 1)")
         kind.add_argument("--force", action="store_true", help="replace STORE if it exists")
 
 

@@ -1,7 +1,7 @@
-"""Cut a graph into parts, each for one rank, print what the cut costs and keep it beside the store.
+"""Cut a graph into parts, one for each rank, print what the cut costs, and keep it with the store.
 
-Libra deals the edges, METIS the vertices; locality cuts an order in which neighbours lie near each other, with one part
-too. --list prints the cuts that are kept with a store.
+Libra assigns edges to parts, METIS vertices; locality orders the vertices so that neighbours lie near each other, which
+helps with one part, too. --list prints the cuts that a store has.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", type=whole, metavar="P", help="number of parts, 1 to 1024")
     parser.add_argument("--seed", type=whole, default=1, help="seed of the cut (default: 1)")
     parser.add_argument(
-        "--edges", choices=("shuffled", "stored"), help="libra: order in which edges are dealt (default: shuffled)"
+        "--edges", choices=("shuffled", "stored"), help="libra: order in which edges are assigned (default: shuffled)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of partitions (default: STORE/partitions)")
-    parser.add_argument("--force", action="store_true", help="make the cut again if there is one")
-    parser.add_argument("--list", action="store_true", help="print the cuts that are kept, and make none")
+    parser.add_argument("--force", action="store_true", help="make the cut even if there is one already")
+    parser.add_argument("--list", action="store_true", help="print the cuts of the store, and make none")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -32,25 +32,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in SHAPE:
         parser.add_argument(f"--{name}", type=whole, metavar="NUMBER", help=f"number of {name} of a bare shape")
     parser.add_argument("--symmetric", action="store_true", help="bare shape: every edge is stored in both directions")
-    parser.add_argument("--feature-nonzeros", type=whole, metavar="NUMBER", help="bare shape: the features are sparse")
+    parser.add_argument(
+        "--feature-nonzeros", type=whole, metavar="NUMBER", help="bare shape: nonzeros of sparse features"
+    )
     parser.add_argument(
         "--training",
         type=whole,
         metavar="NUMBER",
-        help="bare shape: vertices that train, to plan which rows are computed",
+        help="bare shape: number of training vertices, to plan which rows are computed",
     )
     parser.add_argument(
         "--replication",
         type=float,
         metavar="R",
-        help="bare shape: ranks that hold a vertex of a vertex cut, on average",
+        help="bare shape: average number of ranks that hold a vertex, for a vertex cut",
     )
     parser.add_argument(
         "--machine",
         metavar="FILE|NAME",
-        help=f"machine on which seconds and memory are planned: a file that mggcn tune wrote, or one of "
+        help=f"machine to plan seconds and memory for: a file that mggcn tune wrote, or one of "
         f"{', '.join(shipped_machines())} (default: the tuned file of this machine, one with GPUs like its own, or assumed "
-        "figures)",
+        "rates)",
     )
     parser.add_argument(
         "--explain", action="store_true", help="also say what each rewrite of the model did, and its ops"

@@ -21,17 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=("best", "last"),
         default="best",
-        help="those of the best validation score (default), or of the last epoch",
+        help="weights of the best validation score (default), or of the last epoch",
     )
     parser.add_argument(
         "--seed",
         type=int,
         metavar="SEED",
-        help="of a run with --repeat, whose weights; default: of the best validation score of all its complete repeats",
+        help="with --repeat: seed of the run whose weights are used; default: the one of the best validation score",
     )
     parser.add_argument("--probabilities", action="store_true", help="write softmax probabilities instead of logits")
     parser.add_argument(
-        "--store", type=Path, metavar="DIR", help="another store to score, with the same features; it needs no labels"
+        "--store", type=Path, metavar="DIR", help="score another store, which has the same features and needs no labels"
     )
 
 

@@ -26,17 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--duplicates",
         choices=("merge", "sum", "error"),
         default="merge",
-        help="what repeated edges become (default: merge)",
+        help="what to do with repeated edges (default: merge)",
     )
     parser.add_argument(
-        "--self-loops", choices=("keep", "drop", "add"), default="keep", help="of the source (default: keep)"
+        "--self-loops",
+        choices=("keep", "drop", "add"),
+        default="keep",
+        help="what to do with the self-loops of the source (default: keep)",
     )
     parser.add_argument(
         "--row-normalize", action="store_true", help="divide each vertex's features by their absolute sum"
     )
     parser.add_argument("--name", help="name of the graph; default: that of the source")
     parser.add_argument(
-        "--verify", action="store_true", help="check every row of SOURCE first, and SHA-256 of every file of a store"
+        "--verify",
+        action="store_true",
+        help="check every row of SOURCE first, and of a store the SHA-256 of every file",
     )
     parser.add_argument("--force", action="store_true", help="replace STORE if it exists")
 

@@ -25,7 +25,11 @@ FLAGS = {
     "--spmm": ("run", "spmm", "sparse products on a GPU: own or cusparse"),
     "--order": ("run", "order", "which rank owns which vertex: random, permute, none, metis, locality or auto"),
     "--strategy": ("run", "strategy", "how neighbours' rows arrive: broadcast, halo, slice, delayed or auto"),
-    "--delay": ("run", "delay", "of the delayed strategy: none, 0 or a number of epochs"),
+    "--delay": (
+        "run",
+        "delay",
+        "epochs that a message of the delayed strategy takes: none (it is never sent), 0 (exact) or more",
+    ),
     "--memory-limit": ("run", "memory_limit", "bytes per rank, such as 80GiB; 0: what is free"),
     "--epochs": ("train", "epochs", "number of epochs"),
     "--seed": ("train", "seed", "seed of weights, dropout and partition"),
@@ -37,7 +41,7 @@ FLAGS = {
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a configuration."""
     defaults = to_tables(Config())
-    group = parser.add_argument_group("settings", "later ones win: --config, then --set, then the flags below")
+    group = parser.add_argument_group("settings", "the flags below override --set, which overrides --config")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
     group.add_argument(
         "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="any setting, such as model.hidden=16,16"
@@ -59,8 +63,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         dest="setting_tune",
         action="store_true",
         default=None,
-        help="on a CPU: let the first epochs find the fastest way of every sparse product, for about 1.5 epochs' "
-        "seconds, and keep it with the store",
+        help="on a CPU: time the variants of every sparse product in the first epochs, at a cost of about 1.5 epochs, "
+        "and keep the fastest with the store",
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _all_settings(defaults)

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         type=Path,
         metavar="DIR",
-        help="continue an unfinished run; of its settings, --epochs may change",
+        help="continue an unfinished run; of its settings, only --epochs may be changed",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     add_settings(parser)

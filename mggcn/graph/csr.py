@@ -92,13 +92,19 @@ class CSR:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graph:
-    """A graph as every source gives it and as a store opens: global ids, host memory or files.
+    """A graph as `load` returns it, whatever the source: global ids, in host memory or files.
 
-    adj: row u lists the out-neighbours v of u (edge u -> v); adj_t: row v lists the in-neighbours of v; the same object
-    if the graph is symmetric. Self-loops may be stored; the model's `self_loops` only inserts missing ones.
-    features: Rows float32 [N, D], a CSR [N, D], or None. labels: Rows int64 [N] with -1 for unlabelled, or None.
-    splits: name ("train", "val", "test", "alt_train", ...) -> Rows bool [S, N] (always two-dimensional here).
-    meta: the content of meta.json (licence, provenance, published results, `sha256` of every file, ...).
+    Self-loops may be stored; the model's `self_loops` only inserts missing ones.
+
+    Attributes:
+        name: Name for run folders and messages.
+        adj: Row u lists the out-neighbours v of u, for edges u -> v.
+        adj_t: Row v lists the in-neighbours of v; the same object as `adj` if the graph is symmetric.
+        features: Rows float32 [N, D], a CSR [N, D], or None.
+        labels: Rows int64 [N], -1 for unlabelled, or None.
+        splits: From a name ("train", "val", "test", "alt_train", ...) to Rows bool [S, N], always two-dimensional.
+        num_classes: Number of classes, C.
+        meta: Content of meta.json: licence, provenance, published results, SHA-256 of every file.
     """
 
     name: str
@@ -116,19 +122,21 @@ class Graph:
 
     @property
     def num_vertices(self) -> int:
+        """Number of vertices, N."""
         return self.adj.num_rows
 
     @property
     def num_edges(self) -> int:
-        """Number of stored directed edges."""
+        """Number of stored directed edges, both directions of an undirected one counting."""
         return self.adj.nnz
 
     @property
     def symmetric(self) -> bool:
+        """Whether every edge is stored in both directions with equal weights."""
         return self.adj_t is self.adj
 
     def summary(self) -> str:
-        """Return the extents in words; nothing is read."""
+        """Return the extents in words. Cost: none, nothing is read."""
         kind = ("symmetric" if self.symmetric else "directed") + ("" if self.adj.values is None else ", weighted")
         if isinstance(self.features, CSR):
             width, features = self.features.num_cols, f"{self.features.num_cols:,} sparse feature"

@@ -19,7 +19,7 @@ MAX_CLASSES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphFacts:
-    """What `describe` finds; `str` gives the extents and the remarks, a line each."""
+    """Result of `describe`; `str` gives the extents and the remarks, one line each."""
 
     summary: str
     """The extents in words."""
@@ -84,10 +84,18 @@ class GraphFacts:
 
 
 def describe(graph: Graph) -> GraphFacts:
-    """Find what a graph's extents do not tell; `mggcn prepare` prints it. Header and merged edges come from graph.meta.
+    """Find what a graph's extents do not tell: self-loops, vertices without edges, merged edges, classes without a vertex.
 
-    Cost: one pass over the column indices, one over the weights, the row pointers of both directions and the labels,
-    all in windows of bounded size; C bytes. Nothing is sorted. Classes are not looked at if there are more than 2^20.
+    `mggcn prepare` prints it. The header and merged edges come from `graph.meta`; classes are not counted if there are
+    more than 2^20. Cost: one pass over the column indices, the weights, both row pointers and the labels, in windows of
+    bounded size, and C bytes; nothing is sorted.
+
+    Examples:
+        >>> graph = mggcn.load(np.array([[0, 1], [1, 1]]), num_vertices=3)
+        >>> print(mggcn.describe(graph))
+        3 vertices, 2 stored edges, directed, no features, 0 classes, splits none
+        1 self-loop stored
+        1 vertex without any edge
     """
     told = graph.meta.get("input")
     told, options = told if isinstance(told, dict) else {}, graph.meta.get("options")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +67,19 @@ def find_source(source: str | Path, root: str | Path | None) -> Path:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Read the arguments of `from_arrays` that a file holds."""
+    """Read the arguments of `from_arrays` that a file holds, told apart by its first bytes, then by its suffix."""
     with path.open("rb") as file:
         start = file.read(16)
     suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
-    kind = suffixes[0].lower() if suffixes else ""
-    if start.startswith(b"PK") or kind == ".npz":
-        return _read_npz(path)
-    if start.startswith(b"%%MatrixMarket") or kind == ".mtx":
-        return _read_matrix_market(path)
-    if kind in EDGE_LISTS:
-        edges, weights, header = read_edge_list(path)
-        meta = {"input": {"header": header}} if header else {}
-        return {"edges": edges, "weights": weights, "meta": meta}
-    raise GraphError(f"cannot tell what {path} is; expected {KNOWN}: rename or convert it")
+    kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), (suffixes or [""])[0].lower())
+    if kind not in READERS:
+        raise GraphError(f"cannot tell what {path} is; expected {KNOWN}: rename or convert it")
+    return READERS[kind](path)
+
+
+def _read_edges(path: Path) -> dict[str, Any]:
+    edges, weights, header = read_edge_list(path)
+    return {"edges": edges, "weights": weights, "meta": {"input": {"header": header}} if header else {}}
 
 
 def _read_matrix_market(path: Path) -> dict[str, Any]:
@@ -117,6 +116,15 @@ def _read_npz(path: Path) -> dict[str, Any]:
         f"{path} holds {keys}; expected scipy.sparse.save_npz, or the keys indptr, indices (values, features, labels, "
         "train, val, test), or adj_indptr, adj_indices, adj_data, adj_shape, or edge_index"
     )
+
+
+READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    ".npz": _read_npz,
+    ".mtx": _read_matrix_market,
+    **dict.fromkeys(EDGE_LISTS, _read_edges),
+}
+"""By suffix: returns the arguments of `from_arrays` that a file holds. Raises: GraphError."""
+_MAGIC = {b"PK": ".npz", b"%%MatrixMarket": ".mtx"}
 
 
 class _Members:

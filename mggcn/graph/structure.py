@@ -23,14 +23,15 @@ SelfLoops = Literal["keep", "drop", "add"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphOptions:
-    """How a source becomes a graph."""
+    """How a source becomes a graph: the `options` of `load`."""
 
     symmetrize: bool = False
     """Add the reverse of every edge. Off: the graph stays directed, unless the source lists both directions."""
     duplicates: Duplicates = "auto"
-    """Repeated edges: keep one (their weights must agree), sum their weights (1 each if unweighted), or refuse them.
-    auto: sum in PyG's and DGL's graphs, which count them, but with `symmetrize` (as PyG's to_undirected) and in all other
-    sources keep one. With `symmetrize` the reverse of an edge counts as a repetition for "sum", not for "error"."""
+    """Repeated edges: "merge" keeps one (their weights must agree), "sum" adds up their weights (1 each if unweighted),
+    "error" refuses them. "auto" sums in PyG's and DGL's graphs, which count them, and merges in all other sources, and with
+    `symmetrize`, as PyG's to_undirected does. With `symmetrize` the reverse of an edge counts as a
+    repetition for "sum", not for "error"."""
     self_loops: SelfLoops = "keep"
     """Keep self-loops as they are, drop them, or add the missing ones with weight 1."""
     row_normalize: bool = False

@@ -99,12 +99,18 @@ def check_state(state: Mapping[str, Tensor]) -> None:
 
 
 def from_pyg(module: Any, model: ModelConfig = DEFAULT_MODEL) -> dict[str, Tensor]:
-    """Return the weights of a stack of GCNConv layers as mggcn's state_dict (copies).
+    """Return the weights of a stack of GCNConv layers as mggcn's state_dict, as copies.
 
-    model: what they are for; `GCN(self_loops=False)` for layers with add_self_loops=False, and for the Trainer then too:
-    weights do not tell how their layers were made. What the module's own `forward` does cannot be seen: the logits are
-    the same if it calls the layers in order, with ReLU (and dropout) between them and nothing else, on the same graph.
-    Raises: ConfigError if a layer's options or the module's other parts are not the model's.
+    What the module's own `forward` does cannot be seen: the logits are the same if it calls the layers in order, with ReLU
+    (and dropout) between them and nothing else, on the same graph.
+
+    Args:
+        module: A torch module with GCNConv layers.
+        model: The model that the weights are for: `GCN(self_loops=False)` for layers with add_self_loops=False, and then
+            for the Trainer too, since weights do not say how their layers were made.
+
+    Raises:
+        ConfigError: A layer has options, or the module has other parts, that the model does not have.
     """
     state: dict[str, Tensor] = {}
     for layer, conv in enumerate(convolutions(module, model), start=1):
@@ -115,9 +121,15 @@ def from_pyg(module: Any, model: ModelConfig = DEFAULT_MODEL) -> dict[str, Tenso
 
 
 def to_pyg(state: Mapping[str, Tensor], module: Any, model: ModelConfig = DEFAULT_MODEL) -> None:
-    """Copy mggcn's weights into the GCNConv layers of a module, in order. model, and when logits agree: see `from_pyg`.
+    """Copy mggcn's weights into the GCNConv layers of a module, in order.
 
-    Raises: ConfigError if the number of layers, the biases, a shape or an option differ; the module is unchanged then.
+    Args:
+        state: Weights as `Trainer.state_dict` returns them.
+        module: As of `from_pyg`, which also says when logits agree.
+        model: As of `from_pyg`.
+
+    Raises:
+        ConfigError: The number of layers, the biases, a shape or an option differs; the module is then unchanged.
     """
     check_state(state)
     convs = convolutions(module, model)

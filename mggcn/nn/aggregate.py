@@ -16,15 +16,32 @@ from mggcn.nn.partitioned import PartitionedGraph
 
 
 def aggregate(x: Tensor, graph: PartitionedGraph) -> Tensor:
-    """Return this rank's rows of z = S_r A^T S_c x, (V, D): z[v] sums x over the edges u -> v, normalised as shared.
+    """Return this rank's rows of z = S_r A^T S_c x, (V, D): z[v] sums x over the edges u -> v.
 
-    x: (V, D) of the graph's dtype on its device; rows that are copies of another rank's must equal those, and so then do
-    the results. Collective: all ranks call it in one order with one D, forwards, and, if x needs a gradient, backwards;
-    so a loss must depend on every aggregation on every rank, also where it has no labelled rows (a sum over none will do).
-    Gradients: those of the sum over ranks of their losses, exactly; on copies, parts of a sum over all of them.
-    Cost: a strategy's products and messages (`mggcn plan` prices them); two (V, D) tensors, or one where rows of x are
-    whole multiples of 64 bytes and not scaled; memory for messages once per width.
-    Raises: GraphError if x does not fit; CommError if another rank failed or calls something else.
+    `norm` of `run` says what S_r and S_c are. Gradients are exactly those of the sum of all ranks' losses; on copies of a
+    row they are parts of a sum over all copies.
+
+    Collective: all ranks call it in the same order with the same D, forwards and, if x needs a gradient, backwards. So a
+    loss must depend on every aggregation on every rank, also where there are no labelled rows (a sum over none will do).
+
+    Cost: the products and messages of the strategy, as `mggcn plan` prices them; two (V, D) tensors, or one where rows of x
+    are multiples of 64 bytes and not scaled; memory for messages once for each width.
+
+    Args:
+        x: Rows (V, D) in the graph's type on its device. Rows that are copies of another rank's must equal those; then the
+            results do, too.
+        graph: This rank's part, as `run` passes it.
+
+    Raises:
+        GraphError: x does not fit the graph.
+        CommError: Another rank failed, or called something else.
+
+    Examples:
+        >>> graph = mggcn.load(np.array([[0, 1, 2], [1, 2, 0]]))
+        >>> def neighbours(part):
+        ...     return part.gather(mggcn.nn.aggregate(part.take(torch.arange(3.0)[:, None]), part))
+        >>> mggcn.nn.run(neighbours, graph, ranks=2)[0].flatten().tolist()
+        [2.0, 0.0, 1.0]
     """
     if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[0] != graph.num_rows or x.shape[1] < 1:
         came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__

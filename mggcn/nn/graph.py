@@ -21,13 +21,26 @@ from mggcn.nn.edge_lists import EdgeLists
 class DeviceGraph:
     """The edges of a graph on one device, grouped by destination and, once a gradient asks for it, by source.
 
-    Args: graph: from `mggcn.load`; device: "cpu", "cuda" or "cuda:1"; threads: of the CPU's kernels, 0 takes torch's;
-    backend_of: other kernels than the device's own.
     Operands of edges have their rows in the order of `edges()`: for a Graph by destination, then by source; for
     `from_edges` and `from_csr` as given. A Graph has every edge once; the others may repeat edges, which all count.
-    Cost: 8 bytes a vertex and 4 an edge, 8 with an order of one's own; the first gradient by an operand of sources adds
-    8 bytes an edge, 4 for a symmetric Graph.
-    Raises: GraphError if `graph` is none; BackendError if the device is not there.
+
+    Cost: 8 bytes for each vertex and 4 for each edge, or 8 with an order of your own; the first gradient by an operand of
+    sources adds 8 bytes for each edge, 4 for a symmetric Graph.
+
+    Args:
+        graph: A graph from `mggcn.load`.
+        device: "cpu", "cuda" or a GPU such as "cuda:1".
+        threads: Threads of the CPU's kernels; 0 takes as many as torch.
+        backend_of: Kernels other than the device's own, for tests.
+
+    Raises:
+        GraphError: `graph` is not a graph.
+        BackendError: The device is not there.
+
+    Examples:
+        >>> graph = mggcn.nn.DeviceGraph.from_edges(torch.tensor([[0, 2, 1], [1, 1, 0]]))
+        >>> graph.num_vertices, graph.num_edges
+        (3, 3)
     """
 
     def __init__(
@@ -51,8 +64,15 @@ class DeviceGraph:
     def from_edges(cls, edges: Any, *, num_vertices: int | None = None, **options: Any) -> DeviceGraph:
         """Make a graph of an edge list, keeping its order and its repeated edges.
 
-        edges: integers (2, E), row 0 the sources, as PyG's edge_index; num_vertices: default the largest id + 1;
-        options: device, threads. Cost: a sort of E keys of 8 bytes. Raises: GraphError on shapes, types or ids.
+        Cost: a sort of E keys of 8 bytes.
+
+        Args:
+            edges: Integers (2, E), sources in row 0, as PyG's edge_index.
+            num_vertices: Number of vertices; default: the largest id + 1.
+            **options: device, threads.
+
+        Raises:
+            GraphError: A shape, a type or an id does not fit.
         """
         return cls(edge_lists.of_edges(edges, num_vertices), **options)
 
@@ -60,21 +80,31 @@ class DeviceGraph:
     def from_csr(cls, indptr: Any, indices: Any, **options: Any) -> DeviceGraph:
         """Make a graph of an adjacency by rows: row u lists the destinations of u's edges, in any order, with repeats.
 
-        indptr: integers (N + 1,); indices: integers (E,); options, cost, raises: as `from_edges`.
+        Cost: as of `from_edges`.
+
+        Args:
+            indptr: Integers (N + 1,).
+            indices: Integers (E,).
+            **options: device, threads.
+
+        Raises:
+            GraphError: As of `from_edges`.
         """
         return cls(edge_lists.of_csr(indptr, indices), **options)
 
     @property
     def num_vertices(self) -> int:
+        """Number of vertices, N."""
         return self._by_destination.matrix.num_rows
 
     @property
     def num_edges(self) -> int:
+        """Number of edges, E, repeated ones included."""
         return self._by_destination.matrix.nnz
 
     @property
     def device(self) -> torch.device:
-        """Where operands must be."""
+        """Device on which operands must be."""
         return self._by_destination.matrix.indptr.device
 
     @property
@@ -85,7 +115,7 @@ class DeviceGraph:
     def edges(self) -> Tensor:
         """Return sources and destinations, int64 (2, E), in the order of the rows of edge operands.
 
-        Cost: 40 bytes an edge while it runs.
+        Cost: 40 bytes for each edge while it runs.
         """
         matrix, given = self._by_destination.matrix, self._by_destination.edge_ids
         vertices = torch.arange(self.num_vertices, device=self.device)
@@ -98,18 +128,22 @@ class DeviceGraph:
 
     @property
     def by_destination(self) -> EdgeRows:
-        """Edges as reductions walk them."""
+        """Edges grouped by destination, as reductions walk them."""
         return self._by_destination
 
     @property
     def by_source(self) -> EdgeRows:
-        """Edges as gradients by operands of sources walk them. Cost: on first use that of edge_lists.by_source."""
+        """Edges grouped by source, as gradients by operands of sources walk them. Cost: made on first use, by a sort."""
         if self._by_source is None:
             self._by_source = self._transposed()
         return self._by_source
 
     def backend(self, dtype: torch.dtype, cols: int) -> KernelBackend:
-        """Return the kernels for a storage type and width, for the calling thread. Raises: BackendError for other types."""
+        """Return the kernels for a storage type and width, for the calling thread.
+
+        Raises:
+            BackendError: The device has no kernels for this type.
+        """
         backend = self._backend_of(dtype, cols)
         backend.activate()
         return backend

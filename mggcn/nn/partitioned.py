@@ -27,9 +27,12 @@ DeviceOf = Callable[[Config, Communicator], Device]
 
 
 class PartitionedGraph:
-    """What `run` gives to each rank. Collective.
+    """A rank's part of a graph, which `run` passes to your function. All ranks call what is collective, in one order.
 
-    Raises: GraphError, BackendError; ConfigError if the graph is shared out for another number of ranks.
+    Raises:
+        GraphError: The graph is malformed.
+        BackendError: The device is not there.
+        ConfigError: The graph is shared out for another number of ranks.
     """
 
     def __init__(
@@ -56,20 +59,22 @@ class PartitionedGraph:
 
     @property
     def rank(self) -> int:
+        """Number of this rank, from 0."""
         return self._comm.rank
 
     @property
     def num_ranks(self) -> int:
+        """Number of ranks, P."""
         return self._comm.size
 
     @property
     def num_vertices(self) -> int:
-        """N, of the whole graph."""
+        """Number of vertices of the whole graph, N."""
         return self._num_vertices
 
     @property
     def num_rows(self) -> int:
-        """V, copies of other ranks' vertices included."""
+        """Number of this rank's rows, V, copies of other ranks' vertices included."""
         return self._rows.count
 
     @property
@@ -79,6 +84,7 @@ class PartitionedGraph:
 
     @property
     def device(self) -> torch.device:
+        """Device of this rank's rows."""
         return self._rows.ids.device
 
     @property
@@ -93,21 +99,37 @@ class PartitionedGraph:
 
     @property
     def features(self) -> Tensor:
-        """X (V, D), dense; read on first use. Raises: GraphError if the graph has none."""
+        """Features of this rank's rows, dense (V, D); read on first use.
+
+        Raises:
+            GraphError: The graph has no features.
+        """
         if self._features is None:
             self._features = self._rows.features()
         return self._features
 
     def labels(self) -> Tensor:
-        """Return the classes, int64 (V,), -1 for none. Raises: GraphError if the graph has none."""
+        """Return the classes of this rank's rows, int64 (V,), -1 for unlabelled.
+
+        Raises:
+            GraphError: The graph has no labels.
+        """
         return self._rows.labels()
 
     def split(self, name: str, number: int = 0) -> Tensor:
-        """Return which owned rows belong to a split such as "train", bool (V,). Raises: GraphError if there is none."""
+        """Return which owned rows belong to a split such as "train", bool (V,).
+
+        Raises:
+            GraphError: The graph has no such split.
+        """
         return self._rows.split(name, number)
 
     def take(self, values: Any) -> Tensor:
-        """Return this rank's rows (V, ...) of an array or tensor (N, ...) in original order. Raises: GraphError."""
+        """Return this rank's rows (V, ...) of an array or tensor (N, ...) in original order.
+
+        Raises:
+            GraphError: It does not have N rows.
+        """
         return self._rows.take(values)
 
     def total(self, value: Tensor | float) -> Tensor:
@@ -124,7 +146,7 @@ class PartitionedGraph:
     def gather(self, rows: Tensor) -> Tensor:
         """Return the owned rows (V, ...) of all ranks as (N, ...) in original order, on every rank. Collective.
 
-        Cost: N rows of memory on every rank, and as much on the wire.
+        Cost: memory for N rows on every rank, and as many bytes sent.
         """
         self._backend.activate()
         every = rows.new_zeros((self._num_vertices, *rows.shape[1:]))
@@ -133,7 +155,7 @@ class PartitionedGraph:
         return every
 
     def sum_gradients(self, module: torch.nn.Module) -> None:
-        """Replace every gradient by its sum over ranks, which a loss that is divided by global counts asks for. Collective.
+        """Replace every gradient by its sum over ranks, as a loss divided by global counts requires. Collective.
 
         Call it between backward() and the optimiser's step. A parameter without a gradient on any rank keeps none.
         """

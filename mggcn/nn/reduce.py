@@ -43,18 +43,34 @@ def reduce_edges(
 ) -> Tensor:
     """Return z (N, D) with z[v] = reduction, over the edges u -> v, of lhs op rhs; DGL calls it gspmm.
 
-    op: add, sub, mul, div, copylhs, copyrhs (what a copy does not read may be left out). reducer: sum, max, min.
-    lhs_of, rhs_of: whose rows an operand has: of the "source" or "destination" of an edge, (N, D), or of the "edge",
-    (E, D) in the order of graph.edges(). Width 1, or a vector, stands for all D columns; vectors alone give a vector.
-
     A vertex without in-edges gets 0. Of equal maxima or minima the first edge takes the gradient, edges being ordered
     by destination, then source, then as given. A NaN message makes its column of z NaN, also under max and min, where
     the first NaN takes the gradient; edges that are not taken get exactly 0, whatever their values.
-    Cost: a pass over the edges, and one per operand backwards. No message is stored; max and min keep 4 bytes for each
+
+    Cost: a pass over the edges, and one for each operand backwards. No message is stored; max and min keep 4 bytes for each
     element of z. A sum of copied sources, or of sources times edge weights of width 1, is a sparse product.
     No atomics: the same bits in every run and for any number of threads.
-    Raises: ConfigError for an unknown op, reducer or target; GraphError for operands that do not fit the graph or each
-    other; BackendError for a type that the device has no kernels for, and for a second derivative.
+
+    Args:
+        graph: The edges.
+        op: "add", "sub", "mul", "div", "copylhs" or "copyrhs"; an operand that a copy does not read may be left out.
+        reducer: "sum", "max" or "min".
+        lhs: Left operand, with rows as `lhs_of` says. Width 1, or a vector, stands for all D columns; vectors alone give a
+            vector.
+        rhs: Right operand, with rows as `rhs_of` says.
+        lhs_of: Whose rows lhs has: of the "source" or "destination" of an edge, (N, D), or of the "edge", (E, D) in the
+            order of `graph.edges()`.
+        rhs_of: The same of rhs.
+
+    Raises:
+        ConfigError: The op, the reducer or a target is unknown.
+        GraphError: Operands do not fit the graph or each other.
+        BackendError: The device has no kernels for the type, or a second derivative is asked for.
+
+    Examples:
+        >>> graph = mggcn.nn.DeviceGraph.from_edges(torch.tensor([[0, 2, 1], [1, 1, 0]]))
+        >>> mggcn.nn.reduce_edges(graph, "copylhs", "max", torch.tensor([5.0, 6.0, 7.0])).tolist()
+        [6.0, 7.0, 0.0]
     """
     _check_known("op", op, OPS)
     _check_known("reducer", reducer, REDUCERS)

@@ -33,15 +33,30 @@ def run(
     device_of: DeviceOf = gpu_of_rank,
     **sharing: Any,
 ) -> list[T]:
-    """Share out a graph, call `body` with each rank's part, and return what it returned, in rank order.
+    """Share out a graph, call `body` on every rank with its part, and return what the calls returned, in rank order.
 
-    transport: auto and threads take threads of this process; gloo (CPUs) and nccl (a GPU each) start processes, for which
-    body and what it returns must be picklable, and the calling script guarded by `if __name__ == "__main__"`.
     Under torchrun each of its processes makes this call and is one of its ranks, whatever `ranks` says; the list then
-    holds that rank's result alone. timeout_s: how long a rank waits for the others in a call. sharing: the fields of
-    Sharing: strategy, order, norm, self_loops, precision, device, threads, seed. device_of: which device serves a rank on a
-    GPU.
-    Raises: ConfigError, GraphError; the first error of any rank, after which the others stop within seconds.
+    holds that rank's result alone. The first error of any rank is raised, and the others stop within seconds.
+
+    Args:
+        body: Function of a `PartitionedGraph`.
+        graph: A graph from `mggcn.load`.
+        ranks: Number of ranks P.
+        transport: "auto" and "threads" take threads of this process; "gloo" (CPUs) and "nccl" (a GPU each) start processes,
+            for which body and what it returns must be picklable, and the calling script guarded by
+            `if __name__ == "__main__":`.
+        timeout_s: Seconds that a rank waits for the others in a call.
+        device_of: Device that serves a rank on a GPU, for tests.
+        **sharing: Fields of `Sharing`: strategy, order, norm, self_loops, precision, device, threads, seed.
+
+    Raises:
+        ConfigError: A setting is unknown or does not fit.
+        GraphError: `graph` is not a graph, or is malformed.
+
+    Examples:
+        >>> graph = mggcn.load(np.array([[0, 1, 2], [1, 2, 0]]))
+        >>> mggcn.nn.run(lambda part: part.num_rows, graph, ranks=3)
+        [1, 1, 1]
     """
     if not isinstance(graph, Graph):
         raise GraphError(f"expected a graph from mggcn.load(...), got {type(graph).__name__}")

@@ -21,15 +21,19 @@ NORMS: tuple[Norm, ...] = get_args(Norm)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharing:
-    """Settings of a shared graph. Raises: ConfigError for values that are unknown or contradict each other."""
+    """Settings of a shared graph, which `run` takes by name.
+
+    Raises:
+        ConfigError: A value is unknown, or two contradict each other.
+    """
 
     strategy: str = "broadcast"
     """How neighbours' rows arrive: broadcast, halo, slice, or delayed (a vertex cut, here always exact: cd-0)."""
     order: str = "random"
     """Which vertices each rank owns: random, permute or none."""
     norm: Norm = "none"
-    """aggregate gives S_r A^T S_c x; none: the sum over in-neighbours; mean: over the in-degree; symmetric: in-degree^-1/2
-    on both sides, as in GCN."""
+    """S_r and S_c in the result S_r A^T S_c x of `aggregate`. none: the sum over in-neighbours; mean: divided by the
+    in-degree; symmetric: in-degree^-1/2 on both sides, as in GCN."""
     self_loops: bool = False
     """Insert the self-loops that the graph lacks, with weight 1."""
     precision: str = "fp32"

@@ -1,0 +1,165 @@
+"""A strategy that the package does not have: it passes the strategies' contract, and whole runs train under it.
+
+It waits for the rows of all ranks before it multiplies: the simplest exact strategy, with nothing behind its messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Literal
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+import mggcn
+from mggcn import assemble
+from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
+from mggcn.aggregate.steps import Await, Multiply, Send, Step
+from mggcn.backend.base import Epilogue, Sparse
+from mggcn.config import RunConfig
+from mggcn.memory.arena import BufferSpec
+from mggcn.partition.parts import PartitionStats, row_owners, row_stats
+from mggcn.partition.shard import row_tiles
+from tests.aggregate import test_contract as contract
+from tests.devices import CPU
+from tests.graphs import make_graph, pattern
+
+
+class GatherStrategy:
+    """Every rank gets the rows of all others, then multiplies."""
+
+    name = "gather"
+    kind: Literal["rows"] = "rows"
+
+    def plan(self, run: RunConfig, stats: PartitionStats, rank: int, symmetric: bool, training: bool) -> GatherPlan:
+        nnz = row_stats(stats).tiles.nnz
+        forward = tuple(nnz[rank].tolist())
+        return GatherPlan(
+            rank, stats.counts, forward, forward if symmetric else tuple(nnz[:, rank].tolist()), symmetric
+        )
+
+    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
+        both = row_tiles(site.graph, row_owners(site.partition), site.rank, site.options, site.required)
+        tiles, tiles_t = ([site.backend.sparse(t.indptr, t.indices, t.values) for t in part] for part in both)
+        gather = Gather(site, tiles, tiles_t)
+        return RankAggregations(gather, gather)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPlan:
+    """A buffer and a message for each rank; counts: rows of every rank; nnz, nnz_t: of this rank's tiles."""
+
+    rank: int
+    counts: tuple[int, ...]
+    nnz: tuple[int, ...]
+    nnz_t: tuple[int, ...]
+    symmetric: bool
+    exact: bool = True
+    index_bytes: int = 0
+    period: int = 1
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return tuple(map(Matrix, repeat(self.counts[self.rank]), self.nnz))
+
+    @property
+    def matrices_t(self) -> tuple[Matrix, ...]:
+        return () if self.symmetric else tuple(map(Matrix, repeat(self.counts[self.rank]), self.nnz_t))
+
+    def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        others = (j for j in range(len(self.counts)) if j != self.rank)
+        return tuple(BufferSpec(f"{op}.from{j}", self.counts[j], cols, dtype) for j in others)
+
+    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        return ()
+
+    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
+        sends = [self._send(root, BufferSpec("", 1, cols, dtype).nbytes) for root in range(len(self.counts))]
+        messages = [] if len(sends) == 1 else [*sends, *map(Await, range(len(sends)))]
+        nnz = self.nnz_t if backward else self.nnz
+        mine = self.counts[self.rank]
+        return (*messages, *(Multiply(mine, rows, n, cols) for rows, n in zip(self.counts, nnz, strict=True)))
+
+    def _send(self, root: int, row_bytes: int) -> Send:
+        nbytes, own = self.counts[root] * row_bytes, root == self.rank
+        return Send("broadcast", nbytes * (len(self.counts) - 1) if own else 0, 0 if own else nbytes, root)
+
+
+class Gather:
+    """The strategy on one rank."""
+
+    exact = True
+
+    def __init__(self, site: BuildContext, tiles: Sequence[Sparse], tiles_t: Sequence[Sparse]) -> None:
+        self._comm, self._backend, self._tiles, self._tiles_t = site.comm, site.backend, tiles, tiles_t
+
+    def begin_epoch(self, epoch: int) -> None:
+        return
+
+    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
+        self._gathered(self._tiles, h, out, buffers, epilogue)
+
+    def backward(
+        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+    ) -> None:
+        self._gathered(self._tiles_t, g, out, buffers, epilogue)
+
+    def state(self) -> Mapping[str, Tensor]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        return
+
+    def _gathered(
+        self, tiles: Sequence[Sparse], own: Tensor, out: Tensor, buffers: Sequence[Tensor], epilogue: Epilogue | None
+    ) -> None:
+        blocks = [buffer[:, : own.shape[1]] for buffer in buffers]
+        blocks.insert(self._comm.rank, own)
+        if len(blocks) > 1:
+            after = self._backend.record()
+            rows = [block.as_strided((block.shape[0], block.stride(0)), block.stride()) for block in blocks]
+            for arrived in [self._comm.broadcast(block, root, after) for root, block in enumerate(rows)]:
+                arrived.wait()
+        for j, (tile, block) in enumerate(zip(tiles, blocks, strict=True)):
+            last = epilogue if j == len(blocks) - 1 else None
+            self._backend.spmm(tile, block, out, accumulate=j > 0, epilogue=last)
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings know the package's names alone: the strategy takes the place of the broadcast."""
+    monkeypatch.setitem(assemble.STRATEGIES, "broadcast", GatherStrategy())
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("kind", ["directed", "weighted", "hub-row"])
+def test_the_contract_holds(ranks: int, kind: str) -> None:
+    """Fails if the contract cannot be met from outside the package: what a strategy is given does not suffice."""
+    contract.test_aggregation_contract(CPU, "broadcast", ranks, kind)
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_rest_of_the_contract_holds() -> None:
+    """Fails as the tests that it calls say."""
+    contract.test_wanted_rows_alone(CPU, "broadcast", 3)
+    contract.test_more_ranks_than_vertices(CPU, "broadcast")
+    contract.test_columns_of_wider_tensors(CPU, "broadcast")
+    contract.test_bits_repeat(CPU, "broadcast")
+
+
+def losses(graph: mggcn.Graph) -> list[float]:
+    trainer = mggcn.Trainer(graph, mggcn.GCN((8,), dropout=0.5), ranks=3, transport="threads", threads=1, seed=31)
+    return [row["loss"] for row in trainer.fit(epochs=4)]
+
+
+def test_whole_runs_train_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if planning, memory or training know the package's strategies by more than their contract."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    graph = make_graph(pattern("random", 61, 12), num_features=6, num_classes=3, sparse=False, weighted=True, seed=5)
+    expected = losses(graph)
+    monkeypatch.setitem(assemble.STRATEGIES, "broadcast", GatherStrategy())
+    np.testing.assert_allclose(losses(graph), expected, rtol=1e-6)

@@ -1,0 +1,37 @@
+"""The examples in docstrings of the public API run and return what they show."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+
+import mggcn
+import mggcn.nn
+
+PUBLIC = {name: getattr(module, name) for module in (mggcn, mggcn.nn) for name in module.__all__}
+EXAMPLES = [
+    example
+    for name, thing in PUBLIC.items()
+    for example in doctest.DocTestFinder(recurse=False).find(
+        thing, name, globs={"mggcn": mggcn, "np": np, "torch": torch}
+    )
+    if example.examples
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_examples_of_docstrings(example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if an example breaks or returns something else than it shows."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})  # one thread a rank: cores may be shared
+    failures: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example, out=failures.append)
+    assert failures == []
+
+
+def test_the_main_entries_have_examples() -> None:
+    """Fails if an entry that most users start from loses its example."""
+    main = {"load", "Trainer", "GCN", "describe", "run", "aggregate", "reduce_edges", "DeviceGraph"}
+    assert main <= {example.name for example in EXAMPLES}

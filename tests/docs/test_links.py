@@ -1,0 +1,51 @@
+"""Pages name what is there: links, anchors, files, and pictures that are small."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+NAMES = re.compile(r"`((?:mggcn|tests|bench|cpu|cuda|examples|recipes)/[\w/.-]+)`")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Fails on a link to a file, a folder or a heading that is not there."""
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()) if "://" not in link]
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/features.md"])
+def test_named_files_exist(page: str) -> None:
+    """Fails if a feature names a test that was moved or removed."""
+    names = NAMES.findall((ROOT / page).read_text())
+    assert names
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_pictures_are_there_and_small() -> None:
+    """Fails on a picture that no page shows, and on a large one."""
+    named = {name for page in PAGES for name in re.findall(r"\]\([\w/]*images/([\w.-]+)\)", page.read_text())}
+    sizes = {path.name: path.stat().st_size for path in (DOCS / "images").iterdir()}
+    assert named == set(sizes)
+    assert max(sizes.values()) < 120_000
+
+
+def test_the_readme_is_short() -> None:
+    """Fails if the README grows: what it lists belongs into docs/."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
