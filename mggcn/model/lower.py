@@ -62,7 +62,7 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, aggregations: Aggre
             for purpose, room in value.kind.scratch(value, sizes).items()
         }
         if isinstance(value.kind, Aggregate):
-            slots = aggregations.of(value.kind).buffers(value.kind.name, value.cols, sizes.operand)
+            slots = aggregations.of(value.kind).buffers(value.kind.name, value.cols, sizes.operand, value.kind.op)
             scratch |= {f"{SLOT}{spec.name}": spec for spec in slots}
         storage.specs |= {spec.name: spec for spec in scratch.values()}
         ops.append(

@@ -29,7 +29,7 @@ from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 
 AFTER: Final = {"cpu": 8, "cuda": 1}
 """Calls of an epoch beside its ops: history, learning rate, optimiser, clock and signals, which a GPU has in one kernel."""
-MAX_TURNS: Final = 16
+MAX_PHASES: Final = 16
 """Epochs of a period of delayed messages that are costed; their bins are of about equal size."""
 
 
@@ -49,35 +49,35 @@ def epoch_cost(plan: RunPlan, machine: Machine) -> EpochCost:
 def training_cost(plan: RunPlan, machine: Machine) -> Cost:
     """Predict a training epoch of a plan alone. Raises: PlanError, ConfigError as `predict`."""
     period = plan.ranks[0].aggregation.period
-    turns = range(0, period, -(-period // MAX_TURNS))
-    return mean_cost([_cost(plan, machine, [rank.train for rank in plan.ranks], turn) for turn in turns])
+    phases = range(0, period, -(-period // MAX_PHASES))
+    return mean_cost([_cost(plan, machine, [rank.train for rank in plan.ranks], phase) for phase in phases])
 
 
-def _cost(plan: RunPlan, machine: Machine, programs: Sequence[Program], turn: int = 0) -> Cost:
+def _cost(plan: RunPlan, machine: Machine, programs: Sequence[Program], phase: int = 0) -> Cost:
     """Predict one program of every rank."""
     run = plan.config.run
     transport = run.process_transport if run.transport == "auto" else run.transport
-    lists = [_items(plan, rank, program, turn) for rank, program in zip(plan.ranks, programs, strict=True)]
+    lists = [_items(plan, rank, program, phase) for rank, program in zip(plan.ranks, programs, strict=True)]
     return predict(machine, transport, lists)
 
 
-def program_items(plan: RunPlan, rank: RankPlan, program: Program, turn: int = 0) -> list[Item]:
-    """Return work and messages of one rank's program, in order, in the epochs e with e mod period = turn.
+def program_items(plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0) -> list[Item]:
+    """Return work and messages of one rank's program, in order, in the epochs e with e mod period = phase.
 
     After a training program: the sums of gradients and signals, and the optimiser.
     """
-    items = _items(plan, rank, program, turn)
+    items = _items(plan, rank, program, phase)
     return [one for item in items for one in (item.plain() if isinstance(item, Staged) else (item,))]
 
 
-def _items(plan: RunPlan, rank: RankPlan, program: Program, turn: int) -> list[Item]:
-    return [item for _, items in items_by_op(plan, rank, program, turn) for item in items]
+def _items(plan: RunPlan, rank: RankPlan, program: Program, phase: int) -> list[Item]:
+    return [item for _, items in items_by_op(plan, rank, program, phase) for item in items]
 
 
-def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, turn: int = 0) -> Iterator[tuple[str, list[Item]]]:
+def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0) -> Iterator[tuple[str, list[Item]]]:
     """As `program_items`, with the label of each op, but the stages of a broadcast are one item."""
     sizes = _sizes(plan, rank, program)
-    aggregations = iter(rank.steps(program, turn))
+    aggregations = iter(rank.steps(program, phase))
     sent = 0
     for op in program.ops:
         if isinstance(op.kind, Aggregate):

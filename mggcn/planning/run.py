@@ -88,13 +88,16 @@ class RankPlan:
         """Sparse products with the graph in one evaluation."""
         return sum(num_products(steps) for steps in self.steps(self.evaluate))
 
-    def steps(self, program: Program, turn: int = 0) -> list[tuple[Step, ...]]:
-        """Return the steps of every aggregation of a program, in the epochs e with e mod period = turn."""
+    def steps(self, program: Program, phase: int = 0) -> list[tuple[Step, ...]]:
+        """Return the steps of every aggregation of a program, in the epochs e with e mod period = phase."""
         plans = Aggregations(self.aggregation, self.pruned) if program is self.train else Aggregations(self.exact, {})
         operand = self.sizes.operand
-        return [plans.of(kind).steps(op.cols, operand, kind.backward, turn) for op, kind in aggregations(program.ops)]
+        return [
+            plans.of(kind).steps(op.cols, operand, kind.backward, phase, kind.op)
+            for op, kind in aggregations(program.ops)
+        ]
 
-    def _turns(self, program: Program) -> range:
+    def _phases(self, program: Program) -> range:
         return range(self.aggregation.period if program is self.train else 1)
 
     def messages(self, program: Program) -> int:
@@ -110,8 +113,8 @@ class RankPlan:
         """
         if self.ranks == 1:
             return 0
-        turns = self._turns(program)
-        sent = -(-sum(bytes_sent(steps) for turn in turns for steps in self.steps(program, turn)) // len(turns))
+        phases = self._phases(program)
+        sent = -(-sum(bytes_sent(steps) for phase in phases for steps in self.steps(program, phase)) // len(phases))
         sums = (self.gradient_bytes, 8 * SIGNALS) if program is self.train else (self.score_bytes,)
         return sent + sum(ring_bytes(nbytes, self.ranks) for nbytes in sums)
 

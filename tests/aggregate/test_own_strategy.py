@@ -16,13 +16,15 @@ from torch import Tensor
 
 import mggcn
 from mggcn import assemble
-from mggcn.aggregate.base import AggregationPlan, BuildContext, Matrix, RankAggregations
-from mggcn.aggregate.steps import Await, Multiply, Send, Step
+from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations, padded_rows
+from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
+from mggcn.aggregate.steps import Await, Send, Step
 from mggcn.backend.base import Epilogue, Sparse
 from mggcn.config import RunConfig
 from mggcn.memory.arena import BufferSpec
-from mggcn.partition.parts import PartitionStats, row_owners, row_stats
-from mggcn.partition.shard import row_tiles
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.rows.partition import row_owners, row_stats
+from mggcn.partition.rows.shard import row_tiles
 from tests.aggregate import test_contract as contract
 from tests.devices import CPU
 from tests.graphs import make_graph, pattern
@@ -40,12 +42,6 @@ class GatherStrategy:
         return GatherPlan(
             rank, stats.counts, forward, forward if symmetric else tuple(nnz[:, rank].tolist()), symmetric
         )
-
-    def build(self, training: AggregationPlan, exact: AggregationPlan, site: BuildContext) -> RankAggregations:
-        both = row_tiles(site.graph, row_owners(site.partition), site.rank, site.options, site.required)
-        tiles, tiles_t = ([site.backend.sparse(t.indptr, t.indices, t.values) for t in part] for part in both)
-        gather = Gather(site, tiles, tiles_t)
-        return RankAggregations(gather, gather)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +65,28 @@ class GatherPlan:
     def matrices_t(self) -> tuple[Matrix, ...]:
         return () if self.symmetric else tuple(map(Matrix, repeat(self.counts[self.rank]), self.nnz_t))
 
-    def buffers(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
         others = (j for j in range(len(self.counts)) if j != self.rank)
-        return tuple(BufferSpec(f"{op}.from{j}", self.counts[j], cols, dtype) for j in others)
+        return tuple(BufferSpec(f"{name}.from{j}", self.counts[j], op.columns(cols).operand, dtype) for j in others)
 
-    def state(self, op: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+    def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return ()
 
-    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
-        sends = [self._send(root, BufferSpec("", 1, cols, dtype).nbytes) for root in range(len(self.counts))]
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:
+        columns = op.columns(cols)
+        row_bytes = BufferSpec("", 1, columns.operand, dtype).nbytes
+        sends = [self._send(root, row_bytes) for root in range(len(self.counts))]
         messages = [] if len(sends) == 1 else [*sends, *map(Await, range(len(sends)))]
         nnz = self.nnz_t if backward else self.nnz
         mine = self.counts[self.rank]
-        return (*messages, *(Multiply(mine, rows, n, cols) for rows, n in zip(self.counts, nnz, strict=True)))
+        return (*messages, *(columns.multiply(mine, rows, n, ()) for rows, n in zip(self.counts, nnz, strict=True)))
+
+    def build(self, context: BuildContext) -> RankAggregations:
+        owners = row_owners(context.partition)
+        both = row_tiles(context.graph, owners, context.rank, context.options, context.required)
+        tiles, tiles_t = ([context.backend.sparse(t.indptr, t.indices, t.values) for t in part] for part in both)
+        gather = Gather(context, tiles, tiles_t)
+        return RankAggregations(gather, gather)
 
     def _send(self, root: int, row_bytes: int) -> Send:
         nbytes, own = self.counts[root] * row_bytes, root == self.rank
@@ -93,19 +98,35 @@ class Gather:
 
     exact = True
 
-    def __init__(self, site: BuildContext, tiles: Sequence[Sparse], tiles_t: Sequence[Sparse]) -> None:
-        self._comm, self._backend, self._tiles, self._tiles_t = site.comm, site.backend, tiles, tiles_t
+    def __init__(self, context: BuildContext, tiles: Sequence[Sparse], tiles_t: Sequence[Sparse]) -> None:
+        self._comm, self._backend, self._tiles, self._tiles_t = context.comm, context.backend, tiles, tiles_t
 
     def begin_epoch(self, epoch: int) -> None:
         return
 
-    def forward(self, h: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None) -> None:
-        self._gathered(self._tiles, h, out, buffers, epilogue)
+    def forward(
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        self._gathered(op, self._tiles, h, Target(out, epilogue, local), buffers)
 
     def backward(
-        self, g: Tensor, out: Tensor, buffers: Sequence[Tensor], layer: int, epilogue: Epilogue | None
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
     ) -> None:
-        self._gathered(self._tiles_t, g, out, buffers, epilogue)
+        self._gathered(op, self._tiles_t, g, Target(out, epilogue, local), buffers)
 
     def state(self) -> Mapping[str, Tensor]:
         return {}
@@ -114,18 +135,19 @@ class Gather:
         return
 
     def _gathered(
-        self, tiles: Sequence[Sparse], own: Tensor, out: Tensor, buffers: Sequence[Tensor], epilogue: Epilogue | None
+        self, op: EdgeOp, tiles: Sequence[Sparse], own: Tensor, target: Target, buffers: Sequence[Tensor]
     ) -> None:
         blocks = [buffer[:, : own.shape[1]] for buffer in buffers]
         blocks.insert(self._comm.rank, own)
         if len(blocks) > 1:
             after = self._backend.record()
-            rows = [block.as_strided((block.shape[0], block.stride(0)), block.stride()) for block in blocks]
+            rows = [padded_rows(block) for block in blocks]
             for arrived in [self._comm.broadcast(block, root, after) for root, block in enumerate(rows)]:
                 arrived.wait()
+        result = op.begin(self._backend, target)
         for j, (tile, block) in enumerate(zip(tiles, blocks, strict=True)):
-            last = epilogue if j == len(blocks) - 1 else None
-            self._backend.spmm(tile, block, out, accumulate=j > 0, epilogue=last)
+            result.tile(tile, block, last=j == len(blocks) - 1)
+        result.end()
 
 
 @pytest.fixture

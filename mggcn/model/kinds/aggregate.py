@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mggcn.aggregate.base import aggregate_name
+from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.backend.base import Epilogue
 from mggcn.model.kinds.elementwise import NOTHING, EpilogueSpec
 from mggcn.model.runtime import Runtime, require
@@ -21,7 +22,7 @@ SLOT = "slot "
 
 @dataclass(frozen=True, slots=True)
 class Aggregate(PlainKind):
-    """out (V, E) = finish(A^T x); backward: finish(A x).
+    """out (V, E) = finish(A^T x); backward: finish(A x). op: what is computed along edges where that is no sum.
 
     site: its number in the model, from 1. level: of the rows that it computes (planning/pruning.py), None for all.
     """
@@ -30,6 +31,7 @@ class Aggregate(PlainKind):
     finish: EpilogueSpec = NOTHING
     backward: bool = False
     level: int | None = None
+    op: EdgeOp = SUM
 
     @property
     def overwrites(self) -> tuple[int, ...]:
@@ -46,13 +48,13 @@ class Aggregate(PlainKind):
         return f"aggregate-grad {self.site}" if self.backward else f"aggregate {self.site}"
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
-        kind = Aggregate(self.site, backward=not self.backward, level=self.level)
+        kind = Aggregate(self.site, backward=not self.backward, level=self.level, op=self.op.adjoint)
         return Adjoint((Value(kind, (gradient,), value.cols),))
 
     def run(self, rt: Runtime, op: Op) -> None:
         move = rt.aggregation.backward if self.backward else rt.aggregation.forward
         slots = slots_of(rt, op.scratch)
-        move(op.tensor(rt, 0), rt.buffer(op.out), slots, self.site, self.finish.epilogue(rt))
+        move(op.tensor(rt, 0), rt.buffer(op.out), slots, self.site, self.finish.epilogue(rt), self.op)
 
 
 def slots_of(rt: Runtime, scratch: Mapping[str, str]) -> list[Tensor]:
