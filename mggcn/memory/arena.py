@@ -82,6 +82,12 @@ class ArenaPlan:
     placements: tuple[Placement, ...]
     nbytes: int
 
+    @property
+    def busiest(self) -> int:
+        """Bytes of the buffers that live at once, at most: no arena is smaller."""
+        starts = {placed.first for placed in self.placements}
+        return max((sum(p.spec.nbytes for p in self.placements if p.first <= at <= p.last) for at in starts), default=0)
+
     def __getitem__(self, name: str) -> Placement:
         return next(p for p in self.placements if p.spec.name == name)
 

@@ -42,10 +42,13 @@ def lower(name: str, graph: Graph, sizes: Sizes, aggregations: Aggregations) -> 
     Raises: PlanError for a graph that reads what nothing makes.
     """
     order = block_rows(graph, sizes.block_rows).values()
-    return min(
-        (_placed(name, order, sizes, aggregations, reuse) for reuse in REUSE),
-        key=lambda program: program.arena.nbytes,
-    )
+    best = _placed(name, order, sizes, aggregations, REUSE[0])
+    for reuse in REUSE[1:]:
+        # No arena is smaller than what lives at once.
+        if best.arena.nbytes == best.arena.busiest:
+            break
+        best = min(best, _placed(name, order, sizes, aggregations, reuse), key=lambda program: program.arena.nbytes)
+    return best
 
 
 def _placed(name: str, order: Sequence[Value], sizes: Sizes, aggregations: Aggregations, reuse: range) -> Program:
@@ -127,12 +130,9 @@ class _Storage:
 def _with_lifetimes(specs: Mapping[str, BufferSpec], ops: Sequence[Op]) -> dict[str, BufferSpec]:
     """Say which buffers carry something from the forward pass over the loss into the backward pass."""
     loss = next((index for index, op in enumerate(ops) if isinstance(op.kind, Loss)), len(ops))
-
-    def crosses(name: str) -> bool:
-        used = [index for index, op in enumerate(ops) if name in op.reads or name in op.writes]
-        return used[0] < loss <= used[-1]
-
-    return {name: replace(spec, lifetime="kept") if crosses(name) else spec for name, spec in specs.items()}
+    before = {name for op in ops[:loss] for name in (*op.reads, *op.writes)}
+    kept = before & {name for op in ops[loss:] for name in (*op.reads, *op.writes)}
+    return {name: replace(spec, lifetime="kept") if name in kept else spec for name, spec in specs.items()}
 
 
 def lower_setup(aggregation: AggregationPlan, sizes: Sizes, cols: int, width: int) -> Program:

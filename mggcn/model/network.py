@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -78,8 +79,9 @@ class Values:
         return any(isinstance(value.kind, Input) and value.kind.scaled for value in self.training.values())
 
 
+@functools.lru_cache(maxsize=64)
 def make_values(network: Network, config: ModelConfig, num_features: int, num_classes: int, choices: Choices) -> Values:
-    """Build a model, choose, rewrite, and derive its backward pass.
+    """Build a model, choose, rewrite, and derive its backward pass; the same values for the same arguments.
 
     Raises: PlanError for a model that cannot be trained.
     """

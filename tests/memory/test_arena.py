@@ -70,7 +70,7 @@ def test_no_two_live_buffers_overlap(seed: int) -> None:
     assert overlaps(plan, steps) == []
     assert all(p.offset % ALIGNMENT == 0 and p.end <= plan.nbytes for p in plan.placements)
     busiest = max(sum(p.spec.nbytes for p in plan.placements if p.first <= i <= p.last) for i in range(len(steps)))
-    assert busiest <= plan.nbytes <= sum(s.nbytes for s in specs)
+    assert busiest == plan.busiest <= plan.nbytes <= sum(s.nbytes for s in specs)
     assert place(specs, steps) == plan
 
 
