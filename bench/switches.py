@@ -13,7 +13,8 @@ from typing import Any
 
 from common import surroundings, table, write_report
 
-from mggcn.config import Config, from_tables, from_toml
+from mggcn.config import Config, from_tables
+from mggcn.config_files import from_toml
 from mggcn.graph.store import open_store
 from mggcn.jobs.train import prepare_run, run_training
 

@@ -46,7 +46,7 @@ def prepare(job: dict[str, Any]) -> Contender:
     from mggcn.comm.single import SingleCommunicator
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
-    from mggcn.jobs.auto import settled
+    from mggcn.jobs.auto import resolve_auto
     from mggcn.train import runtime  # noqa: F401  (what a rank imports: the memory of a process before any data)
 
     if job.get("plain_rows"):
@@ -56,7 +56,7 @@ def prepare(job: dict[str, Any]) -> Contender:
     settings = {"train": {"eval_every": 0}, "run": {"threads": job["threads"]}} | job.get("settings", {})
     settings["run"] = {"threads": job["threads"]} | settings["run"]
     graph = open_store(job["store"])
-    config, _ = settled(from_tables({"model": {"hidden": job["hidden"]}} | settings), graph)
+    config, _ = resolve_auto(from_tables({"model": {"hidden": job["hidden"]}} | settings), graph)
     plan, owners = plan_graph(config, graph)
     plan.check(memory_limit(config))
     planned = {"imported": imported, "planned": memory(), "plan_seconds": time.perf_counter() - began}

@@ -68,7 +68,7 @@ def threads_per_rank(config: Config) -> int:
 
 
 def host_of(config: Config) -> Host:
-    """Return this machine, or its first GPU, as measured ways of a run's sparse products belong to it."""
+    """Return this machine, or its first GPU, to which measured variants of a run's sparse products belong."""
     if config.run.device == "cuda":
         from mggcn.backend.cuda.presence import gpu_host
 
@@ -174,14 +174,14 @@ def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, mach
 
 
 def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:
-    """Return the plan that a run folder's plan.json records, planned again from its figures."""
+    """Return the plan that a run folder's plan.json records, planned again from its statistics."""
     return plan_from_dict(config, content, STRATEGIES[config.run.strategy])
 
 
 def bind_process(config: Config, rank: int) -> None:
     """Bind this process, which is one rank, to cores of one memory node, with a GPU to those beside it (run.bind = auto).
 
-    To be called before threads are started. What is wrong with the GPU is told later, by `gpu_of_rank`.
+    To be called before threads are started. `gpu_of_rank` reports later what is wrong with the GPU.
     """
     run = config.run
     if run.bind == "off":

@@ -75,7 +75,7 @@ def make_backend(
 ) -> KernelBackend:
     """Return the kernels of one rank. Raises: BackendError.
 
-    choices: measured ways of sparse products. exploration: tries the ways of the others.
+    choices: measured variants of sparse products. exploration: tries those of the others.
     """
     storage = DTYPES[plan.model.dtype]
     if config.run.device == "cpu":
@@ -101,8 +101,8 @@ def make_rank(
     """Build one rank: its shard, its device memory as planned, its inputs. Collective.
 
     device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
-    choices: measured ways of sparse products. tuning: finds out those of the others in the epochs to come; it has the same
-    transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
+    choices: measured variants of sparse products. tuning: finds out those of the others in the epochs to come; it has the
+    same transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
     Raises: GraphError, BackendError.
     """
     if config.run.ranks != comm.size:
@@ -121,7 +121,7 @@ def make_rank(
         graph=graph,
         plan=plan,
         partition=partition,
-        local_index=partition.held(comm.rank),
+        local_index=partition.local_index(comm.rank),
         backend=backend,
         comm=counted,
     )

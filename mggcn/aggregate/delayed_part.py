@@ -168,7 +168,7 @@ def build_part(site: BuildContext, bounds: tuple[int, ...], bins: int, *, partia
     Raises: GraphError for a matrix that is too large.
     """
     partition, options, backend = cut_partition(site.partition), site.options, site.backend
-    held, graph, cut = site.held or partition.held(site.rank), site.graph, partition.cut
+    held, graph, cut = site.held or partition.local_index(site.rank), site.graph, partition.cut
     loops, dtype = options.self_loops, options.dtype
     tile = cut_tile(graph.adj_t, cut.edge_part_t, partition, held, site.rank, self_loops=loops, dtype=dtype)
     forward = [backend.sparse(t.indptr, t.indices, t.values) for t in row_slices(tile, bounds)]

@@ -7,7 +7,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from mggcn.config import Config, from_tables, from_toml, to_tables, with_settings
+from mggcn.config import Config, from_tables
+from mggcn.config_files import from_toml, to_tables, with_settings
 from mggcn.errors import ConfigError
 from mggcn.memory.units import parse_bytes
 
@@ -59,7 +60,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         dest="setting_tune",
         action="store_true",
         default=None,
-        help="on a CPU: let the first epochs find the fastest way of every sparse product, for about 1.5 epochs' "
+        help="on a CPU: let the first epochs find the fastest variant of every sparse product, for about 1.5 epochs' "
         "seconds, and keep it with the store",
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

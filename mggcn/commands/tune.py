@@ -98,10 +98,11 @@ def _products(arguments: argparse.Namespace) -> int:
     from mggcn.backend.cpu.table import STORE_FILE, check_writable, damage_of, outdated, write_choices
     from mggcn.comm.failure import Interrupted
     from mggcn.commands.train import store_path
-    from mggcn.config import Config, from_toml, with_settings
+    from mggcn.config import Config
+    from mggcn.config_files import from_toml, with_settings
     from mggcn.errors import ConfigError
     from mggcn.graph.store import open_store
-    from mggcn.jobs.auto import settled
+    from mggcn.jobs.auto import resolve_auto
     from mggcn.jobs.local import signalled_stop
     from mggcn.jobs.tune_products import MOST_EPOCHS, tune_products
     from mggcn.jobs.tuning_record import product_lines, told
@@ -123,7 +124,7 @@ def _products(arguments: argparse.Namespace) -> int:
         config = with_settings(config, ["run.transport=threads"])
     store = store_path(arguments.store, arguments.root)
     graph = open_store(store)
-    config, _ = settled(config, graph)
+    config, _ = resolve_auto(config, graph)
     table, host = store / STORE_FILE, host_of(config)
     check_writable(table)
     if damage := damage_of(table, host):

@@ -1,4 +1,4 @@
-"""What a graph holds that its extents do not tell, and what of that is worth a remark.
+"""Facts of a graph beyond its extents, and remarks on those that may be mistakes.
 
 Shapes: N vertices, C classes.
 """
@@ -19,7 +19,7 @@ MAX_CLASSES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphFacts:
-    """What `describe` finds; `str` gives the extents and the remarks, a line each."""
+    """Facts of a graph; `str` gives the extents and the remarks, a line each."""
 
     summary: str
     """The extents in words."""
@@ -84,21 +84,21 @@ class GraphFacts:
 
 
 def describe(graph: Graph) -> GraphFacts:
-    """Find what a graph's extents do not tell; `mggcn prepare` prints it. Header and merged edges come from graph.meta.
+    """Find what a graph's extents do not show; `mggcn prepare` prints it. Header and merged edges come from graph.meta.
 
     Cost: one pass over the column indices, one over the weights, the row pointers of both directions and the labels,
     all in windows of bounded size; C bytes. Nothing is sorted. Classes are not looked at if there are more than 2^20.
     """
-    told = graph.meta.get("input")
-    told, options = told if isinstance(told, dict) else {}, graph.meta.get("options")
-    num_merged, header = told.get("num_merged"), told.get("header")
+    notes = graph.meta.get("input")
+    notes, options = notes if isinstance(notes, dict) else {}, graph.meta.get("options")
+    num_merged, header = notes.get("num_merged"), notes.get("header")
     num_isolated, first_isolated = _isolated(graph)
     return GraphFacts(
         summary=graph.summary(),
         header=header if isinstance(header, str) else "",
         num_merged=num_merged if isinstance(num_merged, int) else 0,
         summed=isinstance(options, dict) and options.get("duplicates") == "sum",
-        symmetrized=told.get("symmetrized") is True,
+        symmetrized=notes.get("symmetrized") is True,
         weights=None if graph.adj.values is None else _range(graph.adj.values),
         num_self_loops=_self_loops(graph.adj),
         num_isolated=num_isolated,

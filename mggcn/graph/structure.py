@@ -23,7 +23,7 @@ SelfLoops = Literal["keep", "drop", "add"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphOptions:
-    """How a source becomes a graph."""
+    """Options of the conversion from a source to a graph."""
 
     symmetrize: bool = False
     """Add the reverse of every edge. Off: the graph stays directed, unless the source lists both directions."""
@@ -41,7 +41,7 @@ class GraphOptions:
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
-    def settled(self, counted: bool = False) -> GraphOptions:
+    def resolved(self, counted: bool = False) -> GraphOptions:
         """Return the options with what `auto` stands for; counted: the source counts repeated edges."""
         if self.duplicates != "auto":
             return self

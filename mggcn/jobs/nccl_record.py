@@ -1,4 +1,4 @@
-"""What NCCL took of the GPUs' memory in a run, beside what was planned: a record of result.json."""
+"""NCCL's share of the GPUs' memory in a run, measured and planned: a record of result.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
 
 MOMENTS: Final = ("start", "broadcast", "all_reduce", "all_to_all")
-"""When NCCL takes memory: as its communicator is made, and in the first calls of a kind."""
+"""Moments at which NCCL takes memory: as its communicator is made, and in the first calls of a kind."""
 
 
 def nccl_record(plan: RunPlan, comm: Communicator, backend: KernelBackend) -> dict[str, Any]:

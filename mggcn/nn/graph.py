@@ -74,7 +74,7 @@ class DeviceGraph:
 
     @property
     def device(self) -> torch.device:
-        """Where operands must be."""
+        """The device on which operands must be."""
         return self._by_destination.matrix.indptr.device
 
     @property

@@ -26,13 +26,13 @@ from mggcn.partition.locality.order import locality_nbytes
 from mggcn.planning.shape import GraphShape
 
 CHUNK_BYTES = 24 * MIB
-"""What set-up reads and converts at a time from a larger graph (partition/sweep.py, partition/rows/features.py)."""
+"""Bytes that set-up reads and converts at a time from a large graph (partition/sweep.py, partition/rows/features.py)."""
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSizes:
-    """What a rank's bytes follow from.
+    """Sizes from which a rank's bytes follow.
 
     forward, backward: how many it has of every size of matrix for A^T, and for A if others than those.
     index_bytes: lists of rows that are sent and received; assignment_bytes: of each vertex of the graph, in set-up.
@@ -127,7 +127,7 @@ class RankSizes:
         )
 
     def _host_kernel_regions(self, panel: int) -> dict[str, int]:
-        """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
+        """Bytes that the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
         matrices, width, model = self._matrices(), self._widest(panel), self.model
         stored, threads = ITEM_BYTES[model.dtype], threads_of(self.config.run)
         caches, ways = caches_of(threads), _gemm_ways()
@@ -148,7 +148,7 @@ class RankSizes:
         }
 
     def _kernel_regions(self, panel: int) -> dict[str, int]:
-        """What a GPU's kernels keep beside its matrices; products share work space, since they follow each other."""
+        """Bytes that a GPU's kernels keep beside its matrices; products share work space, since they follow each other."""
         matrices, width = self._matrices(), self._widest(panel)
         workspace = max((workspace_bytes(nnz, width, self.item) for _, nnz, *_ in matrices), default=0)
         regions = {
