@@ -15,9 +15,10 @@ from bench.process import Contender, memory, serve
 
 def switch_ways_off() -> None:
     """Have every sparse product go row by row."""
-    from mggcn.backend.cpu import spmm, variants
+    from mggcn.backend.cpu import spmm
+    from mggcn.backend.spmm_choice import SpmmChoice
 
-    spmm.choose_spmm = lambda *_, **__: variants.SpmmChoice()
+    spmm.choose_spmm = lambda *_, **__: SpmmChoice()
 
 
 def work_of(plan: Any) -> dict[str, Any]:
@@ -51,7 +52,8 @@ def prepare(job: dict[str, Any]) -> Contender:
     from mggcn.comm.single import SingleCommunicator
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
-    from mggcn.jobs.auto import settled
+    from mggcn.jobs.auto import resolve_auto
+    from mggcn.planning.advice import require_fit
     from mggcn.train import runtime  # noqa: F401  (what a rank imports: the memory of a process before any data)
 
     if job.get("plain_rows"):
@@ -59,9 +61,9 @@ def prepare(job: dict[str, Any]) -> Contender:
     imported, began = memory(), time.perf_counter()
     run, model = {"threads": job["threads"]} | job.get("run", {}), {"hidden": job["hidden"]} | job.get("model", {})
     graph = open_store(job["store"])
-    config, _ = settled(from_tables({"model": model, "train": {"eval_every": 0}, "run": run}), graph)
+    config, _ = resolve_auto(from_tables({"model": model, "train": {"eval_every": 0}, "run": run}), graph)
     plan, owners = plan_graph(config, graph)
-    plan.check(memory_limit(config))
+    require_fit(plan, memory_limit(config))
     planned = time.perf_counter()
     rank = make_rank(config, graph, plan, owners, SingleCommunicator())
     if job.get("weights"):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from mggcn.assemble import check_available, memory_limit, plan_graph
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig, from_tables
-from mggcn.config_named import with_model, with_named
+from mggcn.config_files import with_model, with_named
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.convert import check_arguments, from_object
 from mggcn.graph.csr import Graph
@@ -30,7 +30,7 @@ from mggcn.jobs import folder as run_folders
 from mggcn.jobs import local as local_ranks
 from mggcn.jobs import predict as predicting
 from mggcn.jobs import train as training
-from mggcn.jobs.auto import settled
+from mggcn.jobs.auto import resolve_auto
 from mggcn.model.weights import from_pyg
 from mggcn.planning.advice import require_fit
 from mggcn.planning.text import PrintedPlan
@@ -166,7 +166,7 @@ class Trainer:
         base = with_model(config, model)
         self._graph: Graph = graph if isinstance(graph, Graph) else load(graph)
         asked = with_named(base, settings | ({} if ranks is None else {"ranks": ranks}))
-        self._config, self._choice = settled(asked, self._graph)
+        self._config, self._choice = resolve_auto(asked, self._graph)
         self._plan, self._partition = plan_graph(self._config, self._graph)
         require_fit(self._plan, memory_limit(self._config))
         self._out = None if out is None else Path(out)

@@ -177,14 +177,14 @@ def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, mach
 
 
 def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:
-    """Return the plan that a run folder's plan.json records, planned again from its figures."""
+    """Return the plan that a run folder's plan.json records, planned again from its statistics."""
     return plan_from_dict(config, content, STRATEGIES[config.run.strategy])
 
 
 def bind_process(config: Config, rank: int) -> None:
     """Bind this process, which is one rank, to cores of one memory node, with a GPU to those beside it (run.bind = auto).
 
-    To be called before threads are started. What is wrong with the GPU is told later, by `gpu_of_rank`.
+    To be called before threads are started. `gpu_of_rank` reports later what is wrong with the GPU.
     """
     run = config.run
     if run.bind == "off":

@@ -121,7 +121,7 @@ def make_rank(
         graph=graph,
         plan=plan,
         partition=partition,
-        local_index=partition.held(comm.rank),
+        local_index=partition.local_index(comm.rank),
         backend=backend,
         comm=counted,
     )

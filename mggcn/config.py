@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from mggcn.config_values import parse_field
+from mggcn.config_values import RENAMED, parse_field
 from mggcn.config_values import require as _require
 from mggcn.config_values import settle as _settle
 from mggcn.errors import ConfigError
@@ -29,7 +27,7 @@ class DataConfig:
     splits: Literal["main", "alt"] = "main"
     """Family of splits: the published one, or the store's second family `alt_*`."""
     split: int = 0
-    """Which split of the family, from 0."""
+    """Number of the split in its family, from 0."""
 
     def __post_init__(self) -> None:
         _settle(self, "data")
@@ -257,22 +255,6 @@ class Config:
 TABLES: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig, "run": RunConfig}
 
 
-RENAMED: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
-    ("run", "between"): ("stale_aggregates", {"local": "discard", "last": "reuse"}),
-}
-"""Settings of earlier versions: the name that each has now, and its values."""
-
-
-def with_new_names(table: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a table that an earlier version saved under the names and values that they have now."""
-    found = dict(settings)
-    for (owner, old), (new, values) in RENAMED.items():
-        if owner == table and old in found:
-            value = found.pop(old)
-            found[new] = values.get(value, value)
-    return found
-
-
 def parse_value(table: str, key: str, value: Any) -> Any:
     """Convert text or a TOML value to the type of the setting `table.key`.
 
@@ -302,53 +284,3 @@ def from_tables(tables: Mapping[str, Any], base: Config | None = None) -> Config
         values = {key: parse_value(table, key, value) for key, value in settings.items()}
         config = dataclasses.replace(config, **{table: dataclasses.replace(getattr(config, table), **values)})
     return config
-
-
-def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) -> Config:
-    """Read a TOML file over `base`. Raises: ConfigError if it is missing, not TOML or holds an unknown setting.
-
-    saved: by a run, perhaps of an earlier version, whose names are then read as those of now.
-    """
-    try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    try:
-        if saved:
-            tables = {name: with_new_names(name, table) for name, table in tables.items()}
-        return from_tables(tables, base)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def with_settings(config: Config, settings: Sequence[str]) -> Config:
-    """Apply `table.key=value` texts; of two for one setting the last wins, and ranges are checked once, at the end.
-
-    Raises: ConfigError if one is malformed, unknown or out of range.
-    """
-    tables: dict[str, dict[str, str]] = {}
-    for text in settings:
-        left, equals, value = text.partition("=")
-        table, dot, key = left.strip().partition(".")
-        if not (equals and dot):
-            raise ConfigError(f"--set expects table.key=value such as model.hidden=16,16, got {text!r}")
-        tables.setdefault(table, {})[key] = value.strip()
-    return from_tables(tables, config)
-
-
-def to_tables(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the settings as nested plain values, as they go into config.toml."""
-    return {
-        name: {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
-        for name, table in dataclasses.asdict(config).items()
-    }
-
-
-def to_toml(config: Config) -> str:
-    """Return the complete configuration as TOML."""
-    import tomli_w
-
-    return tomli_w.dumps(to_tables(config))

@@ -89,3 +89,19 @@ def _parts(value: Any) -> Sequence[Any]:
 
 def _bad(value: Any) -> Any:
     raise ValueError(value)
+
+
+RENAMED: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
+    ("run", "between"): ("stale_aggregates", {"local": "discard", "last": "reuse"}),
+}
+"""Settings of earlier versions: the name that each has now, and its values."""
+
+
+def with_new_names(table: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a table that an earlier version saved under the names and values that they have now."""
+    found = dict(settings)
+    for (owner, old), (new, values) in RENAMED.items():
+        if owner == table and old in found:
+            value = found.pop(old)
+            found[new] = values.get(value, value)
+    return found

@@ -11,14 +11,15 @@ import pytest
 import mggcn
 from mggcn.backend.gather_rates import CacheRates
 from mggcn.cli import main
-from mggcn.config import Config, ModelConfig, RunConfig, from_toml
+from mggcn.config import Config, ModelConfig, RunConfig
+from mggcn.config_files import from_toml
 from mggcn.cost.machine import Machine, find_machine
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
 from mggcn.graph.store import open_store, write_store
 from mggcn.jobs import auto
-from mggcn.jobs.auto import _figures, is_auto, settled, settled_shape
+from mggcn.jobs.auto import _figures, is_auto, resolve_auto, resolve_auto_shape
 from mggcn.planning.select import Row, choice_dict, choice_lines
 from mggcn.planning.shape import GraphShape
 from tests.graphs import make_graph, pattern
@@ -34,7 +35,7 @@ def config_of(ranks: int = 3, **run: object) -> Config:
 
 def test_every_strategy_and_order_is_compared() -> None:
     """Fails if a strategy is missing, an inexact one could be chosen, or the fastest exact one is not."""
-    config, choice = settled(config_of(), graph())
+    config, choice = resolve_auto(config_of(), graph())
     assert choice is not None
     assert not is_auto(config)
     rows = {(row.candidate.strategy, row.candidate.order): row for row in choice.rows}
@@ -54,7 +55,7 @@ def test_an_order_by_locality_is_taken_where_it_pays() -> None:
     planted = community(20000, 200000, 16, 40, seed=11, homophily=0.9, train=0.5)
     base = Config(model=ModelConfig(hidden=(512, 512)), run=RunConfig(ranks=1, order="auto"))
     machine = find_machine("assumed-cpu")
-    config, choice = settled(base, planted, machine)
+    config, choice = resolve_auto(base, planted, machine)
     assert config.run.order == "locality"
     assert choice is not None
     rows = {row.candidate.order: row for row in choice.rows}
@@ -72,7 +73,7 @@ def test_an_order_by_locality_is_taken_where_it_pays() -> None:
     assert f"{near['locality']:.0%}" in text
     assert choice_dict(choice)["candidates"][0]["near_share"] == near["random"]
     # Where the stages of a broadcast wait for each other, that is said too.
-    _, several = settled(dataclasses.replace(base, run=RunConfig(ranks=4, order="auto")), planted, machine)
+    _, several = resolve_auto(dataclasses.replace(base, run=RunConfig(ranks=4, order="auto")), planted, machine)
     assert several is not None
     paths = {row.candidate.order: row.path for row in several.rows if row.candidate.strategy == "broadcast"}
     assert paths["locality"] > paths["random"] > 1.0  # type: ignore[operator]
@@ -86,7 +87,7 @@ def test_a_gpu_weighs_locality_by_its_own_cache(capsys: pytest.CaptureFixture[st
     base = Config(model=ModelConfig(hidden=(256, 256)), run=RunConfig(order="auto", device="cuda"))
 
     def rows_of(graph: Graph, machine: Machine) -> tuple[str, dict[str, Row], str]:
-        config, choice = settled(base, graph, machine, 2**40)
+        config, choice = resolve_auto(base, graph, machine, 2**40)
         assert choice is not None
         print("\n".join(choice_lines(choice)))
         return config.run.order, {row.candidate.order: row for row in choice.rows}, choice.reason
@@ -115,29 +116,29 @@ def test_a_large_graph_is_not_ordered_to_be_compared(monkeypatch: pytest.MonkeyP
     write_store(graph(), tmp_path / "store")
     stored = open_store(tmp_path / "store")
     for expected in (False, True):
-        _, choice = settled(config_of(strategy="halo"), stored)
+        _, choice = resolve_auto(config_of(strategy="halo"), stored)
         assert choice is not None
         row = next(row for row in choice.rows if row.candidate.order == "locality")
         assert row.verdict == ("fits" if expected else "not possible")
         assert ("mggcn partition --kind locality --parts 3 --seed 1" in row.note) != expected
         assert main(["partition", str(tmp_path / "store"), "--kind", "locality", "--parts", "3"]) == 0
     # Who names it gets it.
-    config, _ = settled(config_of(ranks=2, order="locality"), stored)
+    config, _ = resolve_auto(config_of(ranks=2, order="locality"), stored)
     assert config.run.order == "locality"
 
 
 def test_what_is_named_is_kept() -> None:
     """Fails if auto of one setting changes the other, or an inexact strategy that the user named is refused with it."""
-    config, choice = settled(config_of(strategy="slice"), graph())
+    config, choice = resolve_auto(config_of(strategy="slice"), graph())
     assert choice is not None
     assert config.run.strategy == "slice"
     assert {row.candidate.strategy for row in choice.rows} == {"slice"}
-    config, choice = settled(config_of(order="permute"), graph())
+    config, choice = resolve_auto(config_of(order="permute"), graph())
     assert choice is not None
     assert {row.candidate.order for row in choice.rows if row.candidate.strategy == "halo"} == {"permute"}
     plain = config_of(strategy="halo", order="none")
-    assert settled(plain, graph())[1] is None
-    one, _ = settled(config_of(ranks=1), graph())
+    assert resolve_auto(plain, graph())[1] is None
+    one, _ = resolve_auto(config_of(ranks=1), graph())
     assert (one.run.ranks, one.run.transport) == (1, "single")
 
 
@@ -148,14 +149,14 @@ def test_memory_decides_first() -> None:
     )
     machine = find_machine("dgx-h100")
     base = config_of(8, device="cuda", order="random")
-    config, choice = settled_shape(base, shape, 0.0, machine, 80 * 2**30)
+    config, choice = resolve_auto_shape(base, shape, 0.0, machine, 80 * 2**30)
     assert choice is not None
     needs = {row.candidate.strategy: row.memory_bytes for row in choice.rows if row.verdict == "fits"}
     least = min(needs, key=lambda name: needs[name] or 0)
-    config, _ = settled_shape(base, shape, 0.0, machine, needs[least])
+    config, _ = resolve_auto_shape(base, shape, 0.0, machine, needs[least])
     assert config.run.strategy == least
     with pytest.raises(PlanError, match="no exact strategy fits"):
-        settled_shape(base, shape, 0.0, machine, 2**20)
+        resolve_auto_shape(base, shape, 0.0, machine, 2**20)
 
 
 def test_a_cut_is_compared_from_its_replication() -> None:
@@ -165,7 +166,7 @@ def test_a_cut_is_compared_from_its_replication() -> None:
     )
     verdicts = {}
     for replication in (0.0, 1.8):
-        _, choice = settled_shape(config_of(4, order="random"), shape, replication)
+        _, choice = resolve_auto_shape(config_of(4, order="random"), shape, replication)
         assert choice is not None
         verdicts[replication] = {row.candidate.strategy: row for row in choice.rows}
     assert "--replication" in verdicts[0.0]["delayed cd-0"].note
@@ -199,7 +200,7 @@ def test_a_shape_that_auto_cannot_plan_is_refused() -> None:
     """Fails if a strategy named without what it needs is planned from invented figures."""
     shape = GraphShape(name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True)
     config = dataclasses.replace(config_of(4), run=RunConfig(ranks=4, strategy="delayed"))
-    assert settled_shape(config, shape, 0.0) == (config, None)
+    assert resolve_auto_shape(config, shape, 0.0) == (config, None)
     from mggcn.assemble import plan_shape
 
     with pytest.raises(ConfigError, match="--replication"):
@@ -221,12 +222,12 @@ def test_what_cannot_be_made_is_a_row_and_no_error(tmp_path: Path) -> None:
     """Fails if one candidate that is damaged or impossible keeps the others from being chosen."""
     write_store(graph(), tmp_path / "store")
     stored = open_store(tmp_path / "store")
-    settled(config_of(2), stored)
+    resolve_auto(config_of(2), stored)
     owner = tmp_path / "store" / "partitions" / "libra-2-1-shuffled" / "owner.npy"
     damaged = bytearray(owner.read_bytes())
     damaged[-1] ^= 1
     owner.write_bytes(damaged)
-    config, choice = settled(config_of(2), stored)
+    config, choice = resolve_auto(config_of(2), stored)
     assert choice is not None
     verdicts = {row.candidate.strategy: row for row in choice.rows}
     assert verdicts["delayed cd-0"].verdict == "not possible"
@@ -238,7 +239,7 @@ def test_what_cannot_be_made_is_a_row_and_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ranks", "delay"), [(1, "0"), (3, "5"), (3, "none")])
 def test_a_cut_has_no_order_to_choose(ranks: int, delay: str) -> None:
     """Fails if an inexact strategy that was named is refused because the order was left open."""
-    config, choice = settled(config_of(ranks, strategy="delayed", delay=delay), graph())
+    config, choice = resolve_auto(config_of(ranks, strategy="delayed", delay=delay), graph())
     assert choice is None
     assert config.run.order == "random"
     assert config.run.strategy == ("broadcast" if ranks == 1 else "delayed")
@@ -246,7 +247,7 @@ def test_a_cut_has_no_order_to_choose(ranks: int, delay: str) -> None:
 
 def test_a_named_delay_is_listed() -> None:
     """Fails if auto compares another delay than the one that was asked for."""
-    _, choice = settled(config_of(3, delay="3"), graph())
+    _, choice = resolve_auto(config_of(3, delay="3"), graph())
     assert choice is not None
     assert {"delayed cd-0", "delayed cd-3", "delayed 0c"} < {row.candidate.strategy for row in choice.rows}
 
@@ -259,28 +260,28 @@ def test_a_delay_needs_a_strategy_that_has_one(setting: dict[str, str], ranks: i
     for strategy in ("broadcast", "halo", "slice"):
         refused = config_of(ranks, strategy=strategy, order="none", **setting)
         with pytest.raises(ConfigError, match=rf"run\.{name} {setting[name]} would change nothing.*--strategy delayed"):
-            settled(refused, graph())
+            resolve_auto(refused, graph())
         with pytest.raises(ConfigError, match=rf"run\.{name}"):
-            settled_shape(
+            resolve_auto_shape(
                 refused,
                 GraphShape(
                     name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True
                 ),
                 1.5,
             )
-    kept, _ = settled(config_of(ranks, strategy="delayed", **setting), graph())
+    kept, _ = resolve_auto(config_of(ranks, strategy="delayed", **setting), graph())
     expected = setting[name] if ranks > 1 else getattr(RunConfig(), name)
     assert getattr(kept.run, name) == expected
-    shaped, _ = settled_shape(
+    shaped, _ = resolve_auto_shape(
         config_of(ranks, strategy="auto", **setting),
         GraphShape(name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True),
         1.5,
     )
-    chosen, _ = settled(config_of(ranks, strategy="auto", **setting), graph())
+    chosen, _ = resolve_auto(config_of(ranks, strategy="auto", **setting), graph())
     for run in (shaped.run, chosen.run):
         assert run.strategy != "delayed", "the rest of the test is about strategies over rows"
         assert (run.delay, run.stale_aggregates) == ("0", "discard")
-    assert settled(chosen, graph())[0] == chosen, "a run folder's configuration settles to itself"
+    assert resolve_auto(chosen, graph())[0] == chosen, "a run folder's configuration settles to itself"
 
 
 def test_orders_that_follow_edges_need_a_store() -> None:

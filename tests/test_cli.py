@@ -126,7 +126,8 @@ def test_sizes_that_cannot_be_generated(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if a setting can be neither found in --help nor seen with its default."""
-    from mggcn.config import Config, to_tables
+    from mggcn.config import Config
+    from mggcn.config_files import to_tables
 
     for command in ("train", "plan"):
         assert run_main(command, "--help") == 0

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from mggcn import config as cfg
+from mggcn import config_files
 from mggcn.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig
+from mggcn.config_values import with_new_names
 from mggcn.errors import ConfigError
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -78,22 +80,24 @@ def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:
         for key, value in settings.items():
             assert value != getattr(getattr(Config(), table), key), f"{table}.{key} is the default"
     path = tmp_path / "config.toml"
-    path.write_text(cfg.to_toml(changed), encoding="utf-8")
-    assert cfg.from_toml(path) == changed
-    assert isinstance(cfg.from_toml(path).model.hidden, tuple)
-    assert set(tomllib.loads(cfg.to_toml(changed))["train"]) == {item.name for item in dataclasses.fields(TrainConfig)}
+    path.write_text(config_files.to_toml(changed), encoding="utf-8")
+    assert config_files.from_toml(path) == changed
+    assert isinstance(config_files.from_toml(path).model.hidden, tuple)
+    assert set(tomllib.loads(config_files.to_toml(changed))["train"]) == {
+        item.name for item in dataclasses.fields(TrainConfig)
+    }
 
 
 def test_toml_round_trip_of_defaults_and_of_no_hidden_layer(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     for config in (Config(), Config(model=ModelConfig(hidden=())), cfg.from_tables(TUNED)):
-        path.write_text(cfg.to_toml(config), encoding="utf-8")
-        assert cfg.from_toml(path) == config
+        path.write_text(config_files.to_toml(config), encoding="utf-8")
+        assert config_files.from_toml(path) == config
 
 
 def test_tables_are_plain_values() -> None:
     """Tuples become lists, so that any TOML or JSON writer takes them."""
-    tables = cfg.to_tables(Config(model=ModelConfig(hidden=(16,))))
+    tables = config_files.to_tables(Config(model=ModelConfig(hidden=(16,))))
     assert tables["model"]["hidden"] == [16]
     assert {type(v) for table in tables.values() for v in table.values()} <= {str, int, float, bool, list}
 
@@ -212,7 +216,7 @@ def test_python_goes_through_the_same_conversions() -> None:
     model = ModelConfig(hidden=[16, np.int64(8)])  # type: ignore[arg-type, list-item]
     assert model == ModelConfig(hidden=(16, 8))
     assert hash(model) == hash(ModelConfig(hidden=(16, 8)))
-    assert "seed = 3" in cfg.to_toml(Config(train=TrainConfig(seed=np.int64(3))))  # type: ignore[arg-type]
+    assert "seed = 3" in config_files.to_toml(Config(train=TrainConfig(seed=np.int64(3))))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"train\.epochs expects an integer, got True"):
         TrainConfig(epochs=True)
     with pytest.raises(ConfigError, match=r"run\.device expects one of cpu, cuda, got 'tpu'"):
@@ -224,21 +228,21 @@ def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
         cfg.from_tables({"modle": {}})
     for known in (item.name for item in dataclasses.fields(ModelConfig)):
         with pytest.raises(ConfigError, match=rf"unknown setting model\.hiden; known in \[model\] are .*\b{known}\b"):
-            cfg.with_settings(Config(), ["model.hiden=3"])
+            config_files.with_settings(Config(), ["model.hiden=3"])
     path = tmp_path / "bad.toml"
     path.write_text("[train]\nepoch = 3\n")
     with pytest.raises(ConfigError, match=rf"{re.escape(str(path))}: unknown setting train\.epoch; .*epochs"):
-        cfg.from_toml(path)
+        config_files.from_toml(path)
     path.write_text("epochs = 3\n")
     with pytest.raises(ConfigError, match="'epochs' must be a table"):
-        cfg.from_toml(path)
+        config_files.from_toml(path)
 
 
 def test_precedence_file_over_base_and_set_over_file(tmp_path: Path) -> None:
     base = cfg.from_tables({"model": {"hidden": [8], "dropout": 0.5}, "train": {"seed": 9}})
     path = tmp_path / "over.toml"
     path.write_text("[model]\nhidden = [32, 32]\n[train]\nlr = 1\n")
-    config = cfg.with_settings(cfg.from_toml(path, base), ["train.lr=0.5", "model.hidden=4"])
+    config = config_files.with_settings(config_files.from_toml(path, base), ["train.lr=0.5", "model.hidden=4"])
     assert config.model == ModelConfig(hidden=(4,), dropout=0.5)
     assert config.train == TrainConfig(seed=9, lr=0.5)
     assert base.model.hidden == (8,), "the base is untouched"
@@ -247,37 +251,37 @@ def test_precedence_file_over_base_and_set_over_file(tmp_path: Path) -> None:
 
 
 def test_set_texts() -> None:
-    config = cfg.with_settings(
+    config = config_files.with_settings(
         Config(), ["model.hidden = 16,16", "train.lr=1e-3", "model.bias=false", "run.order=none", "train.lr=2e-3"]
     )
     assert (config.model.hidden, config.train.lr) == ((16, 16), 2e-3)
     assert (config.model.bias, config.run.order) == (False, "none")
-    assert cfg.with_settings(config, ["model.hidden="]).model.hidden == ()
-    assert cfg.with_settings(config, []) == config
+    assert config_files.with_settings(config, ["model.hidden="]).model.hidden == ()
+    assert config_files.with_settings(config, []) == config
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["run.ranks=4", "run.transport=gloo"])))
 def test_set_texts_do_not_depend_on_their_order(order: tuple[str, ...]) -> None:
     """Fails if ranges are checked between two texts: `single` with 4 ranks is invalid only for a moment."""
     base = Config(run=RunConfig(transport="single"))
-    assert cfg.with_settings(base, order).run == RunConfig(ranks=4, transport="gloo")
+    assert config_files.with_settings(base, order).run == RunConfig(ranks=4, transport="gloo")
 
 
 @pytest.mark.parametrize("text", ["model.hidden", "hidden=3", "=3", ""])
 def test_malformed_set_texts(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--set expects table\.key=value"):
-        cfg.with_settings(Config(), [text])
+        config_files.with_settings(Config(), [text])
 
 
 def test_files_that_are_not_toml(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the configuration .*absent\.toml"):
-        cfg.from_toml(tmp_path / "absent.toml")
+        config_files.from_toml(tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match="cannot read the configuration"):
-        cfg.from_toml(tmp_path)
+        config_files.from_toml(tmp_path)
     for content in (b"[model\n", b"\xff\xfe[model]"):
         (tmp_path / "x.toml").write_bytes(content)
         with pytest.raises(ConfigError, match=r"x\.toml is not valid TOML"):
-            cfg.from_toml(tmp_path / "x.toml")
+            config_files.from_toml(tmp_path / "x.toml")
 
 
 def test_settings_of_earlier_versions(tmp_path: Path) -> None:
@@ -286,9 +290,11 @@ def test_settings_of_earlier_versions(tmp_path: Path) -> None:
     path.write_text('[run]\nstrategy = "delayed"\nbetween = "last"\n')
     expected = r"run\.between has been renamed to run\.stale_aggregates.*local is now discard, last is now reuse"
     with pytest.raises(cfg.ConfigError, match=expected):
-        cfg.from_toml(path)
+        config_files.from_toml(path)
     with pytest.raises(cfg.ConfigError, match=expected):
-        cfg.with_settings(cfg.Config(), ["run.between=local"])
-    assert cfg.from_toml(path, saved=True).run.stale_aggregates == "reuse"
-    assert cfg.with_new_names("run", {"between": "local", "ranks": 2}) == {"stale_aggregates": "discard", "ranks": 2}
-    assert cfg.with_new_names("train", {"between": "local"}) == {"between": "local"}
+        config_files.with_settings(cfg.Config(), ["run.between=local"])
+    with pytest.raises(cfg.ConfigError, match=expected):
+        config_files.with_named(cfg.Config(), {"between": "last"})
+    assert config_files.from_toml(path, saved=True).run.stale_aggregates == "reuse"
+    assert with_new_names("run", {"between": "local", "ranks": 2}) == {"stale_aggregates": "discard", "ranks": 2}
+    assert with_new_names("train", {"between": "local"}) == {"between": "local"}

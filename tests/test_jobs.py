@@ -16,7 +16,8 @@ import torch
 
 from mggcn import assemble
 from mggcn.comm.single import SingleCommunicator
-from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig, from_toml
+from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
+from mggcn.config_files import from_toml
 from mggcn.errors import BackendError, ConfigError, GraphError, RunError, TrainError
 from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.store import open_store

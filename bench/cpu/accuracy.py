@@ -19,7 +19,8 @@ from typing import Any
 from bench.graphs import find_data
 from bench.report import ROOT, listed, parse, surroundings, table, write_report
 from mggcn.assemble import plan_graph, resolve
-from mggcn.config import Config, from_tables, from_toml
+from mggcn.config import Config, from_tables
+from mggcn.config_files import from_toml
 from mggcn.graph.store import open_store
 from mggcn.jobs.train import prepare_run, run_training
 

@@ -1,6 +1,6 @@
 """What this machine's cores and memory do at best: copies and gathers by footprint, dense products; and bounds from them.
 
-Copies and gathers are those of `mggcn tune` (mggcn/jobs/tune_device.py), dense products the faster of torch's and NumPy's.
+Copies and gathers are those of `mggcn tune` (mggcn/tuning/device.py), dense products the faster of torch's and NumPy's.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def measure(threads: int, seconds: float) -> dict[str, Any]:
     from mggcn import native
 
     native.limit_spinning()
+    from mggcn.jobs.tune import cpu_backend
     from mggcn.tuning.device import device_table
 
-    device = device_table(threads, seconds, lambda text: print(f"measuring: {text}", file=sys.stderr))
+    device = device_table(cpu_backend, threads, seconds, lambda text: print(f"measuring: {text}", file=sys.stderr))
     gemm = products(threads) | {f"mggcn tune {name}": rate for name, rate in device["gemm"].items()}
     return {"copy": device["copy"], "gather": device["gather"], "gemm": gemm}
 

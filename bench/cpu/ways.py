@@ -81,7 +81,8 @@ def ways(width: int, rows: int, caches: Any) -> dict[str, Any]:
 
     Panels if the shared cache holds `rows` of them packed.
     """
-    from mggcn.backend.cpu.variants import SpmmChoice, ahead_of
+    from mggcn.backend.cpu.variants import ahead_of
+    from mggcn.backend.spmm_choice import SpmmChoice
 
     def ahead(line_bytes: int) -> int:
         return ahead_of(line_bytes, rows * line_bytes, caches)

@@ -161,7 +161,7 @@ def build_part(context: BuildContext, bounds: tuple[int, ...], bins: int, *, par
     Raises: GraphError for a matrix that is too large.
     """
     partition, options, backend = cut_partition(context.partition), context.options, context.backend
-    local_index, graph, cut = context.local_index or partition.held(context.rank), context.graph, partition.cut
+    local_index, graph, cut = context.local_index or partition.local_index(context.rank), context.graph, partition.cut
     loops, dtype = options.self_loops, options.dtype
     tile = cut_tile(graph.adj_t, cut.edge_part_t, partition, local_index, context.rank, self_loops=loops, dtype=dtype)
     forward = [backend.sparse(t.indptr, t.indices, t.values) for t in row_slices(tile, bounds)]

@@ -258,7 +258,7 @@ class KernelBackend(Protocol):
 
     @property
     def comm_stream(self) -> CommStream:
-        """Where this rank's transport moves data."""
+        """The stream on which this rank's transport moves data."""
         ...
 
     def timestamp(self) -> Timestamp:

@@ -18,7 +18,7 @@ Op = Literal["add", "sub", "mul", "div", "copy"]
 Reducer = Literal["sum", "max", "min"]
 Of = Literal["source", "destination", "edge"]
 Partial = Literal["one", "times", "over", "ratio"]
-"""What multiplies the gradient g of a message: 1, g * a, g / a, or g * (a / b) / b."""
+"""Factor of the gradient g of a message: 1, g * a, g / a, or g * (a / b) / b."""
 OPS: tuple[Op, ...] = get_args(Op)
 REDUCERS: tuple[Reducer, ...] = get_args(Reducer)
 OFS: tuple[Of, ...] = get_args(Of)

@@ -1,4 +1,4 @@
-"""What is left of a training epoch when its gradients are summed: one step of all weights, and the epoch's books.
+"""The end of a training epoch, once gradients are summed: one step of all weights, and the epoch's books.
 
 W weights in one flat tensor, S matrices and vectors among them, K signals, E epochs.
 """
@@ -49,7 +49,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What an epoch reads and leaves beside weights.
+    """The books of an epoch: what it reads and writes beside weights.
 
     clock int64 (2,): seed and epoch; rates float64 (E,): learning rates; signals float64 (K,): those of the epoch, summed
     over ranks; history float64 (E, K): those of all epochs; own float64 (K,): what the next epoch's start from.

@@ -31,7 +31,7 @@ DONE: Final = Done()
 
 
 class CommStream(Protocol):
-    """Where a transport moves data: a stream beside the kernels on a device that has one, else the calling thread."""
+    """The stream of messages: beside the kernels on a device that has streams, else the calling thread."""
 
     def working(self, after: Event | None) -> AbstractContextManager[None]:
         """Tensor work of the block is the comm stream's, after `after`, or, without it, after the rank's work so far."""

@@ -17,14 +17,14 @@ SLICE_GAIN: Final = 1.3
 SLICE_ROW: Final = 32
 """Nonzeros that a row must have on average: what a slice does for each row anew is small beside them."""
 AGAIN_BYTES: Final = 5
-"""What a nonzero costs in every further slice: its index, and its share of what a row of SLICE_ROW nonzeros costs."""
+"""Cost of a nonzero in every further slice: its index, and its share of what a row of SLICE_ROW nonzeros costs."""
 
 Reuse = Sequence[tuple[float, float]]
-"""How local gathers are: (bytes of the rows used since the same one was, at most; share of the gathers), rising."""
+"""Locality of gathers: (most bytes of other rows since the last use of the same one; share of the gathers), rising."""
 
 
 class Gather(Protocol):
-    """What rows gathered at random cost on a device."""
+    """Cost of rows gathered at random on a device."""
 
     @property
     def points(self) -> tuple[tuple[float, float], ...]:
@@ -45,13 +45,13 @@ class CacheRates:
     """A GPU's: a row comes from the L2 cache as often as a random one lies there, else from memory."""
 
     cache_bytes: float
-    """What the cache holds of the operand."""
+    """Share of the operand that the cache holds."""
     cached: float
     """Bytes per second from the cache."""
     missed: float
     """Bytes per second from memory, of rows of any length."""
     missed_row_s: float
-    """What a row from memory costs beside its bytes: narrow rows use it badly."""
+    """Cost of a row from memory beside its bytes: narrow rows use it badly."""
 
     @property
     def points(self) -> tuple[tuple[float, float], ...]:

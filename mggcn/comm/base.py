@@ -24,8 +24,8 @@ class Communicator(Protocol):
     an event; buffers belong to the transport until that event has been waited for, on the sending side too. A rank must
     wait for each of its events, all ranks in the same order; a message may be waited for long after later ones were.
     Tensors are contiguous; one thread of a rank makes its calls.
-    Any call or wait may raise CommError: another rank failed or did not come, or the ranks asked for different things.
-    On a device that works later than it is told, a message that fails after the wait shows in `check`.
+    Any call or wait may raise CommError: another rank failed or did not come, or the ranks made different calls.
+    On a device that runs asynchronously, a message that fails after the wait shows in `check`.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""What a rank asks for in one collective call, in a form in which ranks can compare it."""
+"""One collective call of a rank, in a form in which ranks can compare theirs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def all_to_all_call(out: Tensor, buf: Tensor, out_rows: Sequence[int], buf_rows:
 
 
 def disagreement(calls: Mapping[int, Call]) -> str | None:
-    """Say which ranks asked for what if the calls do not fit each other, else None. Cost: O(P^2), P of an all_to_all.
+    """Describe the ranks' calls if they do not fit each other, else None. Cost: O(P^2), P of an all_to_all.
 
     `calls` maps ranks to calls; it may still lack some.
     """

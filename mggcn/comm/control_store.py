@@ -1,4 +1,4 @@
-"""What ranks that are processes tell each other beside the data: their calls, failures, comings and goings.
+"""Control messages of ranks that are processes, apart from the data: their calls, failures, arrivals and departures.
 
 All of it goes through torch.distributed's store: a file for ranks of one machine, TCP under torchrun. Nothing here waits
 inside the store, so a rank that waits always notices when another one fails.
@@ -22,7 +22,7 @@ from mggcn.errors import CommError
 SLICE_S: Final = 0.25
 """A wait looks for signals and for the abort of another rank this often."""
 ROLL_CALL_S: Final = 1.0
-"""How long a rank that timed out lets the others answer that they wait in the same call."""
+"""Seconds that a rank which timed out lets the others answer that they wait in the same call."""
 CHECKED_CALLS: Final = 64
 """As many calls of a rank are compared with the other ranks' before they start: what follows repeats them."""
 LEAVE_S: Final = 3.0
@@ -46,8 +46,8 @@ class ControlStore:
         """Calls that this rank has begun."""
         self.call: Call | None = None
         """The last of them."""
-        self.told = False
-        """Whether the rank's own thread has been told of the failure."""
+        self.raised = False
+        """Whether the rank's own thread has raised the failure."""
         self._store = store
         self._failure: str | None = None
 
@@ -59,7 +59,7 @@ class ControlStore:
     def check(self) -> None:
         """Raises: CommError if a rank is known to have failed. Does not touch the store."""
         if self._failure is not None:
-            self.told = True
+            self.raised = True
             raise CommError(self._failure)
 
     def begin(self, call: Call, *, recorded: bool = False) -> None:
@@ -73,6 +73,7 @@ class ControlStore:
         if self._failure is not None:
             return
         try:
+            # compare_set writes only over nothing and returns what stands there: all ranks give the same reason.
             self._failure = self._store.compare_set("aborted", "", reason).decode()
         except RuntimeError:  # the host that holds the store is gone: the others lose it too
             self._failure = self._failure or reason

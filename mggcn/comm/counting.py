@@ -12,7 +12,7 @@ from mggcn.backend.events import alone
 from mggcn.comm.base import CommStream, Communicator, Event, Moving
 
 REASON_BYTES = 256
-"""Of a reason that a rank tells the others."""
+"""Of a reason that a rank reports to the others."""
 
 
 class CountingCommunicator:

@@ -112,7 +112,7 @@ class DistributedCommunicator:
                 control.look(number)
                 control.check()
                 if work.is_completed():
-                    # Since the slice of waiting ended, perhaps: a second wait tells success from failure at once.
+                    # It may have completed after the time slice: a second wait returns at once, or raises its error.
                     try:
                         work.wait(timedelta(seconds=SLICE_S))
                         return
@@ -132,7 +132,7 @@ class DistributedCommunicator:
         number = self._control.number
         if number > self._checked_calls:
             return
-        # Not on the control store, which is slower: gloo is at hand.
+        # Through gloo rather than the control store, whose keys each take a round trip to one host.
         self._table.zero_()
         self._table[self.rank] = torch.tensor(call.encode(self.size))
         self.finish(dist.all_reduce(self._table, group=self._group, async_op=True), number, call)

@@ -1,4 +1,4 @@
-"""What a failing rank leaves behind for its parent, and which of several failures was the first."""
+"""Reports that failing ranks leave for their parent, and the choice of the first of several failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Interrupted(MggcnError):  # noqa: N818  like KeyboardInterrupt: it is no e
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """One exception, as the rank that raised it tells it in rank-R.error.json."""
+    """One exception, as the rank that raised it reports it in rank-R.error.json."""
 
     rank: int
     name: str
@@ -88,22 +88,22 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How a rank that nobody had told to go left with an error."""
+    """The end of a rank that failed without being asked to stop."""
 
     rank: int
     code: int
-    """As subprocess tells it: the exit status, or minus the signal."""
+    """As subprocess reports it: the exit status, or minus the signal."""
     seen_s: float
     """CLOCK_MONOTONIC when the parent saw it."""
 
 
 def report_path(folder: Path, rank: int) -> Path:
-    """Where `rank` leaves its report."""
+    """The file in which `rank` leaves its report."""
     return folder / f"rank-{rank}.error.json"
 
 
 def log_path(folder: Path, rank: int) -> Path:
-    """Where the output of `rank` goes, unless it is 0."""
+    """The file of the output of `rank`, which is not 0."""
     return folder / f"rank-{rank}.log"
 
 

@@ -34,7 +34,7 @@ def gather_texts(comm: Communicator, text: str) -> list[str]:
 def refuse_shared(comm: Communicator, gpu: str) -> None:
     """Make sure that no other rank uses this rank's GPU. Collective, before `use_stream`.
 
-    gpu: its UUID, which tells it from those of other machines too, and the instances of a divided GPU apart.
+    gpu: its UUID, which differs between machines, and between the instances of a divided GPU.
     Raises: BackendError on all ranks, naming those that share one.
     """
     found = torch.zeros(comm.size, 16, dtype=torch.uint8)

@@ -38,7 +38,7 @@ GRACE_S: Final = 2.0
 TERMINATE_S: Final = 3.0
 """Between SIGTERM and SIGKILL."""
 IMPORT_S: Final = 15.0
-"""What a rank may need, beside the time limit to connect, to start Python and import torch."""
+"""Seconds that a rank may need to start Python and import torch, on top of the time limit to connect."""
 
 
 @final
@@ -89,7 +89,7 @@ def run_ranks(
 def _start(command: Sequence[str], rank: int, size: int, folder: Path, private: Path, env: Mapping[str, str]) -> _Rank:
     arguments = ["--rank", str(rank), "--size", str(size), "--rendezvous", str(private / "store")]
     loopback = "lo" if sys.platform == "linux" else "lo0"
-    # NCCL moves data between GPUs over other ways, and a user may have a reason to name an interface.
+    # NCCL moves data between GPUs over other links, and a user may have a reason to name an interface.
     variables = {"NCCL_SOCKET_IFNAME": loopback, **os.environ, **env, "GLOO_SOCKET_IFNAME": loopback}
     # A session of its own: a Ctrl-C of the terminal reaches the parent alone, which forwards it once.
     log = None if rank == 0 else log_path(folder, rank).open("wb")

@@ -180,7 +180,7 @@ class NcclCommunicator:
         return self._nccl is None or buf.device.type != self._device_type
 
     def _new_id(self) -> bytes:
-        """What rank 0 tells the others, so that their NCCL finds its."""
+        """The id that rank 0 sends the others, so that their NCCL finds its own."""
         if self.rank != 0:
             return b""
         try:

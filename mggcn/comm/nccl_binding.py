@@ -1,4 +1,4 @@
-"""What CuPy's versions of the binding of NCCL do differently: the type of an id, and how an error reads."""
+"""Differences between CuPy's versions of the NCCL binding: the type of an id, and the text of an error."""
 
 from __future__ import annotations
 

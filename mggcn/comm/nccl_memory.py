@@ -27,7 +27,7 @@ NODE_PEERS: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class NcclSizes:
-    """What NCCL's bytes follow from."""
+    """Sizes from which NCCL's bytes follow."""
 
     channels: int
     """Of rings."""
@@ -64,7 +64,7 @@ class NcclSizes:
 
 @dataclass(frozen=True, slots=True)
 class NcclMeasured:
-    """What NCCL took of a GPU.
+    """NCCL's memory on a GPU, as measured.
 
     collective_bytes: at its start and for broadcasts and all-reduces; p2p_bytes: for sends and receives.
     """
@@ -77,7 +77,7 @@ class NcclMeasured:
 
 @dataclass(frozen=True, slots=True)
 class NcclMemory:
-    """What a plan knows of NCCL's memory: sizes that follow from settings, and what was measured on the machine."""
+    """NCCL's memory in a plan: sizes that follow from settings, and what was measured on the machine."""
 
     sizes: NcclSizes
     measured: tuple[NcclMeasured, ...] = ()

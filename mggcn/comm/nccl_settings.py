@@ -27,7 +27,7 @@ from mggcn.comm.nccl_memory import NcclMemory, NcclSizes
 SETTINGS: Final = MappingProxyType(
     {"NCCL_ALGO": "Ring", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_NCHANNELS": "16", "NCCL_MAX_P2P_NCHANNELS": "8"}
 )
-"""What mggcn sets unless the user did."""
+"""Variables that mggcn sets unless the user did."""
 SAME: Final = MappingProxyType({"NCCL_MAX_NCHANNELS": ("NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")})
 """Other names under which the user may have made a setting."""
 LEAST: Final = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NRINGS")
@@ -94,4 +94,4 @@ def _of_file(path: Path) -> dict[str, str]:
 
 
 UNMEASURED: Final = NcclMemory(sizes_of({}))
-"""What a plan knows of NCCL's memory where the user set nothing and nothing was measured."""
+"""NCCL's memory as a plan assumes it where the user set nothing and nothing was measured."""

@@ -1,4 +1,4 @@
-"""What a rank that is a process does around its work: it joins the others, and leaves a report if it fails.
+"""The frame of a rank that is a process: it joins the others, works, and leaves a report if it fails.
 
 No torch is imported here before a rank connects.
 """
@@ -58,7 +58,7 @@ def torchrun_main(timeout_s: float, folder: Path, body: Callable[[Communicator],
 
 
 def gpu_index(rank: int, num_gpus: int) -> int:
-    """Which of the GPUs that this process sees it uses: torchrun's local rank, else the rank.
+    """Return the index of this process's GPU among those that it sees: torchrun's local rank, else the rank.
 
     A launcher may show each process a GPU of its own (Slurm's --gpus-per-task, CUDA_VISIBLE_DEVICES): then it is that one,
     and whether two processes see the same shows once they have met (gpus.refuse_shared).
@@ -196,10 +196,10 @@ def _die_with_parent(parent: int) -> None:
 
 
 def parent_path(private: Path) -> Path:
-    """Where the parent of the ranks leaves its pid."""
+    """The file in which the parent of the ranks leaves its pid."""
     return private / "parent"
 
 
 def up_path(private: Path, rank: int) -> Path:
-    """Where a rank says that it has connected."""
+    """The file that shows that a rank has connected."""
     return private / f"up-{rank}"

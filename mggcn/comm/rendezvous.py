@@ -1,4 +1,4 @@
-"""Where ranks that are threads of one process meet for their calls: what each asked for, and how far each has come."""
+"""The rendezvous of ranks that are threads of one process: their calls, and the progress of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FINISHED: Final = 4
 
 @final
 class Meeting:
-    """Where the ranks meet for their n-th call: what each asked for, its buffer, how far it is, and its events."""
+    """The ranks' n-th call: the request of each, its buffer, its progress, and its events."""
 
     def __init__(self, size: int) -> None:
         self.calls: dict[int, Call] = {}

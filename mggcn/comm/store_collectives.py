@@ -1,4 +1,4 @@
-"""Collectives on small host tensors through the store: what ranks on GPUs tell each other before and beside the data.
+"""Collectives on small host tensors through the store: what ranks on GPUs exchange before and beside the data.
 
 A path, a peak, a score: they need no device, no capture and no second transport that could fail to connect.
 """

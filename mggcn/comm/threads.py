@@ -4,7 +4,7 @@ Nothing moves when an operation is called: it only posts its buffer where the ra
 meet, and each moves its share in its comm stream. On the host that is the copy itself, so code that touches a buffer too
 early fails here too. On a GPU the threads only start copies and leave events behind; no thread waits for the device:
 
-    a buffer may be read from (READY), a slice holds its sum (REDUCED), a rank has all it asked for (FINISHED)
+    a buffer may be read from (READY), a slice holds its sum (REDUCED), a rank has all it requested (FINISHED)
 
 are each an event of the comm stream of the rank that says so, and whoever builds on it orders its own comm stream behind.
 """
@@ -87,6 +87,7 @@ class ThreadCommunicator:
         """
         self._world.check()
         while event.over is None:
+            # The caller may wait for a later call first: those before it run now, in the order that all ranks share.
             head = self._pending.popleft()
             try:
                 with self._comm_stream.working(head.after):
@@ -111,6 +112,7 @@ class ThreadCommunicator:
     def _copy_from_root(self, number: int, meeting: Meeting) -> list[Event]:
         root = meeting.calls[self._rank].root
         if self._rank == root:
+            # The root's buffer is free again only when the slowest copy of it has been made.
             self._reach(number, READY)
             others = [rank for rank in range(self.size) if rank != root]
             copied = self._world.await_stage(number, meeting, FINISHED, others, self._rank)

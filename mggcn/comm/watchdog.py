@@ -1,8 +1,8 @@
-"""A thread that looks around while the rank's own is busy, asleep in a library, or waits for its device.
+"""A thread that detects failed peers, transport errors, hung library calls and a stalled device.
 
-It notices that another rank gave up, that the transport reports an error, that a call into a library does not return, and
-that the device stands still. It then tells all ranks, frees what waits on the device, and, if the rank's own
-thread does not come back to learn of it, ends the process with a report.
+The rank's own thread cannot: it is busy, inside a library, or waits for its device. After a failure the watchdog reports to
+all ranks, frees what waits on the device, and ends the process with a report if the rank's own thread does not come back
+to learn of it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DeviceStream(CommStream, Protocol):
 
 @final
 class Heartbeat:
-    """Whether a device moves: it leaves marks in the rank's work, and finds them passed or not.
+    """A detector of a stalled device: it leaves marks in the rank's work, and finds them passed or not.
 
     A mark is passed once all work is done that the host had queued before: less than the time limit, or it barks.
     """
@@ -157,7 +157,7 @@ class Watchdog:
                 if failed_at is None:
                     failed_at = time.monotonic()
                     threading.Thread(target=self._release, name="release", daemon=True).start()
-                if self._control.told:
+                if self._control.raised:
                     return
                 if time.monotonic() > failed_at + self._leave_s:
                     self._end(CommError(self._control.failure))

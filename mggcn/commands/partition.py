@@ -102,7 +102,7 @@ def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
 
 
 def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
-    """Print what a cut holds, METIS's share lying between two figures. Raises: PlanError if it cannot fit."""
+    """Print the memory that a cut takes, METIS's between two estimates. Raises: PlanError if it cannot fit."""
     from mggcn.memory.units import free_bytes, human
 
     own, free = sum(regions.values()), free_bytes()
@@ -125,7 +125,7 @@ def _report(stored: Stored[Any], text: str) -> None:
 
 
 def summary(statistics: CutStatistics) -> str:
-    """Return the figures of a vertex cut as text."""
+    """Return the statistics of a vertex cut as text."""
     s = statistics
     edges, rows = s.edges_per_part, s.rows_per_part
     return (
@@ -137,7 +137,7 @@ def summary(statistics: CutStatistics) -> str:
 
 
 def edge_cut_summary(statistics: EdgeCutStatistics) -> str:
-    """Return the figures of an edge cut as text."""
+    """Return the statistics of an edge cut as text."""
     s = statistics
     halo = s.halo_per_part
     lines = [
@@ -152,7 +152,7 @@ def edge_cut_summary(statistics: EdgeCutStatistics) -> str:
 
 
 def locality_summary(statistics: LocalityStatistics) -> str:
-    """Return the figures of an order by locality as text."""
+    """Return the statistics of an order by locality as text."""
     s = statistics
     lines = [
         f"edges inside clusters {s.inside_share:.1%} ({s.num_clusters:,} clusters, the largest of {s.largest_cluster:,} "

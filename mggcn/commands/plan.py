@@ -14,7 +14,7 @@ from mggcn.commands.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.cost.machine import Machine, find_machine, shipped_machines
 from mggcn.errors import ConfigError
-from mggcn.jobs.auto import settled, settled_shape
+from mggcn.jobs.auto import resolve_auto, resolve_auto_shape
 from mggcn.planning.cost_text import cost_dict, cost_lines
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
@@ -110,7 +110,7 @@ def _from_store(
     if any(getattr(arguments, name) is not None for name in (*SHAPE, "training")):
         raise ConfigError("give a STORE or the sizes of a bare shape, not both")
     graph = open_store(store_path(arguments.store, arguments.root))
-    config, choice = settled(config, graph, machine, limit)
+    config, choice = resolve_auto(config, graph, machine, limit)
     return config, plan_graph(config, graph, machine)[0], choice
 
 
@@ -134,7 +134,7 @@ def _from_shape(
         num_training=arguments.training,
     )
     replication = arguments.replication or 0.0
-    config, choice = settled_shape(config, shape, replication, machine, limit)
+    config, choice = resolve_auto_shape(config, shape, replication, machine, limit)
     return config, plan_shape(config, shape, replication, machine), choice
 
 

@@ -7,7 +7,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from mggcn.config import Config, from_tables, from_toml, to_tables, with_settings
+from mggcn.config import Config, from_tables
+from mggcn.config_files import from_toml, to_tables, with_settings
 from mggcn.errors import ConfigError
 from mggcn.memory.units import parse_bytes
 

@@ -95,10 +95,11 @@ def _tune_products(arguments: argparse.Namespace) -> int:
     from mggcn.assemble import host_of
     from mggcn.comm.failure import Interrupted
     from mggcn.commands.train import store_path
-    from mggcn.config import Config, from_toml, with_settings
+    from mggcn.config import Config
+    from mggcn.config_files import from_toml, with_settings
     from mggcn.errors import ConfigError, StoreError
     from mggcn.graph.store import open_store
-    from mggcn.jobs.auto import settled
+    from mggcn.jobs.auto import resolve_auto
     from mggcn.jobs.local import signalled_stop
     from mggcn.jobs.tune import MOST_EPOCHS, tune_products
     from mggcn.tuning.exploration import BUDGET
@@ -121,7 +122,7 @@ def _tune_products(arguments: argparse.Namespace) -> int:
         config = with_settings(config, ["run.transport=threads"])
     store = store_path(arguments.store, arguments.root)
     graph = open_store(store)
-    config, _ = settled(config, graph)
+    config, _ = resolve_auto(config, graph)
     table, host, damaged = store / STORE_FILE, host_of(config), False
     check_writable(table)
     try:

@@ -55,13 +55,13 @@ class RateTable:
         return row_bytes / self.at(footprint)
 
     def slice_bytes(self, row_bytes: int, footprint: float) -> int:
-        """Return 0: rates were measured of products that chose their way."""
+        """Return 0: rates were measured of products that chose their variant."""
         return 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceRates:
-    """What one device does alone: a GPU, a socket, or all cores of a host that its ranks share."""
+    """Rates of one device alone: a GPU, a socket, or all cores of a host that its ranks share."""
 
     kind: Kind
     count: int
@@ -74,7 +74,7 @@ class DeviceRates:
     copy: RateTable
     """Bytes per second, read plus written, of passes over whole matrices."""
     gather: Gather
-    """What a row costs that a sparse product reads at random, by bytes of the dense operand."""
+    """Seconds of a row that a sparse product reads at random, by bytes of the dense operand."""
     row_s: float
     """Seconds for each gathered row beside that, wherever it lies: what makes narrow rows dear."""
     call_s: float
@@ -85,7 +85,7 @@ class DeviceRates:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What a transport carries between `ranks` ranks.
+    """Rates of a transport between `ranks` ranks.
 
     pooled: all messages pass one bottleneck (the memory of a shared host): rates count the bytes that reach any rank.
     Otherwise a rate is that of each rank, in bytes that it sends or receives. An all-reduce counts what a ring sends.
@@ -135,11 +135,11 @@ class Machine:
     links: tuple[Link, ...]
     topology: Topology | None = None
     nccl: tuple[NcclMeasured, ...] = ()
-    """What NCCL took of its GPUs' memory, where that was measured."""
+    """NCCL's measured memory on its GPUs."""
 
     @property
     def caveat(self) -> str:
-        """Say how far the figures can be trusted; "" for measured ones."""
+        """Say how far the rates can be trusted; "" for measured ones."""
         return {
             "measured": "",
             "described": "described from data sheets, not measured",
@@ -202,7 +202,7 @@ def find_machine(name: str) -> Machine:
 
 
 def tuned_path() -> Path:
-    """Return where `mggcn tune` leaves the figures of this machine: below $XDG_CONFIG_HOME, by default ~/.config."""
+    """Return where `mggcn tune` saves the rates of this machine: below $XDG_CONFIG_HOME, by default ~/.config."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "mggcn" / "machine.toml"
 
 

@@ -25,7 +25,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """One table of a file, read key by key; `finish` refuses what nobody asked for.
+    """One table of a file, read key by key; `finish` refuses keys that nobody read.
 
     Raises, in every method: ConfigError that names the file, the key, what was expected and what came.
     """
@@ -107,7 +107,7 @@ class Fields:
         return [Fields(entry, f"{self.where}: [[{key}]] number {n}") for n, entry in enumerate(value, start=1)]
 
     def finish(self) -> None:
-        """Refuse keys that were never asked for."""
+        """Refuse keys that were never read."""
         if unknown := sorted(set(self._table) - set(self._asked)):
             raise ConfigError(f"{self.where}: unknown key {unknown[0]!r}; known are {', '.join(self._asked)}")
 

@@ -1,4 +1,4 @@
-"""What a rank does in a program, as the cost model sees it, and the seconds of what it does alone. Needs no torch.
+"""A rank's work in a program, as the cost model sees it, and its seconds without messages. Needs no torch.
 
 P ranks.
 """
@@ -30,7 +30,7 @@ KINDS: Final[Mapping[Kind, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What a rank does alone: it takes as long as moving its bytes or computing, whichever is longer, plus its calls."""
+    """Work of a rank between messages. Its seconds: those of its bytes or its FLOP, whichever is more, plus its calls."""
 
     kind: Kind
     rows: int = 0
@@ -46,7 +46,7 @@ class Work:
     precision: str = "fp32"
     calls: int = 1
     reuse: tuple[tuple[int, float], ...] = ()
-    """How local the gathers are: (bytes of the rows used since the same one was, at most; share of the gathers), rising;
+    """Locality of the gathers: (most bytes of other rows since the last use of the same one; share of the gathers), rising;
     (): at random over the footprint."""
     results: int = 0
     """Rows of the result of a sparse product, which may gather in slices of the columns; 0: of no product."""

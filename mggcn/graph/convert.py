@@ -76,7 +76,7 @@ def from_arrays(
         edges, weights, num_vertices = _from_matrix(to_numpy(adj), num_vertices)
     edges = as_array(to_numpy(edges), "edges")
     edges = edges if edges.size else np.empty((2, 0), dtype=np.int64)
-    features, labels, options = to_numpy(features), to_numpy(labels), options.settled()
+    features, labels, options = to_numpy(features), to_numpy(labels), options.resolved()
     origin = ""
     if num_vertices is None:
         num_vertices, origin = _infer_num_vertices(edges, features, labels)
@@ -130,7 +130,7 @@ def from_pyg(data: Any, **arrays: Any) -> Graph:
         "splits": {part: to_numpy(mask).T for part, mask in masks.items() if mask is not None},
         "meta": {"source": "PyTorch Geometric Data"},
     }
-    return from_arrays(**(found | arrays | {"options": options.settled(counted=True)}))
+    return from_arrays(**(found | arrays | {"options": options.resolved(counted=True)}))
 
 
 def from_dgl(graph: Any, **arrays: Any) -> Graph:
@@ -153,7 +153,7 @@ def from_dgl(graph: Any, **arrays: Any) -> Graph:
         "splits": {part: to_numpy(mask).astype(np.bool_) for part, mask in masks.items()},
         "meta": {"source": "DGLGraph"},
     }
-    return from_arrays(**(found | arrays | {"options": options.settled(counted=True)}))
+    return from_arrays(**(found | arrays | {"options": options.resolved(counted=True)}))
 
 
 def from_object(source: Any, **arrays: Any) -> Graph:
@@ -184,7 +184,7 @@ def from_object(source: Any, **arrays: Any) -> Graph:
 def with_options(graph: Graph, options: GraphOptions) -> Graph:
     """Return the graph as `options` ask for it; what they do not touch stays where it is (in files, say)."""
     changes: dict[str, Any] = {}
-    options = options.settled()
+    options = options.resolved()
     if (options.symmetrize and not graph.symmetric) or options.self_loops != "keep":
         edges, weights = edge_list(graph.adj)
         changes["adj"], changes["adj_t"], _ = build_adjacency(edges, weights, graph.num_vertices, options)
@@ -298,9 +298,9 @@ def _infer_num_vertices(edges: Array, features: Any, labels: Any) -> tuple[int, 
 
 
 def _meta(given: Mapping[str, Any] | None, options: GraphOptions, num_merged: int) -> dict[str, Any]:
-    """Say where a graph came from; `input` holds what its files cannot tell later, and is absent if that is nothing."""
+    """Say where a graph came from; `input` holds what its files cannot show later, and is absent if that is nothing."""
     meta = {"source": "arrays"} | dict(given or {}) | {"options": asdict(options)}
-    told = dict(meta.get("input", {}))
+    notes = dict(meta.get("input", {}))
     if num_merged:
-        told |= {"num_merged": num_merged} | ({"symmetrized": True} if options.symmetrize else {})
-    return meta | ({"input": told} if told else {})
+        notes |= {"num_merged": num_merged} | ({"symmetrized": True} if options.symmetrize else {})
+    return meta | ({"input": notes} if notes else {})

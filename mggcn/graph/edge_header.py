@@ -1,4 +1,4 @@
-"""What the lines of an edge list look like: which one is a header, whether its names fit the columns, what to mend."""
+"""Headers of edge lists: find one, compare its names with the columns, say what to mend."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ WORDS = (frozenset({"start", "origin", "sender", "u"}), frozenset({"to", "end", 
 BEGINNINGS = (("src", "source", "from"), ("dst", "dest", "target"), ("weight",))
 """Words, and how words begin, that say source, target and weight: such a name stands over its own column only."""
 WEIGHTS = frozenset({"w", "value", "values", "val", "count", "counts", "score", "strength", "similarity"})
-"""What a third column may be named beside weight; elsewhere these words say nothing."""
+"""Names of a third column that mean weight; elsewhere these words mean nothing."""
 NUMBER_THEM = (
-    "ids must be integers from 0: mend that line, or number names first (numpy.unique(names, return_inverse=True) does)"
+    "ids must be integers from 0: fix that line, or number names first (numpy.unique(names, return_inverse=True) does)"
 )
 MARKS = {";": "semicolons", "|": "bars (|)", ":": "colons", '"': "double quotes", "'": "single quotes"}
-"""What other programs write between and around ids."""
+"""Separators and quotes that other programs write."""
 INDEX = re.compile(r"|index|unnamed: \d+", re.IGNORECASE)
 
 
@@ -88,7 +88,7 @@ def advice(line: str) -> str:
         return "give the missing id, or leave out the index of a data frame (pandas: index=False)"
     if not all(field.strip().lstrip("+-").isdigit() for field in fields[:2]):
         return NUMBER_THEM
-    return "leave further columns out" if len(fields) > 3 else "mend that line"
+    return "leave further columns out" if len(fields) > 3 else "fix that line"
 
 
 def _contradiction(names: list[str], num_columns: int) -> str:

@@ -19,7 +19,7 @@ LONGEST_LINE = 1 << 16
 
 
 class EdgeList(NamedTuple):
-    """What a file of edges holds."""
+    """Contents of a file of edges."""
 
     edges: Array
     """int64 [2, E], row 0 the sources."""

@@ -1,4 +1,4 @@
-"""What a graph holds that its extents do not tell, and what of that is worth a remark.
+"""Facts of a graph beyond its extents, and remarks on those that may be mistakes.
 
 Shapes: N vertices, C classes.
 """
@@ -97,16 +97,16 @@ def describe(graph: Graph) -> GraphFacts:
         1 self-loop stored
         1 vertex without any edge
     """
-    told = graph.meta.get("input")
-    told, options = told if isinstance(told, dict) else {}, graph.meta.get("options")
-    num_merged, header = told.get("num_merged"), told.get("header")
+    notes = graph.meta.get("input")
+    notes, options = notes if isinstance(notes, dict) else {}, graph.meta.get("options")
+    num_merged, header = notes.get("num_merged"), notes.get("header")
     num_isolated, first_isolated = _isolated(graph)
     return GraphFacts(
         summary=graph.summary(),
         header=header if isinstance(header, str) else "",
         num_merged=num_merged if isinstance(num_merged, int) else 0,
         summed=isinstance(options, dict) and options.get("duplicates") == "sum",
-        symmetrized=told.get("symmetrized") is True,
+        symmetrized=notes.get("symmetrized") is True,
         weights=None if graph.adj.values is None else _range(graph.adj.values),
         num_self_loops=_self_loops(graph.adj),
         num_isolated=num_isolated,

@@ -15,7 +15,7 @@ from mggcn.graph.csr import Array
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """Rows of an `.npy` file: the header is parsed once, data are read when asked for. Nothing is ever unpickled."""
+    """Rows of an `.npy` file: the header is parsed once, data are read on demand. Nothing is ever unpickled."""
 
     path: Path
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class FileRows:
         out = np.empty((max(0, last - first), *self.shape[1:]), self.dtype)
         if out.nbytes == 0:
             return out
-        # Unbuffered: large reads go straight into the array. One read may return less than was asked for.
+        # Unbuffered: large reads go straight into the array. One read may return fewer bytes than requested.
         view, filled = out.reshape(-1).view(np.uint8).data, 0
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.offset + first * (self.nbytes // self.shape[0]))

@@ -85,7 +85,7 @@ def rmat(
 ) -> Graph:
     """Make an R-MAT graph of 2^scale vertices and exactly edge_factor * 2^scale distinct edges without self-loops.
 
-    Edges are undirected if `symmetric`; ids are random. Features and labels, if asked for, are noise: this is a graph
+    Edges are undirected if `symmetric`; ids are random. Features and labels, if requested, are noise: this is a graph
     for measuring time and memory, nothing can be learned from it.
     Cost: `scale` random numbers an edge, some ten sorts of the edges.
     Raises: GraphError if an argument is out of range or so many edges do not fit.

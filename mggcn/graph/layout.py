@@ -1,4 +1,4 @@
-"""What a graph looks like as files: their names, their exact bytes, and the digest over all of them."""
+"""The files of a graph: their names, their exact bytes, and the digest over all of them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def draw_distinct(draw: Callable[[int], Keys], count: int, rng: np.random.Genera
 def fill_uniformly(keys: Keys, count: int, num_vertices: int, directed: bool, rng: np.random.Generator) -> Keys:
     """Add uniformly random pairs until there are `count`.
 
-    Cost: a few passes over `count` keys, also where nearly all pairs are wanted.
+    Cost: a few passes over `count` keys, also where nearly all pairs are drawn.
     Raises: GraphError if there are fewer pairs than that.
     """
     possible = num_pairs(num_vertices, directed)
@@ -61,7 +61,7 @@ def fill_uniformly(keys: Keys, count: int, num_vertices: int, directed: bool, rn
     if keys.size == count:
         return keys
     if count > possible // 2:
-        # Rejection would stall; all pairs together are at most twice what is wanted.
+        # Rejection would stall; all pairs together are at most twice as many as required.
         pairs = _all_pairs(num_vertices, directed)
         free = np.delete(pairs, np.searchsorted(pairs, keys))
         return np.sort(np.concatenate([keys, rng.choice(free, count - keys.size, replace=False)]))

@@ -73,7 +73,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), (suffixes or [""])[0].lower())
     if kind not in READERS:
-        raise GraphError(f"cannot tell what {path} is; expected {KNOWN}: rename or convert it")
+        raise GraphError(f"cannot recognise {path}; expected {KNOWN}: rename or convert it")
     return READERS[kind](path)
 
 
@@ -86,17 +86,17 @@ def _read_matrix_market(path: Path) -> dict[str, Any]:
     try:
         matrix: Any = scipy.io.mmread(path, spmatrix=False)
     except (ValueError, OverflowError, OSError, EOFError, StopIteration, zlib.error) as error:
-        raise GraphError(f"{path} is no proper MatrixMarket file: {error}; mend or convert it again") from error
+        raise GraphError(f"{path} is not a valid MatrixMarket file: {error}; fix or re-export it") from error
     if not is_sparse(matrix):
         raise GraphError(f"{path} holds a dense matrix, expected `coordinate`: an entry for each edge; convert it")
     return {"adj": matrix}
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
-    """Read one of four layouts, told apart by their keys."""
+    """Read one of four layouts, distinguished by their keys."""
     try:
         if not zipfile.is_zipfile(path):
-            raise ValueError("it is no zip file, or cut short")
+            raise ValueError("it is not a zip file, or it is truncated")
         with np.load(path, allow_pickle=False) as archive:
             members = _Members(path, archive)
             if {"format", "data", "shape"} <= members.keys:
@@ -111,7 +111,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
     except GraphError:
         raise
     except Exception as error:  # a hostile zip folder or array header raises nearly anything
-        raise GraphError(f"{path} is no proper .npz archive: {error}; mend or convert it again") from error
+        raise GraphError(f"{path} is not a valid .npz archive: {error}; fix or re-export it") from error
     raise GraphError(
         f"{path} holds {keys}; expected scipy.sparse.save_npz, or the keys indptr, indices (values, features, labels, "
         "train, val, test), or adj_indptr, adj_indices, adj_data, adj_shape, or edge_index"

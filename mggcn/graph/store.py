@@ -54,7 +54,7 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
 
     Cost: a few reads for each file. With `verify`, or for a folder that mggcn did not write, every file is read and
     checked in bounded memory; `verify` also compares the SHA-256 of every file with the one in meta.json.
-    Raises: StoreError if the folder is no store or is damaged, GraphError if what it holds is no proper graph.
+    Raises: StoreError if the folder is not a store or is damaged, GraphError if it does not hold a valid graph.
     """
     folder = Path(path)
     meta = _read_meta(folder)
@@ -185,7 +185,7 @@ def _highest(rows: Rows) -> int:
 
 
 def _compare_extents(graph: Graph, folder: Path) -> None:
-    """Compare what headers alone can tell: exchanged or outdated files show here at no cost."""
+    """Compare headers alone: exchanged or outdated files show here at no cost."""
     num_vertices = graph.num_vertices
     nnz = int(graph.adj.indptr.read(num_vertices, num_vertices + 1)[0])
     expected = {"indices": nnz, "values": nnz, "indptr_t": num_vertices + 1, "indices_t": nnz, "values_t": nnz}

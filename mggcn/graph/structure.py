@@ -42,7 +42,7 @@ class GraphOptions:
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
-    def settled(self, counted: bool = False) -> GraphOptions:
+    def resolved(self, counted: bool = False) -> GraphOptions:
         """Return the options with what `auto` stands for; counted: the source counts repeated edges."""
         if self.duplicates != "auto":
             return self

@@ -1,1 +1,1 @@
-"""What the command and the Python API both call: run folders, training on all ranks, predicting."""
+"""Jobs that the command and the Python API share: run folders, training on all ranks, predicting."""

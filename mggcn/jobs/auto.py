@@ -1,4 +1,4 @@
-"""`auto` for strategy and order: every way to run at hand is planned and costed, and the fastest exact one is taken."""
+"""The choice behind `auto`: plan and price every strategy and order at hand, and take the fastest exact one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from mggcn.planning.select import Candidate, Choice, choose
 from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
 
 ORDERS = ("random", "none")
-"""Orders that cost nothing to make; METIS's parts are a candidate where they are kept with the store."""
+"""Orders that cost nothing to make; METIS's parts are a candidate where they are cached beside the store."""
 ORDER_EDGES = 50_000_000
-"""Stored edges up to which an order by locality is made to be compared: some seconds; above, one that is kept is."""
+"""Stored edges up to which an order by locality is made to be compared: some seconds; above, only a cached one is."""
 CUT_EDGES = 20_000_000
-"""Stored edges up to which a vertex cut is made to be compared; above, one that is kept with the store is."""
+"""Stored edges up to which a vertex cut is made to be compared; above, only a cached one is."""
 UNDELAYED: dict[str, Any] = {"delay": "0", "stale_aggregates": "discard"}
-"""Settings of the delayed strategy as they are where no message is delayed."""
+"""Settings of the delayed strategy where no message is delayed."""
 DELAYED = "5"
 """The delay that is listed beside the exact ones."""
 
@@ -42,10 +42,10 @@ def is_auto(config: Config) -> bool:
     return "auto" in (config.run.strategy, config.run.order)
 
 
-def settled(
+def resolve_auto(
     config: Config, graph: Graph, machine: Machine | None = None, limit: int | None = None
 ) -> tuple[Config, Choice | None]:
-    """Return the configuration with strategy, order and all else that is `auto` chosen for a graph, and the choice if any.
+    """Replace every `auto` of a configuration, strategy and order included; return the choice too, if there was one.
 
     machine: where the seconds are predicted (default: `this_machine`); limit: bytes that a rank may use.
     Cost: a few sweeps over the edges per order, a vertex cut of a small graph. Raises: PlanError if nothing fits;
@@ -55,24 +55,24 @@ def settled(
     if not is_auto(config):
         return resolve(config, graph), None
     machine = machine or this_machine(config)
-    base = resolve(_with(config, _fallback(config.run)), graph)
+    base = resolve(_with_run(config, _fallback(config.run)), graph)
     candidates = list(_candidates(config, base, graph, machine))
     choice = choose(candidates, machine, memory_limit(base) if limit is None else limit)
-    return _taken(base, choice), choice
+    return _apply_choice(base, choice), choice
 
 
-def settled_shape(
+def resolve_auto_shape(
     config: Config, shape: GraphShape, replication: float, machine: Machine | None = None, limit: int | None = None
 ) -> tuple[Config, Choice | None]:
-    """The same for a bare shape, in the expectation over random assignments; a vertex cut needs its replication."""
+    """As `resolve_auto` for a bare shape, in expectation over random assignments; a vertex cut needs its replication."""
     config = _without_order(_without_delays(config))
     if not is_auto(config):
         return config, None
     machine = machine or this_machine(config)
-    base = _with(config, _fallback(config.run))
+    base = _with_run(config, _fallback(config.run))
     candidates = []
-    for run, exact in _ways(config.run, ("random",)):
-        trial = _with(base, run)
+    for run, exact in _variants(config.run, ("random",)):
+        trial = _with_run(base, run)
         partition = "libra" if STRATEGIES[trial.run.strategy].kind == "cut" else "rows"
         try:
             plan = plan_shape(trial, shape, replication, machine)
@@ -81,11 +81,11 @@ def settled_shape(
         else:
             candidates.append(_candidate(trial.run, partition, exact, plan))
     choice = choose(candidates, machine, memory_limit(base) if limit is None else limit)
-    return _taken(base, choice), choice
+    return _apply_choice(base, choice), choice
 
 
 def _without_delays(config: Config) -> Config:
-    """Refuse what only delayed messages heed beside a strategy that has none; one rank has none, whatever was asked for."""
+    """Raise if delay settings come with a strategy that ignores them. On one rank they are reset."""
     run = config.run
     named = [f"run.{name} {getattr(run, name)}" for name, value in UNDELAYED.items() if getattr(run, name) != value]
     if not named:
@@ -95,39 +95,39 @@ def _without_delays(config: Config) -> Config:
             f"{' and '.join(named)} would change nothing with run.strategy {run.strategy}, which delays no message; "
             "use --strategy delayed, or --delay 0 --set run.stale_aggregates=discard"
         )
-    return config if run.ranks > 1 else _with(config, UNDELAYED)
+    return config if run.ranks > 1 else _with_run(config, UNDELAYED)
 
 
 def _without_order(config: Config) -> Config:
-    """A vertex cut has no order: there is nothing to choose."""
+    """Reset an order that is `auto` beside a vertex cut, which has none."""
     run = config.run
     named = run.strategy != "auto" and STRATEGIES[run.strategy].kind == "cut"
-    return _with(config, {"order": "random"}) if named and run.order == "auto" else config
+    return _with_run(config, {"order": "random"}) if named and run.order == "auto" else config
 
 
-def _taken(base: Config, choice: Choice) -> Config:
+def _apply_choice(base: Config, choice: Choice) -> Config:
     settings = choice.require().settings
     if settings is None:
         raise PlanError("the chosen strategy has no settings")
     taken = dict(settings["run"])
     rows = STRATEGIES[taken["strategy"]].kind == "rows"
-    return _with(base, UNDELAYED | taken if rows else taken)
+    return _with_run(base, UNDELAYED | taken if rows else taken)
 
 
-def _with(config: Config, run: dict[str, Any]) -> Config:
+def _with_run(config: Config, run: dict[str, Any]) -> Config:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, **run))
 
 
 def _fallback(run: RunConfig) -> dict[str, Any]:
-    """Settings that hold whatever is chosen, so that all the rest can be resolved."""
+    """Settings to resolve the rest with, before strategy and order are chosen."""
     return {
         "strategy": "broadcast" if run.strategy == "auto" else run.strategy,
         "order": "random" if run.order == "auto" else run.order,
     }
 
 
-def _ways(run: RunConfig, orders: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Yield the settings of every way to run, and whether it is exact; what the user named is not varied."""
+def _variants(run: RunConfig, orders: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yield the settings of every variant, and whether it is exact; what the user named is not varied."""
     names = list(STRATEGIES) if run.strategy == "auto" else [str(run.strategy)]
     tried = orders if run.order == "auto" else (str(run.order),)
     for name in names:
@@ -159,24 +159,24 @@ def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: s
 
 
 def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) -> Iterator[Candidate]:
-    """Plan every way to run on a graph; partitions are shared out once per order and number of bins."""
+    """Plan every variant on a graph; a partition is made once per order and number of bins."""
     shape, seed, ranks = graph_shape(graph, base.model), base.train.seed, base.run.ranks
     store, nccl = store_folder(graph), nccl_memory(base, machine)
     orders: tuple[str, ...] = ORDERS
-    # More ranks than a kept partition can have parts: none is kept.
-    if ranks <= MAX_PARTS and _is_kept(store, MetisSettings(parts=ranks, seed=seed % 2**31)):
+    # A cached partition has at most MAX_PARTS parts.
+    if ranks <= MAX_PARTS and _is_cached(store, MetisSettings(parts=ranks, seed=seed % 2**31)):
         orders = (*orders, "metis")
     if ranks <= MAX_PARTS:
         orders = (*orders, "locality")
     known: dict[tuple[str, str, int], PartitionStats | str] = {}
-    for run, exact in _ways(config.run, orders):
-        trial = _with(base, run)
+    for run, exact in _variants(config.run, orders):
+        trial = _with_run(base, run)
         kind = STRATEGIES[trial.run.strategy].kind
         bins = trial.run.cut_bins if kind == "cut" else 1
         key = (kind, trial.run.order, bins)
         if key not in known:
             unasked = config.run.order == "auto" and kind == "rows"
-            known[key] = (unasked and _too_large(graph, trial)) or _figures(graph, trial, kind, bins)
+            known[key] = (unasked and _too_large(graph, trial)) or _count_partition(graph, trial, kind, bins)
         stats = known[key]
         if isinstance(stats, str):
             yield _candidate(trial.run, "libra" if kind == "cut" else "rows", exact, None, stats)
@@ -192,28 +192,32 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) ->
             yield _candidate(trial.run, partition, exact, plan)
 
 
-def _is_kept(store: Path | None, settings: LibraSettings | MetisSettings | LocalitySettings) -> bool:
-    """Whether a partition lies with the store."""
+def _is_cached(store: Path | None, settings: LibraSettings | MetisSettings | LocalitySettings) -> bool:
+    """Whether a partition lies beside the store."""
     return store is not None and (cuts_folder(store) / settings.name).exists()
 
 
 def _too_large(graph: Graph, config: Config) -> str:
-    """Say why an order is not made only to be compared; "" if it is, or costs nothing, or lies with the store."""
+    """Say why an order is too dear to make for a comparison; "" if it is not, or is cached beside the store."""
     run, seed = config.run, config.train.seed
     if run.order != "locality" or graph.num_edges <= ORDER_EDGES:
         return ""
-    if _is_kept(store_folder(graph), LocalitySettings(parts=run.ranks, seed=seed)):
+    if _is_cached(store_folder(graph), LocalitySettings(parts=run.ranks, seed=seed)):
         return ""
     return f"not at hand; make it with mggcn partition --kind locality --parts {run.ranks} --seed {seed}"
 
 
-def _figures(graph: Graph, config: Config, kind: Any, bins: int) -> PartitionStats | str:
-    """Return what a partition gives to its ranks, or why it is not at hand."""
+def _count_partition(graph: Graph, config: Config, kind: Any, bins: int) -> PartitionStats | str:
+    """Return the statistics of a partition, or why it is not at hand."""
     run, seed = config.run, config.train.seed
     store = store_folder(graph)
     if kind == "cut" and run.ranks > MAX_PARTS:
         return f"a vertex cut has at most {MAX_PARTS} parts"
-    if kind == "cut" and graph.num_edges > CUT_EDGES and not _is_kept(store, LibraSettings(parts=run.ranks, seed=seed)):
+    if (
+        kind == "cut"
+        and graph.num_edges > CUT_EDGES
+        and not _is_cached(store, LibraSettings(parts=run.ranks, seed=seed))
+    ):
         return f"no vertex cut at hand; make one with mggcn partition --parts {run.ranks} --seed {seed}"
     try:
         partition = make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=seed, bins=bins)

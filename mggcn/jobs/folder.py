@@ -12,7 +12,9 @@ from typing import Any
 
 from mggcn.assemble import host_of, partition_graph, plan_recorded
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
-from mggcn.config import Config, from_tables, from_toml, to_toml, with_new_names
+from mggcn.config import Config, from_tables
+from mggcn.config_files import from_toml, to_toml
+from mggcn.config_values import with_new_names
 from mggcn.errors import ConfigError, MggcnError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, store_folder
@@ -92,7 +94,7 @@ def epochs_done(folder: Path) -> tuple[int, bool]:
 
 
 def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> int | None:
-    """Return the seed of the complete repeat whose weights a run is scored with: the one asked for, or the best.
+    """Return the seed of the complete repeat whose weights a run is scored with: the requested one, or the best.
 
     None: its weights are those of the checkpoint, of a run without repeats, without a complete one, or of an earlier
     version, which kept the last one's alone. Raises: ConfigError for a seed whose weights are not there; RunError if the
@@ -189,7 +191,7 @@ def measured_products(folder: Path, config: Config) -> Choices:
 
 
 def _assignment(config: Config) -> dict[str, Any]:
-    """What decides which rank owns which vertex, and what it keeps from epoch to epoch."""
+    """The settings that decide which rank owns which vertex, and what it keeps from epoch to epoch."""
     run = config.run
     return {
         "ranks": run.ranks,

@@ -1,4 +1,4 @@
-"""What NCCL took of the GPUs' memory in a run, beside what was planned: a record of result.json."""
+"""NCCL's share of the GPUs' memory in a run, measured and planned: a record of result.json."""
 
 from __future__ import annotations
 

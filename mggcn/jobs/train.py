@@ -35,7 +35,7 @@ from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store, store_folder
-from mggcn.jobs.auto import settled
+from mggcn.jobs.auto import resolve_auto
 from mggcn.jobs.folder import (
     discarded_if_refused,
     known_plan,
@@ -79,7 +79,7 @@ def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | No
     Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
     """
     check_available(config)
-    config, choice = settled(config, graph)
+    config, choice = resolve_auto(config, graph)
     plan, partition = plan_graph(config, graph)
     require_fit(plan, memory_limit(config))
     folder = make_run_folder(config, graph.name, out)
@@ -271,7 +271,7 @@ def train_under_torchrun(
     run = dataclasses.replace(config.run, ranks=size, transport=config.run.process_transport)
     config = dataclasses.replace(config, run=run)
     check_available(config)
-    if not DEVICES[config.run.device].is_host:  # whoever starts ranks on CPUs under torchrun says where they run
+    if not DEVICES[config.run.device].is_host:  # ranks on CPUs under torchrun: the launcher decides where they run
         bind_process(config, rank)
     started = time.perf_counter()
     result: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What a plan must know of a kind of device, and of the types that a precision stores and sums in. Needs no torch."""
+"""Kinds of devices as a plan sees them, and the types that a precision stores and sums in. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class DeviceModel:
     process_bytes: int
     """A process before it holds any data."""
     rank_bytes: int
-    """What the libraries add for every rank of a process."""
+    """Bytes that the libraries add for every rank of a process."""
     most_block_rows: int
     """Rows of a block of a dense product, at most: what follows the product finds the block in the cache."""
     cache_bytes: int
-    """What a block, read and written in place, may fill of the cache; rows are a power of two, whole tiles of a product."""
+    """Bytes of the cache that a block may fill, which is written in place; its rows are a power of two, whole tiles."""
     partials: int
     """Row chunks whose column sums are added in a fixed order: KernelBackend.partials."""
     is_host: bool

@@ -15,7 +15,7 @@ class MachineMemory:
 
     total: int
     available: int
-    """What can be had without swapping, within the tightest cgroup."""
+    """Bytes that are free without swapping, within the tightest cgroup."""
     cgroup_limit: int | None
     """The tightest limit of the cgroups around this process, None without one."""
 

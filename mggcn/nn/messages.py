@@ -1,4 +1,4 @@
-"""What a message along an edge is, and how it depends on its operands: a table of first derivatives.
+"""Messages along edges, and their first derivatives by their operands as a table.
 
 Source: DistGNN, Table 1.
 """

@@ -53,7 +53,7 @@ class PartitionedGraph:
         self._rows = VertexRows(graph, shared.partition, comm.rank, self._backend)
         self._features: Tensor | None = None
         self.aggregation = RankAggregation(shared, self._backend, comm)
-        """How rows are aggregated; `mggcn.nn.aggregate` calls it."""
+        """The aggregation of rows, which `mggcn.nn.aggregate` calls."""
         self.has_copies = shared.partition.owned(comm.rank) is not None
         """Whether a vertex may have rows on several ranks: under a vertex cut."""
 

@@ -17,7 +17,7 @@ from mggcn.nn.messages import DERIVATIVES, Message, Side
 def reduce_messages(
     graph: DeviceGraph, message: Message, lhs: Tensor, rhs: Tensor | None, *, keep_winners: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return z (N, D) and, for a maximum or minimum, the places of the winners, int32 (N, D), if asked for."""
+    """Return z (N, D) and, for a maximum or minimum, the places of the winners, int32 (N, D), if requested."""
     widths = [x.shape[1] for x in (lhs, rhs) if x is not None]
     cols = max(widths) if all(widths) else 0
     z = lhs.new_empty((graph.num_vertices, cols))

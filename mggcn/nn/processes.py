@@ -1,6 +1,6 @@
 """Ranks as processes that multiprocessing starts, so that a function of a user's script can be their work.
 
-The function travels by name, its results come back through a pipe; failures are told and watched as for the ranks that
+The function travels by name, its results come back through a pipe; failures are reported and watched as for the ranks that
 the command starts (comm/rank.py, comm/failure.py).
 """
 
@@ -143,7 +143,7 @@ class _ByValue(pickle.Pickler):
 
 
 def _packed(result: Any) -> bytes:
-    """A result by value: torch's own way of sending tensors keeps their memory in this process, which ends."""
+    """A result by value: torch would send tensors as handles to this process's memory, and the process ends."""
     packed = io.BytesIO()
     try:
         _ByValue(packed, pickle.HIGHEST_PROTOCOL).dump(result)

@@ -65,7 +65,7 @@ class RankAggregation:
         self._row_scale: Tensor | None = None
         self._col_scale: Tensor | None = None
         if sharing.norm != "none":
-            owners = shared.partition.held(rank)
+            owners = shared.partition.local_index(rank)
             degree = degrees(graph.adj_t, owners, rank, self_loops=sharing.self_loops, threads=threads)
             row_scale, col_scale = scales(degree, sharing.norm)
             self._row_scale = backend.upload(row_scale.astype(real))
@@ -74,7 +74,7 @@ class RankAggregation:
     def apply(self, x: Tensor, *, adjoint: bool) -> Tensor:
         """Return S_r A^T S_c x, or S_c A S_r x, as a new contiguous tensor (V, D). Collective.
 
-        Raises: CommError if another rank has another D, or goes the other way.
+        Raises: CommError if another rank has another D, or runs the other direction.
         """
         self._backend.activate()
         self._agree(x.shape[1], adjoint, like=x)
@@ -132,7 +132,7 @@ class RankAggregation:
         return BufferSpec("", self.rows, cols, self._dtype)
 
     def _buffers(self, cols: int) -> Sequence[Tensor]:
-        """What the strategy planned for a width."""
+        """The strategy's buffers for a width."""
         if cols not in self._slots:
             specs = self._plan.buffers("aggregate", cols, self._dtype)
             memory = self._backend.allocate(sum(spec.nbytes for spec in specs))

@@ -20,14 +20,14 @@ from mggcn.partition.rows.features import FeatureReader
 
 
 class VertexRows:
-    """Features, labels and splits of the vertices that a rank holds, read when they are asked for."""
+    """Features, labels and splits of the vertices that a rank holds, read on demand."""
 
     def __init__(self, graph: Graph, partition: Partition, rank: int, backend: KernelBackend) -> None:
         self._graph = graph
         self._partition = partition
         self._rank = rank
         self._backend = backend
-        self._ids = partition.held(rank).owned(rank)
+        self._ids = partition.local_index(rank).owned(rank)
         self.ids = backend.upload(self._ids)
         """Original id of each row, int64 (V,)."""
         mine = partition.owned(rank)
@@ -40,7 +40,7 @@ class VertexRows:
 
     def features(self) -> Tensor:
         """Return X (V, D) in the storage type, dense; one sweep over the features. Raises: GraphError without any."""
-        reader = FeatureReader(self._graph, self._partition.held(self._rank), self._rank, row_normalize=False)
+        reader = FeatureReader(self._graph, self._partition.local_index(self._rank), self._rank, row_normalize=False)
         dense = torch.zeros(self.count, reader.num_features, dtype=self._backend.dtype, device=self.ids.device)
         for local, block in reader.dense():
             dense[self._backend.upload(local).long()] = self._backend.upload(block).to(dense.dtype)

@@ -1,4 +1,4 @@
-"""How a graph is shared out to ranks for a module of one's own, and who then holds what.
+"""Settings by which a graph is shared out for a module of one's own, and the partition that they give.
 
 N vertices, P ranks.
 """

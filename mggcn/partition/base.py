@@ -14,12 +14,12 @@ from mggcn.partition.order import Assignment
 
 
 class Partition(Protocol):
-    """Who holds which rows."""
+    """An assignment of rows to ranks."""
 
     @property
     def kind(self) -> Literal["rows", "cut"]: ...
 
-    def held(self, rank: int) -> Assignment:
+    def local_index(self, rank: int) -> Assignment:
         """Return an assignment under which the vertices of `rank` are those that it holds, with their rows there."""
         ...
 

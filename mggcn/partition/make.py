@@ -1,4 +1,4 @@
-"""From a graph to a partition of any kind, and to the figures by which it is planned.
+"""From a graph to a partition of any kind, and to the statistics by which it is planned.
 
 N vertices, P ranks.
 """
@@ -50,34 +50,34 @@ def make_partition(
 
 
 def is_cached(graph: Graph, *, ranks: int, seed: int) -> bool:
-    """Return whether the vertex cut of a run lies beside the store."""
+    """Return whether the vertex cut of a run is cached beside the store."""
     store = store_folder(graph)
     return store is not None and (cuts_folder(store) / LibraSettings(parts=ranks, seed=seed).name).exists()
 
 
 def _cut(graph: Graph, settings: LibraSettings) -> VertexCut:
     store = store_folder(graph)
-    if store is None or not _kept(cuts_folder(store), settings):
+    if store is None or not _can_cache(cuts_folder(store), settings):
         return libra(graph, settings)
     return find_or_make_cut(graph, settings, cuts_folder(store)).cut
 
 
 def _edge_cut(graph: Graph, settings: MetisSettings) -> EdgeCut:
     store = store_folder(graph)
-    if store is None or not _kept(cuts_folder(store), settings):
+    if store is None or not _can_cache(cuts_folder(store), settings):
         return metis(graph, settings)
     return find_or_make_edge_cut(graph, settings, cuts_folder(store)).cut
 
 
 def _locality(graph: Graph, settings: LocalitySettings) -> LocalityOrder:
     store = store_folder(graph)
-    if store is None or not _kept(cuts_folder(store), settings):
+    if store is None or not _can_cache(cuts_folder(store), settings):
         return locality(graph, settings)
     return find_or_make_locality(graph, settings, cuts_folder(store)).cut
 
 
-def _kept(folder: Path, settings: LibraSettings | MetisSettings | LocalitySettings) -> bool:
-    """Whether a cut lies in a store or can be kept there."""
+def _can_cache(folder: Path, settings: LibraSettings | MetisSettings | LocalitySettings) -> bool:
+    """Whether a cut is cached in a store, or the folder can be written."""
     return (folder / settings.name).exists() or os.access(folder if folder.exists() else folder.parent, os.W_OK)
 
 
@@ -105,7 +105,7 @@ def stats_of(
         required = required_stats(graph, owners, training, depth, total, self_loops=self_loops, threads=threads)
         return dataclasses.replace(stats, required=required)
     counted = cut_stats(graph, cut_partition(partition), self_loops=self_loops)
-    return dataclasses.replace(counted, reuse=estimate_part_reuse(graph, partition.held(0), 0, threads))
+    return dataclasses.replace(counted, reuse=estimate_part_reuse(graph, partition.local_index(0), 0, threads))
 
 
 def stats_from_dict(content: Mapping[str, Any]) -> PartitionStats:

@@ -1,4 +1,4 @@
-"""Which rank owns which vertex: the row orders random, permute and none.
+"""Assignments of vertices to ranks: the row orders random, permute and none.
 
 N vertices, P ranks; rank r owns floor((r + 1) N / P) - floor(r N / P) vertices, so parts differ by at most one.
 """

@@ -1,4 +1,4 @@
-"""What a partition costs before it is built: nonzeros and needed rows of each tile, and the stages' critical path.
+"""Cost of a partition before it is built: nonzeros and needed rows of each tile, and the stages' critical path.
 
 P ranks; tile (i, j) multiplies rows of rank j into rows of rank i.
 """

@@ -1,4 +1,4 @@
-"""What all ranks of a run share: its choices, made from global figures, and how they apply to one rank. Needs no torch.
+"""Decisions that all ranks of a run share, made from global statistics, and what they mean for one rank. Needs no torch.
 
 N vertices, V rows of a rank.
 """

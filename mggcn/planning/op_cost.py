@@ -1,4 +1,4 @@
-"""What every op of a program computes and moves, for the cost model: bytes, FLOP and calls by op, in one place.
+"""Work of every op of a program for the cost model: bytes, FLOP and calls by op, in one place.
 
 V rows of this rank, D input width, E output width. Rows are padded to 64 bytes, as in the arena. Needs no torch.
 """
@@ -101,7 +101,7 @@ def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sizes:
-    """What the work of a rank's ops follows from."""
+    """Sizes from which the work of a rank's ops follows."""
 
     rows: int
     dtype: str

@@ -1,4 +1,4 @@
-"""Which layers of a training epoch aggregate fewer than all rows, why, and their aggregations on a rank.
+"""Layers of a training epoch that aggregate fewer than all rows: the choice, its reasons, and their aggregations on a rank.
 
 Rows that nothing reads have no gradient either, so leaving them out is exact: partition/rows/required.py. A row that keeps
 its entries keeps its bits, unless it is so long that kernels sum it in parts, whose ends may move. Needs no torch.
@@ -16,7 +16,7 @@ from mggcn.config import RunConfig
 from mggcn.errors import GraphError
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.partition import RowStats, row_stats
-from mggcn.partition.rows.required import LEAST_SAVED, pays, required_sets
+from mggcn.partition.rows.required import LEAST_SAVED, required_sets, worth_pruning
 from mggcn.partition.rows.shard import training_rows
 
 
@@ -59,7 +59,7 @@ def choose_rows(
         # Sets that are not listed are the last one, or hold it and do not pay either.
         level = min(above, len(known) - 1)
         rows, nnz = known[level].num_rows, known[level].num_entries
-        if pays(nnz, stats.num_entries):
+        if worth_pruning(nnz, stats.num_entries):
             reason = "the others are not read, and have no gradient"
             chosen.append(LayerRows(layer, rows, nnz, level, reason))
         elif level == above:

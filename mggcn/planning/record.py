@@ -1,4 +1,4 @@
-"""The plan of a run as plain values: the run folder's plan.json, written and planned again from its figures."""
+"""The plan of a run as plain values: the run folder's plan.json, written and planned again from its statistics."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
 
 
 def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strategy) -> RunPlan:
-    """Return the plan that `to_dict` wrote, planned again from its figures. Raises: GraphError, PlanError."""
+    """Return the plan that `to_dict` wrote, planned again from its statistics. Raises: GraphError, PlanError."""
     stats, recorded = stats_from_dict(content["partition"]), content.get("nccl")
     nccl = memory_from_dict(recorded) if recorded else UNMEASURED
     return plan_run(config, GraphShape(**content["graph"]), stats, strategy, nccl)

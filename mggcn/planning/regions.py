@@ -27,13 +27,13 @@ from mggcn.partition.locality.order import locality_nbytes
 from mggcn.planning.shape import GraphShape
 
 CHUNK_BYTES = 24 * MIB
-"""What set-up reads and converts at a time from a larger graph (partition/sweep.py, partition/rows/features.py)."""
+"""Bytes that set-up reads and converts at a time from a large graph (partition/sweep.py, partition/rows/features.py)."""
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSizes:
-    """What a rank's bytes follow from.
+    """Sizes from which a rank's bytes follow.
 
     rows: V; input: how this rank's is kept.
     forward, backward: how many it has of every size of matrix for A^T, and for A if others than those.
@@ -152,7 +152,7 @@ class RankSizes:
         }
 
     def _kernel_regions(self, panel: int) -> dict[str, int]:
-        """What a GPU's kernels keep beside its matrices; products share work space, since they follow each other."""
+        """Bytes that a GPU's kernels keep beside its matrices; products share work space, since they follow each other."""
         matrices, width = self._matrices(), self._widest(panel)
         workspace = max((workspace_bytes(nnz, width, self.item) for _, nnz, *_ in matrices), default=0)
         regions = {

@@ -66,7 +66,7 @@ class RankPlan:
     rows: tuple[LayerRows, ...] = ()
     """What every aggregating layer computes in training epochs."""
     pruned: Mapping[int, AggregationPlan] = field(default_factory=dict)
-    """How layers aggregate that do not compute all rows, by level of the figures' `required`."""
+    """How layers aggregate that do not compute all rows, by level of the statistics' `required`."""
 
     @property
     def arena_bytes(self) -> int:

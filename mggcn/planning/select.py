@@ -1,4 +1,4 @@
-"""Which strategy, order and partition a run should take: candidates costed on a machine, in a table, with the reason.
+"""Choice of strategy, order and partition: candidates priced on a machine, in a table, with the reason.
 
 Only exact candidates that fit into memory can be chosen. The 1.5D partition of MG-GCN 5.1 is a row of analysis. Needs
 no torch.
@@ -36,7 +36,7 @@ REPLICATED: Final = ("arena", "features", "vertex data")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One way to run: its names, whether its gradients are those of the whole graph, and its plan or why there is none.
+    """One variant of a run: its names, whether its gradients are exact, and its plan or why there is none.
 
     partition: who holds what, in words, such as "rows" or "libra, replication 1.64". settings: what makes this candidate,
     as nested settings of a configuration, such as {"run": {"strategy": "halo", "order": "random"}}.
@@ -61,7 +61,7 @@ Rank = Callable[["Row"], tuple[float, int, int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A candidate with its figures; None where there is no plan, or, in a row of analysis, no prediction.
+    """A candidate with its costs; None where there is no plan, or, in a row of analysis, no prediction.
 
     verdict: "fits", "does not fit", "not possible", "not exact" or "analysis".
     """

@@ -17,7 +17,7 @@ from mggcn.partition.statistics import estimate_aggregated_nnz
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphShape:
-    """What a plan knows of a graph: a bare shape, or the counts of a store."""
+    """Sizes of a graph in a plan: a bare shape, or the counts of a store."""
 
     name: str
     num_vertices: int

@@ -80,7 +80,7 @@ class PrintedPlan:
 
 
 def _strategy(plan: RunPlan) -> str:
-    """How neighbours' rows arrive, and whether that gives the gradient of the whole graph."""
+    """Name the strategy, and say whether its gradients are those of the whole graph."""
     run = plan.config.run
     if plan.stats.kind == "rows":
         return f"order {run.order}, strategy {run.strategy}"
@@ -91,7 +91,7 @@ def _strategy(plan: RunPlan) -> str:
 
 
 def _training_rows(plan: RunPlan) -> list[str]:
-    """What every aggregation of a training epoch computes, and why; nothing without one."""
+    """Say which rows every aggregation of a training epoch computes, and why; nothing without one."""
     vertices, entries = plan.shape.num_vertices, plan.stats.num_entries
     rows = [
         (
@@ -166,7 +166,7 @@ def _regions(plan: RunPlan, rank: RankPlan) -> list[str]:
 
 
 def _nccl(plan: RunPlan, rank: RankPlan) -> list[str]:
-    """What the bytes of NCCL are worth; nothing without it."""
+    """Say whether the bytes of NCCL are measured or estimated; nothing without it."""
     if "NCCL" not in rank.regions:
         return []
     sizes, found = plan.nccl.sizes, plan.nccl.found(rank.ranks)
@@ -222,7 +222,7 @@ def _tiles(plan: RunPlan) -> list[str]:
 
 
 def _cut(stats: CutStats) -> list[str]:
-    """What the vertex cut costs."""
+    """Statistics of the vertex cut."""
     kind = "counted" if stats.exact else "expected"
     lines = [
         f"vertex cut ({kind}): {stats.replication:.3f} copies of a vertex on average, {stats.split_share:.1%} of the "

@@ -76,7 +76,7 @@ def _fault(plot: object) -> str:
         if not isinstance(values, list) or (bars and len(values) != len(plot["groups"])):
             return f"has {name!r} with other values than groups"
         if not all(_positive([value] if bars else value, bars) for value in values):
-            return f"has {name!r} with a value that is no positive number"
+            return f"has {name!r} with a value that is not a positive number"
     return ""
 
 

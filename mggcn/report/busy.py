@@ -1,4 +1,4 @@
-"""Where the time of an epoch went: busy intervals, what of the communication lies under computation, sums by kind."""
+"""The time of an epoch: busy intervals, communication hidden under computation, sums by kind."""
 
 from __future__ import annotations
 

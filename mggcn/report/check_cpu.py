@@ -39,7 +39,7 @@ def check_kernels(library: KernelLibrary) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class DenseUnits:
-    """What multiplies dense matrices here: our best instruction set, and whether there is AMX, which Linux must grant."""
+    """Report what multiplies dense matrices: our best instruction set, and whether there is AMX, which Linux must grant."""
 
     isa: str
     slow_pairs: bool

@@ -144,7 +144,7 @@ def check_gpus(driver: Driver | None) -> Finding:
 
 
 def check_peers(driver: Driver | None) -> Finding:
-    """Tell which GPUs reach each other's memory; NCCL takes the way over the host's memory between the rest."""
+    """Say which GPUs reach each other's memory; NCCL takes the path over the host's memory between the rest."""
     if driver is None or not driver.gpus:
         return Finding("peer access", "missing", "no GPU here")
     count = len(driver.gpus)
@@ -154,7 +154,7 @@ def check_peers(driver: Driver | None) -> Finding:
     if not driver.apart:
         return Finding("peer access", "ok", f"all {count} GPUs reach each other's memory")
     remedy = (
-        "messages between them take the slower way over host memory; nvidia-smi topo -m shows how they are connected"
+        "messages between them take the slower path over host memory; nvidia-smi topo -m shows how they are connected"
     )
     if len(driver.apart) == pairs:
         return Finding("peer access", "missing", f"none of the {count} GPUs reaches another's memory", remedy)

@@ -15,8 +15,8 @@ WHEELS = {12: "nvidia-nccl-cu12", 13: "nvidia-nccl-cu13"}
 LIMIT_S = 90.0
 """Importing torch and CuPy takes seconds, starting NCCL on eight GPUs some more."""
 _HANGS = (
-    "run NCCL_DEBUG=INFO mggcn doctor to see where; NCCL_P2P_DISABLE=1 tries the way over host memory, and containers need "
-    "--ipc=host or --shm-size=1g"
+    "run NCCL_DEBUG=INFO mggcn doctor to see where; NCCL_P2P_DISABLE=1 tries the path over host memory, and containers "
+    "need --ipc=host or --shm-size=1g"
 )
 
 Run = Callable[[list[str], float], str]

@@ -65,4 +65,4 @@ def _gpu(has_torch: bool, compute: bool) -> list[Finding]:
 
 
 def _skipped(name: str) -> Finding:
-    return Finding(name, "missing", "not checked, because torch does not work", "mend torch first")
+    return Finding(name, "missing", "not checked, because torch does not work", "repair torch first")

@@ -1,4 +1,4 @@
-"""What the plots share: figures without global state, colours, units, and text that is safe to draw."""
+"""Basics of all plots: figures without global state, colours, units, and text that is safe to draw."""
 
 from __future__ import annotations
 

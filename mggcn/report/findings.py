@@ -1,4 +1,4 @@
-"""What `mggcn doctor` found: one Finding for each thing looked at, and how it is shown."""
+"""Findings of `mggcn doctor`, one for each check, and how they are printed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Finding:
     """missing: mggcn works without it; broken: it does not."""
     detail: str
     remedy: str = ""
-    """What to do about it; empty if nothing need be done."""
+    """The remedy; empty if nothing need be done."""
 
 
 def guarded(name: str, probe: Callable[[], Finding]) -> Finding:

@@ -1,6 +1,6 @@
 """timeline.png and stages.png: an epoch, and its longest aggregation, by rank and row.
 
-Source: MG-GCN, figures 6 and 8: computation blue, communication orange; here stages are told by lightness too.
+Source: MG-GCN, figures 6 and 8: computation blue, communication orange; here stages differ in lightness too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mggcn.report.opcolours import COLOURS, colour_of, shade, text_colour
 from mggcn.report.timeline import COMMUNICATION, COMPUTE, Stretch, Timeline
 
 MAX_RANKS = 16
-"""As many ranks are drawn; more would be lines too thin to tell apart."""
+"""Ranks that are drawn; more would be lines too thin to distinguish."""
 _WIDTH = 12.0
 _LABEL_PT = 7.0
 _CHAR_INCHES = 0.062

@@ -1,4 +1,4 @@
-"""Pieces of HTML: every text is escaped on the way in, so pieces can be joined freely."""
+"""Pieces of HTML: every text is escaped as it enters, so pieces can be joined freely."""
 
 from __future__ import annotations
 

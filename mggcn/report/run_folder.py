@@ -38,7 +38,7 @@ _EPOCH_KEYS = ("epoch", "loss", "train", "val", "test")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """What a run left behind."""
+    """The files of a run."""
 
     path: Path
     config: Json
@@ -49,7 +49,7 @@ class RunRecord:
     """result.json; None if the run was interrupted."""
     plan: Json
     notes: list[str]
-    """What the reader of the report should know about missing pieces."""
+    """Remarks for the reader of the report on missing pieces."""
 
     @property
     def metric(self) -> str:
@@ -85,7 +85,7 @@ def _interruption(run: Path, config: Json, runs: dict[int, list[Json]]) -> str:
     where = f" of run {last}" if last else ""
     return (
         f"This run was interrupted: result.json is missing. The curves end at epoch {runs[last][-1]['epoch']}{where}; "
-        f"{planned} epochs were asked for. `mggcn train --resume {run}` goes on from the last checkpoint."
+        f"{planned} epochs were requested. `mggcn train --resume {run}` continues from the last checkpoint."
     )
 
 

@@ -36,7 +36,7 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """What a run recorded."""
+    """The recorded timeline of a run."""
 
     stretches: tuple[Stretch, ...]
     epochs: Mapping[tuple[int, int], tuple[float, float]]
@@ -75,7 +75,7 @@ def read_timeline(path: Path) -> Timeline:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RunError(f"cannot read {path}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{path} is no timeline that mggcn wrote: {type(error).__name__} {error}") from error
+        raise RunError(f"{path} is not a timeline that mggcn wrote: {type(error).__name__} {error}") from error
     if not timeline.common_epochs:
         raise RunError(f"{path} holds no epoch that all its ranks recorded; train again with --timeline")
     return timeline

@@ -27,7 +27,7 @@ Ranges = Callable[[str], AbstractContextManager[Any]]
 class Message:
     """One collective operation as this rank sees it; `received`: bytes that reach it, as CountingCommunicator counts them.
 
-    called: when it was asked for, if it is measured from there to the end of the wait; parts: marks that it has.
+    called: when the call was made, if it is measured from there to the end of the wait; parts: marks that it has.
     """
 
     op: str
@@ -88,7 +88,7 @@ class Recorder:
 
     @contextmanager
     def step(self, label: str) -> Iterator[None]:
-        """What happens in the block belongs to the step `label`; a number at its end is the layer."""
+        """Attribute the events of the block to the step `label`; a number at its end is the layer."""
         number = label.rpartition(" ")[2]
         self._where = {"step": label} | ({"layer": int(number)} if number.isdecimal() else {})
         try:
@@ -109,13 +109,13 @@ class Recorder:
         self._add(Mark(COMPUTE, start, self._backend.timestamp(), args))
 
     def post(self, message: Message, *, in_flight: bool) -> None:
-        """Note where in the program a message is asked for, and when if that is what is measured."""
+        """Note where in the program a message is called, and when if that is what is measured."""
         message.where = self._place(message.root)
         message.called = self._backend.timestamp() if in_flight else None
 
     @contextmanager
     def moving(self, message: Message) -> Iterator[None]:
-        """What a transport moves in the block belongs to this message."""
+        """Attribute what a transport moves in the block to this message."""
         before, self._message = self._message, message
         try:
             yield

@@ -32,7 +32,7 @@ RECORDED = 3
 
 
 class Watch(Protocol):
-    """What the epoch loop tells whoever watches it."""
+    """Events of the epoch loop for an observer."""
 
     def epoch(self, number: int) -> AbstractContextManager[None]:
         """The block queues training epoch `number`, from 0."""

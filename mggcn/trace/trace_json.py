@@ -25,7 +25,7 @@ FILE = "timeline.json"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank recorded; times of its events in microseconds since its own origin.
+    """The recording of one rank; times of its events in microseconds since its own origin.
 
     boot: the boot of the machine that it runs on, within which clock_s, the host's clock at the origin, has one meaning.
     """

@@ -1,6 +1,6 @@
 """A communicator whose messages leave marks: wraps any Communicator, which says when it moves data on its comm stream.
 
-Which message a transport moves: the one that is being asked for or waited for, since transports perform the calls in
+Which message a transport moves: the one that is being called or waited for, since transports perform the calls in
 their order. The root of a broadcast that others copy from moves nothing itself, and has no mark then.
 """
 

@@ -1,4 +1,4 @@
-"""What a kernel call moves and computes, from the shapes of its operands: for the timeline's GB/s and GFLOP/s.
+"""Bytes and FLOP of a kernel call, from the shapes of its operands: for the timeline's GB/s and GFLOP/s.
 
 Every operand is counted as read or written once, padding not at all; a sparse product reads one row of the dense operand
 for each nonzero. Caches make the true traffic smaller, so GB/s may pass what the memory can do.

@@ -21,10 +21,10 @@ from mggcn.errors import RunError
 
 @dataclass(kw_only=True, slots=True)
 class Progress:
-    """Where a run stands: everything but tensors that a resumed run needs."""
+    """The progress of a run: everything but tensors that a resumed run needs."""
 
     run: int = 0
-    """Which repeat, from 0."""
+    """Number of the repeat, from 0."""
     epoch: int = 0
     """Epochs done of this repeat."""
     best: dict[str, Any] | None = None
@@ -67,7 +67,7 @@ def _free_name(folder: Path, stem: str) -> str:
 
 
 STAGED = ".states"
-"""Where ranks leave what their strategies keep, until rank 0 makes it part of a checkpoint."""
+"""Folder in which ranks leave the state of their strategies, until rank 0 makes it part of a checkpoint."""
 
 
 def stage_state(folder: Path, rank: int, state: Tensors) -> None:

@@ -29,7 +29,7 @@ LOSS, STOP, SECONDS = range(SIGNALS)
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class _Work:
-    """What a device does in an epoch. It knows nothing of who repeats it: no cycle keeps a finished run's memory."""
+    """The work of a device in an epoch. It does not refer to its repeater: no cycle keeps a finished run's memory."""
 
     plan: RankPlan
     runtime: RankRuntime
@@ -106,12 +106,12 @@ class TrainingEpoch:
             books=books,
             end=backend.epoch_end(optimizer.step, books),
         )
-        self._told = [0.0] * SIGNALS
+        self._own = [0.0] * SIGNALS
         self._repeatable = Repeated(self._work.epoch, backend, comm)
 
     @property
     def state(self) -> str:
-        """How the device gets its epochs: Repeatable.state."""
+        """How epochs are launched: Repeatable.state."""
         return self._repeatable.state
 
     def start(self, seed: int, epoch: int) -> None:
@@ -120,19 +120,20 @@ class TrainingEpoch:
         books.clock.copy_(torch.tensor([seed, epoch], dtype=torch.int64))
         books.signals.copy_(books.own)
 
-    def tell(self, stop: float, seconds: float) -> None:
+    def set_signals(self, stop: float, seconds: float) -> None:
         """Set what this rank adds to the stop flag and the seconds of the epochs to come."""
-        told = [0.0, stop, seconds]
-        if told != self._told:
-            self._told = told
+        own = [0.0, stop, seconds]
+        # A copy from the host may wait for the device: unchanged signals are left alone.
+        if own != self._own:
+            self._own = own
             books = self._work.books
-            books.own.copy_(torch.tensor(told, dtype=torch.float64))
+            books.own.copy_(torch.tensor(own, dtype=torch.float64))
             books.signals.copy_(books.own)
 
     def run(self, epoch: int) -> None:
         """Queue one epoch, number `epoch` from 0, as the clock says too. Raises: IndexError behind the last epoch."""
         if epoch >= self._work.books.history.shape[0]:
-            raise IndexError(f"the run has {self._work.books.history.shape[0]} epochs, epoch {epoch + 1} was asked for")
+            raise IndexError(f"the run has {self._work.books.history.shape[0]} epochs, epoch {epoch + 1} was requested")
         work = self._work
         work.comm.check()
         work.runtime.training.begin_epoch(epoch)

@@ -1,4 +1,4 @@
-"""What Adam, AdamW and SGD keep for the planned weights, and the learning rate as a pure function of the epoch.
+"""State of Adam, AdamW and SGD for the planned weights, and the learning rate as a pure function of the epoch.
 
 The step itself is the backend's, with all else that ends an epoch (backend/epoch_end.py).
 """

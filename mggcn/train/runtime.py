@@ -1,4 +1,4 @@
-"""What a rank's ops run on: views into the arena, weights and their gradients in flat buffers, and the inputs.
+"""The runtime of a rank's ops: views into the arena, weights and their gradients in flat buffers, and the inputs.
 
 L layers, D input width, E output width, C classes.
 """

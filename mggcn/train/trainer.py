@@ -1,6 +1,6 @@
 """The epoch loop of one rank: run the program, sum over ranks, step, evaluate, keep the best, save, stop together.
 
-P ranks, C classes. Every rank takes the same decisions from the same summed figures.
+P ranks, C classes. Every rank takes the same decisions from the same sums.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RankTrainer:
 
     @property
     def states(self) -> dict[str, str]:
-        """How the device gets what it repeats: Repeatable.state of epochs and evaluations."""
+        """How epochs and evaluations are launched: Repeatable.state of each."""
         return {"epoch": self._epoch.state, "evaluation": self._score_again.state}
 
     @property
@@ -160,25 +160,27 @@ class RankTrainer:
         """
         config, progress, queue_s = self._config.train, self.progress, self.runtime.backend.queue_s
         self._epoch.start(self._seed, progress.epoch)
+        # A look at the device waits for it, so epochs are queued until they last queue_s. The first look comes after one
+        # epoch, for its time is not known, and `ahead` at most doubles, since the next may be slower.
         ahead, wall, unsaved = 1, 0.0, 0.0
         while progress.epoch < config.epochs and not (config.patience and progress.waited >= config.patience):
             first, last = progress.epoch, self._next_look(progress.epoch, ahead)
-            self._epoch.tell(float(self._stop.signal), wall)
+            self._epoch.set_signals(float(self._stop.signal), wall)
             began = time.perf_counter()
             signals = self._advance(first, last)
             seconds = (time.perf_counter() - began) / (last - first)
-            # What all ranks told with the epochs before: each takes the same number from it.
-            told = float(signals[-1, SECONDS]) / self._comm.size
-            ahead = max(1, min(2 * ahead, int(queue_s / told) if told else 1))
+            # The mean over ranks by the last all-reduce: all ranks must queue equally many epochs.
+            mean_s = float(signals[-1, SECONDS]) / self._comm.size
+            ahead = max(1, min(2 * ahead, int(queue_s / mean_s) if mean_s else 1))
             self._record(log, signals, seconds, on_epoch)
             if signals[:, STOP].any():
                 return False
-            unsaved += told * (last - first)
+            unsaved += mean_s * (last - first)
             late = config.checkpoint_minutes and unsaved >= 60 * config.checkpoint_minutes
             if late or (config.checkpoint_every and progress.epoch % config.checkpoint_every == 0):
                 self._save(log, folder)
                 unsaved = 0.0
-            wall = (time.perf_counter() - began) / (last - first)  # with evaluation, but for what is still to be told
+            wall = (time.perf_counter() - began) / (last - first)  # with evaluation: the next epochs report it
         return True
 
     def _next_look(self, epoch: int, ahead: int) -> int:
@@ -194,7 +196,7 @@ class RankTrainer:
         seconds: float,
         on_epoch: Callable[[dict[str, Any]], None] | None,
     ) -> None:
-        """Write the epochs that `signals` tell of, the last with its scores if an evaluation is due."""
+        """Write the epochs of `signals`, the last with its scores if an evaluation is due."""
         config, progress = self._config.train, self.progress
         for loss in signals[:, LOSS].tolist():
             self.epoch_seconds.append(seconds)

@@ -48,13 +48,13 @@ def test_check_asks_nobody_and_look_does() -> None:
     one, two = boards(2)
     one.abort("disk full")
     two.check()
-    assert not two.told
+    assert not two.raised
     two.look()
     assert two.failure == "disk full"
-    assert not two.told
+    assert not two.raised
     with pytest.raises(CommError):
         two.check()
-    assert two.told
+    assert two.raised
 
 
 def test_waiting_rank_learns_of_an_abort() -> None:

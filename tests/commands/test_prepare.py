@@ -119,7 +119,7 @@ def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "number the classes from 0": ["prepare", edges, store, "--labels", tmp_path / "names.npy"],
         "needs a STORE": ["prepare", edges],
         "there is no": ["prepare", tmp_path / "nothing.txt", store],
-        "cannot tell what": ["prepare", tmp_path / "other.pdf", store],
+        "cannot recognise": ["prepare", tmp_path / "other.pdf", store],
         "cannot load": ["prepare", edges, store, "--features", tmp_path / "nothing.npy"],
         "shape [3, D], got float32 of shape (2, 4)": [
             "prepare",

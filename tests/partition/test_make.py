@@ -44,7 +44,7 @@ def test_every_edge_and_vertex_has_its_place(kind: str, ranks: int) -> None:
         assert mine is not None
         owned[ids[mine]] += 1
         held[ids] += 1
-        assert np.array_equal(partition.held(rank).owned(rank), ids)
+        assert np.array_equal(partition.local_index(rank).owned(rank), ids)
         assert stats.counts[rank] == ids.size
         assert stats.split[rank] == partition.split[ids].sum() == partition.split[ids[: stats.split[rank]]].sum()
         for other in range(ranks):
@@ -112,12 +112,12 @@ def test_training_on_the_parts_of_metis(strategy: str, tmp_path: Path) -> None:
 @needs_metis
 def test_the_parts_of_metis_are_kept(tmp_path: Path) -> None:
     """Fails if training makes them anew, or auto does not compare what is at hand."""
-    from mggcn.jobs.auto import settled
+    from mggcn.jobs.auto import resolve_auto
 
     write_store(graph_of("disconnected"), tmp_path / "store")
     graph = open_store(tmp_path / "store")
     make_partition("rows", graph, ranks=2, order="metis", seed=1, bins=1)
     assert (tmp_path / "store" / "partitions" / "metis-2-1").is_dir()
-    _, choice = settled(Config(run=RunConfig(ranks=2, strategy="halo", order="auto")), graph)
+    _, choice = resolve_auto(Config(run=RunConfig(ranks=2, strategy="halo", order="auto")), graph)
     assert choice is not None
     assert "metis" in {row.candidate.order for row in choice.rows}

@@ -77,8 +77,8 @@ def test_every_plot_gets_a_file(tmp_path: Path) -> None:
         ({"plots": [BARS, {"kind": "lines", "title": "a", "quantity": "b", "series": {}}]}, "plot 2 lacks abscissa"),
         ({"plots": [BARS | {"series": {}}]}, "has no series"),
         ({"plots": [BARS | {"series": {"DGL": [1.0]}}]}, "'DGL' with other values than groups"),
-        ({"plots": [BARS | {"series": {"DGL": [1.0, 0.0]}}]}, "'DGL' with a value that is no positive number"),
-        ({"plots": [LINES | {"series": {"DGL": [[1.0, "2"]]}}]}, "'DGL' with a value that is no positive number"),
+        ({"plots": [BARS | {"series": {"DGL": [1.0, 0.0]}}]}, "'DGL' with a value that is not a positive number"),
+        ({"plots": [LINES | {"series": {"DGL": [[1.0, "2"]]}}]}, "'DGL' with a value that is not a positive number"),
     ],
 )
 def test_damaged_files_are_refused(content: Any, message: str, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_without_torch_the_rest_is_still_looked_at() -> None:
     assert findings["torch"].state == "broken"
     assert 'pip install "torch>=' in findings["torch"].remedy
     assert findings["gloo"] == Finding(
-        "gloo", "missing", "not checked, because torch does not work", "mend torch first"
+        "gloo", "missing", "not checked, because torch does not work", "repair torch first"
     )
     assert findings["memory"].state == "ok"
 

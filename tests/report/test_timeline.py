@@ -1,4 +1,4 @@
-"""timeline.py: what a run wrote is read back; what is no timeline is refused by name."""
+"""timeline.py: what a run wrote is read back; what is not a timeline is refused by name."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_what_is_missing_or_uncertain_is_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.pop("traceEvents"), "is no timeline that mggcn wrote: KeyError 'traceEvents'"),
-        (lambda c: c["traceEvents"][-2]["args"].pop("op", None), "is no timeline that mggcn wrote: KeyError 'op'"),
-        (lambda c: c["traceEvents"].append(7), "is no timeline that mggcn wrote: TypeError"),
+        (lambda c: c.pop("traceEvents"), "is not a timeline that mggcn wrote: KeyError 'traceEvents'"),
+        (lambda c: c["traceEvents"][-2]["args"].pop("op", None), "is not a timeline that mggcn wrote: KeyError 'op'"),
+        (lambda c: c["traceEvents"].append(7), "is not a timeline that mggcn wrote: TypeError"),
         (lambda c: c["traceEvents"].clear(), "holds no epoch that all its ranks recorded"),
-        (lambda c: c.update(otherData=[]), "is no timeline that mggcn wrote: AttributeError"),
+        (lambda c: c.update(otherData=[]), "is not a timeline that mggcn wrote: AttributeError"),
     ],
 )
 def test_what_is_no_timeline_is_refused(change: Any, message: str, tmp_path: Path) -> None:

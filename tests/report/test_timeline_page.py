@@ -43,7 +43,7 @@ def test_a_damaged_timeline_is_named(tmp_path: Path) -> None:
     """Fails if a report silently leaves out what it cannot read."""
     run = write_run(tmp_path / "run", epochs=3)
     (run / "timeline.json").write_text("{}")
-    with pytest.raises(RunError, match=r"timeline\.json is no timeline"):
+    with pytest.raises(RunError, match=r"timeline\.json is not a timeline"):
         write_report(run)
 
 

@@ -79,7 +79,7 @@ def test_epochs_start_from_what_their_rank_tells(where: Where, ranks: int) -> No
         assert trainer.gradients(0) == trainer.step(0) == first
         epoch.start(6007, 1)
         for number, told in ((1, (1.0, 0.25)), (2, (0.0, 0.5)), (3, (0.0, 0.5))):
-            epoch.tell(*told)
+            epoch.set_signals(*told)
             epoch.run(number)
         expected = [[ranks, 0.25 * ranks], [0.0, 0.5 * ranks], [0.0, 0.5 * ranks]]
         assert epoch.history(1, 4)[:, 1:].tolist() == expected

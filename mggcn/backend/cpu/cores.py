@@ -1,4 +1,4 @@
-"""Which cores a rank uses: where memory belongs to nodes of a machine (NUMA), those of one node."""
+"""Cores of a rank: on a machine with several memory nodes (NUMA), those of one node."""
 
 from __future__ import annotations
 

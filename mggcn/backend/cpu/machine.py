@@ -1,4 +1,4 @@
-"""What the choice of CPU kernels knows of this machine: caches, name, units for bfloat16. Needs no torch."""
+"""The machine as the choice of CPU kernels sees it: caches, name, units for bfloat16. Needs no torch."""
 
 from __future__ import annotations
 

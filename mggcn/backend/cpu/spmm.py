@@ -27,7 +27,7 @@ from mggcn.backend.spmm_choice import Choices, SpmmChoice, SpmmKey
 from mggcn.errors import BackendError
 
 STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
-"""Where in a matrix distinct columns are counted, among how many entries at first, and how often that number doubles."""
+"""Places in a matrix where distinct columns are counted, entries counted at first, and how often that number doubles."""
 
 _P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 

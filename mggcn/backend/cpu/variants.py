@@ -1,4 +1,4 @@
-"""Which kernels of the CPU multiply: pure functions of sizes, types and caches. docs/notes/0012-spmm-cpu.md has the model.
+"""Choice of the CPU's kernels: pure functions of sizes, types and caches. docs/notes/0012-spmm-cpu.md has the model.
 
 V rows and N columns of the matrix, D columns of the operand.
 """
@@ -33,7 +33,7 @@ VISIT_NS = 0.3
 CACHED_NS = 1.0
 """A line from the shared cache."""
 MISSED_NS = 2.7
-"""What a line from memory costs more; half as much after the first of a long row, which the hardware fetches ahead."""
+"""Extra cost of a line from memory; half as much after the first of a long row, which the hardware fetches ahead."""
 LONG_LINES = 16
 PACKED_NS = 8.0
 """A line that is read from a row of the operand and written to the packed panel."""
@@ -201,7 +201,7 @@ def _blocks(matrix: MatrixTraits, row_bytes: int, blocks: int) -> float:
 
 
 GemmWay = Literal["own", "torch"]
-"""Who multiplies dense matrices: cpu/gemm.cpp, or torch in the type of the sums."""
+"""Dense products by cpu/gemm.cpp, or by torch in the type of the sums."""
 
 
 def gemm_way(isa: str) -> GemmWay:

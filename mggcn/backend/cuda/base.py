@@ -1,4 +1,4 @@
-"""What the CUDA backend asks of a device: kernels compiled, events, streams, and epochs recorded and repeated.
+"""The contract of a device under the CUDA backend: it compiles kernels, has events and streams, records and repeats epochs.
 
 Two classes fulfil it: backend/cuda/device.py on a GPU, and the tests' emulator on the CPU.
 """

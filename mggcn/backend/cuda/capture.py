@@ -27,7 +27,7 @@ Pool = tuple[int, int]
 
 
 class Refusals:
-    """What a process knows of recordings that were refused in it: after one, it makes no other.
+    """Refused recordings of a process: after one, it makes no other.
 
     A failed recording may leave torch's allocator, which is the process's, as if it still went on; `end_pool` ends it as
     far as torch lets it. The graphs stay: torch's allocator of pinned memory may go on asking them.

@@ -56,7 +56,7 @@ def epoch_end(
 
 
 def _parts(weight: Weight) -> Iterator[tuple[int, ...]]:
-    """What each block has of a weight: begin, end, columns, first column, place and stride of its operand, decay, 0."""
+    """Each block's share of a weight: begin, end, columns, first column, place and stride of its operand, decay, 0."""
     start, count, cols = int(weight.value.storage_offset()), weight.value.numel(), weight.value.shape[-1]
     for begin in range(0, count, PART):
         end = min(begin + PART, count)

@@ -1,4 +1,4 @@
-"""What run.device cuda needs of a machine, and what is missing, in one line each."""
+"""Requirements of run.device cuda on a machine, and what is missing, in one line each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How torch multiplies float32 matrices on GPUs while a run trains: a setting of the process, given back afterwards."""
+"""Precision of torch's float32 products on GPUs while a run trains: a setting of the process, restored afterwards."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def sum_partials(kernels: Kernels, partials: Tensor, out: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """What the loss adds up: loss float64 (1,), partials of the bias gradient or None, and room to do so.
+    """Sums of the loss: loss float64 (1,), partials of the bias gradient or None, and room to do so.
 
     losses: float64 (PARTIALS,), overwritten; arrived: int32 (1,), zero before and after.
     """

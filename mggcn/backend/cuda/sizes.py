@@ -20,7 +20,7 @@ MAX_NNZ = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class DeviceTraits:
-    """What the choice of kernels looks at."""
+    """Sizes of a GPU on which the choice of kernels depends."""
 
     name: str
     capability: tuple[int, int]

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 64 << 20
 SMALL_BYTES = 1 << 20
-"""What is smaller is copied as it is."""
+"""Smaller arrays are copied as they are."""
 
 Send = Callable[[Tensor, Tensor], Callable[[], object]]
 """Starts the copy of a pinned buffer into a device tensor; returns what waits on the host until the buffer is free."""

@@ -1,4 +1,4 @@
-"""Which SpMM kernel, and in which shape, multiplies a matrix by a dense operand: a pure function of sizes and device.
+"""Choice of the SpMM kernel and its shape for a matrix and a dense operand: a pure function of sizes and device.
 
 A piece is what a lane loads at once: 16 bytes, or one column if the operand is not aligned. A group of lanes reads a row
 of the operand; what its lanes * pieces do not cover is the next tile. A warp is 32 / lanes groups, each with a row of the

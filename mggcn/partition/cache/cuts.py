@@ -1,4 +1,4 @@
-"""Cuts of both kinds, found beside a graph or made and kept there: which files each has, and what its meta.json says.
+"""Partitions of every kind, read from beside a store or made and cached there: the files of each and its meta.json.
 
 Libra: parts uint64 (N, W), owner uint16 (N,), edge_part uint8 or uint16 (E,), edge_part_t unless the graph is symmetric.
 METIS: owner uint16 (N,). Order by locality: owner uint16 (N,), local int32 (N,).

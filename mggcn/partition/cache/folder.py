@@ -1,7 +1,6 @@
-"""Cuts of a graph as folders of `.npy` files and a meta.json, kept beside it: STORE/partitions/NAME.
+"""Cached partitions: folders of `.npy` files and a meta.json beside a store, STORE/partitions/NAME.
 
-A folder appears whole or not at all, and is used only for the graph that it was made of. Which files a kind of cut has is
-cut_files.py's matter.
+A folder appears whole or not at all, and serves only the graph that it was made of. cuts.py knows the files of each kind.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ def save_cached(
 ) -> None:
     """Write a cut of a graph beside its place, flush it to the disk, and put it there instead of an older one.
 
-    figures: what else meta.json says of the cut.
-    Raises: StoreError if the disk is full or not writable, or something else than a cut is in the way; nothing is left.
+    stats: further entries of meta.json.
+    Raises: StoreError if the disk is full or not writable, or something other than a cut is in the way; nothing is left.
     """
     if folder.exists() and not (folder / "owner.npy").is_file():
         raise StoreError(f"{folder} is not the folder of a cut, so it is not replaced; choose another place")
@@ -73,7 +72,7 @@ def read_cached(
     """Open a cut: what meta.json says, and its arrays by name.
 
     Cost: every file is read once, to compare its SHA-256.
-    Raises: StoreError if the folder is no cut by these settings, is damaged, or was made of another graph.
+    Raises: StoreError if the folder is not a cut with these settings, is damaged, or was made of another graph.
     """
     meta = read_meta(folder)
     if meta.get("graph_sha256") != graph_sha256(graph):
@@ -88,7 +87,7 @@ def read_cached(
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Return what the meta.json of a cut says. Raises: StoreError if it says nothing that can be understood."""
+    """Return what the meta.json of a cut says. Raises: StoreError if it cannot be read."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -114,7 +113,7 @@ def read_statistics(folder: Path, came: object, kind: type[S], num_parts: int) -
 
 
 def statistics_meta(statistics: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return statistics as meta.json holds them: the counts, and by name the figures that one compares cuts by."""
+    """Return statistics as meta.json holds them: the counts, and by name the ratios by which cuts are compared."""
     return {"statistics": dataclasses.asdict(statistics), **{name: getattr(statistics, name) for name in names}}
 
 
@@ -126,29 +125,29 @@ def _open(folder: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, ...],
     with path.open("rb") as file:
         came = hashlib.file_digest(file, "sha256").hexdigest()
     if not isinstance(digests, dict) or digests.get(path.name) != came:
-        raise StoreError(f"{path} has not the SHA-256 that meta.json says: one of them is damaged; {REMEDY}")
+        raise StoreError(f"{path}: its SHA-256 does not match meta.json: one of them is damaged; {REMEDY}")
     return rows
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPartition:
-    """A folder among the cuts of a store: meta is empty if it cannot be understood, which `state` says."""
+    """A cached partition; meta is empty if it cannot be read, which `state` says."""
 
     folder: Path
     meta: Mapping[str, Any]
     nbytes: int
     state: str
-    """What keeps the cut from being used, "" if nothing is known: files are not compared with their digests."""
+    """The reason why the cut cannot be used, "" if it can; digests of files are not compared."""
 
 
 def list_cached(folder: Path, graph: Graph) -> list[CachedPartition]:
-    """Return what lies in a store's folder of cuts, by kind, parts and seed.
+    """List the cached partitions of a store by kind, parts and seed.
 
     Cost: the meta.json of each. Raises: StoreError if the folder cannot be read.
     """
     try:
         found = [e for e in folder.iterdir() if e.is_dir() and not e.name.startswith(".")]
-        return [_kept(entry, graph) for entry in sorted(found, key=_by_number)]
+        return [_read_entry(entry, graph) for entry in sorted(found, key=_by_number)]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -160,11 +159,11 @@ def _by_number(folder: Path) -> list[int | str]:
     return [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", folder.name)]
 
 
-def _kept(folder: Path, graph: Graph) -> CachedPartition:
+def _read_entry(folder: Path, graph: Graph) -> CachedPartition:
     nbytes = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     try:
         meta = read_meta(folder)
     except StoreError:
-        return CachedPartition(folder, {}, nbytes, "damaged, or no cut")
+        return CachedPartition(folder, {}, nbytes, "damaged, or not a cut")
     same = meta.get("graph_sha256") == graph_sha256(graph)
     return CachedPartition(folder, meta, nbytes, "" if same else "of another graph")

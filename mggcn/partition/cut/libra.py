@@ -32,7 +32,7 @@ BLOCK = 1 << 22
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LibraSettings:
-    """What decides a cut: with the same graph, the same bits."""
+    """Settings that determine a cut: with the same graph, the same bits."""
 
     parts: int
     """Number of parts P, in 1 .. 1024."""

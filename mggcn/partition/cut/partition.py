@@ -157,7 +157,7 @@ class CutPartition:
 
     @cached_property
     def split(self) -> npt.NDArray[np.bool_]:
-        """Which vertices lie in two parts or more (N,)."""
+        """A mask of the vertices that lie in two parts or more (N,)."""
         split = np.empty(self.cut.parts.shape[0], np.bool_)
         for first in range(0, split.shape[0], CHUNK):
             parts = self.cut.parts[first : first + CHUNK]
@@ -181,7 +181,7 @@ class CutPartition:
         split = self.split[members]
         return np.concatenate([members[split], members[~split]])
 
-    def held(self, rank: int) -> Assignment:
+    def local_index(self, rank: int) -> Assignment:
         ids = self.ids(rank)
         owner = np.full(self.cut.owner.shape[0], rank + 1, np.uint16)
         owner[ids] = rank
@@ -201,7 +201,7 @@ class CutPartition:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """What one rank sends and receives for one bin; rows int32 of this rank.
+    """Rows that one rank sends and receives for one bin; int32 of this rank.
 
     leaves: of its leaves, by rank of the root, then by id, leaf_counts of them to each rank; roots: of its roots, by rank
     of the leaf, then by id, once for each leaf, root_counts of them from each rank.
@@ -219,7 +219,7 @@ def exchange_lists(partition: CutPartition, rank: int, bins: int) -> tuple[Lists
     Raises: ConfigError for another number of bins.
     """
     if bins not in (1, partition.bins):
-        raise ConfigError(f"the split vertices are dealt into {partition.bins} bins, lists for {bins} were asked for")
+        raise ConfigError(f"the split vertices are dealt into {partition.bins} bins, lists were requested for {bins}")
     cut, ranks = partition.cut, partition.cut.num_parts
     ids = partition.ids(rank)
     ids = ids[: int(partition.split[ids].sum())]
@@ -298,7 +298,7 @@ def cut_partition(partition: Partition) -> CutPartition:
 
 
 def stats_of_cut(stats: PartitionStats) -> CutStats:
-    """Return the figures of a vertex cut. Raises: ConfigError for those of another kind."""
+    """Return the statistics as those of a vertex cut. Raises: ConfigError for another kind."""
     if not isinstance(stats, CutStats):
         raise ConfigError(f"this strategy works on a vertex cut, got a partition of kind {stats.kind}")
     return stats

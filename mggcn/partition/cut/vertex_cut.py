@@ -16,7 +16,7 @@ from mggcn.partition.statistics import balance
 
 @dataclass(frozen=True, slots=True)
 class CutStatistics:
-    """What a cut costs. An undirected edge counts once; self-loops are not edges here."""
+    """Statistics of a vertex cut. An undirected edge counts once; self-loops are not edges here."""
 
     num_connected: int
     """Vertices with edges."""

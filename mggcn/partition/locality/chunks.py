@@ -27,7 +27,7 @@ class RowChunk:
 
     @property
     def pointer(self) -> Any:
-        """What a kernel takes."""
+        """The chunk as arguments of a kernel."""
         return ctypes.byref(self.arguments)
 
     @property

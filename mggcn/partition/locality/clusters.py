@@ -34,7 +34,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ClusterOrder:
-    """order int32 (N,): the vertices, cluster after cluster. The figures are those of the smallest clusters.
+    """order int32 (N,): the vertices, cluster after cluster. The statistics are those of the smallest clusters.
 
     num_cut: edges between clusters; an undirected one counts once.
     """
@@ -75,6 +75,7 @@ def cluster_order(graph: Graph, seed: int, threads: int) -> ClusterOrder:
         above = _clustered(
             (_csr(pairs, level.volume.shape[0]),), level.volume.copy(), level.volume, scale, (seed, len(maps)), threads
         )
+        # A level that joins hardly any clusters costs a pass over the pairs and moves few vertices: the levels end here.
         if above.volume.shape[0] > SHRUNK * level.volume.shape[0]:
             break
         maps.append(above.ids)
@@ -135,6 +136,8 @@ def _pairs(graph: Graph, ids: Ids, seed: int, threads: int) -> tuple[Ids, int, i
             kernel(chunk.pointer, *where, ctypes.byref(filled), target)
         return filled.value
 
+    # Pairs are drawn by a hash of the edge, so that any number of threads draws the same. Each halving of the threshold
+    # draws about half of them; `scale` makes up for it in the volumes that they are compared with.
     num_cut = count = walk(ALL, None)
     shift = 0
     while count > most:

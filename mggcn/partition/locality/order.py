@@ -22,7 +22,7 @@ from mggcn.partition.statistics import balance, tile_statistics
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalitySettings:
-    """What decides an order: with the same graph, the same bits, whatever the number of threads."""
+    """Settings that determine an order: with the same graph, the same bits, whatever the number of threads."""
 
     parts: int
     """Number of parts P, in 1 .. 1024."""
@@ -43,7 +43,7 @@ class LocalitySettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalityStatistics:
-    """What an order achieves. An undirected edge counts once; self-loops are no edges here."""
+    """Statistics of an order. An undirected edge counts once; self-loops are not edges here."""
 
     num_edges: int
     num_inside: int

@@ -1,7 +1,7 @@
-"""How local the gathers of an order are: how many other rows a rank uses between two uses of the same one.
+"""Locality of the gathers of an order: how many other rows a rank uses between two uses of the same one.
 
 A cache of C rows serves a use if fewer than C others lie between (with the least recently used leaving first), so these
-distances tell what any cache will do. Source: SHARDS, Waldspurger et al., "Efficient MRC construction with SHARDS", FAST
+distances show what any cache will do. Source: SHARDS, Waldspurger et al., "Efficient MRC construction with SHARDS", FAST
 2015: the exact distances of a sample of the columns. N vertices, P ranks, M sampled entries.
 """
 
@@ -21,11 +21,11 @@ from mggcn.partition.locality.chunks import row_chunks
 from mggcn.partition.order import Assignment
 
 BOUNDS: Final = tuple(256 * 4**k for k in range(12))
-"""Distances that are told apart, in rows; the last stands for all above: kFirst and kBuckets of cpu/reuse.cpp."""
+"""Distances that are distinguished, in rows; the last stands for all above: kFirst and kBuckets of cpu/reuse.cpp."""
 SAMPLED: Final = 1 << 19
 """Entries that are looked at, about, unless that is less than a 2^MAX_SHIFT-th of all."""
 MAX_SHIFT: Final = 8
-"""A sample of a 256th of the columns resolves distances of 256 rows, the shortest that are told apart."""
+"""A sample of a 256th of the columns resolves distances of 256 rows, the shortest that are distinguished."""
 SEED: Final = 1
 
 Shares = tuple[float, ...]

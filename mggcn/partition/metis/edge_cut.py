@@ -17,7 +17,7 @@ from mggcn.partition.statistics import balance, tile_statistics
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeCutStatistics:
-    """What a cut costs. An undirected edge counts once; self-loops are no edges here."""
+    """Statistics of an edge cut. An undirected edge counts once; self-loops are not edges here."""
 
     num_edges: int
     num_cut: int
@@ -77,7 +77,7 @@ def by_owner(owner: npt.NDArray[np.uint16], num_parts: int) -> Assignment:
 
 
 def edge_cut(graph: Graph, owner: npt.NDArray[np.uint16], num_parts: int) -> EdgeCut:
-    """Return a cut with its figures. Cost: that of `tile_statistics`."""
+    """Return a cut with its statistics. Cost: that of `tile_statistics`."""
     owners = by_owner(owner, num_parts)
     tiles = tile_statistics(graph, owners, self_loops=True)
     nonzeros = tiles.nnz.sum(1) if graph.symmetric else tiles.nnz.sum(1) + tiles.nnz.sum(0)

@@ -1,4 +1,4 @@
-"""METIS in a process of its own: it takes over signals, prints, hears no Ctrl-C, and keeps memory that it once had.
+"""METIS in a subprocess: it replaces signal handlers, prints, ignores Ctrl-C and never frees its memory.
 
 The graph and the result lie in memory that both processes share. N vertices, M entries.
 """
@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """What METIS is given and where it writes, all int64 in shared memory; pages that are not touched cost nothing.
+    """Input and output of METIS, all int64 in shared memory; pages that are not touched cost nothing.
 
     indptr (N + 1,), indices (M,): an undirected graph without self-loops, M being at most `max_entries`; vertex_weights
     (N,); edge_weights (M,), None for ones; part (N,): the result.

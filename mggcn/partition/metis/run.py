@@ -27,7 +27,7 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetisSettings:
-    """What decides a cut: with the same graph and the same METIS, the same bits."""
+    """Settings that determine a cut: with the same graph and the same METIS, the same bits."""
 
     parts: int
     """Number of parts P, in 1 .. 1024."""
@@ -91,7 +91,7 @@ def metis(graph: Graph, settings: MetisSettings) -> EdgeCut:
     METIS is given A + A^T without self-loops, an edge weighing the number of stored edges that it stands for, and a
     vertex the nonzeros of its rows of A^T and of A (once if they are the same), self-loops included. Parts differ in rows,
     and where hubs weigh more than a part in work too; P >= N gives every vertex a part of its own.
-    Cost: a sweep over adj (and adj_t), METIS in a process of its own, then the figures; memory as `metis_memory` says.
+    Cost: a sweep over adj (and adj_t), METIS in a process of its own, then the statistics; memory as `metis_memory` says.
     Raises: BackendError without pymetis; PlanError if METIS fails, which it does when memory runs out.
     Source: Karypis and Kumar 1998, k-way; why not the variants: docs/notes/0010-metis.md.
     """

@@ -20,7 +20,7 @@ from mggcn.partition.sweep import sweep
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """What a rank multiplies in one direction, A^T or A, and which rows travel for it.
+    """Tiles of a rank in one direction, A^T or A, and the rows that travel for them.
 
     own (V, V): its tile; halo (V, K): all its other entries, the columns in order of owner and row there.
     received: rows of the halo by owner. rows int32: its own rows that others need, in order of the receiver, then of the

@@ -58,7 +58,7 @@ class RowStats:
         return stats | self.tiles.to_dict() | {"wanted": [rows.to_dict() for rows in self.required]}
 
     def only(self, level: int) -> RowStats:
-        """Return the figures of an aggregation that computes no rows but those of `required[level]`.
+        """Return the statistics of an aggregation that computes only the rows of `required[level]`.
 
         Its matrices for A^T and A differ, also in a symmetric graph. How local its gathers are is taken from all rows.
         """
@@ -99,7 +99,7 @@ class RowPartition:
     owners: Assignment
     kind: Literal["rows"] = "rows"
 
-    def held(self, rank: int) -> Assignment:
+    def local_index(self, rank: int) -> Assignment:
         return self.owners
 
     def owned(self, rank: int) -> npt.NDArray[np.bool_] | None:
@@ -110,7 +110,7 @@ class RowPartition:
 
 
 def row_stats(stats: PartitionStats) -> RowStats:
-    """Return the figures of a partition of the rows. Raises: ConfigError for those of another kind."""
+    """Return the statistics as those of a partition of the rows. Raises: ConfigError for another kind."""
     if not isinstance(stats, RowStats):
         raise ConfigError(f"this strategy works on a partition of the rows, got one of kind {stats.kind}")
     return stats

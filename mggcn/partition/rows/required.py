@@ -53,7 +53,7 @@ class RequiredRows:
         return RequiredRows(tuple(int(n) for n in content["rows"]), TileStatistics.from_dict(content))
 
 
-def pays(kept: int, total: int) -> bool:
+def worth_pruning(kept: int, total: int) -> bool:
     """Return whether an aggregation of `kept` nonzeros rather than all is worth matrices of its own."""
     return kept <= (1 - LEAST_SAVED) * total
 
@@ -113,7 +113,7 @@ def required_stats(
     self_loops: bool,
     threads: int,
 ) -> tuple[RequiredRows, ...]:
-    """Return the figures of R(L), R(L - 1), ...: at most `depth`, fewer where those below would be the same or not pay.
+    """Return the statistics of R(L), R(L - 1), ...: at most `depth`, fewer where those below are equal or save too little.
 
     They end with the first that does not pay (num_entries: nonzeros of all rows), or whose neighbours are all in it: layers
     further down read as much or more. Cost: two sweeps over the edges for each, one for the last.
@@ -121,7 +121,7 @@ def required_stats(
     found, required = list[RequiredRows](), training
     while len(found) < depth:
         found.append(count_required(graph, owners, required, self_loops=self_loops, threads=threads))
-        if len(found) == depth or not pays(found[-1].num_entries, num_entries):
+        if len(found) == depth or not worth_pruning(found[-1].num_entries, num_entries):
             break
         below = _with_neighbours(graph, required, threads)
         if np.array_equal(below, required):

@@ -61,7 +61,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardOptions:
-    """What of a run's configuration shapes a shard."""
+    """The settings of a run on which a shard depends."""
 
     aggregates: bool
     norm: str
@@ -73,14 +73,14 @@ class ShardOptions:
 
 
 def build_shard(
-    graph: Graph, partition: Partition, rank: int, options: ShardOptions, held: Assignment | None = None
+    graph: Graph, partition: Partition, rank: int, options: ShardOptions, local_index: Assignment | None = None
 ) -> Shard:
-    """Build what a rank holds of the vertices; its matrices are its strategy's. held: of the partition, if known.
+    """Build what a rank holds of the vertices; its matrices are its strategy's. local_index: the partition's, if known.
 
     Cost: one sweep over the edges for the degrees; memory is the shard, 6 N bytes of the assignment, N bytes per split
     and chunks of 8 MiB. Raises: GraphError for negative in-degrees, missing splits or labels.
     """
-    owners, owned = held or partition.held(rank), partition.owned(rank)
+    owners, owned = local_index or partition.local_index(rank), partition.owned(rank)
     ids = owners.owned(rank)
     labels = np.empty(ids.shape[0], np.int32)
     for chunk, local in _owned_chunks(owners, rank, graph.num_vertices):

@@ -37,7 +37,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class RowColumnMask:
-    """Which entries of a matrix are taken: those of required rows and columns, bool (N,) by original id; None: of all."""
+    """Masks of the rows and columns whose entries are taken, bool (N,) by original id; None: all."""
 
     rows: npt.NDArray[np.bool_] | None = None
     cols: npt.NDArray[np.bool_] | None = None

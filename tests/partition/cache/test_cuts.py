@@ -144,7 +144,7 @@ DAMAGES = {
     "cannot be read": no_meta,
     "not a cut of format 1": lambda folder: edit(folder, "format_version", 2),
     "was made with": lambda folder: edit(folder, "settings", {"kind": "libra", "parts": 4}),
-    "meta.json says": lambda folder: edit(folder, "sha256", {}),
+    "does not match meta.json": lambda folder: edit(folder, "sha256", {}),
     "statistics are damaged": lambda folder: edit(folder, "statistics", {"edges_per_part": [1]}),
     "statistics are not of 5 parts": lambda folder: edit(
         folder,
@@ -283,7 +283,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
         ("libra-4-1-shuffled", ""),
         ("libra-5-2718-shuffled", ""),
         ("libra-6-1-shuffled", "of another graph"),
-        ("libra-7-1-shuffled", "damaged, or no cut"),
+        ("libra-7-1-shuffled", "damaged, or not a cut"),
         ("libra-16-1-shuffled", ""),
     ]
     assert kept_cuts[1].nbytes == sum(file.stat().st_size for file in made.folder.iterdir())

@@ -1,0 +1,95 @@
+"""Settings from files, texts and keywords, and back: TOML, `--set table.key=value`, and lr=0.01 for train.lr in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mggcn.config import Config, ModelConfig, from_tables
+from mggcn.config_values import RENAMED, with_new_names
+from mggcn.errors import ConfigError
+
+
+def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) -> Config:
+    """Read a TOML file over `base`. Raises: ConfigError if it is missing, not TOML or holds an unknown setting.
+
+    saved: by a run, perhaps of an earlier version, whose names are then read as those of now.
+    """
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    try:
+        if saved:
+            tables = {name: with_new_names(name, table) for name, table in tables.items()}
+        return from_tables(tables, base)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def to_tables(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the settings as nested plain values, as they go into config.toml."""
+    return {
+        name: {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
+        for name, table in dataclasses.asdict(config).items()
+    }
+
+
+def to_toml(config: Config) -> str:
+    """Return the complete configuration as TOML."""
+    import tomli_w
+
+    return tomli_w.dumps(to_tables(config))
+
+
+def with_settings(config: Config, settings: Sequence[str]) -> Config:
+    """Apply `table.key=value` texts; of two for one setting the last wins, and ranges are checked once, at the end.
+
+    Raises: ConfigError if one is malformed, unknown or out of range.
+    """
+    tables: dict[str, dict[str, str]] = {}
+    for text in settings:
+        left, equals, value = text.partition("=")
+        table, dot, key = left.strip().partition(".")
+        if not (equals and dot):
+            raise ConfigError(f"--set expects table.key=value such as model.hidden=16,16, got {text!r}")
+        tables.setdefault(table, {})[key] = value.strip()
+    return from_tables(tables, config)
+
+
+def with_model(config: Config | None, model: ModelConfig | None) -> Config:
+    """Return the configuration with the model in it. Raises: ConfigError if one is something else, such as a name."""
+    if not isinstance(config, Config | None):
+        raise ConfigError(f"config must be a mggcn.Config, got {type(config).__name__}")
+    if not isinstance(model, ModelConfig | None):
+        raise ConfigError(f"model must be mggcn.GCN(...), SAGE(...) or MLP(...), got {type(model).__name__}")
+    base = config or Config()
+    return base if model is None else dataclasses.replace(base, model=model)
+
+
+def with_named(config: Config, settings: Mapping[str, Any]) -> Config:
+    """Lay single settings over a configuration; each belongs to the one table that has it.
+
+    Raises: ConfigError for an unknown setting (the known ones are listed) or a value that does not fit.
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    for key, value in settings.items():
+        owners = [
+            f.name
+            for f in dataclasses.fields(Config)
+            if key in {g.name for g in dataclasses.fields(getattr(config, f.name))}
+        ]
+        owners = owners or [table for table, old in RENAMED if old == key]
+        if not owners:
+            known = sorted(
+                {g.name for f in dataclasses.fields(Config) for g in dataclasses.fields(getattr(config, f.name))}
+            )
+            raise ConfigError(f"unknown setting {key!r}; known are {', '.join(known)}")
+        tables.setdefault(owners[0], {})[key] = value
+    return from_tables(tables, config)
