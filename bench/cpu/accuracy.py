@@ -60,10 +60,10 @@ EXPERIMENTS = {
         {
             "P = 1": {"threads": 1},
             "cd-0": {**FOUR, "delay": "0"},
-            "cd-5 last": {**FOUR, "delay": "5", "between": "last"},
-            "cd-5 local": {**FOUR, "delay": "5", "between": "local"},
+            "cd-5 reuse": {**FOUR, "delay": "5", "stale_aggregates": "reuse"},
+            "cd-5 discard": {**FOUR, "delay": "5", "stale_aggregates": "discard"},
             "0c": {**FOUR, "delay": "none"},
-            "cd-10 local": {**FOUR, "delay": "10", "between": "local"},
+            "cd-10 discard": {**FOUR, "delay": "10", "stale_aggregates": "discard"},
         },
         SAGE,
     ),

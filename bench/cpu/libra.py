@@ -24,9 +24,8 @@ PARTS, RMAT_PARTS = (2, 4, 8), (8, 64)
 
 def cut(job: dict[str, Any]) -> dict[str, Any]:
     """Cut one graph in this process; the peak counts from the moment before."""
-    from mggcn.partition.libra import LibraSettings, libra, libra_nbytes
-
     from mggcn.graph.store import open_store
+    from mggcn.partition.cut.libra import LibraSettings, libra, libra_nbytes
 
     graph = open_store(job["store"])
     planned = libra_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric, job["parts"])

@@ -21,10 +21,9 @@ RANKS = 4
 
 def measure(name: str, store: Path, args: Any) -> dict[str, Any]:
     """Order one graph several times; compare the tiles of four ranks under it and under random ids."""
-    from mggcn.partition.edge_cut import _halo
-
     from mggcn.graph.store import open_store
-    from mggcn.partition.locality import LocalitySettings, locality
+    from mggcn.partition.locality.order import LocalitySettings, locality
+    from mggcn.partition.metis.edge_cut import _halo
     from mggcn.partition.order import assign
     from mggcn.partition.statistics import tile_statistics
 

@@ -25,7 +25,12 @@ WAYS = [(1, 1, "single"), (1, 2, "single"), (2, 1, "threads"), (2, 1, "gloo")]
 """Ranks, threads of each, transport."""
 RANKS = (1, 2, 4)
 COST = ("amazon_computers", "facebook_pages")
-DELAYS = {"cd-0": ("0", "last"), "cd-5 last": ("5", "last"), "cd-5 local": ("5", "local"), "0c": ("none", "last")}
+DELAYS = {
+    "cd-0": ("0", "reuse"),
+    "cd-5 reuse": ("5", "reuse"),
+    "cd-5 discard": ("5", "discard"),
+    "0c": ("none", "reuse"),
+}
 SAGE = {"model.kind": "sage", "model.hidden": "64", "model.dropout": "0.5"}
 
 
@@ -74,11 +79,11 @@ def delays(args: Any) -> tuple[str, Any]:
     rows, runs = [], []
     for name in (name for name in COST if available(name, find_data(args.data))):
         for ranks in RANKS:
-            for label, (delay, between) in DELAYS.items() if ranks > 1 else [("P = 1", ("", ""))]:
+            for label, (delay, stale) in DELAYS.items() if ranks > 1 else [("P = 1", ("", ""))]:
                 settings = SAGE | {"run.ranks": ranks, "run.threads": 1}
                 if ranks > 1:
                     settings |= {"run.transport": "threads", "run.strategy": "delayed"}
-                    settings |= {"run.delay": delay, "run.between": between}
+                    settings |= {"run.delay": delay, "run.stale_aggregates": stale}
                 found = trained(store_of(name, args), settings, 30)
                 regions = found["rank"]["regions"]
                 moving = found["rank"]["total_bytes"] - regions["runtime"]
@@ -123,7 +128,7 @@ class Lagging:
 
 def lagged(made: tuple[Any, ...], seconds: float, epochs: int, comm: Any) -> list[float]:
     """Train on one rank; return the seconds of each epoch."""
-    from mggcn.assemble import make_rank
+    from mggcn.assemble_rank import make_rank
 
     rank, found = make_rank(*made, cast(Any, Lagging(comm, seconds))), []
     for epoch in range(epochs):
@@ -150,7 +155,7 @@ def lag(args: Any) -> tuple[str, Any]:
             "transport": "threads",
             "strategy": "delayed",
             "delay": delay,
-            "between": "last",
+            "stale_aggregates": "reuse",
         }
         tables = {
             "model": {"kind": "sage", "hidden": [128, 128], "dropout": 0.5},

@@ -42,7 +42,8 @@ def configurations(strategies: list[str], orders: list[str]) -> dict[str, dict[s
 
 def train_all(comm: Any, job: dict[str, Any]) -> Found:
     """On one rank: seconds of every epoch and the bytes that this rank sent in it, by name of the configuration."""
-    from mggcn.assemble import make_rank, plan_graph, resolve
+    from mggcn.assemble import plan_graph, resolve
+    from mggcn.assemble_rank import make_rank
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
 

@@ -53,17 +53,19 @@ def own_graph(store: str, threads: int, precision: str, ordered: bool) -> OwnGra
     native.limit_spinning()
     import numpy as np
     import torch
-    from mggcn.partition.tiles import build_tiles
 
-    from mggcn.assemble import make_backend, plan_shape
+    from mggcn.assemble import plan_shape
+    from mggcn.assemble_rank import make_backend
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
-    from mggcn.partition.locality import LocalitySettings, locality
+    from mggcn.partition.locality.order import LocalitySettings, locality
     from mggcn.partition.order import assign
+    from mggcn.partition.rows.tiles import build_tiles
     from mggcn.planning.shape import GraphShape
 
     config = from_tables({"run": {"threads": threads, "precision": precision}})
-    backend = make_backend(config, plan_shape(config, GraphShape("tiny", 2, 2, 1, 1, True)).ranks[0], lambda: None)  # type: ignore[arg-type,return-value]
+    tiny = GraphShape(name="tiny", num_vertices=2, num_edges=2, num_features=1, num_classes=1, symmetric=True)
+    backend = make_backend(config, plan_shape(config, tiny).ranks[0], lambda: None)  # type: ignore[arg-type,return-value]
     torch.set_num_threads(threads)
     graph, began = open_store(store), time.perf_counter()
     owners = assign(graph.num_vertices, 1, "none", 0)

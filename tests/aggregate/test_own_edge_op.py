@@ -9,9 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from mggcn.partition.parts import row_owners, row_stats
-from mggcn.partition.required_rows import count_required
-from mggcn.partition.shard import ShardOptions, build_shard
 
 from mggcn.aggregate.base import AggregationPlan, BuildContext, padded_rows
 from mggcn.aggregate.broadcast import BroadcastPlan
@@ -30,6 +27,9 @@ from mggcn.cost.work import Work
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
 from mggcn.partition.make import stats_of
+from mggcn.partition.rows.partition import row_owners, row_stats
+from mggcn.partition.rows.required import count_required
+from mggcn.partition.rows.shard import ShardOptions, build_shard
 from mggcn.planning.op_cost import program_items
 from mggcn.planning.shape import GraphShape
 from tests.aggregate.own_edge_op import Faulty, Maximum, Watched, gradient_of, maximum_of, to_tensor
@@ -303,7 +303,8 @@ class Named:
 def test_an_op_is_priced_by_its_columns(name: str) -> None:
     """Fails if the cost of a tile is that of a sparse product as wide as the result, in a stage or by itself."""
     run = RunConfig(ranks=3, strategy=name)  # type: ignore[arg-type]
-    plan = plan_shape(Config(model=ModelConfig(hidden=(32,)), run=run), GraphShape("x", 3000, 40_000, 50, 32, True))
+    shape = GraphShape(name="x", num_vertices=3000, num_edges=40_000, num_features=50, num_classes=32, symmetric=True)
+    plan = plan_shape(Config(model=ModelConfig(hidden=(32,)), run=run), shape)
     rank = plan.ranks[0]
     own = dataclasses.replace(rank, aggregation=Named(rank.aggregation, MAXIMUM))
     sums, found = (

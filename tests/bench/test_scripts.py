@@ -111,7 +111,7 @@ def test_ranks(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 def test_delays_of_whole_runs(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "COST", ("community",))
-    monkeypatch.setattr(ranks, "DELAYS", {"cd-5 last": ("5", "last")})
+    monkeypatch.setattr(ranks, "DELAYS", {"cd-5 reuse": ("5", "reuse")})
     monkeypatch.setattr(ranks, "RANKS", (2,))
     (row,) = run("cpu.ranks", "--parts", "delays", shared="cache data")["delays"]
     assert row["rank"]["regions"]["messages and sums in flight"] > 0

@@ -24,18 +24,20 @@ REUSE = ((64 * 256, 0.25), (64 * 1024, 0.5), (64 * 10**9, 0.25))
 
 def items_of(plan: BroadcastPlan, reuse: tuple[tuple[int, float], ...]) -> list[Item]:
     """One aggregation with some work before it and behind it."""
-    items: list[Item] = [Work("dense", flop=10**8)]
+    items: list[Item] = [Work(kind="dense", flop=10**8)]
     for step in plan.steps(16, "fp32", False):
         match step:
             case Multiply():
                 touched = min(step.columns, step.nnz) * ROW
                 streamed = step.nnz * EDGE + step.rows * (8 + 2 * ROW)
-                items.append(Work("sparse", step.nnz, ROW, touched, streamed, reuse=reuse))
+                items.append(
+                    Work(kind="sparse", rows=step.nnz, row_bytes=ROW, footprint=touched, streamed=streamed, reuse=reuse)
+                )
             case Stages():
                 items.append(Staged(step, 0, EDGE, reuse))
             case Send():
                 items.append(step)
-    return [*items, Work("elementwise", streamed=10**7, calls=3), Sum(10**5)]
+    return [*items, Work(kind="elementwise", streamed=10**7, calls=3), Sum(10**5)]
 
 
 def plain(items: Sequence[Item]) -> list[Item]:
@@ -107,9 +109,9 @@ def sample(seed: int, ranks: int) -> tuple[Machine, list[list[Item]]]:
         for number in roots:
             items.append(Await(number))
             if draw.random() > 0.1:
-                items.append(Work("dense", flop=int(1e8 * (1 + spread * draw.random()))))
+                items.append(Work(kind="dense", flop=int(1e8 * (1 + spread * draw.random()))))
             items += sends[number + 2 : number + 3]
-        lists.append([*items, Sum(nbytes), Work("dense", flop=10**6)])
+        lists.append([*items, Sum(nbytes), Work(kind="dense", flop=10**6)])
     return dataclasses.replace(machine, links=links), lists
 
 
