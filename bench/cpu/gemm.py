@@ -43,7 +43,7 @@ def measure(rows: int, d: int, e: int, precision: str, rounds: int, threads: int
         results = []
         for turn in range(rounds + 1):
             for way, times in seconds.items():
-                backend.dense_products.way = way  # type: ignore[assignment]
+                backend.dense_products.variant = way  # type: ignore[assignment]
                 product = functools.partial(backend.matmul, a, b, out)
                 if way == "torch" and out.dtype == a.dtype == torch.float32:  # without a run's copies of padded rows
                     product = functools.partial(torch.mm, a, b, out=out)

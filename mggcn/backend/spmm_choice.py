@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Way = Literal["rows", "panels", "blocks"]
+SpmmVariant = Literal["rows", "panels", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class SpmmChoice:
     many entries `ahead` rows are fetched. A GPU's kernels know panels alone, which they call slices.
     """
 
-    way: Way = "rows"
+    way: SpmmVariant = "rows"
     panel: int = 0
     blocks: int = 1
     ahead: int = 0

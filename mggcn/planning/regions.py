@@ -14,7 +14,7 @@ from mggcn import native
 from mggcn.aggregate.base import Matrix
 from mggcn.backend.cpu import sizes as cpu_sizes
 from mggcn.backend.cpu.machine import caches_of
-from mggcn.backend.cpu.variants import GemmWay, gemm_way
+from mggcn.backend.cpu.variants import GemmVariant, gemm_variant
 from mggcn.backend.cuda.sizes import cusparse_bytes, schedule_bytes, workspace_bytes
 from mggcn.config import Config
 from mggcn.errors import BackendError
@@ -134,15 +134,15 @@ class RankSizes:
         """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
         matrices, width = self._matrices(), self._widest(panel)
         stored, threads = ITEM_BYTES[STORAGE[self.config.run.precision]], threads_of(self.config.run)
-        caches, ways = caches_of(threads), _gemm_ways()
+        caches, variants = caches_of(threads), _gemm_variants()
         columns = max(self.shape.num_vertices, self.inputs.cols)
         products = [
             cpu_sizes.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, caches)
             for rows, nnz, *_ in matrices
         ]
         dense = [
-            cpu_sizes.gemm_bytes(self.rows, c.d_in, c.d_out, stored, self.item, threads, way)
-            for way in ways
+            cpu_sizes.gemm_bytes(self.rows, c.d_in, c.d_out, stored, self.item, threads, variant)
+            for variant in variants
             for c in self.values.layers
             if c.layer > 1 or not self.input.sparse
         ]
@@ -166,12 +166,12 @@ class RankSizes:
         return regions
 
 
-def _gemm_ways() -> tuple[GemmWay, ...]:
+def _gemm_variants() -> tuple[GemmVariant, ...]:
     """Who may multiply dense matrices; without the kernels a plan counts with whoever takes more memory."""
     try:
-        return (gemm_way(native.dense_isa()),)
+        return (gemm_variant(native.dense_isa()),)
     except BackendError:
-        return get_args(GemmWay)
+        return get_args(GemmVariant)
 
 
 def _padded(nbytes: int) -> int:

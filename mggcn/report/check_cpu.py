@@ -57,10 +57,10 @@ def dense_units() -> DenseUnits:
 
 def check_dense(units: Callable[[], DenseUnits] = dense_units) -> Finding:
     """Say which kernel multiplies which type, and whether there are tiles of bfloat16 (AMX)."""
-    from mggcn.backend.cpu.variants import gemm_set, gemm_way
+    from mggcn.backend.cpu.variants import gemm_set, gemm_variant
 
     here = units()
-    if gemm_way(here.isa) == "torch":
+    if gemm_variant(here.isa) == "torch":
         types = "float32, float64 by torch, bfloat16 converted for it: no dense kernels of ours for this processor"
     else:
         types = f"float32, float64 by {here.isa}, bfloat16 by {gemm_set(2, here.isa, slow_pairs=here.slow_pairs)}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mggcn.backend.cpu.machine import Host
-from mggcn.backend.spmm_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey, Way
+from mggcn.backend.spmm_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey, SpmmVariant
 from mggcn.errors import RunError, StoreError
 from mggcn.train.log import write_json
 from mggcn.tuning.findings import Findings
@@ -181,8 +181,8 @@ def _key(plain: dict[str, Any]) -> SpmmKey:
 
 def _variant(plain: dict[str, Any]) -> SpmmChoice:
     variant = SpmmChoice(**plain)
-    if variant.way not in get_args(Way):
-        raise ValueError(f"way must be one of {', '.join(get_args(Way))}, got {variant.way!r}")
+    if variant.way not in get_args(SpmmVariant):
+        raise ValueError(f"way must be one of {', '.join(get_args(SpmmVariant))}, got {variant.way!r}")
     # No blocks at all would compute nothing.
     _check_numbers(variant, panel=0, blocks=1, ahead=0)
     if (variant.panel > 0) != (variant.way == "panels") or (variant.blocks > 1) != (variant.way == "blocks"):

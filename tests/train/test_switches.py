@@ -12,8 +12,8 @@ import pytest
 from mggcn.backend.cpu import backend as cpu_backend
 from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cpu.machine import Caches
-from mggcn.backend.cpu.variants import GemmWay, MatrixTraits, candidates
-from mggcn.backend.spmm_choice import SpmmChoice, Way
+from mggcn.backend.cpu.variants import GemmVariant, MatrixTraits, candidates
+from mggcn.backend.spmm_choice import SpmmChoice, SpmmVariant
 from mggcn.config import Config
 from mggcn.planning import regions
 from tests.planning.test_pruning import graph_of, trained
@@ -22,15 +22,15 @@ from tests.train.test_exact import TOLERANCE, config_of, relative_error
 Prune = Literal["auto", "off"]
 Precision = Literal["fp32", "bf16"]
 PRUNE: tuple[Prune, ...] = ("auto", "off")
-WAYS: tuple[Way, ...] = ("rows", "panels", "blocks")
-DENSE: tuple[GemmWay, ...] = ("own", "torch")
+WAYS: tuple[SpmmVariant, ...] = ("rows", "panels", "blocks")
+DENSE: tuple[GemmVariant, ...] = ("own", "torch")
 HIDDEN = (40, 33)
 """Rows of several cache lines, so that every way is possible."""
 
 
-def switch(monkeypatch: pytest.MonkeyPatch, way: Way, dense: GemmWay) -> set[Way]:
+def switch(monkeypatch: pytest.MonkeyPatch, way: SpmmVariant, dense: GemmVariant) -> set[SpmmVariant]:
     """Have sparse products go one way where they can, and dense ones be made by one side; return the ways taken."""
-    taken: set[Way] = set()
+    taken: set[SpmmVariant] = set()
 
     def forced(matrix: MatrixTraits, width: int, item: int, caches: Caches, *, summed: bool = True) -> SpmmChoice:
         ways = candidates(matrix, width, item, caches, summed=summed).values()
@@ -40,7 +40,7 @@ def switch(monkeypatch: pytest.MonkeyPatch, way: Way, dense: GemmWay) -> set[Way
 
     monkeypatch.setattr(cpu_spmm, "choose_spmm", forced)
     for room in (cpu_backend, regions):
-        monkeypatch.setattr(room, "gemm_way", lambda _: dense)
+        monkeypatch.setattr(room, "gemm_variant", lambda _: dense)
     return taken
 
 
@@ -51,7 +51,7 @@ def switched(config: Config, prune: Prune, threads: int = 1) -> Config:
 
 @pytest.mark.parametrize("dense", DENSE)
 @pytest.mark.parametrize("way", WAYS)
-def test_gradients_under_every_switch(way: Way, dense: GemmWay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_under_every_switch(way: SpmmVariant, dense: GemmVariant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a way of a product, who multiplies, pruning and the order of the vertices do not go together."""
     taken = switch(monkeypatch, way, dense)
     graph = graph_of()
@@ -66,7 +66,7 @@ def test_gradients_under_every_switch(way: Way, dense: GemmWay, monkeypatch: pyt
 @pytest.mark.parametrize("dense", DENSE)
 @pytest.mark.parametrize("way", WAYS)
 def test_bits_repeat_under_every_switch(
-    way: Way, dense: GemmWay, precision: Precision, monkeypatch: pytest.MonkeyPatch
+    way: SpmmVariant, dense: GemmVariant, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if a second run, another number of threads or pruning changes a bit, or ranks change more than rounding."""
     switch(monkeypatch, way, dense)

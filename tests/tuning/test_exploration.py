@@ -283,7 +283,7 @@ def test_no_variant_that_is_proposed_works_in_more_than_is_planned(monkeypatch: 
         matrix = MatrixTraits(rows, columns, nnz)
         planned = cpu_sizes.spmm_bytes(rows, min(columns, nnz), nnz, width, item, max(item, 4), caches)
         variants = worth_timing(matrix, width, item, caches, SpmmChoice(), summed=True)
-        assert all(cpu_sizes.way_bytes(matrix, width, item, variant) <= planned for variant in variants)
+        assert all(cpu_sizes.variant_bytes(matrix, width, item, variant) <= planned for variant in variants)
         tried += len(variants)
         left_out += len(candidates(matrix, width, item, caches)) - len(variants)
     assert tried > left_out > 0

@@ -25,7 +25,7 @@ from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.machine import caches_of, has_slow_pairs
 from mggcn.backend.cpu.memory import Workspace, allocate
 from mggcn.backend.cpu.spmm import CpuSpmm, make_schedule
-from mggcn.backend.cpu.variants import gemm_set, gemm_way
+from mggcn.backend.cpu.variants import gemm_set, gemm_variant
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
 from mggcn.backend.host import HostStream, HostTime
@@ -61,7 +61,7 @@ class CpuBackend:
         if exploration is not None:
             self._spmm = exploration.explored(self.sparse_products, time.perf_counter)
         dense_isa = isa or gemm_set(dtype.itemsize, native.dense_isa(), slow_pairs=has_slow_pairs())
-        self.dense_products = CpuGemm(gemm_way(dense_isa), threads, dense_isa, self._workspace)
+        self.dense_products = CpuGemm(gemm_variant(dense_isa), threads, dense_isa, self._workspace)
 
     @property
     def name(self) -> str:
@@ -115,7 +115,7 @@ class CpuBackend:
 
     @property
     def fuses_products(self) -> bool:
-        return self.dense_products.way == "own"
+        return self.dense_products.variant == "own"
 
     def matmul(
         self,

@@ -1,4 +1,4 @@
-"""Dense products on the CPU: by cpu/gemm.cpp or by torch, as cpu.variants.gemm_way says."""
+"""Dense products on the CPU: by cpu/gemm.cpp or by torch, as cpu.variants.gemm_variant says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mggcn.backend.base import Epilogue, Gradient
 from mggcn.backend.cpu.args import address, epilogue_args
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.sizes import GEMM_ROWS, aligned, converted_shapes, copied_shape, gemm_sizes
-from mggcn.backend.cpu.variants import GemmWay
+from mggcn.backend.cpu.variants import GemmVariant
 from mggcn.errors import BackendError
 
 _P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -44,10 +44,10 @@ def _gradient_args(gradient: Gradient) -> native.ActivationArgs:
 
 
 class CpuGemm:
-    """Products of matrices of one storage type: by kernels of the instruction set `isa`, or by torch, as `way` says."""
+    """Products of matrices of one storage type: by kernels of the instruction set `isa`, or by torch, as `variant` says."""
 
-    def __init__(self, way: GemmWay, threads: int, isa: str, workspace: Workspace) -> None:
-        self.way = way
+    def __init__(self, variant: GemmVariant, threads: int, isa: str, workspace: Workspace) -> None:
+        self.variant = variant
         self._threads = threads
         self._isa = isa
         self._workspace = workspace
@@ -55,7 +55,7 @@ class CpuGemm:
     @property
     def name(self) -> str:
         """Who multiplies: an instruction set of ours, or torch."""
-        return self._isa if self.way == "own" else "torch"
+        return self._isa if self.variant == "own" else "torch"
 
     def multiply(
         self,
@@ -72,11 +72,11 @@ class CpuGemm:
         """As KernelBackend.matmul; out may be float32 beside operands of bfloat16: it is then summed in float32.
 
         gradient: the product is that of an activation, and out becomes the gradient before it. This, an epilogue and
-        results of bfloat16 beside operands of float32 need the way "own".
+        results of bfloat16 beside operands of float32 need the variant "own".
         """
         if not out.numel():
             return
-        if self.way == "own":
+        if self.variant == "own":
             self._multiply(a, b, out, accumulate, epilogue, first_row, gradient, activation)
         elif a.dtype == torch.bfloat16:
             self._by_conversion(a, b, out, accumulate)

@@ -64,7 +64,7 @@ def _levels() -> dict[int, tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What measured ways of products belong to."""
+    """A machine, to which measured variants of products belong."""
 
     processor: str
     kernels: str

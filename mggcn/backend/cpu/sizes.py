@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from mggcn.backend.cpu.machine import Caches
-from mggcn.backend.cpu.variants import LINE, PANELS, GemmWay, MatrixTraits, hub_length
+from mggcn.backend.cpu.variants import LINE, PANELS, GemmVariant, MatrixTraits, hub_length
 from mggcn.backend.spmm_choice import SpmmChoice
 
 CHUNKS = 512
@@ -39,7 +39,7 @@ def schedule_bytes(rows: int, nnz: int) -> int:
 
 
 def spmm_bytes(rows: int, columns: int, nnz: int, width: int, item: int, real: int, caches: Caches) -> int:
-    """Return the most bytes that a product works in, whatever way is chosen.
+    """Return the most bytes that a product works in, whichever variant is chosen.
 
     item, real: bytes of a stored number and of a sum. These are the sums of parts of hub rows, and either a packed panel,
     which the shared cache holds, or for each row where its next block begins.
@@ -49,10 +49,10 @@ def spmm_bytes(rows: int, columns: int, nnz: int, width: int, item: int, real: i
     return aligned(max_parts(nnz) * padded_columns(width) * real) + max(aligned(packed), aligned(8 * rows))
 
 
-def way_bytes(matrix: MatrixTraits, width: int, item: int, way: SpmmChoice) -> int:
-    """Return the most bytes that a product of numbers of `item` bytes works in if it goes one way."""
+def variant_bytes(matrix: MatrixTraits, width: int, item: int, choice: SpmmChoice) -> int:
+    """Return the most bytes that a product of numbers of `item` bytes works in by one variant."""
     sums = aligned(max_parts(matrix.nnz) * padded_columns(width) * real_bytes(item))
-    return sums + aligned(matrix.columns * way.panel * item) + (aligned(8 * matrix.rows) if way.blocks > 1 else 0)
+    return sums + aligned(matrix.columns * choice.panel * item) + (aligned(8 * matrix.rows) if choice.blocks > 1 else 0)
 
 
 def real_bytes(item: int) -> int:
@@ -126,13 +126,13 @@ def copied_shape(rows: int, inner: int) -> tuple[int, int]:
     return min(GEMM_ROWS, rows), inner
 
 
-def gemm_bytes(rows: int, d: int, e: int, item: int, real: int, threads: int, way: GemmWay) -> int:
+def gemm_bytes(rows: int, d: int, e: int, item: int, real: int, threads: int, variant: GemmVariant) -> int:
     """Return the most bytes in which the products of a layer work.
 
     They are those of `rows` rows, or blocks of them, of widths d and e: forwards, and the gradients of weights and input.
     item, real: bytes of a stored number and of a sum.
     """
-    if way == "torch":
+    if variant == "torch":
         return _converted_bytes(rows, d, e) if item != real else max(_copied_bytes(rows, n, item) for n in (d, e))
     forward, input_grad = (gemm_sizes(rows, d, e, item, real, transposed=False) for d, e in ((d, e), (e, d)))
     weight_grad = gemm_sizes(d, rows, e, item, real, transposed=True)

@@ -20,7 +20,7 @@ from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.cpu.args import address, epilogue_args, kind_of
 from mggcn.backend.cpu.machine import Caches
 from mggcn.backend.cpu.memory import Workspace
-from mggcn.backend.cpu.sizes import CHUNKS, aligned, padded_columns, real_bytes, spmm_bytes, way_bytes
+from mggcn.backend.cpu.sizes import CHUNKS, aligned, padded_columns, real_bytes, spmm_bytes, variant_bytes
 from mggcn.backend.cpu.variants import LINE, MatrixTraits, candidates, choose_spmm, expected_ns, hub_length, key_of
 from mggcn.backend.sparse_products import HOPELESS, Product
 from mggcn.backend.spmm_choice import Choices, SpmmChoice, SpmmKey
@@ -116,7 +116,7 @@ def worth_timing(
     costs = [
         (expected_ns(matrix, width, item, caches, variant), variant)
         for variant in candidates(matrix, width, item, caches, summed=summed).values()
-        if variant != dataclasses.replace(model, reason="") and way_bytes(matrix, width, item, variant) <= planned
+        if variant != dataclasses.replace(model, reason="") and variant_bytes(matrix, width, item, variant) <= planned
     ]
     return (model, *(variant for cost, variant in sorted(costs, key=lambda pair: pair[0]) if cost <= limit))
 
@@ -141,9 +141,9 @@ class CpuSpmm:
         return tuple(self._products.values())
 
     def choice(self, adj: Sparse, h: Tensor, out: Tensor) -> SpmmChoice:
-        """Return the way in which a product is done: as measured, or as the model says.
+        """Return the variant of a product: as measured, or as the model says.
 
-        A measured way that does not fit the product is not taken; the reason then says so.
+        A measured variant that does not fit the product is not taken; the reason then says so.
         """
         return self.product(adj, h, out).choice
 
@@ -167,7 +167,7 @@ class CpuSpmm:
         return found
 
     def candidates(self, product: Product) -> dict[str, SpmmChoice]:
-        """Return the ways in which a product can be done, by name; the first is plain rows."""
+        """Return the variants of a product by name; the first is plain rows."""
         traits: MatrixTraits = product.pattern.schedule.traits
         return candidates(traits, product.width, product.item, self._caches, summed=product.summed)
 
@@ -178,7 +178,7 @@ class CpuSpmm:
         traits: MatrixTraits = product.pattern.schedule.traits
         width, item, summed = product.width, product.item, product.summed
         variants = worth_timing(traits, width, item, self._caches, product.choice, summed=summed)
-        largest = max(way_bytes(traits, width, item, variant) for variant in variants)
+        largest = max(variant_bytes(traits, width, item, variant) for variant in variants)
         with self._workspace.lock:
             self._workspace.take(largest).zero_()
         return key_of(traits, width, item, summed=summed), variants
@@ -251,7 +251,7 @@ class CpuSpmm:
         return [start + sum(padded[:k]) if size else None for k, size in enumerate(padded)]
 
     def _unfit(self, traits: MatrixTraits, h: Tensor, out: Tensor, chosen: SpmmChoice) -> str:
-        """Say why a way does not fit a product; "" if it does."""
+        """Say why a variant does not fit a product; "" if it does."""
         if chosen.blocks > 1 and (chosen.panel or out.dtype != self._real or not traits.ascending):
             return (
                 f"blocks of the operand's rows need all columns at once, entries that ascend in each row and a result of "

@@ -21,7 +21,7 @@ BLOCKS = (2, 4, 8, 16)
 SHARE = 1 / 3
 """Part of the shared cache that an operand gets beside indices, results and other programs."""
 GAIN = 1.1
-"""Another way than whole rows must promise to be faster by this factor."""
+"""A variant other than whole rows must promise to be faster by this factor."""
 LINE_AHEAD, NARROW_AHEAD, WIDE_AHEAD = 64, 32, 16
 """Entries ahead whose rows are fetched early, for rows of one cache line, of two and of more."""
 WHOLE_LINES = 4
@@ -104,10 +104,10 @@ def ahead_of(line_bytes: int, operand_bytes: int, caches: Caches) -> int:
 
 @functools.lru_cache(maxsize=512)
 def choose_spmm(matrix: MatrixTraits, width: int, item: int, caches: Caches, *, summed: bool = True) -> SpmmChoice:
-    """Return the way to multiply a matrix by an operand of `width` columns of `item` bytes.
+    """Return the variant that multiplies a matrix by an operand of `width` columns of `item` bytes.
 
     summed: the result is of the type of sums, so that it can hold those of some of the blocks.
-    Cost: a few hundred operations, remembered. Every way gives the same bits.
+    Cost: a few hundred operations, remembered. Every variant gives the same bits.
     """
     row_bytes = width * item
     operand = matrix.columns * row_bytes
@@ -133,7 +133,7 @@ def choose_spmm(matrix: MatrixTraits, width: int, item: int, caches: Caches, *, 
 def candidates(
     matrix: MatrixTraits, width: int, item: int, caches: Caches, *, summed: bool = True
 ) -> dict[str, SpmmChoice]:
-    """Return the ways that a product allows, by name: what there is to be timed. Arguments as for `choose_spmm`."""
+    """Return the variants that a product allows, by name. Arguments as for `choose_spmm`."""
     row_bytes = width * item
     found = {"rows": SpmmChoice(), "rows ahead": SpmmChoice(ahead=_distance(row_bytes))}
     for size in PANELS:
@@ -145,16 +145,16 @@ def candidates(
     return found
 
 
-def expected_ns(matrix: MatrixTraits, width: int, item: int, caches: Caches, way: SpmmChoice) -> float:
-    """Return what the model expects of one way, in nanoseconds; only ratios count. Arguments as for `choose_spmm`.
+def expected_ns(matrix: MatrixTraits, width: int, item: int, caches: Caches, choice: SpmmChoice) -> float:
+    """Return what the model expects of one variant, in nanoseconds; only ratios count. Arguments as for `choose_spmm`.
 
     Rows cost the same with and without rows fetched ahead: which is faster the model does not reckon.
     """
     row_bytes = width * item
-    if way.way == "panels":
-        return _panels(matrix, row_bytes, way.panel * item, caches)
-    if way.way == "blocks":
-        return _blocks(matrix, row_bytes, way.blocks)
+    if choice.way == "panels":
+        return _panels(matrix, row_bytes, choice.panel * item, caches)
+    if choice.way == "blocks":
+        return _blocks(matrix, row_bytes, choice.blocks)
     return _whole(matrix, row_bytes, caches)
 
 
@@ -200,11 +200,11 @@ def _blocks(matrix: MatrixTraits, row_bytes: int, blocks: int) -> float:
     return _cached(matrix, row_bytes) + matrix.nnz * lines * VISIT_NS + fetched + again
 
 
-GemmWay = Literal["own", "torch"]
+GemmVariant = Literal["own", "torch"]
 """Dense products by cpu/gemm.cpp, or by torch in the type of the sums."""
 
 
-def gemm_way(isa: str) -> GemmWay:
+def gemm_variant(isa: str) -> GemmVariant:
     """Return who multiplies; isa: the best instruction set of our dense products that the processor has.
 
     No product of bfloat16 is left to torch: with AMX, torch 2.13 reads past the end of a left operand's rows, multiplies

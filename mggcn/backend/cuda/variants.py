@@ -64,28 +64,28 @@ def choose_slices(rows: int, nnz: int, inner: int, width: int, itemsize: int, tr
 def slicings(
     rows: int, nnz: int, inner: int, width: int, itemsize: int, traits: DeviceTraits, hopeless: float
 ) -> tuple[SpmmChoice, ...]:
-    """Return the ways that are worth being timed: the model's, then those that it expects to take less than `hopeless`
+    """Return the variants worth timing: the model's, then those that it expects to take less than `hopeless`
     times as long, the fastest first.
     """
     row_bytes, rates = _padded(width * itemsize), rates_of(traits)
     model = choose_slices(rows, nnz, inner, width, itemsize, traits)
 
-    def expected(way: SpmmChoice) -> float:
-        return rates.sliced_row_s(row_bytes, inner * row_bytes, way.panel * itemsize or row_bytes)
+    def expected(choice: SpmmChoice) -> float:
+        return rates.sliced_row_s(row_bytes, inner * row_bytes, choice.panel * itemsize or row_bytes)
 
     others = [sliced(size, itemsize) for size in (0, *SLICES) if size < row_bytes]
-    left = sorted((way for way in others if way.text != model.text), key=expected)
-    return (model, *(way for way in left if expected(way) < hopeless * expected(model)))
+    left = sorted((choice for choice in others if choice.text != model.text), key=expected)
+    return (model, *(choice for choice in left if expected(choice) < hopeless * expected(model)))
 
 
 def sliced(size: int, itemsize: int) -> SpmmChoice:
-    """Return the way of slices of so many bytes; 0: of whole rows."""
+    """Return the choice of slices of so many bytes; 0: of whole rows."""
     return SpmmChoice("panels", size // itemsize) if size else SpmmChoice()
 
 
-def is_slicing(way: SpmmChoice, itemsize: int) -> bool:
-    """Whether a way that was kept is one of this version's for a GPU."""
-    return dataclasses.replace(way, reason="") in [sliced(size, itemsize) for size in (0, *SLICES)]
+def is_slicing(choice: SpmmChoice, itemsize: int) -> bool:
+    """Whether a recorded choice is one of this version's for a GPU."""
+    return dataclasses.replace(choice, reason="") in [sliced(size, itemsize) for size in (0, *SLICES)]
 
 
 def rates_of(traits: DeviceTraits) -> CacheRates:

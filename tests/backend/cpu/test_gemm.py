@@ -17,7 +17,7 @@ from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.sizes import MAX_SEGMENTS, SEGMENTS_BYTES, segments
-from mggcn.backend.cpu.variants import GemmWay, gemm_set, gemm_way
+from mggcn.backend.cpu.variants import GemmVariant, gemm_set, gemm_variant
 from mggcn.errors import BackendError
 from tests.backend.cpu import wide_tiles
 
@@ -54,7 +54,7 @@ def _own(dtype: torch.dtype, threads: int, isa: str = "") -> CpuBackend:
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("way", "isa"), PRODUCERS)
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-def test_products_match_float64(dtype: torch.dtype, way: GemmWay, isa: str) -> None:
+def test_products_match_float64(dtype: torch.dtype, way: GemmVariant, isa: str) -> None:
     """Fails if products get transposes, padded rows, narrow sides or accumulation wrong, or writes beside its result."""
     gemm = CpuGemm(way, 2, isa, Workspace())
     for (rows, width, out_width), pad in itertools.product(SHAPES, (0, 3)):
@@ -110,7 +110,7 @@ def test_a_fused_epilogue_is_that_of_a_pass_of_its_own(dtype: torch.dtype, cols:
     fused = torch.empty(rows, cols, dtype=dtype)
     backend.matmul(h, w, fused, epilogue=epilogue, first_row=first)
     assert torch.equal(fused, apart.to(dtype))
-    backend.dense_products.way = "torch"
+    backend.dense_products.variant = "torch"
     blockwise = torch.empty(rows, cols, dtype=dtype)
     backend.matmul(h, w, blockwise, epilogue=epilogue, first_row=first)
     torch.testing.assert_close(blockwise.double(), fused.double(), rtol=2e-2, atol=2e-2)
@@ -206,7 +206,7 @@ def test_a_sum_is_cut_by_its_shape_alone() -> None:
 )
 def test_who_multiplies(isa: str, slow_pairs: bool, way: str, floats: str, bfloats: str) -> None:
     """Fails if bfloat16 is multiplied by torch, by instructions that are not there, or in pairs that are slow."""
-    assert gemm_way(isa) == way
+    assert gemm_variant(isa) == way
     assert gemm_set(4, isa, slow_pairs=slow_pairs) == gemm_set(8, isa, slow_pairs=slow_pairs) == floats
     assert gemm_set(2, isa, slow_pairs=slow_pairs) == bfloats
 

@@ -16,7 +16,7 @@ from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.machine import Caches
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.spmm import make_schedule
-from mggcn.backend.cpu.variants import GemmWay, MatrixTraits, candidates, hub_length
+from mggcn.backend.cpu.variants import GemmVariant, MatrixTraits, candidates, hub_length
 
 LENGTHS: dict[str, list[int]] = {
     "no rows": [],
@@ -70,7 +70,7 @@ def test_dense_products_work_in_what_is_planned(shape: tuple[int, int, int], dty
     lanes = 64 // dtype.itemsize
     h, g = (torch.randn(rows, -(-cols // lanes) * lanes).to(dtype)[:, :cols] for cols in (d, e))
     w = torch.randn(d, e).to(dtype)
-    for way in get_args(GemmWay):
+    for way in get_args(GemmVariant):
         planned = cpu_sizes.gemm_bytes(rows, d, e, dtype.itemsize, real.itemsize, threads, way)
         most = 0
         for accumulate, (a, b, kind) in itertools.product(
