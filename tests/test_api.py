@@ -121,6 +121,7 @@ def test_scipy_pyg_and_a_store_are_one_graph(tmp_path: Path) -> None:
         np.testing.assert_allclose(curve, curves[0], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_ranks_as_processes_and_as_threads(temporary: Path) -> None:
     """Fails if ranks change curve, scores or order, or a graph in memory does not reach the processes."""
     single = small()

@@ -88,6 +88,7 @@ sys.exit(pytest.main(["--collect-only", "-q"]))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
 
 
+@pytest.mark.full
 def test_each_suite_runs_what_it_should(tmp_path: Path) -> None:
     """Fails if the fast suite runs what is full, or everything leaves out a case or a part of a loop."""
     fast, sampled = run(tmp_path)

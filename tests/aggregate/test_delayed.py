@@ -109,7 +109,7 @@ def test_planted_errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         assert trained(config, graph)[0] != right
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("stale_aggregates", ["reuse", "discard"])
 @pytest.mark.parametrize("delay", ["1", "2", "5"])
 def test_resuming_with_messages_in_flight(delay: str, stale_aggregates: str, tmp_path: Path) -> None:

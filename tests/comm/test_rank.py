@@ -76,6 +76,7 @@ def test_transport_decides_what_is_connected(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == [(1, 2, "env://", 3.0, end), (1, 2, "env://", 3.0, False)]
 
 
+@pytest.mark.full
 def test_rank_that_its_watchdog_ends_leaves_a_report(tmp_path: Path) -> None:
     """Fails if a rank that hangs in NCCL's start is killed without a word, or not at all."""
     program = str(Path(__file__).with_name("nccl_hang_worker.py"))

@@ -11,7 +11,8 @@ from tests.commands.runs import losses, run_main
 
 
 @pytest.mark.parametrize(
-    ("ranks", "transport"), [(1, "single"), (2, "threads"), pytest.param(2, "gloo", marks=pytest.mark.full)]
+    ("ranks", "transport"),
+    [(2, "threads"), *(pytest.param(*one, marks=pytest.mark.full) for one in ((1, "single"), (2, "gloo")))],
 )
 def test_a_timeline_is_written_and_drawn(ranks: int, transport: str, tmp_path: Path) -> None:
     """Fails if the flag reaches no rank, changes a loss, or the report leaves the timeline out."""

@@ -26,6 +26,7 @@ from tests.graphs import make_graph, pattern
 SHAPE = ["--vertices", "1000", "--edges", "1e4", "--features", "8", "--classes", "3"]
 
 
+@pytest.mark.full
 def test_tune_writes_what_plans_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -99,6 +100,7 @@ def test_the_copy_is_left_as_it_was(copy: Checkout) -> None:
     assert drawn != draw(copy.root, 5, 9091, lambda fault: True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", ["cpu/loss.cpp", "cpu/sweep.h", "cuda/loss.cu", "cuda/edge_gradient.cuh"])
 def test_what_the_compiler_refuses_is_no_fault(copy: Checkout, path: str) -> None:
     """Fails if g++ is not asked, or not about the files that include the one with the fault."""
@@ -147,6 +149,23 @@ def test_what_is_caught_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Checkout, "run", lambda *_: pytest.fail("ran again"))
     faults.main()
     assert (out / "fast.md").read_text() == said
+
+
+def test_a_test_that_fails_anyway_catches_nothing(tmp_path: Path) -> None:
+    """Fails if a fault counts as caught by a test that fails on every machine, or on this one."""
+    for name, text in (
+        SMALL | {"tests/test_sums.py": "import mggcn.sums\ndef test_double():\n    assert False\n"}
+    ).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    options = SimpleNamespace(stages=4, suite="fast", limit=60)
+    copy, fault = Checkout(tmp_path, tmp_path / "copy"), Fault("mggcn/sums.py", 25, 26, "operator", b"-")
+    outcome, stage = faults.caught(copy, fault, options)
+    assert (outcome.caught, outcome.by, stage) == (
+        False,
+        "tests/test_sums.py::test_double fails without the fault as well",
+        1,
+    )
 
 
 def test_what_does_not_end_is_caught(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def test_render_and_status() -> None:
     assert render([fine]).endswith("mggcn works here\n")
 
 
+@pytest.mark.full
 def test_quick_look_uses_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a health check beside a training computes on its GPUs, or starts NCCL there."""
     asked: dict[str, bool] = {}
