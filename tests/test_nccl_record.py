@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mggcn import assemble_rank
 from mggcn.assemble import plan_graph, resolve
 from mggcn.assemble_rank import make_rank
 from mggcn.comm.base import Communicator
@@ -52,7 +53,7 @@ def trained(strategy: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tup
     def device_of(_: Config, comm: Communicator) -> Any:
         return DeviceWithStream(world.streams[comm.rank])
 
-    monkeypatch.setattr(jobs_train, "make_rank", functools.partial(make_rank, device_of=device_of))
+    monkeypatch.setattr(assemble_rank, "make_rank", functools.partial(make_rank, device_of=device_of))
 
     def case(comm: Communicator) -> None:
         jobs_train.train_rank(comm, config, graph, plan, partition, folder, quiet=True, stop=Stop())

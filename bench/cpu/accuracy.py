@@ -84,8 +84,7 @@ def trained(store: Path, config: Config) -> dict[str, float]:
     """Test scores at the best validation epoch and the last, and seconds per epoch of one run."""
     graph = open_store(store)
     with tempfile.TemporaryDirectory() as folder:
-        out, config = prepare_run(config, graph, store, Path(folder) / "run")
-        result = run_training(out, config, graph, quiet=True)
+        result = run_training(prepare_run(config, graph, store, Path(folder) / "run"), graph, quiet=True)
     scores = {when: result[when]["test"] for when in ("best", "final")}
     return {**scores, "seconds": result["seconds_per_epoch"]}
 

@@ -125,10 +125,14 @@ class Simulated:
     def begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch
 
-    def forward(self, h: torch.Tensor, out: torch.Tensor, buffers: object, layer: int, epilogue: Any) -> None:
+    def forward(
+        self, h: torch.Tensor, out: torch.Tensor, buffers: object, layer: int, epilogue: Any, *_: object
+    ) -> None:
         self._run(self._simulator.forward, f"forward {layer}", h, out, epilogue)
 
-    def backward(self, g: torch.Tensor, out: torch.Tensor, buffers: object, layer: int, epilogue: Any) -> None:
+    def backward(
+        self, g: torch.Tensor, out: torch.Tensor, buffers: object, layer: int, epilogue: Any, *_: object
+    ) -> None:
         self._run(self._simulator.backward, f"backward {layer}", g, out, epilogue)
 
     def _run(self, step: Any, op: str, dense: torch.Tensor, out: torch.Tensor, epilogue: Epilogue | None) -> None:

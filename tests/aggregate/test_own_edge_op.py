@@ -295,7 +295,7 @@ class Named:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plan, name)
 
-    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0) -> tuple[Step, ...]:
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, _: EdgeOp = SUM) -> tuple[Step, ...]:
         return self._plan.steps(cols, dtype, backward, phase, self._op)
 
 

@@ -169,7 +169,7 @@ def test_a_signal_ends_tuning_and_real_seconds_reach_the_table(
 
 def test_the_cost_that_is_told_is_the_one_that_is_heeded(capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if the help of tune or train tells another number of epochs than a run uses."""
-    for command, told in (("tune", "left (default: {:g})"), ("train", "about {:g} epochs' seconds")):
+    for command, told in (("tune", "left (default: {:g})"), ("train", "at a cost of about {:g} epochs")):
         assert run_main(command, "--help") == 0
         assert told.format(BUDGET) in " ".join(capsys.readouterr().out.split())
 

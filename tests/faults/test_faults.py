@@ -112,9 +112,9 @@ def test_what_the_compiler_refuses_is_no_fault(copy: Checkout, path: str) -> Non
 
 def test_tests_that_concern_a_fault_come_first(copy: Checkout) -> None:
     """Fails if a room's own tests wait for all others, or no stage has all."""
-    stages = copy.first(Fault("mggcn/partition/libra.py", 0, 0, "", b""))
-    assert "tests/partition/test_libra.py" in stages[0]
-    assert stages[1:] == [["tests/partition"], ["tests/golden"], ["tests"]]
+    stages = copy.first(Fault("mggcn/memory/arena.py", 0, 0, "", b""))
+    assert "tests/memory/test_arena.py" in stages[0]
+    assert stages[1:] == [["tests/memory"], ["tests/golden"], ["tests"]]
     assert "tests/backend/test_loss.py" in copy.first(Fault("cuda/loss.cu", 0, 0, "", b""))[0]
     assert copy.first(Fault("mggcn/worker.py", 0, 0, "", b""))[-1] == ["tests"]
 

@@ -27,7 +27,7 @@ def test_prepare_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     """Fails if a reader in the table is not asked, or what it returns is checked or stored in another way than a file's."""
     source, store = tmp_path / "graph.adj", tmp_path / "store"
     source.write_text("1 1 2\n0 2\n1\n0 0 3\n")
-    assert "cannot tell what" in refused(capsys, "prepare", source, store)
+    assert "cannot recognise" in refused(capsys, "prepare", source, store)
     monkeypatch.setitem(sources.READERS, ".adj", read_adjacency_list)
     assert run_main("prepare", source, store) == 0
     assert "4 vertices, 5 stored edges, directed" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.aggregate.steps import Await, Multiply, Send, Step
 from mggcn.assemble import plan_shape
 from mggcn.config import Config, ModelConfig, RunConfig
@@ -45,13 +46,13 @@ class Scripted:
     inner: Any
     script: Sequence[Step]
     period: int = 1
-    silent_turns: int = 0
+    silent_phases: int = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def steps(self, cols: int, dtype: str, backward: bool, turn: int = 0) -> tuple[Step, ...]:
-        return tuple(self.script) if turn >= self.silent_turns else ()
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:
+        return tuple(self.script) if phase >= self.silent_phases else ()
 
 
 def scripted(plan: RunPlan, script: Sequence[Step], **more: Any) -> RunPlan:
@@ -182,7 +183,7 @@ def test_epochs_that_differ_are_averaged() -> None:
     plan = plan_of()
     each = epoch_cost(scripted(plan, sending(100_000_000)), MACHINE).train.seconds
     never = epoch_cost(scripted(plan, []), MACHINE).train.seconds
-    seldom = epoch_cost(scripted(plan, sending(100_000_000), period=4, silent_turns=3), MACHINE).train.seconds
+    seldom = epoch_cost(scripted(plan, sending(100_000_000), period=4, silent_phases=3), MACHINE).train.seconds
     assert seldom == pytest.approx((each + 3 * never) / 4)
     assert each > never + 0.1
 

@@ -33,7 +33,7 @@ def test_results_do_not_depend_on_the_blocks(model: dict[str, float], monkeypatc
         figures = dataclasses.replace(DEVICES["cuda"], cache_bytes=cache_bytes)
 
         def body(rank: Rank) -> dict[str, np.ndarray]:
-            sizes.add(rank.plan.model.block_rows(24))
+            sizes.add(rank.plan.sizes.block_rows(24))
             rank.trainer.gradients(3)
             return {name: grad.numpy().copy() for name, grad in rank.trainer.runtime.weights.grads.items()}
 

@@ -9,7 +9,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mggcn.aggregate.broadcast import Broadcast
+from mggcn.aggregate.edge_op import PartialSums
 from mggcn.assemble import STRATEGIES
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
@@ -209,14 +209,14 @@ def _error_with(
 
 def test_planted_dropped_tile_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exactness test itself fails when one remote tile is left out."""
-    original = Broadcast._multiply
+    original = PartialSums.tile
 
-    def drop(self, tile, dense, out, accumulate, epilogue):  # type: ignore[no-untyped-def]
-        if tile is self._tiles[2] and self._plan.rank == 0 and epilogue is None:
-            return
-        original(self, tile, dense, out, accumulate, epilogue)
+    def drop(self, matrix, rows, *, last):  # type: ignore[no-untyped-def]
+        # The second of three tiles, which neither begins the sums nor ends them.
+        if last or not self._begun:
+            original(self, matrix, rows, last=last)
 
-    assert _error_with(monkeypatch, "_multiply", drop, Broadcast) > 1e-6 or pytest.fail("a dropped tile went unnoticed")
+    assert _error_with(monkeypatch, "tile", drop, PartialSums) > 1e-6 or pytest.fail("a dropped tile went unnoticed")
 
 
 def test_planted_row_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

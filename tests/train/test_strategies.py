@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mggcn.aggregate import slice_columns
-from mggcn.assemble import STRATEGIES, plan_shape
+from mggcn.assemble import STRATEGIES, plan_graph, plan_shape
 from mggcn.assemble_rank import Rank
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cuda.backend import CudaBackend
@@ -103,7 +103,9 @@ def test_matrices_lists_and_arena_take_what_is_planned(
     allocated: list[int] = []
     held: list[int] = []
     here = threading.local()
-    allocate, upload, build = CpuBackend.allocate, CpuBackend.upload, type(STRATEGIES[name]).build
+    allocate, upload = CpuBackend.allocate, CpuBackend.upload
+    kind_of_plan = type(plan_graph(config_of(name, ranks), small(kind))[0].ranks[0].aggregation)
+    build = kind_of_plan.build
 
     def counted_allocate(self: CpuBackend, nbytes: int) -> torch.Tensor:
         assert not getattr(here, "building", False)
@@ -124,7 +126,7 @@ def test_matrices_lists_and_arena_take_what_is_planned(
 
     monkeypatch.setattr(CpuBackend, "allocate", counted_allocate)
     monkeypatch.setattr(CpuBackend, "upload", counted_upload)
-    monkeypatch.setattr(type(STRATEGIES[name]), "build", counted_build)
+    monkeypatch.setattr(kind_of_plan, "build", counted_build)
     plans = on_ranks(config_of(name, ranks), small(kind), lambda rank: rank.plan)
     for plan in plans:
         allocated.remove(plan.arena_bytes)
