@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.model.kinds.aggregate import Aggregate
@@ -44,17 +45,17 @@ class Builder:
         weight = self.parameter(f"layers.{self._layers}.weight", (x.cols, cols))
         return Value(Linear(weight, self._layers), (x,), cols)
 
-    def bias(self, x: Value) -> Value:
-        """Return x + b with a new vector, layers.<l>.bias; x itself if model.bias is off."""
+    def bias(self, x: Value, name: str = "") -> Value:
+        """Return x + b with a new vector, by default layers.<l>.bias; x itself if model.bias is off."""
         if not self.config.bias:
             return x
-        bias = self.parameter(f"layers.{self._layers}.bias", (x.cols,))
+        bias = self.parameter(name or f"layers.{self._layers}.bias", (x.cols,))
         return elementwise(x, EpilogueSpec(bias=bias), self._layers)
 
-    def neighbours(self, x: Value) -> Value:
-        """Return A^T x: for every vertex the sum over its in-neighbours, weighted by their edges."""
+    def neighbours(self, x: Value, op: EdgeOp = SUM) -> Value:
+        """Return A^T x: for every vertex the sum over its in-neighbours, weighted by their edges; or another `op`."""
         self._aggregates += 1
-        return Value(Aggregate(self._aggregates), (x,), x.cols)
+        return Value(Aggregate(self._aggregates, op=op), (x,), x.cols)
 
     def aggregate(self, x: Value) -> Value:
         """Return A_hat x = S_r A^T S_c x, normalised as model.norm says."""

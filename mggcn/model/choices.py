@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mggcn.config import ModelConfig
+from mggcn.errors import PlanError
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import REAL, STORAGE
 
@@ -19,13 +20,15 @@ SPARSE_PENALTY = 5.0
 class LayerUse:
     """A dense layer as the model has it: its number from 1, its widths, what it reads and what follows.
 
-    aggregated: whether a normalised aggregation alone reads its result. first: whether it alone reads the input.
+    aggregated: whether a sum over neighbours alone reads its result. normalised: whether that is A_hat, as model.norm says.
+    first: whether it alone reads the input.
     """
 
     layer: int
     d_in: int
     d_out: int
     aggregated: bool
+    normalised: bool
     first: bool
 
 
@@ -70,15 +73,20 @@ def choose_input(
     """Choose how the input is kept; `use` is the layer that alone reads it, None if the model reads it otherwise.
 
     setting: run.features (auto, dense, sparse). Dense X without input dropout is kept as A_hat X: layer 1 then needs no
-    SpMM in either direction. Sparse X stays in CSR and CSC as X or as A_hat X, or becomes dense, whichever does the least
-    work per epoch.
+    SpMM in either direction. Sparse X stays in CSR and CSC as X or as A_hat X, or becomes dense, whichever does least work
+    per epoch. Raises: PlanError for sparse where X cannot stay so.
     """
     dense = _dense_bytes(shape, precision)
     if use is None:
-        return InputChoice(nbytes=dense, reason="X is kept dense: more than one dense layer reads it")
+        if setting == "sparse":
+            raise PlanError(
+                "run.features sparse needs a model in which one dense layer, and nothing else, reads X; use auto or dense"
+            )
+        return InputChoice(nbytes=dense, reason="X is kept dense: not one dense layer alone reads it")
     if shape.nnz is None or setting == "dense":
-        if not use.aggregated:
-            return InputChoice(nbytes=dense, reason="X is kept dense: the model has no graph")
+        if not use.normalised:
+            reason = f"X is kept dense: {_no_graph(model)}"
+            return InputChoice(nbytes=dense, reason=reason)
         if not model.input_dropout:
             reason = "A X is computed once and kept instead of X: layer 1 needs no SpMM in either direction"
             return InputChoice(aggregated=True, nbytes=dense, reason=reason)
@@ -99,6 +107,12 @@ def choose_input(
     return replace(best, reason=reason)
 
 
+def _no_graph(model: ModelConfig) -> str:
+    if not model.aggregates:
+        return "the model has no graph"
+    return "no normalised sum over neighbours alone reads its product"
+
+
 def _name(choice: InputChoice) -> str:
     return f"{'sparse' if choice.sparse else 'dense'} {'A X' if choice.aggregated else 'X'}"
 
@@ -113,7 +127,7 @@ def _sparse_options(
     x_bytes, dense = sparse_bytes(shape, nnz, precision, dropped), _dense_bytes(shape, precision)
     options = [(SPARSE_PENALTY * (2 * nnz * width + spmm), InputChoice(sparse=True, nbytes=x_bytes))]
     gemm = 2 * shape.rows * shape.cols * width
-    if dropped or not graph:
+    if dropped or not use.normalised:
         options.append((gemm + SPARSE_PENALTY * spmm, InputChoice(nbytes=dense)))
     else:
         ax_bytes = sparse_bytes(shape, shape.aggregated_nnz, precision, False)
@@ -138,14 +152,15 @@ class LayerChoice:
     reason: str
 
 
-def choose_layer(use: LayerUse, choice: InputChoice, products: str) -> LayerChoice:
+def choose_layer(model: ModelConfig, use: LayerUse, choice: InputChoice, products: str) -> LayerChoice:
     """Choose the order of products of a dense layer and the aggregation behind it; `products` is run.products.
 
     MG-GCN's rule (section 4.3): the narrower side goes through the graph, so GEMM first if and only if E <= D.
     """
     d_in, d_out = use.d_in, use.d_out
     if not use.aggregated:
-        kind, reason = "dense", "the model has no graph"
+        kind = "dense"
+        reason = "no sum over neighbours alone reads its result" if model.aggregates else "the model has no graph"
     elif use.first and choice.aggregated:
         kind, reason = "precomputed", "A X is constant: no SpMM"
     elif use.first and choice.sparse:

@@ -15,7 +15,7 @@ def derive(logits: Value) -> Graph:
     """Return the training graph of a model: the gradients of all parameters from the loss of its logits.
 
     A value has a gradient if a parameter lies below it; the input has none. Where several nodes read a value, its gradient
-    is the sum of theirs. Raises: PlanError if a kind on the way has no adjoint.
+    is the sum of theirs. Raises: PlanError if a kind on the way has no adjoint, or two nodes read one parameter.
     """
     values = Graph((logits,)).values()
     depends = _depends(values)
@@ -33,6 +33,9 @@ def derive(logits: Value) -> Graph:
                 continue
             before = gradients.get(operand)
             gradients[operand] = gradient if before is None else Value(Add(), (before, gradient), operand.cols)
+    written = [root.kind.gradient_of for root in roots if root.kind.gradient_of]
+    if twice := sorted({name for name in written if written.count(name) > 1}):
+        raise PlanError(f"several nodes of the model read {', '.join(twice)}; give each node a parameter of its own")
     return Graph(tuple(roots))
 
 

@@ -17,11 +17,11 @@ from mggcn.model.derive import derive
 from mggcn.model.gcn import gcn
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import Linear
-from mggcn.model.kinds.elementwise import Elementwise
+from mggcn.model.kinds.elementwise import EpilogueSpec
 from mggcn.model.kinds.ends import Input, Score
 from mggcn.model.mlp import mlp
 from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fuse_epilogues, fuse_gradients
-from mggcn.model.rewrite.patterns import followed_by, only_user
+from mggcn.model.rewrite.patterns import does, followed_by, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import prune, recompute, round_operands, spare_gradients
@@ -86,15 +86,17 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     Raises: PlanError for a model that cannot be trained.
     """
     written, parameters = _written(network, config, num_features, num_classes, training=True)
-    uses = _layer_uses(written)
+    uses = _layer_uses(written, config)
+    if not uses:
+        raise PlanError("the model has no dense layer: there is no weight matrix to train; add b.linear")
     first = next((use for use in uses if use.first), None)
     choice = choose_input(config, first, choices.shape, choices.features, choices.precision)
-    layers = tuple(choose_layer(use, choice, choices.products) for use in uses)
+    layers = tuple(choose_layer(config, use, choice, choices.products) for use in uses)
     log: list[str] = []
-    forward = _forward(written, choice, layers, log)
+    forward = _forward(written, config.norm, choice, layers, log)
     training = _fused(derive(forward.roots[0]), choices.rounds, log)
     logits, _ = _written(network, config, num_features, num_classes, training=False)
-    scored = _forward(logits, choice, layers, []).roots[0]
+    scored = _forward(logits, config.norm, choice, layers, []).roots[0]
     evaluation = _fused(Graph((Value(Score(), (scored,)),)), choices.rounds, [])
     return Values(
         config=config,
@@ -109,12 +111,14 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     )
 
 
-def num_aggregations(network: Network, config: ModelConfig, num_classes: int, *, sparse: bool) -> int:
+def num_aggregations(
+    network: Network, config: ModelConfig, num_features: int, num_classes: int, *, sparse: bool
+) -> int:
     """Return how many aggregations of a training epoch lie behind each other at most, with sparse features or dense."""
-    written, _ = _written(network, config, 1, num_classes, training=True)
-    first = next((use for use in _layer_uses(written) if use.first), None)
+    written, _ = _written(network, config, num_features, num_classes, training=True)
+    first = next((use for use in _layer_uses(written, config) if use.first), None)
     # A X is computed before the first epoch: as choose_input decides.
-    constant = first is not None and first.aggregated and not sparse and not config.input_dropout
+    constant = first is not None and first.normalised and not sparse and not config.input_dropout
     return max((above + 1 for _, above in _aggregates(written)), default=0) - constant
 
 
@@ -129,17 +133,23 @@ def _written(
     return Graph((logits,)), builder.parameters
 
 
-def _layer_uses(graph: Graph) -> list[LayerUse]:
+def _layer_uses(graph: Graph, config: ModelConfig) -> list[LayerUse]:
     users = graph.users()
-    # The input, dropped or not, as the one value that layers read.
-    inputs = [value for value in graph.values() if isinstance(value.kind, Input) or _drops_input(value)]
+    # The input, with the model's input dropout or without, as the one value that layers read.
+    dropped = EpilogueSpec(dropout=config.input_dropout)
+    inputs = [
+        value
+        for value in graph.values()
+        if isinstance(value.kind, Input) or (does(value, dropped) and isinstance(value.operands[0].kind, Input))
+    ]
     alone = {only_user(users, inputs[-1])} if all(only_user(users, value) for value in inputs) else set()
     return [
         LayerUse(
             layer=value.kind.layer,
             d_in=value.operands[0].cols,
             d_out=value.cols,
-            aggregated=followed_by(users, value) is not None,
+            aggregated=(sums := followed_by(users, value)) is not None,
+            normalised=sums is not None and sums.is_norm(config.norm),
             first=value in alone,
         )
         for value in graph.values()
@@ -147,20 +157,22 @@ def _layer_uses(graph: Graph) -> list[LayerUse]:
     ]
 
 
-def _drops_input(value: Value) -> bool:
-    return isinstance(value.kind, Elementwise) and isinstance(value.operands[0].kind, Input)
-
-
-def _forward(graph: Graph, choice: InputChoice, layers: Sequence[LayerChoice], log: list[str]) -> Graph:
+def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[LayerChoice], log: list[str]) -> Graph:
     """Rewrite a model before its backward pass is derived: what changes here changes there, too."""
     graph = order_products(graph, {layer.layer: layer for layer in layers})
     turned = [layer for layer in layers if layer.products in AGGREGATED_FIRST]
     log.append(f"order of products: {len(turned)} of {len(layers)} layers aggregate first")
-    graph = precompute(graph, choice)
+    graph = precompute(graph, choice, norm)
     log.append(f"constants: {'A X is computed once' if choice.aggregated else 'no more than X'}")
     graph = _logged(log, "scales moved into neighbours", graph, push_scales)
     graph = _logged(log, "elementwise steps in one pass", graph, fuse_elementwise)
-    return keep_sparse(graph, choice)
+    graph = keep_sparse(graph, choice)
+    # Set-up loads one input: it must be the one that every reader expects.
+    for value in graph.values():
+        kind = value.kind
+        if isinstance(kind, Input) and (kind.sparse, kind.aggregated) != (choice.sparse, choice.aggregated):
+            raise PlanError(f"the model reads {kind.label} in another form than it is kept ({choice.reason})")
+    return graph
 
 
 def _fused(graph: Graph, rounds: bool, log: list[str]) -> Graph:

@@ -56,6 +56,11 @@ class Kind(Protocol):
         """The operands that the op may use up."""
         ...
 
+    @property
+    def gradient_of(self) -> str:
+        """The parameter whose gradient the node writes, "" if none: no other node of a graph may write it."""
+        ...
+
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         """Return the gradients of what the node computes, from that of its result."""
         ...
@@ -85,6 +90,11 @@ class PlainKind:
     def overwrites(self) -> tuple[int, ...]:
         """Return that no operand is used up."""
         return ()
+
+    @property
+    def gradient_of(self) -> str:
+        """Return that it writes the gradient of no parameter."""
+        return ""
 
     @property
     def label(self) -> str:

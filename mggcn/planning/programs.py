@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mggcn.aggregate.base import AggregationPlan
+from mggcn.aggregate.edge_op import SUM
 from mggcn.memory.arena import BufferSpec
+from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.lower import Aggregations, lower, lower_setup
 from mggcn.model.network import Values
 from mggcn.model.program import Program
@@ -51,8 +53,13 @@ class Lowering:
         # All that a program takes from a plan are its slots.
         plans = (training, exact, *(pruned[level] for level in sorted(pruned)))
         types = (sizes.dtype, sizes.operand)
-        slots = (plan.buffers("", width, dtype) for plan in plans for width in widths for dtype in types)
-        key = (sizes.rows, tuple(slots))
+        edge_ops = dict.fromkeys(v.kind.op for v in values.training.values() if isinstance(v.kind, Aggregate))
+        sums = (plan.buffers("", width, dtype) for plan in plans for width in widths for dtype in types)
+        others = (
+            plan.buffers("", width, types[1], op) for op in edge_ops if op != SUM for plan in plans for width in widths
+        )
+        slots = (*sums, *others)
+        key = (sizes.rows, slots)
         if key not in self._known:
             train = lower("train", values.training, sizes, Aggregations(training, pruned))
             evaluate = lower("evaluate", values.evaluation, sizes, Aggregations(exact, {}))

@@ -22,6 +22,7 @@ from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES, BufferSpec, operand_nbytes
 from mggcn.memory.device import DEVICES, REAL, STORAGE, threads_of
 from mggcn.memory.units import MIB
 from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
+from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.network import Values
 from mggcn.partition.locality.order import locality_nbytes
 from mggcn.planning.shape import GraphShape
@@ -128,6 +129,7 @@ class RankSizes:
         return max(
             panel,
             *(max(c.d_out, c.d_in if c.layer > 1 or not self.input.sparse else 0) for c in self.values.layers),
+            *(v.cols for v in self.values.training.values() if isinstance(v.kind, Aggregate)),
         )
 
     def _host_kernel_regions(self, panel: int) -> dict[str, int]:

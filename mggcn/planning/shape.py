@@ -65,7 +65,8 @@ def partition_stats(
     """
     model, data = config.model, config.data
     sparse = isinstance(graph.features, CSR)
-    depth = num_aggregations(network or NETWORKS[model.kind], model, graph.num_classes, sparse=sparse)
+    features = graph_shape(graph, model).num_features
+    depth = num_aggregations(network or NETWORKS[model.kind], model, features, graph.num_classes, sparse=sparse)
     training = training_rows(graph, data.splits, data.split) if config.run.prune == "auto" and depth else None
     return stats_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth)
 

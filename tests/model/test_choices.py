@@ -16,7 +16,9 @@ SPARSE = InputShape(rows=1000, cols=500, nnz=9000, adj_nnz=8000, aggregated_nnz=
 
 def chosen(shape: InputShape, setting: str = "auto", **model: object) -> tuple[bool, bool]:
     config = ModelConfig(**model)  # type: ignore[arg-type]
-    use = LayerUse(layer=1, d_in=shape.cols, d_out=16, aggregated=config.aggregates, first=True)
+    use = LayerUse(
+        layer=1, d_in=shape.cols, d_out=16, aggregated=config.aggregates, normalised=config.aggregates, first=True
+    )
     choice = choose_input(config, use, shape, setting, "fp32")
     assert choice.reason
     return choice.sparse, choice.aggregated

@@ -173,7 +173,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
     for network, message in (
         (stuck, "has no adjoint; give GainGrad one"),
         (narrow, "returns 2 columns for 3 classes"),
-        (bare, "depend on no parameter"),
+        (bare, "the model has no dense layer"),
         (twice, "makes the parameter a twice"),
     ):
         with pytest.raises(PlanError, match=message):

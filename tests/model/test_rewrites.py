@@ -100,9 +100,14 @@ def turned(graph: Graph) -> Graph:
     return order_products(graph, layers)
 
 
+def constants(graph: Graph, norm: str = "symmetric") -> Graph:
+    """A X is the input, if it is normalised so."""
+    return precompute(turned(graph), AGGREGATED, norm)
+
+
 FORWARD: dict[str, Forward] = {
     "order of products": turned,
-    "constants": lambda graph: precompute(turned(graph), AGGREGATED),
+    "constants": lambda graph: constants(constants(graph, "mean"), "symmetric"),
     "scales": push_scales,
     "elementwise": fuse_elementwise,
     "sparse": lambda graph: keep_sparse(fuse_elementwise(push_scales(graph)), InputChoice(sparse=True, nbytes=0)),
@@ -157,7 +162,7 @@ def test_what_the_rewrites_do() -> None:
     assert labels(turned(graph)) == labels(graph)
     kinds = [type(value.kind).__name__ for value in turned(graph).values()]
     assert kinds.index("Aggregate") < kinds.index("Linear")
-    assert labels(precompute(turned(graph), AGGREGATED)) == Counter(Input=1, Linear=2, Aggregate=1, Elementwise=6)
+    assert labels(constants(graph)) == Counter(Input=1, Linear=2, Aggregate=1, Elementwise=6)
     pushed = fuse_elementwise(push_scales(graph))
     assert labels(pushed) == Counter(Input=1, Linear=2, Aggregate=2, Elementwise=3)
     assert labels(fuse_elementwise(graph))["Elementwise"] == 4  # S_c of layer 2 stays behind its product
@@ -178,8 +183,8 @@ def test_what_the_rewrites_do() -> None:
 def test_what_the_rewrites_leave_alone() -> None:
     """Fails if a value that something else reads is fused away, pushed into, precomputed, or used up."""
     graph, _ = written("residual", ModelConfig(hidden=(4,)))
-    assert labels(precompute(turned(graph), AGGREGATED))["Input"] == 1
-    assert Input(aggregated=True) not in [value.kind for value in precompute(turned(graph), AGGREGATED).values()]
+    assert labels(constants(graph))["Input"] == 1
+    assert Input(aggregated=True) not in [value.kind for value in constants(graph).values()]
     whole = spare_gradients(derive(graph.roots[0]))
     users: dict[Value, list[Value]] = whole.users()
     for value in whole.values():

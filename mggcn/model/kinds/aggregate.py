@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from mggcn.aggregate.base import aggregate_name
 from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.backend.base import Epilogue
+from mggcn.errors import PlanError
 from mggcn.model.kinds.elementwise import NOTHING, EpilogueSpec
-from mggcn.model.runtime import Runtime, require
-from mggcn.model.values import Adjoint, Op, PlainKind, Value
+from mggcn.model.runtime import Runtime, Sizes, require
+from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +51,15 @@ class Aggregate(PlainKind):
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         kind = Aggregate(self.site, backward=not self.backward, level=self.level, op=self.op.adjoint)
         return Adjoint((Value(kind, (gradient,), value.cols),))
+
+    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
+        """Return no memory: the strategy's is its plan's. Raises: PlanError for an op that keeps rows for its adjoint."""
+        if kept := self.op.kept(self.name, sizes.rows, value.cols, sizes.dtype):
+            raise PlanError(
+                f"the edge operation {self.op.name} keeps {', '.join(spec.name for spec in kept)} for its gradient; "
+                "the nodes of a model have no values for that: use one that keeps nothing"
+            )
+        return {}
 
     def run(self, rt: Runtime, op: Op) -> None:
         move = rt.aggregation.backward if self.backward else rt.aggregation.forward

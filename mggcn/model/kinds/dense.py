@@ -113,6 +113,10 @@ class WeightGrad(PlainKind):
     def label(self) -> str:
         return f"weight-grad {self.layer}"
 
+    @property
+    def gradient_of(self) -> str:
+        return self.weight
+
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         return {"block": Scratch(value.operands[0].cols, self.block_rows)} if self.recomputed else {}
 
@@ -216,6 +220,10 @@ class SparseWeightGrad(PlainKind):
     @property
     def label(self) -> str:
         return f"sparse-weight-grad {self.layer}"
+
+    @property
+    def gradient_of(self) -> str:
+        return self.weight
 
     def run(self, rt: Runtime, op: Op) -> None:
         matrix = require(rt.inputs.dropped_t if self.dropped else rt.inputs.sparse_t)

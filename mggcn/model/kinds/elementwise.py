@@ -196,6 +196,10 @@ class BiasGrad(PlainKind):
     def label(self) -> str:
         return f"bias-grad {self.layer}"
 
+    @property
+    def gradient_of(self) -> str:
+        return self.bias
+
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         return partial_sums(value, sizes, self.bias)
 

@@ -82,7 +82,9 @@ def fuse_gradients(graph: Graph) -> Graph:
             return new
         (gradient,) = new.operands
         kind = gradient.kind
-        return gradient.with_kind(replace(kind, row_scale="row")) if isinstance(kind, Summing) else new
+        if not isinstance(kind, Summing) or kind.row_scale:
+            return new
+        return gradient.with_kind(replace(kind, row_scale="row"))
 
     graph = graph.rewritten(scaled)
     users = graph.users()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mggcn.aggregate.edge_op import SUM
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.kinds.elementwise import Elementwise, EpilogueSpec
@@ -26,10 +27,15 @@ def does(value: Value, spec: EpilogueSpec) -> bool:
 
 
 class Normalised(NamedTuple):
-    """S_r A^T S_c x: the values from x upwards, `top` the last of them."""
+    """S_r A^T S_c x, or without one scale or both: the values from x upwards, `top` the last of them."""
 
     x: Value
     links: tuple[Value, ...]
+
+    def is_norm(self, norm: str) -> bool:
+        """Whether the scales are those of model.norm."""
+        scales = [does(link, COL) for link in self.links].count(True), does(self.top, ROW)
+        return scales == (int(norm == "symmetric"), True)
 
     @property
     def top(self) -> Value:
@@ -43,13 +49,14 @@ class Normalised(NamedTuple):
 
 
 def normalised(users: Users, x: Value) -> Normalised | None:
-    """Return the normalised aggregation, scaled or not, that alone reads x; None if something else does."""
+    """Return the sum over neighbours, scaled or not, that alone reads x; None if something else does."""
     links: list[Value] = []
     after = only_user(users, x)
     if after is not None and does(after, COL):
         links.append(after)
         after = only_user(users, after)
-    if after is None or not isinstance(after.kind, Aggregate):
+    # Only a sum commutes with a product from the right.
+    if after is None or not isinstance(after.kind, Aggregate) or after.kind.op != SUM:
         return None
     links.append(after)
     last = only_user(users, after)

@@ -40,15 +40,15 @@ def order_products(graph: Graph, layers: Mapping[int, LayerChoice]) -> Graph:
     return graph.rewritten(rule)
 
 
-def precompute(graph: Graph, choice: InputChoice) -> Graph:
-    """Take A_hat X as the input where nothing else reads X, so that no epoch computes it."""
+def precompute(graph: Graph, choice: InputChoice, norm: str) -> Graph:
+    """Take A_hat X as the input where nothing else reads X, so that no epoch computes it; norm: model.norm."""
     if not choice.aggregated:
         return graph
     users = graph.users()
     tops = {
         sums.top: value.cols
         for value in graph.values()
-        if isinstance(value.kind, Input) and (sums := normalised(users, value))
+        if isinstance(value.kind, Input) and (sums := normalised(users, value)) and sums.is_norm(norm)
     }
 
     def rule(old: Value, new: Value) -> Value:
