@@ -160,7 +160,9 @@ def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, mach
     if run.ranks == 1 and strategy.kind == "cut":
         replication = 1.0
     if run.order in ("metis", "locality") and strategy.kind == "rows":
-        raise ConfigError(f"the order {run.order} follows the edges, which a shape does not say; plan it on a store")
+        raise ConfigError(
+            f"the order {run.order} depends on the edges, which a shape does not have; plan it on a store"
+        )
     sizes = (shape.num_vertices, shape.num_edges, run.ranks)
     if strategy.kind == "rows":
         depth = len(config.model.hidden) + 1
@@ -177,7 +179,7 @@ def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, mach
 
 
 def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:
-    """Return the plan that a run folder's plan.json records, planned again from its statistics."""
+    """Rebuild the plan of a run folder from the statistics that its plan.json records."""
     return plan_from_dict(config, content, STRATEGIES[config.run.strategy])
 
 

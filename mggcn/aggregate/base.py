@@ -190,7 +190,7 @@ class RankAggregations:
 
 
 class Strategy(Protocol):
-    """One way to aggregate; needs no torch."""
+    """A strategy: how neighbours' rows reach a rank. Needs no torch."""
 
     @property
     def name(self) -> str: ...

@@ -108,7 +108,7 @@ class _Shares:
 
 
 class _Post:
-    """The messages of one aggregation: what is on its way in each bin, and what came last."""
+    """The messages of one aggregation: those in flight in each bin, and the last received."""
 
     def __init__(
         self,

@@ -114,7 +114,7 @@ class DeviceLists:
         partial.gather(self.leaves, message)
 
     def scatter_leaves(self, message: Tensor, partial: Accumulation) -> None:
-        """The leaves take what came (L, D)."""
+        """Scatter a received message (L, D) to the leaf rows."""
         partial.scatter(message, self.leaves)
 
     def add_to_leaves(self, message: Tensor, partial: Accumulation) -> None:
@@ -132,7 +132,7 @@ class DeviceLists:
             partial.gather(rows, part)
 
     def scatter_roots(self, message: Tensor, partial: Accumulation) -> None:
-        """The roots take what `gather_roots` gave (R, D)."""
+        """Scatter a message that `gather_roots` packed (R, D) to the root rows."""
         for rows, part in self._of_ranks(message):
             partial.scatter(part, rows)
 

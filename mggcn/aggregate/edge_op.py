@@ -116,7 +116,7 @@ class EdgeOp(Protocol):
         ...
 
     def columns(self, cols: int) -> Columns:
-        """Return the columns of the rows for a result of width `cols`. No entry shrinks as `cols` grows."""
+        """Return how many columns each kind of row has for a result of width `cols`. No count falls as `cols` grows."""
         ...
 
     def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:

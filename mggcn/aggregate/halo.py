@@ -1,6 +1,6 @@
 """Halo exchange: every rank receives the rows that its own rows multiply, and no others, in one uneven all-to-all.
 
-The own tile is multiplied meanwhile. V rows of this rank, K rows of its halo, S rows that it sends, D width.
+Meanwhile each rank multiplies its own tile. V rows of this rank, K rows of its halo, S rows that it sends, D width.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ class Slice(Aggregation):
             self._backend.finish(out, out, epilogue)
 
     def _pieces(self, dense: Tensor, buffers: Sequence[Tensor]) -> list[_Piece]:
-        """Return the pieces of an operand, the slots cut as the plan reckons."""
+        """Return the pieces of an operand, with the slots divided as in the plan."""
         plan, item, pieces, start = self._plan, dense.itemsize, [], 0
         deal = ColumnPartition.of(dense.shape[1], len(plan.counts), item)
         deals = deal.halves() if plan.overlaps else (deal,)
@@ -280,8 +280,8 @@ class Slice(Aggregation):
             self._backend.finish(part, out[:, columns], of_columns)
 
     def _blocks(self, others: Tensor, own: Tensor, deal: ColumnPartition) -> list[tuple[Tensor, slice]]:
-        """Return this rank's rows of every slice that has columns, and the columns: the others' in one slot, one after the
-        other, its own at the start of the other slot.
+        """Return this rank's rows of every non-empty slice, with its columns: the other ranks' slices one after
+        another in the slot `others`, its own at the start of the slot `own`.
         """
         rows, blocks, start = self._plan.counts[self._plan.rank], [], 0
         for rank, columns in enumerate(deal.columns):

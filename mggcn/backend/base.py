@@ -37,7 +37,7 @@ def keep_scale(probability: float) -> float:
 class Dropout:
     """One dropout mask: Philox4x32-10 keyed by (seed, epoch), counted by column, original id and layer.
 
-    clock: int64 (2,) on the device, seed and epoch: an epoch that a device repeats by itself reads the current ones.
+    clock: int64 (2,) on the device, seed and epoch: an epoch that the device replays reads their current values.
     """
 
     probability: float
@@ -129,7 +129,7 @@ class KernelBackend(Protocol):
     def activate(self) -> None:
         """Let what the calling thread does next run on this rank's device, in order behind what it did before.
 
-        To be called by whoever turns to a rank: the thread may have worked for another since.
+        Call this before working for a rank: the thread may have served another rank since.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The host's own clock and comm stream: copies run when they are asked for, so every event is done."""
+"""The host's own clock and comm stream: copies run synchronously, so every event is already complete."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _check_which(arguments: argparse.Namespace) -> None:
         )
     if resume is not None and arguments.out is not None:
         raise ConfigError(
-            f"--resume {resume} continues in that folder, got --out {arguments.out} as well; leave it out"
+            f"--resume {resume} continues in that folder, got --out {arguments.out} as well; remove --out"
         )
 
 

@@ -152,7 +152,7 @@ def _tune_products(arguments: argparse.Namespace) -> int:
 
 
 def machine_lines(machine: Machine) -> list[str]:
-    """Return the figures of a machine as text."""
+    """Return a machine's measurements as text."""
     from mggcn.cost.machine import MESSAGES
     from mggcn.memory.units import human
     from mggcn.planning.text import table

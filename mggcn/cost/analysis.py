@@ -13,7 +13,7 @@ from mggcn.cost.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Partition15D:
-    """A 1.5D partition beside the row partition (1D) on the same ranks."""
+    """A 1.5D partition compared with the row partition (1D) on the same ranks."""
 
     replication: int
     time_ratio: float

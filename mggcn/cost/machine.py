@@ -76,7 +76,7 @@ class DeviceRates:
     gather: Gather
     """Seconds of a row that a sparse product reads at random, by bytes of the dense operand."""
     row_s: float
-    """Seconds for each gathered row beside that, wherever it lies: what makes narrow rows dear."""
+    """Additional seconds per gathered row, wherever it is stored: this makes narrow rows expensive."""
     call_s: float
     """Seconds of a kernel beside its work: launch, Python, waking the threads."""
     gemm: Mapping[str, float]

@@ -98,7 +98,7 @@ def product(
 ) -> Work:
     """Return the work of a sparse product, (rows, columns) with nnz nonzeros.
 
-    row, edge, result: as for `product_bytes`; a result of 0 bytes: of as many as of the operand.
+    row, edge, result: as for `product_bytes`; result = 0: as many bytes as `row`.
     """
     # No more rows of the operand are touched than there are nonzeros.
     footprint, streamed = product_bytes(rows, min(columns, nnz), nnz, row, edge, result or row)
@@ -138,7 +138,7 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
 
 
 def call_seconds(calls: int, device: DeviceRates, sharing: int) -> float:
-    """Return the seconds of so many calls."""
+    """Return the total overhead of `calls` calls, in seconds."""
     return calls * device.call_s * max(1.0, sharing / device.cores)
 
 

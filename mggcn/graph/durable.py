@@ -32,7 +32,7 @@ def write_array(path: Path, rows: Rows) -> str:
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:
-    """Take the space first, so that a full disk shows before hours of writing; not every file system can."""
+    """Reserve disk space, so that a full disk fails before hours of writing; some file systems cannot."""
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
     except AttributeError:

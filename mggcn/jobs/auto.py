@@ -198,7 +198,7 @@ def _is_cached(store: Path | None, settings: LibraSettings | MetisSettings | Loc
 
 
 def _too_large(graph: Graph, config: Config) -> str:
-    """Say why an order is too dear to make for a comparison; "" if it is not, or is cached beside the store."""
+    """Return why an order is too expensive to build for a comparison; "" if it is not, or is cached beside the store."""
     run, seed = config.run, config.train.seed
     if run.order != "locality" or graph.num_edges <= ORDER_EDGES:
         return ""

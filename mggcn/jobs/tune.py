@@ -110,7 +110,7 @@ def write_machine(content: Mapping[str, Any], path: Path) -> None:
         temporary.replace(path)
     except OSError as error:
         raise ConfigError(
-            f"the machine's file cannot be written to {path}: {error.strerror}; name one with --out"
+            f"the machine's file cannot be written to {path}: {error.strerror}; name another with --out"
         ) from error
 
 

@@ -99,7 +99,7 @@ def _spec(name: str, room: Scratch, sizes: Sizes) -> BufferSpec:
 
 
 class _Storage:
-    """Which buffer holds which value: of (by value), specs (by name)."""
+    """Maps every value to the name of its buffer (`of`), and every name to its spec (`specs`)."""
 
     def __init__(self, order: Sequence[Value], sizes: Sizes, reuse: range) -> None:
         self._last = {value: index for index, reader in enumerate(order) for value in (reader, *reader.operands)}

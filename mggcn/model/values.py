@@ -53,7 +53,7 @@ class Kind(Protocol):
 
     @property
     def overwrites(self) -> tuple[int, ...]:
-        """The operands that the op may use up."""
+        """The operands that the op may overwrite."""
         ...
 
     @property
@@ -114,7 +114,7 @@ class PlainKind:
 class Value:
     """A matrix (V, cols), or the effect of a node that stores none. Two values are equal only if they are the same.
 
-    operand: whether it has the type of what is multiplied with the graph, where that differs from that of activations.
+    operand: whether it has the type of operands of the graph product, where that differs from that of activations.
     """
 
     kind: Kind

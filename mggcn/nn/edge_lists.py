@@ -38,8 +38,8 @@ def of_graph(graph: Any) -> EdgeLists:
     """Return the edges of a Graph. Cost: a copy. Raises: GraphError if it is none."""
     if not isinstance(graph, Graph):
         raise GraphError(
-            f"expected a graph from mggcn.load(...), got {type(graph).__name__}; for edges of shape (2, E) there is "
-            "DeviceGraph.from_edges, for row pointers and columns DeviceGraph.from_csr"
+            f"expected a graph from mggcn.load(...), got {type(graph).__name__}; for edges of shape (2, E) use "
+            "DeviceGraph.from_edges, for CSR row pointers and columns DeviceGraph.from_csr"
         )
     adj = graph.adj_t
     weights = None if adj.values is None else adj.values.read(0, adj.nnz)

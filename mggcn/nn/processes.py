@@ -150,7 +150,7 @@ def _packed(result: Any) -> bytes:
         return packed.getvalue()
     except (pickle.PicklingError, AttributeError, TypeError) as error:  # pickle raises all of them
         raise ConfigError(
-            f"what body returns from ranks that are processes must be picklable: tensors, arrays, numbers ({error}); or "
+            f"body runs in rank processes, so it must return something picklable: tensors, arrays, numbers ({error}); or "
             "use transport='threads'"
         ) from error
 

@@ -59,7 +59,7 @@ class VertexRows:
             raise GraphError(f"{self._graph.name} has no split {name!r}; it has {known}, or take(your mask)")
         rows = self._graph.splits[name]
         if not 0 <= number < rows.shape[0]:
-            raise GraphError(f"split {name!r} of {self._graph.name} has {rows.shape[0]} variants, got number {number}")
+            raise GraphError(f"split {name!r} of {self._graph.name} has numbers 0 to {rows.shape[0] - 1}, got {number}")
         return self.take(rows.array()[number]) & self.owned
 
     def take(self, values: Any) -> Tensor:

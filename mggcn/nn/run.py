@@ -89,7 +89,7 @@ def _under_torchrun(
     timeout_s: float,
     device_of: DeviceOf,
 ) -> T:
-    """Join the ranks of this torchrun; after a failure of any of them the process ends in here, with its report."""
+    """Join the ranks of this torchrun. If any rank fails, this call reports the failure and ends the process."""
     if transport in ("auto", "threads", "single"):
         transport = settings.config(size, "auto").run.process_transport
     folder = Path(tempfile.mkdtemp(prefix="mggcn-"))

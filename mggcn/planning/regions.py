@@ -169,7 +169,7 @@ class RankSizes:
 
 
 def _gemm_variants() -> tuple[GemmVariant, ...]:
-    """Who may multiply dense matrices; without the kernels a plan counts with whoever takes more memory."""
+    """The candidate dense-product variants; without compiled kernels, all of them, so a plan takes the larger."""
     try:
         return (gemm_variant(native.dense_isa()),)
     except BackendError:

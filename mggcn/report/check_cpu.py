@@ -48,7 +48,7 @@ class DenseUnits:
 
 
 def dense_units() -> DenseUnits:
-    """Ask this processor and its system."""
+    """Return what this processor and its operating system offer for dense products."""
     from mggcn import native
     from mggcn.backend.cpu.machine import amx_granted, has_amx, has_slow_pairs
 

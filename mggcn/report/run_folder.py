@@ -139,7 +139,7 @@ def _read_history(path: Path, interrupted: bool) -> tuple[dict[int, list[Json]],
         _require(epoch, _EPOCH_KEYS, f"{path} line {number}")
         runs.setdefault(int(epoch.get("run", 0)), {})[epoch["epoch"]] = epoch
     if not runs:
-        raise RunError(f"{path} holds no epoch; the run ended before its first one was over")
+        raise RunError(f"{path} has no completed epoch; the run ended during its first one")
     return {run: [epochs[number] for number in sorted(epochs)] for run, epochs in sorted(runs.items())}, torn
 
 

@@ -1,8 +1,8 @@
 """One training epoch as work of the device alone: program, sums over ranks, optimiser, loss history, clock.
 
 Nothing here looks at a result, so that a device may record the work once and repeat it by itself; seed and epoch,
-learning rates and losses lie on the device. The signals of an epoch start from the rank's own: the end of the epoch before
-puts them there.
+learning rates and losses lie on the device. An epoch's signals start from this rank's own (Books.own), which
+the end of the previous epoch copies there.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _digits(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measurements through one backend, each for about `seconds`."""
+    """Measurements through one backend, each lasting about `seconds`."""
 
     backend: KernelBackend
     seconds: float

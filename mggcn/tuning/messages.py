@@ -227,7 +227,7 @@ def _on_gpu(comm: Communicator) -> dict[str, int]:
 
 
 def main() -> int:
-    """Run one rank process and leave the measurements of rank 0."""
+    """Run one rank process; rank 0 writes the measurements to --result."""
     native.limit_spinning()
     parser = argparse.ArgumentParser(prog="mggcn.tuning.messages")
     parser.add_argument("transport", choices=("gloo", "nccl"))

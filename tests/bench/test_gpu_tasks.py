@@ -79,6 +79,8 @@ def test_another_process_goes_on_until_there_is_nothing_new(
     """Fails if a task ends with the process of its first contender, or begins for ever what ends every process."""
     part = tmp_path / "bench" / "gpu" / "part.py"
     part.parent.mkdir(parents=True)
+    for package in (part.parent, part.parent.parent):
+        (package / "__init__.py").touch()
     part.write_text(
         "import json, sys\n"
         "job = json.loads(sys.argv[1])\n"

@@ -106,7 +106,7 @@ def test_what_resume_refuses(community: Path, tmp_path: Path, capsys: pytest.Cap
     assert "has trained 2 epochs already" in refused(capsys, "train", "--resume", folder, "--epochs", 1)
     assert "got both the STORE" in refused(capsys, "train", community, "--resume", folder)
     assert "give one of them" in refused(capsys, "train")
-    assert "leave it out" in refused(capsys, "train", "--resume", folder, "--out", tmp_path / "other")
+    assert "remove --out" in refused(capsys, "train", "--resume", folder, "--out", tmp_path / "other")
     assert "there is no run folder" in refused(capsys, "train", "--resume", tmp_path / "nothing")
     assert "not the folder of a run" in refused(capsys, "train", "--resume", tmp_path)
     assert (folder / "config.toml").read_text() == before

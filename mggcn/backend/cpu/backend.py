@@ -302,6 +302,6 @@ class CpuBackend:
 
 
 def _begin(partials: Tensor | None) -> None:
-    """The kernels add to what lies there."""
+    """Zero the partial sums, to which the kernels add."""
     if partials is not None:
         partials.zero_()

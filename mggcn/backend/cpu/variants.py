@@ -148,7 +148,7 @@ def candidates(
 def expected_ns(matrix: MatrixTraits, width: int, item: int, caches: Caches, choice: SpmmChoice) -> float:
     """Return what the model expects of one variant, in nanoseconds; only ratios count. Arguments as for `choose_spmm`.
 
-    Rows cost the same with and without rows fetched ahead: which is faster the model does not reckon.
+    Rows cost the same with and without prefetching: the model does not predict which is faster.
     """
     row_bytes = width * item
     if choice.way == "panels":

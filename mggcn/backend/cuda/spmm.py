@@ -144,7 +144,7 @@ class OwnSpmm:
     def proposals(
         self, product: Product, adj: Sparse, h: Tensor, out: Tensor
     ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
-        """As SparseProducts.proposals. The kernels are compiled, so that no call pays for that."""
+        """See SparseProducts.proposals. Compiles the kernels here, so that no later call includes compilation."""
         sizes = (adj.num_rows, adj.nnz, h.shape[0], product.width, product.item)
         slices = slicings(*sizes, self._traits, HOPELESS)
         for some in slices:

@@ -84,7 +84,7 @@ def sliced(size: int, itemsize: int) -> SpmmChoice:
 
 
 def is_slicing(choice: SpmmChoice, itemsize: int) -> bool:
-    """Whether a recorded choice is one of this version's for a GPU."""
+    """Return whether a recorded choice is a GPU slicing that this version supports."""
     return dataclasses.replace(choice, reason="") in [sliced(size, itemsize) for size in (0, *SLICES)]
 
 

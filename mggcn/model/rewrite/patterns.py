@@ -16,7 +16,7 @@ ROW, COL = EpilogueSpec(row_scale="row"), EpilogueSpec(out_scale="col")
 
 
 def only_user(users: Users, value: Value) -> Value | None:
-    """Return the only value that reads another one, None if there are none or more."""
+    """Return the only value that reads another one, None if none or several do."""
     readers = users[value]
     return readers[0] if len(readers) == 1 else None
 
