@@ -124,6 +124,7 @@ def test_repeats_are_summed_up(community: Path, tmp_path: Path, capsys: pytest.C
     assert len(set(losses(tmp_path / "run"))) == 6
 
 
+@pytest.mark.full
 def test_predictions_are_those_of_the_best_repeat(
     community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
