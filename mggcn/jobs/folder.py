@@ -112,15 +112,10 @@ def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> in
 
 def _finished(checkpoints: Path) -> list[dict[str, Any]]:
     """Results of the complete repeats."""
-    marker = checkpoints / "latest"
-    if not marker.exists():
-        return []
-    path = checkpoints / marker.read_text().strip() / "progress.json"
-    try:
-        finished: list[dict[str, Any]] = json.loads(path.read_text())["finished"]
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"the checkpoint {path} is damaged: {error}; delete it and start the run again") from error
-    return finished
+    from mggcn.train.checkpoint import read_progress  # loads torch
+
+    found = read_progress(checkpoints)
+    return found[0].finished if found else []
 
 
 def rewrite_config(folder: Path, config: Config) -> None:
