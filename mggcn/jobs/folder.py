@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -51,7 +52,11 @@ def _is_run(folder: Path) -> bool:
 
 
 def _named_by_time(name: str) -> Path:
-    """Make runs/<name>-<time>, with a number if another run took it in the same second."""
+    """Make runs/<name>-<time>, with a number if another run took it in the same second.
+
+    The name comes from a store's meta.json: of it letters, digits and "._-" are kept, so that no folder lies elsewhere.
+    """
+    name = re.sub(r"[^\w.-]+", "_", name).strip(".")[:80] or "graph"
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{k}" for k in range(2, 1000))):
         folder = Path("runs") / f"{name}-{stamp}{suffix}"
