@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
-    from mggcn.api import GCN, MLP, SAGE, Trainer, load
+    from mggcn.api import GCN, MLP, RGCN, SAGE, Trainer, load
     from mggcn.config import Config
     from mggcn.errors import MggcnError
     from mggcn.graph.csr import Graph
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "GCN": "api",
     "MLP": "api",
+    "RGCN": "api",
     "SAGE": "api",
     "Trainer": "api",
     "load": "api",
@@ -36,6 +37,7 @@ _PUBLIC = {
 __all__ = [
     "GCN",
     "MLP",
+    "RGCN",
     "SAGE",
     "Config",
     "Graph",

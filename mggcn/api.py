@@ -55,8 +55,9 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
             SciPy matrix, or edges (2, E), sources in row 0.
         root: Folder in which names of stores are looked up.
         **arrays: What the source lacks: `features` (N, D), dense or sparse; `labels` (N,), -1 for none; `splits`, a mapping
-            from "train", "val" and "test" to masks or ids; `weights` (E,) of edges; all of NumPy, SciPy or torch. Further
-            `num_vertices`, `num_classes`, `name`, `options=GraphOptions(...)`; for a store, `verify=True`.
+            from "train", "val" and "test" to masks or ids; `weights` (E,) and `edge_types` (E,), whole numbers from 0, of
+            edges; all of NumPy, SciPy or torch. Further `num_vertices`, `num_classes`, `num_relations`, `name`,
+            `options=GraphOptions(...)`; for a store, `verify=True`.
 
     Raises:
         ConfigError: An argument is unknown or does not go with the source.
@@ -121,6 +122,20 @@ def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     return from_tables({"model": settings | {"kind": "sage", "hidden": hidden}}).model
 
 
+def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
+    """Describe R-GCN (Schlichtkrull et al. 2018) for a graph whose edges have types, as PyG's RGCNConv with `num_bases`.
+
+    Args:
+        hidden: As of `GCN`.
+        **settings: As of `GCN`, without norm and self_loops, which this model determines, and `bases`, the matrices in each
+            layer of which every relation's matrix is a weighted sum.
+
+    Raises:
+        ConfigError: As of `GCN`.
+    """
+    return from_tables({"model": settings | {"kind": "rgcn", "hidden": hidden}}).model
+
+
 class Trainer:
     """Trains a model on a whole graph.
 
@@ -130,7 +145,7 @@ class Trainer:
 
     Args:
         graph: A graph from `load`, or anything that `load` takes.
-        model: `GCN(...)`, `SAGE(...)` or `MLP(...)`; default `GCN()`.
+        model: `GCN(...)`, `SAGE(...)`, `RGCN(...)` or `MLP(...)`; default `GCN()`.
         ranks: Number of ranks P that share the graph.
         out: Run folder of the first `fit`; otherwise a temporary one, deleted with the trainer.
         config: All settings at once; `model`, `ranks` and `settings` override it.

@@ -38,10 +38,12 @@ class DataConfig:
 class ModelConfig:
     """Table [model]: the network."""
 
-    kind: Literal["gcn", "sage", "mlp"] = "gcn"
+    kind: Literal["gcn", "sage", "rgcn", "mlp"] = "gcn"
     """gcn: graph convolutions (Kipf & Welling 2017); sage: GraphSAGE with the GCN aggregator, (sum of neighbours + self) /
     (degree + 1) (DistGNN 6.1), whatever `norm` says: in a weighted graph the weighted average, where a vertex itself has
-    the weight of its stored self-loop, or 1 without one; mlp: the same network without the graph."""
+    the weight of its stored self-loop, or 1 without one; rgcn: R-GCN (Schlichtkrull et al. 2018), whatever `norm` and
+    `self_loops` say, on a graph whose edges have types: the mean over the in-neighbours of each relation, and the vertex
+    itself, each times a matrix of its own; mlp: the same network without the graph."""
     hidden: tuple[int, ...] = (128, 128)
     """Width of each hidden layer, in features; the output layer has one column per class."""
     dropout: float = 0.0
@@ -54,6 +56,8 @@ class ModelConfig:
     """Insert the self-loops that the graph lacks."""
     bias: bool = True
     """Add a bias after each aggregation."""
+    bases: int = 8
+    """Of rgcn: matrices in each layer of which a relation's matrix is a weighted sum (basis decomposition)."""
 
     def __post_init__(self) -> None:
         _settle(self, "model")
@@ -66,6 +70,10 @@ class ModelConfig:
                 self.self_loops, "model.kind sage adds every vertex to its neighbours; leave model.self_loops true"
             )
             object.__setattr__(self, "norm", "mean")
+        if self.kind == "rgcn":
+            object.__setattr__(self, "norm", "mean")
+            object.__setattr__(self, "self_loops", False)
+        _require(self.bases >= 1, f"model.bases must be 1 or more, got {self.bases}")
 
     @property
     def aggregates(self) -> bool:

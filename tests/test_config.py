@@ -26,6 +26,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "norm": "mean",
         "self_loops": False,
         "bias": False,
+        "bases": 3,
     },
     "train": {
         "epochs": 31,

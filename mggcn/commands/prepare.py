@@ -17,6 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--features", type=Path, metavar="FILE", help=".npy (N, D), or a SciPy sparse .npz")
     parser.add_argument("--labels", type=Path, metavar="FILE", help=".npy (N,), -1 for unlabelled")
+    parser.add_argument(
+        "--edge-types", type=Path, metavar="FILE", help=".npy (E,): number of each edge's relation, from 0"
+    )
     for split in ("train", "val", "test"):
         parser.add_argument(
             f"--{split}", type=Path, metavar="FILE", help=f".npy of {split} vertices: mask or list of ids"
@@ -63,7 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     options = GraphOptions(
         symmetrize=a.symmetrize, duplicates=a.duplicates, self_loops=a.self_loops, row_normalize=a.row_normalize
     )
-    given = {"features": a.features, "labels": a.labels, "splits": splits or None, "num_vertices": a.vertices}
+    given = {
+        "features": a.features,
+        "labels": a.labels,
+        "edge_types": a.edge_types,
+        "splits": splits or None,
+        "num_vertices": a.vertices,
+    }
     extra = {key: value for key, value in given.items() if value is not None}
     graph = load_source(a.source, options=options, verify=a.verify, name=a.name, **extra)
     if a.store is not None:

@@ -41,8 +41,9 @@ def load_source(
 ) -> Graph:
     """Load a graph from a path, or from a name under `root`: a store, a folder of OGB's, or a file by content and suffix.
 
-    `arrays` complete a file and override what it holds: num_vertices, num_classes, and as arrays or paths of `.npy` (or
-    SciPy `.npz`) files features [N, D], labels [N] and splits, a mapping from train, val, test to masks or id lists.
+    `arrays` complete a file and override what it holds: num_vertices, num_classes, num_relations, and as arrays or paths of
+    `.npy` (or SciPy `.npz`) files features [N, D], labels [N], edge_types [E] and splits, a mapping from train, val, test
+    to masks or id lists.
     Cost: a store opens lazily; a file is read into memory.
     Raises: StoreError or GraphError, which say what was expected.
     """
@@ -86,8 +87,9 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_edges(path: Path) -> dict[str, Any]:
-    edges, weights, header = read_edge_list(path)
-    return {"edges": edges, "weights": weights, "meta": {"input": {"header": header}} if header else {}}
+    found = read_edge_list(path)
+    meta = {"input": {"header": found.header}} if found.header else {}
+    return {"edges": found.edges, "weights": found.weights, "edge_types": found.types, "meta": meta}
 
 
 def _read_matrix_market(path: Path) -> dict[str, Any]:
@@ -206,6 +208,7 @@ def _edge_layout(members: _Members) -> dict[str, Any]:
     return {
         "edges": edges,
         "weights": members.get("edge_weight"),
+        "edge_types": members.get("edge_type"),
         "features": members.get("node_features", "node_feat", "x", "features"),
         "labels": members.get("node_labels", "y", "labels"),
         "splits": {part: mask for part, mask in masks.items() if mask is not None},
