@@ -71,7 +71,7 @@ def extend_run(folder: Path, config: Config, epochs: Any) -> Config:
     Raises: ConfigError if that is no number or less than what is done; RunError if the run is complete.
     """
     extended = from_tables({"train": {"epochs": epochs}}, config)
-    done, complete = epochs_done(folder)
+    done, complete = epochs_done(folder, config), is_complete(folder)
     if complete and extended.train.epochs != config.train.epochs:
         raise RunError(f"the run in {folder} is complete after {done} epochs; start a new one for another number")
     if extended.train.epochs != config.train.epochs and config.train.repeat > 1:
@@ -83,14 +83,16 @@ def extend_run(folder: Path, config: Config, epochs: Any) -> Config:
     return extended
 
 
-def epochs_done(folder: Path) -> tuple[int, bool]:
-    """Return the epochs of the last history line, and whether the run is complete."""
-    try:
-        lines = (folder / "history.jsonl").read_text().splitlines()
-        done = int(json.loads(lines[-1])["epoch"]) if lines else 0
-    except (OSError, ValueError, KeyError):
-        done = 0
-    return done, (folder / "result.json").exists()
+def epochs_done(folder: Path, config: Config) -> int:
+    """Return the epochs of all repeats that a resumed run does not train again. Raises: RunError if that is damaged."""
+    progress = _saved_progress(folder)
+    begun = progress["epoch"] if progress and progress["run"] < config.train.repeat else 0
+    return int(begun + sum(run["epochs"] for run in progress.get("finished", [])))
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether a run has come to its end."""
+    return (folder / "result.json").exists()
 
 
 def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> int | None:
@@ -100,7 +102,7 @@ def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> in
     version, which kept the last one's alone. Raises: ConfigError for a seed whose weights are not there; RunError if the
     checkpoint is damaged.
     """
-    finished = _finished(folder / "checkpoints") if config.train.repeat > 1 else []
+    finished = _saved_progress(folder).get("finished", []) if config.train.repeat > 1 else []
     kept = [run for run in finished if is_kept(folder, run["seed"])]
     seeds = [int(run["seed"]) for run in kept or finished[-1:]] or [config.train.seed]
     if seed is not None and seed not in seeds:
@@ -110,17 +112,17 @@ def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> in
     return int(best_repeat(kept)["seed"]) if seed is None else seed
 
 
-def _finished(checkpoints: Path) -> list[dict[str, Any]]:
-    """Results of the complete repeats."""
-    marker = checkpoints / "latest"
+def _saved_progress(folder: Path) -> dict[str, Any]:
+    """What the checkpoint of a run says of its progress, as train/checkpoint.py wrote it; {} without one."""
+    marker = folder / "checkpoints" / "latest"
     if not marker.exists():
-        return []
-    path = checkpoints / marker.read_text().strip() / "progress.json"
+        return {}
+    path = marker.parent / marker.read_text().strip() / "progress.json"
     try:
-        finished: list[dict[str, Any]] = json.loads(path.read_text())["finished"]
-    except (OSError, ValueError, KeyError) as error:
+        progress: dict[str, Any] = json.loads(path.read_text())
+        return {name: progress[name] for name in ("run", "epoch", "finished", "waited")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"the checkpoint {path} is damaged: {error}; delete it and start the run again") from error
-    return finished
 
 
 def rewrite_config(folder: Path, config: Config) -> None:
@@ -212,6 +214,19 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Par
 
     Raises: RunError if the graph or the settings are not those that the run was planned for, or another version planned it.
     """
+    plan, _ = recorded_plan(folder, config, graph)
+    _, _, job = read_run(folder)
+    partition = partition_graph(config, graph)
+    if partition.digest() != job.get("owners_sha256"):
+        raise RunError(
+            f"the run in {folder} was planned for another partition than {job['store'] or graph.name} has now: it was made "
+            "again, by another version; start a new run, or score it with mggcn predict --store"
+        )
+    return plan, partition
+
+
+def recorded_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, str]:
+    """Return the plan that a run folder records, and why `auto` chose it, "" if it did not. Raises: as `known_plan`."""
     _, content, job = read_run(folder)
     if job["graph_sha256"] != graph_sha256(graph):
         raise RunError(
@@ -230,10 +245,4 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Par
             f"config.toml in {folder} asks for {_named(asked, changed)}, the run was planned for "
             f"{_named(planned, changed)}; put it back, or start a new run"
         )
-    partition = partition_graph(config, graph)
-    if partition.digest() != job.get("owners_sha256"):
-        raise RunError(
-            f"the run in {folder} was planned for another partition than {job['store'] or graph.name} has now: it was made "
-            "again, by another version; start a new run, or score it with mggcn predict --store"
-        )
-    return plan_recorded(config, content), partition
+    return plan_recorded(config, content), str(content.get("choice", {}).get("reason", ""))
