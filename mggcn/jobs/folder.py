@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mggcn.assemble import host_of, partition_graph, plan_recorded
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
@@ -25,6 +26,9 @@ from mggcn.planning.select import Choice, choice_dict
 from mggcn.train.log import write_json
 from mggcn.train.repeats import best_repeat, is_kept
 from mggcn.tuning.record import RUN_FILE, STORE_FILE, read_choices, write_choices
+
+if TYPE_CHECKING:
+    from mggcn.train.checkpoint import Progress
 
 
 def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
@@ -51,7 +55,11 @@ def _is_run(folder: Path) -> bool:
 
 
 def _named_by_time(name: str) -> Path:
-    """Make runs/<name>-<time>, with a number if another run took it in the same second."""
+    """Make runs/<name>-<time>, with a number if another run took it in the same second.
+
+    The name comes from a store's meta.json: of it letters, digits and "._-" are kept, so that no folder lies elsewhere.
+    """
+    name = re.sub(r"[^\w.-]+", "_", name).strip(".")[:80] or "graph"
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{k}" for k in range(2, 1000))):
         folder = Path("runs") / f"{name}-{stamp}{suffix}"
@@ -85,9 +93,10 @@ def extend_run(folder: Path, config: Config, epochs: Any) -> Config:
 
 def epochs_done(folder: Path, config: Config) -> int:
     """Return the epochs of all repeats that a resumed run does not train again. Raises: RunError if that is damaged."""
-    progress = _saved_progress(folder)
-    begun = progress["epoch"] if progress and progress["run"] < config.train.repeat else 0
-    return int(begun + sum(run["epochs"] for run in progress.get("finished", [])))
+    if (progress := _saved_progress(folder)) is None:
+        return 0
+    begun = progress.epoch if progress.run < config.train.repeat else 0
+    return begun + sum(int(run["epochs"]) for run in progress.finished)
 
 
 def is_complete(folder: Path) -> bool:
@@ -102,7 +111,8 @@ def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> in
     version, which kept the last one's alone. Raises: ConfigError for a seed whose weights are not there; RunError if the
     checkpoint is damaged.
     """
-    finished = _saved_progress(folder).get("finished", []) if config.train.repeat > 1 else []
+    progress = _saved_progress(folder) if config.train.repeat > 1 else None
+    finished = progress.finished if progress else []
     kept = [run for run in finished if is_kept(folder, run["seed"])]
     seeds = [int(run["seed"]) for run in kept or finished[-1:]] or [config.train.seed]
     if seed is not None and seed not in seeds:
@@ -112,17 +122,12 @@ def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> in
     return int(best_repeat(kept)["seed"]) if seed is None else seed
 
 
-def _saved_progress(folder: Path) -> dict[str, Any]:
-    """What the checkpoint of a run says of its progress, as train/checkpoint.py wrote it; {} without one."""
-    marker = folder / "checkpoints" / "latest"
-    if not marker.exists():
-        return {}
-    path = marker.parent / marker.read_text().strip() / "progress.json"
-    try:
-        progress: dict[str, Any] = json.loads(path.read_text())
-        return {name: progress[name] for name in ("run", "epoch", "finished", "waited")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"the checkpoint {path} is damaged: {error}; delete it and start the run again") from error
+def _saved_progress(folder: Path) -> Progress | None:
+    """What the checkpoint of a run says of its progress; None without one."""
+    from mggcn.train.checkpoint import read_progress  # loads torch
+
+    found = read_progress(folder / "checkpoints")
+    return found[0] if found else None
 
 
 def rewrite_config(folder: Path, config: Config) -> None:
