@@ -27,6 +27,7 @@ from mggcn.jobs import local as local_ranks
 from mggcn.jobs import predict as predicting
 from mggcn.jobs import train as training
 from mggcn.partition.make import make_partition
+from mggcn.train.checkpoint import Progress, save_checkpoint
 from tests.graphs import make_graph, pattern
 
 N = 40
@@ -124,8 +125,10 @@ def test_extending_a_run(tmp_path: Path) -> None:
     folder, config = tmp_path / "run", config_of(epochs=9)
     folder.mkdir()
     assert run_folders.extend_run(folder, config, "4").train.epochs == 4
-    (folder / "history.jsonl").write_text('{"epoch": 1}\n{"epoch": 5}\n')
-    assert run_folders.epochs_done(folder) == (5, False)
+    # The history runs ahead of the checkpoint, from which a resumed run goes on.
+    (folder / "history.jsonl").write_text('{"epoch": 1}\n{"epoch": 7}\n')
+    save_checkpoint(folder / "checkpoints", Progress(epoch=5), {})
+    assert run_folders.epochs_done(folder, config) == 5
     assert run_folders.extend_run(folder, config, 5).train.epochs == 5
     for epochs, message in ((4, "5 epochs already"), ("x", "expects an integer"), (0, "must be 1 or more")):
         with pytest.raises(ConfigError, match=message):

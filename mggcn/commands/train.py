@@ -20,7 +20,6 @@ from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
 from mggcn.jobs import folder as run_folders
 from mggcn.jobs import train as training
-from mggcn.memory.device import launching
 from mggcn.memory.units import human
 
 
@@ -46,22 +45,27 @@ def run(arguments: argparse.Namespace) -> int:
         return _under_torchrun(arguments)
     if arguments.resume is not None:
         folder, config, store = arguments.resume, *resumed(arguments)
-        if run_folders.epochs_done(folder)[1]:
+        if run_folders.is_complete(folder):
             print(f"the run in {folder} is complete\n{summary(training.read_result(folder))}")
             return 0
         graph = open_store(store)
+        plan, reason = run_folders.recorded_plan(folder, config, graph)
         run_folders.rewrite_config(folder, config)
-        if not arguments.quiet and not (folder / "checkpoints" / "latest").exists():
-            print(f"{folder} holds no checkpoint: the run starts again", flush=True)
+        if not arguments.quiet:
+            if not (folder / "checkpoints" / "latest").exists():
+                print(f"{folder} holds no checkpoint: the run starts again", flush=True)
+            training.announce(plan, store, reason, run_folders.epochs_done(folder, config))
         train = functools.partial(training.resume_training, folder, config, graph, quiet=arguments.quiet)
-        result = _train(folder, config, arguments.quiet, train)
+        result = _train(folder, arguments.quiet, train)
     else:
         store = store_path(arguments.store, arguments.root)
         graph = open_store(store)
         planned = training.prepare_run(read_settings(arguments), graph, store, arguments.out)
         train = functools.partial(training.run_training, planned, graph, quiet=arguments.quiet)
         with run_folders.discarded_if_refused(planned.folder):
-            result = _train(planned.folder, planned.config, arguments.quiet, train)
+            if not arguments.quiet:
+                training.announce(planned.plan, store, planned.reason)
+            result = _train(planned.folder, arguments.quiet, train)
     if not arguments.quiet:
         print(summary(result))
     return 0
@@ -83,11 +87,7 @@ def _check_which(arguments: argparse.Namespace) -> None:
         )
 
 
-def _train(folder: Path, config: Config, quiet: bool, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    if not quiet:
-        print(f"run folder {folder}", flush=True)
-        if how := launching(config.run):
-            print(f"an epoch is {how}", flush=True)
+def _train(folder: Path, quiet: bool, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return train()
     except Interrupted:
@@ -129,7 +129,6 @@ def _under_torchrun(arguments: argparse.Namespace) -> int:
         config, store = read_settings(arguments), store_path(arguments.store, arguments.root)
     code, result = training.train_under_torchrun(config, store, arguments.out, arguments.resume, quiet=arguments.quiet)
     if result is not None and not arguments.quiet:
-        print(f"run folder {result['folder']}")
         print(summary(result))
     return code
 

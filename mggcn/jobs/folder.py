@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mggcn.assemble import host_of, partition_graph, plan_recorded
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
@@ -26,6 +26,9 @@ from mggcn.planning.select import Choice, choice_dict
 from mggcn.train.log import write_json
 from mggcn.train.repeats import best_repeat, is_kept
 from mggcn.tuning.record import RUN_FILE, STORE_FILE, read_choices, write_choices
+
+if TYPE_CHECKING:
+    from mggcn.train.checkpoint import Progress
 
 
 def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
@@ -76,7 +79,7 @@ def extend_run(folder: Path, config: Config, epochs: Any) -> Config:
     Raises: ConfigError if that is no number or less than what is done; RunError if the run is complete.
     """
     extended = from_tables({"train": {"epochs": epochs}}, config)
-    done, complete = epochs_done(folder)
+    done, complete = epochs_done(folder, config), is_complete(folder)
     if complete and extended.train.epochs != config.train.epochs:
         raise RunError(f"the run in {folder} is complete after {done} epochs; start a new one for another number")
     if extended.train.epochs != config.train.epochs and config.train.repeat > 1:
@@ -88,14 +91,17 @@ def extend_run(folder: Path, config: Config, epochs: Any) -> Config:
     return extended
 
 
-def epochs_done(folder: Path) -> tuple[int, bool]:
-    """Return the epochs of the last history line, and whether the run is complete."""
-    try:
-        lines = (folder / "history.jsonl").read_text().splitlines()
-        done = int(json.loads(lines[-1])["epoch"]) if lines else 0
-    except (OSError, ValueError, KeyError):
-        done = 0
-    return done, (folder / "result.json").exists()
+def epochs_done(folder: Path, config: Config) -> int:
+    """Return the epochs of all repeats that a resumed run does not train again. Raises: RunError if that is damaged."""
+    if (progress := _saved_progress(folder)) is None:
+        return 0
+    begun = progress.epoch if progress.run < config.train.repeat else 0
+    return begun + sum(int(run["epochs"]) for run in progress.finished)
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether a run has come to its end."""
+    return (folder / "result.json").exists()
 
 
 def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> int | None:
@@ -105,7 +111,8 @@ def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> in
     version, which kept the last one's alone. Raises: ConfigError for a seed whose weights are not there; RunError if the
     checkpoint is damaged.
     """
-    finished = _finished(folder / "checkpoints") if config.train.repeat > 1 else []
+    progress = _saved_progress(folder) if config.train.repeat > 1 else None
+    finished = progress.finished if progress else []
     kept = [run for run in finished if is_kept(folder, run["seed"])]
     seeds = [int(run["seed"]) for run in kept or finished[-1:]] or [config.train.seed]
     if seed is not None and seed not in seeds:
@@ -115,12 +122,12 @@ def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> in
     return int(best_repeat(kept)["seed"]) if seed is None else seed
 
 
-def _finished(checkpoints: Path) -> list[dict[str, Any]]:
-    """Results of the complete repeats."""
+def _saved_progress(folder: Path) -> Progress | None:
+    """What the checkpoint of a run says of its progress; None without one."""
     from mggcn.train.checkpoint import read_progress  # loads torch
 
-    found = read_progress(checkpoints)
-    return found[0].finished if found else []
+    found = read_progress(folder / "checkpoints")
+    return found[0] if found else None
 
 
 def rewrite_config(folder: Path, config: Config) -> None:
@@ -212,6 +219,19 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Par
 
     Raises: RunError if the graph or the settings are not those that the run was planned for, or another version planned it.
     """
+    plan, _ = recorded_plan(folder, config, graph)
+    _, _, job = read_run(folder)
+    partition = partition_graph(config, graph)
+    if partition.digest() != job.get("owners_sha256"):
+        raise RunError(
+            f"the run in {folder} was planned for another partition than {job['store'] or graph.name} has now: it was made "
+            "again, by another version; start a new run, or score it with mggcn predict --store"
+        )
+    return plan, partition
+
+
+def recorded_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, str]:
+    """Return the plan that a run folder records, and why `auto` chose it, "" if it did not. Raises: as `known_plan`."""
     _, content, job = read_run(folder)
     if job["graph_sha256"] != graph_sha256(graph):
         raise RunError(
@@ -230,10 +250,4 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Par
             f"config.toml in {folder} asks for {_named(asked, changed)}, the run was planned for "
             f"{_named(planned, changed)}; put it back, or start a new run"
         )
-    partition = partition_graph(config, graph)
-    if partition.digest() != job.get("owners_sha256"):
-        raise RunError(
-            f"the run in {folder} was planned for another partition than {job['store'] or graph.name} has now: it was made "
-            "again, by another version; start a new run, or score it with mggcn predict --store"
-        )
-    return plan_recorded(config, content), partition
+    return plan_recorded(config, content), str(content.get("choice", {}).get("reason", ""))
