@@ -89,6 +89,9 @@ class TrainConfig:
     """Weight decay: L2 for adam and sgd, decoupled for adamw."""
     weight_decay_on: Literal["all", "first"] = "all"
     """Parameters that decay: all, or the first layer's weight matrix only (Kipf & Welling)."""
+    clip_norm: float = 0.0
+    """Largest norm of the gradient of all weights together: a larger one is scaled down to it before the step, as by
+    torch.nn.utils.clip_grad_norm_; 0 never clips."""
     schedule: Literal["constant", "cosine", "step"] = "constant"
     """Learning rate over the epochs: constant, half a cosine down to 0, or times schedule_gamma every schedule_step."""
     schedule_step: int = 100
@@ -120,6 +123,7 @@ class TrainConfig:
         for name in (
             "lr",
             "weight_decay",
+            "clip_norm",
             "patience",
             "eval_every",
             "checkpoint_every",

@@ -51,6 +51,7 @@ class Optimizer:
             tuple(moments.values()),
             steps,
             weights.stored,
+            config.clip_norm,
         )
 
     def reset(self) -> None:
