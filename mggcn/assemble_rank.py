@@ -22,7 +22,7 @@ from mggcn.comm.base import Communicator
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.comm.gather import refuse_shared
 from mggcn.comm.rank import gpu_index
-from mggcn.config import Config
+from mggcn.config import Config, TrainConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.memory.device import REAL, not_captured, scale_dtype
@@ -184,10 +184,20 @@ def _load_inputs(context: _RankContext) -> Inputs:
     """Read the rank's shard and features, and write them to the device. Raises: ConfigError, GraphError."""
     config, graph, rank, held = context.config, context.graph, context.comm.rank, context.local_index
     shard = build_shard(graph, context.partition, rank, context.shard_options, held)
-    if config.train.patience and not shard.split_sizes[1]:
-        raise ConfigError("train.patience needs validation vertices, and this split has none; set train.patience = 0")
+    if not shard.split_sizes[1]:
+        _require_no_validation(config.train)
     reader = FeatureReader(graph, held, rank, config.data.row_normalize)
     return load_inputs(context.backend, shard, reader, context.rank_plan, threads_per_rank(config))
+
+
+def _require_no_validation(train: TrainConfig) -> None:
+    """Refuse what needs validation vertices. Raises: ConfigError."""
+    if train.patience:
+        raise ConfigError("train.patience needs validation vertices, and this split has none; set train.patience = 0")
+    if train.schedule == "plateau":
+        raise ConfigError(
+            "train.schedule plateau needs validation vertices, and this split has none; choose constant, cosine or step"
+        )
 
 
 def _build_aggregations(context: _RankContext) -> RankAggregations:
