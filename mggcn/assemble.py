@@ -40,6 +40,7 @@ from mggcn.partition.rows.required import expected_shares
 from mggcn.planning.record import plan_from_dict
 from mggcn.planning.run import RunPlan, plan_run
 from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
+from mggcn.train.tensorboard import require_tensorboard
 
 STRATEGIES: dict[str, Strategy] = {
     "broadcast": BroadcastStrategy(),
@@ -79,7 +80,12 @@ def host_of(config: Config) -> Host:
 
 
 def check_available(config: Config) -> None:
-    """Refuse what can be planned but not run here, in one line, before anything is written. Raises: BackendError."""
+    """Refuse what can be planned but not run here, in one line, before anything is written.
+
+    Raises: BackendError, ConfigError.
+    """
+    if config.run.log == "tensorboard":
+        require_tensorboard()
     if config.run.device == "cuda":
         from mggcn.backend.cuda.presence import check_cuda
 

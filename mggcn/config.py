@@ -198,6 +198,8 @@ class RunConfig:
     tune: bool = False
     """Have the first epochs on a CPU try the variants of its sparse products, at a cost of about 1.5 epochs, and keep
     the fastest, in the run and beside the store; no result changes. Not together with `timeline`."""
+    log: Literal["none", "tensorboard"] = "none"
+    """Where the history goes beside history.jsonl. tensorboard: the run folder's tensorboard/, which TensorBoard reads."""
     timeline: bool = False
     """Record when every op of a few epochs ran, on which stream: the run folder's timeline.json."""
     memory_limit: int = 0

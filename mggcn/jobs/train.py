@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,7 @@ from mggcn.partition.base import Partition
 from mggcn.planning.advice import require_fit
 from mggcn.planning.run import RunPlan
 from mggcn.train.log import RunLog, write_json
+from mggcn.train.tensorboard import TensorBoard
 from mggcn.tuning.exploration import Exploration
 from mggcn.tuning.findings import Findings
 from mggcn.tuning.record import RUN_FILE, STORE_FILE, outdated, save_findings, summary_of
@@ -121,7 +122,8 @@ def train_rank(
     rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning)
     comm.barrier()
     setup_seconds = time.perf_counter() - started
-    complete = rank.trainer.fit(log, folder, on_epoch if comm.rank == 0 else None)
+    with logged(config, folder, on_epoch) if comm.rank == 0 else contextlib.nullcontext() as follow:
+        complete = rank.trainer.fit(log, folder, follow)
     rank.watch.close()
     peak = largest_peak(rank, comm)
     taken = nccl_record(plan, comm, rank.trainer.runtime.backend)
@@ -132,6 +134,18 @@ def train_rank(
         tuned = summary_of(folder)
         write_json(folder / "result.json", result | ({"tuning": tuned} if tuned else {}))
     return rank
+
+
+@contextlib.contextmanager
+def logged(
+    config: Config, folder: Path, on_epoch: Callable[[dict[str, Any]], None] | None
+) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """Give what is called with the row of each epoch: `on_epoch`, behind the log that run.log asks for."""
+    if config.run.log == "none":
+        yield on_epoch
+        return
+    with contextlib.closing(TensorBoard(config, folder, on_epoch)) as log:
+        yield log
 
 
 def largest_peak(rank: Rank, comm: Communicator) -> int:
