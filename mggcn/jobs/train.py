@@ -51,6 +51,7 @@ from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
 from mggcn.planning.advice import require_fit
 from mggcn.planning.run import RunPlan
+from mggcn.planning.shared import Shared
 from mggcn.train.log import RunLog, write_json
 from mggcn.train.tensorboard import TensorBoard
 from mggcn.tuning.exploration import Exploration
@@ -74,15 +75,24 @@ class PlannedRun:
     partition: Partition
 
 
-def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | None) -> PlannedRun:
+def prepare_run(
+    config: Config,
+    graph: Graph,
+    store: Path | None,
+    out: Path | None,
+    *,
+    shared: Shared | None = None,
+    at_once: int = 1,
+) -> PlannedRun:
     """Plan a run, refuse it if it does not fit, and write its folder.
 
+    shared: by runs on this graph, one after the other. at_once: runs that share the free memory.
     Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
     """
     check_available(config)
     config, choice = resolve_auto(config, graph)
-    plan, partition = plan_graph(config, graph)
-    require_fit(plan, memory_limit(config))
+    plan, partition = plan_graph(config, graph, shared=shared)
+    require_fit(plan, config.run.memory_limit or memory_limit(config) // at_once)
     folder = make_run_folder(config, graph.name, out)
     write_plan(folder, plan, partition, store, graph, choice)
     return PlannedRun(folder, config, plan, partition)
@@ -100,10 +110,12 @@ def train_rank(
     stop: Stop,
     started: float | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    shared: Shared | None = None,
 ) -> Rank:
     """Set up, train and record on one rank. Raises: Interrupted after a signal, once everything is saved.
 
-    stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it.
+    stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it. shared: as for
+    make_rank.
     """
     from mggcn.assemble_rank import make_rank
     from mggcn.tuning.epochs import Tuning
@@ -119,7 +131,9 @@ def train_rank(
         log.say(save_findings(findings, host_of(config), folder, store))
 
     tuning = Tuning(comm, Exploration(), report) if config.run.tune else None
-    rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning)
+    rank = make_rank(
+        config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning, shared=shared
+    )
     comm.barrier()
     setup_seconds = time.perf_counter() - started
     with logged(config, folder, on_epoch) if comm.rank == 0 else contextlib.nullcontext() as follow:
@@ -200,7 +214,7 @@ def captures(config: Config, states: Mapping[str, str]) -> dict[str, Any]:
     return {"captured": {what: eager if state == "eager" else state for what, state in states.items()}}
 
 
-def run_training(run: PlannedRun, graph: Graph, *, quiet: bool) -> dict[str, Any]:
+def run_training(run: PlannedRun, graph: Graph, *, quiet: bool, shared: Shared | None = None) -> dict[str, Any]:
     """Train the run that `prepare_run` wrote, on as many ranks as it says, and return its result.
 
     `graph` serves a single rank or ranks as threads; ranks as processes open the store that job.json names and read the
@@ -209,7 +223,7 @@ def run_training(run: PlannedRun, graph: Graph, *, quiet: bool) -> dict[str, Any
     """
     if in_processes(run.config):
         return train_processes(run.folder, run.config, quiet=quiet)
-    return _train_here(run, graph, quiet, time.perf_counter())
+    return _train_here(run, graph, quiet, time.perf_counter(), shared)
 
 
 def resume_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) -> dict[str, Any]:
@@ -228,13 +242,17 @@ def train_processes(folder: Path, config: Config, *, quiet: bool) -> dict[str, A
     return read_result(folder)
 
 
-def _train_here(run: PlannedRun, graph: Graph, quiet: bool, started: float) -> dict[str, Any]:
+def _train_here(
+    run: PlannedRun, graph: Graph, quiet: bool, started: float, shared: Shared | None = None
+) -> dict[str, Any]:
     """Train on one rank of this process, or on several that are threads of it."""
     config, known, folder = run.config, (run.plan, run.partition), run.folder
     with signalled_stop() as stop:
         on_local_ranks(
             config,
-            lambda comm: train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started),
+            lambda comm: train_rank(
+                comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started, shared=shared
+            ),
         )
     return read_result(folder)
 
