@@ -40,6 +40,8 @@ from mggcn.partition.rows.required import expected_shares
 from mggcn.planning.record import plan_from_dict
 from mggcn.planning.run import RunPlan, plan_run
 from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
+from mggcn.planning.shared import Shared, partition_key
+from mggcn.train.tensorboard import require_tensorboard
 
 STRATEGIES: dict[str, Strategy] = {
     "broadcast": BroadcastStrategy(),
@@ -79,7 +81,12 @@ def host_of(config: Config) -> Host:
 
 
 def check_available(config: Config) -> None:
-    """Refuse what can be planned but not run here, in one line, before anything is written. Raises: BackendError."""
+    """Refuse what can be planned but not run here, in one line, before anything is written.
+
+    Raises: BackendError, ConfigError.
+    """
+    if config.run.log == "tensorboard":
+        require_tensorboard()
     if config.run.device == "cuda":
         from mggcn.backend.cuda.presence import check_cuda
 
@@ -136,16 +143,22 @@ def nccl_memory(config: Config, machine: Machine | None = None) -> NcclMemory:
 
 
 def plan_graph(
-    config: Config, graph: Graph, machine: Machine | None = None, network: Network | None = None
+    config: Config,
+    graph: Graph,
+    machine: Machine | None = None,
+    network: Network | None = None,
+    shared: Shared | None = None,
 ) -> tuple[RunPlan, Partition]:
     """Share out the vertices and plan every rank of a run on `graph`.
 
     machine: on which NCCL's memory may have been measured, by default this one. network: the model, by default that of
-    model.kind. Cost: a few sweeps over the edges. Raises: ConfigError, GraphError, StoreError, PlanError.
+    model.kind. shared: by runs on this graph, one after the other. Cost: a few sweeps over the edges, unless shared.
+    Raises: ConfigError, GraphError, StoreError, PlanError.
     """
     shape, strategy = graph_shape(graph, config.model), STRATEGIES[config.run.strategy]
-    partition = partition_graph(config, graph)
-    stats = partition_stats(config, graph, partition, network)
+    shared = shared or Shared()
+    partition = shared.found("partition", partition_key(config), lambda: partition_graph(config, graph))
+    stats = partition_stats(config, graph, partition, network, shared)
     return plan_run(config, shape, stats, strategy, nccl_memory(config, machine), network), partition
 
 

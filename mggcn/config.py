@@ -97,12 +97,18 @@ class TrainConfig:
     """Weight decay: L2 for adam and sgd, decoupled for adamw."""
     weight_decay_on: Literal["all", "first"] = "all"
     """Parameters that decay: all, or the first layer's weight matrix only (Kipf & Welling)."""
-    schedule: Literal["constant", "cosine", "step"] = "constant"
-    """Learning rate over the epochs: constant, half a cosine down to 0, or times schedule_gamma every schedule_step."""
+    clip_norm: float = 0.0
+    """Largest norm of the gradient of all weights together: a larger one is scaled down to it before the step, as by
+    torch.nn.utils.clip_grad_norm_; 0 never clips."""
+    schedule: Literal["constant", "cosine", "step", "plateau"] = "constant"
+    """Learning rate over the epochs: constant, half a cosine down to 0, times schedule_gamma every schedule_step, or times
+    schedule_gamma where the validation score no longer rises, as torch's ReduceLROnPlateau."""
     schedule_step: int = 100
     """Epochs between two cuts of the step schedule."""
     schedule_gamma: float = 0.5
-    """Factor of each cut of the step schedule, in (0, 1]."""
+    """Factor of each cut of the step and plateau schedules, in (0, 1]."""
+    schedule_patience: int = 10
+    """Evaluations without a better validation score that the plateau schedule lets pass; the one after them cuts."""
     warmup: int = 0
     """Epochs over which the learning rate rises linearly from 0."""
     patience: int = 0
@@ -128,6 +134,8 @@ class TrainConfig:
         for name in (
             "lr",
             "weight_decay",
+            "clip_norm",
+            "schedule_patience",
             "patience",
             "eval_every",
             "checkpoint_every",
@@ -141,6 +149,10 @@ class TrainConfig:
         )
         if self.patience and not self.eval_every:
             raise ConfigError("train.patience counts evaluations, but train.eval_every is 0; set it to 1 or more")
+        if self.schedule == "plateau" and not self.eval_every:
+            raise ConfigError(
+                "train.schedule plateau counts evaluations, but train.eval_every is 0; set it to 1 or more"
+            )
         if self.momentum and self.optimizer != "sgd":
             raise ConfigError(f"train.momentum belongs to sgd, got train.optimizer {self.optimizer}; leave it at 0")
         last = self.seed + self.repeat - 1
@@ -194,6 +206,8 @@ class RunConfig:
     tune: bool = False
     """Have the first epochs on a CPU try the variants of its sparse products, at a cost of about 1.5 epochs, and keep
     the fastest, in the run and beside the store; no result changes. Not together with `timeline`."""
+    log: Literal["none", "tensorboard"] = "none"
+    """Where the history goes beside history.jsonl. tensorboard: the run folder's tensorboard/, which TensorBoard reads."""
     timeline: bool = False
     """Record when every op of a few epochs ran, on which stream: the run folder's timeline.json."""
     memory_limit: int = 0

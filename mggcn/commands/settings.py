@@ -32,6 +32,7 @@ FLAGS = {
         "epochs that a message of the delayed strategy takes: none (it is never sent), 0 (exact) or more",
     ),
     "--memory-limit": ("run", "memory_limit", "bytes per rank, such as 80GiB; 0: what is free"),
+    "--log": ("run", "log", "where the history goes beside history.jsonl: none or tensorboard"),
     "--epochs": ("train", "epochs", "number of epochs"),
     "--seed": ("train", "seed", "seed of weights, dropout and partition"),
     "--repeat": ("train", "repeat", "number of runs with seeds SEED, SEED + 1, ..."),
