@@ -13,6 +13,7 @@ from mggcn.config import TrainConfig
 from mggcn.train.optimizer import learning_rate
 
 
+@pytest.mark.full
 def test_no_compiler_is_loaded() -> None:
     """Fails if a step loads torch's compiler: 70 MiB and almost two seconds in every rank."""
     code = (
