@@ -23,7 +23,8 @@ WINDOW = 1 << 20
 class Rows(Protocol):
     """An array that is read by row ranges, so that a file larger than memory never becomes resident.
 
-    Two final classes: `ArrayRows` (below) over a NumPy array and `FileRows` (graph/file_rows.py) over an `.npy` file.
+    `ArrayRows` (below) over a NumPy array, `FileRows` (graph/file_rows.py) over an `.npy` file, `JoinedRows`
+    (graph/join.py) over several such behind each other.
     """
 
     @property

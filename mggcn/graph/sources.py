@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import scipy.sparse as sp
 
 from mggcn.errors import GraphError
 from mggcn.graph.check import SPLIT_NAME
-from mggcn.graph.convert import from_arrays, with_options
+from mggcn.graph.convert import PARTS, from_arrays, from_object, with_options
 from mggcn.graph.csr import Array, Graph
 from mggcn.graph.datasets import DATASETS, data_folder, obtain
 from mggcn.graph.edge_list import read_edge_list
+from mggcn.graph.join import join
 from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.store import EXPECTED, open_store
 from mggcn.graph.structure import DEFAULT_OPTIONS, GraphOptions
@@ -58,6 +59,43 @@ def load_source(
     found |= {key: _load_companion(value) for key, value in arrays.items() if value is not None}
     meta = {"source": str(path.resolve())} | found.pop("meta", {})
     return from_arrays(**found, options=options, name=name or path.name.split(".")[0], meta=meta)
+
+
+def load_joined(
+    sources: Sequence[Any] | Mapping[str, Any],
+    *,
+    root: str | Path | None = None,
+    options: GraphOptions = DEFAULT_OPTIONS,
+    name: str = "graphs",
+    verify: bool = False,
+) -> Graph:
+    """Load several sources as one block-diagonal graph.
+
+    sources: a list, of which each keeps its own splits, or a mapping from "train", "val" and "test" to a source or a list,
+    all labelled vertices of which belong to that part. Each is a path, or an object as `from_object` takes it.
+    Raises: GraphError as `join`; as what loads each, with its number.
+    """
+    listed = _listed(sources)
+    graphs = []
+    for number, (_, source) in enumerate(listed, start=1):
+        try:
+            if isinstance(source, str | Path):
+                graphs.append(load_source(source, root=root, options=options, verify=verify))
+            else:
+                graphs.append(from_object(source, options=options))
+        except GraphError as error:
+            raise GraphError(f"graph {number} of {len(listed)}: {error}") from error
+    return join(graphs, [part for part, _ in listed], name=name)
+
+
+def _listed(sources: Sequence[Any] | Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Sources with the part of each, "" if its own splits count."""
+    if not isinstance(sources, Mapping):
+        return [("", source) for source in sources]
+    if unknown := sorted(set(sources) - set(PARTS)):
+        raise GraphError(f"graphs belong to {', '.join(PARTS)}, got {', '.join(map(str, unknown))}; name one of these")
+    lists = {part: some if isinstance(some, list | tuple) else [some] for part, some in sources.items()}
+    return [(part, source) for part, some in lists.items() for source in some]
 
 
 def find_source(source: str | Path, root: str | Path | None) -> Path:
