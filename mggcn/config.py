@@ -48,6 +48,10 @@ class ModelConfig:
     """Probability of dropping an activation of a hidden layer, in [0, 1)."""
     input_dropout: float = 0.0
     """Probability of dropping an input feature, in [0, 1)."""
+    heads: int = 1
+    """Heads of attention (gat, gatv2), in 1 .. 64: hidden widths are those of all heads together."""
+    attention_dropout: float = 0.0
+    """Probability of dropping a weight of attention (gat, gatv2), in [0, 1)."""
     norm: Literal["symmetric", "mean"] = "symmetric"
     """symmetric: in-degree^-1/2 on both sides, as PyG; mean: average over in-neighbours, as in MG-GCN, eq. 2."""
     self_loops: bool = True
@@ -58,7 +62,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _settle(self, "model")
         _require(all(w > 0 for w in self.hidden), f"model.hidden must hold positive widths, got {self.hidden}")
-        for name in ("dropout", "input_dropout"):
+        for name in ("dropout", "input_dropout", "attention_dropout"):
             value = getattr(self, name)
             _require(0.0 <= value < 1.0, f"model.{name} must lie in [0, 1), got {value}")
         if self.kind == "sage":

@@ -79,6 +79,7 @@ def test_an_order_by_locality_is_taken_where_it_pays() -> None:
     assert paths["locality"] > paths["random"] > 1.0  # type: ignore[operator]
 
 
+@pytest.mark.full
 def test_a_gpu_weighs_locality_by_its_own_cache(capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if an order is judged by a CPU's caches, taken where a GPU's L2 gains nothing by it, or left where it gains."""
     planted = community(60000, 600000, 16, 40, seed=11, homophily=0.9, train=0.5)

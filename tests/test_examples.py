@@ -42,6 +42,7 @@ def test_pyg_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(differences) < 1e-5
 
 
+@pytest.mark.full
 def test_own_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if the example breaks, or a module of one's own trains otherwise on three ranks than on one."""
     monkeypatch.setattr("sys.argv", ["own_model.py", "3"])

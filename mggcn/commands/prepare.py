@@ -1,4 +1,4 @@
-"""Turn any source (store, .npz, MatrixMarket, edge list) into a checked store with checksums."""
+"""Turn any source (store, folder of OGB's, .npz, MatrixMarket, edge list) into a checked store with checksums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
-        "source", help="store folder, .npz, .mtx, or edge list (.txt .tsv .csv .edges .el), the last two also .gz"
+        "source",
+        help="store, unpacked folder of OGB's, .npz, .mtx, or edge list (.txt .tsv .csv .edges .el), the last two also .gz",
     )
     parser.add_argument(
         "store", type=Path, nargs="?", help="folder to write; without it, and with --verify, SOURCE is only checked"

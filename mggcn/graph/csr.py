@@ -89,6 +89,30 @@ class CSR:
     def nnz(self) -> int:
         return self.indices.shape[0]
 
+    def read_pointers(self, start: int, stop: int) -> Array:
+        """Return indptr[start:stop], that of rows start, ... stop - 2, for kernels to follow without a further look.
+
+        Raises: GraphError if they do not ascend within the stored entries, as in a damaged store.
+        """
+        indptr: Array = self.indptr.read(start, stop)
+        if indptr.size and (indptr[0] < 0 or indptr[-1] > self.nnz or (np.diff(indptr) < 0).any()):
+            raise GraphError(
+                f"row pointers {start} .. {stop - 1} must ascend from 0 to the {self.nnz} stored entries and do not; "
+                "the matrix is damaged: copy or prepare it again"
+            )
+        return indptr
+
+    def read_columns(self, start: int, stop: int) -> Array:
+        """Return indices[start:stop] for kernels to follow. Raises: GraphError if one is no column of the matrix."""
+        indices: Array = self.indices.read(start, stop)
+        if indices.size and (indices.min() < 0 or indices.max() >= self.num_cols):
+            place = int(np.flatnonzero((indices < 0) | (indices >= self.num_cols))[0])
+            raise GraphError(
+                f"column ids must lie in [0, {self.num_cols}), entry {start + place} is {indices[place]}; "
+                "the matrix is damaged: copy or prepare it again"
+            )
+        return indices
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graph:

@@ -1,4 +1,4 @@
-"""Graphs from files: stores, `.npz` archives, MatrixMarket and edge lists. Nothing is ever unpickled.
+"""Graphs from files: stores, OGB folders, `.npz` archives, MatrixMarket and edge lists. Nothing is ever unpickled.
 
 Shapes: N vertices, E edges, D features, S splits.
 """
@@ -19,13 +19,15 @@ from mggcn.errors import GraphError
 from mggcn.graph.check import SPLIT_NAME
 from mggcn.graph.convert import from_arrays, with_options
 from mggcn.graph.csr import Array, Graph
+from mggcn.graph.datasets import DATASETS, data_folder, obtain
 from mggcn.graph.edge_list import read_edge_list
+from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.store import EXPECTED, open_store
 from mggcn.graph.structure import DEFAULT_OPTIONS, GraphOptions
 from mggcn.graph.vertex_data import is_sparse
 
 EDGE_LISTS = (".txt", ".tsv", ".csv", ".edges", ".el", ".edgelist")
-KNOWN = f"a store folder, .npz, .mtx or an edge list ({' '.join(EDGE_LISTS)}), the last two also with .gz"
+KNOWN = f"a store, a folder of OGB's, .npz, .mtx or an edge list ({' '.join(EDGE_LISTS)}), the last two also with .gz"
 
 
 def load_source(
@@ -37,7 +39,7 @@ def load_source(
     name: str | None = None,
     **arrays: Any,
 ) -> Graph:
-    """Load a graph from a path, or from a name under `root`: a store folder, or a file by its content and suffix.
+    """Load a graph from a path, or from a name under `root`: a store, a folder of OGB's, or a file by content and suffix.
 
     `arrays` complete a file and override what it holds: num_vertices, num_classes, and as arrays or paths of `.npy` (or
     SciPy `.npz`) files features [N, D], labels [N] and splits, a mapping from train, val, test to masks or id lists.
@@ -45,25 +47,31 @@ def load_source(
     Raises: StoreError or GraphError, which say what was expected.
     """
     path = find_source(source, root)
-    if path.is_dir():
+    if path.is_dir() and not is_ogb(path):
         if arrays:
             raise GraphError(
                 f"{path} is a store and complete, {', '.join(sorted(arrays))} cannot be added; leave it out"
             )
         return with_options(open_store(path, verify), options)
-    found = _read_file(path) | {key: _load_companion(value) for key, value in arrays.items() if value is not None}
+    found = read_ogb(path) if path.is_dir() else _read_file(path)
+    found |= {key: _load_companion(value) for key, value in arrays.items() if value is not None}
     meta = {"source": str(path.resolve())} | found.pop("meta", {})
     return from_arrays(**found, options=options, name=name or path.name.split(".")[0], meta=meta)
 
 
 def find_source(source: str | Path, root: str | Path | None) -> Path:
-    """Return the path of a source given by path or by its name under `root`; raises GraphError if there is none."""
+    """Return the path of a source: a path, a name under `root`, or a data set's name (datasets.py), then its store.
+
+    Raises: GraphError if there is none, or it cannot be downloaded.
+    """
     candidates = [Path(source)] if root is None else [Path(source), Path(root) / source]
     for path in candidates:
         if path.exists():
             return path
+    if str(source) in DATASETS:
+        return obtain(DATASETS[str(source)], data_folder(root))
     names = ", ".join(str(path) for path in candidates)
-    raise GraphError(f"there is no {names}; expected {KNOWN}. {EXPECTED}")
+    raise GraphError(f"there is no {names}; expected {KNOWN}, or a name that `mggcn datasets` lists. {EXPECTED}")
 
 
 def _read_file(path: Path) -> dict[str, Any]:

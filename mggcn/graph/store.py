@@ -74,6 +74,8 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
         num_classes=_num_classes(meta, labels),
         meta=meta,
     )
+    if is_own(meta):
+        _compare_names(folder, names, graph)
     _compare_extents(graph, folder)
     if verify or not is_own(meta):
         check_graph(graph)
@@ -122,6 +124,22 @@ def _file_names(folder: Path, meta: Mapping[str, Any]) -> list[str]:
     if odd or "indptr" not in names or meta.get("symmetric") != ("indptr_t" not in names):
         raise StoreError(f"{folder / 'meta.json'}: `sha256` and `symmetric` contradict each other; prepare it again")
     return names
+
+
+def _compare_names(folder: Path, names: list[str], graph: Graph) -> None:
+    """Refuse arrays that nothing reads, in meta.json or in the folder: a changed letter would take one away in silence."""
+    unread = sorted(set(names) - graph_arrays(graph).keys())
+    if unread:
+        raise StoreError(
+            f"{folder / 'meta.json'} names {', '.join(unread)}, which no graph has, or which lacks its other half; "
+            "prepare it again"
+        )
+    unknown = sorted({file.stem for file in folder.glob("*.npy")} - set(names))
+    if unknown:
+        raise StoreError(
+            f"{folder} holds {', '.join(f'{name}.npy' for name in unknown)}, of which meta.json knows nothing; move what "
+            "is not the store's elsewhere, or prepare it again"
+        )
 
 
 def _compare_checksums(folder: Path, meta: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -51,7 +52,11 @@ def _is_run(folder: Path) -> bool:
 
 
 def _named_by_time(name: str) -> Path:
-    """Make runs/<name>-<time>, with a number if another run took it in the same second."""
+    """Make runs/<name>-<time>, with a number if another run took it in the same second.
+
+    The name comes from a store's meta.json: of it letters, digits and "._-" are kept, so that no folder lies elsewhere.
+    """
+    name = re.sub(r"[^\w.-]+", "_", name).strip(".")[:80] or "graph"
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{k}" for k in range(2, 1000))):
         folder = Path("runs") / f"{name}-{stamp}{suffix}"
@@ -112,15 +117,10 @@ def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> in
 
 def _finished(checkpoints: Path) -> list[dict[str, Any]]:
     """Results of the complete repeats."""
-    marker = checkpoints / "latest"
-    if not marker.exists():
-        return []
-    path = checkpoints / marker.read_text().strip() / "progress.json"
-    try:
-        finished: list[dict[str, Any]] = json.loads(path.read_text())["finished"]
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"the checkpoint {path} is damaged: {error}; delete it and start the run again") from error
-    return finished
+    from mggcn.train.checkpoint import read_progress  # loads torch
+
+    found = read_progress(checkpoints)
+    return found[0].finished if found else []
 
 
 def rewrite_config(folder: Path, config: Config) -> None:

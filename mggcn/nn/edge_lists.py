@@ -35,7 +35,7 @@ class EdgeLists:
 
 
 def of_graph(graph: Any) -> EdgeLists:
-    """Return the edges of a Graph. Cost: a copy. Raises: GraphError if it is none."""
+    """Return the edges of a Graph. Cost: a copy. Raises: GraphError if it is none or damaged."""
     if not isinstance(graph, Graph):
         raise GraphError(
             f"expected a graph from mggcn.load(...), got {type(graph).__name__}; for edges of shape (2, E) use "
@@ -43,7 +43,7 @@ def of_graph(graph: Any) -> EdgeLists:
         )
     adj = graph.adj_t
     weights = None if adj.values is None else adj.values.read(0, adj.nnz)
-    indptr, sources = adj.indptr.read(0, adj.num_rows + 1), adj.indices.read(0, adj.nnz)
+    indptr, sources = adj.read_pointers(0, adj.num_rows + 1), adj.read_columns(0, adj.nnz)
     return EdgeLists(indptr, sources, None, weights, graph.symmetric)
 
 

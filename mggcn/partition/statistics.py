@@ -161,7 +161,11 @@ def estimate_aggregated_nnz(graph: Graph, *, self_loops: bool) -> int:
     if not isinstance(features, CSR) or not graph.num_vertices:
         return 0
     pattern = sp.csr_matrix(
-        (np.ones(features.nnz, np.float32), features.indices.array(), features.indptr.array()),
+        (
+            np.ones(features.nnz, np.float32),
+            features.read_columns(0, features.nnz),
+            features.read_pointers(0, features.num_rows + 1),
+        ),
         (graph.num_vertices, features.num_cols),
     )
     count = min(SAMPLED_ROWS, graph.num_vertices)

@@ -34,15 +34,15 @@ class Chunk:
 def sweep(matrix: CSR, edges: int = EDGES, rows: int = ROWS) -> Iterator[Chunk]:
     """Yield the rows in order, at most `rows` rows and `edges` entries at a time; a longer row comes alone.
 
-    Cost: reads indptr, indices and values once.
+    Cost: reads indptr, indices and values once. Raises: GraphError for a pointer or a column outside the matrix.
     """
     for start in range(0, matrix.num_rows, rows):
-        indptr = matrix.indptr.read(start, min(start + rows, matrix.num_rows) + 1)
+        indptr = matrix.read_pointers(start, min(start + rows, matrix.num_rows) + 1)
         low, last = 0, indptr.shape[0] - 1
         while low < last:
             high = int(np.searchsorted(indptr, indptr[low] + edges, side="right")) - 1
             high = min(max(high, low + 1), last)
             a, b = int(indptr[low]), int(indptr[high])
             values = None if matrix.values is None else matrix.values.read(a, b)
-            yield Chunk(start + low, indptr[low : high + 1] - a, matrix.indices.read(a, b), values)
+            yield Chunk(start + low, indptr[low : high + 1] - a, matrix.read_columns(a, b), values)
             low = high

@@ -1,7 +1,11 @@
-"""Checkpoints: safetensors and JSON in a folder of their own, complete or absent, the newest named by `latest`."""
+"""Checkpoints: safetensors and JSON in a folder of their own, complete or absent, the newest named by `latest`.
+
+`latest` holds the name and the SHA-256 of progress.json, which holds those of all parts: a byte that changes is noticed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -109,13 +113,15 @@ def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensor
         for file in staged:
             file.rename(temporary / file.name)
         names = sorted([*filled, *(file.stem for file in staged)])
-        fields = {f: getattr(progress, f) for f in Progress.__dataclass_fields__} | {"parts": names}
+        digests = {part: _sha256(temporary / f"{part}.safetensors") for part in names}
+        fields = {f: getattr(progress, f) for f in Progress.__dataclass_fields__} | {"parts": digests}
         (temporary / "progress.json").write_text(json.dumps(fields, indent=1))
         for path in (*temporary.iterdir(), temporary):
             _sync(path)
+        digest = _sha256(temporary / "progress.json")
         temporary.rename(final)
         marker = folder / ".latest.tmp"
-        marker.write_text(name)
+        marker.write_text(f"{name} {digest}\n")
         _sync(marker)
         marker.rename(folder / "latest")
         _sync(folder)
@@ -129,21 +135,51 @@ def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensor
             shutil.rmtree(old, ignore_errors=True)
 
 
-def load_checkpoint(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
-    """Return the latest checkpoint: progress and the named parts; None if there is none.
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
-    Raises: RunError if it is damaged.
+
+def _intact(path: Path, digest: str | None) -> Path:
+    """Return a file that must have a digest, None for any. Raises: ValueError if it has another."""
+    if digest is not None and _sha256(path) != digest:
+        raise ValueError(f"{path.name} is not as it was written, its SHA-256 differs")
+    return path
+
+
+def read_progress(folder: Path) -> tuple[Progress, Path, dict[str, str | None]] | None:
+    """Return the latest checkpoint's progress, its folder, and its parts with their digests; None if there is none.
+
+    Checkpoints that older versions wrote have no digests. Raises: RunError if it is damaged.
     """
     marker = folder / "latest"
     if not marker.exists():
         return None
     path = folder
     try:
-        path = folder / marker.read_text().strip()
-        fields = json.loads((path / "progress.json").read_text())
-        names = fields.pop("parts")
+        name, *digest = marker.read_text().split()
+        path = folder / name
+        fields = json.loads(_intact(path / "progress.json", digest[0] if digest else None).read_text())
+        parts = fields.pop("parts")
         progress = Progress(**fields)
-        parts = {name: load_file(path / f"{name}.safetensors") for name in names}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
-        raise RunError(f"the checkpoint {path} is damaged: {error}; delete it and start the run again") from error
-    return progress, parts
+        return progress, path, dict(parts) if digest else dict.fromkeys(parts)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _damaged(path, error) from error
+
+
+def load_checkpoint(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
+    """Return the latest checkpoint: progress and the named parts; None if there is none.
+
+    Raises: RunError if it is damaged.
+    """
+    if (found := read_progress(folder)) is None:
+        return None
+    progress, path, digests = found
+    try:
+        return progress, {name: load_file(_intact(path / f"{name}.safetensors", d)) for name, d in digests.items()}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> RunError:
+    return RunError(f"the checkpoint {path} is damaged: {error}; delete it and start the run again")

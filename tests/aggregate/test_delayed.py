@@ -86,6 +86,7 @@ def test_delayed_epochs_are_algorithm_4(delay: str, stale_aggregates: str, ranks
         assert all(torch.equal(weights[name], w) for name, w in expected_weights.items())
 
 
+@pytest.mark.full
 def test_planted_errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison itself fails when other bins have the turn, sums are kept or not, or a root adds in another order."""
     graph, config = graph_of("hub-row"), config_of(4, "2")
@@ -218,6 +219,7 @@ def test_evaluation_is_exact_whatever_the_delay() -> None:
     assert np.array_equal(logits["3"], logits["0"])
 
 
+@pytest.mark.full
 def test_a_graph_of_which_every_vertex_is_split() -> None:
     """Fails if a rank without rows of its own part, or ranges of rows that are empty, are special."""
     dense = np.ones((24, 24), np.float32) - np.eye(24, dtype=np.float32)

@@ -53,6 +53,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Record
 PEERS = "cache ceilings peers data"
 
 
+@pytest.mark.full
 def test_products(run: Callable[..., Record]) -> None:
     kinds = "mggcn;mggcn, order by locality;SciPy"
     found = run(
@@ -65,6 +66,7 @@ def test_products(run: Callable[..., Record]) -> None:
     assert all(row["left_out"] == {} for row in found["measured"])
 
 
+@pytest.mark.full
 def test_epochs_beside_peers(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.peers import epochs as peers_epochs
 
@@ -77,6 +79,7 @@ def test_epochs_beside_peers(run: Callable[..., Record], monkeypatch: pytest.Mon
     assert max(row["loss_error"].values()) < 1e-4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", ["pruning", pytest.param("setup", marks=pytest.mark.slow)])
 def test_epochs_by_settings(what: str, run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {what: ([Case("arxiv-like", (8,))], *rest) for what, (_, *rest) in epochs.EXPERIMENTS.items()}
@@ -98,6 +101,7 @@ def test_order_by_locality(run: Callable[..., Record]) -> None:
     assert set(row["halo"]) == {"random", "locality"}
 
 
+@pytest.mark.full
 def test_ranks(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "WAYS", [(2, 1, "threads")])
     monkeypatch.setattr(ranks, "HIDDEN", "4")
@@ -117,6 +121,7 @@ def test_delays_of_whole_runs(run: Callable[..., Record], monkeypatch: pytest.Mo
     assert row["rank"]["regions"]["messages and sums in flight"] > 0
 
 
+@pytest.mark.full
 def test_strategies(run: Callable[..., Record]) -> None:
     arguments = ("--graphs", "community", "--ranks", "2", "--strategies", "halo", "--orders", "random", "--rounds", "1")
     (row,) = run("cpu.strategies", *arguments, "--machine", "assumed-cpu", shared="cache data")["results"]
@@ -136,6 +141,7 @@ def test_dense_products(run: Callable[..., Record]) -> None:
     assert [row["product"] for row in found["measured"]] == ["h W", "g W^T", "h^T g"]
 
 
+@pytest.mark.full
 def test_libra(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libra, "RMAT_PARTS", (2,))
     arguments = ("--rmat-scale", "6", "--edge-factor", "4", "--rounds", "1")
@@ -159,6 +165,7 @@ def test_every_part_takes_its_arguments(quick: list[str], tmp_path: Path) -> Non
         run_all.commands(run_all.options([*quick, "--parts", "epochs"]))
 
 
+@pytest.mark.full
 def test_it_starts_as_a_script_and_as_a_module() -> None:
     for command in (["bench/run_all.py"], ["-m", "bench.gpu"]):
         done = subprocess.run(

@@ -103,6 +103,7 @@ def failing_run(mode: str, folder: Path, error: type[Exception]) -> Exception:
     return caught.value
 
 
+@pytest.mark.full
 def test_first_error_is_raised_with_its_class(tmp_path: Path) -> None:
     """Fails if the broken connection of rank 0 hides why rank 1 left, or if the trace is lost."""
     error = failing_run("raise", tmp_path, GraphError)
@@ -136,6 +137,7 @@ def test_ranks_die_with_their_parent(parent: subprocess.Popen[str], tmp_path: Pa
     assert wait_until(lambda: not any(alive(pid) for pid in ranks), 5)
 
 
+@pytest.mark.full
 def test_sigterm_stops_all_ranks_after_the_same_epoch(parent: subprocess.Popen[str], tmp_path: Path) -> None:
     """Fails if the signal is not forwarded, the parent leaves before rank 1, loads torch, or loses the exit code."""
     parent.terminate()

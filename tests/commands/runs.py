@@ -68,7 +68,7 @@ def interrupt(process: subprocess.Popen[str], folder: Path, signum: int, epochs:
 def saved_epochs(folder: Path) -> int:
     """Epochs of the latest checkpoint, 0 if there is none yet."""
     with contextlib.suppress(OSError, ValueError):
-        latest = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip()
+        latest = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().split()[0]
         return int(json.loads((latest / "progress.json").read_text())["epoch"])
     return 0
 
@@ -89,7 +89,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 def saved_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of the latest checkpoint: weights, best weights, optimiser."""
-    latest = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip()
+    latest = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().split()[0]
     return {f"{f.stem}.{name}": t for f in sorted(latest.glob("*.safetensors")) for name, t in load_file(f).items()}
 
 

@@ -100,6 +100,7 @@ def test_what_is_refused(
     assert "made of another graph" in refused(capsys, "partition", other, "--parts", 2, *out)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("what", [["--parts", "2"], ["--list"]], ids=" ".join)
 def test_no_torch_is_loaded(store: Path, tmp_path: Path, what: list[str]) -> None:
     """Fails if a cut waits for torch, or pays its memory."""

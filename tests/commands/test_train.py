@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mggcn.config import Config
+from mggcn.jobs.folder import make_run_folder
 from tests.commands.runs import (
     CORA,
     finish,
@@ -124,6 +126,7 @@ def test_repeats_are_summed_up(community: Path, tmp_path: Path, capsys: pytest.C
     assert len(set(losses(tmp_path / "run"))) == 6
 
 
+@pytest.mark.full
 def test_predictions_are_those_of_the_best_repeat(
     community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +156,20 @@ def test_predictions_are_those_of_the_best_repeat(
     assert run_main("predict", run) == 0
     assert run_main("predict", tmp_path / "alone-613-2") == 0
     assert np.array_equal(np.load(tmp_path / "alone-613-2" / "scores.npy"), np.load(run / "scores.npy"))
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("../../evil", "_.._evil-1"), ("/abs/evil", "_abs_evil-1"), ("..", "graph-1"), ("Ünï-1.2", "Ünï-1.2-1")],
+)
+def test_names_of_stores_choose_no_place(
+    name: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a store's name, which anybody may have written, leads out of runs/."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "1")
+    assert make_run_folder(Config(), name, None) == Path("runs") / folder
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 def test_default_folders_never_collide(

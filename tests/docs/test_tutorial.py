@@ -14,6 +14,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 pytest.importorskip("matplotlib", reason="the tutorial draws pictures")
 
 
+@pytest.mark.full
 def test_the_tutorial_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a command or a block of Python breaks, or prints something else than the page shows, numbers apart."""
     monkeypatch.chdir(tmp_path)

@@ -176,6 +176,7 @@ def test_a_test_that_fails_anyway_catches_nothing(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_what_does_not_end_is_caught(tmp_path: Path) -> None:
     """Fails if a fault that lets a loop run for ever stops the count."""
     copy = Checkout(tmp_path, tmp_path / "copy")

@@ -125,9 +125,19 @@ def flip(store: Path, name: str) -> None:
     (store / name).write_bytes(data)
 
 
+def rename_in_meta(store: Path, old: str, new: str) -> None:
+    path = store / "meta.json"
+    path.write_text(path.read_text().replace(f'"{old}.npy"', f'"{new}.npy"'))
+
+
 def truncate(store: Path) -> None:
     data = (store / "indices.npy").read_bytes()
     (store / "indices.npy").write_bytes(data[:-1])
+
+
+def without(store: Path, name: str) -> dict[str, str]:
+    digests: dict[str, str] = json.loads((store / "meta.json").read_text())["sha256"]
+    return {key: digest for key, digest in digests.items() if key != name}
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -147,6 +157,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda store: (store / "labels.npy").unlink(), "labels.npy"),
     "pickled": (lambda store: np.save(store / "labels.npy", np.array([{}])), "pickled"),
     "exchanged": (lambda store: np.save(store / "labels.npy", np.zeros(4, np.int64)), "different graphs"),
+    "changed name": (lambda store: rename_in_meta(store, "labels", "lobels"), "names lobels, which no graph has"),
+    "forgotten": (
+        lambda store: edit_meta(store, sha256=without(store, "val.npy")),
+        "holds val.npy, of which meta.json",
+    ),
+    "half": (lambda store: np.save(store / "values_t.npy", np.ones(8, np.float32)), "holds values_t.npy"),
     "short split": (lambda store: np.save(store / "val.npy", np.zeros((1, 4), bool)), "different graphs"),
 }
 

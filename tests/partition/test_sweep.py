@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from mggcn.errors import GraphError
+from mggcn.graph.csr import CSR, ArrayRows
+from mggcn.partition.locality.chunks import row_chunks
 from mggcn.partition.sweep import sweep
 from tests.graphs import csr
 
@@ -39,3 +44,24 @@ def test_empty_matrices() -> None:
     assert list(sweep(csr(np.zeros((0, 5))))) == []
     chunks = list(sweep(csr(np.zeros((9, 5))), rows=4))
     assert [(c.first, c.rows, c.indices.size) for c in chunks] == [(0, 4, 0), (4, 4, 0), (8, 1, 0)]
+
+
+DAMAGE = [("indices", 5, -1, "column ids"), ("indices", 7, 2**30, "column ids"), ("indptr", 3, -1, "row pointers")]
+DAMAGE += [("indptr", 40, 2**40, "row pointers"), ("indptr", 4, 10**6, "row pointers")]
+READERS: dict[str, Callable[[CSR], object]] = {
+    "sweep": lambda matrix: list(sweep(matrix, edges=9, rows=7)),
+    "row_chunks": lambda matrix: list(row_chunks((matrix,), 1)),
+}
+
+
+@pytest.mark.parametrize(("array", "place", "value", "what"), DAMAGE)
+@pytest.mark.parametrize("reader", READERS)
+def test_nothing_outside_the_matrix_reaches_a_kernel(
+    reader: str, array: str, place: int, value: int, what: str
+) -> None:
+    """Fails if a damaged pointer or column is handed on, which kernels follow without a look."""
+    matrix = csr((np.random.default_rng(3).random((40, 40)) < 0.2).astype(np.float32))
+    damaged = {name: getattr(matrix, name).array().copy() for name in ("indptr", "indices")}
+    damaged[array][place] = value
+    with pytest.raises(GraphError, match=what):
+        READERS[reader](CSR(ArrayRows(damaged["indptr"]), ArrayRows(damaged["indices"]), None, 40))

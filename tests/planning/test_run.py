@@ -135,6 +135,7 @@ def calls_of(strategy: str, ranks: int) -> int:
     return found
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_work_of_a_plan_grows_as_its_ranks(strategy: str) -> None:
     """Fails if each rank is planned as if there were no other, or lists P stages: 200 ranks would take a minute."""

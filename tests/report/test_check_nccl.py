@@ -97,6 +97,7 @@ def test_a_test_that_dies_is_reported(code: str, said: str) -> None:
     assert said in finding.detail
 
 
+@pytest.mark.full
 def test_the_program_answers_without_cupy() -> None:
     """Runs as the doctor starts it; where CuPy and a GPU are there, it passes."""
     command = [sys.executable, "-m", "mggcn.report.nccl_selftest", "1"]

@@ -68,6 +68,7 @@ def test_regions_stack_to_the_total(drawn: Callable[..., Any], ranks: int) -> No
     np.testing.assert_allclose(tops, [entry["total_bytes"] / MIB for entry in plan["per_rank"]])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [1, 16, 40])
 def test_tiles_annotate_shares_that_sum_to_all(drawn: Callable[..., Any], ranks: int) -> None:
     plan = make_plan(ranks)

@@ -16,6 +16,7 @@ from tests.report.run_folders import HOSTILE, write_run
 from tests.report.timelines import Made, staged_run, write_timeline
 
 
+@pytest.mark.full
 @pytest.mark.covering(0)
 @pytest.mark.parametrize(("ranks", "names"), [(1, ["breakdown", "timeline"]), (3, ["breakdown", "timeline", "stages"])])
 def test_a_report_shows_the_timeline(ranks: int, names: list[str], tmp_path: Path) -> None:

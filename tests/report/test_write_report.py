@@ -74,6 +74,7 @@ def test_one_rank(tmp_path: Path) -> None:
         assert setting in page.text
 
 
+@pytest.mark.full
 def test_four_ranks_and_rare_evaluations(tmp_path: Path) -> None:
     """A second report replaces the first, with the same bytes."""
     run = write_run(tmp_path / "run", ranks=4, every=7)
@@ -85,6 +86,7 @@ def test_four_ranks_and_rare_evaluations(tmp_path: Path) -> None:
     assert "Rows that each rank needs of each other" in page.text
 
 
+@pytest.mark.full
 def test_repeats(tmp_path: Path) -> None:
     page = report(write_run(tmp_path / "run", ranks=2, repeats=3))
     assert "3 runs" in page.text
@@ -141,6 +143,7 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
         write_report(run)
 
 
+@pytest.mark.full
 def test_needs_neither_torch_nor_pyplot(tmp_path: Path) -> None:
     """Importing the room loads nothing; reporting loads no torch and leaves pyplot's global state alone."""
     run = write_run(tmp_path / "run", epochs=3)

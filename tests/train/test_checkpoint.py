@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -120,3 +123,34 @@ def test_damage_is_refused(tmp_path: Path, damage: str) -> None:
         (tmp_path / "latest").write_text("")
     with pytest.raises(RunError, match=r"is damaged.*delete it and start the run again"):
         load_checkpoint(tmp_path)
+
+
+def test_no_changed_bit_is_taken(tmp_path: Path) -> None:
+    """Fails if a run goes on from a checkpoint of which a bit changed, in numbers, headers, progress or `latest`."""
+    save_checkpoint(tmp_path, progress_of(4), parts_of(1.0))
+    rng = np.random.default_rng(5)
+    for file in sorted(path for path in tmp_path.rglob("*") if path.is_file()):
+        whole = file.read_bytes()
+        for place in rng.permutation(len(whole))[:60]:
+            bit = 1 << int(rng.integers(8))
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            with contextlib.suppress(RunError):
+                found = load_checkpoint(tmp_path)
+                # White space between the words of `latest` may change.
+                assert found is not None
+                assert file.name == "latest", (file.name, place)
+        file.write_bytes(whole)
+    assert load_checkpoint(tmp_path) is not None
+
+
+def test_checkpoints_of_older_versions_load(tmp_path: Path) -> None:
+    """Fails if a run of a version that wrote no digests cannot go on."""
+    save_checkpoint(tmp_path, progress_of(4), parts_of(1.0))
+    progress = tmp_path / "run-001-epoch-000004" / "progress.json"
+    fields = json.loads(progress.read_text())
+    progress.write_text(json.dumps(fields | {"parts": sorted(fields["parts"])}))
+    (tmp_path / "latest").write_text("run-001-epoch-000004")
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0] == progress_of(4)
+    assert set(found[1]) == {"weights", "optimizer"}

@@ -242,6 +242,7 @@ def test_planted_skipped_spmm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     assert _error_with(monkeypatch, "run", skip, Aggregate) > 1e-6
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_no_op_reads_memory_it_was_not_given(name: str) -> None:
     """Fails if live ranges are too short: buffers are NaN before and after their planned life."""

@@ -22,6 +22,7 @@ from mggcn.train.optimizer import follow_plateau, learning_rate
 from tests.graphs import make_graph, on_ranks, pattern
 
 
+@pytest.mark.full
 def test_no_compiler_is_loaded() -> None:
     """Fails if a step loads torch's compiler: 70 MiB and almost two seconds in every rank."""
     code = (

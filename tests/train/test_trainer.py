@@ -313,6 +313,7 @@ def test_a_loss_that_is_not_finite_stops_every_rank(ranks: int) -> None:
     assert on_ranks(config_of(ranks), small("random"), body) == ["stopped"] * ranks
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("train", [{"eval_every": 0}, {"eval_every": 4, "checkpoint_every": 3}, {"repeat": 2}])
 def test_looking_rarely_changes_nothing(

@@ -47,7 +47,7 @@ def num_entries(matrices: tuple[CSR, ...]) -> npt.NDArray[np.int64]:
     for matrix in matrices:
         for start in range(0, matrix.num_rows, ROWS):
             stop = min(start + ROWS, matrix.num_rows)
-            counts[start:stop] += np.diff(matrix.indptr.read(start, stop + 1))
+            counts[start:stop] += np.diff(matrix.read_pointers(start, stop + 1))
     return counts
 
 
@@ -58,7 +58,7 @@ def row_chunks(matrices: tuple[CSR, ...], threads: int) -> Iterator[RowChunk]:
     """
     num_rows = matrices[0].num_rows
     for start in range(0, num_rows, ROWS):
-        pointers = [m.indptr.read(start, min(start + ROWS, num_rows) + 1) for m in matrices]
+        pointers = [m.read_pointers(start, min(start + ROWS, num_rows) + 1) for m in matrices]
         ends = sum((p - p[0] for p in pointers), np.zeros_like(pointers[0]))
         low, last = 0, ends.shape[0] - 1
         while low < last:
@@ -66,7 +66,7 @@ def row_chunks(matrices: tuple[CSR, ...], threads: int) -> Iterator[RowChunk]:
             high = min(max(high, low + 1), last)
             arrays: list[npt.NDArray[Any]] = []
             for matrix, p in zip(matrices, pointers, strict=True):
-                arrays += [p[low : high + 1] - p[low], matrix.indices.read(int(p[low]), int(p[high]))]
+                arrays += [p[low : high + 1] - p[low], matrix.read_columns(int(p[low]), int(p[high]))]
             addresses = [array.ctypes.data for array in arrays] + [None] * (4 - len(arrays))
             yield RowChunk(native.ChunkArgs(*addresses, start + low, high - low, threads), tuple(arrays))
             low = high

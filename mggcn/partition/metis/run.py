@@ -137,9 +137,9 @@ def fill(problem: Problem, graph: Graph) -> None:
 
 def _blocks(graph: Graph) -> Iterator[tuple[int, Any]]:
     """Yield (first row, rows of A + A^T as SciPy CSR with small integers), some BLOCK entries at a time, or one row."""
-    ends = graph.adj.indptr.read(0, graph.num_vertices + 1)
+    ends = graph.adj.read_pointers(0, graph.num_vertices + 1)
     if not graph.symmetric:
-        ends += graph.adj_t.indptr.read(0, graph.num_vertices + 1)
+        ends += graph.adj_t.read_pointers(0, graph.num_vertices + 1)
     low = 0
     while low < graph.num_vertices:
         # A row of zero entries costs a pointer.
@@ -152,8 +152,8 @@ def _blocks(graph: Graph) -> Iterator[tuple[int, Any]]:
 
 def _pattern(matrix: CSR, low: int, high: int) -> Any:
     """Return rows [low, high) as SciPy CSR of ones."""
-    indptr = matrix.indptr.read(low, high + 1)
-    indices = matrix.indices.read(int(indptr[0]), int(indptr[-1]))
+    indptr = matrix.read_pointers(low, high + 1)
+    indices = matrix.read_columns(int(indptr[0]), int(indptr[-1]))
     return sp.csr_matrix(
         (np.ones(indices.shape[0], np.int8), indices, indptr - indptr[0]), (high - low, matrix.num_cols)
     )

@@ -70,6 +70,7 @@ def test_products_match_float64(dtype: torch.dtype, way: GemmVariant, isa: str) 
             assert bool(guard.isnan().all())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isa", wide_tiles.ISAS)
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_no_bit_depends_on_the_threads_or_on_the_rows_beside(dtype: torch.dtype, isa: str) -> None:
@@ -223,6 +224,7 @@ def test_a_backend_asks_the_processor_for_its_set(monkeypatch: pytest.MonkeyPatc
     assert CpuBackend(torch.bfloat16, 1).dense_products.name == "torch"
 
 
+@pytest.mark.full
 def test_products_keep_to_their_memory(part: list[str]) -> None:
     """Fails if a product reads or writes behind an array that ends where memory ends."""
     command = [sys.executable, "-m", "tests.backend.cpu.gemm_guard_pages", *part]

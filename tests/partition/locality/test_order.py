@@ -291,6 +291,7 @@ print(peak() - before, sum(locality_nbytes(graph.num_vertices, graph.num_edges, 
 """
 
 
+@pytest.mark.full
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_memory_is_as_planned(symmetric: bool, tmp_path: Path) -> None:

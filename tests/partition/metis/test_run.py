@@ -236,6 +236,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, memory.leas
 """
 
 
+@pytest.mark.full
 @pytest.mark.covering(0)
 @needs_pymetis
 @pytest.mark.parametrize("name", ["cnr_2000", "blogcatalog"])

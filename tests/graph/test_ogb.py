@@ -1,0 +1,139 @@
+"""Folders of OGB's node-property data sets, written here in both layouts."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mggcn.errors import GraphError
+from mggcn.graph.csr import Graph
+from mggcn.graph.ogb import is_ogb
+from mggcn.graph.sources import load_source
+from mggcn.graph.structure import GraphOptions
+
+N = 9
+EDGES = np.array([[0, 1, 2, 5, 8, 3], [1, 2, 0, 3, 0, 3]])
+LABELS = np.array([[0], [1], [2], [1], [0], [2], [1], [0], [2]])
+FEATURES = np.random.default_rng(4).standard_normal((N, 3)).astype(np.float32)
+SPLIT = {"train": [4, 0, 7], "valid": [1, 2], "test": [8, 3]}
+
+
+def write_table(path: Path, table: np.ndarray | list[int]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = np.asarray(table).reshape(len(table), -1)
+    with gzip.open(path, "wt") as file:
+        file.writelines(",".join(map(repr, row.tolist())) + "\n" for row in rows)
+
+
+def text_layout(folder: Path) -> None:
+    write_table(folder / "raw" / "edge.csv.gz", EDGES.T)
+    write_table(folder / "raw" / "node-feat.csv.gz", FEATURES)
+    write_table(folder / "raw" / "node-label.csv.gz", LABELS)
+    write_table(folder / "raw" / "num-node-list.csv.gz", [N])
+    write_table(folder / "raw" / "num-edge-list.csv.gz", [EDGES.shape[1]])
+    write_table(folder / "raw" / "node_year.csv.gz", [2015] * N)
+
+
+def binary_layout(folder: Path) -> None:
+    (folder / "raw").mkdir(parents=True)
+    counts = {"num_nodes_list": np.array([N]), "num_edges_list": np.array([EDGES.shape[1]])}
+    years = np.full((N, 1), 2015)
+    np.savez(folder / "raw" / "data.npz", edge_index=EDGES, node_feat=FEATURES, node_year=years, **counts)
+    labels = LABELS.astype(np.float32)
+    labels[6] = np.nan  # most of ogbn-papers100M has no label
+    np.savez(folder / "raw" / "node-label.npz", node_label=labels)
+
+
+LAYOUTS: dict[str, Callable[[Path], None]] = {"text": text_layout, "binary": binary_layout}
+
+
+@pytest.fixture(params=LAYOUTS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "ogbn_small"
+    LAYOUTS[request.param](path)
+    for name, ids in SPLIT.items():
+        write_table(path / "split" / "time" / f"{name}.csv.gz", ids)
+    return path
+
+
+def pairs(graph: Graph) -> set[tuple[int, int]]:
+    indptr, indices = graph.adj.indptr.array(), graph.adj.indices.array()
+    return set(zip(np.repeat(np.arange(N), np.diff(indptr)).tolist(), indices.tolist(), strict=True))
+
+
+def test_both_layouts_are_read(folder: Path) -> None:
+    """Fails if an edge turns round, a feature or label moves to another vertex, or validation is no split any more."""
+    graph = load_source(folder)
+    assert graph.name == "ogbn_small"
+    assert pairs(graph) == set(map(tuple, EDGES.T.tolist()))
+    assert graph.features is not None
+    assert graph.labels is not None
+    assert np.array_equal(graph.features.read(0, N), FEATURES)  # type: ignore[union-attr]
+    expected = LABELS[:, 0].copy()
+    expected[6] = -1 if (folder / "raw" / "data.npz").exists() else expected[6]
+    assert np.array_equal(graph.labels.read(0, N), expected)
+    for name, ids in SPLIT.items():
+        mask = graph.splits["val" if name == "valid" else name].read(0, 1)[0]
+        assert np.flatnonzero(mask).tolist() == sorted(ids)
+
+
+def test_edges_of_one_direction_are_symmetrised(folder: Path) -> None:
+    """Fails if options do not reach a folder."""
+    graph = load_source(folder, options=GraphOptions(symmetrize=True))
+    assert pairs(graph) == set(map(tuple, EDGES.T.tolist())) | set(map(tuple, EDGES[::-1].T.tolist()))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (lambda folder: cut(folder / "split" / "time" / "train.csv.gz"), "cannot read .*train.csv.gz"),
+    "no split": (lambda folder: (folder / "split" / "time").rename(folder / "elsewhere"), "must hold one folder"),
+    "two splits": (lambda folder: (folder / "split" / "other").mkdir(), "got other, time"),
+    "words": (lambda folder: write_table(folder / "split" / "time" / "test.csv.gz", np.array(["a"])), "cannot read"),
+    "two columns": (lambda folder: write_table(folder / "split" / "time" / "test.csv.gz", EDGES.T), "1 columns, got 2"),
+    "an id too far": (lambda folder: write_table(folder / "split" / "time" / "test.csv.gz", [N]), "vertex ids in"),
+    "kinds": (lambda folder: write_table(folder / "raw" / "triplet-type-list.csv.gz", [1]), "several kinds"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_what_is_wrong_is_named(folder: Path, case: str) -> None:
+    damage, message = DAMAGE[case]
+    damage(folder)
+    assert is_ogb(folder)
+    with pytest.raises(GraphError, match=message):
+        load_source(folder)
+
+
+def test_archives_that_lack_something() -> None:
+    """Fails if a store is taken for a folder of OGB's."""
+    assert not is_ogb(Path(__file__).parent)
+
+
+@pytest.mark.parametrize("name", ["data.npz", "node-label.npz"])
+@pytest.mark.parametrize("damage", ["cut", "keys", "pickled", "several"])
+def test_damaged_archives(tmp_path: Path, name: str, damage: str) -> None:
+    """Fails if half an archive is read, one is unpickled, or the first of several graphs is taken for all."""
+    binary_layout(tmp_path)
+    for part, ids in SPLIT.items():
+        write_table(tmp_path / "split" / "time" / f"{part}.csv.gz", ids)
+    path = tmp_path / "raw" / name
+    arrays = dict(np.load(path))
+    if damage == "cut":
+        cut(path)
+    elif damage == "keys":
+        np.savez(path, other=np.zeros(3))
+    elif damage == "pickled":
+        np.savez(path, **{key: np.array([{}]) for key in arrays})
+    else:
+        np.savez(
+            tmp_path / "raw" / "data.npz", **(dict(np.load(tmp_path / "raw" / "data.npz")) | {"num_nodes_list": [4, 5]})
+        )
+    with pytest.raises(GraphError, match=r"cannot read|expected the key|holds 2 graphs"):
+        load_source(tmp_path)
