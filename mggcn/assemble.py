@@ -212,6 +212,38 @@ def bind_process(config: Config, rank: int) -> None:
         bind_beside_gpu(gpus[gpu_index(rank, len(gpus))].pci, threads_of(run))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """What one trial of a sweep has to itself: cores, or GPUs as CUDA_VISIBLE_DEVICES names them; empty: all."""
+
+    cores: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
+
+
+def groups_of(config: Config, at_once: int = 0) -> tuple[list[Group], Config]:
+    """Share out this machine among trials of a configuration; return it with the threads that a trial then has.
+
+    at_once: trials at the same time; 0: as many as there are cores, by run.threads (0: one) and ranks, or GPUs.
+    Raises: ConfigError; BackendError without the GPU that it asks for.
+    """
+    run = config.run
+    cores = sorted(os.sched_getaffinity(0))
+    if run.device == "cuda":
+        number, each = len(visible_gpus()), num_gpus_used(run.ranks, run.transport)
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = shown.split(",")[:number] if shown else [str(k) for k in range(number)]
+        groups = [Group(gpus=tuple(names[first : first + each])) for first in range(0, number - each + 1, each)]
+        count = at_once or len(groups)
+        return [groups[k % len(groups)] for k in range(count)] if groups else [Group()], config
+    count = at_once or max(1, len(cores) // (run.ranks * (run.threads or 1)))
+    size = max(1, len(cores) // count)
+    threads = run.threads or max(1, size // run.ranks)
+    shared_out = dataclasses.replace(config, run=dataclasses.replace(run, threads=threads))
+    if run.bind == "off" or count > len(cores):
+        return [Group()] * count, shared_out
+    return [Group(cores=tuple(cores[k * size : (k + 1) * size])) for k in range(count)], shared_out
+
+
 def dense_products(config: Config) -> AbstractContextManager[None]:
     """Return what a process trains in: torch multiplies on GPUs as run.precision says, and as before once it is left."""
     if config.run.device == "cpu":
