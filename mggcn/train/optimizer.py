@@ -71,10 +71,10 @@ class Optimizer:
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:
-    """Return the learning rate of an epoch (from 0): schedule times linear warm-up."""
-    factor = 1.0
+    """Return the learning rate of an epoch (from 0): schedule times linear warm-up, both from schedule_start on."""
+    factor, epoch = 1.0, max(epoch - config.schedule_start, 0)
     if config.schedule == "cosine":
-        factor = 0.5 * (1.0 + math.cos(math.pi * epoch / config.epochs))
+        factor = 0.5 * (1.0 + math.cos(math.pi * epoch / max(config.epochs - config.schedule_start, 1)))
     elif config.schedule == "step":
         factor = config.schedule_gamma ** (epoch // config.schedule_step)
     if epoch < config.warmup:
