@@ -19,6 +19,7 @@ from mggcn.errors import GraphError
 from mggcn.graph.check import SPLIT_NAME
 from mggcn.graph.convert import from_arrays, with_options
 from mggcn.graph.csr import Array, Graph
+from mggcn.graph.datasets import DATASETS, data_folder, obtain
 from mggcn.graph.edge_list import read_edge_list
 from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.store import EXPECTED, open_store
@@ -59,13 +60,18 @@ def load_source(
 
 
 def find_source(source: str | Path, root: str | Path | None) -> Path:
-    """Return the path of a source given by path or by its name under `root`; raises GraphError if there is none."""
+    """Return the path of a source: a path, a name under `root`, or a data set's name (datasets.py), then its store.
+
+    Raises: GraphError if there is none, or it cannot be downloaded.
+    """
     candidates = [Path(source)] if root is None else [Path(source), Path(root) / source]
     for path in candidates:
         if path.exists():
             return path
+    if str(source) in DATASETS:
+        return obtain(DATASETS[str(source)], data_folder(root))
     names = ", ".join(str(path) for path in candidates)
-    raise GraphError(f"there is no {names}; expected {KNOWN}. {EXPECTED}")
+    raise GraphError(f"there is no {names}; expected {KNOWN}, or a name that `mggcn datasets` lists. {EXPECTED}")
 
 
 def _read_file(path: Path) -> dict[str, Any]:

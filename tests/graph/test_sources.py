@@ -209,7 +209,7 @@ def test_missing_things_are_named(tmp_path: Path) -> None:
     (tmp_path / "e.txt").write_text("0 1\n")
     (tmp_path / "text.npy").write_text("0 1\n")
     np.save(tmp_path / "pickled.npy", np.array([{}]))
-    with pytest.raises(GraphError, match=r"there is no nothing, .*nothing; expected a store folder"):
+    with pytest.raises(GraphError, match=r"there is no nothing, .*nothing; expected a store, "):
         load_source("nothing", root=tmp_path)
     with pytest.raises(StoreError, match="without a readable meta"):
         load_source(tmp_path)

@@ -1,0 +1,41 @@
+"""List the data sets that have a name, or download some and make their stores."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("name", nargs="*", help="data sets to download; without any, all are listed")
+    parser.add_argument(
+        "--root", type=Path, metavar="DIR", help="folder of the data sets; default: $MGGCN_DATA, else ~/.cache/mggcn"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List, or make stores and print their places."""
+    from mggcn.errors import ConfigError
+    from mggcn.graph.datasets import DATASETS, data_folder, obtain
+    from mggcn.graph.store import is_store
+
+    folder = data_folder(arguments.root)
+    if unknown := [name for name in arguments.name if name not in DATASETS]:
+        raise ConfigError(f"there is no data set {', '.join(unknown)}; known are {', '.join(DATASETS)}")
+    if arguments.name:
+        for name in arguments.name:
+            print(obtain(DATASETS[name], folder))
+        return 0
+    titles = ("name", "vertices", "edges", "features", "classes", "score", "licence", f"in {folder}")
+    rows = []
+    for d in DATASETS.values():
+        counts = (f"{d.vertices:,}", f"{d.edges:,}", str(d.features), str(d.classes))
+        here = "store" if is_store(folder / d.name) else "files" if (folder / d.files).exists() else "-"
+        rows.append((d.name, *counts, d.metric, d.licence, here))
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    for row in (titles, *rows):
+        cells = (c.rjust(w) if 0 < i < 5 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        print("  ".join(cells).rstrip())
+    print("edges as published, before they are symmetrised; mggcn train NAME downloads what is not there")
+    return 0

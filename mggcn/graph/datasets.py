@@ -1,0 +1,216 @@
+"""Data sets by name: what is known of each, where its files come from, and the store that is made of them.
+
+Everything lies in one folder: archives as published, and a store beside them, made when a name is first used.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import scipy.sparse as sp
+
+from mggcn.errors import GraphError
+from mggcn.graph.convert import from_arrays
+from mggcn.graph.csr import Graph
+from mggcn.graph.ogb import read_ogb
+from mggcn.graph.store import is_store
+from mggcn.graph.store_write import write_store
+from mggcn.graph.structure import GraphOptions
+
+BLOCK = 1 << 20
+TIMEOUT_S = 30.0
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dataset:
+    """A published graph. files: its path in the data folder once it is unpacked; inside: in the archive.
+
+    vertices, edges, features, classes: as published, edges before they are symmetrised; `metric` is the published score.
+    """
+
+    name: str
+    url: str
+    files: str
+    inside: str = ""
+    vertices: int
+    edges: int
+    features: int
+    classes: int
+    metric: str = "accuracy"
+    licence: str
+    source: str
+    read: Callable[[Path], dict[str, Any]]
+
+
+def _heterophilous(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as found:
+        masks = {part: found[f"{part}_masks"] for part in ("train", "val", "test")}
+        return {
+            "edges": found["edges"].T,
+            "features": found["node_features"],
+            "labels": found["node_labels"],
+            "splits": masks,
+        }
+
+
+def _reddit(path: Path) -> dict[str, Any]:
+    adj = sp.load_npz(path / "reddit_graph.npz")
+    with np.load(path / "reddit_data.npz", allow_pickle=False) as found:
+        types = found["node_types"]
+        splits = {part: types == number for number, part in enumerate(("train", "val", "test"), 1)}
+        return {"adj": adj, "features": found["feature"], "labels": found["label"], "splits": splits}
+
+
+def _ogb(name: str, archive: str, vertices: int, edges: int, features: int, classes: int) -> Dataset:
+    return Dataset(
+        name=name,
+        url=f"https://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip",
+        files=name.replace("-", "_"),
+        inside=archive,
+        vertices=vertices,
+        edges=edges,
+        features=features,
+        classes=classes,
+        licence="Amazon" if name == "ogbn-products" else "ODC-BY",
+        source="Hu et al. 2020",
+        read=read_ogb,
+    )
+
+
+def _heterophily(
+    name: str, vertices: int, edges: int, features: int, classes: int, metric: str = "accuracy"
+) -> Dataset:
+    commit = "a431395582e929d88271309716bea4fe24ce6318"
+    return Dataset(
+        name=name,
+        url=f"https://raw.githubusercontent.com/yandex-research/heterophilous-graphs/{commit}/data/{name}.npz",
+        files=f"{name}.npz",
+        vertices=vertices,
+        edges=edges,
+        features=features,
+        classes=classes,
+        metric=metric,
+        licence="MIT",
+        source="Platonov et al. 2023",
+        read=_heterophilous,
+    )
+
+
+_ALL = (
+    _ogb("ogbn-arxiv", "arxiv", 169_343, 1_166_243, 128, 40),
+    _ogb("ogbn-products", "products", 2_449_029, 61_859_140, 100, 47),
+    _ogb("ogbn-papers100M", "papers100M-bin", 111_059_956, 1_615_685_872, 128, 172),
+    Dataset(
+        name="reddit",
+        url="https://data.dgl.ai/dataset/reddit.zip",
+        files="reddit_raw",
+        vertices=232_965,
+        edges=114_615_892,
+        features=602,
+        classes=41,
+        licence="not stated",
+        source="Hamilton et al. 2017",
+        read=_reddit,
+    ),
+    _heterophily("roman_empire", 22_662, 32_927, 300, 18),
+    _heterophily("amazon_ratings", 24_492, 93_050, 300, 5),
+    _heterophily("minesweeper", 10_000, 39_402, 7, 2, "roc_auc"),
+    _heterophily("tolokers", 11_758, 519_000, 10, 2, "roc_auc"),
+    _heterophily("questions", 48_921, 153_540, 301, 2, "roc_auc"),
+)
+DATASETS: Final = {dataset.name: dataset for dataset in _ALL}
+
+
+def data_folder(root: str | Path | None = None) -> Path:
+    """Return the folder of named data sets: `root`, else $MGGCN_DATA, else mggcn in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root or os.environ.get("MGGCN_DATA") or Path(cache) / "mggcn")
+
+
+def obtain(dataset: Dataset, folder: Path, say: Say = print) -> Path:
+    """Return the store of a data set in `folder`: made from its files, which are downloaded if they are not there.
+
+    Cost: a download, once; then as `mggcn prepare` of the files, once. Raises: GraphError for what cannot be downloaded,
+    which says what to put where, and for files of another graph than the published one; StoreError for an unwritable store.
+    """
+    store, files = folder / dataset.name, folder / dataset.files
+    if is_store(store):
+        return store
+    if not files.exists():
+        _download(dataset, files, say)
+    say(f"{dataset.name}: making the store {store}, once")
+    write_store(_read(dataset, files), store)
+    return store
+
+
+def _read(dataset: Dataset, files: Path) -> Graph:
+    again = f"delete {files}, and it is downloaded again"
+    try:
+        found = dataset.read(files)
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise GraphError(f"{files} does not hold {dataset.name}: {error}; {again}") from error
+    listed = int(found["adj"].nnz if "adj" in found else found["edges"].shape[1])
+    meta = {"metric": dataset.metric, "licence": dataset.licence, "source": f"{dataset.source}, {dataset.url}"}
+    graph = from_arrays(**found, options=GraphOptions(symmetrize=True), name=dataset.name, meta=meta)
+    num_features = 0 if graph.features is None else graph.features.shape[1]  # type: ignore[union-attr]
+    came = (graph.num_vertices, listed, num_features, graph.num_classes)
+    published = (dataset.vertices, dataset.edges, dataset.features, dataset.classes)
+    if came != published:
+        raise GraphError(
+            f"{files} holds {came[0]} vertices, {came[1]} edges, {came[2]} features and {came[3]} classes; {dataset.name} "
+            f"has {', '.join(map(str, published))}: {again}"
+        )
+    return replace(graph, name=dataset.name)
+
+
+def _download(dataset: Dataset, files: Path, say: Say) -> None:
+    """Fetch and unpack an archive beside its place, then move it there: complete or absent."""
+    part = files.with_name(f".{files.name}.part")
+    unpacked = files.with_name(f".{files.name}.unpacked")
+    try:
+        files.parent.mkdir(parents=True, exist_ok=True)
+        say(f"{dataset.name}: downloading {dataset.url}")
+        _fetch(dataset.url, part)
+        if dataset.url.endswith(".zip"):
+            shutil.rmtree(unpacked, ignore_errors=True)
+            with zipfile.ZipFile(part) as archive:
+                archive.extractall(unpacked)  # compares every file's checksum; names cannot lead elsewhere
+            (unpacked / dataset.inside).rename(files)
+        else:
+            part.rename(files)
+    except (OSError, ValueError, HTTPException, zipfile.BadZipFile) as error:
+        what = "unpack it" if dataset.url.endswith(".zip") else "put it"
+        named = f"so that its {dataset.inside or 'files'} is the folder" if dataset.url.endswith(".zip") else "as"
+        reason = getattr(error, "reason", None) or error
+        raise GraphError(
+            f"{dataset.name} is not in {files.parent} and cannot be downloaded ({reason}); fetch {dataset.url} elsewhere "
+            f"and {what} {named} {files}"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+        shutil.rmtree(unpacked, ignore_errors=True)
+
+
+def _fetch(url: str, path: Path) -> None:
+    """Write what a server sends to a file. Raises: OSError if it breaks off or does not fit the disk."""
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, path.open("wb") as file:
+        size = int(answer.headers.get("Content-Length") or 0)
+        free = shutil.disk_usage(path.parent).free
+        if size > free:
+            raise OSError(f"{size} bytes do not fit the {free} that are free in {path.parent}")
+        got = 0
+        while block := answer.read(BLOCK):
+            file.write(block)
+            got += len(block)
+    if size and got != size:
+        raise OSError(f"the server sent {got} of {size} bytes")

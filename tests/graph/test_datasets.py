@@ -1,0 +1,171 @@
+"""Data sets by name: a server of the test's own plays the download."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mggcn.cli import main
+from mggcn.errors import GraphError
+from mggcn.graph import datasets
+from mggcn.graph.datasets import DATASETS, Dataset, obtain
+from mggcn.graph.store import open_store
+from tests.graph.test_ogb import EDGES, SPLIT, N, text_layout, write_table
+
+SMALL = {"vertices": N, "edges": EDGES.shape[1], "features": 3, "classes": 3}
+
+
+def archive(folder: Path) -> bytes:
+    """Return the zip file of a small data set in OGB's text layout, as if it were ogbn-arxiv's."""
+    text_layout(folder / "arxiv")
+    for name, ids in SPLIT.items():
+        write_table(folder / "arxiv" / "split" / "time" / f"{name}.csv.gz", ids)
+    return Path(shutil.make_archive(str(folder / "arxiv"), "zip", folder, "arxiv")).read_bytes()
+
+
+def heterophilous() -> bytes:
+    """Return a small .npz with the keys of the heterophilous graphs."""
+    masks = {f"{part}_masks": np.arange(6)[None] % 3 == number for number, part in enumerate(("train", "val", "test"))}
+    features, file = np.eye(6, 3, dtype=np.float32), io.BytesIO()
+    edges = np.array([[0, 1], [1, 2], [4, 5]])
+    np.savez(file, edges=edges, node_features=features, node_labels=np.arange(6) % 2, **masks)
+    return file.getvalue()
+
+
+class Server:
+    """Answers every request with `content`, of which it announces `announced` bytes; counts the requests."""
+
+    def __init__(self) -> None:
+        self.content, self.announced, self.status, self.requests = b"", 0, 200, 0
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.requests += 1
+                self.send_response(server.status)
+                self.send_header("Content-Length", str(server.announced or len(server.content)))
+                self.end_headers()
+                self.wfile.write(server.content)
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing is printed."""
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02})
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.http.server_port}/{name}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    made.thread.start()
+    yield made
+    made.http.shutdown()
+    made.thread.join()
+    made.http.server_close()
+
+
+def arxiv(server: Server) -> Dataset:
+    return replace(DATASETS["ogbn-arxiv"], url=server.url("arxiv.zip"), **SMALL)
+
+
+def minesweeper(server: Server) -> Dataset:
+    small = {"vertices": 6, "edges": 3, "features": 3, "classes": 2}
+    return replace(DATASETS["minesweeper"], url=server.url("minesweeper.npz"), **small)
+
+
+def test_an_archive_becomes_a_store_once(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a download or the text is read twice, something is left beside the store, or the score's name is lost."""
+    server.content = archive(tmp_path / "made")
+    folder = tmp_path / "data"
+    store = obtain(arxiv(server), folder)
+    assert obtain(arxiv(server), folder) == store == folder / "ogbn-arxiv"
+    assert server.requests == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["ogbn-arxiv", "ogbn_arxiv"]
+    graph = open_store(store, verify=True)
+    assert graph.symmetric
+    assert graph.meta["metric"] == "accuracy"
+    assert "ODC-BY" in graph.meta["licence"]
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    shutil.rmtree(store)
+    obtain(arxiv(server), folder)  # from the files
+    assert server.requests == 1
+
+
+def test_a_single_file(server: Server, tmp_path: Path) -> None:
+    """Fails if what is no archive is unpacked, or masks of several splits are mixed up."""
+    server.content = heterophilous()
+    graph = open_store(obtain(minesweeper(server), tmp_path, lambda _: None))
+    assert graph.meta["metric"] == "roc_auc"
+    assert np.flatnonzero(graph.splits["val"].read(0, 1)[0]).tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("answer", ["cut", "announced more", "no zip", "other folder", "404"])
+def test_half_an_answer_is_none(server: Server, tmp_path: Path, answer: str) -> None:
+    """Fails if something stays of a download that broke off, or a second try does not begin anew."""
+    whole = server.content = archive(tmp_path / "made")
+    if answer == "cut":
+        server.content = whole[:-40]
+    elif answer == "announced more":
+        server.announced = len(whole) + 10
+    elif answer == "no zip":
+        server.content = b"<html>moved</html>"
+    elif answer == "other folder":
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as other:
+            other.writestr("elsewhere/x", "")
+        server.content = file.getvalue()
+    else:
+        server.status = 404
+    folder = tmp_path / "data"
+    with pytest.raises(
+        GraphError, match=r"cannot be downloaded.*unpack it so that its arxiv is the folder .*ogbn_arxiv"
+    ):
+        obtain(arxiv(server), folder)
+    assert list(folder.iterdir()) == []
+    server.content, server.announced, server.status = whole, 0, 200
+    assert obtain(arxiv(server), folder).is_dir()
+
+
+def test_another_graph_is_refused(server: Server, tmp_path: Path) -> None:
+    """Fails if the wrong file is taken for the data set."""
+    server.content = archive(tmp_path / "made")
+    with pytest.raises(GraphError, match=r"holds 9 vertices, 6 edges, 3 features and 3 classes; ogbn-arxiv has 169343"):
+        obtain(replace(DATASETS["ogbn-arxiv"], url=server.url("arxiv.zip")), tmp_path / "data")
+    assert not (tmp_path / "data" / "ogbn-arxiv").exists()
+
+
+def test_the_command_offline_then_with_the_files(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the line that a user without a network gets does not lead to a run."""
+    monkeypatch.setenv("MGGCN_DATA", str(tmp_path))
+    monkeypatch.setattr(datasets, "TIMEOUT_S", 1.0)
+    server.content = heterophilous()
+    offline = replace(minesweeper(server), url="http://127.0.0.1:9/minesweeper.npz")
+    monkeypatch.setitem(DATASETS, "minesweeper", offline)
+    command = ["train", "minesweeper", "--epochs", "2", "--threads", "1", "--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    place = told.split("put it as ")[1].strip()
+    Path(place).write_bytes(server.content)
+    assert main(command) == 0
+    assert "roc_auc" in capsys.readouterr().out
+    assert main(["datasets"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in DATASETS)
+    assert next(line for line in listed.splitlines() if "minesweeper" in line).endswith("store")
+    assert main(["datasets", "no-such"]) == 2
