@@ -115,6 +115,8 @@ class TrainConfig:
     """Evaluations without a better validation score that the plateau schedule lets pass; the one after them cuts."""
     warmup: int = 0
     """Epochs over which the learning rate rises linearly from 0."""
+    schedule_start: int = 0
+    """Epoch, from 0, at which schedule and warm-up begin: a run that is continued with a new schedule records it here."""
     patience: int = 0
     """Stop after this many evaluations without a better validation score; 0 never stops early."""
     eval_every: int = 1
@@ -145,6 +147,7 @@ class TrainConfig:
             "checkpoint_every",
             "checkpoint_minutes",
             "warmup",
+            "schedule_start",
         ):
             _require(getattr(self, name) >= 0, f"train.{name} must be 0 or more, got {getattr(self, name)}")
         _require(0.0 <= self.momentum < 1.0, f"train.momentum must lie in [0, 1), got {self.momentum}")

@@ -39,6 +39,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "schedule_step": 17,
         "schedule_gamma": 1e-300,
         "warmup": 5,
+        "schedule_start": 4,
         "patience": 11,
         "eval_every": 2,
         "metric": "macro_f1",

@@ -7,13 +7,13 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mggcn.assemble import host_of, partition_graph, plan_recorded
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
-from mggcn.config import Config, from_tables
+from mggcn.config import Config, TrainConfig, from_tables
 from mggcn.config_files import from_toml, to_toml
 from mggcn.config_values import with_new_names
 from mggcn.errors import ConfigError, MggcnError, RunError
@@ -29,6 +29,12 @@ from mggcn.tuning.record import RUN_FILE, STORE_FILE, read_choices, write_choice
 
 if TYPE_CHECKING:
     from mggcn.train.checkpoint import Progress
+
+
+SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "warmup")
+"""Settings of [train] that make a schedule."""
+CONTINUABLE = ("epochs", "patience", *SCHEDULE)
+"""Settings of [train] with which a run may be continued."""
 
 
 def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
@@ -73,22 +79,50 @@ def _named_by_time(name: str) -> Path:
     raise RunError(f"runs/{name}-{stamp} and 999 more exist; name a folder with --out")
 
 
-def extend_run(folder: Path, config: Config, epochs: Any) -> Config:
-    """Return a run's configuration with another number of epochs.
+def continued(folder: Path, config: Config, changes: Mapping[str, Any]) -> Config:
+    """Return the configuration with which a run goes on: to its end, or, with more epochs, beyond it.
 
-    Raises: ConfigError if that is no number or less than what is done; RunError if the run is complete.
+    changes: settings of [train] among CONTINUABLE. Without one of SCHEDULE the schedule goes on, and the run ends as if it
+    had never stopped; with one, a schedule of its own begins at the epoch that the run has reached.
+    Raises: ConfigError for other settings, epochs that are trained already, or a schedule that depends on their number.
     """
-    extended = from_tables({"train": {"epochs": epochs}}, config)
-    done, complete = epochs_done(folder, config), is_complete(folder)
-    if complete and extended.train.epochs != config.train.epochs:
-        raise RunError(f"the run in {folder} is complete after {done} epochs; start a new one for another number")
-    if extended.train.epochs != config.train.epochs and config.train.repeat > 1:
-        raise ConfigError(f"{folder} repeats its run, and all repeats need the same epochs; continue without --epochs")
-    if extended.train.epochs != config.train.epochs and config.train.schedule == "cosine":
-        raise ConfigError(f"{folder} has a cosine schedule, which depends on the epochs; continue without --epochs")
-    if extended.train.epochs < done:
-        raise ConfigError(f"{folder} has trained {done} epochs already, got --epochs {extended.train.epochs}")
-    return extended
+    if strange := [name for name in changes if name not in CONTINUABLE]:
+        raise ConfigError(
+            f"a run that is continued keeps its settings, got {', '.join(strange)}; of [train] it may change "
+            f"{', '.join(CONTINUABLE)}"
+        )
+    wanted = from_tables({"train": dict(changes)}, config)
+    if wanted == config:
+        return config
+    done, before, after = epochs_done(folder, config), config.train, wanted.train
+    if before.repeat > 1:
+        raise ConfigError(
+            f"{folder} repeats its run, and all repeats need the same settings; continue without --epochs or others"
+        )
+    if after.epochs < done:
+        raise ConfigError(f"{folder} has trained {done} epochs already, got --epochs {after.epochs}")
+    if is_complete(folder):
+        _require_more(folder, before, after, done)
+    if any(name in changes for name in SCHEDULE):
+        return from_tables({"train": {"schedule_start": done}}, wanted)
+    if after.epochs != before.epochs and before.schedule == "cosine":
+        raise ConfigError(
+            f"{folder} has a cosine schedule, which depends on the epochs; continue without --epochs, or begin a new "
+            f"schedule at epoch {done} with --set train.schedule=cosine (or constant, step) and --set train.lr"
+        )
+    return wanted
+
+
+def _require_more(folder: Path, before: TrainConfig, after: TrainConfig, done: int) -> None:
+    """Refuse changes that would leave a complete run as it is."""
+    progress = _saved_progress(folder)
+    if progress and after.patience and progress.waited >= after.patience:
+        raise ConfigError(
+            f"the run in {folder} stopped after {done} epochs, {progress.waited} evaluations after its best one; "
+            "--set train.patience=0, or a larger number, lets it go on"
+        )
+    if after.epochs <= done:
+        raise ConfigError(f"the run in {folder} is complete after {done} epochs; extend it with a larger --epochs")
 
 
 def epochs_done(folder: Path, config: Config) -> int:
@@ -130,8 +164,9 @@ def _saved_progress(folder: Path) -> Progress | None:
     return found[0] if found else None
 
 
-def rewrite_config(folder: Path, config: Config) -> None:
-    """Replace the configuration of a run that is continued with another number of epochs."""
+def reopen(folder: Path, config: Config) -> None:
+    """Have a run go on with another configuration. Killed in here, it is one that is not complete."""
+    (folder / "result.json").unlink(missing_ok=True)
     temporary = folder / ".config.toml.tmp"
     temporary.write_text(to_toml(config))
     temporary.rename(folder / "config.toml")

@@ -43,7 +43,7 @@ from mggcn.jobs.folder import (
     make_run_folder,
     measured_products,
     read_run,
-    rewrite_config,
+    reopen,
     write_plan,
 )
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
@@ -327,7 +327,7 @@ def train_under_torchrun(
             if not quiet:
                 announce(planned.plan, store, planned.reason)
         elif comm.rank == 0 and folder is not None:
-            rewrite_config(folder, config)
+            reopen(folder, config)
         shared = share_path(comm, folder)
         with contextlib.nullcontext() if comm.rank or resume else discarded_if_refused(shared):
             train_worker(comm, shared, quiet, started, planned)

@@ -278,6 +278,9 @@ class RankTrainer:
         if found is None:
             return
         self.progress, parts = found
+        if self._config.train.repeat == 1 and self.progress.finished:
+            # A complete run that is extended: its only repeat goes on. Without more epochs it ends again as it did.
+            self.progress.run, self.progress.finished = 0, []
         weights = self.runtime.weights
         if "best" in parts:
             weights.load_state_dict(parts["best"])
