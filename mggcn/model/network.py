@@ -14,6 +14,7 @@ from mggcn.memory.device import OPERAND, STORAGE
 from mggcn.model.builder import Builder, Network
 from mggcn.model.choices import InputChoice, InputShape, LayerChoice, LayerUse, choose_input, choose_layer
 from mggcn.model.derive import derive
+from mggcn.model.gat import gat, gatv2
 from mggcn.model.gcn import gcn
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import Linear
@@ -28,7 +29,9 @@ from mggcn.model.rewrite.storage import prune, recompute, round_operands, spare_
 from mggcn.model.runtime import Parameter
 from mggcn.model.values import Graph, Value
 
-NETWORKS: Final[Mapping[str, Network]] = MappingProxyType({"gcn": gcn, "sage": gcn, "mlp": mlp})
+NETWORKS: Final[Mapping[str, Network]] = MappingProxyType(
+    {"gcn": gcn, "sage": gcn, "mlp": mlp, "gat": gat, "gatv2": gatv2}
+)
 """The models by model.kind."""
 
 
