@@ -42,6 +42,8 @@ CHANGED: dict[str, dict[str, Any]] = {
         "schedule_gamma": 1e-300,
         "warmup": 5,
         "schedule_start": 4,
+        "schedule_patience": 7,
+        "clip_norm": 2.5,
         "patience": 11,
         "eval_every": 2,
         "metric": "macro_f1",
