@@ -47,6 +47,9 @@ class ModelConfig:
     over neighbours (Velickovic et al. 2018, Brody et al. 2022), which reads neither `norm` nor weights of edges."""
     hidden: tuple[int, ...] = (128, 128)
     """Width of each hidden layer, in features; the output layer has one column per class."""
+    aggregator: Literal["gcn", "max"] = "gcn"
+    """Of sage. gcn: as above; max: the maximum over the in-neighbours of a dense layer with ReLU, beside a weight matrix
+    for the vertex itself (Hamilton et al. 2017, eq. 3): no self-loops are inserted, and weights of edges are not read."""
     dropout: float = 0.0
     """Probability of dropping an activation of a hidden layer, in [0, 1)."""
     input_dropout: float = 0.0
@@ -80,10 +83,17 @@ class ModelConfig:
                 f"model.heads and model.attention_dropout belong to gat and gatv2, got model.kind {self.kind}; leave them "
                 "out, or choose one of those"
             )
-        if self.kind == "sage":
+        if self.kind != "sage" and self.aggregator != "gcn":
+            raise ConfigError(
+                f"model.aggregator {self.aggregator} belongs to sage, got model.kind {self.kind}; choose sage"
+            )
+        if self.kind == "sage" and self.aggregator == "max":
+            object.__setattr__(self, "self_loops", False)
+        elif self.kind == "sage":
             _require(
                 self.self_loops, "model.kind sage adds every vertex to its neighbours; leave model.self_loops true"
             )
+        if self.kind == "sage":
             object.__setattr__(self, "norm", "mean")
 
     @property

@@ -27,10 +27,11 @@ from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, order_pr
 from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import prune, recompute, round_operands, spare_gradients
 from mggcn.model.runtime import Parameter
+from mggcn.model.sage import sage
 from mggcn.model.values import Graph, Value
 
 NETWORKS: Final[Mapping[str, Network]] = MappingProxyType(
-    {"gcn": gcn, "sage": gcn, "mlp": mlp, "gat": gat, "gatv2": gatv2}
+    {"gcn": gcn, "sage": sage, "mlp": mlp, "gat": gat, "gatv2": gatv2}
 )
 """The models by model.kind."""
 
