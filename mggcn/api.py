@@ -119,6 +119,7 @@ def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     """Describe GraphSAGE with the GCN aggregator, (sum of neighbours + self) / (degree + 1) (DistGNN, section 6.1).
 
     In a weighted graph the average is weighted; a vertex itself has the weight of its stored self-loop, or 1 without one.
+    With `aggregator="max"` neighbours are pooled instead (Hamilton et al. 2017, eq. 3), whatever their weights.
 
     Args:
         hidden: As of `GCN`.
@@ -187,7 +188,7 @@ class Trainer:
 
     Args:
         graph: A graph from `load`, or anything that `load` takes.
-        model: `GCN(...)`, `SAGE(...)`, `RGCN(...)` or `MLP(...)`; default `GCN()`.
+        model: `GCN(...)`, `SAGE(...)`, `GAT(...)`, `GATv2(...)`, `RGCN(...)` or `MLP(...)`; default `GCN()`.
         ranks: Number of ranks P that share the graph.
         out: Run folder of the first `fit`; otherwise a temporary one, deleted with the trainer.
         config: All settings at once; `model`, `ranks` and `settings` override it.
