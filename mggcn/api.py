@@ -144,6 +144,40 @@ def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     return from_tables({"model": settings | {"kind": "rgcn", "hidden": hidden}}).model
 
 
+def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: Any) -> ModelConfig:  # noqa: N802
+    """Describe a graph attention network (Velickovic et al. 2018), heads averaged in the last layer.
+
+    Attention reads no weights of edges. Dropout of its weights is `attention_dropout`.
+
+    Args:
+        hidden: Widths of the hidden layers, of all heads together.
+        heads: Heads of every layer, which must divide the widths.
+        **settings: As of `GCN`, without norm.
+
+    Raises:
+        ConfigError: As of `GCN`, and for widths that are no multiples of heads.
+
+    Examples:
+        >>> mggcn.GAT(hidden=(64,), heads=8, attention_dropout=0.2).heads
+        8
+    """
+    return from_tables({"model": settings | {"kind": "gat", "hidden": hidden, "heads": heads}}).model
+
+
+def GATv2(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: Any) -> ModelConfig:  # noqa: N802
+    """Describe GATv2 (Brody et al. 2022), whose attention ranks neighbours by vertex: as `GAT` otherwise.
+
+    Args:
+        hidden: As of `GAT`.
+        heads: As of `GAT`.
+        **settings: As of `GAT`.
+
+    Raises:
+        ConfigError: As of `GAT`.
+    """
+    return from_tables({"model": settings | {"kind": "gatv2", "hidden": hidden, "heads": heads}}).model
+
+
 class Trainer:
     """Trains a model on a whole graph.
 

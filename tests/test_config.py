@@ -19,8 +19,10 @@ from mggcn.errors import ConfigError
 CHANGED: dict[str, dict[str, Any]] = {
     "data": {"row_normalize": True, "splits": "alt", "split": 3},
     "model": {
-        "kind": "mlp",
-        "hidden": (7, 256, 16),
+        "kind": "gat",
+        "hidden": (9, 255, 15),
+        "heads": 3,
+        "attention_dropout": 0.375,
         "dropout": 0.25,
         "input_dropout": 0.125,
         "norm": "mean",

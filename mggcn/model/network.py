@@ -14,6 +14,7 @@ from mggcn.memory.device import OPERAND, STORAGE
 from mggcn.model.builder import Builder, Network
 from mggcn.model.choices import InputChoice, InputShape, LayerChoice, LayerUse, choose_input, choose_layer
 from mggcn.model.derive import derive
+from mggcn.model.gat import gat, gatv2
 from mggcn.model.gcn import gcn
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import Linear
@@ -29,7 +30,9 @@ from mggcn.model.rgcn import rgcn
 from mggcn.model.runtime import Parameter
 from mggcn.model.values import Graph, Value
 
-NETWORKS: Final[Mapping[str, Network]] = MappingProxyType({"gcn": gcn, "sage": gcn, "mlp": mlp, "rgcn": rgcn})
+NETWORKS: Final[Mapping[str, Network]] = MappingProxyType(
+    {"gcn": gcn, "sage": gcn, "mlp": mlp, "gat": gat, "gatv2": gatv2, "rgcn": rgcn}
+)
 """The models by model.kind."""
 
 
