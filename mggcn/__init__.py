@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mggcn.graph.facts import describe
     from mggcn.graph.structure import GraphOptions
     from mggcn.model.weights import from_pyg, to_pyg
+    from mggcn.sweeps import sweep
 
 _PUBLIC = {
     "GAT": "api",
@@ -28,6 +29,7 @@ _PUBLIC = {
     "SAGE": "api",
     "Trainer": "api",
     "load": "api",
+    "sweep": "sweeps",
     "Config": "config",
     "Graph": "graph.csr",
     "GraphOptions": "graph.structure",
@@ -52,6 +54,7 @@ __all__ = [
     "describe",
     "from_pyg",
     "load",
+    "sweep",
     "to_pyg",
 ]
 

@@ -255,7 +255,7 @@ class Trainer:
             on_epoch: Called with the row of each epoch, with one rank or threads only; what it raises ends the training.
 
         Returns:
-            One row for each epoch: epoch, loss, train, val, test, seconds.
+            One row for each epoch: epoch, loss, train, val, test, lr, seconds.
 
         Raises:
             TrainError: The loss is not finite.

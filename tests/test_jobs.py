@@ -29,6 +29,7 @@ from mggcn.jobs import local as local_ranks
 from mggcn.jobs import predict as predicting
 from mggcn.jobs import train as training
 from mggcn.partition.make import make_partition
+from mggcn.train.checkpoint import Progress, save_checkpoint
 from tests.graphs import make_graph, pattern
 
 N = 40
@@ -122,20 +123,31 @@ def test_only_a_run_that_never_began_is_discarded(tmp_path: Path, error: Excepti
 
 
 def test_extending_a_run(tmp_path: Path) -> None:
-    """Fails if fewer epochs than done, or a run that is complete, are accepted."""
+    """Fails if fewer epochs than done, a setting that no run may change, or more epochs of repeats are accepted."""
     folder, config = tmp_path / "run", config_of(epochs=9)
     folder.mkdir()
-    assert run_folders.extend_run(folder, config, "4").train.epochs == 4
-    (folder / "history.jsonl").write_text('{"epoch": 1}\n{"epoch": 5}\n')
-    assert run_folders.epochs_done(folder) == (5, False)
-    assert run_folders.extend_run(folder, config, 5).train.epochs == 5
+    assert run_folders.continued(folder, config, {"epochs": "4"}).train.epochs == 4
+    # The history runs ahead of the checkpoint, from which a resumed run goes on.
+    (folder / "history.jsonl").write_text('{"epoch": 1}\n{"epoch": 7}\n')
+    save_checkpoint(folder / "checkpoints", Progress(epoch=5), {})
+    assert run_folders.epochs_done(folder, config) == 5
+    assert run_folders.continued(folder, config, {"epochs": 5}).train.epochs == 5
     for epochs, message in ((4, "5 epochs already"), ("x", "expects an integer"), (0, "must be 1 or more")):
         with pytest.raises(ConfigError, match=message):
-            run_folders.extend_run(folder, config, epochs)
+            run_folders.continued(folder, config, {"epochs": epochs})
+    with pytest.raises(
+        ConfigError, match=r"keeps its settings, got seed; of \[train\] it may change epochs, patience, lr"
+    ):
+        run_folders.continued(folder, config, {"seed": 3})
+    save_checkpoint(folder / "checkpoints", Progress(run=1, epoch=9, finished=[{"epochs": 9}]), {})
     (folder / "result.json").write_text("{}")
-    assert run_folders.extend_run(folder, config, 9) == config
-    with pytest.raises(RunError, match="complete after 5 epochs"):
-        run_folders.extend_run(folder, config, 12)
+    assert run_folders.continued(folder, config, {"epochs": 9}) == config
+    assert run_folders.continued(folder, config, {"epochs": 12}).train.epochs == 12
+    new = run_folders.continued(folder, config, {"epochs": 12, "lr": 0.5}).train
+    assert (new.lr, new.schedule_start) == (0.5, 9)
+    run_folders.reopen(folder, dataclasses.replace(config, train=new))
+    assert not run_folders.is_complete(folder)
+    assert from_toml(folder / "config.toml").train == new
 
 
 def test_scores_of_another_store_need_no_labels(run: Path, tmp_path: Path) -> None:
@@ -285,9 +297,9 @@ def test_epochs_of_repeats_and_cosine_schedules_stay(tmp_path: Path) -> None:
     """Fails if a continued run mixes repeats of different length, or changes the rates of epochs that are done."""
     for settings in ({"repeat": 2}, {"schedule": "cosine"}):
         config = dataclasses.replace(config_of(), train=TrainConfig(epochs=3, **settings))  # type: ignore[arg-type]
-        assert run_folders.extend_run(tmp_path, config, 3) == config
+        assert run_folders.continued(tmp_path, config, {"epochs": 3}) == config
         with pytest.raises(ConfigError, match="continue without --epochs"):
-            run_folders.extend_run(tmp_path, config, 4)
+            run_folders.continued(tmp_path, config, {"epochs": 4})
 
 
 def test_scores_that_cannot_be_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,8 +84,8 @@ class CSR:
     indices: Rows
     values: Rows | None
     num_cols: int
-    types: Rows | None = None
-    type_degrees: Rows | None = None
+    types: Rows | None = field(default=None, kw_only=True)
+    type_degrees: Rows | None = field(default=None, kw_only=True)
 
     @property
     def num_rows(self) -> int:

@@ -128,8 +128,8 @@ def _joined(matrices: Sequence[CSR], starts: Sequence[int] | None) -> CSR:
         JoinedRows(tuple(matrix.indices for matrix in matrices), tuple(starts or ())[: len(matrices)]),
         JoinedRows(tuple(values)) if weighted else None,
         matrices[0].num_cols if starts is None else starts[-1],
-        JoinedRows(tuple(types)) if types else None,
-        JoinedRows(tuple(degrees)) if degrees else None,
+        types=JoinedRows(tuple(types)) if types else None,
+        type_degrees=JoinedRows(tuple(degrees)) if degrees else None,
     )
 
 

@@ -144,6 +144,6 @@ def _csr(rows: Array, cols: Array, types: Array, values: Array | None, degrees: 
         ArrayRows(cols.astype(np.int32)),
         None if values is None else ArrayRows(values),
         num_vertices,
-        ArrayRows(types),
-        ArrayRows(degrees),
+        types=ArrayRows(types),
+        type_degrees=ArrayRows(degrees),
     )

@@ -13,6 +13,7 @@ from mggcn.partition.base import Partition, PartitionStats
 from mggcn.partition.make import stats_of
 from mggcn.partition.rows.shard import training_rows
 from mggcn.partition.statistics import estimate_aggregated_nnz
+from mggcn.planning.shared import Shared, partition_key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,19 +61,25 @@ def graph_shape(graph: Graph, model: ModelConfig) -> GraphShape:
 
 
 def partition_stats(
-    config: Config, graph: Graph, partition: Partition, network: Network | None = None
+    config: Config, graph: Graph, partition: Partition, network: Network | None = None, shared: Shared | None = None
 ) -> PartitionStats:
     """Return the sizes of a partition, and what training epochs need of it if they may leave rows out.
 
-    Cost: a few sweeps over the edges.
+    Cost: a few sweeps over the edges, unless an earlier run has shared them.
     """
     model, data = config.model, config.data
     sparse = isinstance(graph.features, CSR)
     features = graph_shape(graph, model).num_features
     sizes = (features, graph.num_classes, graph.num_relations)
     depth = num_aggregations(network or NETWORKS[model.kind], model, *sizes, sparse=sparse)
-    training = training_rows(graph, data.splits, data.split) if config.run.prune == "auto" and depth else None
-    return stats_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth)
+    pruned = config.run.prune == "auto" and depth > 0
+
+    def count() -> PartitionStats:
+        training = training_rows(graph, data.splits, data.split) if pruned else None
+        return stats_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth)
+
+    key = partition_key(config), model.self_loops, depth, (data.splits, data.split) if pruned else None
+    return (shared or Shared()).found("statistics", key, count)
 
 
 def check_shape(shape: GraphShape) -> None:
