@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
-    from mggcn.api import GCN, MLP, SAGE, Trainer, load
+    from mggcn.api import GAT, GCN, MLP, RGCN, SAGE, GATv2, Trainer, load
     from mggcn.config import Config
     from mggcn.errors import MggcnError
     from mggcn.graph.csr import Graph
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from mggcn.sweeps import sweep
 
 _PUBLIC = {
+    "GAT": "api",
+    "GATv2": "api",
     "GCN": "api",
     "MLP": "api",
+    "RGCN": "api",
     "SAGE": "api",
     "Trainer": "api",
     "load": "api",
@@ -36,10 +39,13 @@ _PUBLIC = {
     "to_pyg": "model.weights",
 }
 __all__ = [
+    "GAT",
     "GCN",
     "MLP",
+    "RGCN",
     "SAGE",
     "Config",
+    "GATv2",
     "Graph",
     "GraphOptions",
     "MggcnError",

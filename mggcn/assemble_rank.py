@@ -241,7 +241,7 @@ def _build_aggregations(context: _RankContext) -> RankAggregations:
     if not context.config.model.aggregates:
         return RankAggregations(NoAggregation(), NoAggregation())
     built_from = BuildContext(
-        graph=context.graph,
+        graph=context.graph if plan.values.typed else context.graph.untyped(),
         partition=context.partition,
         rank=context.comm.rank,
         options=context.shard_options,

@@ -14,6 +14,8 @@ from mggcn.errors import ConfigError
 
 MAX_RANKS = 4096
 """Ranks of a plan; more than any node has."""
+MAX_HEADS = 64
+"""Heads of attention: what kernels keep scores for (cpu/attention.h)."""
 MAX_DELAY = 1000
 """Epochs that a message of the delayed strategy may take."""
 
@@ -38,12 +40,18 @@ class DataConfig:
 class ModelConfig:
     """Table [model]: the network."""
 
-    kind: Literal["gcn", "sage", "mlp"] = "gcn"
+    kind: Literal["gcn", "sage", "gat", "gatv2", "rgcn", "mlp"] = "gcn"
     """gcn: graph convolutions (Kipf & Welling 2017); sage: GraphSAGE with the GCN aggregator, (sum of neighbours + self) /
     (degree + 1) (DistGNN 6.1), whatever `norm` says: in a weighted graph the weighted average, where a vertex itself has
-    the weight of its stored self-loop, or 1 without one; mlp: the same network without the graph."""
+    the weight of its stored self-loop, or 1 without one; gat, gatv2: attention over neighbours (Velickovic et al. 2018,
+    Brody et al. 2022), which reads neither `norm` nor weights of edges; rgcn: R-GCN (Schlichtkrull et al. 2018), whatever
+    `norm` and `self_loops` say, on a graph whose edges have types: the mean over the in-neighbours of each relation, and
+    the vertex itself, each times a matrix of its own; mlp: the same network without the graph."""
     hidden: tuple[int, ...] = (128, 128)
     """Width of each hidden layer, in features; the output layer has one column per class."""
+    aggregator: Literal["gcn", "max"] = "gcn"
+    """Of sage. gcn: as above; max: the maximum over the in-neighbours of a dense layer with ReLU, beside a weight matrix
+    for the vertex itself (Hamilton et al. 2017, eq. 3): no self-loops are inserted, and weights of edges are not read."""
     dropout: float = 0.0
     """Probability of dropping an activation of a hidden layer, in [0, 1)."""
     input_dropout: float = 0.0
@@ -58,6 +66,8 @@ class ModelConfig:
     """Insert the self-loops that the graph lacks."""
     bias: bool = True
     """Add a bias after each aggregation."""
+    bases: int = 8
+    """Of rgcn: matrices in each layer of which a relation's matrix is a weighted sum (basis decomposition)."""
 
     def __post_init__(self) -> None:
         _settle(self, "model")
@@ -65,11 +75,39 @@ class ModelConfig:
         for name in ("dropout", "input_dropout", "attention_dropout"):
             value = getattr(self, name)
             _require(0.0 <= value < 1.0, f"model.{name} must lie in [0, 1), got {value}")
-        if self.kind == "sage":
+        _require(1 <= self.heads <= MAX_HEADS, f"model.heads must lie in 1 .. {MAX_HEADS}, got {self.heads}")
+        if self.attends:
+            _require(
+                all(width % self.heads == 0 for width in self.hidden),
+                f"model.hidden must hold multiples of model.heads {self.heads}, the widths of all heads together, got "
+                f"{self.hidden}",
+            )
+        elif self.heads > 1 or self.attention_dropout:
+            raise ConfigError(
+                f"model.heads and model.attention_dropout belong to gat and gatv2, got model.kind {self.kind}; leave them "
+                "out, or choose one of those"
+            )
+        if self.kind != "sage" and self.aggregator != "gcn":
+            raise ConfigError(
+                f"model.aggregator {self.aggregator} belongs to sage, got model.kind {self.kind}; choose sage"
+            )
+        if self.kind == "sage" and self.aggregator == "max":
+            object.__setattr__(self, "self_loops", False)
+        elif self.kind == "sage":
             _require(
                 self.self_loops, "model.kind sage adds every vertex to its neighbours; leave model.self_loops true"
             )
+        if self.kind == "sage":
             object.__setattr__(self, "norm", "mean")
+        if self.kind == "rgcn":
+            object.__setattr__(self, "norm", "mean")
+            object.__setattr__(self, "self_loops", False)
+        _require(self.bases >= 1, f"model.bases must be 1 or more, got {self.bases}")
+
+    @property
+    def attends(self) -> bool:
+        """Whether the model has attention over neighbours."""
+        return self.kind in ("gat", "gatv2")
 
     @property
     def aggregates(self) -> bool:
@@ -107,6 +145,8 @@ class TrainConfig:
     """Evaluations without a better validation score that the plateau schedule lets pass; the one after them cuts."""
     warmup: int = 0
     """Epochs over which the learning rate rises linearly from 0."""
+    schedule_start: int = 0
+    """Epoch, from 0, at which schedule and warm-up begin: a run that is continued with a new schedule records it here."""
     patience: int = 0
     """Stop after this many evaluations without a better validation score; 0 never stops early."""
     eval_every: int = 1
@@ -137,6 +177,7 @@ class TrainConfig:
             "checkpoint_every",
             "checkpoint_minutes",
             "warmup",
+            "schedule_start",
         ):
             _require(getattr(self, name) >= 0, f"train.{name} must be 0 or more, got {getattr(self, name)}")
         _require(0.0 <= self.momentum < 1.0, f"train.momentum must lie in [0, 1), got {self.momentum}")

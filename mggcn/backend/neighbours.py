@@ -15,9 +15,6 @@ from mggcn.backend.sparse import Sparse
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_HEADS = 64
-"""Heads of attention, at most: kHeads of cpu/attention.h."""
-
 
 @dataclass(frozen=True, slots=True)
 class Heads:

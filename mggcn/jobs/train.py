@@ -25,6 +25,7 @@ from mggcn.assemble import (
     host_of,
     memory_limit,
     plan_graph,
+    this_machine,
     threads_per_rank,
 )
 from mggcn.backend.cpu.machine import processor_name
@@ -42,7 +43,7 @@ from mggcn.jobs.folder import (
     make_run_folder,
     measured_products,
     read_run,
-    rewrite_config,
+    reopen,
     write_plan,
 )
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
@@ -50,6 +51,7 @@ from mggcn.jobs.nccl_record import nccl_record
 from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
 from mggcn.planning.advice import require_fit
+from mggcn.planning.opening import opening_lines
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shared import Shared
 from mggcn.train.log import RunLog, write_json
@@ -73,6 +75,8 @@ class PlannedRun:
     config: Config
     plan: RunPlan
     partition: Partition
+    reason: str = ""
+    """Why `auto` chose its strategy and order; "" if they were set."""
 
 
 def prepare_run(
@@ -95,7 +99,14 @@ def prepare_run(
     require_fit(plan, config.run.memory_limit or memory_limit(config) // at_once)
     folder = make_run_folder(config, graph.name, out)
     write_plan(folder, plan, partition, store, graph, choice)
-    return PlannedRun(folder, config, plan, partition)
+    return PlannedRun(folder, config, plan, partition, "" if choice is None else choice.reason)
+
+
+def announce(plan: RunPlan, store: Path | None, reason: str, done: int = 0) -> None:
+    """Print what will run, on what, and what it will take. done: epochs that a resumed run does not repeat."""
+    config = plan.config
+    lines = opening_lines(plan, this_machine(config), memory_limit(config), store=store, reason=reason, done=done)
+    print(*lines, sep="\n", flush=True)
 
 
 def train_rank(
@@ -313,13 +324,15 @@ def train_under_torchrun(
         if comm.rank == 0 and folder is None:
             planned = prepare_run(config, open_store(store), store, out)
             folder = planned.folder
+            if not quiet:
+                announce(planned.plan, store, planned.reason)
         elif comm.rank == 0 and folder is not None:
-            rewrite_config(folder, config)
+            reopen(folder, config)
         shared = share_path(comm, folder)
         with contextlib.nullcontext() if comm.rank or resume else discarded_if_refused(shared):
             train_worker(comm, shared, quiet, started, planned)
         if comm.rank == 0:
-            result.append(read_result(shared) | {"folder": str(folder)})
+            result.append(read_result(shared))
 
     with tempfile.TemporaryDirectory(prefix="mggcn-") as reports:
         code = torchrun_main(config.run.timeout_s, Path(reports), body, config.run.transport)

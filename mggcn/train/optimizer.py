@@ -75,13 +75,13 @@ class Optimizer:
 
 
 def learning_rate(config: TrainConfig, epoch: int, rate: float | None = None) -> float:
-    """Return the learning rate of an epoch (from 0): schedule times linear warm-up.
+    """Return the learning rate of an epoch (from 0): schedule times linear warm-up, both from schedule_start on.
 
     rate: what the plateau schedule has made of train.lr (Progress.rate).
     """
-    factor = 1.0
+    factor, epoch = 1.0, max(epoch - config.schedule_start, 0)
     if config.schedule == "cosine":
-        factor = 0.5 * (1.0 + math.cos(math.pi * epoch / config.epochs))
+        factor = 0.5 * (1.0 + math.cos(math.pi * epoch / max(config.epochs - config.schedule_start, 1)))
     elif config.schedule == "step":
         factor = config.schedule_gamma ** (epoch // config.schedule_step)
     if epoch < config.warmup:

@@ -25,7 +25,7 @@ from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint, s
 from mggcn.train.epoch import LOSS, SECONDS, STOP, Repeated, TrainingEpoch
 from mggcn.train.log import RunLog
 from mggcn.train.metrics import counted
-from mggcn.train.optimizer import Optimizer, follow_plateau, learning_rates
+from mggcn.train.optimizer import Optimizer, follow_plateau, learning_rate, learning_rates
 from mggcn.train.ranking import RankingScores
 from mggcn.train.repeats import best_repeat, keep_repeat
 from mggcn.train.runtime import RankRuntime
@@ -201,12 +201,13 @@ class RankTrainer:
         config, progress = self._config.train, self.progress
         for loss in signals[:, LOSS].tolist():
             self.epoch_seconds.append(seconds)
+            rate = learning_rate(config, progress.epoch, progress.rate)
             progress.epoch += 1
             due = config.eval_every and progress.epoch % config.eval_every == 0
             scores = (
                 self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
             )
-            row = {"epoch": progress.epoch, "loss": loss, **scores, "seconds": seconds}
+            row = {"epoch": progress.epoch, "loss": loss, **scores, "lr": rate, "seconds": seconds}
             if config.repeat > 1:
                 row["run"] = progress.run
             log.epoch(row)
@@ -277,6 +278,9 @@ class RankTrainer:
         if found is None:
             return
         self.progress, parts = found
+        if self._config.train.repeat == 1 and self.progress.finished:
+            # A complete run that is extended: its only repeat goes on. Without more epochs it ends again as it did.
+            self.progress.run, self.progress.finished = 0, []
         weights = self.runtime.weights
         if "best" in parts:
             weights.load_state_dict(parts["best"])
