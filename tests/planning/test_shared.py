@@ -39,6 +39,10 @@ CHANGES: list[dict[str, Any]] = [
     {"model": {"norm": "mean", "self_loops": False}},
     {"model": {"kind": "mlp"}},
     {"model": {"kind": "sage"}},
+    {"model": {"kind": "sage", "aggregator": "max"}},
+    {"model": {"kind": "gat", "heads": 2, "attention_dropout": 0.3}},
+    {"model": {"kind": "gat", "heads": 2, "hidden": [4, 6], "attention_dropout": 0.3}},
+    {"model": {"kind": "gatv2", "heads": 2}},
     {"data": {"row_normalize": True}},
     {"run": {"precision": "fp64"}},
     {"run": {"precision": "bf16"}},
@@ -70,7 +74,7 @@ def trained(config: Config, graph: Graph, shared: Shared | None) -> list[Any]:
     return run_threads(2, body, 60)[0] if config.run.ranks > 1 else body(SingleCommunicator())
 
 
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sparse", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_shared_run_is_the_run_alone(sparse: bool) -> None:
     """Fails if a run takes what another setting has made, or what epochs of an earlier run have changed."""
     graph, shared = graph_of(sparse), Shared()
