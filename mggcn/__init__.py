@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Any
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
-    from mggcn.api import GCN, MLP, SAGE, Trainer, load
+    from mggcn.api import GCN, MLP, SAGE, load, save
     from mggcn.config import Config
     from mggcn.errors import MggcnError
     from mggcn.graph.csr import Graph
     from mggcn.graph.facts import describe
     from mggcn.graph.structure import GraphOptions
     from mggcn.model.weights import from_pyg, to_pyg
+    from mggcn.trainer import Trainer
 
 _PUBLIC = {
     "GCN": "api",
     "MLP": "api",
     "SAGE": "api",
-    "Trainer": "api",
+    "Trainer": "trainer",
     "load": "api",
+    "save": "api",
     "Config": "config",
     "Graph": "graph.csr",
     "GraphOptions": "graph.structure",
@@ -46,6 +48,7 @@ __all__ = [
     "describe",
     "from_pyg",
     "load",
+    "save",
     "to_pyg",
 ]
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
+from mggcn.html import html_table
 
 Array = npt.NDArray[Any]
 
@@ -143,6 +144,12 @@ class Graph:
     def __repr__(self) -> str:
         """One line of extents; `mggcn.describe` looks at the content."""
         return f"<Graph {self.name}: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks. Cost: as `summary`."""
+        return html_table(
+            f"Graph {self.name}", {"extents": self.summary(), "read from": str(self.meta.get("source", "-"))}
+        )
 
     @property
     def num_vertices(self) -> int:

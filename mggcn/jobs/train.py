@@ -48,6 +48,7 @@ from mggcn.jobs.folder import (
 )
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
+from mggcn.jobs.weights import check_start, keep_start, start_of
 from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
 from mggcn.planning.advice import require_fit
@@ -60,6 +61,8 @@ from mggcn.tuning.record import RUN_FILE, STORE_FILE, outdated, save_findings, s
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mggcn.assemble_rank import Rank
     from mggcn.comm.base import Communicator
     from mggcn.train.trainer import Stop
@@ -77,17 +80,24 @@ class PlannedRun:
     """Why `auto` chose its strategy and order; "" if they were set."""
 
 
-def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | None) -> PlannedRun:
+def prepare_run(
+    config: Config, graph: Graph, store: Path | None, out: Path | None, start: Mapping[str, Tensor] | None = None
+) -> PlannedRun:
     """Plan a run, refuse it if it does not fit, and write its folder.
 
+    start: weights to begin with instead of random ones.
     Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
     """
     check_available(config)
     config, choice = resolve_auto(config, graph)
     plan, partition = plan_graph(config, graph)
     require_fit(plan, memory_limit(config))
+    if start is not None:
+        check_start(plan, start)
     folder = make_run_folder(config, graph.name, out)
     write_plan(folder, plan, partition, store, graph, choice)
+    if start is not None:
+        keep_start(folder, start)
     return PlannedRun(folder, config, plan, partition, "" if choice is None else choice.reason)
 
 
@@ -130,6 +140,8 @@ def train_rank(
 
     tuning = Tuning(comm, Exploration(), report) if config.run.tune else None
     rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning)
+    if (start := start_of(folder)) is not None:
+        rank.trainer.warm_start(start)
     comm.barrier()
     setup_seconds = time.perf_counter() - started
     complete = rank.trainer.fit(log, folder, on_epoch if comm.rank == 0 else None)
@@ -261,7 +273,13 @@ def train_worker(
 
 
 def train_under_torchrun(
-    config: Config, store: Path, out: Path | None, resume: Path | None, *, quiet: bool
+    config: Config,
+    store: Path,
+    out: Path | None,
+    resume: Path | None,
+    start: Mapping[str, Tensor] | None = None,
+    *,
+    quiet: bool,
 ) -> tuple[int, dict[str, Any] | None]:
     """Train as one rank of torchrun. Returns its exit code, and the result on rank 0.
 
@@ -290,7 +308,7 @@ def train_under_torchrun(
     def body(comm: Communicator) -> None:
         folder, planned = resume, None
         if comm.rank == 0 and folder is None:
-            planned = prepare_run(config, open_store(store), store, out)
+            planned = prepare_run(config, open_store(store), store, out, start)
             folder = planned.folder
             if not quiet:
                 announce(planned.plan, store, planned.reason)

@@ -15,11 +15,12 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, PairNorm, SAGEConv, Sequential
 
-from mggcn.api import GCN, SAGE, Trainer, load
+from mggcn.api import GCN, SAGE, load
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.model.weights import from_pyg, to_pyg
+from mggcn.trainer import Trainer
 from tests.graphs import make_graph, pattern
 
 SEED = 8086
