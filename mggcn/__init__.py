@@ -11,22 +11,27 @@ from typing import TYPE_CHECKING, Any
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
-    from mggcn.api import GCN, MLP, SAGE, load, save
+    from mggcn.api import GAT, GCN, MLP, RGCN, SAGE, GATv2, load, save
     from mggcn.config import Config
     from mggcn.errors import MggcnError
     from mggcn.graph.csr import Graph
     from mggcn.graph.facts import describe
     from mggcn.graph.structure import GraphOptions
     from mggcn.model.weights import from_pyg, to_pyg
+    from mggcn.sweeps import sweep
     from mggcn.trainer import Trainer
 
 _PUBLIC = {
+    "GAT": "api",
+    "GATv2": "api",
     "GCN": "api",
     "MLP": "api",
+    "RGCN": "api",
     "SAGE": "api",
     "Trainer": "trainer",
     "load": "api",
     "save": "api",
+    "sweep": "sweeps",
     "Config": "config",
     "Graph": "graph.csr",
     "GraphOptions": "graph.structure",
@@ -36,10 +41,13 @@ _PUBLIC = {
     "to_pyg": "model.weights",
 }
 __all__ = [
+    "GAT",
     "GCN",
     "MLP",
+    "RGCN",
     "SAGE",
     "Config",
+    "GATv2",
     "Graph",
     "GraphOptions",
     "MggcnError",
@@ -49,6 +57,7 @@ __all__ = [
     "from_pyg",
     "load",
     "save",
+    "sweep",
     "to_pyg",
 ]
 

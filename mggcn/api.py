@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.config import ModelConfig, from_tables
+from mggcn.errors import ConfigError
 from mggcn.graph.convert import check_arguments, from_object
 from mggcn.graph.csr import Graph
-from mggcn.graph.sources import load_source
+from mggcn.graph.sources import load_joined, load_source
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
 
@@ -24,11 +25,13 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
 
     Args:
         source: A path (store folder, `.npz`, MatrixMarket, edge list), a name under `root`, a PyG `Data`, a DGL graph, a
-            SciPy matrix, or edges (2, E), sources in row 0.
+            SciPy matrix, or edges (2, E), sources in row 0. A list of these is one graph of several without edges between
+            them, each with its own splits; in a mapping such as `{"train": graphs, "test": graph}` whole graphs are parts.
         root: Folder in which names of stores are looked up.
         **arrays: What the source lacks: `features` (N, D), dense or sparse; `labels` (N,), -1 for none; `splits`, a mapping
-            from "train", "val" and "test" to masks or ids; `weights` (E,) of edges; all of NumPy, SciPy or torch. Further
-            `num_vertices`, `num_classes`, `name`, `options=GraphOptions(...)`; for a store, `verify=True`.
+            from "train", "val" and "test" to masks or ids; `weights` (E,) and `edge_types` (E,), whole numbers from 0, of
+            edges; all of NumPy, SciPy or torch. Further `num_vertices`, `num_classes`, `num_relations`, `name`,
+            `options=GraphOptions(...)`; for a store, `verify=True`.
 
     Raises:
         ConfigError: An argument is unknown or does not go with the source.
@@ -41,6 +44,13 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
         >>> graph.num_vertices, graph.num_edges, graph.num_classes
         (3, 4, 2)
     """
+    if isinstance(source, list | tuple | dict):
+        if odd := sorted(arrays.keys() - {"options", "name", "verify"}):
+            raise ConfigError(
+                f"each of several graphs has its own {', '.join(odd)}; complete them one by one, then join them"
+            )
+        check_arguments(arrays, ("verify",))
+        return load_joined(source, root=root, **arrays)
     if isinstance(source, str | Path):
         check_arguments(arrays, ("verify",))
         return load_source(source, root=root, **arrays)
@@ -114,3 +124,51 @@ def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
         ConfigError: As of `GCN`.
     """
     return from_tables({"model": settings | {"kind": "sage", "hidden": hidden}}).model
+
+
+def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
+    """Describe R-GCN (Schlichtkrull et al. 2018) for a graph whose edges have types, as PyG's RGCNConv with `num_bases`.
+
+    Args:
+        hidden: As of `GCN`.
+        **settings: As of `GCN`, without norm and self_loops, which this model determines, and `bases`, the matrices in each
+            layer of which every relation's matrix is a weighted sum.
+
+    Raises:
+        ConfigError: As of `GCN`.
+    """
+    return from_tables({"model": settings | {"kind": "rgcn", "hidden": hidden}}).model
+
+
+def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: Any) -> ModelConfig:  # noqa: N802
+    """Describe a graph attention network (Velickovic et al. 2018), heads averaged in the last layer.
+
+    Attention reads no weights of edges. Dropout of its weights is `attention_dropout`.
+
+    Args:
+        hidden: Widths of the hidden layers, of all heads together.
+        heads: Heads of every layer, which must divide the widths.
+        **settings: As of `GCN`, without norm.
+
+    Raises:
+        ConfigError: As of `GCN`, and for widths that are no multiples of heads.
+
+    Examples:
+        >>> mggcn.GAT(hidden=(64,), heads=8, attention_dropout=0.2).heads
+        8
+    """
+    return from_tables({"model": settings | {"kind": "gat", "hidden": hidden, "heads": heads}}).model
+
+
+def GATv2(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: Any) -> ModelConfig:  # noqa: N802
+    """Describe GATv2 (Brody et al. 2022), whose attention ranks neighbours by vertex: as `GAT` otherwise.
+
+    Args:
+        hidden: As of `GAT`.
+        heads: As of `GAT`.
+        **settings: As of `GAT`.
+
+    Raises:
+        ConfigError: As of `GAT`.
+    """
+    return from_tables({"model": settings | {"kind": "gatv2", "hidden": hidden, "heads": heads}}).model

@@ -59,7 +59,7 @@ class Trainer:
 
     Args:
         graph: A graph from `load`, or anything that `load` takes.
-        model: `GCN(...)`, `SAGE(...)` or `MLP(...)`; default `GCN()`.
+        model: `GCN(...)`, `SAGE(...)`, `RGCN(...)` or `MLP(...)`; default `GCN()`.
         ranks: Number of ranks P that share the graph.
         out: Run folder of the first `fit`; otherwise a temporary one, deleted with the trainer.
         start_from: What to begin with instead of random weights: a run folder (its best weights), weights as `state_dict`
@@ -212,8 +212,8 @@ class Trainer:
         Args:
             epochs: Number of epochs altogether, those that are done among them.
             on_epoch: As of `fit`.
-            **schedule: lr, schedule, schedule_step, schedule_gamma or warmup of a new schedule; patience, to go on after an
-                early stop.
+            **schedule: lr, warmup, schedule and its settings (schedule_step, schedule_gamma, schedule_patience) of a new
+                schedule; patience, to go on after an early stop.
 
         Returns:
             As `fit`, all epochs of the run.
@@ -298,7 +298,9 @@ class Trainer:
             raise RunError("the trainer has no result yet; call fit(), or resume() where a run was interrupted")
         return training.read_result(self._folder)
 
-    def predict(self, *, weights: str = "best", probabilities: bool = False) -> npt.NDArray[np.floating]:
+    def predict(
+        self, *, weights: str = "best", probabilities: bool = False, graph: Any = None
+    ) -> npt.NDArray[np.floating]:
         """Return the class scores of every vertex, (N, C) in the run's precision, in the graph's own order.
 
         Cost: one forward pass.
@@ -306,12 +308,16 @@ class Trainer:
         Args:
             weights: Those of the "best" validation score, or of the "last" epoch; with `train.repeat`, of the best repeat.
             probabilities: Return softmax probabilities rather than logits.
+            graph: Another graph with the same features, or anything that `load` takes, instead of the trainer's own; it
+                needs neither labels nor splits, and is scored in this process.
 
         Raises:
             RunError: Nothing was trained yet.
-            ConfigError: `weights` is neither "best" nor "last".
+            ConfigError: `weights` is neither "best" nor "last", or the other graph's features or relations differ.
         """
         _check_weights(weights)
+        if graph is not None:
+            return self._scores(self.state_dict(weights), probabilities, graph)
         if self._folder is None:
             raise RunError("the trainer has no weights yet; call fit() first, or scores_of() with weights of your own")
         if self._in_process:
@@ -357,12 +363,20 @@ class Trainer:
         Raises:
             ConfigError: Names or shapes differ from the model's; for a module, as of `from_pyg`.
         """
-        tensors = state if isinstance(state, Mapping) else from_pyg(state, self._config.model)
-        config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
-        plan, partition = plan_graph(config, self._graph)
-        require_fit(plan, memory_limit(config))
+        return self._scores(state if isinstance(state, Mapping) else from_pyg(state, self._config.model), probabilities)
 
-        scores = scores_here(config, self._graph, plan, partition, tensors)
+    def _scores(
+        self, tensors: Mapping[str, Tensor], probabilities: bool, other: Any = None
+    ) -> npt.NDArray[np.floating]:
+        """Score the trainer's graph, or another one, on one rank."""
+        config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
+        graph = self._graph
+        if other is not None:
+            loaded = other if isinstance(other, Graph) else load(other)
+            config, graph = predicting.for_scoring(config, loaded, self._plan.shape)
+        plan, partition = plan_graph(config, graph)
+        require_fit(plan, memory_limit(config))
+        scores = scores_here(config, graph, plan, partition, tensors)
         return predicting.softmax(scores) if probabilities else scores
 
     def save_store(self, path: str | Path, *, overwrite: bool = False) -> Graph:

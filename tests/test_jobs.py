@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from mggcn import assemble
+from mggcn.api import Trainer
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.config_files import from_toml
 from mggcn.errors import BackendError, ConfigError, GraphError, RunError, TrainError
+from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
@@ -327,3 +329,61 @@ def test_a_rank_process_multiplies_as_its_precision_says(monkeypatch: pytest.Mon
     training.train_worker(SingleCommunicator(), Path("none"), quiet=True, started=0.0)
     assert (seen, torch.get_float32_matmul_precision()) == (["high"], before)
     assert before != "high"
+
+
+@pytest.fixture(scope="module")
+def typed_pair() -> tuple[Graph, Graph]:
+    """Two random graphs with types and features of one kind, of different sizes; the second without labels and splits."""
+    graphs = []
+    for n, seed in ((41, 3), (67, 4)):
+        rng = np.random.default_rng(seed)
+        arrays: dict[str, Any] = {
+            "edges": rng.integers(0, n, (2, 5 * n)),
+            "edge_types": rng.integers(0, 3 if n == 41 else 2, 5 * n),
+            "features": rng.normal(size=(n, 5)).astype(np.float32),
+            "num_vertices": n,
+        }
+        if n == 41:
+            arrays |= {"labels": rng.integers(0, 3, n), "splits": {"train": rng.random(n) < 0.6}}
+        graphs.append(from_arrays(**arrays))
+    return graphs[0], graphs[1]
+
+
+MODELS = [{"kind": "gcn"}, {"kind": "rgcn", "bases": 2}]
+RUNS = [
+    {"ranks": 1, "order": "auto", "strategy": "auto"},
+    {"ranks": 2, "order": "auto", "strategy": "auto"},
+    {"ranks": 3, "order": "locality", "strategy": "halo"},
+    {"ranks": 2, "strategy": "delayed"},
+]
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("settings", RUNS, ids=str)
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_scores_of_a_graph_of_another_size(
+    typed_pair: tuple[Graph, Graph], model: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Fails if a partition, an order, a size or the number of relations of the trained graph is kept for another one."""
+    first, second = typed_pair
+    write_store(second, tmp_path / "second")
+    description = ModelConfig(hidden=(6,), **model)
+    run = {"threads": 1, "precision": "fp64", "transport": "threads" if settings["ranks"] > 1 else "single"}
+    trainer = Trainer(first, description, out=tmp_path / "run", **run, **settings)
+    trainer.fit(epochs=2)
+    expected = trainer.predict(graph=second)
+    # What the weights give where that graph is the trainer's own.
+    labelled = dataclasses.replace(
+        second,
+        labels=ArrayRows(np.zeros(67, np.int64)),
+        splits={"train": ArrayRows(np.ones((1, 67), np.bool_))},
+        num_classes=3,
+        num_relations=first.num_relations,
+    )
+    own = Trainer(labelled, description, threads=1, precision="fp64").scores_of(trainer.state_dict())
+    np.testing.assert_allclose(expected, own, rtol=1e-9, atol=1e-12)
+    scores = np.load(predicting.predict(tmp_path / "run", tmp_path / "s.npy", store=tmp_path / "second"))
+    np.testing.assert_allclose(scores, own, rtol=1e-9, atol=1e-12)
+    if model["kind"] == "rgcn":
+        with pytest.raises(ConfigError, match="has 4 relations, the run was trained on 3"):
+            trainer.predict(graph=dataclasses.replace(second, num_relations=4))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mggcn.train.checkpoint import Progress
 
 
-SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "warmup")
+SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "schedule_patience", "warmup")
 """Settings of [train] that make a schedule."""
 CONTINUABLE = ("epochs", "patience", *SCHEDULE)
 """Settings of [train] with which a run may be continued."""

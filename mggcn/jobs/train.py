@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,9 @@ from mggcn.partition.base import Partition
 from mggcn.planning.advice import require_fit
 from mggcn.planning.opening import opening_lines
 from mggcn.planning.run import RunPlan
+from mggcn.planning.shared import Shared
 from mggcn.train.log import RunLog, write_json
+from mggcn.train.tensorboard import TensorBoard
 from mggcn.tuning.exploration import Exploration
 from mggcn.tuning.findings import Findings
 from mggcn.tuning.record import RUN_FILE, STORE_FILE, outdated, save_findings, summary_of
@@ -81,17 +83,25 @@ class PlannedRun:
 
 
 def prepare_run(
-    config: Config, graph: Graph, store: Path | None, out: Path | None, start: Mapping[str, Tensor] | None = None
+    config: Config,
+    graph: Graph,
+    store: Path | None,
+    out: Path | None,
+    start: Mapping[str, Tensor] | None = None,
+    *,
+    shared: Shared | None = None,
+    at_once: int = 1,
 ) -> PlannedRun:
     """Plan a run, refuse it if it does not fit, and write its folder.
 
-    start: weights to begin with instead of random ones.
+    start: weights to begin with instead of random ones. shared: by runs on this graph, one after the other. at_once: runs
+    that share the free memory.
     Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
     """
     check_available(config)
     config, choice = resolve_auto(config, graph)
-    plan, partition = plan_graph(config, graph)
-    require_fit(plan, memory_limit(config))
+    plan, partition = plan_graph(config, graph, shared=shared)
+    require_fit(plan, config.run.memory_limit or memory_limit(config) // at_once)
     if start is not None:
         check_start(plan, start)
     folder = make_run_folder(config, graph.name, out)
@@ -120,10 +130,12 @@ def train_rank(
     stop: Stop,
     started: float | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    shared: Shared | None = None,
 ) -> Rank:
     """Set up, train and record on one rank. Raises: Interrupted after a signal, once everything is saved.
 
-    stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it.
+    stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it. shared: as for
+    make_rank.
     """
     from mggcn.assemble_rank import make_rank
     from mggcn.tuning.epochs import Tuning
@@ -139,12 +151,15 @@ def train_rank(
         log.say(save_findings(findings, host_of(config), folder, store))
 
     tuning = Tuning(comm, Exploration(), report) if config.run.tune else None
-    rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning)
+    rank = make_rank(
+        config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning, shared=shared
+    )
     if (start := start_of(folder)) is not None:
         rank.trainer.warm_start(start)
     comm.barrier()
     setup_seconds = time.perf_counter() - started
-    complete = rank.trainer.fit(log, folder, on_epoch if comm.rank == 0 else None)
+    with logged(config, folder, on_epoch) if comm.rank == 0 else contextlib.nullcontext() as follow:
+        complete = rank.trainer.fit(log, folder, follow)
     rank.watch.close()
     peak = largest_peak(rank, comm)
     taken = nccl_record(plan, comm, rank.trainer.runtime.backend)
@@ -155,6 +170,18 @@ def train_rank(
         tuned = summary_of(folder)
         write_json(folder / "result.json", result | ({"tuning": tuned} if tuned else {}))
     return rank
+
+
+@contextlib.contextmanager
+def logged(
+    config: Config, folder: Path, on_epoch: Callable[[dict[str, Any]], None] | None
+) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """Give what is called with the row of each epoch: `on_epoch`, behind the log that run.log asks for."""
+    if config.run.log == "none":
+        yield on_epoch
+        return
+    with contextlib.closing(TensorBoard(config, folder, on_epoch)) as log:
+        yield log
 
 
 def largest_peak(rank: Rank, comm: Communicator) -> int:
@@ -209,7 +236,7 @@ def captures(config: Config, states: Mapping[str, str]) -> dict[str, Any]:
     return {"captured": {what: eager if state == "eager" else state for what, state in states.items()}}
 
 
-def run_training(run: PlannedRun, graph: Graph, *, quiet: bool) -> dict[str, Any]:
+def run_training(run: PlannedRun, graph: Graph, *, quiet: bool, shared: Shared | None = None) -> dict[str, Any]:
     """Train the run that `prepare_run` wrote, on as many ranks as it says, and return its result.
 
     `graph` serves a single rank or ranks as threads; ranks as processes open the store that job.json names and read the
@@ -218,7 +245,7 @@ def run_training(run: PlannedRun, graph: Graph, *, quiet: bool) -> dict[str, Any
     """
     if in_processes(run.config):
         return train_processes(run.folder, run.config, quiet=quiet)
-    return _train_here(run, graph, quiet, time.perf_counter())
+    return _train_here(run, graph, quiet, time.perf_counter(), shared)
 
 
 def resume_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) -> dict[str, Any]:
@@ -237,13 +264,17 @@ def train_processes(folder: Path, config: Config, *, quiet: bool) -> dict[str, A
     return read_result(folder)
 
 
-def _train_here(run: PlannedRun, graph: Graph, quiet: bool, started: float) -> dict[str, Any]:
+def _train_here(
+    run: PlannedRun, graph: Graph, quiet: bool, started: float, shared: Shared | None = None
+) -> dict[str, Any]:
     """Train on one rank of this process, or on several that are threads of it."""
     config, known, folder = run.config, (run.plan, run.partition), run.folder
     with signalled_stop() as stop:
         on_local_ranks(
             config,
-            lambda comm: train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started),
+            lambda comm: train_rank(
+                comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started, shared=shared
+            ),
         )
     return read_result(folder)
 

@@ -72,7 +72,8 @@ def subject(plan: RunPlan) -> tuple[str, str]:
     features = "dense" if shape.feature_nnz is None else f"sparse, {shape.feature_nnz:,} nonzeros"
     return (
         f"{shape.name}: {shape.num_vertices:,} vertices, {shape.num_edges:,} edges "
-        f"({'symmetric' if shape.symmetric else 'directed'}{', weighted' if shape.weighted else ''}), "
+        f"({'symmetric' if shape.symmetric else 'directed'}{', weighted' if shape.weighted else ''}"
+        f"{f', {shape.num_relations} relations' if shape.num_relations else ''}), "
         f"{shape.num_features:,} features ({features}), {shape.num_classes} classes",
         f"{config.model.kind} {widths}, {config.run.precision}, {len(plan.ranks)} rank{'s' * (len(plan.ranks) > 1)} on "
         f"{config.run.device}, {_strategy(plan)}",
