@@ -13,7 +13,6 @@ from torch_geometric.nn import RGCNConv
 
 from mggcn.aggregate import relations
 from mggcn.aggregate.relations import Relational, RelationSums
-from mggcn.api import Trainer
 from mggcn.assemble import plan_shape
 from mggcn.config import Config, ModelConfig, TrainConfig
 from mggcn.errors import ConfigError, PlanError
@@ -23,6 +22,7 @@ from mggcn.graph.structure import GraphOptions
 from mggcn.model.kinds.relations import RelationWeights
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
+from mggcn.trainer import Trainer
 from tests.devices import CPU, Where, everywhere
 from tests.graphs import one_epoch
 from tests.reference import dropout_mask
