@@ -61,6 +61,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "precision": "bf16",
         "spmm": "cusparse",
         "timeline": True,
+        "log": "tensorboard",
         "order": "permute",
         "strategy": "delayed",
         "delay": "5",
