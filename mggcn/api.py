@@ -115,6 +115,7 @@ def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     """Describe GraphSAGE with the GCN aggregator, (sum of neighbours + self) / (degree + 1) (DistGNN, section 6.1).
 
     In a weighted graph the average is weighted; a vertex itself has the weight of its stored self-loop, or 1 without one.
+    With `aggregator="max"` neighbours are pooled instead (Hamilton et al. 2017, eq. 3), whatever their weights.
 
     Args:
         hidden: As of `GCN`.

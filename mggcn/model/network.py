@@ -28,10 +28,11 @@ from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import prune, recompute, round_operands, spare_gradients
 from mggcn.model.rgcn import rgcn
 from mggcn.model.runtime import Parameter
+from mggcn.model.sage import sage
 from mggcn.model.values import Graph, Value
 
 NETWORKS: Final[Mapping[str, Network]] = MappingProxyType(
-    {"gcn": gcn, "sage": gcn, "mlp": mlp, "gat": gat, "gatv2": gatv2, "rgcn": rgcn}
+    {"gcn": gcn, "sage": sage, "mlp": mlp, "gat": gat, "gatv2": gatv2, "rgcn": rgcn}
 )
 """The models by model.kind."""
 
