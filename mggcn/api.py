@@ -31,7 +31,10 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
         **arrays: What the source lacks: `features` (N, D), dense or sparse; `labels` (N,), -1 for none; `splits`, a mapping
             from "train", "val" and "test" to masks or ids; `weights` (E,) and `edge_types` (E,), whole numbers from 0, of
             edges; all of NumPy, SciPy or torch. Further `num_vertices`, `num_classes`, `num_relations`, `name`,
-            `options=GraphOptions(...)`; for a store, `verify=True`.
+            `options=GraphOptions(...)`; for a store, `verify=True`. For what is in memory also `ids` (N,): strings, or
+            numbers with gaps, that name the rows in order. Edges that are an array, and splits that are lists, then hold
+            ids, not row numbers. Without features and labels `ids="edges"` numbers what occurs in the edges, ascending, as
+            is done with strings anyway. `graph.ids` keeps them, in stores too.
 
     Raises:
         ConfigError: An argument is unknown or does not go with the source.
@@ -43,6 +46,10 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
         >>> graph = mggcn.load(edges, features=np.eye(3, dtype=np.float32), labels=np.array([0, 1, -1]))
         >>> graph.num_vertices, graph.num_edges, graph.num_classes
         (3, 4, 2)
+
+        >>> graph = mggcn.load(np.array([["ann", "bob"], ["bob", "eve"]]))
+        >>> graph.ids.array().tolist()
+        ['ann', 'bob', 'eve']
     """
     if isinstance(source, list | tuple | dict):
         if odd := sorted(arrays.keys() - {"options", "name", "verify"}):
@@ -54,7 +61,7 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
     if isinstance(source, str | Path):
         check_arguments(arrays, ("verify",))
         return load_source(source, root=root, **arrays)
-    check_arguments(arrays)
+    check_arguments(arrays, ("ids",))
     return from_object(source, **arrays)
 
 
