@@ -62,6 +62,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "spmm": "cusparse",
         "log": "tensorboard",
         "timeline": True,
+        "log": "tensorboard",
         "order": "permute",
         "strategy": "delayed",
         "delay": "5",
