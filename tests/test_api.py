@@ -89,7 +89,7 @@ def test_the_documented_example(data_root: Path, temporary: Path, monkeypatch: p
     trainer = mggcn.Trainer(graph, mggcn.GCN(hidden=(16,), dropout=0.5), ranks=1)
     history = trainer.fit(epochs=40)
     assert [row["epoch"] for row in history] == list(range(1, 41))
-    assert history[0].keys() == {"epoch", "loss", "train", "val", "test", "seconds"}
+    assert history[0].keys() == {"epoch", "loss", "train", "val", "test", "lr", "seconds"}
     assert trainer.evaluate("test") > 0.7
     assert "predicted peak" in str(trainer.plan)
     assert trainer.evaluate("test", "last") == history[-1]["test"]

@@ -28,6 +28,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "norm": "mean",
         "self_loops": False,
         "bias": False,
+        "bases": 3,
     },
     "train": {
         "epochs": 31,
@@ -40,6 +41,9 @@ CHANGED: dict[str, dict[str, Any]] = {
         "schedule_step": 17,
         "schedule_gamma": 1e-300,
         "warmup": 5,
+        "schedule_start": 4,
+        "schedule_patience": 7,
+        "clip_norm": 2.5,
         "patience": 11,
         "eval_every": 2,
         "metric": "macro_f1",

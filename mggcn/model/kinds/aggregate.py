@@ -5,7 +5,7 @@ read and keep beside what travels. V rows of this rank, E width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from mggcn.aggregate.base import aggregate_name
@@ -13,8 +13,9 @@ from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.backend.base import Epilogue
 from mggcn.errors import PlanError
 from mggcn.model.kinds.elementwise import NOTHING, EpilogueSpec
+from mggcn.model.kinds.relations import RelationWeights
 from mggcn.model.runtime import Runtime, Sizes, require
-from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
+from mggcn.model.values import Adjoint, Graph, Op, PlainKind, Scratch, Value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +55,8 @@ class Aggregate(PlainKind):
     site: its number in the model, from 1. level: of the rows that it computes (planning/pruning.py), None for all.
     rule: of an op with more operands than x or with kept rows: its local tensors are the further operands, the numbers of
     the vertices, and what it keeps. what: names a second aggregation of a site in the same direction.
+    relations: the weights of a `Relational` op, whose backward pass reads x again, as a second operand, and writes their
+    gradients.
     """
 
     site: int
@@ -63,6 +66,15 @@ class Aggregate(PlainKind):
     op: EdgeOp = SUM
     rule: Rule | None = None
     what: str = ""
+    relations: RelationWeights | None = None
+
+    @property
+    def has_parameters(self) -> bool:
+        return self.relations is not None
+
+    @property
+    def gradient_of(self) -> str:
+        return self.relations.bases if self.relations is not None and self.backward else ""
 
     @property
     def overwrites(self) -> tuple[int, ...]:
@@ -84,7 +96,14 @@ class Aggregate(PlainKind):
         if self.rule is not None:
             return self.rule.adjoint(self, value, gradient)
         kind = Aggregate(self.site, backward=not self.backward, level=self.level, op=self.op.adjoint)
-        return Adjoint((Value(kind, (gradient,), value.cols),))
+        if self.relations is None:
+            return Adjoint((Value(kind, (gradient,), value.cols),))
+        (x,) = value.operands
+        # One pass gives both gradients; that of a constant input is left out.
+        wanted = any(below.kind.has_parameters for below in Graph((x,)).values())
+        op = replace(kind.op, of_rows=wanted)  # type: ignore[type-var]
+        both = Value(replace(kind, op=op, relations=self.relations), (gradient, x), x.cols if wanted else 1)
+        return Adjoint((both if wanted else None,), (both,))
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         """Return what the op keeps; the strategy's memory is its plan's.
@@ -102,17 +121,23 @@ class Aggregate(PlainKind):
                 f"{self.op.name} of neighbours keeps maxima and numbers of vertices, for which bfloat16 has no room; "
                 "use run.precision fp32, tf32 or fp64"
             )
-        return {spec.name.removeprefix(f"{self.name}."): Scratch(spec.cols) for spec in kept}
+        room = {} if self.relations is None else self.relations.scratch(self.op, sizes)  # type: ignore[arg-type]
+        return {**room, **{spec.name.removeprefix(f"{self.name}."): Scratch(spec.cols) for spec in kept}}
 
     def run(self, rt: Runtime, op: Op) -> None:
         move = rt.aggregation.backward if self.backward else rt.aggregation.forward
-        slots, edge_op, local = slots_of(rt, op.scratch), self.op, []
+        slots, edge_op = slots_of(rt, op.scratch), self.op
+        local = [op.tensor(rt, index) for index in range(1, len(op.operands))]
         if self.rule is not None:
             kept = [rt.buffer(name) for purpose, name in op.scratch.items() if not purpose.startswith(SLOT)]
-            local = [*(op.tensor(rt, i) for i in range(1, len(op.operands))), rt.inputs.row_ids, *kept]
+            local = [*local, rt.inputs.row_ids, *kept]
             edge_op = self.rule.bound(edge_op, rt)
+        if self.relations is not None:
+            edge_op = self.relations.bound(self.op, rt, op)  # type: ignore[arg-type]
         out, epilogue = rt.buffer(op.out), self.finish.epilogue(rt)
         move(op.tensor(rt, 0), out, slots, self.site, epilogue, edge_op, local)
+        if self.relations is not None and self.backward:
+            self.relations.write_gradients(rt, op)
 
 
 def slots_of(rt: Runtime, scratch: Mapping[str, str]) -> list[Tensor]:
