@@ -169,7 +169,8 @@ def _csr(folder: Path, names: list[str], files: tuple[str, ...], num_cols: int |
     """Open a matrix; without `num_cols` it is square."""
     indptr, indices = (FileRows.open(folder / f"{file}.npy") for file in files[:2])
     values, *types = (FileRows.open(folder / f"{file}.npy") if file in names else None for file in files[2:])
-    csr = CSR(indptr, indices, values, indptr.shape[0] - 1 if num_cols is None else num_cols, *types)
+    typed = dict(zip(("types", "type_degrees"), types, strict=False))
+    csr = CSR(indptr, indices, values, indptr.shape[0] - 1 if num_cols is None else num_cols, **typed)
     check_layout(csr, str(folder / files[0]))
     return csr
 
