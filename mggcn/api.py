@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from mggcn import native
 from mggcn.assemble import check_available, memory_limit, plan_graph
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig, from_tables
@@ -78,6 +79,7 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
             )
         check_arguments(arrays, ("verify",))
         return load_joined(source, root=root, **arrays)
+    native.limit_spinning()  # of no effect once the caller has loaded torch
     if isinstance(source, str | Path):
         check_arguments(arrays, ("verify",))
         return load_source(source, root=root, **arrays)
@@ -221,6 +223,7 @@ class Trainer:
         config: Config | None = None,
         **settings: Any,
     ) -> None:
+        native.limit_spinning()
         base = with_model(config, model)
         self._graph: Graph = graph if isinstance(graph, Graph) else load(graph)
         asked = with_named(base, settings | ({} if ranks is None else {"ranks": ranks}))
