@@ -62,7 +62,6 @@ CHANGED: dict[str, dict[str, Any]] = {
         "spmm": "cusparse",
         "log": "tensorboard",
         "timeline": True,
-        "log": "tensorboard",
         "order": "permute",
         "strategy": "delayed",
         "delay": "5",
