@@ -67,6 +67,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "device": "cuda",
         "precision": "bf16",
         "spmm": "cusparse",
+        "log": "tensorboard",
         "timeline": True,
         "order": "permute",
         "strategy": "delayed",
