@@ -13,7 +13,7 @@ from torch_geometric.nn import RGCNConv
 
 from mggcn.aggregate import broadcast, delayed_part, halo, relations
 from mggcn.aggregate.relations import Relational, RelationSums
-from mggcn.api import RGCN, Trainer
+from mggcn.api import RGCN
 from mggcn.assemble import plan_shape
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.cli import main
@@ -26,6 +26,7 @@ from mggcn.model.kinds.relations import RelationWeights
 from mggcn.partition.rows.tiles import Tile
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
+from mggcn.trainer import Trainer
 from tests.devices import CPU, Where, everywhere
 from tests.graphs import one_epoch
 from tests.reference import dropout_mask

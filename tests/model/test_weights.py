@@ -15,11 +15,12 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn import FastRGCNConv, GATConv, GATv2Conv, GCNConv, PairNorm, RGCNConv, SAGEConv, Sequential
 
-from mggcn.api import GAT, GCN, RGCN, SAGE, GATv2, Trainer, load
+from mggcn.api import GAT, GCN, RGCN, SAGE, GATv2, load
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.model.weights import from_pyg, to_pyg
+from mggcn.trainer import Trainer
 from tests.graphs import make_graph, pattern
 
 SEED = 8086
