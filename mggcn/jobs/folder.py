@@ -172,6 +172,12 @@ def reopen(folder: Path, config: Config) -> None:
     temporary.rename(folder / "config.toml")
 
 
+def move_store(folder: Path, store: Path) -> None:
+    """Record that the graph of a run lies in this store now: that of one in memory is written anew for every trainer."""
+    job = json.loads((folder / "job.json").read_text())
+    write_json(folder / "job.json", job | {"store": str(store.resolve())})
+
+
 def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:
     """Return configuration, plan and job (the store's path) of a run folder. Raises: RunError if it is none."""
     if not folder.is_dir():
