@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from mggcn import native
 from mggcn.api import load, save
 from mggcn.assemble import check_available, memory_limit, plan_graph
 from mggcn.comm.failure import Interrupted
@@ -95,6 +96,7 @@ class Trainer:
         config: Config | None = None,
         **settings: Any,
     ) -> None:
+        native.limit_spinning()
         base = with_model(config, model)
         self._graph: Graph = graph if isinstance(graph, Graph) else load(graph)
         asked = with_named(base, settings | ({} if ranks is None else {"ranks": ranks}))

@@ -48,8 +48,19 @@ def test_pyg_data(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.full
 def test_own_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if the example breaks, or a module of one's own trains otherwise on three ranks than on one."""
-    monkeypatch.setattr("sys.argv", ["own_model.py", "3"])
-    runpy.run_path(str(EXAMPLES / "own_model.py"), run_name="__main__")
+    trains_alike("own_model.py", capsys, monkeypatch)
+
+
+@pytest.mark.full
+def test_own_gat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the example breaks, or attention, masks or batch norm depend on the number of ranks."""
+    trains_alike("own_gat.py", capsys, monkeypatch)
+
+
+def trains_alike(example: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a module of one's own on one rank and on three."""
+    monkeypatch.setattr("sys.argv", [example, "3"])
+    runpy.run_path(str(EXAMPLES / example), run_name="__main__")
     out = capsys.readouterr().out
     differences = numbers(r"3 ranks, \w+: losses differ by (\S+) from", out)
     assert len(differences) == 2
