@@ -9,6 +9,7 @@ import dataclasses
 import json
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,9 +22,10 @@ from mggcn.assemble import check_available, memory_limit, plan_graph
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig, from_tables
 from mggcn.config_files import with_model, with_named
-from mggcn.errors import ConfigError, RunError
+from mggcn.errors import ConfigError, GraphWarning, RunError
 from mggcn.graph.convert import check_arguments, from_object
 from mggcn.graph.csr import Graph
+from mggcn.graph.facts import ONE_WAY, is_one_way
 from mggcn.graph.sources import load_source
 from mggcn.graph.store import open_store, store_folder, write_store
 from mggcn.jobs import folder as run_folders
@@ -54,9 +56,13 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
         source: A path (store folder, `.npz`, MatrixMarket, edge list), a name under `root`, a PyG `Data`, a DGL graph, a
             SciPy matrix, or edges (2, E), sources in row 0.
         root: Folder in which names of stores are looked up.
-        **arrays: What the source lacks: `features` (N, D), dense or sparse; `labels` (N,), -1 for none; `splits`, a mapping
-            from "train", "val" and "test" to masks or ids; `weights` (E,) of edges; all of NumPy, SciPy or torch. Further
-            `num_vertices`, `num_classes`, `name`, `options=GraphOptions(...)`; for a store, `verify=True`.
+        **arrays: What the source lacks: `features` (N, D), dense or sparse, or the names "identity" or "degree"; `labels`
+            (N,), -1 for none; `splits`, a mapping from "train", "val" and "test" to masks or ids; `weights` (E,) of edges;
+            all of NumPy, SciPy or torch. Further `num_vertices`, `num_classes`, `name`, `options=GraphOptions(...)`; for a
+            store, `verify=True`.
+
+    Warns:
+        GraphWarning: No edge has its reverse, as if undirected edges had been listed once.
 
     Raises:
         ConfigError: An argument is unknown or does not go with the source.
@@ -71,9 +77,13 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
     """
     if isinstance(source, str | Path):
         check_arguments(arrays, ("verify",))
-        return load_source(source, root=root, **arrays)
-    check_arguments(arrays)
-    return from_object(source, **arrays)
+        graph = load_source(source, root=root, **arrays)
+    else:
+        check_arguments(arrays)
+        graph = from_object(source, **arrays)
+    if store_folder(graph) is None and not isinstance(source, Graph) and is_one_way(graph):
+        warnings.warn(ONE_WAY, GraphWarning, stacklevel=2)
+    return graph
 
 
 def GCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  a model, as in torch.nn

@@ -143,9 +143,9 @@ def plan_graph(
     machine: on which NCCL's memory may have been measured, by default this one. network: the model, by default that of
     model.kind. Cost: a few sweeps over the edges. Raises: ConfigError, GraphError, StoreError, PlanError.
     """
-    shape, strategy = graph_shape(graph, config.model), STRATEGIES[config.run.strategy]
+    shape, strategy = graph_shape(graph, config), STRATEGIES[config.run.strategy]
     partition = partition_graph(config, graph)
-    stats = partition_stats(config, graph, partition, network)
+    stats = partition_stats(config, graph, shape, partition, network)
     return plan_run(config, shape, stats, strategy, nccl_memory(config, machine), network), partition
 
 

@@ -179,7 +179,7 @@ class RunConfig:
     products: Literal["auto", "gemm-first", "aggregate-first"] = "auto"
     """Order of the two products of an inner layer; auto puts the narrower side through the graph."""
     features: Literal["auto", "dense", "sparse"] = "auto"
-    """How the input is stored; auto compares bytes and work."""
+    """How the input is stored; auto compares work, and counts the zeros of dense sources first; sparse converts them."""
     prune: Literal["auto", "off"] = "auto"
     """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
     and the strategy is exact over rows; off computes everything. Evaluation always does."""

@@ -19,6 +19,10 @@ class GraphError(MggcnError):
     exit_code = 2
 
 
+class GraphWarning(UserWarning):
+    """A graph may not be the one that was meant; nothing is wrong with it otherwise."""
+
+
 class StoreError(MggcnError):
     """A folder is not a graph store, is damaged, or cannot be written."""
 

@@ -15,7 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "store", type=Path, nargs="?", help="folder to write; without it, and with --verify, SOURCE is only checked"
     )
-    parser.add_argument("--features", type=Path, metavar="FILE", help=".npy (N, D), or a SciPy sparse .npz")
+    parser.add_argument(
+        "--features",
+        metavar="FILE",
+        help=".npy (N, D), or a SciPy sparse .npz; or identity or degree, which need no file",
+    )
     parser.add_argument("--labels", type=Path, metavar="FILE", help=".npy (N,), -1 for unlabelled")
     for split in ("train", "val", "test"):
         parser.add_argument(

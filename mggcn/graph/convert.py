@@ -18,7 +18,15 @@ from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import Array, Graph
 from mggcn.graph.structure import DEFAULT_OPTIONS, GraphOptions, build_adjacency, edge_list
-from mggcn.graph.vertex_data import as_array, as_features, as_labels, as_splits, is_sparse, normalized_rows
+from mggcn.graph.vertex_data import (
+    as_array,
+    as_features,
+    as_labels,
+    as_splits,
+    is_sparse,
+    made_features,
+    normalized_rows,
+)
 
 PARTS = ("train", "val", "test")
 COMPLETING = ("features", "labels", "splits", "weights", "num_vertices", "num_classes", "options", "name")
@@ -62,7 +70,8 @@ def from_arrays(
     """Make a graph from arrays. Give either `edges` (and `weights`) or `adj`.
 
     Shapes: edges integers [2, E], row 0 sources, row 1 targets; weights [E] or [E, 1]; adj a square SciPy matrix or
-    array, or a tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v; features dense or sparse [N, D];
+    array, or a tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v; features dense or sparse [N, D], or
+    "identity" or "degree" (`made_features`);
     labels [N], -1 or NaN for unlabelled; splits: name -> bool [N] or [S, N], or a list of vertex ids. Each may be a torch
     tensor. `num_vertices` is inferred where it is not given: from adj, features or labels, else the largest id + 1.
     Cost: some sorts of E 8-byte keys, then the checks of `check_graph`.
@@ -78,15 +87,22 @@ def from_arrays(
     edges = edges if edges.size else np.empty((2, 0), dtype=np.int64)
     features, labels, options = to_numpy(features), to_numpy(labels), options.resolved()
     origin = ""
+    made = features if isinstance(features, str) else ""
+    features = None if made else features
     if num_vertices is None:
         num_vertices, origin = _infer_num_vertices(edges, features, labels)
     both = build_adjacency(edges, _as_weights(weights), num_vertices, options, origin)
     label_rows, num_classes = as_labels(labels, num_vertices, num_classes)
+    rows = (
+        made_features(made, both.adj, both.adj_t)
+        if made
+        else as_features(features, num_vertices, options.row_normalize)
+    )
     graph = Graph(
         name=name,
         adj=both.adj,
         adj_t=both.adj_t,
-        features=as_features(features, num_vertices, options.row_normalize),
+        features=rows,
         labels=label_rows,
         splits=as_splits({part: to_numpy(split) for part, split in (splits or {}).items()}, num_vertices),
         num_classes=num_classes,
@@ -164,9 +180,9 @@ def from_object(source: Any, **arrays: Any) -> Graph:
     """
     source = to_numpy(source)
     if isinstance(source, Graph):
-        if arrays.keys() - {"options"}:
+        if arrays.keys() - {"options", "features"}:
             raise GraphError(f"a Graph is complete, {sorted(arrays)} cannot be added; use dataclasses.replace")
-        return with_options(source, arrays.get("options", DEFAULT_OPTIONS))
+        return with_options(with_features(source, arrays.get("features")), arrays.get("options", DEFAULT_OPTIONS))
     if is_sparse(source):
         return from_scipy(source, **arrays)
     if isinstance(source, np.ndarray):
@@ -179,6 +195,22 @@ def from_object(source: Any, **arrays: Any) -> Graph:
         f"cannot read a graph from {type(source).__name__}; expected a path, a PyTorch Geometric Data (dataset[0], not "
         "the dataset), a homogeneous DGLGraph, a SciPy sparse matrix or edges of shape [2, E]"
     )
+
+
+def with_features(graph: Graph, kind: Any) -> Graph:
+    """Return a graph without features with those of `made_features`; kind None: the graph as it is.
+
+    Raises: GraphError if it has features, or `kind` is an array.
+    """
+    if kind is None:
+        return graph
+    if not isinstance(kind, str) or graph.features is not None:
+        has = "has features" if graph.features is not None else "is complete"
+        raise GraphError(
+            f"{graph.name} {has}, others cannot be added; leave features (--features) out, or prepare it from its source"
+        )
+    meta = {key: value for key, value in graph.meta.items() if key not in ("format_version", "sha256")}
+    return replace(graph, features=made_features(kind, graph.adj, graph.adj_t), meta=meta)
 
 
 def with_options(graph: Graph, options: GraphOptions) -> Graph:

@@ -150,6 +150,13 @@ class Graph:
         return self.adj.num_rows
 
     @property
+    def num_features(self) -> int:
+        """Number of features of a vertex, D; 0 without any."""
+        if self.features is None:
+            return 0
+        return self.features.num_cols if isinstance(self.features, CSR) else self.features.shape[1]
+
+    @property
     def num_edges(self) -> int:
         """Number of stored directed edges, both directions of an undirected one counting."""
         return self.adj.nnz
@@ -162,11 +169,8 @@ class Graph:
     def summary(self) -> str:
         """Return the extents in words. Cost: none, nothing is read."""
         kind = ("symmetric" if self.symmetric else "directed") + ("" if self.adj.values is None else ", weighted")
-        if isinstance(self.features, CSR):
-            width, features = self.features.num_cols, f"{self.features.num_cols:,} sparse feature"
-        else:
-            width = 0 if self.features is None else self.features.shape[1]
-            features = f"{width:,} feature" if width else "no feature"
+        width = self.num_features
+        features = f"{width:,} {'sparse ' if isinstance(self.features, CSR) else ''}feature" if width else "no feature"
         features += "" if width == 1 else "s"
         splits = [f"{name} x {rows.shape[0]}" if rows.shape[0] > 1 else name for name, rows in self.splits.items()]
         return (

@@ -160,7 +160,7 @@ def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: s
 
 def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) -> Iterator[Candidate]:
     """Plan every variant on a graph; a partition is made once per order and number of bins."""
-    shape, seed, ranks = graph_shape(graph, base.model), base.train.seed, base.run.ranks
+    shape, seed, ranks = graph_shape(graph, base), base.train.seed, base.run.ranks
     store, nccl = store_folder(graph), nccl_memory(base, machine)
     orders: tuple[str, ...] = ORDERS
     # A cached partition has at most MAX_PARTS parts.
@@ -176,7 +176,7 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) ->
         key = (kind, trial.run.order, bins)
         if key not in known:
             unasked = config.run.order == "auto" and kind == "rows"
-            known[key] = (unasked and _too_large(graph, trial)) or _count_partition(graph, trial, kind, bins)
+            known[key] = (unasked and _too_large(graph, trial)) or _count_partition(graph, shape, trial, kind, bins)
         stats = known[key]
         if isinstance(stats, str):
             yield _candidate(trial.run, "libra" if kind == "cut" else "rows", exact, None, stats)
@@ -207,7 +207,7 @@ def _too_large(graph: Graph, config: Config) -> str:
     return f"not at hand; make it with mggcn partition --kind locality --parts {run.ranks} --seed {seed}"
 
 
-def _count_partition(graph: Graph, config: Config, kind: Any, bins: int) -> PartitionStats | str:
+def _count_partition(graph: Graph, shape: GraphShape, config: Config, kind: Any, bins: int) -> PartitionStats | str:
     """Return the statistics of a partition, or why it is not at hand."""
     run, seed = config.run, config.train.seed
     store = store_folder(graph)
@@ -223,4 +223,4 @@ def _count_partition(graph: Graph, config: Config, kind: Any, bins: int) -> Part
         partition = make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=seed, bins=bins)
     except MggcnError as error:
         return str(error)
-    return partition_stats(config, graph, partition)
+    return partition_stats(config, graph, shape, partition)

@@ -18,7 +18,7 @@ from mggcn.assemble import partition_graph, plan_graph
 from mggcn.comm.launch import run_ranks
 from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
-from mggcn.graph.csr import CSR, ArrayRows, Graph
+from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.jobs.folder import known_plan, read_run, seed_of_weights
 from mggcn.jobs.local import in_processes, on_local_ranks
@@ -54,7 +54,7 @@ def predict(
         raise RunError(f"{folder} was trained on a graph in memory; name the store to predict on with --store")
     if not (folder / "checkpoints" / "latest").exists():
         raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
-    width, expected = feature_width(open_store(source)), plan["graph"]["num_features"]
+    width, expected = open_store(source).num_features, plan["graph"]["num_features"]
     if width != expected:
         raise ConfigError(f"{source} has {width} features, the run in {folder} was trained on {expected}")
     arguments = {
@@ -99,13 +99,6 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
         chosen = found[1].get(part) or found[1]["weights"]
     rank.trainer.runtime.weights.load_state_dict(chosen)
     write_scores(comm, rank, Path(arguments["out"]), graph.num_vertices, arguments["probabilities"])
-
-
-def feature_width(graph: Graph) -> int:
-    """Return the number of features of a graph, 0 if it has none."""
-    if graph.features is None:
-        return 0
-    return graph.features.num_cols if isinstance(graph.features, CSR) else graph.features.shape[1]
 
 
 def for_scoring(config: Config, graph: Graph, num_classes: int) -> tuple[Config, Graph]:
