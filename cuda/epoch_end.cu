@@ -1,5 +1,5 @@
-// The end of an epoch: one launch where torch's fused optimisers and the books take seven. Twin: torch's own steps, in
-// mggcn/backend/cpu/epoch_end.py, whose formulas these are.
+// The end of an epoch: one launch, or two with clipping, where torch's fused optimisers and the books take seven. Twin:
+// torch's own steps, in mggcn/backend/cpu/epoch_end.py, whose formulas these are.
 #include "common.cuh"
 
 constexpr int kEndThreads = 256;
@@ -21,6 +21,47 @@ __device__ __forceinline__ double power(double base, int n) {
 struct Factors {
   real_t decay, shrink, first, second, rest, rate, root_correction, eps;
 };
+
+// Every thread's x added up, in the order of a tree, for thread 0.
+__device__ double block_sum(double x) {
+  __shared__ double sums[kEndThreads];
+  sums[threadIdx.x] = x;
+  for (int step = kEndThreads / 2; step; step /= 2) {
+    __syncthreads();
+    if (threadIdx.x < step) sums[threadIdx.x] += sums[threadIdx.x + step];
+  }
+  return threadIdx.x ? 0 : sums[0];
+}
+
+// clip_factor: what gradients are multiplied by so that their norm is at most `limit`, as torch's clip_grad_norm_.
+// in    grads [W]; parts as for end_epoch; limit, eps
+// out   factor double [1] = min(1, limit / (norm of all parts + eps)), NaN if that is; squares double [grid]: sums of
+//       squares of the parts; arrived unsigned [1], 0 before and after. Moves W.
+// grid  a block for every part, block 256. The block that arrives last adds the parts up, always in one order.
+extern "C" __global__ void __launch_bounds__(kEndThreads)
+    clip_factor(const real_t* grads, const long long* parts, double limit, double eps, double* squares, double* factor,
+                unsigned* arrived) {
+  __shared__ bool last;
+  const long long* part = parts + (long long)kPartColumns * blockIdx.x;
+  double own = 0;
+  for (long long i = part[0] + threadIdx.x; i < part[1]; i += kEndThreads) own += (double)grads[i] * (double)grads[i];
+  own = block_sum(own);
+  if (threadIdx.x == 0) {
+    squares[blockIdx.x] = own;
+    __threadfence();
+    last = atomicAdd(arrived, 1u) + 1 == gridDim.x;
+  }
+  __syncthreads();
+  if (!last) return;
+  __threadfence();  // what the other blocks wrote before they arrived
+  double all = 0;
+  for (unsigned k = threadIdx.x; k < gridDim.x; k += kEndThreads) all += squares[k];
+  all = block_sum(all);
+  if (threadIdx.x) return;
+  const double ratio = limit / (sqrt(all) + eps);
+  *factor = ratio > 1 ? 1 : ratio;
+  *arrived = 0;
+}
 
 __device__ Factors factors_of(int rule, double decay, double momentum, double beta1, double beta2, double eps,
                               double rate, int steps) {
@@ -53,30 +94,31 @@ __device__ __forceinline__ real_t moved(real_t weight, real_t grad, real_t* aver
 // end_epoch: weights move against their gradients, by Adam (rule 0), AdamW (1) or SGD (2), at the rate of the epoch on
 // the clock; operands get them in the type of activations. Then history[epoch, :] = signals, signals = own, and the
 // clock and all counts of steps go on by 1.
-// in    grads [W], rates double [E], own double [K]; parts long long [grid, 8]: elements [begin, end) of a weight, its
-//       columns, that of the first element, the place of that one's row among the operands (-1: none), the stride of
-//       rows there, whether the weight decays, 0
+// in    grads [W], factor double [1] that multiplies them, or null; rates double [E], own double [K];
+//       parts long long [grid, 8]: elements [begin, end) of a weight, its columns, that of the first element, the place
+//       of that one's row among the operands (-1: none), the stride of rows there, whether the weight decays, 0
 // out   weights [W]; averages, squares [W] (Adam's two; SGD's momentum or null, null); steps float [S], all equal;
 //       operands or null; history double [E, K], signals double [K], clock long long [2];
 //       arrived unsigned [1], 0 before and after. Moves 3 to 7 W.
 // grid  a block for every part, block 256. Thread 0 of the block that arrives last keeps the books: every block has
 //       read rate and steps by then. Integer atomics only: the same in every run.
 extern "C" __global__ void __launch_bounds__(kEndThreads)
-    end_epoch(real_t* weights, const real_t* grads, real_t* averages, real_t* squares, storage_t* operands,
-              const long long* parts, int rule, double decay, double momentum, double beta1, double beta2, double eps,
-              float* steps, int num_steps, const double* rates, const double* own, double* signals, int num_signals,
-              double* history, long long* clock, unsigned* arrived) {
+    end_epoch(real_t* weights, const real_t* grads, const double* factor, real_t* averages, real_t* squares,
+              storage_t* operands, const long long* parts, int rule, double decay, double momentum, double beta1,
+              double beta2, double eps, float* steps, int num_steps, const double* rates, const double* own,
+              double* signals, int num_signals, double* history, long long* clock, unsigned* arrived) {
   __shared__ Factors factors;
   const long long* part = parts + (long long)kPartColumns * blockIdx.x;
   if (threadIdx.x == 0)
     factors = factors_of(rule, part[6] ? decay : 0, momentum, beta1, beta2, eps, rates[clock[1]], (int)steps[0] + 1);
   __syncthreads();
   const long long begin = part[0], operand = part[4], ld = part[5];
+  const real_t clip = factor ? (real_t)*factor : 1;
   const unsigned cols = (unsigned)part[2], column = (unsigned)part[3], count = (unsigned)(part[1] - begin);
   for (unsigned k = threadIdx.x; k < count; k += kEndThreads) {
     const long long i = begin + k;
-    const real_t weight =
-        moved(weights[i], grads[i], averages ? averages + i : nullptr, squares ? squares + i : nullptr, rule, factors);
+    const real_t weight = moved(weights[i], clip * grads[i], averages ? averages + i : nullptr,
+                                squares ? squares + i : nullptr, rule, factors);
     weights[i] = weight;
     if (operand >= 0) operands[operand + (column + k) / cols * ld + (column + k) % cols] = narrow(weight);
   }

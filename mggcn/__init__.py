@@ -11,20 +11,25 @@ from typing import TYPE_CHECKING, Any
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
-    from mggcn.api import GCN, MLP, SAGE, Trainer, load
+    from mggcn.api import GAT, GCN, MLP, RGCN, SAGE, GATv2, Trainer, load
     from mggcn.config import Config
     from mggcn.errors import MggcnError
     from mggcn.graph.csr import Graph
     from mggcn.graph.facts import describe
     from mggcn.graph.structure import GraphOptions
     from mggcn.model.weights import from_pyg, to_pyg
+    from mggcn.sweeps import sweep
 
 _PUBLIC = {
+    "GAT": "api",
+    "GATv2": "api",
     "GCN": "api",
     "MLP": "api",
+    "RGCN": "api",
     "SAGE": "api",
     "Trainer": "api",
     "load": "api",
+    "sweep": "sweeps",
     "Config": "config",
     "Graph": "graph.csr",
     "GraphOptions": "graph.structure",
@@ -34,10 +39,13 @@ _PUBLIC = {
     "to_pyg": "model.weights",
 }
 __all__ = [
+    "GAT",
     "GCN",
     "MLP",
+    "RGCN",
     "SAGE",
     "Config",
+    "GATv2",
     "Graph",
     "GraphOptions",
     "MggcnError",
@@ -46,6 +54,7 @@ __all__ = [
     "describe",
     "from_pyg",
     "load",
+    "sweep",
     "to_pyg",
 ]
 

@@ -26,7 +26,7 @@ from mggcn.errors import ConfigError, GraphWarning, RunError
 from mggcn.graph.convert import check_arguments, from_object
 from mggcn.graph.csr import Graph
 from mggcn.graph.facts import ONE_WAY, is_one_way
-from mggcn.graph.sources import load_source
+from mggcn.graph.sources import load_joined, load_source
 from mggcn.graph.store import open_store, store_folder, write_store
 from mggcn.jobs import folder as run_folders
 from mggcn.jobs import local as local_ranks
@@ -54,12 +54,13 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
 
     Args:
         source: A path (store folder, `.npz`, MatrixMarket, edge list), a name under `root`, a PyG `Data`, a DGL graph, a
-            SciPy matrix, or edges (2, E), sources in row 0.
+            SciPy matrix, or edges (2, E), sources in row 0. A list of these is one graph of several without edges between
+            them, each with its own splits; in a mapping such as `{"train": graphs, "test": graph}` whole graphs are parts.
         root: Folder in which names of stores are looked up.
         **arrays: What the source lacks: `features` (N, D), dense or sparse, or the names "identity" or "degree"; `labels`
-            (N,), -1 for none; `splits`, a mapping from "train", "val" and "test" to masks or ids; `weights` (E,) of edges;
-            all of NumPy, SciPy or torch. Further `num_vertices`, `num_classes`, `name`, `options=GraphOptions(...)`; for a
-            store, `verify=True`.
+            (N,), -1 for none; `splits`, a mapping from "train", "val" and "test" to masks or ids; `weights` (E,) and
+            `edge_types` (E,), whole numbers from 0, of edges; all of NumPy, SciPy or torch. Further `num_vertices`,
+            `num_classes`, `num_relations`, `name`, `options=GraphOptions(...)`; for a store, `verify=True`.
 
     Warns:
         GraphWarning: No edge has its reverse, as if undirected edges had been listed once.
@@ -75,6 +76,13 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
         >>> graph.num_vertices, graph.num_edges, graph.num_classes
         (3, 4, 2)
     """
+    if isinstance(source, list | tuple | dict):
+        if odd := sorted(arrays.keys() - {"options", "name", "verify"}):
+            raise ConfigError(
+                f"each of several graphs has its own {', '.join(odd)}; complete them one by one, then join them"
+            )
+        check_arguments(arrays, ("verify",))
+        return load_joined(source, root=root, **arrays)
     if isinstance(source, str | Path):
         check_arguments(arrays, ("verify",))
         graph = load_source(source, root=root, **arrays)
@@ -131,6 +139,54 @@ def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     return from_tables({"model": settings | {"kind": "sage", "hidden": hidden}}).model
 
 
+def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
+    """Describe R-GCN (Schlichtkrull et al. 2018) for a graph whose edges have types, as PyG's RGCNConv with `num_bases`.
+
+    Args:
+        hidden: As of `GCN`.
+        **settings: As of `GCN`, without norm and self_loops, which this model determines, and `bases`, the matrices in each
+            layer of which every relation's matrix is a weighted sum.
+
+    Raises:
+        ConfigError: As of `GCN`.
+    """
+    return from_tables({"model": settings | {"kind": "rgcn", "hidden": hidden}}).model
+
+
+def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: Any) -> ModelConfig:  # noqa: N802
+    """Describe a graph attention network (Velickovic et al. 2018), heads averaged in the last layer.
+
+    Attention reads no weights of edges. Dropout of its weights is `attention_dropout`.
+
+    Args:
+        hidden: Widths of the hidden layers, of all heads together.
+        heads: Heads of every layer, which must divide the widths.
+        **settings: As of `GCN`, without norm.
+
+    Raises:
+        ConfigError: As of `GCN`, and for widths that are no multiples of heads.
+
+    Examples:
+        >>> mggcn.GAT(hidden=(64,), heads=8, attention_dropout=0.2).heads
+        8
+    """
+    return from_tables({"model": settings | {"kind": "gat", "hidden": hidden, "heads": heads}}).model
+
+
+def GATv2(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: Any) -> ModelConfig:  # noqa: N802
+    """Describe GATv2 (Brody et al. 2022), whose attention ranks neighbours by vertex: as `GAT` otherwise.
+
+    Args:
+        hidden: As of `GAT`.
+        heads: As of `GAT`.
+        **settings: As of `GAT`.
+
+    Raises:
+        ConfigError: As of `GAT`.
+    """
+    return from_tables({"model": settings | {"kind": "gatv2", "hidden": hidden, "heads": heads}}).model
+
+
 class Trainer:
     """Trains a model on a whole graph.
 
@@ -140,7 +196,7 @@ class Trainer:
 
     Args:
         graph: A graph from `load`, or anything that `load` takes.
-        model: `GCN(...)`, `SAGE(...)` or `MLP(...)`; default `GCN()`.
+        model: `GCN(...)`, `SAGE(...)`, `RGCN(...)` or `MLP(...)`; default `GCN()`.
         ranks: Number of ranks P that share the graph.
         out: Run folder of the first `fit`; otherwise a temporary one, deleted with the trainer.
         config: All settings at once; `model`, `ranks` and `settings` override it.
@@ -208,7 +264,7 @@ class Trainer:
             on_epoch: Called with the row of each epoch, with one rank or threads only; what it raises ends the training.
 
         Returns:
-            One row for each epoch: epoch, loss, train, val, test, seconds.
+            One row for each epoch: epoch, loss, train, val, test, lr, seconds.
 
         Raises:
             TrainError: The loss is not finite.
@@ -281,7 +337,9 @@ class Trainer:
             raise RunError("the trainer has no result yet; call fit() first")
         return training.read_result(self._folder)
 
-    def predict(self, *, weights: str = "best", probabilities: bool = False) -> npt.NDArray[np.floating]:
+    def predict(
+        self, *, weights: str = "best", probabilities: bool = False, graph: Any = None
+    ) -> npt.NDArray[np.floating]:
         """Return the class scores of every vertex, (N, C) in the run's precision, in the graph's own order.
 
         Cost: one forward pass.
@@ -289,14 +347,18 @@ class Trainer:
         Args:
             weights: Those of the "best" validation score, or of the "last" epoch; with `train.repeat`, of the best repeat.
             probabilities: Return softmax probabilities rather than logits.
+            graph: Another graph with the same features, or anything that `load` takes, instead of the trainer's own; it
+                needs neither labels nor splits, and is scored in this process.
 
         Raises:
             RunError: Nothing was trained yet.
-            ConfigError: `weights` is neither "best" nor "last".
+            ConfigError: `weights` is neither "best" nor "last", or the other graph's features or relations differ.
         """
         _check_weights(weights)
         if self._folder is None:
             raise RunError("the trainer has no weights yet; call fit() first, or scores_of() with weights of your own")
+        if graph is not None:
+            return self._scores(self.state_dict(weights), probabilities, graph)
         target = Path(tempfile.mkdtemp(prefix="mggcn-")) / "scores.npy"
         try:
             if self._in_process:
@@ -345,15 +407,24 @@ class Trainer:
         Raises:
             ConfigError: Names or shapes differ from the model's; for a module, as of `from_pyg`.
         """
-        tensors = state if isinstance(state, Mapping) else from_pyg(state, self._config.model)
+        return self._scores(state if isinstance(state, Mapping) else from_pyg(state, self._config.model), probabilities)
+
+    def _scores(
+        self, tensors: Mapping[str, Tensor], probabilities: bool, other: Any = None
+    ) -> npt.NDArray[np.floating]:
+        """Score the trainer's graph, or another one, on one rank."""
         config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
-        plan, partition = plan_graph(config, self._graph)
+        graph = self._graph
+        if other is not None:
+            loaded = other if isinstance(other, Graph) else load(other)
+            config, graph = predicting.for_scoring(config, loaded, self._plan.shape)
+        plan, partition = plan_graph(config, graph)
         require_fit(plan, memory_limit(config))
 
         def body(comm: Communicator) -> npt.NDArray[np.floating]:
             from mggcn.assemble_rank import make_rank
 
-            rank = make_rank(config, self._graph, plan, partition, comm)
+            rank = make_rank(config, graph, plan, partition, comm)
             rank.trainer.runtime.weights.load_state_dict(tensors)
             rank.trainer.evaluate()
             logits = rank.trainer.scores()

@@ -40,6 +40,8 @@ from mggcn.partition.rows.required import expected_shares
 from mggcn.planning.record import plan_from_dict
 from mggcn.planning.run import RunPlan, plan_run
 from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
+from mggcn.planning.shared import Shared, partition_key
+from mggcn.train.tensorboard import require_tensorboard
 
 STRATEGIES: dict[str, Strategy] = {
     "broadcast": BroadcastStrategy(),
@@ -79,7 +81,12 @@ def host_of(config: Config) -> Host:
 
 
 def check_available(config: Config) -> None:
-    """Refuse what can be planned but not run here, in one line, before anything is written. Raises: BackendError."""
+    """Refuse what can be planned but not run here, in one line, before anything is written.
+
+    Raises: BackendError, ConfigError.
+    """
+    if config.run.log == "tensorboard":
+        require_tensorboard()
     if config.run.device == "cuda":
         from mggcn.backend.cuda.presence import check_cuda
 
@@ -136,16 +143,22 @@ def nccl_memory(config: Config, machine: Machine | None = None) -> NcclMemory:
 
 
 def plan_graph(
-    config: Config, graph: Graph, machine: Machine | None = None, network: Network | None = None
+    config: Config,
+    graph: Graph,
+    machine: Machine | None = None,
+    network: Network | None = None,
+    shared: Shared | None = None,
 ) -> tuple[RunPlan, Partition]:
     """Share out the vertices and plan every rank of a run on `graph`.
 
     machine: on which NCCL's memory may have been measured, by default this one. network: the model, by default that of
-    model.kind. Cost: a few sweeps over the edges. Raises: ConfigError, GraphError, StoreError, PlanError.
+    model.kind. shared: by runs on this graph, one after the other. Cost: a few sweeps over the edges, unless shared.
+    Raises: ConfigError, GraphError, StoreError, PlanError.
     """
     shape, strategy = graph_shape(graph, config), STRATEGIES[config.run.strategy]
-    partition = partition_graph(config, graph)
-    stats = partition_stats(config, graph, shape, partition, network)
+    shared = shared or Shared()
+    partition = shared.found("partition", partition_key(config), lambda: partition_graph(config, graph))
+    stats = partition_stats(config, graph, shape, partition, network, shared)
     return plan_run(config, shape, stats, strategy, nccl_memory(config, machine), network), partition
 
 
@@ -197,6 +210,38 @@ def bind_process(config: Config, rank: int) -> None:
     with suppress(BackendError):
         gpus = visible_gpus()
         bind_beside_gpu(gpus[gpu_index(rank, len(gpus))].pci, threads_of(run))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """What one trial of a sweep has to itself: cores, or GPUs as CUDA_VISIBLE_DEVICES names them; empty: all."""
+
+    cores: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
+
+
+def groups_of(config: Config, at_once: int = 0) -> tuple[list[Group], Config]:
+    """Share out this machine among trials of a configuration; return it with the threads that a trial then has.
+
+    at_once: trials at the same time; 0: as many as there are cores, by run.threads (0: one) and ranks, or GPUs.
+    Raises: ConfigError; BackendError without the GPU that it asks for.
+    """
+    run = config.run
+    cores = sorted(os.sched_getaffinity(0))
+    if run.device == "cuda":
+        number, each = len(visible_gpus()), num_gpus_used(run.ranks, run.transport)
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = shown.split(",")[:number] if shown else [str(k) for k in range(number)]
+        groups = [Group(gpus=tuple(names[first : first + each])) for first in range(0, number - each + 1, each)]
+        count = at_once or len(groups)
+        return [groups[k % len(groups)] for k in range(count)] if groups else [Group()], config
+    count = at_once or max(1, len(cores) // (run.ranks * (run.threads or 1)))
+    size = max(1, len(cores) // count)
+    threads = run.threads or max(1, size // run.ranks)
+    shared_out = dataclasses.replace(config, run=dataclasses.replace(run, threads=threads))
+    if run.bind == "off" or count > len(cores):
+        return [Group()] * count, shared_out
+    return [Group(cores=tuple(cores[k * size : (k + 1) * size])) for k in range(count)], shared_out
 
 
 def dense_products(config: Config) -> AbstractContextManager[None]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from mggcn.comm.base import Communicator
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.comm.gather import refuse_shared
 from mggcn.comm.rank import gpu_index
-from mggcn.config import Config
+from mggcn.config import Config, TrainConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.memory.device import REAL, not_captured, scale_dtype
@@ -31,8 +32,9 @@ from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.features import FeatureReader
 from mggcn.partition.rows.shard import ShardOptions, build_shard
-from mggcn.planning.pruning import build_pruned
+from mggcn.planning.pruning import build_pruned, levels_of
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
+from mggcn.planning.shared import Shared, held_key
 from mggcn.trace.timeline import Timeline, Unwatched, Watch
 from mggcn.train.inputs import load_inputs
 from mggcn.train.ranking import RankingScores
@@ -97,39 +99,38 @@ def make_rank(
     folder: Path | None = None,
     choices: Choices = NO_CHOICES,
     tuning: Tuning | None = None,
+    shared: Shared | None = None,
 ) -> Rank:
     """Build one rank: its shard, its device memory as planned, its inputs. Collective.
 
     device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
     choices: measured variants of sparse products. tuning: finds out those of the others in the epochs to come; it has the
     same transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
+    shared: by runs on this graph, one after the other: one rank finds its shard, A X included, there.
     Raises: GraphError, BackendError.
     """
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
     torch.set_num_threads(threads_per_rank(config))
     rank_plan = plan.ranks[comm.rank]
-    exploration = None if tuning is None else tuning.exploration
-    backend = make_backend(config, rank_plan, lambda: device_of(config, comm), choices, exploration)
-    timeline = _make_timeline(config, backend, comm, folder)
-    if timeline is not None:
-        backend, comm = timeline.backend, timeline.comm
-    counted = CountingCommunicator(comm)
-    counted.use_stream(backend.comm_stream)
-    context = _RankContext(
-        config=config,
-        graph=graph,
-        plan=plan,
-        partition=partition,
-        local_index=partition.local_index(comm.rank),
-        backend=backend,
-        comm=counted,
-    )
-    inputs = _load_inputs(context)
-    aggregations = _build_aggregations(context)
+    if comm.size > 1 or tuning is not None or config.run.timeline or shared is None:
+        shared = Shared()
+    held: _Held | None = shared.find("rank", _held_key(config, rank_plan, choices))
+    fresh, timeline = held is None, None
+    if held is None:
+        exploration = None if tuning is None else tuning.exploration
+        backend = make_backend(config, rank_plan, lambda: device_of(config, comm), choices, exploration)
+        timeline = _make_timeline(config, backend, comm, folder)
+        if timeline is not None:
+            backend, comm = timeline.backend, timeline.comm
+        held = _hold(config, graph, plan, partition, backend, comm)
+    _check_splits(config.train, held.split_sizes)
+    context = dataclasses.replace(held.context, config=config, plan=plan)
+    backend, counted, inputs, aggregations = context.backend, context.comm, held.inputs, held.aggregations
     runtime = _allocate_runtime(context, inputs, aggregations)
-    if rank_plan.setup:
+    if rank_plan.setup and fresh:
         runtime.run(rank_plan.setup)
+    shared.keep("rank", _held_key(config, rank_plan, choices), held)
     watched = rank_plan
     if timeline is not None:
         timeline.number_tiles(*aggregations.tiles)
@@ -180,14 +181,57 @@ def _make_timeline(config: Config, backend: KernelBackend, comm: Communicator, f
     return Timeline(backend, comm, folder, config.train.epochs, in_flight=in_flight, ranges=ranges)
 
 
-def _load_inputs(context: _RankContext) -> Inputs:
-    """Read the rank's shard and features, and write them to the device. Raises: ConfigError, GraphError."""
-    config, graph, rank, held = context.config, context.graph, context.comm.rank, context.local_index
-    shard = build_shard(graph, context.partition, rank, context.shard_options, held)
-    if config.train.patience and not shard.split_sizes[1]:
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a rank holds beside weights and the arena; no epoch changes it. split_sizes: of all ranks."""
+
+    context: _RankContext
+    inputs: Inputs
+    split_sizes: tuple[int, int, int]
+    aggregations: RankAggregations
+
+
+def _held_key(config: Config, plan: RankPlan, choices: Choices) -> tuple[Any, ...]:
+    """Return what a `_Held` depends on."""
+    gpu_bytes = 0 if config.run.device == "cpu" else plan.regions["kernel work space"]
+    form = plan.input.sparse, plan.input.aggregated, plan.values.input_scaled
+    return held_key(config), form, levels_of(plan.rows), gpu_bytes, choices
+
+
+def _hold(
+    config: Config, graph: Graph, plan: RunPlan, partition: Partition, backend: KernelBackend, comm: Communicator
+) -> _Held:
+    """Read the rank's shard and features, write them to the device, and build its aggregations. Collective.
+
+    Raises: GraphError.
+    """
+    counted = CountingCommunicator(comm)
+    counted.use_stream(backend.comm_stream)
+    context = _RankContext(
+        config=config,
+        graph=graph,
+        plan=plan,
+        partition=partition,
+        local_index=partition.local_index(comm.rank),
+        backend=backend,
+        comm=counted,
+    )
+    shard = build_shard(graph, partition, comm.rank, context.shard_options, context.local_index)
+    reader = FeatureReader(graph, context.local_index, comm.rank, config.data.row_normalize)
+    inputs = load_inputs(backend, shard, reader, context.rank_plan, threads_per_rank(config))
+    return _Held(context, inputs, shard.split_sizes, _build_aggregations(context))
+
+
+def _check_splits(train: TrainConfig, sizes: tuple[int, int, int]) -> None:
+    """Refuse what needs validation vertices where there are none. Raises: ConfigError."""
+    if sizes[1]:
+        return
+    if train.patience:
         raise ConfigError("train.patience needs validation vertices, and this split has none; set train.patience = 0")
-    reader = FeatureReader(graph, held, rank, config.data.row_normalize)
-    return load_inputs(context.backend, shard, reader, context.rank_plan, threads_per_rank(config))
+    if train.schedule == "plateau":
+        raise ConfigError(
+            "train.schedule plateau needs validation vertices, and this split has none; choose constant, cosine or step"
+        )
 
 
 def _build_aggregations(context: _RankContext) -> RankAggregations:
@@ -197,7 +241,7 @@ def _build_aggregations(context: _RankContext) -> RankAggregations:
     if not context.config.model.aggregates:
         return RankAggregations(NoAggregation(), NoAggregation())
     built_from = BuildContext(
-        graph=context.graph,
+        graph=context.graph if plan.values.typed else context.graph.untyped(),
         partition=context.partition,
         rank=context.comm.rank,
         options=context.shard_options,

@@ -13,7 +13,19 @@ from collections.abc import Sequence
 from typing import NoReturn, final
 
 from mggcn import native
-from mggcn.commands import datasets, doctor, generate, partition, plan, predict, prepare, report, train, tune
+from mggcn.commands import (
+    datasets,
+    doctor,
+    generate,
+    partition,
+    plan,
+    predict,
+    prepare,
+    report,
+    sweep,
+    train,
+    tune,
+)
 from mggcn.errors import MggcnError
 from mggcn.version import __version__
 
@@ -55,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks.")
     parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (prepare, datasets, partition, plan, train, predict, report, generate, tune, doctor):
+    for module in (prepare, datasets, partition, plan, train, sweep, predict, report, generate, tune, doctor):
         name = module.__name__.rpartition(".")[2]
         summary = (module.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=summary, description=module.__doc__)

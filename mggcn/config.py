@@ -14,6 +14,8 @@ from mggcn.errors import ConfigError
 
 MAX_RANKS = 4096
 """Ranks of a plan; more than any node has."""
+MAX_HEADS = 64
+"""Heads of attention: what kernels keep scores for (cpu/attention.h)."""
 MAX_DELAY = 1000
 """Epochs that a message of the delayed strategy may take."""
 
@@ -38,34 +40,64 @@ class DataConfig:
 class ModelConfig:
     """Table [model]: the network."""
 
-    kind: Literal["gcn", "sage", "mlp"] = "gcn"
+    kind: Literal["gcn", "sage", "gat", "gatv2", "rgcn", "mlp"] = "gcn"
     """gcn: graph convolutions (Kipf & Welling 2017); sage: GraphSAGE with the GCN aggregator, (sum of neighbours + self) /
     (degree + 1) (DistGNN 6.1), whatever `norm` says: in a weighted graph the weighted average, where a vertex itself has
-    the weight of its stored self-loop, or 1 without one; mlp: the same network without the graph."""
+    the weight of its stored self-loop, or 1 without one; gat, gatv2: attention over neighbours (Velickovic et al. 2018,
+    Brody et al. 2022), which reads neither `norm` nor weights of edges; rgcn: R-GCN (Schlichtkrull et al. 2018), whatever
+    `norm` and `self_loops` say, on a graph whose edges have types: the mean over the in-neighbours of each relation, and
+    the vertex itself, each times a matrix of its own; mlp: the same network without the graph."""
     hidden: tuple[int, ...] = (128, 128)
     """Width of each hidden layer, in features; the output layer has one column per class."""
     dropout: float = 0.0
     """Probability of dropping an activation of a hidden layer, in [0, 1)."""
     input_dropout: float = 0.0
     """Probability of dropping an input feature, in [0, 1)."""
+    heads: int = 1
+    """Heads of attention (gat, gatv2), in 1 .. 64: hidden widths are those of all heads together."""
+    attention_dropout: float = 0.0
+    """Probability of dropping a weight of attention (gat, gatv2), in [0, 1)."""
     norm: Literal["symmetric", "mean"] = "symmetric"
     """symmetric: in-degree^-1/2 on both sides, as PyG; mean: average over in-neighbours, as in MG-GCN, eq. 2."""
     self_loops: bool = True
     """Insert the self-loops that the graph lacks."""
     bias: bool = True
     """Add a bias after each aggregation."""
+    bases: int = 8
+    """Of rgcn: matrices in each layer of which a relation's matrix is a weighted sum (basis decomposition)."""
 
     def __post_init__(self) -> None:
         _settle(self, "model")
         _require(all(w > 0 for w in self.hidden), f"model.hidden must hold positive widths, got {self.hidden}")
-        for name in ("dropout", "input_dropout"):
+        for name in ("dropout", "input_dropout", "attention_dropout"):
             value = getattr(self, name)
             _require(0.0 <= value < 1.0, f"model.{name} must lie in [0, 1), got {value}")
+        _require(1 <= self.heads <= MAX_HEADS, f"model.heads must lie in 1 .. {MAX_HEADS}, got {self.heads}")
+        if self.attends:
+            _require(
+                all(width % self.heads == 0 for width in self.hidden),
+                f"model.hidden must hold multiples of model.heads {self.heads}, the widths of all heads together, got "
+                f"{self.hidden}",
+            )
+        elif self.heads > 1 or self.attention_dropout:
+            raise ConfigError(
+                f"model.heads and model.attention_dropout belong to gat and gatv2, got model.kind {self.kind}; leave them "
+                "out, or choose one of those"
+            )
         if self.kind == "sage":
             _require(
                 self.self_loops, "model.kind sage adds every vertex to its neighbours; leave model.self_loops true"
             )
             object.__setattr__(self, "norm", "mean")
+        if self.kind == "rgcn":
+            object.__setattr__(self, "norm", "mean")
+            object.__setattr__(self, "self_loops", False)
+        _require(self.bases >= 1, f"model.bases must be 1 or more, got {self.bases}")
+
+    @property
+    def attends(self) -> bool:
+        """Whether the model has attention over neighbours."""
+        return self.kind in ("gat", "gatv2")
 
     @property
     def aggregates(self) -> bool:
@@ -89,14 +121,22 @@ class TrainConfig:
     """Weight decay: L2 for adam and sgd, decoupled for adamw."""
     weight_decay_on: Literal["all", "first"] = "all"
     """Parameters that decay: all, or the first layer's weight matrix only (Kipf & Welling)."""
-    schedule: Literal["constant", "cosine", "step"] = "constant"
-    """Learning rate over the epochs: constant, half a cosine down to 0, or times schedule_gamma every schedule_step."""
+    clip_norm: float = 0.0
+    """Largest norm of the gradient of all weights together: a larger one is scaled down to it before the step, as by
+    torch.nn.utils.clip_grad_norm_; 0 never clips."""
+    schedule: Literal["constant", "cosine", "step", "plateau"] = "constant"
+    """Learning rate over the epochs: constant, half a cosine down to 0, times schedule_gamma every schedule_step, or times
+    schedule_gamma where the validation score no longer rises, as torch's ReduceLROnPlateau."""
     schedule_step: int = 100
     """Epochs between two cuts of the step schedule."""
     schedule_gamma: float = 0.5
-    """Factor of each cut of the step schedule, in (0, 1]."""
+    """Factor of each cut of the step and plateau schedules, in (0, 1]."""
+    schedule_patience: int = 10
+    """Evaluations without a better validation score that the plateau schedule lets pass; the one after them cuts."""
     warmup: int = 0
     """Epochs over which the learning rate rises linearly from 0."""
+    schedule_start: int = 0
+    """Epoch, from 0, at which schedule and warm-up begin: a run that is continued with a new schedule records it here."""
     patience: int = 0
     """Stop after this many evaluations without a better validation score; 0 never stops early."""
     eval_every: int = 1
@@ -120,11 +160,14 @@ class TrainConfig:
         for name in (
             "lr",
             "weight_decay",
+            "clip_norm",
+            "schedule_patience",
             "patience",
             "eval_every",
             "checkpoint_every",
             "checkpoint_minutes",
             "warmup",
+            "schedule_start",
         ):
             _require(getattr(self, name) >= 0, f"train.{name} must be 0 or more, got {getattr(self, name)}")
         _require(0.0 <= self.momentum < 1.0, f"train.momentum must lie in [0, 1), got {self.momentum}")
@@ -133,6 +176,10 @@ class TrainConfig:
         )
         if self.patience and not self.eval_every:
             raise ConfigError("train.patience counts evaluations, but train.eval_every is 0; set it to 1 or more")
+        if self.schedule == "plateau" and not self.eval_every:
+            raise ConfigError(
+                "train.schedule plateau counts evaluations, but train.eval_every is 0; set it to 1 or more"
+            )
         if self.momentum and self.optimizer != "sgd":
             raise ConfigError(f"train.momentum belongs to sgd, got train.optimizer {self.optimizer}; leave it at 0")
         last = self.seed + self.repeat - 1
@@ -186,6 +233,8 @@ class RunConfig:
     tune: bool = False
     """Have the first epochs on a CPU try the variants of its sparse products, at a cost of about 1.5 epochs, and keep
     the fastest, in the run and beside the store; no result changes. Not together with `timeline`."""
+    log: Literal["none", "tensorboard"] = "none"
+    """Where the history goes beside history.jsonl. tensorboard: the run folder's tensorboard/, which TensorBoard reads."""
     timeline: bool = False
     """Record when every op of a few epochs ran, on which stream: the run folder's timeline.json."""
     memory_limit: int = 0

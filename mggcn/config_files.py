@@ -80,16 +80,20 @@ def with_named(config: Config, settings: Mapping[str, Any]) -> Config:
     """
     tables: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():
-        owners = [
-            f.name
-            for f in dataclasses.fields(Config)
-            if key in {g.name for g in dataclasses.fields(getattr(config, f.name))}
-        ]
-        owners = owners or [table for table, old in RENAMED if old == key]
-        if not owners:
-            known = sorted(
-                {g.name for f in dataclasses.fields(Config) for g in dataclasses.fields(getattr(config, f.name))}
-            )
-            raise ConfigError(f"unknown setting {key!r}; known are {', '.join(known)}")
-        tables.setdefault(owners[0], {})[key] = value
+        table, _, name = setting_name(key).partition(".")
+        tables.setdefault(table, {})[name] = value
     return from_tables(tables, config)
+
+
+def setting_name(key: str) -> str:
+    """Return a setting as table.key, "train.lr" for "lr". Raises: ConfigError if no table has it; known ones are listed."""
+    if "." in key:
+        return key
+    fields = {
+        f.name: {g.name for g in dataclasses.fields(getattr(Config(), f.name))} for f in dataclasses.fields(Config)
+    }
+    owners = [table for table, names in fields.items() if key in names]
+    owners = owners or [table for table, old in RENAMED if old == key]
+    if not owners:
+        raise ConfigError(f"unknown setting {key!r}; known are {', '.join(sorted(set().union(*fields.values())))}")
+    return f"{owners[0]}.{key}"

@@ -21,6 +21,7 @@ native.limit_spinning()  # processes that share the cores: before any test loads
 NEEDS = {
     "torch_geometric": ["graph/test_convert.py", "model/test_weights.py", "test_api.py"],
     "matplotlib": ["report/test_breakdown.py", "report/test_gantt.py", "report/test_plots.py"],
+    "tensorboard": ["train/test_tensorboard.py"],
     "sklearn": ["train/test_metrics.py"],
 }
 """Test files that compare with a package which the GPU tests (-m cuda) do without."""

@@ -19,13 +19,16 @@ from mggcn.errors import ConfigError
 CHANGED: dict[str, dict[str, Any]] = {
     "data": {"row_normalize": True, "splits": "alt", "split": 3},
     "model": {
-        "kind": "mlp",
-        "hidden": (7, 256, 16),
+        "kind": "gat",
+        "hidden": (9, 255, 15),
+        "heads": 3,
+        "attention_dropout": 0.375,
         "dropout": 0.25,
         "input_dropout": 0.125,
         "norm": "mean",
         "self_loops": False,
         "bias": False,
+        "bases": 3,
     },
     "train": {
         "epochs": 31,
@@ -38,6 +41,9 @@ CHANGED: dict[str, dict[str, Any]] = {
         "schedule_step": 17,
         "schedule_gamma": 1e-300,
         "warmup": 5,
+        "schedule_start": 4,
+        "schedule_patience": 7,
+        "clip_norm": 2.5,
         "patience": 11,
         "eval_every": 2,
         "metric": "macro_f1",

@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from mggcn import assemble
+from mggcn.api import Trainer
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.config_files import from_toml
 from mggcn.errors import BackendError, ConfigError, GraphError, RunError, TrainError
+from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
@@ -27,6 +29,7 @@ from mggcn.jobs import local as local_ranks
 from mggcn.jobs import predict as predicting
 from mggcn.jobs import train as training
 from mggcn.partition.make import make_partition
+from mggcn.train.checkpoint import Progress, save_checkpoint
 from tests.graphs import make_graph, pattern
 
 N = 40
@@ -120,20 +123,31 @@ def test_only_a_run_that_never_began_is_discarded(tmp_path: Path, error: Excepti
 
 
 def test_extending_a_run(tmp_path: Path) -> None:
-    """Fails if fewer epochs than done, or a run that is complete, are accepted."""
+    """Fails if fewer epochs than done, a setting that no run may change, or more epochs of repeats are accepted."""
     folder, config = tmp_path / "run", config_of(epochs=9)
     folder.mkdir()
-    assert run_folders.extend_run(folder, config, "4").train.epochs == 4
-    (folder / "history.jsonl").write_text('{"epoch": 1}\n{"epoch": 5}\n')
-    assert run_folders.epochs_done(folder) == (5, False)
-    assert run_folders.extend_run(folder, config, 5).train.epochs == 5
+    assert run_folders.continued(folder, config, {"epochs": "4"}).train.epochs == 4
+    # The history runs ahead of the checkpoint, from which a resumed run goes on.
+    (folder / "history.jsonl").write_text('{"epoch": 1}\n{"epoch": 7}\n')
+    save_checkpoint(folder / "checkpoints", Progress(epoch=5), {})
+    assert run_folders.epochs_done(folder, config) == 5
+    assert run_folders.continued(folder, config, {"epochs": 5}).train.epochs == 5
     for epochs, message in ((4, "5 epochs already"), ("x", "expects an integer"), (0, "must be 1 or more")):
         with pytest.raises(ConfigError, match=message):
-            run_folders.extend_run(folder, config, epochs)
+            run_folders.continued(folder, config, {"epochs": epochs})
+    with pytest.raises(
+        ConfigError, match=r"keeps its settings, got seed; of \[train\] it may change epochs, patience, lr"
+    ):
+        run_folders.continued(folder, config, {"seed": 3})
+    save_checkpoint(folder / "checkpoints", Progress(run=1, epoch=9, finished=[{"epochs": 9}]), {})
     (folder / "result.json").write_text("{}")
-    assert run_folders.extend_run(folder, config, 9) == config
-    with pytest.raises(RunError, match="complete after 5 epochs"):
-        run_folders.extend_run(folder, config, 12)
+    assert run_folders.continued(folder, config, {"epochs": 9}) == config
+    assert run_folders.continued(folder, config, {"epochs": 12}).train.epochs == 12
+    new = run_folders.continued(folder, config, {"epochs": 12, "lr": 0.5}).train
+    assert (new.lr, new.schedule_start) == (0.5, 9)
+    run_folders.reopen(folder, dataclasses.replace(config, train=new))
+    assert not run_folders.is_complete(folder)
+    assert from_toml(folder / "config.toml").train == new
 
 
 def test_scores_of_another_store_need_no_labels(run: Path, tmp_path: Path) -> None:
@@ -283,9 +297,9 @@ def test_epochs_of_repeats_and_cosine_schedules_stay(tmp_path: Path) -> None:
     """Fails if a continued run mixes repeats of different length, or changes the rates of epochs that are done."""
     for settings in ({"repeat": 2}, {"schedule": "cosine"}):
         config = dataclasses.replace(config_of(), train=TrainConfig(epochs=3, **settings))  # type: ignore[arg-type]
-        assert run_folders.extend_run(tmp_path, config, 3) == config
+        assert run_folders.continued(tmp_path, config, {"epochs": 3}) == config
         with pytest.raises(ConfigError, match="continue without --epochs"):
-            run_folders.extend_run(tmp_path, config, 4)
+            run_folders.continued(tmp_path, config, {"epochs": 4})
 
 
 def test_scores_that_cannot_be_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,3 +329,61 @@ def test_a_rank_process_multiplies_as_its_precision_says(monkeypatch: pytest.Mon
     training.train_worker(SingleCommunicator(), Path("none"), quiet=True, started=0.0)
     assert (seen, torch.get_float32_matmul_precision()) == (["high"], before)
     assert before != "high"
+
+
+@pytest.fixture(scope="module")
+def typed_pair() -> tuple[Graph, Graph]:
+    """Two random graphs with types and features of one kind, of different sizes; the second without labels and splits."""
+    graphs = []
+    for n, seed in ((41, 3), (67, 4)):
+        rng = np.random.default_rng(seed)
+        arrays: dict[str, Any] = {
+            "edges": rng.integers(0, n, (2, 5 * n)),
+            "edge_types": rng.integers(0, 3 if n == 41 else 2, 5 * n),
+            "features": rng.normal(size=(n, 5)).astype(np.float32),
+            "num_vertices": n,
+        }
+        if n == 41:
+            arrays |= {"labels": rng.integers(0, 3, n), "splits": {"train": rng.random(n) < 0.6}}
+        graphs.append(from_arrays(**arrays))
+    return graphs[0], graphs[1]
+
+
+MODELS = [{"kind": "gcn"}, {"kind": "rgcn", "bases": 2}]
+RUNS = [
+    {"ranks": 1, "order": "auto", "strategy": "auto"},
+    {"ranks": 2, "order": "auto", "strategy": "auto"},
+    {"ranks": 3, "order": "locality", "strategy": "halo"},
+    {"ranks": 2, "strategy": "delayed"},
+]
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("settings", RUNS, ids=str)
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_scores_of_a_graph_of_another_size(
+    typed_pair: tuple[Graph, Graph], model: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Fails if a partition, an order, a size or the number of relations of the trained graph is kept for another one."""
+    first, second = typed_pair
+    write_store(second, tmp_path / "second")
+    description = ModelConfig(hidden=(6,), **model)
+    run = {"threads": 1, "precision": "fp64", "transport": "threads" if settings["ranks"] > 1 else "single"}
+    trainer = Trainer(first, description, out=tmp_path / "run", **run, **settings)
+    trainer.fit(epochs=2)
+    expected = trainer.predict(graph=second)
+    # What the weights give where that graph is the trainer's own.
+    labelled = dataclasses.replace(
+        second,
+        labels=ArrayRows(np.zeros(67, np.int64)),
+        splits={"train": ArrayRows(np.ones((1, 67), np.bool_))},
+        num_classes=3,
+        num_relations=first.num_relations,
+    )
+    own = Trainer(labelled, description, threads=1, precision="fp64").scores_of(trainer.state_dict())
+    np.testing.assert_allclose(expected, own, rtol=1e-9, atol=1e-12)
+    scores = np.load(predicting.predict(tmp_path / "run", tmp_path / "s.npy", store=tmp_path / "second"))
+    np.testing.assert_allclose(scores, own, rtol=1e-9, atol=1e-12)
+    if model["kind"] == "rgcn":
+        with pytest.raises(ConfigError, match="has 4 relations, the run was trained on 3"):
+            trainer.predict(graph=dataclasses.replace(second, num_relations=4))

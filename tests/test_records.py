@@ -32,9 +32,8 @@ def positional_records(text: str) -> list[str]:
         if not isinstance(node, ast.ClassDef):
             continue
         for decorator in map(ast.unparse, node.decorator_list):
-            fields = [
-                line for line in node.body if isinstance(line, ast.AnnAssign) and "init=False" not in ast.unparse(line)
-            ]
+            lines = [ast.unparse(line) for line in node.body if isinstance(line, ast.AnnAssign)]
+            fields = [line for line in lines if "init=False" not in line and "kw_only=True" not in line]
             if decorator.startswith("dataclass") and "kw_only=True" not in decorator and len(fields) > MOST:
                 found.append(node.name)
     return found

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations, padded_rows
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
+from mggcn.aggregate.relations import upload_tile
 from mggcn.aggregate.steps import AHEAD, Stages, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.events import Event
@@ -93,10 +94,10 @@ class BroadcastPlan:
     def build(self, context: BuildContext) -> RankAggregations:
         owners, backend = row_owners(context.partition), context.backend
         tiles, tiles_t = row_tiles(context.graph, owners, context.rank, context.options, context.required)
-        forward = [backend.sparse(t.indptr, t.indices, t.values) for t in tiles]
+        forward = [upload_tile(backend, tile) for tile in tiles]
         backward = forward
         if tiles_t is not tiles:
-            backward = [backend.sparse(t.indptr, t.indices, t.values) for t in tiles_t]
+            backward = [upload_tile(backend, tile) for tile in tiles_t]
         broadcast = Broadcast(self, forward, backward, context.comm, backend)
         return RankAggregations(broadcast, broadcast, (forward, backward))
 

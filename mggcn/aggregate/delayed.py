@@ -111,6 +111,8 @@ class DelayedPlan:
             return ()
         # First the leaves' partial results go from one to the other, then the whole ones come back.
         width = op.columns(cols).shared
+        if not width:
+            return ()
         return (
             BufferSpec(f"{name}.leaves", self.num_leaves(), width, dtype),
             BufferSpec(f"{name}.roots", self.num_roots(), width, dtype),
@@ -135,7 +137,7 @@ class DelayedPlan:
         whole: tuple[Step, ...] = (split, middle, rest)
         if backward and not self.symmetric:
             whole = (columns.multiply(self.rows, self.rows, sum(self.stats.nnz[self.rank]), reuse),)
-        if self.delay is None or len(self.stats.counts) == 1:
+        if self.delay is None or len(self.stats.counts) == 1 or not columns.shared:
             return whole
         # cd-r exchanges one bin an epoch; an exact aggregation all of them, however many the cut has.
         number = phase if self.delay else None
@@ -255,7 +257,7 @@ class Complete(Aggregation):
         meanwhile: Callable[[int], None],
     ) -> None:
         """Replace the partial results of the split rows, of `shared` columns, by whole ones, equal on all copies."""
-        if self._comm.size == 1:
+        if self._comm.size == 1 or not shared:
             meanwhile(1)
             meanwhile(2)
             return

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mggcn.aggregate.base import BuildContext, padded_rows
 from mggcn.aggregate.edge_op import SUM, Accumulation, EdgeOp, Target, single_tile
+from mggcn.aggregate.relations import upload_tile
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.backend.events import Event
 from mggcn.graph.csr import Graph
@@ -164,11 +165,11 @@ def build_part(context: BuildContext, bounds: tuple[int, ...], bins: int, *, par
     local_index, graph, cut = context.local_index or partition.local_index(context.rank), context.graph, partition.cut
     loops, dtype = options.self_loops, options.dtype
     tile = cut_tile(graph.adj_t, cut.edge_part_t, partition, local_index, context.rank, self_loops=loops, dtype=dtype)
-    forward = [backend.sparse(t.indptr, t.indices, t.values) for t in row_slices(tile, bounds)]
+    forward = [upload_tile(backend, some) for some in row_slices(tile, bounds)]
     backward = forward
     if not graph.symmetric:
         tile_t = cut_tile(graph.adj, cut.edge_part, partition, local_index, context.rank, self_loops=loops, dtype=dtype)
-        backward = [backend.sparse(tile_t.indptr, tile_t.indices, tile_t.values)]
+        backward = [upload_tile(backend, tile_t)]
     complete = device_lists(backend, exchange_lists(partition, context.rank, bins=1)[0])
     by_bin = [complete]
     if bins > 1:

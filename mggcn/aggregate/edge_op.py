@@ -25,7 +25,8 @@ class Columns(NamedTuple):
 
     operand: of a row that travels. partial: of a row of the result before `end`, with what is accumulated beside it.
     shared: of a row that copies of a split vertex exchange: forwards `partial`; backwards the operand's first columns,
-    which are parts of a sum over the copies, while the columns behind them are equal on all.
+    which are parts of a sum over the copies, while the columns behind them are equal on all. 0: results may stay parts of a
+    sum over the copies, and nothing is exchanged.
     """
 
     operand: int

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations, padded_rows
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target, single_tile
+from mggcn.aggregate.relations import upload_tile
 from mggcn.aggregate.steps import Await, Copy, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
@@ -164,7 +165,7 @@ class _Side:
 
 def _upload(halo: Halo, backend: KernelBackend) -> _Side:
     tiles = (halo.own, halo.halo) if len(halo.sent) > 1 else (halo.own,)
-    own, *others = (backend.sparse(tile.indptr, tile.indices, tile.values) for tile in tiles)
+    own, *others = (upload_tile(backend, tile) for tile in tiles)
     return _Side(own, others[0] if others else None, backend.upload(halo.rows))
 
 

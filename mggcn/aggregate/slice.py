@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target, single_tile
+from mggcn.aggregate.relations import upload_tile
 from mggcn.aggregate.slice_columns import UNIT_BYTES, ColumnPartition, Part, parts
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
@@ -140,10 +141,10 @@ class SlicePlan:
         # This rank's vertices first, then the other ranks': one tile with all rows and all columns.
         vertices, backend = concatenated_by_rank(row_owners(context.partition), self.rank), context.backend
         (forward,), (backward,) = row_tiles(context.graph, vertices, 0, context.options, context.required)
-        matrix = backend.sparse(forward.indptr, forward.indices, forward.values)
+        matrix = upload_tile(backend, forward)
         matrix_t = matrix
         if backward is not forward:
-            matrix_t = backend.sparse(backward.indptr, backward.indices, backward.values)
+            matrix_t = upload_tile(backend, backward)
         slices = Slice(self, matrix, matrix_t, context.comm, backend)
         return RankAggregations(slices, slices)
 

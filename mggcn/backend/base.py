@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
+from mggcn.backend.dropout import Dropout as Dropout
+from mggcn.backend.dropout import keep_scale as keep_scale
 from mggcn.backend.events import Agree, CommStream, Event, Repeatable, Timestamp, alone
 from mggcn.backend.sparse import Sparse as Sparse
 
@@ -21,36 +23,7 @@ if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
 
     from mggcn.backend.edges import EdgeKernels
     from mggcn.backend.epoch_end import Books, Step
-
-
-def drop_threshold(probability: float) -> int:
-    """Return the 16-bit word below which an activation is dropped; the highest word is always kept."""
-    return min(round(65536 * probability), 65535)
-
-
-def keep_scale(probability: float) -> float:
-    """Return the factor of what dropout keeps, the inverse of the exact probability of keeping."""
-    return 65536 / (65536 - drop_threshold(probability))
-
-
-@dataclass(frozen=True, slots=True)
-class Dropout:
-    """One dropout mask: Philox4x32-10 keyed by (seed, epoch), counted by column, original id and layer.
-
-    clock: int64 (2,) on the device, seed and epoch: an epoch that the device replays reads their current values.
-    """
-
-    probability: float
-    clock: Tensor
-    layer: int
-
-    @property
-    def threshold(self) -> int:
-        return drop_threshold(self.probability)
-
-    @property
-    def keep_scale(self) -> float:
-        return keep_scale(self.probability)
+    from mggcn.backend.neighbours import NeighbourKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,4 +257,9 @@ class KernelBackend(Protocol):
     @property
     def edges(self) -> EdgeKernels:
         """Messages along edges, reduced at their destinations, and their gradients."""
+        ...
+
+    @property
+    def neighbours(self) -> NeighbourKernels:
+        """Maximum of neighbours and attention over them, for a storage type of float32 or float64."""
         ...

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+CLIP_EPS = 1e-6
+"""Added to the norm that a gradient is divided by, as torch.nn.utils.clip_grad_norm_ does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Step:
     """One step of all weights, as torch.optim's Adam, AdamW or SGD makes it.
 
     values, grads, moments: (W,), what no weight covers stays zero; steps float32 (S,); operands: as values, or None.
+    clip_norm: grads of a larger norm are scaled down to it, as by torch.nn.utils.clip_grad_norm_; 0: never. Whether grads
+    hold them scaled afterwards is the device's choice.
     """
 
     kind: Literal["adam", "adamw", "sgd"]
@@ -45,6 +49,7 @@ class Step:
     moments: tuple[Tensor, ...]
     steps: Tensor
     operands: Tensor | None
+    clip_norm: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,14 @@ class Sparse:
 
     Values are of the accumulation type: float32, or float64 for float64 storage.
     schedule: how the backend that made it shares out the rows; its own type.
+    relations: the entries by relation, where a model reads types; they are then here alone.
     """
 
     indptr: Tensor
     indices: Tensor
     values: Tensor | None
     schedule: Any
+    relations: tuple[RelationRows, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -28,4 +30,13 @@ class Sparse:
 
     @property
     def nnz(self) -> int:
-        return self.indices.shape[0]
+        return self.indices.shape[0] + sum(part.matrix.nnz for part in self.relations)
+
+
+@dataclass(frozen=True, slots=True)
+class RelationRows:
+    """Some rows of a matrix with their entries of one relation: rows int32, without repeats, those of `matrix` in order."""
+
+    relation: int
+    rows: Tensor
+    matrix: Sparse

@@ -16,11 +16,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "store", type=Path, nargs="?", help="folder to write; without it, and with --verify, SOURCE is only checked"
     )
     parser.add_argument(
+        "--join",
+        action="append",
+        default=[],
+        metavar="SOURCE",
+        help="a further graph, without edges to the others; each keeps its own splits, or belongs whole to a part, as in "
+        "prepare train=a STORE --join train=b --join test=c",
+    )
+    parser.add_argument(
         "--features",
         metavar="FILE",
         help=".npy (N, D), or a SciPy sparse .npz; or identity or degree, which need no file",
     )
     parser.add_argument("--labels", type=Path, metavar="FILE", help=".npy (N,), -1 for unlabelled")
+    parser.add_argument(
+        "--edge-types", type=Path, metavar="FILE", help=".npy (E,): number of each edge's relation, from 0"
+    )
     for split in ("train", "val", "test"):
         parser.add_argument(
             f"--{split}", type=Path, metavar="FILE", help=f".npy of {split} vertices: mask or list of ids"
@@ -55,21 +66,33 @@ def run(arguments: argparse.Namespace) -> int:
     """Load, check, write, and say what came."""
     from mggcn.errors import ConfigError
     from mggcn.graph.facts import describe
-    from mggcn.graph.sources import load_source
+    from mggcn.graph.sources import load_joined, load_source
     from mggcn.graph.store import has_checksums, open_store
     from mggcn.graph.store_write import write_store
     from mggcn.graph.structure import GraphOptions
 
     a = arguments
-    if a.store is None and not a.verify:
+    if a.store is None and (a.join or not a.verify):
         raise ConfigError("mggcn prepare needs a STORE to write, or --verify to check SOURCE alone")
     splits = {name: path for name in ("train", "val", "test") if (path := getattr(a, name)) is not None}
     options = GraphOptions(
         symmetrize=a.symmetrize, duplicates=a.duplicates, self_loops=a.self_loops, row_normalize=a.row_normalize
     )
-    given = {"features": a.features, "labels": a.labels, "splits": splits or None, "num_vertices": a.vertices}
+    given = {
+        "features": a.features,
+        "labels": a.labels,
+        "edge_types": a.edge_types,
+        "splits": splits or None,
+        "num_vertices": a.vertices,
+    }
     extra = {key: value for key, value in given.items() if value is not None}
-    graph = load_source(a.source, options=options, verify=a.verify, name=a.name, **extra)
+    if a.join:
+        if extra:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in extra)
+            raise ConfigError(f"{named} completes one graph; prepare each of several, then --join the stores")
+        graph = load_joined(_parts([a.source, *a.join]), options=options, verify=a.verify, name=a.name or a.store.name)
+    else:
+        graph = load_source(a.source, options=options, verify=a.verify, name=a.name, **extra)
     if a.store is not None:
         write_store(graph, a.store, overwrite=a.force)
         # The files as they lie on the disk must carry the checksums that were computed while writing.
@@ -80,3 +103,11 @@ def run(arguments: argparse.Namespace) -> int:
     for remark in facts.remarks():
         print(f"note: {remark}")
     return 0
+
+
+def _parts(sources: list[str]) -> list[str] | dict[str, list[str]]:
+    """Return sources as they are, or by part if the first is train=SOURCE or alike: then all are."""
+    named = [source.split("=", 1) for source in sources if source.startswith(("train=", "val=", "test="))]
+    if len(named) != len(sources):
+        return sources
+    return {part: [source for name, source in named if name == part] for part, _ in named}

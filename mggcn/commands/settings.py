@@ -32,6 +32,7 @@ FLAGS = {
         "epochs that a message of the delayed strategy takes: none (it is never sent), 0 (exact) or more",
     ),
     "--memory-limit": ("run", "memory_limit", "bytes per rank, such as 80GiB; 0: what is free"),
+    "--log": ("run", "log", "where the history goes beside history.jsonl: none or tensorboard"),
     "--epochs": ("train", "epochs", "number of epochs"),
     "--seed": ("train", "seed", "seed of weights, dropout and partition"),
     "--repeat": ("train", "repeat", "number of runs with seeds SEED, SEED + 1, ..."),
@@ -97,9 +98,9 @@ def whole(text: str) -> int:
 whole.__name__ = "whole number"  # argparse names the type in its message
 
 
-def read_settings(arguments: argparse.Namespace) -> Config:
-    """Return the configuration that the flags describe. Raises: ConfigError."""
-    config = Config() if arguments.config is None else from_toml(arguments.config)
+def read_settings(arguments: argparse.Namespace, base: Config | None = None) -> Config:
+    """Return the configuration that the flags describe, over `base`. Raises: ConfigError."""
+    config = (base or Config()) if arguments.config is None else from_toml(arguments.config, base)
     config = with_settings(config, arguments.set)
     tables: dict[str, dict[str, Any]] = {}
     if switched_on := [name for name in ("timeline", "tune") if getattr(arguments, f"setting_{name}")]:

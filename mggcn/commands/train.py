@@ -1,4 +1,4 @@
-"""Train on a store, evaluate, checkpoint and log; --resume continues a run.
+"""Train on a store, evaluate, checkpoint and log; --resume continues or extends a run.
 
 The same command under `torchrun --nproc-per-node P -m mggcn train ...` is one rank of P.
 """
@@ -15,12 +15,12 @@ from mggcn.comm.failure import Interrupted
 from mggcn.comm.rank import torchrun_env
 from mggcn.commands.settings import add_settings, read_settings
 from mggcn.config import Config
+from mggcn.config_files import with_settings
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
 from mggcn.jobs import folder as run_folders
 from mggcn.jobs import train as training
-from mggcn.memory.device import launching
 from mggcn.memory.units import human
 
 
@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         type=Path,
         metavar="DIR",
-        help="continue an unfinished run; of its settings, only --epochs may be changed",
+        help="continue a run; with a larger --epochs also a complete one; --set train.lr, train.schedule, ... begin a new "
+        "schedule where it stands, --set train.patience goes on after an early stop",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     add_settings(parser)
@@ -45,23 +46,16 @@ def run(arguments: argparse.Namespace) -> int:
     if torchrun_env() is not None:
         return _under_torchrun(arguments)
     if arguments.resume is not None:
-        folder, config, store = arguments.resume, *resumed(arguments)
-        if run_folders.epochs_done(folder)[1]:
-            print(f"the run in {folder} is complete\n{summary(training.read_result(folder))}")
-            return 0
-        graph = open_store(store)
-        run_folders.rewrite_config(folder, config)
-        if not arguments.quiet and not (folder / "checkpoints" / "latest").exists():
-            print(f"{folder} holds no checkpoint: the run starts again", flush=True)
-        train = functools.partial(training.resume_training, folder, config, graph, quiet=arguments.quiet)
-        result = _train(folder, config, arguments.quiet, train)
+        result = _resume(arguments)
     else:
         store = store_path(arguments.store, arguments.root)
         graph = open_store(store)
         planned = training.prepare_run(read_settings(arguments), graph, store, arguments.out)
         train = functools.partial(training.run_training, planned, graph, quiet=arguments.quiet)
         with run_folders.discarded_if_refused(planned.folder):
-            result = _train(planned.folder, planned.config, arguments.quiet, train)
+            if not arguments.quiet:
+                training.announce(planned.plan, store, planned.reason)
+            result = _train(planned.folder, arguments.quiet, train)
     if not arguments.quiet:
         print(summary(result))
     return 0
@@ -83,11 +77,24 @@ def _check_which(arguments: argparse.Namespace) -> None:
         )
 
 
-def _train(folder: Path, config: Config, quiet: bool, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _resume(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Continue a run, or extend a complete one; without changes a complete one stays as it is."""
+    folder, quiet, (config, store) = arguments.resume, arguments.quiet, resumed(arguments)
+    if run_folders.is_complete(folder) and config == run_folders.read_run(folder)[0]:
+        if not quiet:
+            print(f"the run in {folder} is complete; --epochs with a larger number extends it")
+        return training.read_result(folder)
+    graph = open_store(store)
+    plan, reason = run_folders.recorded_plan(folder, config, graph)
+    run_folders.reopen(folder, config)
     if not quiet:
-        print(f"run folder {folder}", flush=True)
-        if how := launching(config.run):
-            print(f"an epoch is {how}", flush=True)
+        if not (folder / "checkpoints" / "latest").exists():
+            print(f"{folder} holds no checkpoint: the run starts again", flush=True)
+        training.announce(plan, store, reason, run_folders.epochs_done(folder, config))
+    return _train(folder, quiet, functools.partial(training.resume_training, folder, config, graph, quiet=quiet))
+
+
+def _train(folder: Path, quiet: bool, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return train()
     except Interrupted:
@@ -109,16 +116,25 @@ def store_path(name: str, root: Path | None) -> Path:
 
 
 def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
-    """Return configuration and store of a run to continue, with --epochs applied. Raises: ConfigError, RunError."""
+    """Return store and configuration of a run to continue, its changes applied. Raises: ConfigError, RunError."""
     config, _, job = run_folders.read_run(arguments.resume)
     given = [k for k, v in vars(arguments).items() if k.startswith("setting_") and v is not None]
-    if arguments.config is not None or arguments.set or any(k != "setting_epochs" for k in given):
-        raise ConfigError("--resume keeps the run's own settings; only --epochs may be given with it")
+    named = [text.partition("=")[0].strip() for text in arguments.set]
+    known = [f"train.{name}" for name in run_folders.CONTINUABLE]
+    if arguments.config is not None or not set(named) <= set(known) or set(given) - {"setting_epochs"}:
+        raise ConfigError(
+            f"--resume keeps the run's own settings; only --epochs may be given with it, and --set {', '.join(known[1:])}"
+        )
     if job["store"] is None:
-        raise RunError(f"{arguments.resume} was trained on a graph in memory and cannot be resumed from the command")
+        raise RunError(
+            f"{arguments.resume} was trained on a graph in memory; continue it in Python: "
+            "mggcn.Trainer.from_run(folder, graph).resume()"
+        )
+    wanted = with_settings(config, arguments.set).train
+    changes = {name: getattr(wanted, name) for name in (text.removeprefix("train.") for text in named)}
     if arguments.setting_epochs is not None:
-        config = run_folders.extend_run(arguments.resume, config, arguments.setting_epochs)
-    return config, Path(job["store"])
+        changes["epochs"] = arguments.setting_epochs
+    return run_folders.continued(arguments.resume, config, changes), Path(job["store"])
 
 
 def _under_torchrun(arguments: argparse.Namespace) -> int:
@@ -129,7 +145,6 @@ def _under_torchrun(arguments: argparse.Namespace) -> int:
         config, store = read_settings(arguments), store_path(arguments.store, arguments.root)
     code, result = training.train_under_torchrun(config, store, arguments.out, arguments.resume, quiet=arguments.quiet)
     if result is not None and not arguments.quiet:
-        print(f"run folder {result['folder']}")
         print(summary(result))
     return code
 

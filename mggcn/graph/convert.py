@@ -17,7 +17,8 @@ import scipy.sparse as sp
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import Array, Graph
-from mggcn.graph.structure import DEFAULT_OPTIONS, GraphOptions, build_adjacency, edge_list
+from mggcn.graph.relations import check_types, typed_adjacency
+from mggcn.graph.structure import DEFAULT_OPTIONS, Adjacency, GraphOptions, build_adjacency, edge_list
 from mggcn.graph.vertex_data import (
     as_array,
     as_features,
@@ -29,7 +30,18 @@ from mggcn.graph.vertex_data import (
 )
 
 PARTS = ("train", "val", "test")
-COMPLETING = ("features", "labels", "splits", "weights", "num_vertices", "num_classes", "options", "name")
+COMPLETING = (
+    "features",
+    "labels",
+    "splits",
+    "weights",
+    "edge_types",
+    "num_vertices",
+    "num_classes",
+    "num_relations",
+    "options",
+    "name",
+)
 """Arguments of the public API that complete a source."""
 
 
@@ -46,7 +58,7 @@ def check_arguments(arguments: Mapping[str, Any], more: tuple[str, ...] = ()) ->
         raise ConfigError(f"options must be mggcn.GraphOptions(...), got {type(options).__name__}")
     if splits is not None and not (isinstance(splits, Mapping) and all(isinstance(name, str) for name in splits)):
         raise ConfigError(f'splits must be a mapping from names, as {{"train": mask}}, got {type(splits).__name__}')
-    for name in ("num_vertices", "num_classes"):
+    for name in ("num_vertices", "num_classes", "num_relations"):
         try:
             index(0 if arguments.get(name) is None else arguments[name])
         except TypeError as error:
@@ -57,8 +69,10 @@ def from_arrays(
     *,
     edges: Any = None,
     weights: Any = None,
+    edge_types: Any = None,
     adj: Any = None,
     num_vertices: int | None = None,
+    num_relations: int | None = None,
     features: Any = None,
     labels: Any = None,
     splits: Mapping[str, Any] | None = None,
@@ -67,11 +81,12 @@ def from_arrays(
     name: str = "graph",
     meta: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """Make a graph from arrays. Give either `edges` (and `weights`) or `adj`.
+    """Make a graph from arrays. Give either `edges` (and `weights`, `edge_types`) or `adj`.
 
-    Shapes: edges integers [2, E], row 0 sources, row 1 targets; weights [E] or [E, 1]; adj a square SciPy matrix or
-    array, or a tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v; features dense or sparse [N, D], or
-    "identity" or "degree" (`made_features`);
+    Shapes: edges integers [2, E], row 0 sources, row 1 targets; weights [E] or [E, 1]; edge_types [E], the number of each
+    edge's relation from 0, of `num_relations` (default: the highest and one); adj a square SciPy matrix or array, or a
+    tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v; features dense or sparse [N, D], or "identity" or
+    "degree" (`made_features`);
     labels [N], -1 or NaN for unlabelled; splits: name -> bool [N] or [S, N], or a list of vertex ids. Each may be a torch
     tensor. `num_vertices` is inferred where it is not given: from adj, features or labels, else the largest id + 1.
     Cost: some sorts of E 8-byte keys, then the checks of `check_graph`.
@@ -82,6 +97,10 @@ def from_arrays(
     if adj is not None:
         if weights is not None:
             raise GraphError("weights belong to edges, adj holds its own as values; leave weights out")
+        if edge_types is not None:
+            raise GraphError(
+                "edge_types belong to edges, a matrix has one edge between two vertices; give edges [2, E]"
+            )
         edges, weights, num_vertices = _from_matrix(to_numpy(adj), num_vertices)
     edges = as_array(to_numpy(edges), "edges")
     edges = edges if edges.size else np.empty((2, 0), dtype=np.int64)
@@ -91,7 +110,10 @@ def from_arrays(
     features = None if made else features
     if num_vertices is None:
         num_vertices, origin = _infer_num_vertices(edges, features, labels)
-    both = build_adjacency(edges, _as_weights(weights), num_vertices, options, origin)
+    types, relations = None, 0
+    if edge_types is not None:
+        types, relations = check_types(to_numpy(edge_types), edges.shape[-1], num_relations)
+    both = _adjacency(edges, types, _as_weights(weights), num_vertices, options, origin)
     label_rows, num_classes = as_labels(labels, num_vertices, num_classes)
     rows = (
         made_features(made, both.adj, both.adj_t)
@@ -107,9 +129,18 @@ def from_arrays(
         splits=as_splits({part: to_numpy(split) for part, split in (splits or {}).items()}, num_vertices),
         num_classes=num_classes,
         meta=_meta(meta, options, both.num_merged),
+        num_relations=relations,
     )
     check_graph(graph)
     return graph
+
+
+def _adjacency(
+    edges: Array, types: Array | None, weights: Array | None, num_vertices: int, options: GraphOptions, origin: str = ""
+) -> Adjacency:
+    if types is None:
+        return build_adjacency(edges, weights, num_vertices, options, origin)
+    return typed_adjacency(edges, types, weights, num_vertices, options, origin)
 
 
 def from_scipy(adj: Any, **arrays: Any) -> Graph:
@@ -124,22 +155,23 @@ def from_scipy(adj: Any, **arrays: Any) -> Graph:
 def from_pyg(data: Any, **arrays: Any) -> Graph:
     """Make a graph from a PyTorch Geometric `Data`; `arrays` (see `from_arrays`) override what it holds.
 
-    Read are edge_index [2, E] (source -> target) or adj_t, edge_weight [E], x (dense or sparse), y, num_nodes and
-    train_mask, val_mask, test_mask, [N] or [N, S]. Repeated edges count as often as they are there, as in PyG, unless
-    `options` say otherwise. Other attributes are ignored, edge_attr of several columns or of integers included.
+    Read are edge_index [2, E] (source -> target) or adj_t, edge_weight [E], edge_type [E], x (dense or sparse), y,
+    num_nodes and train_mask, val_mask, test_mask, [N] or [N, S]. Repeated edges count as often as they are there, as in
+    PyG, unless `options` say otherwise. Other attributes are ignored, edge_attr of several columns or of integers included.
     Raises: GraphError as `from_arrays`; for an edge_attr that may be weights, without a word on `weights`; and for repeated
     self-loops, which PyG counts once or each, depending on the layer.
     """
     edges, weights = _pyg_edges(data)
     if weights is None and "weights" not in arrays:
         _refuse_unread({"edge_attr": getattr(data, "edge_attr", None)}, "data.edge_attr")
-    options = arrays.get("options", DEFAULT_OPTIONS)
-    if options.duplicates == "auto" and options.self_loops != "drop" and not options.symmetrize:
+    options, types = arrays.get("options", DEFAULT_OPTIONS), to_numpy(getattr(data, "edge_type", None))
+    if types is None and options.duplicates == "auto" and options.self_loops != "drop" and not options.symmetrize:
         _refuse_repeated_loops(edges)
     masks = {part: getattr(data, f"{part}_mask", None) for part in PARTS}
     found = {
         "edges": edges,
         "weights": weights,
+        "edge_types": types,
         "num_vertices": data.num_nodes,
         "features": to_numpy(getattr(data, "x", None)),
         "labels": to_numpy(getattr(data, "y", None)),
@@ -152,17 +184,22 @@ def from_pyg(data: Any, **arrays: Any) -> Graph:
 def from_dgl(graph: Any, **arrays: Any) -> Graph:
     """Make a graph from a homogeneous `DGLGraph`; `arrays` (see `from_arrays`) override what it holds.
 
-    Read are edges(), num_nodes() and, as in DGL's data sets, ndata: feat, label, train_mask, val_mask, test_mask. Repeated
-    edges count as often as they are there, as in DGL, unless `options` say otherwise.
+    Read are edges(), num_nodes() and, as in DGL's data sets, ndata: feat, label, train_mask, val_mask, test_mask. Types are
+    edata's etype, or _TYPE (dgl.ETYPE, of dgl.to_homogeneous) if there are several. Repeated edges count as often as they
+    are there, as in DGL, unless `options` say otherwise.
     Raises: GraphError as `from_arrays`, and for edge data that may be weights, without a word on `weights`.
     """
     src, dst = graph.edges()
+    edata = dict(getattr(graph, "edata", {}))
     if "weights" not in arrays:
-        _refuse_unread(dict(getattr(graph, "edata", {})), 'graph.edata["{}"]')
+        _refuse_unread(edata, 'graph.edata["{}"]')
+    types = to_numpy(edata.get("etype", edata.get("_TYPE")))
     options = arrays.get("options", DEFAULT_OPTIONS)
     masks = {part: graph.ndata[f"{part}_mask"] for part in PARTS if f"{part}_mask" in graph.ndata}
     found = {
         "edges": np.stack([to_numpy(src), to_numpy(dst)]),
+        # Every graph of dgl.to_homogeneous has types, also of one relation.
+        "edge_types": types if types is not None and np.any(types) else None,
         "num_vertices": graph.num_nodes(),
         "features": to_numpy(graph.ndata["feat"]) if "feat" in graph.ndata else None,
         "labels": to_numpy(graph.ndata["label"]) if "label" in graph.ndata else None,
@@ -219,7 +256,8 @@ def with_options(graph: Graph, options: GraphOptions) -> Graph:
     options = options.resolved()
     if (options.symmetrize and not graph.symmetric) or options.self_loops != "keep":
         edges, weights = edge_list(graph.adj)
-        changes["adj"], changes["adj_t"], _ = build_adjacency(edges, weights, graph.num_vertices, options)
+        types = None if graph.adj.types is None else graph.adj.types.array()
+        changes["adj"], changes["adj_t"], _ = _adjacency(edges, types, weights, graph.num_vertices, options)
     if options.row_normalize and graph.features is not None:
         changes["features"] = normalized_rows(graph.features)
     if not changes:

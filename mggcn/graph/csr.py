@@ -6,7 +6,7 @@ Shapes: N vertices, D features, C classes, S splits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +23,8 @@ WINDOW = 1 << 20
 class Rows(Protocol):
     """An array that is read by row ranges, so that a file larger than memory never becomes resident.
 
-    Two final classes: `ArrayRows` (below) over a NumPy array and `FileRows` (graph/file_rows.py) over an `.npy` file.
+    `ArrayRows` (below) over a NumPy array, `FileRows` (graph/file_rows.py) over an `.npy` file, `JoinedRows`
+    (graph/join.py) over several such behind each other.
     """
 
     @property
@@ -74,12 +75,17 @@ class CSR:
     """A sparse matrix by rows: row v holds columns indices[indptr[v]:indptr[v + 1]], ascending and unique.
 
     indptr int64 [rows + 1], indices int32 [nnz], values float32 [nnz] or None (all ones).
+    types uint8 or uint16 [nnz] or None: relation of each edge; a column may then repeat with ascending types.
+    type_degrees float32 [nnz], given with types: sum of the weights of the in-edges of this relation at the edge's
+    destination, the edge itself among them, which a mean over the neighbours of a relation divides by.
     """
 
     indptr: Rows
     indices: Rows
     values: Rows | None
     num_cols: int
+    types: Rows | None = field(default=None, kw_only=True)
+    type_degrees: Rows | None = field(default=None, kw_only=True)
 
     @property
     def num_rows(self) -> int:
@@ -88,6 +94,10 @@ class CSR:
     @property
     def nnz(self) -> int:
         return self.indices.shape[0]
+
+    def untyped(self) -> CSR:
+        """Return the same matrix without relations: edges of several relations between two vertices are then parallel."""
+        return self if self.types is None else replace(self, types=None, type_degrees=None)
 
     def read_pointers(self, start: int, stop: int) -> Array:
         """Return indptr[start:stop], that of rows start, ... stop - 2, for kernels to follow without a further look.
@@ -128,6 +138,7 @@ class Graph:
         labels: Rows int64 [N], -1 for unlabelled, or None.
         splits: From a name ("train", "val", "test", "alt_train", ...) to Rows bool [S, N], always two-dimensional.
         num_classes: Number of classes, C.
+        num_relations: Number of relations if edges have types, else 0.
         meta: Content of meta.json: licence, provenance, published results, SHA-256 of every file.
     """
 
@@ -139,6 +150,7 @@ class Graph:
     splits: Mapping[str, Rows]
     num_classes: int
     meta: Mapping[str, Any] = field(default_factory=dict)
+    num_relations: int = 0
 
     def __repr__(self) -> str:
         """One line of extents; `mggcn.describe` looks at the content."""
@@ -161,6 +173,12 @@ class Graph:
         """Number of stored directed edges, both directions of an undirected one counting."""
         return self.adj.nnz
 
+    def untyped(self) -> Graph:
+        """Return the same graph without relations: edges of several relations between two vertices are then parallel."""
+        if not self.num_relations:
+            return self
+        return replace(self, adj=self.adj.untyped(), adj_t=self.adj_t.untyped(), num_relations=0)
+
     @property
     def symmetric(self) -> bool:
         """Whether every edge is stored in both directions with equal weights."""
@@ -169,6 +187,7 @@ class Graph:
     def summary(self) -> str:
         """Return the extents in words. Cost: none, nothing is read."""
         kind = ("symmetric" if self.symmetric else "directed") + ("" if self.adj.values is None else ", weighted")
+        kind += f", {self.num_relations} relation{'s' * (self.num_relations > 1)}" if self.num_relations else ""
         width = self.num_features
         features = f"{width:,} {'sparse ' if isinstance(self.features, CSR) else ''}feature" if width else "no feature"
         features += "" if width == 1 else "s"
@@ -244,6 +263,10 @@ def check_layout(csr: CSR, what: str) -> None:
     ]
     if csr.values is not None:
         expected.append(("values", csr.values, np.float32))
+    if csr.types is not None:
+        expected.append(("types", csr.types, np.uint8 if csr.types.dtype == np.uint8 else np.uint16))
+    if csr.type_degrees is not None:
+        expected.append(("type_degrees", csr.type_degrees, np.float32))
     for name, rows, dtype in expected:
         if len(rows.shape) != 1 or rows.dtype != dtype:
             raise GraphError(
@@ -252,11 +275,15 @@ def check_layout(csr: CSR, what: str) -> None:
             )
     if csr.indptr.shape[0] == 0:
         raise GraphError(f"{what}: indptr must hold rows + 1 offsets, got none; an empty matrix has indptr = [0]")
-    if csr.values is not None and csr.values.shape != csr.indices.shape:
-        raise GraphError(
-            f"{what}: expected one value per index ({csr.nnz}), got {csr.values.shape[0]}; the files belong to "
-            "different graphs or one is cut short"
-        )
+    for name, _, _ in expected[2:]:
+        rows = getattr(csr, name)
+        if rows.shape != csr.indices.shape:
+            raise GraphError(
+                f"{what}: expected one value per index ({csr.nnz}), got {rows.shape[0]} {name}; the files belong to "
+                "different graphs or one is cut short"
+            )
+    if (csr.types is None) != (csr.type_degrees is None):
+        raise GraphError(f"{what}: types and type_degrees belong together, one is missing; prepare the graph again")
 
 
 def _check_indptr(csr: CSR, what: str) -> None:
@@ -281,7 +308,7 @@ def _check_indptr(csr: CSR, what: str) -> None:
 
 def _check_indices(csr: CSR, what: str) -> None:
     last_row, last_col = -1, -1
-    for rows, cols, _, _ in windows(csr):
+    for rows, cols, first, stop in windows(csr):
         outside = np.flatnonzero((cols < 0) | (cols >= csr.num_cols))
         if outside.size:
             edge = int(outside[0])
@@ -289,6 +316,9 @@ def _check_indices(csr: CSR, what: str) -> None:
                 f"{what}: row {rows[edge]} holds column {cols[edge]}, expected 0 <= column < {csr.num_cols}; "
                 "check the number of vertices and whether ids start at 0"
             )
+        if csr.types is not None:
+            # Edges of several relations between two vertices are told apart by their types.
+            cols = cols << 16 | csr.types.read(first, stop)
         same_row = np.diff(rows, prepend=last_row) == 0
         falls = np.flatnonzero(same_row & (np.diff(cols, prepend=last_col) <= 0))
         if falls.size:
@@ -307,6 +337,9 @@ def _edge_hashes(csr: CSR) -> tuple[int, int]:
         if csr.values is not None:
             # Adding 0.0 turns -0.0 into 0.0, which compares equal but has other bits.
             weight = _mix((csr.values.read(first, stop) + np.float32(0.0)).view(np.uint32), 3)
+        if csr.types is not None and csr.type_degrees is not None:
+            weight = weight * _mix(csr.types.read(first, stop), 4)
+            weight = weight * _mix((csr.type_degrees.read(first, stop) + np.float32(0.0)).view(np.uint32), 5)
         forward += int(np.sum(_mix(rows, 1) * _mix(cols, 2) * weight))
         backward += int(np.sum(_mix(rows, 2) * _mix(cols, 1) * weight))
     return forward % 2**64, backward % 2**64

@@ -13,6 +13,8 @@ BEGINNINGS = (("src", "source", "from"), ("dst", "dest", "target"), ("weight",))
 """Words, and how words begin, that say source, target and weight: such a name stands over its own column only."""
 WEIGHTS = frozenset({"w", "value", "values", "val", "count", "counts", "score", "strength", "similarity"})
 """Names of a third column that mean weight; elsewhere these words mean nothing."""
+TYPES = frozenset({"type", "types", "relation", "relations", "rel", "etype", "predicate"})
+"""Names of a column of types, the third or the fourth."""
 NUMBER_THEM = (
     "ids must be integers from 0: fix that line, or number names first (numpy.unique(names, return_inverse=True) does)"
 )
@@ -56,12 +58,12 @@ def split_header(text: str, first_line: int) -> tuple[str, Header | None]:
     return text, None
 
 
-def check_header(header: Header, first_edge: str, num_columns: int, path: Path) -> None:
-    """Refuse a header that names other columns than those which are read, and one that is an edge between names.
+def check_header(header: Header, first_edge: str, num_columns: int, path: Path) -> tuple[str, ...]:
+    """Return which columns follow the ids: "w" the weight, "t" the type.
 
-    Columns are read by their place: source, target, weight. As many names must stand over them; one that says source,
-    target or weight must stand there, none may be that of an index, and a third must say weight.
-    Raises: GraphError.
+    Ids are read by their place: source, target. As many names must stand over the columns; one that says source, target or
+    weight must stand there, none may be that of an index, and a third and fourth must say weight or type.
+    Raises: GraphError for a header that names other columns, or that is an edge between names.
     """
     if not any(map(_is_number, _pieces(first_edge))):
         raise GraphError(
@@ -69,12 +71,14 @@ def check_header(header: Header, first_edge: str, num_columns: int, path: Path) 
         )
     names = _names(header.text)
     why = _contradiction(names, num_columns)
+    more = tuple("t" if TYPES.intersection(_words(name)) else "w" for name in names[2:])
     if why:
-        places = "source, target" if num_columns == 2 else "source, target, weight"
+        places = "source, target" if num_columns == 2 else "source, target, weight or type"
         raise GraphError(
             f"{path}, line {header.line}: columns are read as {places}, but in the header {header.text[:80]!r} {why}; "
             "write those columns alone, in that order (pandas: index=False), or drop the header if they are right"
         )
+    return more
 
 
 def advice(line: str) -> str:
@@ -101,10 +105,14 @@ def _contradiction(names: list[str], num_columns: int) -> str:
         if INDEX.fullmatch(name):
             return f"column {at + 1} is named {name!r}, as that of an index is"
         place = _place(name, shared)
-        if place not in (None, at):
+        if place not in (None, at) and not (place == 2 and at == 3):
             return f"column {at + 1} is named {name!r}"
-    if num_columns > 2 and _place(names[2], set()) != 2 and not WEIGHTS.intersection(_words(names[2])):
-        return f"column 3 is named {names[2]!r}, not weight"
+    typed = [at for at in range(2, num_columns) if TYPES.intersection(_words(names[at]))]
+    for at in range(2, num_columns):
+        if at not in typed and _place(names[at], set()) != 2 and not WEIGHTS.intersection(_words(names[at])):
+            return f"column {at + 1} is named {names[at]!r}, not weight or type"
+    if num_columns > 4 or len(typed) > 1 or num_columns - 2 - len(typed) > 1:
+        return "more than one column each of weights and types is named"
     return ""
 
 

@@ -1,4 +1,7 @@
-"""Edge lists as text: one edge `u v [weight]` a line, separated by blanks or commas, comments after # or %."""
+"""Edge lists as text: one edge `u v [weight] [type]` a line, separated by blanks or commas, comments after # or %.
+
+A third column is the weight unless the header says that it is the type; of four the header says which is which.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,11 @@ class EdgeList(NamedTuple):
     edges: Array
     """int64 [2, E], row 0 the sources."""
     weights: Array | None
-    """float64 [E], None without a third column."""
+    """float64 [E], None without a column of weights."""
     header: str
     """The line of names that was skipped, empty without one."""
+    types: Array | None = None
+    """int64 [E], None without a column of types."""
 
 
 def read_edge_list(path: Path) -> EdgeList:
@@ -39,6 +44,7 @@ def read_edge_list(path: Path) -> EdgeList:
     """
     edges: list[Array] = []
     weights: list[Array] = []
+    types: list[Array] = []
     parser: _Parser | None = None
     header: Header | None = None
     try:
@@ -50,7 +56,8 @@ def read_edge_list(path: Path) -> EdgeList:
             if parser is not None:
                 block = parser.parse(text, path, first_line)
                 edges.append(np.stack([block["u"], block["v"]]))
-                weights.extend([block["w"]] if parser.weighted else [])
+                weights.extend([block["w"]] if "w" in parser.more else [])
+                types.extend([block["t"]] if "t" in parser.more else [])
     except (OSError, EOFError) as error:
         raise GraphError(f"cannot read the edge list {path}: {error}; is it cut short or no text?") from error
     skipped = "" if header is None else header.text
@@ -58,7 +65,8 @@ def read_edge_list(path: Path) -> EdgeList:
         raise GraphError(f"{path}: expected lines of two vertex ids, found only {skipped[:80]!r}; is it an edge list?")
     if not edges:
         return EdgeList(np.empty((2, 0), dtype=np.int64), None, skipped)
-    return EdgeList(np.concatenate(edges, axis=1), np.concatenate(weights) if weights else None, skipped)
+    found = (np.concatenate(parts) if parts else None for parts in (weights, types))
+    return EdgeList(np.concatenate(edges, axis=1), next(found), skipped, next(found))
 
 
 class _Parser:
@@ -68,10 +76,12 @@ class _Parser:
         self.first_edge = first_edge
         self.delimiter = "," if "," in first_edge else None
         num_columns = len(first_edge.split(self.delimiter))
+        self.more: tuple[str, ...] = ("w",) if num_columns > 2 else ()
+        """Columns behind the ids: "w" the weight, "t" the type."""
         if header is not None:
-            check_header(header, first_edge, num_columns, path)
-        self.weighted = num_columns > 2
-        self.columns = [("u", np.int64), ("v", np.int64)] + ([("w", np.float64)] if self.weighted else [])
+            self.more = check_header(header, first_edge, num_columns, path)
+        kinds = {"w": np.float64, "t": np.int64}
+        self.columns = [("u", np.int64), ("v", np.int64), *((name, kinds[name]) for name in self.more)]
 
     def parse(self, text: str, path: Path, first_line: int) -> Array:
         lines = text.replace("%", "#").split("\n")
@@ -91,12 +101,13 @@ class _Parser:
             try:
                 if any(fields):
                     [int(field) for field in fields[:2]]
-                    [float(field) for field in fields[2:]]
+                    [int(field) if kind == "t" else float(field) for kind, field in zip(self.more, fields[2:])]  # noqa: B905
                 proper = len(fields) == len(self.columns) or not any(fields)
             except ValueError:
                 proper = False
             if not proper:
-                wanted = "two vertex ids and a weight" if self.weighted else "two vertex ids"
+                words = ("two vertex ids", *({"w": "a weight", "t": "a type"}[name] for name in self.more))
+                wanted = ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else words[0]
                 known = "" if content(line) == self.first_edge else " as in the first edge"
                 todo = advice(line)
                 return GraphError(f"{path}, line {number}: expected {wanted}{known}, got {line[:80]!r}; {todo}")

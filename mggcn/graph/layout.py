@@ -15,6 +15,10 @@ from mggcn.graph.file_rows import FileRows
 
 FORMAT_VERSION = 1
 CHUNK_BYTES = 1 << 24
+ADJ_FILES = ("indptr", "indices", "values", "types", "type_degrees")
+"""Files of a matrix: those of CSR, in order."""
+ADJ_T_FILES = tuple(f"{name}_t" for name in ADJ_FILES)
+FEATURE_FILES = ("features_indptr", "features_indices", "features_data")
 
 
 def is_own(meta: Mapping[str, Any]) -> bool:
@@ -24,11 +28,11 @@ def is_own(meta: Mapping[str, Any]) -> bool:
 
 def graph_arrays(graph: Graph) -> dict[str, Rows]:
     """Name every array of a graph as its file is named (without `.npy`)."""
-    arrays = _csr_arrays(graph.adj, "indptr", "indices", "values")
+    arrays = _csr_arrays(graph.adj, ADJ_FILES)
     if not graph.symmetric:
-        arrays |= _csr_arrays(graph.adj_t, "indptr_t", "indices_t", "values_t")
+        arrays |= _csr_arrays(graph.adj_t, ADJ_T_FILES)
     if isinstance(graph.features, CSR):
-        arrays |= _csr_arrays(graph.features, "features_indptr", "features_indices", "features_data")
+        arrays |= _csr_arrays(graph.features, FEATURE_FILES)
     elif graph.features is not None:
         arrays["features"] = graph.features
     if graph.labels is not None:
@@ -64,12 +68,14 @@ def graph_sha256(graph: Graph) -> str:
         digests[name] = (stored.get(f"{name}.npy") if from_store else None) or _npy_sha256(rows)
     num_features = graph.features.num_cols if isinstance(graph.features, CSR) else None
     content = {"num_features": num_features, "num_classes": graph.num_classes, "files": digests}
+    if graph.num_relations:
+        content["num_relations"] = graph.num_relations
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _csr_arrays(csr: CSR, indptr: str, indices: str, values: str) -> dict[str, Rows]:
-    arrays = {indptr: csr.indptr, indices: csr.indices}
-    return arrays if csr.values is None else arrays | {values: csr.values}
+def _csr_arrays(csr: CSR, files: tuple[str, ...]) -> dict[str, Rows]:
+    arrays = (csr.indptr, csr.indices, csr.values, csr.types, csr.type_degrees)
+    return {name: rows for name, rows in zip(files, arrays, strict=False) if rows is not None}
 
 
 def _npy_header(rows: Rows) -> bytes:

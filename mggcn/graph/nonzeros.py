@@ -43,13 +43,18 @@ def csr_if_sparse(features: Rows) -> Rows | CSR:
     nnz = features_nnz(features)
     if nnz is None:
         return features
+    found = as_csr(features, nnz)
+    finite = found.values is None or np.isfinite(found.values.array()).all()
+    return found if finite else features  # the check of dense features names the row
+
+
+def as_csr(features: Rows, nnz: int) -> CSR:
+    """Return dense rows with `nnz` nonzeros as a CSR in memory. Cost: one pass over N D numbers."""
     indptr = np.zeros(features.shape[0] + 1, np.int64)
     indices, values = np.empty(nnz, np.int32), np.empty(nnz, np.float32)
     first = 0
     for start, block in _blocks(features):
         counts, cols, entries = nonzeros(block)
-        if not np.isfinite(entries).all():
-            return features  # the check of dense features names the row
         indptr[start + 1 : start + 1 + counts.size] = counts
         indices[first : first + cols.size], values[first : first + cols.size] = cols, entries
         first += cols.size

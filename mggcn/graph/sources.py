@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import scipy.sparse as sp
 
 from mggcn.errors import GraphError
 from mggcn.graph.check import SPLIT_NAME
-from mggcn.graph.convert import from_arrays, with_features, with_options
+from mggcn.graph.convert import PARTS, from_arrays, from_object, with_features, with_options
 from mggcn.graph.csr import Array, Graph
 from mggcn.graph.datasets import DATASETS, data_folder, obtain
 from mggcn.graph.edge_list import read_edge_list
+from mggcn.graph.join import join
 from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.store import EXPECTED, open_store
 from mggcn.graph.structure import DEFAULT_OPTIONS, GraphOptions
@@ -41,9 +42,9 @@ def load_source(
 ) -> Graph:
     """Load a graph from a path, or from a name under `root`: a store, a folder of OGB's, or a file by content and suffix.
 
-    `arrays` complete a file and override what it holds: num_vertices, num_classes, and as arrays or paths of `.npy` (or
-    SciPy `.npz`) files features [N, D] (or "identity", "degree"), labels [N] and splits, a mapping from train, val, test to
-    masks or id lists.
+    `arrays` complete a file and override what it holds: num_vertices, num_classes, num_relations, and as arrays or paths of
+    `.npy` (or SciPy `.npz`) files features [N, D] (or "identity", "degree"), labels [N], edge_types [E] and splits, a
+    mapping from train, val, test to masks or id lists.
     Cost: a store opens lazily; a file is read into memory.
     Raises: StoreError or GraphError, which say what was expected.
     """
@@ -64,6 +65,43 @@ def load_source(
 
 def _is_made(features: Any) -> bool:
     return isinstance(features, str) and features in MADE
+
+
+def load_joined(
+    sources: Sequence[Any] | Mapping[str, Any],
+    *,
+    root: str | Path | None = None,
+    options: GraphOptions = DEFAULT_OPTIONS,
+    name: str = "graphs",
+    verify: bool = False,
+) -> Graph:
+    """Load several sources as one block-diagonal graph.
+
+    sources: a list, of which each keeps its own splits, or a mapping from "train", "val" and "test" to a source or a list,
+    all labelled vertices of which belong to that part. Each is a path, or an object as `from_object` takes it.
+    Raises: GraphError as `join`; as what loads each, with its number.
+    """
+    listed = _listed(sources)
+    graphs = []
+    for number, (_, source) in enumerate(listed, start=1):
+        try:
+            if isinstance(source, str | Path):
+                graphs.append(load_source(source, root=root, options=options, verify=verify))
+            else:
+                graphs.append(from_object(source, options=options))
+        except GraphError as error:
+            raise GraphError(f"graph {number} of {len(listed)}: {error}") from error
+    return join(graphs, [part for part, _ in listed], name=name)
+
+
+def _listed(sources: Sequence[Any] | Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Sources with the part of each, "" if its own splits count."""
+    if not isinstance(sources, Mapping):
+        return [("", source) for source in sources]
+    if unknown := sorted(set(sources) - set(PARTS)):
+        raise GraphError(f"graphs belong to {', '.join(PARTS)}, got {', '.join(map(str, unknown))}; name one of these")
+    lists = {part: some if isinstance(some, list | tuple) else [some] for part, some in sources.items()}
+    return [(part, source) for part, some in lists.items() for source in some]
 
 
 def find_source(source: str | Path, root: str | Path | None) -> Path:
@@ -93,8 +131,9 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_edges(path: Path) -> dict[str, Any]:
-    edges, weights, header = read_edge_list(path)
-    return {"edges": edges, "weights": weights, "meta": {"input": {"header": header}} if header else {}}
+    found = read_edge_list(path)
+    meta = {"input": {"header": found.header}} if found.header else {}
+    return {"edges": found.edges, "weights": found.weights, "edge_types": found.types, "meta": meta}
 
 
 def _read_matrix_market(path: Path) -> dict[str, Any]:
@@ -213,6 +252,7 @@ def _edge_layout(members: _Members) -> dict[str, Any]:
     return {
         "edges": edges,
         "weights": members.get("edge_weight"),
+        "edge_types": members.get("edge_type"),
         "features": members.get("node_features", "node_feat", "x", "features"),
         "labels": members.get("node_labels", "y", "labels"),
         "splits": {part: mask for part, mask in masks.items() if mask is not None},

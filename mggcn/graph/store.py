@@ -1,8 +1,8 @@
 """Graph stores: folders of `meta.json` and `.npy` files that open lazily and know their own checksums.
 
-Files: indptr indices [values], the same with _t unless symmetric, features or features_{indptr,indices,data}, labels,
-one bool mask file per split. A folder without `format_version` in its meta.json is somebody else's: it is checked in
-full when it opens.
+Files: indptr indices [values] [types type_degrees], the same with _t unless symmetric, features or
+features_{indptr,indices,data}, labels, one bool mask file per split. A folder without `format_version` in its meta.json is
+somebody else's: it is checked in full when it opens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from mggcn.errors import StoreError
 from mggcn.graph.check import SPLIT_NAME, check_graph, index_mask
 from mggcn.graph.csr import CSR, WINDOW, ArrayRows, Graph, Rows, check_layout
 from mggcn.graph.file_rows import FileRows
-from mggcn.graph.layout import FORMAT_VERSION, graph_arrays, graph_sha256, is_own
+from mggcn.graph.layout import (
+    ADJ_FILES,
+    ADJ_T_FILES,
+    FEATURE_FILES,
+    FORMAT_VERSION,
+    graph_arrays,
+    graph_sha256,
+    is_own,
+)
 from mggcn.graph.store_write import write_store
 
 __all__ = [
@@ -61,18 +69,19 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
     names = _file_names(folder, meta)
     if verify:
         _compare_checksums(folder, meta)
-    adj = _csr(folder, names, ("indptr", "indices", "values"), None)
+    adj = _csr(folder, names, ADJ_FILES, None)
     symmetric = "indptr_t" not in names
     labels = FileRows.open(folder / "labels.npy") if "labels" in names else None
     graph = Graph(
         name=str(meta.get("name", folder.name)),
         adj=adj,
-        adj_t=adj if symmetric else _csr(folder, names, ("indptr_t", "indices_t", "values_t"), None),
+        adj_t=adj if symmetric else _csr(folder, names, ADJ_T_FILES, None),
         features=_features(folder, names, meta),
         labels=labels,
         splits={name: _split(folder, name, adj.num_rows) for name in names if SPLIT_NAME.fullmatch(name)},
         num_classes=_num_classes(meta, labels),
         meta=meta,
+        num_relations=0 if adj.types is None else _count(meta, "num_relations") or _highest(adj.types) + 1,
     )
     if is_own(meta):
         _compare_names(folder, names, graph)
@@ -156,11 +165,12 @@ def _compare_checksums(folder: Path, meta: Mapping[str, Any]) -> None:
             )
 
 
-def _csr(folder: Path, names: list[str], files: tuple[str, str, str], num_cols: int | None) -> CSR:
+def _csr(folder: Path, names: list[str], files: tuple[str, ...], num_cols: int | None) -> CSR:
     """Open a matrix; without `num_cols` it is square."""
     indptr, indices = (FileRows.open(folder / f"{file}.npy") for file in files[:2])
-    values = FileRows.open(folder / f"{files[2]}.npy") if files[2] in names else None
-    csr = CSR(indptr, indices, values, indptr.shape[0] - 1 if num_cols is None else num_cols)
+    values, *types = (FileRows.open(folder / f"{file}.npy") if file in names else None for file in files[2:])
+    typed = dict(zip(("types", "type_degrees"), types, strict=False))
+    csr = CSR(indptr, indices, values, indptr.shape[0] - 1 if num_cols is None else num_cols, **typed)
     check_layout(csr, str(folder / files[0]))
     return csr
 
@@ -173,7 +183,7 @@ def _features(folder: Path, names: list[str], meta: Mapping[str, Any]) -> Rows |
     num_cols = _count(meta, "num_features")
     if num_cols is None:
         num_cols = _highest(FileRows.open(folder / "features_indices.npy")) + 1
-    return _csr(folder, names, ("features_indptr", "features_indices", "features_data"), num_cols)
+    return _csr(folder, names, FEATURE_FILES, num_cols)
 
 
 def _split(folder: Path, name: str, num_vertices: int) -> Rows:
@@ -206,7 +216,8 @@ def _compare_extents(graph: Graph, folder: Path) -> None:
     """Compare headers alone: exchanged or outdated files show here at no cost."""
     num_vertices = graph.num_vertices
     nnz = int(graph.adj.indptr.read(num_vertices, num_vertices + 1)[0])
-    expected = {"indices": nnz, "values": nnz, "indptr_t": num_vertices + 1, "indices_t": nnz, "values_t": nnz}
+    expected = dict.fromkeys((*ADJ_FILES, *ADJ_T_FILES), nnz) | {"indptr_t": num_vertices + 1}
+    del expected["indptr"]
     expected |= {"features": num_vertices, "features_indptr": num_vertices + 1, "labels": num_vertices}
     expected |= dict.fromkeys(graph.splits, num_vertices)
     types = {"features": (np.float32, 2), "labels": (np.int64, 1)} | dict.fromkeys(graph.splits, (np.bool_, 2))

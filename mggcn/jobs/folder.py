@@ -7,13 +7,13 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mggcn.assemble import host_of, partition_graph, plan_recorded
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
-from mggcn.config import Config, from_tables
+from mggcn.config import Config, TrainConfig, from_tables
 from mggcn.config_files import from_toml, to_toml
 from mggcn.config_values import with_new_names
 from mggcn.errors import ConfigError, MggcnError, RunError
@@ -26,6 +26,15 @@ from mggcn.planning.select import Choice, choice_dict
 from mggcn.train.log import write_json
 from mggcn.train.repeats import best_repeat, is_kept
 from mggcn.tuning.record import RUN_FILE, STORE_FILE, read_choices, write_choices
+
+if TYPE_CHECKING:
+    from mggcn.train.checkpoint import Progress
+
+
+SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "warmup")
+"""Settings of [train] that make a schedule."""
+CONTINUABLE = ("epochs", "patience", *SCHEDULE)
+"""Settings of [train] with which a run may be continued."""
 
 
 def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
@@ -70,32 +79,63 @@ def _named_by_time(name: str) -> Path:
     raise RunError(f"runs/{name}-{stamp} and 999 more exist; name a folder with --out")
 
 
-def extend_run(folder: Path, config: Config, epochs: Any) -> Config:
-    """Return a run's configuration with another number of epochs.
+def continued(folder: Path, config: Config, changes: Mapping[str, Any]) -> Config:
+    """Return the configuration with which a run goes on: to its end, or, with more epochs, beyond it.
 
-    Raises: ConfigError if that is no number or less than what is done; RunError if the run is complete.
+    changes: settings of [train] among CONTINUABLE. Without one of SCHEDULE the schedule goes on, and the run ends as if it
+    had never stopped; with one, a schedule of its own begins at the epoch that the run has reached.
+    Raises: ConfigError for other settings, epochs that are trained already, or a schedule that depends on their number.
     """
-    extended = from_tables({"train": {"epochs": epochs}}, config)
-    done, complete = epochs_done(folder)
-    if complete and extended.train.epochs != config.train.epochs:
-        raise RunError(f"the run in {folder} is complete after {done} epochs; start a new one for another number")
-    if extended.train.epochs != config.train.epochs and config.train.repeat > 1:
-        raise ConfigError(f"{folder} repeats its run, and all repeats need the same epochs; continue without --epochs")
-    if extended.train.epochs != config.train.epochs and config.train.schedule == "cosine":
-        raise ConfigError(f"{folder} has a cosine schedule, which depends on the epochs; continue without --epochs")
-    if extended.train.epochs < done:
-        raise ConfigError(f"{folder} has trained {done} epochs already, got --epochs {extended.train.epochs}")
-    return extended
+    if strange := [name for name in changes if name not in CONTINUABLE]:
+        raise ConfigError(
+            f"a run that is continued keeps its settings, got {', '.join(strange)}; of [train] it may change "
+            f"{', '.join(CONTINUABLE)}"
+        )
+    wanted = from_tables({"train": dict(changes)}, config)
+    if wanted == config:
+        return config
+    done, before, after = epochs_done(folder, config), config.train, wanted.train
+    if before.repeat > 1:
+        raise ConfigError(
+            f"{folder} repeats its run, and all repeats need the same settings; continue without --epochs or others"
+        )
+    if after.epochs < done:
+        raise ConfigError(f"{folder} has trained {done} epochs already, got --epochs {after.epochs}")
+    if is_complete(folder):
+        _require_more(folder, before, after, done)
+    if any(name in changes for name in SCHEDULE):
+        return from_tables({"train": {"schedule_start": done}}, wanted)
+    if after.epochs != before.epochs and before.schedule == "cosine":
+        raise ConfigError(
+            f"{folder} has a cosine schedule, which depends on the epochs; continue without --epochs, or begin a new "
+            f"schedule at epoch {done} with --set train.schedule=cosine (or constant, step) and --set train.lr"
+        )
+    return wanted
 
 
-def epochs_done(folder: Path) -> tuple[int, bool]:
-    """Return the epochs of the last history line, and whether the run is complete."""
-    try:
-        lines = (folder / "history.jsonl").read_text().splitlines()
-        done = int(json.loads(lines[-1])["epoch"]) if lines else 0
-    except (OSError, ValueError, KeyError):
-        done = 0
-    return done, (folder / "result.json").exists()
+def _require_more(folder: Path, before: TrainConfig, after: TrainConfig, done: int) -> None:
+    """Refuse changes that would leave a complete run as it is."""
+    progress = _saved_progress(folder)
+    if progress and after.patience and progress.waited >= after.patience:
+        raise ConfigError(
+            f"the run in {folder} stopped after {done} epochs, {progress.waited} evaluations after its best one; "
+            "--set train.patience=0, or a larger number, lets it go on"
+        )
+    if after.epochs <= done:
+        raise ConfigError(f"the run in {folder} is complete after {done} epochs; extend it with a larger --epochs")
+
+
+def epochs_done(folder: Path, config: Config) -> int:
+    """Return the epochs of all repeats that a resumed run does not train again. Raises: RunError if that is damaged."""
+    if (progress := _saved_progress(folder)) is None:
+        return 0
+    begun = progress.epoch if progress.run < config.train.repeat else 0
+    return begun + sum(int(run["epochs"]) for run in progress.finished)
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether a run has come to its end."""
+    return (folder / "result.json").exists()
 
 
 def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> int | None:
@@ -105,7 +145,8 @@ def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> in
     version, which kept the last one's alone. Raises: ConfigError for a seed whose weights are not there; RunError if the
     checkpoint is damaged.
     """
-    finished = _finished(folder / "checkpoints") if config.train.repeat > 1 else []
+    progress = _saved_progress(folder) if config.train.repeat > 1 else None
+    finished = progress.finished if progress else []
     kept = [run for run in finished if is_kept(folder, run["seed"])]
     seeds = [int(run["seed"]) for run in kept or finished[-1:]] or [config.train.seed]
     if seed is not None and seed not in seeds:
@@ -115,16 +156,17 @@ def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> in
     return int(best_repeat(kept)["seed"]) if seed is None else seed
 
 
-def _finished(checkpoints: Path) -> list[dict[str, Any]]:
-    """Results of the complete repeats."""
+def _saved_progress(folder: Path) -> Progress | None:
+    """What the checkpoint of a run says of its progress; None without one."""
     from mggcn.train.checkpoint import read_progress  # loads torch
 
-    found = read_progress(checkpoints)
-    return found[0].finished if found else []
+    found = read_progress(folder / "checkpoints")
+    return found[0] if found else None
 
 
-def rewrite_config(folder: Path, config: Config) -> None:
-    """Replace the configuration of a run that is continued with another number of epochs."""
+def reopen(folder: Path, config: Config) -> None:
+    """Have a run go on with another configuration. Killed in here, it is one that is not complete."""
+    (folder / "result.json").unlink(missing_ok=True)
     temporary = folder / ".config.toml.tmp"
     temporary.write_text(to_toml(config))
     temporary.rename(folder / "config.toml")
@@ -212,6 +254,19 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Par
 
     Raises: RunError if the graph or the settings are not those that the run was planned for, or another version planned it.
     """
+    plan, _ = recorded_plan(folder, config, graph)
+    _, _, job = read_run(folder)
+    partition = partition_graph(config, graph)
+    if partition.digest() != job.get("owners_sha256"):
+        raise RunError(
+            f"the run in {folder} was planned for another partition than {job['store'] or graph.name} has now: it was made "
+            "again, by another version; start a new run, or score it with mggcn predict --store"
+        )
+    return plan, partition
+
+
+def recorded_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, str]:
+    """Return the plan that a run folder records, and why `auto` chose it, "" if it did not. Raises: as `known_plan`."""
     _, content, job = read_run(folder)
     if job["graph_sha256"] != graph_sha256(graph):
         raise RunError(
@@ -230,10 +285,4 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Par
             f"config.toml in {folder} asks for {_named(asked, changed)}, the run was planned for "
             f"{_named(planned, changed)}; put it back, or start a new run"
         )
-    partition = partition_graph(config, graph)
-    if partition.digest() != job.get("owners_sha256"):
-        raise RunError(
-            f"the run in {folder} was planned for another partition than {job['store'] or graph.name} has now: it was made "
-            "again, by another version; start a new run, or score it with mggcn predict --store"
-        )
-    return plan_recorded(config, content), partition
+    return plan_recorded(config, content), str(content.get("choice", {}).get("reason", ""))

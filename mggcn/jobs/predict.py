@@ -22,6 +22,7 @@ from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.jobs.folder import known_plan, read_run, seed_of_weights
 from mggcn.jobs.local import in_processes, on_local_ranks
+from mggcn.planning.shape import GraphShape
 
 if TYPE_CHECKING:
     from mggcn.assemble_rank import Rank
@@ -54,9 +55,7 @@ def predict(
         raise RunError(f"{folder} was trained on a graph in memory; name the store to predict on with --store")
     if not (folder / "checkpoints" / "latest").exists():
         raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
-    width, expected = open_store(source).num_features, plan["graph"]["num_features"]
-    if width != expected:
-        raise ConfigError(f"{source} has {width} features, the run in {folder} was trained on {expected}")
+    check_alike(config, open_store(source), GraphShape(**plan["graph"]), str(source), f"the run in {folder}")
     arguments = {
         "seed": seed_of_weights(folder, config, seed),
         "store": str(source.resolve()),
@@ -87,7 +86,7 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
     if arguments["store"] == job["store"]:
         plan, partition = known_plan(folder, config, graph)
     else:
-        config, graph = for_scoring(config, graph, recorded["graph"]["num_classes"])
+        config, graph = for_scoring(config, graph, GraphShape(**recorded["graph"]))
         plan, partition = plan_graph(config, graph)
     rank = make_rank(config, graph, plan, partition, comm)
     part = "best" if arguments["weights"] == "best" else "weights"
@@ -101,11 +100,36 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
     write_scores(comm, rank, Path(arguments["out"]), graph.num_vertices, arguments["probabilities"])
 
 
-def for_scoring(config: Config, graph: Graph, num_classes: int) -> tuple[Config, Graph]:
-    """Return a graph that is only scored, with stand-ins for the labels and splits that a rank asks for."""
+def check_alike(
+    config: Config, graph: Graph, trained_on: GraphShape, what: str = "the graph", run: str = "the run"
+) -> None:
+    """Refuse a graph on which weights mean nothing. Raises: ConfigError for other features, or further relations."""
+    width, expected = graph.num_features, trained_on.num_features
+    if width != expected:
+        raise ConfigError(f"{what} has {width} features, {run} was trained on {expected}")
+    if config.model.kind == "rgcn" and graph.num_relations > trained_on.num_relations:
+        raise ConfigError(
+            f"{what} has {graph.num_relations} relations, {run} was trained on {trained_on.num_relations}; number those of "
+            "both graphs alike"
+        )
+
+
+def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[Config, Graph]:
+    """Return a graph that is only scored, with stand-ins for the labels and splits that a rank asks for.
+
+    trained_on: what the weights are of. Raises: ConfigError as `check_alike`.
+    """
+    check_alike(config, graph, trained_on)
+    relations = max(graph.num_relations, trained_on.num_relations) if graph.num_relations else 0
     labels = ArrayRows(np.zeros(graph.num_vertices, np.int64))
     everything = ArrayRows(np.ones((1, graph.num_vertices), np.bool_))
-    graph = dataclasses.replace(graph, labels=labels, splits={"train": everything}, num_classes=num_classes)
+    graph = dataclasses.replace(
+        graph,
+        labels=labels,
+        splits={"train": everything},
+        num_classes=trained_on.num_classes,
+        num_relations=relations,
+    )
     train = dataclasses.replace(config.train, metric="accuracy", patience=0)
     data = dataclasses.replace(config.data, splits="main", split=0)
     return dataclasses.replace(config, train=train, data=data), graph

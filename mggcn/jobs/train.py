@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from mggcn.assemble import (
     host_of,
     memory_limit,
     plan_graph,
+    this_machine,
     threads_per_rank,
 )
 from mggcn.backend.cpu.machine import processor_name
@@ -42,7 +43,7 @@ from mggcn.jobs.folder import (
     make_run_folder,
     measured_products,
     read_run,
-    rewrite_config,
+    reopen,
     write_plan,
 )
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
@@ -50,8 +51,11 @@ from mggcn.jobs.nccl_record import nccl_record
 from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
 from mggcn.planning.advice import require_fit
+from mggcn.planning.opening import opening_lines
 from mggcn.planning.run import RunPlan
+from mggcn.planning.shared import Shared
 from mggcn.train.log import RunLog, write_json
+from mggcn.train.tensorboard import TensorBoard
 from mggcn.tuning.exploration import Exploration
 from mggcn.tuning.findings import Findings
 from mggcn.tuning.record import RUN_FILE, STORE_FILE, outdated, save_findings, summary_of
@@ -71,20 +75,38 @@ class PlannedRun:
     config: Config
     plan: RunPlan
     partition: Partition
+    reason: str = ""
+    """Why `auto` chose its strategy and order; "" if they were set."""
 
 
-def prepare_run(config: Config, graph: Graph, store: Path | None, out: Path | None) -> PlannedRun:
+def prepare_run(
+    config: Config,
+    graph: Graph,
+    store: Path | None,
+    out: Path | None,
+    *,
+    shared: Shared | None = None,
+    at_once: int = 1,
+) -> PlannedRun:
     """Plan a run, refuse it if it does not fit, and write its folder.
 
+    shared: by runs on this graph, one after the other. at_once: runs that share the free memory.
     Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
     """
     check_available(config)
     config, choice = resolve_auto(config, graph)
-    plan, partition = plan_graph(config, graph)
-    require_fit(plan, memory_limit(config))
+    plan, partition = plan_graph(config, graph, shared=shared)
+    require_fit(plan, config.run.memory_limit or memory_limit(config) // at_once)
     folder = make_run_folder(config, graph.name, out)
     write_plan(folder, plan, partition, store, graph, choice)
-    return PlannedRun(folder, config, plan, partition)
+    return PlannedRun(folder, config, plan, partition, "" if choice is None else choice.reason)
+
+
+def announce(plan: RunPlan, store: Path | None, reason: str, done: int = 0) -> None:
+    """Print what will run, on what, and what it will take. done: epochs that a resumed run does not repeat."""
+    config = plan.config
+    lines = opening_lines(plan, this_machine(config), memory_limit(config), store=store, reason=reason, done=done)
+    print(*lines, sep="\n", flush=True)
 
 
 def train_rank(
@@ -99,10 +121,12 @@ def train_rank(
     stop: Stop,
     started: float | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    shared: Shared | None = None,
 ) -> Rank:
     """Set up, train and record on one rank. Raises: Interrupted after a signal, once everything is saved.
 
-    stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it.
+    stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it. shared: as for
+    make_rank.
     """
     from mggcn.assemble_rank import make_rank
     from mggcn.tuning.epochs import Tuning
@@ -118,10 +142,13 @@ def train_rank(
         log.say(save_findings(findings, host_of(config), folder, store))
 
     tuning = Tuning(comm, Exploration(), report) if config.run.tune else None
-    rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning)
+    rank = make_rank(
+        config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning, shared=shared
+    )
     comm.barrier()
     setup_seconds = time.perf_counter() - started
-    complete = rank.trainer.fit(log, folder, on_epoch if comm.rank == 0 else None)
+    with logged(config, folder, on_epoch) if comm.rank == 0 else contextlib.nullcontext() as follow:
+        complete = rank.trainer.fit(log, folder, follow)
     rank.watch.close()
     peak = largest_peak(rank, comm)
     taken = nccl_record(plan, comm, rank.trainer.runtime.backend)
@@ -132,6 +159,18 @@ def train_rank(
         tuned = summary_of(folder)
         write_json(folder / "result.json", result | ({"tuning": tuned} if tuned else {}))
     return rank
+
+
+@contextlib.contextmanager
+def logged(
+    config: Config, folder: Path, on_epoch: Callable[[dict[str, Any]], None] | None
+) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """Give what is called with the row of each epoch: `on_epoch`, behind the log that run.log asks for."""
+    if config.run.log == "none":
+        yield on_epoch
+        return
+    with contextlib.closing(TensorBoard(config, folder, on_epoch)) as log:
+        yield log
 
 
 def largest_peak(rank: Rank, comm: Communicator) -> int:
@@ -186,7 +225,7 @@ def captures(config: Config, states: Mapping[str, str]) -> dict[str, Any]:
     return {"captured": {what: eager if state == "eager" else state for what, state in states.items()}}
 
 
-def run_training(run: PlannedRun, graph: Graph, *, quiet: bool) -> dict[str, Any]:
+def run_training(run: PlannedRun, graph: Graph, *, quiet: bool, shared: Shared | None = None) -> dict[str, Any]:
     """Train the run that `prepare_run` wrote, on as many ranks as it says, and return its result.
 
     `graph` serves a single rank or ranks as threads; ranks as processes open the store that job.json names and read the
@@ -195,7 +234,7 @@ def run_training(run: PlannedRun, graph: Graph, *, quiet: bool) -> dict[str, Any
     """
     if in_processes(run.config):
         return train_processes(run.folder, run.config, quiet=quiet)
-    return _train_here(run, graph, quiet, time.perf_counter())
+    return _train_here(run, graph, quiet, time.perf_counter(), shared)
 
 
 def resume_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) -> dict[str, Any]:
@@ -214,13 +253,17 @@ def train_processes(folder: Path, config: Config, *, quiet: bool) -> dict[str, A
     return read_result(folder)
 
 
-def _train_here(run: PlannedRun, graph: Graph, quiet: bool, started: float) -> dict[str, Any]:
+def _train_here(
+    run: PlannedRun, graph: Graph, quiet: bool, started: float, shared: Shared | None = None
+) -> dict[str, Any]:
     """Train on one rank of this process, or on several that are threads of it."""
     config, known, folder = run.config, (run.plan, run.partition), run.folder
     with signalled_stop() as stop:
         on_local_ranks(
             config,
-            lambda comm: train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started),
+            lambda comm: train_rank(
+                comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started, shared=shared
+            ),
         )
     return read_result(folder)
 
@@ -281,13 +324,15 @@ def train_under_torchrun(
         if comm.rank == 0 and folder is None:
             planned = prepare_run(config, open_store(store), store, out)
             folder = planned.folder
+            if not quiet:
+                announce(planned.plan, store, planned.reason)
         elif comm.rank == 0 and folder is not None:
-            rewrite_config(folder, config)
+            reopen(folder, config)
         shared = share_path(comm, folder)
         with contextlib.nullcontext() if comm.rank or resume else discarded_if_refused(shared):
             train_worker(comm, shared, quiet, started, planned)
         if comm.rank == 0:
-            result.append(read_result(shared) | {"folder": str(folder)})
+            result.append(read_result(shared))
 
     with tempfile.TemporaryDirectory(prefix="mggcn-") as reports:
         code = torchrun_main(config.run.timeout_s, Path(reports), body, config.run.transport)

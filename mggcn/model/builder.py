@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mggcn.aggregate.attention import AttentionSpec
 from mggcn.aggregate.edge_op import SUM, EdgeOp
+from mggcn.aggregate.maximum import Maximum
+from mggcn.aggregate.relations import Relational
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
-from mggcn.model.kinds.aggregate import Aggregate
+from mggcn.model.kinds.aggregate import Aggregate, Part
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.kinds.elementwise import Add, EpilogueSpec, elementwise
 from mggcn.model.kinds.ends import Input
+from mggcn.model.kinds.neighbours import AttentionRule, HeadMean, MaximumRule, Numbered, Scores, attend
+from mggcn.model.kinds.relations import RelationWeights
 from mggcn.model.runtime import Parameter, Start
 from mggcn.model.values import Kind, Value
 
@@ -23,12 +28,13 @@ from mggcn.model.values import Kind, Value
 class Builder:
     """Makes the values of one model. training: whether dropout drops.
 
-    num_classes: C. parameters: those made so far, by name.
+    num_classes: C; num_relations: R, 0 where edges have no types. parameters: those made so far, by name.
     """
 
     config: ModelConfig
     num_classes: int
     training: bool
+    num_relations: int = 0
     parameters: dict[str, Parameter] = field(default_factory=dict)
     _layers: int = 0
     _aggregates: int = 0
@@ -56,6 +62,66 @@ class Builder:
         """Return A^T x: for every vertex the sum over its in-neighbours, weighted by their edges; or another `op`."""
         self._aggregates += 1
         return Value(Aggregate(self._aggregates, op=op), (x,), x.cols)
+
+    def relations(self, x: Value, cols: int) -> Value:
+        """Return sum_r D_r^-1 A_r^T x W_r: means over each relation's in-neighbours times W_r (x.cols, cols).
+
+        W_r = sum_b a_rb V_b with model.bases new matrices V_b, layers.<l>.bases (B, x.cols, cols), and
+        layers.<l>.coefficients (R, B). Source: Schlichtkrull et al. 2018, eq. 2 and 3.
+        Raises: PlanError for a graph without types.
+        """
+        if not self.num_relations:
+            raise PlanError(
+                "the model has weights for each relation, and the graph's edges have no types; give edge_types when you "
+                "load or prepare it"
+            )
+        if self.config.self_loops:
+            raise PlanError("self-loops that are inserted have no relation; set model.self_loops = false")
+        self._aggregates += 1
+        bases, count = f"layers.{self._layers}.bases", self.config.bases
+        self.parameter(bases, (count, x.cols, cols), "glorot")
+        coefficients = self.parameter(f"layers.{self._layers}.coefficients", (self.num_relations, count))
+        weights = RelationWeights(bases, coefficients, self.num_relations, count)
+        return Value(Aggregate(self._aggregates, op=Relational(x.cols, cols), relations=weights), (x,), cols)
+
+    def maximum(self, x: Value) -> Value:
+        """Return for every vertex the maximum of x over its in-neighbours, column by column; 0 without any."""
+        self._aggregates += 1
+        numbered = Value(Numbered(self._aggregates), (x,), x.cols + 1)
+        return Value(Aggregate(self._aggregates, op=Maximum(), rule=MaximumRule()), (numbered,), x.cols)
+
+    def attend(self, x: Value, heads: int) -> Value:
+        """Return GAT's attention (Velickovic et al. 2018, eq. 1 to 4) over the neighbours' x, columns of all heads.
+
+        Weights are dropped as model.attention_dropout says. Parameters: layers.<l>.source and .destination.
+        Weights of edges are not read. Raises: PlanError for a width that the heads do not divide.
+        """
+        spec, cols = self._attention(x, heads, dynamic=False), x.cols // heads
+        ends = (f"layers.{self._layers}.{end}" for end in ("source", "destination"))
+        source, destination = (self.parameter(name, (heads, cols)) for name in ends)
+        scores = Value(Scores(spec, spec.site, source, destination), (x,), spec.forwards)
+        return attend(scores, Value(Part("t"), (scores,), heads), AttentionRule(spec, (source, destination)))
+
+    def attend_dynamic(self, x: Value, y: Value, heads: int) -> Value:
+        """Return GATv2's attention (Brody et al. 2022, eq. 7) over the neighbours' x, for destinations that have y.
+
+        As `attend`; its parameter is layers.<l>.attention.
+        """
+        spec = self._attention(x, heads, dynamic=True)
+        name = self.parameter(f"layers.{self._layers}.attention", (heads, x.cols // heads))
+        numbered = Value(Numbered(spec.site), (x,), spec.forwards) if spec.dropout else x
+        return attend(numbered, y, AttentionRule(spec, (name,)))
+
+    def _attention(self, x: Value, heads: int, *, dynamic: bool) -> AttentionSpec:
+        if x.cols % heads:
+            raise PlanError(f"attention has {heads} heads, and a layer {x.cols} columns; give it a multiple of {heads}")
+        self._aggregates += 1
+        dropout = self.config.attention_dropout if self.training else 0.0
+        return AttentionSpec(heads, x.cols, dynamic, dropout, self._aggregates)
+
+    def head_mean(self, x: Value, heads: int) -> Value:
+        """Return the mean of the heads (V, x.cols / heads)."""
+        return Value(HeadMean(heads, self._layers), (x,), x.cols // heads)
 
     def aggregate(self, x: Value) -> Value:
         """Return A_hat x = S_r A^T S_c x, normalised as model.norm says."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from mggcn.aggregate.base import AggregationPlan
 from mggcn.memory.arena import BufferSpec, place
 from mggcn.model.choices import LayerChoice
-from mggcn.model.kinds.aggregate import SLOT, Aggregate, Panel
+from mggcn.model.kinds.aggregate import SLOT, Aggregate, Panel, Part
 from mggcn.model.kinds.ends import Input, Loss
 from mggcn.model.program import Program
 from mggcn.model.rewrite.storage import block_rows
@@ -57,6 +57,11 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, aggregations: Aggre
     ops: list[Op] = []
     for index, value in enumerate(order):
         if isinstance(value.kind, Input):
+            continue
+        if isinstance(value.kind, Part):
+            (whole,) = value.operands
+            purpose = value.kind.purpose
+            storage.of[value] = f"{names[whole]}.{purpose}" if purpose else storage.of[whole.operands[0]]
             continue
         operands = tuple(storage.of.get(operand, "") for operand in value.operands)
         out = storage.take(index, value, names[value])
@@ -103,6 +108,10 @@ class _Storage:
 
     def __init__(self, order: Sequence[Value], sizes: Sizes, reuse: range) -> None:
         self._last = {value: index for index, reader in enumerate(order) for value in (reader, *reader.operands)}
+        for value in order:
+            if isinstance(value.kind, Part) and not value.kind.purpose:
+                travelled = value.operands[0].operands[0]
+                self._last[travelled] = max(self._last[travelled], self._last[value])
         self._sizes, self._reuse = sizes, reuse
         self._holds: dict[str, Value] = {}
         self.of: dict[Value, str] = {}

@@ -14,6 +14,7 @@ from mggcn.memory.device import OPERAND, STORAGE
 from mggcn.model.builder import Builder, Network
 from mggcn.model.choices import InputChoice, InputShape, LayerChoice, LayerUse, choose_input, choose_layer
 from mggcn.model.derive import derive
+from mggcn.model.gat import gat, gatv2
 from mggcn.model.gcn import gcn
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import Linear
@@ -25,21 +26,28 @@ from mggcn.model.rewrite.patterns import does, followed_by, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import prune, recompute, round_operands, spare_gradients
+from mggcn.model.rgcn import rgcn
 from mggcn.model.runtime import Parameter
 from mggcn.model.values import Graph, Value
 
-NETWORKS: Final[Mapping[str, Network]] = MappingProxyType({"gcn": gcn, "sage": gcn, "mlp": mlp})
+NETWORKS: Final[Mapping[str, Network]] = MappingProxyType(
+    {"gcn": gcn, "sage": gcn, "mlp": mlp, "gat": gat, "gatv2": gatv2, "rgcn": rgcn}
+)
 """The models by model.kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What a model's choices depend on beside the model. features, products, precision: settings of the run."""
+    """What a model's choices depend on beside the model. features, products, precision: settings of the run.
+
+    num_relations: of the graph's edges, 0 without types.
+    """
 
     shape: InputShape
     features: str
     products: str
     precision: str
+    num_relations: int = 0
 
     @property
     def rounds(self) -> bool:
@@ -74,6 +82,11 @@ class Values:
         return replace(self, training=prune(self.training, levels), explained=(*self.explained, line))
 
     @property
+    def typed(self) -> bool:
+        """Whether the model reads the types of edges."""
+        return any(isinstance(value.kind, Aggregate) and value.kind.relations for value in self.evaluation.values())
+
+    @property
     def input_scaled(self) -> bool:
         """Whether sparse features are stored as S_c X."""
         return any(isinstance(value.kind, Input) and value.kind.scaled for value in self.training.values())
@@ -85,7 +98,9 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
 
     Raises: PlanError for a model that cannot be trained.
     """
-    written, parameters = _written(network, config, num_features, num_classes, training=True)
+    sizes = (num_features, num_classes, choices.num_relations)
+    written, parameters = _written(network, config, *sizes, training=True)
+    _check_precision(written, choices.precision)
     uses = _layer_uses(written, config)
     if not uses:
         raise PlanError("the model has no dense layer: there is no weight matrix to train; add b.linear")
@@ -95,7 +110,7 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     log: list[str] = []
     forward = _forward(written, config.norm, choice, layers, log)
     training = _fused(derive(forward.roots[0]), choices.rounds, log)
-    logits, _ = _written(network, config, num_features, num_classes, training=False)
+    logits, _ = _written(network, config, *sizes, training=False)
     scored = _forward(logits, config.norm, choice, layers, []).roots[0]
     evaluation = _fused(Graph((Value(Score(), (scored,)),)), choices.rounds, [])
     return Values(
@@ -112,10 +127,10 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
 
 
 def num_aggregations(
-    network: Network, config: ModelConfig, num_features: int, num_classes: int, *, sparse: bool
+    network: Network, config: ModelConfig, num_features: int, num_classes: int, num_relations: int = 0, *, sparse: bool
 ) -> int:
     """Return how many aggregations of a training epoch lie behind each other at most, with sparse features or dense."""
-    written, _ = _written(network, config, num_features, num_classes, training=True)
+    written, _ = _written(network, config, num_features, num_classes, num_relations, training=True)
     first = next((use for use in _layer_uses(written, config) if use.first), None)
     # A X is computed before the first epoch: as choose_input decides.
     constant = first is not None and first.normalised and not sparse and not config.input_dropout
@@ -123,14 +138,24 @@ def num_aggregations(
 
 
 def _written(
-    network: Network, config: ModelConfig, num_features: int, num_classes: int, *, training: bool
+    network: Network, config: ModelConfig, num_features: int, num_classes: int, num_relations: int, *, training: bool
 ) -> tuple[Graph, dict[str, Parameter]]:
     """The graph as the model's function writes it."""
-    builder = Builder(config, num_classes, training)
+    builder = Builder(config, num_classes, training, num_relations)
     logits = network(builder, builder.input(num_features), config)
     if logits.cols != num_classes:
         raise PlanError(f"the model returns {logits.cols} columns for {num_classes} classes; return one for each class")
     return Graph((logits,)), builder.parameters
+
+
+def _check_precision(written: Graph, precision: str) -> None:
+    """Refuse results that would be rounded after every relation."""
+    kinds = (value.kind for value in written.values())
+    if precision == "bf16" and any(isinstance(kind, Aggregate) and kind.relations for kind in kinds):
+        raise PlanError(
+            "a result is summed relation after relation, and run.precision bf16 would round it after each; choose mixed, "
+            "which sums in float32"
+        )
 
 
 def _layer_uses(graph: Graph, config: ModelConfig) -> list[LayerUse]:

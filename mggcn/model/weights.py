@@ -1,6 +1,6 @@
-"""Weights from and to stacks of PyG's GCNConv, whose options must be those of the model.
+"""Weights from and to stacks of PyG's layers, whose options must be those of the model (model/pyg_layers.py).
 
-Ours: layers.<l>.weight (D, E) and layers.<l>.bias (E,), l from 1. PyG: lin.weight (E, D) and bias (E,) per convolution.
+Ours: layers.<l>.weight (D, E), layers.<l>.bias (E,) and others by kind, l from 1.
 """
 
 from __future__ import annotations
@@ -10,47 +10,46 @@ from typing import TYPE_CHECKING, Any
 
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError
+from mggcn.model.pyg_layers import TWINS, State, Twin
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-DEFAULT_MODEL = ModelConfig()
 HARMLESS = ("ReLU", "Dropout", "Identity", "TrimToLayer")
 """What may stand between the layers: what stands there in mggcn, too, or nothing (PyG trims sampled graphs alone)."""
 SYNONYMS: dict[object, str] = {"sum": "add"}
-FIXED = {
-    "normalize": (True, 'mggcn.nn.aggregate(norm="none") sums without it'),
-    "improved": (False, "give the graph self-loops of weight 2 instead, as PyG does where edges have weights"),
-    "aggr": ("sum", 'mggcn.nn.aggregate(norm="mean") averages'),
-    "flow": ("source_to_target", "exchange the rows of edge_index instead"),
-}
-"""Options of a GCNConv that mean another network than any of ours, unless they have this value, and the way out."""
 
 
-def convolutions(module: Any, model: ModelConfig = DEFAULT_MODEL) -> list[Any]:
-    """Return the GCNConv layers of a torch module in order.
+def convolutions(module: Any, model: ModelConfig | None = None) -> list[Any]:
+    """Return the convolutions of a torch module in order.
 
-    Raises: ConfigError if it has none, or one without sizes, or computes something else than `model` as far as its
-    parts tell: an option of a layer, parameters between the layers, an activation other than ReLU.
+    model: which they must make; by default the one that the first makes.
+    Raises: ConfigError if it has none or several kinds, or one without sizes, or computes something else than `model` as
+    far as its parts tell: an option of a layer, parameters between the layers, an activation other than ReLU.
     """
     if not callable(getattr(module, "modules", None)):
         raise ConfigError(f"expected a torch module with GCNConv layers, got {type(module).__name__}")
-    found = [m for m in module.modules() if type(m).__name__ == "GCNConv"]
+    found = [m for m in module.modules() if type(m).__name__ in TWINS]
     if not found:
         raise ConfigError(
-            f"expected a module with GCNConv layers, {type(module).__name__} has none; other layers have no twin in mggcn"
+            f"expected a module with {' or '.join(TWINS)} layers, {type(module).__name__} has none; other layers have no "
+            "twin in mggcn"
         )
-    if any(type(conv.lin.weight).__name__ == "UninitializedParameter" for conv in found):
+    kinds = list(dict.fromkeys(type(conv).__name__ for conv in found))
+    if len(kinds) > 1:
+        raise ConfigError(f"the module has {' and '.join(kinds)} layers, a model of mggcn has one kind")
+    twin = TWINS[kinds[0]]
+    if any(type(parameter).__name__ == "UninitializedParameter" for conv in found for parameter in conv.parameters()):
         raise ConfigError(
-            "a GCNConv(-1, ...) has no weights before its first call; call the module once, or give sizes"
+            f"a {kinds[0]}(-1, ...) has no weights before its first call; call the module once, or give sizes"
         )
-    _check_rest(module, found)
+    _check_rest(module, found, kinds[0])
     for layer, conv in enumerate(found, start=1):
-        _check_options(layer, conv, model)
+        _check_options(layer, conv, twin, twin.model(found[0]) if model is None else model)
     return found
 
 
-def _check_rest(module: Any, convs: list[Any]) -> None:
+def _check_rest(module: Any, convs: list[Any], kind: str) -> None:
     """Refuse what stands between the layers and is neither ReLU nor dropout, norms without parameters among it."""
     known = {id(parameter) for conv in convs for parameter in conv.parameters()}
     strange = [name for name, parameter in module.named_parameters() if id(parameter) not in known]
@@ -64,27 +63,23 @@ def _check_rest(module: Any, convs: list[Any]) -> None:
         strange.append(f"act={getattr(act, '__name__', type(act).__name__)}")
     if strange:
         raise ConfigError(
-            f"mggcn's GCN has ReLU and dropout between GCNConv layers, the module also {', '.join(strange[:8])}; give the "
+            f"mggcn has ReLU and dropout between {kind} layers, the module also {', '.join(strange[:8])}; give the "
             "layers alone, as a torch.nn.ModuleList, if nothing of that is part of the network"
         )
 
 
-def _check_options(layer: int, conv: Any, model: ModelConfig) -> None:
+def _check_options(layer: int, conv: Any, twin: Twin, model: ModelConfig) -> None:
     """Refuse a layer whose options give other logits than those of the model."""
-    if (model.kind, model.norm) != ("gcn", "symmetric"):
-        raise ConfigError(
-            f'GCNConv is mggcn.GCN(norm="symmetric"), the model is {model.kind} with norm {model.norm}; choose that one'
-        )
-    for name, (value, instead) in FIXED.items():
-        if getattr(conv, name, value) not in (value, SYNONYMS.get(value)):
+    name, made = type(conv).__name__, twin.model(conv)
+    if (model.kind, model.norm) != (made.kind, made.norm):
+        raise ConfigError(f"{name} is {twin.call}, the model is {model.kind} with norm {model.norm}; choose that one")
+    for option, (value, instead) in twin.options.items():
+        if getattr(conv, option, value) not in (value, SYNONYMS.get(value)):
             raise ConfigError(
-                f"GCNConv {layer} has {name}={getattr(conv, name)!r}, mggcn's GCN computes {name}={value!r}; {instead}"
+                f"{name} {layer} has {option}={getattr(conv, option)!r}, mggcn's {made.kind.upper()} computes "
+                f"{option}={value!r}; {instead}"
             )
-    if conv.add_self_loops != model.self_loops:
-        raise ConfigError(
-            f"GCNConv {layer} has add_self_loops={conv.add_self_loops}, the model self_loops={model.self_loops}; name the "
-            f"model that the weights are for: model=mggcn.GCN(..., self_loops={conv.add_self_loops}), also for the Trainer"
-        )
+    twin.check(layer, conv, model)
 
 
 def check_state(state: Mapping[str, Tensor]) -> None:
@@ -98,30 +93,36 @@ def check_state(state: Mapping[str, Tensor]) -> None:
             raise ConfigError(f"{name} must be a torch tensor, got {type(value).__name__}; torch.as_tensor makes one")
 
 
-def from_pyg(module: Any, model: ModelConfig = DEFAULT_MODEL) -> dict[str, Tensor]:
-    """Return the weights of a stack of GCNConv layers as mggcn's state_dict, as copies.
+def from_pyg(module: Any, model: ModelConfig | None = None) -> dict[str, Tensor]:
+    """Return the weights of a stack of PyG's convolutions as mggcn's state_dict, as copies.
 
     What the module's own `forward` does cannot be seen: the logits are the same if it calls the layers in order, with ReLU
     (and dropout) between them and nothing else, on the same graph.
 
     Args:
-        module: A torch module with GCNConv layers.
-        model: The model that the weights are for: `GCN(self_loops=False)` for layers with add_self_loops=False, and then
-            for the Trainer too, since weights do not say how their layers were made.
+        module: A torch module with GCNConv layers, or with RGCNConv layers.
+        model: The model that the weights are for, by default `GCN()` or `RGCN(bases=...)` as the layers have them:
+            `GCN(self_loops=False)` for layers with add_self_loops=False, and then for the Trainer too, since weights do not
+            say how their layers were made. An RGCNConv without `num_bases` has a basis for each relation.
 
     Raises:
         ConfigError: A layer has options, or the module has other parts, that the model does not have.
     """
     state: dict[str, Tensor] = {}
     for layer, conv in enumerate(convolutions(module, model), start=1):
-        state[f"layers.{layer}.weight"] = conv.lin.weight.detach().t().contiguous().clone()
-        if conv.bias is not None:
-            state[f"layers.{layer}.bias"] = conv.bias.detach().clone()
+        twin = TWINS[type(conv).__name__]
+        own = {name: weight.read() for name, weight in twin.weights(conv).items()} | twin.added(conv)
+        # In the order in which models make them.
+        state |= {f"layers.{layer}.{name}": own[name] for name in sorted(own, key=_order)}
     return state
 
 
-def to_pyg(state: Mapping[str, Tensor], module: Any, model: ModelConfig = DEFAULT_MODEL) -> None:
-    """Copy mggcn's weights into the GCNConv layers of a module, in order.
+def _order(name: str) -> int:
+    return ("weight", "bases", "coefficients", "bias").index(name)
+
+
+def to_pyg(state: Mapping[str, Tensor], module: Any, model: ModelConfig | None = None) -> None:
+    """Copy mggcn's weights into the convolutions of a module, in order.
 
     Args:
         state: Weights as `Trainer.state_dict` returns them.
@@ -133,21 +134,24 @@ def to_pyg(state: Mapping[str, Tensor], module: Any, model: ModelConfig = DEFAUL
     """
     check_state(state)
     convs = convolutions(module, model)
-    pairs: list[tuple[str, Any, Tensor]] = []
+    pairs: list[tuple[Any, Tensor]] = []
     names = set(state)
     for layer, conv in enumerate(convs, start=1):
-        wanted = [(f"layers.{layer}.weight", conv.lin.weight, True)]
-        if conv.bias is not None:
-            wanted.append((f"layers.{layer}.bias", conv.bias, False))
-        for name, target, transposed in wanted:
-            if name not in state:
-                raise ConfigError(f"the module needs {name}, the weights are {', '.join(state)}")
-            value = state[name].t() if transposed else state[name]
-            if value.shape != target.shape:
-                raise ConfigError(f"{name} gives {tuple(value.shape)}, the module expects {tuple(target.shape)}")
-            names.discard(name)
-            pairs.append((name, target, value))
+        twin, start = TWINS[type(conv).__name__], f"layers.{layer}."
+        own: State = {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}
+        given = twin.taken(conv, own)
+        names -= {start + name for name in own.keys() - given.keys()}
+        for name, weight in twin.weights(conv).items():
+            if name not in given:
+                raise ConfigError(f"the module needs {start}{name}, the weights are {', '.join(state)}")
+            value = given[name].t() if weight.transposed else given[name]
+            if value.shape != weight.parameter.shape:
+                raise ConfigError(
+                    f"{start}{name} gives {tuple(value.shape)}, the module expects {tuple(weight.parameter.shape)}"
+                )
+            names.discard(start + name)
+            pairs.append((weight.parameter, value))
     if names:
         raise ConfigError(f"the module has no place for {', '.join(sorted(names))}")
-    for _, target, value in pairs:
+    for target, value in pairs:
         target.data.copy_(value)

@@ -49,7 +49,7 @@ class RankAggregation:
         if not self._plan.exact:
             raise ConfigError(f"aggregate is exact, and strategy {run.strategy} is not here; choose another")
         context = BuildContext(
-            graph=graph, partition=shared.partition, rank=rank, options=options, backend=backend, comm=comm
+            graph=graph.untyped(), partition=shared.partition, rank=rank, options=options, backend=backend, comm=comm
         )
         self._aggregation: Aggregation = self._plan.build(context).exact
         self._aggregation.begin_epoch(0)

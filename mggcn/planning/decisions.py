@@ -54,7 +54,13 @@ class RunDecisions:
             config.model,
             shape.num_features,
             shape.num_classes,
-            Choices(shape=whole, features=run.features, products=run.products, precision=run.precision),
+            Choices(
+                shape=whole,
+                features=run.features,
+                products=run.products,
+                precision=run.precision,
+                num_relations=shape.num_relations,
+            ),
         )
         required = choose_rows(run, values.aggregates, stats, strategy)
         levels = level_stats(required, stats)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mggcn.aggregate.relations import Relational
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, num_messages
 from mggcn.cost.epoch import Cost, mean_cost, predict
 from mggcn.cost.machine import Machine
@@ -82,7 +83,7 @@ def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0)
     for op in program.ops:
         if isinstance(op.kind, Aggregate):
             steps = next(aggregations)
-            yield op.label, list(_aggregation(sizes, steps, sent))
+            yield op.label, [*_aggregation(sizes, steps, sent), *_relations(sizes, rank.nnz, op, op.kind)]
             sent += num_messages(steps)
         else:
             yield op.label, list(_work(sizes, op))
@@ -158,7 +159,7 @@ def _sizes(plan: RunPlan, rank: RankPlan, program: Program) -> _Sizes:
         block_rows=sizes.block_rows,
         input_nnz=math.ceil(nnz * sizes.rows / max(shape.num_vertices, 1)) if rank.input.sparse else 0,
         real=real,
-        edge=4 + (real if shape.weighted else 0),
+        edge=4 + (real if shape.weighted or rank.values.typed else 0),
     )
 
 
@@ -183,6 +184,19 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int) -> Iterator[It
                 yield dataclasses.replace(step, message=step.message + sent)
             case Send():
                 yield step
+
+
+def _relations(s: _Sizes, nnz: int, op: Op, kind: Aggregate) -> list[Work]:
+    """The products of relations' sums with their matrices, of at most as many rows as edges; nothing without relations."""
+    if kind.relations is None or not isinstance(kind.op, Relational):
+        return []
+    d, e = kind.op.d_in, kind.op.d_out
+    rows, products = min(nnz, s.rows * kind.relations.num_relations), 1 + (kind.backward and kind.op.of_rows)
+    moved = rows * products * (s.row(d) + 2 * s.row(e))
+    flop = 2 * rows * products * d * e
+    return [
+        Work(kind="dense", streamed=moved, flop=flop, precision=s.precision, calls=3 * kind.relations.num_relations)
+    ]
 
 
 def _distances(row: int, reuse: Iterable[float]) -> tuple[tuple[int, float], ...]:

@@ -39,7 +39,10 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
             name: getattr(plan.shape, name)
             for name in ("name", "num_vertices", "num_edges", "num_features", "num_classes", "symmetric", "weighted")
         }
-        | {name: getattr(plan.shape, name) for name in ("feature_nnz", "aggregated_nnz", "num_training")},
+        | {
+            name: getattr(plan.shape, name)
+            for name in ("feature_nnz", "aggregated_nnz", "num_training", "num_relations")
+        },
         "reasons": layer_reasons(plan),
         "rewrites": list(first.values.explained),
         "training_rows": [dataclasses.asdict(rows) for rows in first.rows],

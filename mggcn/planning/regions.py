@@ -12,6 +12,7 @@ from typing import get_args
 
 from mggcn import native
 from mggcn.aggregate.base import Matrix
+from mggcn.aggregate.relations import BLOCK_ROWS
 from mggcn.backend.cpu import sizes as cpu_sizes
 from mggcn.backend.cpu.machine import caches_of
 from mggcn.backend.cpu.variants import GemmVariant, gemm_variant
@@ -30,6 +31,24 @@ from mggcn.planning.shape import GraphShape
 CHUNK_BYTES = 24 * MIB
 """Bytes that set-up reads and converts at a time from a large graph (partition/sweep.py, partition/rows/features.py)."""
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class RelationBlocks:
+    """At most so many rows and matrices of the relations of a tile (aggregate/relations.py)."""
+
+    rows: int
+    blocks: int
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes beside the entries: row pointers, and the number of each row."""
+        return 12 * self.rows + 8 * self.blocks
+
+    def matrices(self, tile: Matrix, count: int) -> list[tuple[int, int, bool, int]]:
+        """As RankSizes._matrices: what they are on average, and, not counted, the largest that one may be."""
+        rows = min(self.rows, BLOCK_ROWS)
+        return [(rows, -(-tile.nnz // max(self.blocks, 1)), True, count * self.blocks), (rows, tile.nnz, True, 0)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,9 +126,16 @@ class RankSizes:
 
     def _graph_bytes(self) -> int:
         """Bytes of the matrices: 64-bit row pointers, 32-bit columns, values if edges have weights; and of the lists."""
-        entry = 4 + (self.item if self.shape.weighted else 0)
+        weighted, typed = self.shape.weighted or self.values.typed, self.values.typed
+        entry = 4 + (self.item if weighted else 0)
         matrices = (*self.forward.items(), *self.backward.items())
-        return self.index_bytes + sum(count * (m.nnz * entry + (m.rows + 1) * 8) for m, count in matrices)
+        total = self.index_bytes + sum(count * (m.nnz * entry + (m.rows + 1) * 8) for m, count in matrices)
+        return total + (sum(count * self._by_relation(m).index_bytes for m, count in matrices) if typed else 0)
+
+    def _by_relation(self, matrix: Matrix) -> RelationBlocks:
+        """The matrices of a tile's relations: every row may have every relation, as far as there are entries."""
+        rows = min(matrix.nnz, matrix.rows * self.shape.num_relations)
+        return RelationBlocks(rows, self.shape.num_relations + rows // BLOCK_ROWS)
 
     def _matrices(self) -> list[tuple[int, int, bool, int]]:
         """Rows, nonzeros, whether there are values, and how many such there are, of the sparse matrices.
@@ -118,6 +144,8 @@ class RankSizes:
         """
         matrices = (*self.forward.items(), *self.backward.items())
         tiles = [(m.rows, m.nnz, self.shape.weighted, count) for m, count in matrices]
+        if self.values.typed:
+            tiles = [one for m, count in matrices for one in self._by_relation(m).matrices(m, count)]
         choice = self.input
         if not choice.sparse:
             return tiles
@@ -129,8 +157,19 @@ class RankSizes:
         return max(
             panel,
             *(max(c.d_out, c.d_in if c.layer > 1 or not self.input.sparse else 0) for c in self.values.layers),
-            *(v.cols for v in self.values.training.values() if isinstance(v.kind, Aggregate)),
+            *(
+                max(v.cols, v.kind.op.columns(v.cols).operand)
+                for v in self.values.training.values()
+                if isinstance(v.kind, Aggregate)
+            ),
         )
+
+    def _compositions(self) -> list[tuple[int, int, int]]:
+        """Relations, bases, and elements of a matrix, of each layer that composes the matrices of relations."""
+        kinds = (value.kind for value in self.values.evaluation.values())
+        shapes = self.values.parameters
+        found = (kind.relations for kind in kinds if isinstance(kind, Aggregate) and kind.relations)
+        return [(w.num_relations, w.num_bases, math.prod(shapes[w.bases].shape[1:])) for w in found]
 
     def _host_kernel_regions(self, panel: int) -> dict[str, int]:
         """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
@@ -147,6 +186,11 @@ class RankSizes:
             for variant in variants
             for c in self.values.layers
             if c.layer > 1 or not self.input.sparse
+        ]
+        dense += [
+            cpu_sizes.gemm_bytes(*sizes, stored, self.item, threads, variant)
+            for variant in variants
+            for sizes in self._compositions()
         ]
         return {
             "kernel schedules": sum(count * cpu_sizes.schedule_bytes(rows, nnz) for rows, nnz, _, count in matrices),

@@ -14,6 +14,7 @@ from mggcn.partition.base import Partition, PartitionStats
 from mggcn.partition.make import stats_of
 from mggcn.partition.rows.shard import training_rows
 from mggcn.partition.statistics import estimate_aggregated_nnz
+from mggcn.planning.shared import Shared, partition_key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +32,8 @@ class GraphShape:
     """Nonzeros of sparse features; None: dense."""
     aggregated_nnz: int = 0
     """Estimated nonzeros of A_hat X for sparse features."""
+    num_relations: int = 0
+    """Relations of the edges; 0: they have no types."""
     num_training: int | None = None
     """Of a bare shape: vertices that the loss reads; None: not known, or known of the graph one by one."""
 
@@ -56,6 +59,7 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         num_classes=graph.num_classes,
         symmetric=graph.symmetric,
         weighted=graph.adj.values is not None,
+        num_relations=graph.num_relations,
         feature_nnz=nnz,
         aggregated_nnz=0
         if nnz is None or not aggregates
@@ -64,27 +68,38 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
 
 
 def partition_stats(
-    config: Config, graph: Graph, shape: GraphShape, partition: Partition, network: Network | None = None
+    config: Config,
+    graph: Graph,
+    shape: GraphShape,
+    partition: Partition,
+    network: Network | None = None,
+    shared: Shared | None = None,
 ) -> PartitionStats:
     """Return the sizes of a partition, and what training epochs need of it if they may leave rows out.
 
-    shape: the graph's. Cost: a few sweeps over the edges.
+    shape: the graph's. Cost: a few sweeps over the edges, unless an earlier run has shared them.
     """
     model, data = config.model, config.data
-    features, sparse = shape.num_features, shape.feature_nnz is not None
-    depth = num_aggregations(network or NETWORKS[model.kind], model, features, graph.num_classes, sparse=sparse)
-    training = training_rows(graph, data.splits, data.split) if config.run.prune == "auto" and depth else None
-    return stats_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth)
+    sparse = shape.feature_nnz is not None
+    sizes = (shape.num_features, graph.num_classes, graph.num_relations)
+    depth = num_aggregations(network or NETWORKS[model.kind], model, *sizes, sparse=sparse)
+    pruned = config.run.prune == "auto" and depth > 0
+
+    def count() -> PartitionStats:
+        training = training_rows(graph, data.splits, data.split) if pruned else None
+        return stats_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth)
+
+    key = partition_key(config), model.self_loops, depth, (data.splits, data.split) if pruned else None
+    return (shared or Shared()).found("statistics", key, count)
 
 
 def check_shape(shape: GraphShape) -> None:
     """Raise GraphError for counts that no graph to train on can have."""
     if not 1 <= shape.num_vertices < 2**31:
         raise GraphError(f"{shape.name} must have 1 .. 2^31 - 1 vertices (32-bit ids), got {shape.num_vertices:,}")
-    if not 0 <= shape.num_edges <= shape.num_vertices**2:
-        raise GraphError(
-            f"{shape.num_vertices:,} vertices have at most {shape.num_vertices**2:,} edges, got {shape.num_edges:,}"
-        )
+    most = shape.num_vertices**2 * max(shape.num_relations, 1)
+    if not 0 <= shape.num_edges <= most:
+        raise GraphError(f"{shape.num_vertices:,} vertices have at most {most:,} edges, got {shape.num_edges:,}")
     if shape.feature_nnz is not None and not 0 <= shape.feature_nnz <= shape.num_vertices * shape.num_features:
         raise GraphError(
             f"{shape.num_vertices:,} x {shape.num_features:,} features have at most "

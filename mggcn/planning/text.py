@@ -35,15 +35,9 @@ def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = (), e
 
     explain: also what each rewrite of the model did, and the ops that came of it.
     """
-    config, shape, rank = plan.config, plan.shape, plan.largest
-    widths = " -> ".join(str(w) for w in (shape.num_features, *config.model.hidden, shape.num_classes))
-    features = "dense" if shape.feature_nnz is None else f"sparse, {shape.feature_nnz:,} nonzeros"
+    config, rank = plan.config, plan.largest
     lines = [
-        f"{shape.name}: {shape.num_vertices:,} vertices, {shape.num_edges:,} edges "
-        f"({'symmetric' if shape.symmetric else 'directed'}{', weighted' if shape.weighted else ''}), "
-        f"{shape.num_features:,} features ({features}), {shape.num_classes} classes",
-        f"{config.model.kind} {widths}, {config.run.precision}, {len(plan.ranks)} rank{'s' * (len(plan.ranks) > 1)} on "
-        f"{config.run.device}, {_strategy(plan)}",
+        *subject(plan),
         "",
         "order of products",
         *(f"  {line}" for line in layer_reasons(plan)),
@@ -67,6 +61,21 @@ def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = (), e
     if limit is not None:
         lines += ["", verdict(plan, limit)]
     return "\n".join(lines)
+
+
+def subject(plan: RunPlan) -> tuple[str, str]:
+    """Return in words what is planned: the graph, and the model with ranks, strategy and order."""
+    config, shape = plan.config, plan.shape
+    widths = " -> ".join(str(w) for w in (shape.num_features, *config.model.hidden, shape.num_classes))
+    features = "dense" if shape.feature_nnz is None else f"sparse, {shape.feature_nnz:,} nonzeros"
+    return (
+        f"{shape.name}: {shape.num_vertices:,} vertices, {shape.num_edges:,} edges "
+        f"({'symmetric' if shape.symmetric else 'directed'}{', weighted' if shape.weighted else ''}"
+        f"{f', {shape.num_relations} relations' if shape.num_relations else ''}), "
+        f"{shape.num_features:,} features ({features}), {shape.num_classes} classes",
+        f"{config.model.kind} {widths}, {config.run.precision}, {len(plan.ranks)} rank{'s' * (len(plan.ranks) > 1)} on "
+        f"{config.run.device}, {_strategy(plan)}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

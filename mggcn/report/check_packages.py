@@ -23,6 +23,7 @@ REQUIRED = {
 OPTIONAL = {
     "matplotlib": ("3.8", "report", "mggcn report"),
     "torch_geometric": ("2.6", "pyg", "graphs from PyTorch Geometric"),
+    "tensorboard": ("2.16", "tensorboard", "mggcn train --log tensorboard"),
     "pymetis": ("2025.2", "metis", "mggcn partition --kind metis"),
 }
 

@@ -6,7 +6,7 @@ Shapes as in backend/base.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy.typing as npt
 import torch
@@ -17,8 +17,9 @@ from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.edges import EdgeKernels
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import Agree, CommStream, Eager, Event, Timestamp, alone
+from mggcn.backend.neighbours import NeighbourKernels
 from mggcn.trace.recorder import Recorder
-from mggcn.trace.work import matmul_work, spmm_work, streamed
+from mggcn.trace.work import Work, matmul_work, spmm_work, streamed
 
 
 class TracedBackend:
@@ -171,3 +172,29 @@ class TracedBackend:
     @property
     def edges(self) -> EdgeKernels:
         return self._inner.edges  # no run that is traced has messages of edges
+
+    @property
+    def neighbours(self) -> NeighbourKernels:
+        return cast(NeighbourKernels, _TracedNeighbours(self._inner.neighbours, self._recorder))
+
+
+class _TracedNeighbours:
+    """Marks each call by the kernel's name; its tensors are counted as read once, and a row for each entry of a tile."""
+
+    def __init__(self, inner: NeighbourKernels, recorder: Recorder) -> None:
+        self._inner, self._recorder = inner, recorder
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        kernel = getattr(self._inner, name)
+
+        def marked(*args: Any, **how: Any) -> None:
+            matrix = next((arg for arg in args if isinstance(arg, Sparse)), None)
+            tensors = [arg for arg in args if isinstance(arg, Tensor)]
+            nbytes, stage = sum(tensor.nbytes for tensor in tensors), None
+            if matrix is not None:
+                nbytes += matrix.nnz * (4 + tensors[0].shape[1] * tensors[0].itemsize)
+                stage = self._recorder.stage_of(matrix)
+            with self._recorder.kernel(name.replace("_", "-"), Work(nbytes), stage):
+                kernel(*args, **how)
+
+        return marked

@@ -37,6 +37,12 @@ class Progress:
     """Epoch and scores of the last evaluation."""
     waited: int = 0
     """Evaluations since the best one."""
+    rate: float | None = None
+    """What the plateau schedule has made of train.lr; None: nothing yet."""
+    peak: float | None = None
+    """The validation score that the plateau schedule waits to see passed."""
+    stalled: int = 0
+    """Evaluations since then."""
     history_lines: int = 0
     """Lines of history.jsonl that belong to it."""
     finished: list[dict[str, Any]] = field(default_factory=list)

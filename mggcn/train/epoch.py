@@ -20,7 +20,7 @@ from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import TrainConfig
 from mggcn.planning.run import SIGNALS, RankPlan
 from mggcn.trace.timeline import Watch
-from mggcn.train.optimizer import Optimizer, learning_rate
+from mggcn.train.optimizer import Optimizer, learning_rates
 from mggcn.train.runtime import RankRuntime
 
 LOSS, STOP, SECONDS = range(SIGNALS)
@@ -94,7 +94,7 @@ class TrainingEpoch:
         watch: Watch,
     ) -> None:
         backend = runtime.backend
-        rates = np.array([learning_rate(config, epoch) for epoch in range(config.epochs)])
+        rates = learning_rates(config)
         history = backend.allocate(8 * SIGNALS * config.epochs).view(torch.float64).view(-1, SIGNALS)
         own = backend.allocate(8 * SIGNALS).view(torch.float64)
         books = Books(runtime.clock, backend.upload(rates), runtime.signals, own, history)
@@ -119,6 +119,10 @@ class TrainingEpoch:
         books = self._work.books
         books.clock.copy_(torch.tensor([seed, epoch], dtype=torch.int64))
         books.signals.copy_(books.own)
+
+    def set_rates(self, rates: npt.NDArray[np.float64]) -> None:
+        """Set the learning rates of all epochs, (epochs,)."""
+        self._work.books.rates.copy_(torch.from_numpy(rates))
 
     def set_signals(self, stop: float, seconds: float) -> None:
         """Set what this rank adds to the stop flag and the seconds of the epochs to come."""

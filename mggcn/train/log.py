@@ -1,10 +1,11 @@
-"""The run folder as it is written: history, plan, result; only rank 0 writes."""
+"""The run folder as it is written: history and result; only rank 0 writes, and says how far it is."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,20 +26,29 @@ def write_json(path: Path, content: Any) -> None:
         raise RunError(f"{path} could not be written: {error.strerror}; free space and run again") from error
 
 
+PROGRESS_S = 10.0
+"""Seconds between two lines of progress where stderr is no terminal, such as the log of a batch job."""
+
+
 class RunLog:
-    """history.jsonl and the progress line of rank 0; on other ranks nothing is written."""
+    """history.jsonl and the progress of rank 0: a bar on a terminal, else a line now and then; other ranks are silent."""
 
     def __init__(self, folder: Path | None, quiet: bool, total_epochs: int) -> None:
+        self._folder = folder
         self._path = None if folder is None else folder / "history.jsonl"
         self._file: TextIO | None = None
         self._says = folder is not None and not quiet
-        self._bar = folder is not None and not quiet and sys.stderr.isatty()
+        self._bar = sys.stderr.isatty()
+        self._shown_s = time.monotonic()
         self._total = total_epochs
         self._open = False
         self.lines = 0
 
     def start(self, keep_lines: int) -> None:
-        """Open the history, cut after `keep_lines` lines: those of epochs that a resumed run does not repeat."""
+        """Open the history, cut after `keep_lines` lines: those of epochs that a resumed run does not repeat.
+
+        The folder is named now: a run that is refused before its first epoch leaves none.
+        """
         if self._path is None:
             return
         kept = self._path.read_text().splitlines(keepends=True)[:keep_lines] if self._path.exists() else []
@@ -49,8 +59,10 @@ class RunLog:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(self._path)
-        self._file = self._path.open("a")
+        self._file = self._path.open("a", buffering=1)  # whoever follows the file sees every epoch at once
         self.lines = len(kept)
+        self.say(f"run folder {self._folder}")
+        self._shown_s = time.monotonic()
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Append one epoch."""
@@ -58,22 +70,21 @@ class RunLog:
         if self._file is None:
             return
         self._file.write(json.dumps(row) + "\n")
-        if self._bar:
+        if self._says:
             self._show(row)
 
     def _show(self, row: dict[str, Any]) -> None:
-        done = row["epoch"]
-        width = 24
-        filled = "#" * (width * done // self._total)
-        score = "" if row["val"] is None else f"  val {row['val']:.4f}"
-        self._open = done != self._total
-        end = "" if self._open else "\n"
-        print(
-            f"\r[{filled:<{width}}] {done}/{self._total}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch",
-            end=end,
-            file=sys.stderr,
-            flush=True,
-        )
+        """Move the bar, or write a line if the last one is PROGRESS_S old."""
+        done, score = row["epoch"], "" if row["val"] is None else f"  val {row['val']:.4f}"
+        text = f"{done}/{self._total}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch"
+        if self._bar:
+            width = 24
+            filled = "#" * (width * done // self._total)
+            self._open = done != self._total
+            print(f"\r[{filled:<{width}}] {text}", end="" if self._open else "\n", file=sys.stderr, flush=True)
+        elif (now := time.monotonic()) >= self._shown_s + PROGRESS_S:
+            self._shown_s = now
+            print(f"epoch {text}", file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
         """Print a line for the user, below the progress line."""

@@ -1,4 +1,4 @@
-"""State of Adam, AdamW and SGD for the planned weights, and the learning rate as a pure function of the epoch.
+"""State of Adam, AdamW and SGD for the planned weights, and the learning rate of an epoch.
 
 The step itself is the backend's, with all else that ends an epoch (backend/epoch_end.py).
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from mggcn.backend.epoch_end import Step, Weight
 from mggcn.config import TrainConfig
+from mggcn.train.checkpoint import Progress
 from mggcn.train.runtime import Weights
 
 FIRST = "layers.1.weight"
@@ -51,6 +54,7 @@ class Optimizer:
             tuple(moments.values()),
             steps,
             weights.stored,
+            config.clip_norm,
         )
 
     def reset(self) -> None:
@@ -70,13 +74,42 @@ class Optimizer:
                 tensor.copy_(tensors[f"{name}:{kind}"])
 
 
-def learning_rate(config: TrainConfig, epoch: int) -> float:
-    """Return the learning rate of an epoch (from 0): schedule times linear warm-up."""
-    factor = 1.0
+def learning_rate(config: TrainConfig, epoch: int, rate: float | None = None) -> float:
+    """Return the learning rate of an epoch (from 0): schedule times linear warm-up, both from schedule_start on.
+
+    rate: what the plateau schedule has made of train.lr (Progress.rate).
+    """
+    factor, epoch = 1.0, max(epoch - config.schedule_start, 0)
     if config.schedule == "cosine":
-        factor = 0.5 * (1.0 + math.cos(math.pi * epoch / config.epochs))
+        factor = 0.5 * (1.0 + math.cos(math.pi * epoch / max(config.epochs - config.schedule_start, 1)))
     elif config.schedule == "step":
         factor = config.schedule_gamma ** (epoch // config.schedule_step)
     if epoch < config.warmup:
         factor *= (epoch + 1) / config.warmup
-    return config.lr * factor
+    return (config.lr if rate is None else rate) * factor
+
+
+def learning_rates(config: TrainConfig, rate: float | None = None) -> npt.NDArray[np.float64]:
+    """Return the learning rates of all epochs, (epochs,), as `learning_rate`."""
+    return np.array([learning_rate(config, epoch, rate) for epoch in range(config.epochs)])
+
+
+PLATEAU_RISE, PLATEAU_EPS = 1e-4, 1e-8
+"""By what share a score must rise to count as better, and the least cut: defaults of torch's ReduceLROnPlateau."""
+
+
+def follow_plateau(config: TrainConfig, progress: Progress, score: float) -> bool:
+    """Tell the plateau schedule a validation score; return whether it has cut progress.rate."""
+    if progress.peak is None or score > progress.peak * (1.0 + PLATEAU_RISE):
+        progress.peak, progress.stalled = score, 0
+        return False
+    progress.stalled += 1
+    if progress.stalled <= config.schedule_patience:
+        return False
+    progress.stalled = 0
+    before = config.lr if progress.rate is None else progress.rate
+    after = before * config.schedule_gamma
+    if before - after <= PLATEAU_EPS:
+        return False
+    progress.rate = after
+    return True

@@ -78,7 +78,7 @@ class Weights:
             if self._parameters[name].start == "ones":
                 view.fill_(1.0)
             elif self._parameters[name].start == "glorot":
-                bound = math.sqrt(6.0 / (view.shape[0] + view.shape[1]))
+                bound = math.sqrt(6.0 / (view.shape[-2] + view.shape[-1]))
                 drawn = torch.rand(view.shape, generator=generator, dtype=torch.float64).mul_(2 * bound).sub_(bound)
                 view.copy_(drawn)
         self.refresh()

@@ -25,7 +25,7 @@ from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint, s
 from mggcn.train.epoch import LOSS, SECONDS, STOP, Repeated, TrainingEpoch
 from mggcn.train.log import RunLog
 from mggcn.train.metrics import counted
-from mggcn.train.optimizer import Optimizer
+from mggcn.train.optimizer import Optimizer, follow_plateau, learning_rate, learning_rates
 from mggcn.train.ranking import RankingScores
 from mggcn.train.repeats import best_repeat, keep_repeat
 from mggcn.train.runtime import RankRuntime
@@ -160,6 +160,7 @@ class RankTrainer:
         """
         config, progress, queue_s = self._config.train, self.progress, self.runtime.backend.queue_s
         self._epoch.start(self._seed, progress.epoch)
+        self._epoch.set_rates(learning_rates(config, progress.rate))
         # A look at the device waits for it, so epochs are queued until they last queue_s. The first look comes after one
         # epoch, for its time is not known, and `ahead` at most doubles, since the next may be slower.
         ahead, wall, unsaved = 1, 0.0, 0.0
@@ -200,12 +201,13 @@ class RankTrainer:
         config, progress = self._config.train, self.progress
         for loss in signals[:, LOSS].tolist():
             self.epoch_seconds.append(seconds)
+            rate = learning_rate(config, progress.epoch, progress.rate)
             progress.epoch += 1
             due = config.eval_every and progress.epoch % config.eval_every == 0
             scores = (
                 self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
             )
-            row = {"epoch": progress.epoch, "loss": loss, **scores, "seconds": seconds}
+            row = {"epoch": progress.epoch, "loss": loss, **scores, "lr": rate, "seconds": seconds}
             if config.repeat > 1:
                 row["run"] = progress.run
             log.epoch(row)
@@ -213,8 +215,8 @@ class RankTrainer:
                 on_epoch(row)
 
     def _score(self) -> Scores:
-        """Evaluate, remember the scores, and keep the weights if validation improved."""
-        progress = self.progress
+        """Evaluate, remember the scores, keep the weights if validation improved, and follow the plateau schedule."""
+        config, progress = self._config.train, self.progress
         scores = self.evaluate()
         progress.last = {"epoch": progress.epoch, **scores}
         value = scores["val"]
@@ -225,6 +227,8 @@ class RankTrainer:
             self._best.copy_(self.runtime.weights.flat)
         elif value is not None:
             progress.waited += 1
+        if config.schedule == "plateau" and value is not None and follow_plateau(config, progress, value):
+            self._epoch.set_rates(learning_rates(config, progress.rate))
         return scores
 
     def _finish_repeat(self, folder: Path | None) -> None:
@@ -245,6 +249,7 @@ class RankTrainer:
         progress.run += 1
         if progress.run < self._config.train.repeat:
             progress.epoch, progress.waited, progress.best, progress.last = 0, 0, None, None
+            progress.rate, progress.peak, progress.stalled = None, None, 0
             self.runtime.weights.initialize(self._config.train.seed + progress.run)
             self._optimizer.reset()
 
@@ -273,6 +278,9 @@ class RankTrainer:
         if found is None:
             return
         self.progress, parts = found
+        if self._config.train.repeat == 1 and self.progress.finished:
+            # A complete run that is extended: its only repeat goes on. Without more epochs it ends again as it did.
+            self.progress.run, self.progress.finished = 0, []
         weights = self.runtime.weights
         if "best" in parts:
             weights.load_state_dict(parts["best"])

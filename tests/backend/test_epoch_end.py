@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -75,9 +76,11 @@ class Plain:
             for n, value in self.values.items()
         ]
 
-    def step(self, weights: Weights, rate: float) -> None:
-        for (name, value), optimizer in zip(self.values.items(), self._optimizers, strict=True):
-            value.grad = weights.grads[name].detach().cpu().double()
+    def step(self, weights: Weights, rate: float, clip_norm: float = math.inf) -> None:
+        for name, value in self.values.items():
+            value.grad = weights.grads[name].detach().cpu().double().clone()
+        torch.nn.utils.clip_grad_norm_(self.values.values(), clip_norm)
+        for optimizer in self._optimizers:
             optimizer.param_groups[0]["lr"] = rate
             optimizer.step()
 
@@ -107,6 +110,28 @@ def test_steps_equal_plain_torch(backend: KernelBackend, kind: str, decay_on: st
                 view.cpu().double() / scale, plain.values[name].detach() / scale, err_msg=f"{name} {epoch}", **tolerance
             )
     assert not weights.flat[covered == 0].any()
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("clip_norm", [1e-3, 40.0, 1e9])
+@pytest.mark.parametrize("kind", KINDS)
+def test_clipped_steps_equal_torch(backend: KernelBackend, kind: str, clip_norm: float) -> None:
+    """Fails if the norm misses a weight, is another epoch's, or decay is clipped, or a short gradient is stretched."""
+    config = TrainConfig(weight_decay=0.1, clip_norm=clip_norm, **KINDS[kind])
+    weights = weights_of(backend)
+    plain, books = Plain(config, weights), books_of(backend)
+    end = backend.epoch_end(Optimizer(config, weights).step, books)
+    rtol, atol = (1e-11, 1e-13) if weights.flat.dtype == torch.float64 else (2e-5, 2e-6)
+    for epoch, rate in enumerate(RATES):
+        generator = np.random.default_rng(70 + epoch)
+        for grad in weights.grads.values():
+            grad.copy_(torch.from_numpy(generator.normal(size=grad.shape)))
+        plain.step(weights, rate, clip_norm)
+        end()
+        for name, view in weights.views.items():
+            expected = plain.values[name].detach()
+            scale = max(1.0, float(expected.abs().max()))
+            np.testing.assert_allclose(view.cpu().double() / scale, expected / scale, rtol, atol, err_msg=name)
 
 
 def test_books(backend: KernelBackend) -> None:
@@ -187,7 +212,8 @@ def test_the_order_of_blocks_changes_no_bit(dtype: torch.dtype) -> None:
     for seed, kind in itertools.product((0, 3, 58), ("adam", "momentum")):
         backend = emulated_backend(dtype, seed)
         weights, books = weights_of(backend), books_of(backend)
-        end = backend.epoch_end(Optimizer(TrainConfig(weight_decay=0.1, **KINDS[kind]), weights).step, books)
+        config = TrainConfig(weight_decay=0.1, clip_norm=25.0, **KINDS[kind])
+        end = backend.epoch_end(Optimizer(config, weights).step, books)
         for epoch in range(3):
             draw_gradients(weights, epoch)
             end()
@@ -206,7 +232,7 @@ def test_devices_agree_within_rounding() -> None:
         curves = []
         for backend in (CpuBackend(dtype, 1), emulated_backend(dtype, 9)):
             weights = weights_of(backend)
-            config = dataclasses.replace(TrainConfig(weight_decay=0.01), **KINDS[kind])
+            config = dataclasses.replace(TrainConfig(weight_decay=0.01, clip_norm=25.0), **KINDS[kind])
             end = backend.epoch_end(Optimizer(config, weights).step, books_of(backend))
             for epoch in range(5):
                 draw_gradients(weights, epoch)

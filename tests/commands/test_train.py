@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mggcn.config import Config
+from mggcn.config import Config, TrainConfig
 from mggcn.jobs.folder import make_run_folder
+from mggcn.train.optimizer import learning_rate
 from tests.commands.runs import (
     CORA,
     finish,
@@ -96,14 +97,15 @@ def test_resuming_after_sigterm_changes_no_bit(community: Path, tmp_path: Path) 
 
 
 def test_what_resume_refuses(community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails if --resume silently ignores a setting, an impossible number of epochs or a finished run."""
+    """Fails if --resume silently ignores a setting or an impossible number of epochs, or changes the run it refuses."""
     folder = tmp_path / "run"
     assert run_main("train", community, "--threads", 1, "--epochs", 2, "--out", folder) == 0
     before = (folder / "config.toml").read_text()
     assert "only --epochs may be given" in refused(capsys, "train", "--resume", folder, "--seed", 3)
-    assert "only --epochs may be given" in refused(capsys, "train", "--resume", folder, "--set", "train.lr=1")
+    assert "only --epochs may be given" in refused(capsys, "train", "--resume", folder, "--set", "run.ranks=2")
     assert "train.epochs expects an integer" in refused(capsys, "train", "--resume", folder, "--epochs", "abc")
-    assert "complete after 2 epochs" in refused(capsys, "train", "--resume", folder, "--epochs", 9)
+    assert "extend it with a larger --epochs" in refused(capsys, "train", "--resume", folder, "--set", "train.lr=1")
+    assert (folder / "result.json").exists()
     (folder / "result.json").unlink()
     assert "has trained 2 epochs already" in refused(capsys, "train", "--resume", folder, "--epochs", 1)
     assert "got both the STORE" in refused(capsys, "train", community, "--resume", folder)
@@ -112,6 +114,51 @@ def test_what_resume_refuses(community: Path, tmp_path: Path, capsys: pytest.Cap
     assert "there is no run folder" in refused(capsys, "train", "--resume", tmp_path / "nothing")
     assert "not the folder of a run" in refused(capsys, "train", "--resume", tmp_path)
     assert (folder / "config.toml").read_text() == before
+
+
+@pytest.mark.parametrize("ranks", [[], ["--ranks", 3, "--transport", "threads", "--strategy", "delayed", "--delay", 1]])
+def test_an_extended_run_is_one_that_never_stopped(community: Path, tmp_path: Path, ranks: list[object]) -> None:
+    """Fails if a complete run that goes on differs from a longer one by a bit, also where messages are in flight."""
+    schedule = ["schedule=step", "schedule_step=2", "warmup=2"]
+    settings = ["--threads", 1, "--set", "model.hidden=8", "--set", "model.dropout=0.4", "--quiet", *ranks]
+    settings += [part for s in schedule for part in ("--set", f"train.{s}")]
+    short, whole = tmp_path / "short", tmp_path / "whole"
+    assert run_main("train", community, *settings, "--epochs", 3, "--out", short) == 0
+    assert run_main("train", "--resume", short, "--epochs", 7, "--quiet") == 0
+    assert run_main("train", community, *settings, "--epochs", 7, "--out", whole) == 0
+    assert history(short) == history(whole)
+    assert same_tensors(short, whole)
+    keys = ("best", "final", "epochs")
+    assert [result(short)[key] for key in keys] == [result(whole)[key] for key in keys]
+    assert (short / "config.toml").read_text() == (whole / "config.toml").read_text()
+
+
+def test_an_extension_may_have_a_schedule_of_its_own(
+    community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a new schedule begins elsewhere than where the run stands, or an old cosine is stretched in silence."""
+    run, new = tmp_path / "run", TrainConfig(lr=0.2, epochs=6, schedule="cosine", schedule_start=3)
+    settings = ["--threads", 1, "--set", "model.hidden=8", "--set", "train.schedule=cosine", "--quiet"]
+    assert run_main("train", community, *settings, "--epochs", 3, "--out", run) == 0
+    assert "begin a new schedule at epoch 3" in refused(capsys, "train", "--resume", run, "--epochs", 6)
+    changes = ["--epochs", 6, "--set", "train.schedule=cosine", "--set", "train.lr=0.2"]
+    assert run_main("train", "--resume", run, *changes, "--quiet") == 0
+    old = TrainConfig(epochs=3, schedule="cosine")
+    rates = [learning_rate(old, e) for e in range(3)] + [learning_rate(new, e) for e in range(3, 6)]
+    assert [row["lr"] for row in history(run)] == rates
+    assert rates[3] == 0.2
+
+
+def test_an_early_stop_is_lifted_by_name(community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a run that stopped early takes more epochs and does nothing, or cannot be told to go on."""
+    run = tmp_path / "run"
+    settings = ["--threads", 1, "--set", "model.hidden=8", "--set", "train.lr=0", "--set", "train.patience=2"]
+    assert run_main("train", community, *settings, "--epochs", 9, "--out", run, "--quiet") == 0
+    assert result(run)["epochs"] == 3
+    text = refused(capsys, "train", "--resume", run, "--epochs", 12)
+    assert "stopped after 3 epochs, 2 evaluations after its best one; --set train.patience=0" in text
+    assert run_main("train", "--resume", run, "--set", "train.patience=4", "--quiet") == 0
+    assert result(run)["epochs"] == 5
 
 
 def test_repeats_are_summed_up(community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def test_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, packe
     path.write_bytes(gzip.compress(GOOD[case]) if packed else GOOD[case])
     for block in (1 << 24, 1, 5, 11):
         monkeypatch.setattr(edge_list, "BLOCK_BYTES", block)
-        edges, weights, _ = read_edge_list(path)
+        edges, weights, _, _ = read_edge_list(path)
         np.testing.assert_array_equal(edges, EXPECTED)
         assert edges.dtype == np.int64
         assert weights is None
@@ -41,7 +41,7 @@ def test_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, packe
 @pytest.mark.parametrize("text", ["0 1 .5\n1 2 -3e2\n12 0 7\n", "u,v,w\n0,1,.5\n1,2,-3e2\n12,0,7"])
 def test_third_column_is_the_weight(tmp_path: Path, text: str) -> None:
     (tmp_path / "e.csv").write_text(text)
-    edges, weights, _ = read_edge_list(tmp_path / "e.csv")
+    edges, weights, _, _ = read_edge_list(tmp_path / "e.csv")
     np.testing.assert_array_equal(edges, EXPECTED)
     np.testing.assert_array_equal(weights, [0.5, -300, 7])
 
@@ -49,7 +49,7 @@ def test_third_column_is_the_weight(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
 def test_no_edges(tmp_path: Path, text: str) -> None:
     (tmp_path / "e.txt").write_text(text)
-    edges, weights, _ = read_edge_list(tmp_path / "e.txt")
+    edges, weights, _, _ = read_edge_list(tmp_path / "e.txt")
     assert edges.shape == (2, 0)
     assert weights is None
 
@@ -109,7 +109,7 @@ def test_a_header_that_fits_is_skipped_and_kept(
     """Fails if a header that says what is read, or nothing, is refused, read as an edge, or forgotten."""
     (tmp_path / "e.csv").write_text(SKIPPED[case])
     monkeypatch.setattr(edge_list, "BLOCK_BYTES", block)
-    edges, weights, header = read_edge_list(tmp_path / "e.csv")
+    edges, weights, header, _ = read_edge_list(tmp_path / "e.csv")
     np.testing.assert_array_equal(edges, [[0], [1]])
     assert header == SKIPPED[case].removeprefix("# from to\n").split("\n")[0]
     assert (weights is None) == (case != "weight")

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, PairNorm, SAGEConv, Sequential
+from torch_geometric.nn import FastRGCNConv, GCNConv, PairNorm, RGCNConv, SAGEConv, Sequential
 
-from mggcn.api import GCN, SAGE, Trainer, load
+from mggcn.api import GCN, RGCN, SAGE, Trainer, load
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph
@@ -276,3 +276,81 @@ def test_modules_that_do_not_match_are_refused() -> None:
         from_pyg(GCNConv(-1, 4))
     with pytest.raises(ConfigError, match="before its first call"):
         to_pyg(changed(), Stack((-1, 12, 4)))
+
+
+class Relations(torch.nn.Module):
+    """A stack of RGCNConv layers with ReLU between them."""
+
+    def __init__(self, widths: tuple[int, ...], conv: type[RGCNConv] = RGCNConv, **options: Any) -> None:
+        super().__init__()
+        pairs = itertools.pairwise(widths)
+        self.convs = torch.nn.ModuleList(conv(d, e, 3, **options) for d, e in pairs)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.normal_(parameter)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        for conv in self.convs[:-1]:
+            x = torch.relu(conv(x, edge_index, edge_type))
+        return self.convs[-1](x, edge_index, edge_type)  # type: ignore[no-any-return]
+
+
+def relations(dtype: torch.dtype) -> Data:
+    """A directed graph with three relations and repeated edges."""
+    generator = torch.Generator().manual_seed(SEED)
+    return Data(
+        x=torch.randn(61, 9, generator=generator).to(dtype),
+        edge_index=torch.randint(0, 61, (2, 400), generator=generator),
+        edge_type=torch.randint(0, 3, (400,), generator=generator),
+        y=torch.arange(61) % 4,
+        train_mask=torch.arange(61) < 9,
+    )
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+@pytest.mark.parametrize(
+    ("conv", "options"),
+    [(RGCNConv, {"num_bases": 2}), (FastRGCNConv, {"num_bases": 5, "bias": False}), (RGCNConv, {})],
+    ids=str,
+)
+def test_relations_give_the_logits_of_pyg_and_back(
+    conv: type[RGCNConv], options: dict[str, Any], dtype: torch.dtype, rtol: float
+) -> None:
+    """Fails if bases, coefficients or the root weight are mixed up, or matrices without bases are not composed."""
+    torch.manual_seed(SEED)
+    data, module = relations(dtype), Relations((9, 12, 4), conv, **options).to(dtype).eval()
+    bases = options.get("num_bases", 3)
+    model = RGCN((12,), bases=bases, bias=options.get("bias", True))
+    precision = "fp32" if dtype == torch.float32 else "fp64"
+    trainer = Trainer(load(data), model, precision=precision, threads=1, lr=0.05)
+    with torch.no_grad():
+        expected = module(data.x, data.edge_index, data.edge_type).numpy()
+    for state in (module, from_pyg(module), from_pyg(module, model)):
+        assert_equal_to(trainer.scores_of(state), expected, rtol)
+    trainer.fit(epochs=3)
+    to_pyg(trainer.state_dict("last"), module)
+    with torch.no_grad():
+        trained = module(data.x, data.edge_index, data.edge_type).numpy()
+    assert np.abs(trained - expected).max() > 0.01
+    assert_equal_to(trainer.predict(weights="last"), trained, rtol)
+
+
+def test_relations_that_no_model_has_are_refused() -> None:
+    """Fails if a layer without a root weight, with blocks, sums or other bases passes for one of mggcn's."""
+    for options, message in (
+        ({"root_weight": False}, "RGCNConv 1 has root_weight=False"),
+        ({"num_blocks": 3}, "RGCNConv 1 has num_blocks=3, mggcn's RGCN computes num_blocks=None; use num_bases"),
+        ({"aggr": "add"}, "has aggr='add', mggcn's RGCN computes aggr='mean'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            from_pyg(Relations((9, 12), **options))
+    with pytest.raises(ConfigError, match=r"num_bases=2, the model bases=8; .*RGCN\(\.\.\., bases=2\)"):
+        from_pyg(Relations((9, 12), num_bases=2), RGCN())
+    with pytest.raises(ConfigError, match=r"3 relations without bases, the model bases=8"):
+        from_pyg(Relations((9, 12)), RGCN())
+    with pytest.raises(ConfigError, match=r"RGCNConv is mggcn.RGCN\(\), the model is gcn"):
+        from_pyg(Relations((9, 12)), GCN())
+    with pytest.raises(ConfigError, match="has GCNConv and RGCNConv layers"):
+        from_pyg(torch.nn.ModuleList([GCNConv(9, 9), RGCNConv(9, 4, 3)]))
+    with pytest.raises(ConfigError, match=r"no place for layers\.1\.bases, layers\.1\.coefficients"):
+        to_pyg(from_pyg(Relations((9, 12), num_bases=2)) | {"layers.1.weight": torch.ones(9, 12)}, stack((9, 12)))

@@ -52,6 +52,8 @@ CASES: dict[str, tuple[bool, str, dict[str, Any], dict[str, Any]]] = {
     "dense input dropout": (False, "weighted", {}, {"input_dropout": 0.4, "hidden": (5, 20)}),
     "schedule": (False, "random", {"schedule": "cosine", "warmup": 4, "weight_decay": 0.1}, {"norm": "mean"}),
     "momentum": (False, "random", {"optimizer": "sgd", "momentum": 0.9}, {"bias": False}),
+    "clipping": (False, "random", {"optimizer": "sgd", "lr": 0.5, "clip_norm": 0.1}, {}),
+    "plateau": (False, "random", {"schedule": "plateau", "schedule_patience": 0, "eval_every": 1, "lr": 0.2}, {}),
     "evaluations": (False, "random", {"eval_every": 2, "optimizer": "adamw"}, {}),
     "repeats": (False, "random", {"repeat": 2}, {}),
 }

@@ -194,6 +194,8 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "repeat": (2, {"repeat": 2, "epochs": 5}),
     "early stop": (1, {"patience": 2, "epochs": 30, "repeat": 2}),
     "step schedule": (1, {"schedule": "step", "schedule_step": 2, "warmup": 3, "weight_decay": 0.1}),
+    "plateau": (3, {"schedule": "plateau", "schedule_patience": 0, "warmup": 3, "lr": 0.2, "epochs": 12}),
+    "plateau, repeated": (1, {"schedule": "plateau", "schedule_patience": 1, "repeat": 2}),
     "momentum": (1, {"optimizer": "sgd", "momentum": 0.9, "lr": 0.1}),
     "late evaluation": (1, {"eval_every": 3, "checkpoint_every": 2}),
     "checkpoints by the clock": (3, {"checkpoint_minutes": 1e-9}),

@@ -24,6 +24,7 @@ from mggcn.backend.cpu.epoch_end import CpuEpochEnd
 from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.machine import caches_of, has_slow_pairs
 from mggcn.backend.cpu.memory import Workspace, allocate
+from mggcn.backend.cpu.neighbours import CpuNeighbours
 from mggcn.backend.cpu.spmm import CpuSpmm, make_schedule
 from mggcn.backend.cpu.variants import gemm_set, gemm_variant
 from mggcn.backend.epoch_end import Books, Step
@@ -299,6 +300,10 @@ class CpuBackend:
     @property
     def edges(self) -> CpuEdges:
         return CpuEdges(self._dtype, self._threads, self._isa)
+
+    @property
+    def neighbours(self) -> CpuNeighbours:
+        return CpuNeighbours(self._dtype, self._threads, self._isa)
 
 
 def _begin(partials: Tensor | None) -> None:

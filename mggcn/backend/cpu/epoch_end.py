@@ -12,7 +12,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from mggcn.backend.epoch_end import BETA1, BETA2, EPS, Books, Step, Weight
+from mggcn.backend.epoch_end import BETA1, BETA2, CLIP_EPS, EPS, Books, Step, Weight
 
 
 class CpuEpochEnd:
@@ -22,6 +22,7 @@ class CpuEpochEnd:
         self._step = step
         self._books = books
         self._rate = books.rates[:1].clone()
+        self._factor = step.grads.new_empty(())
         decays = dict.fromkeys(weight.decay for weight in step.weights)
         self._groups = [(decay, [w for w in step.weights if w.decay == decay]) for decay in decays]
 
@@ -30,6 +31,8 @@ class CpuEpochEnd:
         epoch = books.clock[1:]
         books.history.index_copy_(0, epoch, books.signals.view(1, -1))
         torch.index_select(books.rates, 0, epoch, out=self._rate)
+        if self._step.clip_norm:
+            self._clip()
         for decay, weights in self._groups:
             if self._step.kind == "sgd":
                 self._sgd(weights, decay)
@@ -40,6 +43,12 @@ class CpuEpochEnd:
                 weight.operand.copy_(weight.value)
         epoch.add_(1)
         books.signals.copy_(books.own)
+
+    def _clip(self) -> None:
+        """Scale the gradients down to the norm that they may have."""
+        factor = torch.linalg.vector_norm(self._step.grads, out=self._factor)
+        torch.div(self._step.clip_norm, factor.add_(CLIP_EPS), out=factor)
+        self._step.grads.mul_(factor.clamp_(max=1.0))
 
     def _adam(self, weights: list[Weight], decay: float) -> None:
         update = adam if self._step.kind == "adam" else adamw

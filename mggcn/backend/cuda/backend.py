@@ -20,6 +20,7 @@ from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.edges import CudaEdges
 from mggcn.backend.cuda.epoch_end import epoch_end
 from mggcn.backend.cuda.kernels import Kernels
+from mggcn.backend.cuda.neighbours import CudaNeighbours
 from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
 from mggcn.backend.cuda.upload import empty_like
 from mggcn.backend.epoch_end import Books, Step
@@ -215,3 +216,7 @@ class CudaBackend:
     @property
     def edges(self) -> CudaEdges:
         return CudaEdges(self._kernels[self._dtype])
+
+    @property
+    def neighbours(self) -> CudaNeighbours:
+        return CudaNeighbours(self._kernels[self._dtype])

@@ -1,4 +1,7 @@
-"""The end of an epoch on a GPU: the one launch of cuda/epoch_end.cu, and which block moves which weights."""
+"""The end of an epoch on a GPU: the launches of cuda/epoch_end.cu, and which block moves which weights.
+
+One launch, or two where gradients are clipped.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from mggcn.backend.cuda.kernels import Kernels
-from mggcn.backend.epoch_end import BETA1, BETA2, EPS, Books, Step, Weight
+from mggcn.backend.epoch_end import BETA1, BETA2, CLIP_EPS, EPS, Books, Step, Weight
 
 THREADS = 256
 PART = 4 * THREADS
@@ -22,21 +25,24 @@ RULES = {"adam": 0, "adamw": 1, "sgd": 2}
 def epoch_end(
     kernels: Kernels, upload: Callable[[npt.NDArray[Any]], Tensor], step: Step, books: Books
 ) -> Callable[[], None]:
-    """Return the launch. Its blocks count themselves in a number of its own on the device."""
+    """Return what launches the kernels. Their blocks count themselves in a number on the device."""
     table = np.array([row for weight in step.weights for row in _parts(weight)], np.int64)
+    parts, arrived = upload(table), upload(np.zeros(1, np.int32))
+    launch = functools.partial(kernels.launch, "epoch_end")
     first, second = (*step.moments, None, None)[:2]
-    return functools.partial(
-        kernels.launch,
-        "epoch_end",
+    factor = upload(np.ones(1)) if step.clip_norm else None
+    end = functools.partial(
+        launch,
         "end_epoch",
         (len(table),),
         (THREADS,),
         step.values,
         step.grads,
+        factor,
         first,
         second,
         step.operands,
-        upload(table),
+        parts,
         RULES[step.kind],
         max(weight.decay for weight in step.weights),
         step.momentum,
@@ -51,8 +57,18 @@ def epoch_end(
         books.signals.numel(),
         books.history,
         books.clock,
-        upload(np.zeros(1, np.int32)),
+        arrived,
     )
+    if factor is None:
+        return end
+    squares = upload(np.zeros(len(table)))
+
+    def clipped() -> None:
+        limits = (step.clip_norm, CLIP_EPS)
+        launch("clip_factor", (len(table),), (THREADS,), step.grads, parts, *limits, squares, factor, arrived)
+        end()
+
+    return clipped
 
 
 def _parts(weight: Weight) -> Iterator[tuple[int, ...]]:

@@ -1,18 +1,21 @@
-"""Sums over neighbours, forwards and backwards, and their panels for a constant input. V rows of this rank, E width."""
+"""Sums over neighbours, forwards and backwards, and their panels for a constant input; other edge operations with what they
+read and keep beside what travels. V rows of this rank, E width.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 from mggcn.aggregate.base import aggregate_name
 from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.backend.base import Epilogue
 from mggcn.errors import PlanError
 from mggcn.model.kinds.elementwise import NOTHING, EpilogueSpec
+from mggcn.model.kinds.relations import RelationWeights
 from mggcn.model.runtime import Runtime, Sizes, require
-from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
+from mggcn.model.values import Adjoint, Graph, Op, PlainKind, Scratch, Value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,11 +24,39 @@ SLOT = "slot "
 """What names of the strategy's own buffers start with among an op's scratch."""
 
 
+class Rule(Protocol):
+    """How an edge operation that keeps rows for its gradient, or reads others than travel, is run and derived."""
+
+    def bound(self, op: EdgeOp, rt: Runtime) -> EdgeOp:
+        """Return the operation with what it reads of a rank's runtime."""
+        ...
+
+    def adjoint(self, kind: Aggregate, value: Value, gradient: Value) -> Adjoint:
+        """Return the gradients of the operands of `value`, whose kind is `kind`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part(PlainKind):
+    """What the node of its operand leaves beside its result: memory that its `scratch` names so, or by "" what travelled,
+    as the pass leaves it. No op: the memory lives until nothing reads it.
+    """
+
+    purpose: str
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        """Nothing is computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Aggregate(PlainKind):
     """out (V, E) = finish(A^T x); backward: finish(A x). op: what is computed along edges where that is no sum.
 
     site: its number in the model, from 1. level: of the rows that it computes (planning/pruning.py), None for all.
+    rule: of an op with more operands than x or with kept rows: its local tensors are the further operands, the numbers of
+    the vertices, and what it keeps. what: names a second aggregation of a site in the same direction.
+    relations: the weights of a `Relational` op, whose backward pass reads x again, as a second operand, and writes their
+    gradients.
     """
 
     site: int
@@ -33,6 +64,17 @@ class Aggregate(PlainKind):
     backward: bool = False
     level: int | None = None
     op: EdgeOp = SUM
+    rule: Rule | None = None
+    what: str = ""
+    relations: RelationWeights | None = None
+
+    @property
+    def has_parameters(self) -> bool:
+        return self.relations is not None
+
+    @property
+    def gradient_of(self) -> str:
+        return self.relations.bases if self.relations is not None and self.backward else ""
 
     @property
     def overwrites(self) -> tuple[int, ...]:
@@ -42,29 +84,60 @@ class Aggregate(PlainKind):
     @property
     def name(self) -> str:
         """Name of the aggregation, with which the names of its buffers start."""
-        return aggregate_name(self.site, self.backward)
+        name = aggregate_name(self.site, self.backward)
+        return f"{name}.{self.what}" if self.what else name
 
     @property
     def label(self) -> str:
-        return f"aggregate-grad {self.site}" if self.backward else f"aggregate {self.site}"
+        label = f"aggregate-grad {self.site}" if self.backward else f"aggregate {self.site}"
+        return f"{self.what} {self.site}" if self.what else label
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        if self.rule is not None:
+            return self.rule.adjoint(self, value, gradient)
         kind = Aggregate(self.site, backward=not self.backward, level=self.level, op=self.op.adjoint)
-        return Adjoint((Value(kind, (gradient,), value.cols),))
+        if self.relations is None:
+            return Adjoint((Value(kind, (gradient,), value.cols),))
+        (x,) = value.operands
+        # One pass gives both gradients; that of a constant input is left out.
+        wanted = any(below.kind.has_parameters for below in Graph((x,)).values())
+        op = replace(kind.op, of_rows=wanted)  # type: ignore[type-var]
+        both = Value(replace(kind, op=op, relations=self.relations), (gradient, x), x.cols if wanted else 1)
+        return Adjoint((both if wanted else None,), (both,))
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
-        """Return no memory: the strategy's is its plan's. Raises: PlanError for an op that keeps rows for its adjoint."""
-        if kept := self.op.kept(self.name, sizes.rows, value.cols, sizes.dtype):
+        """Return what the op keeps; the strategy's memory is its plan's.
+
+        Raises: PlanError for kept rows without a rule for their gradient, or in a type that has no room for them.
+        """
+        kept = self.op.kept(self.name, sizes.rows, value.cols, sizes.dtype)
+        if kept and self.rule is None:
             raise PlanError(
                 f"the edge operation {self.op.name} keeps {', '.join(spec.name for spec in kept)} for its gradient; "
-                "the nodes of a model have no values for that: use one that keeps nothing"
+                "give its node a rule that says what becomes of that"
             )
-        return {}
+        if self.rule is not None and "bf16" in (sizes.dtype, sizes.operand):
+            raise PlanError(
+                f"{self.op.name} of neighbours keeps maxima and numbers of vertices, for which bfloat16 has no room; "
+                "use run.precision fp32, tf32 or fp64"
+            )
+        room = {} if self.relations is None else self.relations.scratch(self.op, sizes)  # type: ignore[arg-type]
+        return {**room, **{spec.name.removeprefix(f"{self.name}."): Scratch(spec.cols) for spec in kept}}
 
     def run(self, rt: Runtime, op: Op) -> None:
         move = rt.aggregation.backward if self.backward else rt.aggregation.forward
-        slots = slots_of(rt, op.scratch)
-        move(op.tensor(rt, 0), rt.buffer(op.out), slots, self.site, self.finish.epilogue(rt), self.op)
+        slots, edge_op = slots_of(rt, op.scratch), self.op
+        local = [op.tensor(rt, index) for index in range(1, len(op.operands))]
+        if self.rule is not None:
+            kept = [rt.buffer(name) for purpose, name in op.scratch.items() if not purpose.startswith(SLOT)]
+            local = [*local, rt.inputs.row_ids, *kept]
+            edge_op = self.rule.bound(edge_op, rt)
+        if self.relations is not None:
+            edge_op = self.relations.bound(self.op, rt, op)  # type: ignore[arg-type]
+        out, epilogue = rt.buffer(op.out), self.finish.epilogue(rt)
+        move(op.tensor(rt, 0), out, slots, self.site, epilogue, edge_op, local)
+        if self.relations is not None and self.backward:
+            self.relations.write_gradients(rt, op)
 
 
 def slots_of(rt: Runtime, scratch: Mapping[str, str]) -> list[Tensor]:

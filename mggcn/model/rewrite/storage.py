@@ -58,11 +58,11 @@ def round_operands(graph: Graph) -> Graph:
     def rule(old: Value, new: Value) -> Value:
         if not isinstance(new.kind, Aggregate):
             return new
-        (x,) = new.operands
+        x, *rest = new.operands
         if isinstance(x.kind, ROUNDING) and only_user(users, old.operands[0]) is old:
-            return new.on(replace(x, operand=True))
+            return new.on(replace(x, operand=True), *rest)
         what = "gradient" if new.kind.backward else "input"
-        return new.on(Value(Rounded(what, new.kind.site), (x,), x.cols, operand=True))
+        return new.on(Value(Rounded(what, new.kind.site), (x,), x.cols, operand=True), *rest)
 
     return graph.rewritten(rule)
 
@@ -88,7 +88,7 @@ def spare_gradients(graph: Graph) -> Graph:
     def rule(old: Value, new: Value) -> Value:
         if not (isinstance(new.kind, Aggregate) and new.kind.backward) or only_user(users, old.operands[0]) is old:
             return new
-        (gradient,) = new.operands
-        return new.on(Value(Elementwise(NOTHING, new.kind.site), (gradient,), gradient.cols))
+        gradient, *rest = new.operands
+        return new.on(Value(Elementwise(NOTHING, new.kind.site), (gradient,), gradient.cols), *rest)
 
     return graph.rewritten(rule)

@@ -14,6 +14,7 @@ from mggcn.graph.csr import CSR, Rows
 from mggcn.partition.cut.partition import CutPartition
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.tiles import Tile, check_tile_nnz
+from mggcn.partition.rows.typed import typed_tiles
 from mggcn.partition.sweep import sweep
 
 
@@ -30,8 +31,27 @@ def cut_tile(
     """Return the entries of `matrix` in a rank's part (V, V); missing diagonals are added where the vertex is owned.
 
     edge_part: part of every entry, in the order of the matrix. A row keeps its order; an added diagonal comes last.
-    Cost: two sweeps over the matrix; besides the tile chunks of some 60 MiB. Raises: GraphError for 2^31 entries or more.
+    Cost: two sweeps over the matrix, six with types; besides the tile chunks of some 60 MiB.
+    Raises: GraphError for 2^31 entries or more.
     """
+
+    def cut(one: CSR) -> tuple[Tile, ...]:
+        return (_cut(one, edge_part, partition, held, rank, self_loops=self_loops, dtype=dtype),)
+
+    return typed_tiles(cut, matrix)[0]
+
+
+def _cut(
+    matrix: CSR,
+    edge_part: Rows,
+    partition: CutPartition,
+    held: Assignment,
+    rank: int,
+    *,
+    self_loops: bool,
+    dtype: npt.DTypeLike,
+) -> Tile:
+    """As cut_tile, without types."""
     rows = partition.counts[rank]
     lengths = np.zeros(rows, np.int64)
     lacking = np.zeros(rows, bool)
@@ -77,6 +97,6 @@ def row_slices(tile: Tile, bounds: tuple[int, ...]) -> tuple[Tile, ...]:
     result = []
     for first, last in itertools.pairwise(bounds):
         a, b = int(tile.indptr[first]), int(tile.indptr[last])
-        values = None if tile.values is None else tile.values[a:b]
-        result.append(Tile(tile.indptr[first : last + 1] - a, tile.indices[a:b], values))
+        values, types = (None if part is None else part[a:b] for part in (tile.values, tile.types))
+        result.append(Tile(tile.indptr[first : last + 1] - a, tile.indices[a:b], values, types))
     return tuple(result)

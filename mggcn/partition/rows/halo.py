@@ -5,6 +5,7 @@ N vertices, V rows of this rank, K rows of its halo, P ranks.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.shard import ShardOptions
 from mggcn.partition.rows.tiles import EVERYTHING, RowColumnMask, Tile, build_tiles
+from mggcn.partition.rows.typed import typed_tiles
 from mggcn.partition.statistics import COUNTED
 from mggcn.partition.sweep import sweep
 
@@ -102,9 +104,16 @@ def _build(
         received.append(int(ids.size))
     # Others' rows that are not needed have no entry here, so what they are called does not matter.
     two = Assignment((owners.owner != rank).astype(np.uint16), local, (owners.counts[rank], sum(received)))
-    own, halo = build_tiles(
-        matrix, two, 0, self_loops=options.self_loops, dtype=options.dtype, threads=options.threads, only=only
+    build = functools.partial(
+        build_tiles,
+        owners=two,
+        rank=0,
+        self_loops=options.self_loops,
+        dtype=options.dtype,
+        threads=options.threads,
+        only=only,
     )
+    own, halo = typed_tiles(build, matrix)
     receivers, rows = toward
     sent = np.bincount(receivers, minlength=owners.num_ranks)
     return Halo(own, halo, tuple(received), rows, tuple(int(n) for n in sent))

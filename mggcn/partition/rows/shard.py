@@ -17,6 +17,7 @@ from mggcn.graph.csr import Graph
 from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.tiles import RowColumnMask, Tile, build_tiles, degrees, scales
+from mggcn.partition.rows.typed import typed_tiles
 
 SPLITS = ("train", "val", "test")
 """Bit s of a vertex's mask says whether it belongs to split SPLITS[s]."""
@@ -125,11 +126,12 @@ def row_tiles(
         threads=options.threads,
     )
     if required is not None:
-        return build(graph.adj_t, only=RowColumnMask(rows=required)), build(
-            graph.adj, only=RowColumnMask(cols=required)
+        rows, cols = RowColumnMask(rows=required), RowColumnMask(cols=required)
+        return typed_tiles(functools.partial(build, only=rows), graph.adj_t), typed_tiles(
+            functools.partial(build, only=cols), graph.adj
         )
-    tiles = build(graph.adj_t)
-    return tiles, tiles if graph.symmetric else build(graph.adj)
+    tiles = typed_tiles(build, graph.adj_t)
+    return tiles, tiles if graph.symmetric else typed_tiles(build, graph.adj)
 
 
 def _owned_chunks(owners: Assignment, rank: int, num_vertices: int) -> list[tuple[slice, npt.NDArray[np.int32]]]:

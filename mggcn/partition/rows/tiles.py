@@ -24,11 +24,15 @@ MAX_TILE_NNZ = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One block of the adjacency: indptr int64 (V + 1,), indices int32 (nnz,) local to the owner of the columns."""
+    """One block of the adjacency: indptr int64 (V + 1,), indices int32 (nnz,) local to the owner of the columns.
+
+    types: uint8 or uint16 (nnz,), the relation of each entry, where a model reads them.
+    """
 
     indptr: npt.NDArray[np.int64]
     indices: npt.NDArray[np.int32]
     values: npt.NDArray[Any] | None
+    types: npt.NDArray[Any] | None = None
 
     @property
     def nnz(self) -> int:

@@ -1,0 +1,173 @@
+// maximum: out[v, :] = the maximum over the edges u -> v of rows[u, :], and winners[v, :] = whose it is: of equal ones
+// the vertex of the lowest number. Tiles come in any order: a call goes on from what it finds, unless it is the first.
+// in    indptr int64 [V+1] or null (no entries), indices int32 [nnz], rows T [N, D + 1], the last column the vertex's
+// number
+//       as an integer of T's size
+// out   T [V, D]; winners [V, D], integers of T's size, kNobody without entries. After the last tile such a row is 0.
+//       NaN: the first vertex's is the maximum.
+// work  D comparisons per entry; moves, per entry, 4 bytes of index and (D + 1) sizeof T, per row 2 D sizeof T. Rows of
+// a
+//       chunk run in order in one thread: bitwise repeatable. Twin: cuda/maximum.cu.
+// maximum_combine: the same of whole rows with their winners, one for each of `index`.
+// maximum_grad: out[u, :] (+)= g[v, :] of the edges u -> v where winners[v, :] is u; rows T [N, 2 D] are [g | winners].
+#include <limits>
+
+#include "edges.h"
+
+namespace {
+
+template <class T>
+struct Maximum {
+  int64_t num_chunks;
+  const int64_t *chunks, *indptr;
+  const int32_t* indices;
+  const T* rows;
+  int64_t ld;
+  T* out;
+  int64_t ld_out;
+  T* winners;
+  int64_t ld_winners;
+  const int64_t* ids;    // [V] numbers of the rows, for the gradient
+  const int32_t* index;  // rows that a message is for, for combine
+  int64_t num_rows, cols;
+  int32_t fresh, last, threads;
+};
+
+template <class T>
+using Id = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+
+template <class T>
+constexpr Id<T> kNobody = std::numeric_limits<Id<T>>::max();
+
+template <class T>
+MGGCN_INLINE Id<T> id_at(const T* p) {
+  Id<T> id;
+  memcpy(&id, p, sizeof id);
+  return id;
+}
+
+// Numbers of vertices in the lanes of columns.
+template <class L>
+struct Ids;
+template <class T>
+struct Ids<VectorLanes<T>> {
+  typedef typename VectorLanes<T>::flags type;
+  static MGGCN_INLINE type load(const T* p) { return (type)VectorLanes<T>::load(p); }
+  static MGGCN_INLINE void store(T* p, type v) { VectorLanes<T>::store(p, (typename VectorLanes<T>::type)v); }
+  static MGGCN_INLINE type spread(Id<T> id) { return type{} + id; }
+};
+template <class T>
+struct Ids<OneLane<T>> {
+  typedef Id<T> type;
+  static MGGCN_INLINE type load(const T* p) { return id_at(p); }
+  static MGGCN_INLINE void store(T* p, type v) { memcpy(p, &v, sizeof v); }
+  static MGGCN_INLINE type spread(Id<T> id) { return id; }
+};
+
+template <class X, class I>
+MGGCN_INLINE void take(X x, I id, X& held, I& winner) {
+  const auto first = id < winner;
+  const auto taken = (x > held) | ((x == held) & first) | ((x != x) & ((held == held) | first));
+  held = taken ? x : held;
+  winner = taken ? id : winner;
+}
+
+template <class T>
+struct MaximumRow {
+  const Maximum<T>& a;
+  int64_t row, begin, end;
+  const T* message;  // one row with winners of its own, or null
+
+  template <class L, int K>
+  MGGCN_INLINE void run(int64_t column) const {
+    typename L::type held[K];
+    typename Ids<L>::type winner[K];
+    T *out = a.out + row * a.ld_out + column, *winners = a.winners + row * a.ld_winners + column;
+#pragma GCC unroll 8
+    for (int i = 0; i < K; ++i) {
+      held[i] = a.fresh ? L::fill(-std::numeric_limits<T>::infinity()) : L::load(out + i * L::width);
+      winner[i] = a.fresh ? Ids<L>::spread(kNobody<T>) : Ids<L>::load(winners + i * L::width);
+    }
+    for (int64_t k = begin; k < end; ++k) {
+      const T* x = a.rows + a.indices[k] * a.ld;
+      const typename Ids<L>::type id = Ids<L>::spread(id_at(x + a.cols));
+#pragma GCC unroll 8
+      for (int i = 0; i < K; ++i) take(L::load(x + column + i * L::width), id, held[i], winner[i]);
+    }
+    if (message)
+#pragma GCC unroll 8
+      for (int i = 0; i < K; ++i) {
+        const T* x = message + column + i * L::width;
+        take(L::load(x), Ids<L>::load(x + a.cols), held[i], winner[i]);
+      }
+#pragma GCC unroll 8
+    for (int i = 0; i < K; ++i) {
+      const auto nobody = winner[i] == kNobody<T>;
+      L::store(out + i * L::width, a.last && !message ? nobody ? typename L::type{} : held[i] : held[i]);
+      Ids<L>::store(winners + i * L::width, winner[i]);
+    }
+  }
+};
+
+template <class T>
+struct GradientRow {
+  const Maximum<T>& a;
+  int64_t row;
+
+  template <class L, int K>
+  MGGCN_INLINE void run(int64_t column) const {
+    typename L::type sum[K];
+    T* out = a.out + row * a.ld_out + column;
+    const typename Ids<L>::type mine = Ids<L>::spread((Id<T>)a.ids[row]);
+#pragma GCC unroll 8
+    for (int i = 0; i < K; ++i) sum[i] = a.fresh ? typename L::type{} : L::load(out + i * L::width);
+    for (int64_t k = a.indptr[row]; k < a.indptr[row + 1]; ++k) {
+      const T* x = a.rows + a.indices[k] * a.ld + column;
+#pragma GCC unroll 8
+      for (int i = 0; i < K; ++i) {
+        const auto won = Ids<L>::load(x + a.cols + i * L::width) == mine;
+        const typename L::type g = L::load(x + i * L::width);
+        sum[i] += won ? g : typename L::type{};
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < K; ++i) L::store(out + i * L::width, sum[i]);
+  }
+};
+
+template <class T>
+void maximum(const Maximum<T>& a) {
+  if (!a.indptr) {
+#pragma omp parallel for num_threads(a.threads)
+    for (int64_t v = 0; v < a.num_rows; ++v) for_tiles<T>(a.cols, MaximumRow<T>{a, v, 0, 0, nullptr});
+    return;
+  }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads)
+  for (int64_t c = 0; c < a.num_chunks; ++c)
+    for (int64_t v = a.chunks[c]; v < a.chunks[c + 1]; ++v)
+      if (a.fresh || a.last || a.indptr[v] < a.indptr[v + 1])
+        for_tiles<T>(a.cols, MaximumRow<T>{a, v, a.indptr[v], a.indptr[v + 1], nullptr});
+}
+
+template <class T>
+void combine(const Maximum<T>& a) {
+#pragma omp parallel for num_threads(a.threads)
+  for (int64_t i = 0; i < a.num_rows; ++i) for_tiles<T>(a.cols, MaximumRow<T>{a, a.index[i], 0, 0, a.rows + i * a.ld});
+}
+
+template <class T>
+void gradient(const Maximum<T>& a) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads)
+  for (int64_t c = 0; c < a.num_chunks; ++c)
+    for (int64_t v = a.chunks[c]; v < a.chunks[c + 1]; ++v)
+      if (a.fresh || a.indptr[v] < a.indptr[v + 1]) for_tiles<T>(a.cols, GradientRow<T>{a, v});
+}
+
+}  // namespace
+
+MGGCN_EXPORT(mggcn_maximum_f32)(const Maximum<float>* a) { maximum(*a); }
+MGGCN_EXPORT(mggcn_maximum_f64)(const Maximum<double>* a) { maximum(*a); }
+MGGCN_EXPORT(mggcn_maximum_combine_f32)(const Maximum<float>* a) { combine(*a); }
+MGGCN_EXPORT(mggcn_maximum_combine_f64)(const Maximum<double>* a) { combine(*a); }
+MGGCN_EXPORT(mggcn_maximum_grad_f32)(const Maximum<float>* a) { gradient(*a); }
+MGGCN_EXPORT(mggcn_maximum_grad_f64)(const Maximum<double>* a) { gradient(*a); }

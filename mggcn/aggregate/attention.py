@@ -1,0 +1,220 @@
+"""Attention over neighbours as edge operations: GAT (Velickovic et al. 2018) and GATv2 (Brody et al. 2022).
+
+H heads of C columns, D = H C. An edge u -> v has a score e_uv for each head, and z_v = sum of softmax(e_uv) x_u over the
+in-edges of v. Forwards a row has a running maximum m, sum l and rescaled value z for each head (FlashAttention, Dao et al.
+2022): triples combine in any order. Backwards weights are computed again from m and l, in one pass to the sources and one
+to the destinations. No pass has a number for each edge. docs/notes/0025-attention.md has bytes and FLOP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mggcn.aggregate.edge_op import Columns, EdgeOp, Target
+from mggcn.aggregate.maximum import GradientRows
+from mggcn.backend.base import Dropout, KernelBackend, Sparse
+from mggcn.backend.neighbours import Heads
+from mggcn.errors import PlanError
+from mggcn.memory.arena import BufferSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SLOPE = 0.2
+"""Of LeakyReLU below 0, in both papers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What kernels read that does not travel: a (H, C) of GATv2's scores, and the clock (2,) of dropout."""
+
+    a: Tensor | None
+    clock: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """One attention of a model. dynamic: GATv2's scores. dropout: probability; site: which mask of the epoch.
+
+    Forwards a row is [x (D) | s (H), of GAT | its number, with dropout], and has t (H), or y (D) of GATv2, where it is a
+    destination. Backwards it is [g (D) | d (H) | t or y | m (H) | 1 / l (H) | its number, with dropout].
+    """
+
+    heads: int
+    width: int
+    dynamic: bool
+    dropout: float = 0.0
+    site: int = 0
+    bound: Bound | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def scored(self) -> int:
+        """Columns of t or y."""
+        return self.width if self.dynamic else self.heads
+
+    @property
+    def travels(self) -> int:
+        """Columns of the gradient of what travels forwards: [x | s], or x."""
+        return self.width + (0 if self.dynamic else self.heads)
+
+    @property
+    def forwards(self) -> int:
+        return self.travels + bool(self.dropout)
+
+    @property
+    def backwards(self) -> int:
+        return self.width + 3 * self.heads + self.scored + bool(self.dropout)
+
+    def heads_of(self, ids: Tensor) -> Heads:
+        """Return what kernels take, on the runtime that the op is bound to; ids int64 (V,)."""
+        if self.bound is None:
+            raise PlanError("attention runs as a node of a model, which binds it to weights and a clock")
+        dropout = Dropout(self.dropout, self.bound.clock, self.site) if self.dropout else None
+        return Heads(self.heads, self.width // self.heads, SLOPE, self.bound.a, dropout, ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Forwards. local: t (V, H) or y (V, D), numbers int64 (V,), then m and l (V, 2 H), which are kept."""
+
+    spec: AttentionSpec
+    name = "attention"
+    columnwise = False
+    additive = False
+
+    @property
+    def adjoint(self) -> AttentionSources:
+        return AttentionSources(self.spec)
+
+    def columns(self, cols: int) -> Columns:
+        partial = self.spec.width + 2 * self.spec.heads
+        return Columns(self.spec.forwards, partial, partial)
+
+    def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        return (BufferSpec(f"{name}.state", rows, 2 * self.spec.heads, dtype, "kept"),)
+
+    def begin(self, backend: KernelBackend, target: Target) -> Attending:
+        return Attending(self.spec, backend, target)
+
+
+class Attending:
+    """The Accumulation of `Attention`: m, l and z by head."""
+
+    def __init__(self, spec: AttentionSpec, backend: KernelBackend, target: Target) -> None:
+        self._backend, self._target = backend, target
+        self._own, ids, self._state = target.local
+        self._heads, self._out = spec.heads_of(ids), target.out
+        self._begun = self._ended = False
+
+    def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
+        if matrix.nnz or last or not self._begun:
+            self._attend(matrix, rows, last)
+        self._begun, self._ended = True, last
+
+    def _attend(self, matrix: Sparse | None, rows: Tensor, last: bool) -> None:
+        self._backend.neighbours.attend(
+            self._heads, matrix, rows, self._own, self._out, self._state, begins=not self._begun, ends=last
+        )
+
+    def gather(self, index: Tensor, message: Tensor) -> None:
+        cols = self._out.shape[1]
+        self._backend.gather_rows(self._out, index, message[:, :cols])
+        self._backend.gather_rows(self._state, index, message[:, cols:])
+
+    def combine(self, message: Tensor, index: Tensor) -> None:
+        self._backend.neighbours.attend_combine(self._heads, message, index, self._out, self._state)
+
+    def scatter(self, message: Tensor, index: Tensor) -> None:
+        cols = self._out.shape[1]
+        self._backend.scatter_rows(message[:, :cols], index, self._out)
+        self._backend.scatter_rows(message[:, cols:], index, self._state)
+
+    def end(self) -> None:
+        if not self._ended:
+            self._attend(None, self._out, True)
+        if self._target.epilogue is not None:
+            self._backend.finish(self._out, self._out, self._target.epilogue)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSources:
+    """Backwards: the gradients of what travelled. local: what travelled forwards of these rows, numbers int64 (V,).
+
+    Where vertices have copies, g and d of a row are parts of a sum, what follows them is equal on all.
+    """
+
+    spec: AttentionSpec
+    name = "gradient of attention"
+    columnwise = False
+    additive = False
+
+    @property
+    def adjoint(self) -> EdgeOp:
+        raise PlanError("the gradient of attention has no derivative; use it in the backward pass alone")
+
+    def columns(self, cols: int) -> Columns:
+        return Columns(self.spec.backwards, self.spec.travels, self.spec.width + self.spec.heads)
+
+    def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        return ()
+
+    def begin(self, backend: KernelBackend, target: Target) -> SourceRows:
+        return SourceRows(self.spec, backend, target)
+
+
+class SourceRows(GradientRows):
+    """The Accumulation of `AttentionSources`."""
+
+    def __init__(self, spec: AttentionSpec, backend: KernelBackend, target: Target) -> None:
+        super().__init__(backend, target)
+        self._own, ids = target.local
+        self._heads = spec.heads_of(ids)
+
+    def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
+        if matrix.nnz or not self._begun:
+            kernels, out = self._backend.neighbours, self._target.out
+            kernels.attend_sources(self._heads, matrix, rows, self._own, out, begins=not self._begun)
+        self._begun = True
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionDestinations:
+    """Backwards, but along the edges: the gradients of t or y from rows of sources, which travel once more.
+
+    local: what travelled backwards of these rows, whole on all copies, numbers int64 (V,), and for GATv2 the gradients of
+    a by row (V, D), which are kept. The results are parts of a sum over copies, as gradients are: nothing is exchanged.
+    """
+
+    spec: AttentionSpec
+    name = "gradient of attention's destinations"
+    columnwise = False
+    additive = False
+
+    @property
+    def adjoint(self) -> EdgeOp:
+        raise PlanError("the gradient of attention has no derivative; use it in the backward pass alone")
+
+    def columns(self, cols: int) -> Columns:
+        return Columns(self.spec.forwards, self.spec.scored, 0)
+
+    def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        return (BufferSpec(f"{name}.weights", rows, self.spec.width, dtype, "kept"),) if self.spec.dynamic else ()
+
+    def begin(self, backend: KernelBackend, target: Target) -> DestinationRows:
+        return DestinationRows(self.spec, backend, target)
+
+
+class DestinationRows(GradientRows):
+    """The Accumulation of `AttentionDestinations`."""
+
+    def __init__(self, spec: AttentionSpec, backend: KernelBackend, target: Target) -> None:
+        super().__init__(backend, target)
+        self._own, ids, *beside = target.local
+        self._heads, self._beside = spec.heads_of(ids), beside[0] if beside else None
+
+    def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
+        if matrix.nnz or not self._begun:
+            kernels, out = self._backend.neighbours, self._target.out
+            kernels.attend_destinations(self._heads, matrix, rows, self._own, out, self._beside, begins=not self._begun)
+        self._begun = True

@@ -1,0 +1,162 @@
+"""Sums over the neighbours of each relation, times the relation's own matrix: the edge operation of R-GCN.
+
+out = sum over r of A_r h W_r, where A_r averages over neighbours of relation r (Schlichtkrull et al. 2018, eq. 2). Relation
+after relation: the rows that have such neighbours are summed, multiplied and added to the result, a block of rows at a
+time, so that a row is gathered once for each edge and nothing of the size of relations times vertices exists
+(docs/notes/0021-relations.md). V rows of this rank, D columns of h, E of the result, R relations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mggcn.aggregate.edge_op import SUM, Columns, Target
+from mggcn.backend.base import KernelBackend, Sparse
+from mggcn.backend.sparse import RelationRows
+from mggcn.memory.arena import BufferSpec
+from mggcn.partition.rows.tiles import Tile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK_ROWS = 1 << 14
+"""Rows that are summed, multiplied and added at a time: enough for a GPU, 4 MiB of a width of 64."""
+
+
+def upload_tile(backend: KernelBackend, tile: Tile) -> Sparse:
+    """Return a tile on the device; one with types by relations, in blocks of at most BLOCK_ROWS rows.
+
+    Cost: with types a stable sort of them, on the host 20 bytes an edge.
+    """
+    if tile.types is None:
+        return backend.sparse(tile.indptr, tile.indices, tile.values)
+    no_entries = np.empty(0, np.int32)
+    parts = tuple(_by_relation(backend, tile))
+    return Sparse(backend.upload(np.zeros_like(tile.indptr)), backend.upload(no_entries), None, None, parts)
+
+
+def _by_relation(backend: KernelBackend, tile: Tile) -> Iterator[RelationRows]:
+    assert tile.types is not None
+    order = np.argsort(tile.types, kind="stable")  # entries of a relation keep the order of rows and columns
+    types = tile.types[order]
+    rows = np.repeat(np.arange(tile.indptr.shape[0] - 1, dtype=np.int32), np.diff(tile.indptr))[order]
+    fresh = np.ones(rows.shape[0], bool)
+    fresh[1:] = (types[1:] != types[:-1]) | (rows[1:] != rows[:-1])
+    starts = np.append(np.flatnonzero(fresh), rows.shape[0])
+    bounds = np.searchsorted(types[starts[:-1]], np.arange(int(types[-1]) + 2)) if rows.size else np.zeros(1, np.int64)
+    indices, values = tile.indices[order], None if tile.values is None else tile.values[order]
+    for relation in range(bounds.shape[0] - 1):
+        last = int(bounds[relation + 1])
+        for a in range(int(bounds[relation]), last, BLOCK_ROWS):
+            ends = starts[a : min(a + BLOCK_ROWS, last) + 1]
+            entries = slice(int(ends[0]), int(ends[-1]))
+            of = None if values is None else values[entries]
+            matrix = backend.sparse(ends - ends[0], indices[entries], of)
+            yield RelationRows(relation, backend.upload(rows[ends[:-1]]), matrix)
+
+
+@dataclass(frozen=True, slots=True)
+class RelationWork:
+    """What a `Relational` computes with, on the device.
+
+    weights (R, D E): W_r in row r. near (n, D), far (n, E): room for a block of n rows. gradients (R, D E): backwards,
+    those of W_r are added to them.
+    """
+
+    weights: Tensor
+    near: Tensor
+    far: Tensor
+    gradients: Tensor | None = None
+
+    def matrix(self, relation: int) -> Tensor:
+        """Return W_r (D, E)."""
+        return self.weights[relation].view(self.near.shape[1], self.far.shape[1])
+
+    def gradient(self, relation: int) -> Tensor:
+        """Return the gradient of W_r (D, E)."""
+        assert self.gradients is not None
+        return self.gradients[relation].view(self.near.shape[1], self.far.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Relational:
+    """sum_r A_r h W_r from rows of d_in columns to d_out; backward: its gradient, over the transposed tiles.
+
+    Backwards rows of the gradient travel, and the gradients of all W_r are added up beside that of h, from one sum over
+    each relation's edges: Z_r = A_r^T g gives dh += Z_r W_r^T and dW_r += h^T Z_r; h is `local`. of_rows: whether dh is
+    wanted; else the result stays zero. work: bound by the node that runs it.
+    """
+
+    d_in: int
+    d_out: int
+    backward: bool = False
+    of_rows: bool = True
+    work: RelationWork | None = field(default=None, compare=False, repr=False)
+
+    name = "relations"
+    columnwise = False
+    # Partial results do add up, but are of another width than what copies exchange backwards.
+    additive = False
+
+    @property
+    def adjoint(self) -> Relational:
+        return replace(self, backward=not self.backward)
+
+    def columns(self, cols: int) -> Columns:
+        return Columns(self.d_out, cols, self.d_out) if self.backward else Columns(self.d_in, cols, cols)
+
+    def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        return ()
+
+    def begin(self, backend: KernelBackend, target: Target) -> RelationSums:
+        return RelationSums(self, backend, target)
+
+
+class RelationSums:
+    """The Accumulation of `Relational`: rows of sums, to which every tile adds its relations in their order."""
+
+    def __init__(self, op: Relational, backend: KernelBackend, target: Target) -> None:
+        assert op.work is not None
+        self._op, self._work, self._backend, self._out = op, op.work, backend, target.out
+        self._h = target.local[0] if op.backward else None
+        self._sums = SUM.begin(backend, target)
+        target.out.zero_()
+
+    def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
+        step = self._forward if self._h is None else self._backward
+        for part in matrix.relations:
+            step(part, rows)
+
+    def _forward(self, part: RelationRows, h: Tensor) -> None:
+        count, work, backend = part.rows.shape[0], self._work, self._backend
+        near, far = work.near[:count], work.far[:count]
+        backend.spmm(part.matrix, h, near, accumulate=False, epilogue=None)
+        backend.matmul(near, work.matrix(part.relation), far)
+        backend.scatter_add_rows(far, part.rows, self._out)
+
+    def _backward(self, part: RelationRows, g: Tensor) -> None:
+        assert self._h is not None
+        count, work, backend = part.rows.shape[0], self._work, self._backend
+        near, far = work.near[:count], work.far[:count]
+        backend.spmm(part.matrix, g, far, accumulate=False, epilogue=None)
+        backend.gather_rows(self._h, part.rows, near)
+        backend.matmul(near.t(), far, work.gradient(part.relation), accumulate=True)
+        if self._op.of_rows:
+            backend.matmul(far, work.matrix(part.relation).t(), near)
+            backend.scatter_add_rows(near, part.rows, self._out)
+
+    def gather(self, index: Tensor, message: Tensor) -> None:
+        self._sums.gather(index, message)
+
+    def combine(self, message: Tensor, index: Tensor) -> None:
+        self._sums.combine(message, index)
+
+    def scatter(self, message: Tensor, index: Tensor) -> None:
+        self._sums.scatter(message, index)
+
+    def end(self) -> None:
+        self._sums.end()

@@ -1,0 +1,104 @@
+"""Edge operations at kernel level beside sums: the maximum of neighbours, and attention over them.
+
+Shapes: V rows of this rank, N rows that travelled, D columns, H heads of C columns, D = H C. Rows are of the storage type,
+float32 or float64; numbers of vertices travel as integers of its size in a column of their rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from mggcn.backend.dropout import Dropout
+from mggcn.backend.sparse import Sparse
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How scores follow from rows. a: weights (H, C) of GATv2's scores, None for GAT's; slope: of LeakyReLU below 0.
+
+    dropout: of weights, counted by head, source, destination and layer; ids int64 (V,): numbers of this rank's vertices.
+    """
+
+    heads: int
+    cols: int
+    slope: float
+    a: Tensor | None
+    dropout: Dropout | None
+    ids: Tensor
+
+
+class NeighbourKernels(Protocol):
+    """Kernels of one device for one storage type. Outputs are written in place, whatever lay there if `begins`.
+
+    Results repeat bit for bit. cpu/attention.h says what the rows of attention are made of.
+    """
+
+    def maximum(
+        self, matrix: Sparse | None, rows: Tensor, out: Tensor, winners: Tensor, *, begins: bool, ends: bool
+    ) -> None:
+        """Out, winners (V, D) = the maxima of a tile's rows (N, D + 1) and of what lies there, and whose they are.
+
+        matrix: None for no entries. ends: rows without any become 0.
+        """
+        ...
+
+    def maximum_combine(self, message: Tensor, index: Tensor, out: Tensor, winners: Tensor) -> None:
+        """The same of whole rows with their winners, (len(index), 2 D); index int32 without repeats."""
+        ...
+
+    def maximum_grad(self, matrix: Sparse, rows: Tensor, ids: Tensor, out: Tensor, *, begins: bool) -> None:
+        """Out (V, D) += g of the rows [g | winners] (N, 2 D) that name this row as their winner."""
+        ...
+
+    def attend(
+        self,
+        heads: Heads,
+        matrix: Sparse | None,
+        rows: Tensor,
+        own: Tensor,
+        out: Tensor,
+        state: Tensor,
+        *,
+        begins: bool,
+        ends: bool,
+    ) -> None:
+        """Out (V, D), state (V, 2 H) = weighted sums of a tile's rows before they are divided, maxima and sums of weights.
+
+        own: t (V, H) or y (V, D). matrix: None for no entries. ends: out is divided, rows without entries are 0.
+        """
+        ...
+
+    def attend_combine(self, heads: Heads, message: Tensor, index: Tensor, out: Tensor, state: Tensor) -> None:
+        """Other ranks' [z | m | l] join those in out and state; index int32 without repeats."""
+        ...
+
+    def attend_sources(
+        self, heads: Heads, matrix: Sparse, rows: Tensor, own: Tensor, out: Tensor, *, begins: bool
+    ) -> None:
+        """Out += the gradients of what travelled, from rows of destinations; own: what travelled of these rows."""
+        ...
+
+    def attend_destinations(
+        self,
+        heads: Heads,
+        matrix: Sparse,
+        rows: Tensor,
+        own: Tensor,
+        out: Tensor,
+        beside: Tensor | None,
+        *,
+        begins: bool,
+    ) -> None:
+        """Out += the gradients of t or y, from rows of sources; beside (V, D) += those of a, by row.
+
+        own: what travels backwards of these rows.
+        """
+        ...
+
+    def head_dots(self, x: Tensor, y: Tensor, out: Tensor) -> None:
+        """Out (V, H) = by head the products of x (V, D) with y (V, D), or with one row y (D,)."""
+        ...

@@ -1,0 +1,96 @@
+"""Train a grid of settings, or a random draw, on one store; print a table and the best run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mggcn.comm.failure import Interrupted
+from mggcn.commands.settings import add_settings, read_settings
+from mggcn.commands.train import store_path
+from mggcn.errors import ConfigError
+from mggcn.graph.store import open_store
+from mggcn.jobs.sweep import Sweep, Trial, make_sweep, read_sweep, run_sweep
+from mggcn.jobs.sweep_space import Space, read_space
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("grid", nargs="?", type=Path, help="TOML file with a table [grid]; not with --resume")
+    parser.add_argument("store", nargs="?", help="store folder, or its name under --root; not with --resume")
+    parser.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of the sweep; default: runs/sweep-<graph>-<time>"
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIR", help="train what a sweep has left, and failed trials again"
+    )
+    parser.add_argument("--trials", type=int, metavar="N", help="draw N settings at random instead of the whole grid")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=0,
+        metavar="N",
+        help="trials trained at the same time; default: one for each core, or --threads of them, or GPU",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_settings(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train every trial, print each as it ends, then the table. Exit code 1 if all failed."""
+    a = arguments
+    if a.at_once < 0:
+        raise ConfigError(f"--at-once must be 0 or more, got {a.at_once}")
+    if a.resume is not None:
+        if a.grid is not None or a.out is not None or a.trials is not None:
+            raise ConfigError(f"--resume {a.resume} goes on with that sweep; leave GRID, STORE, --out and --trials out")
+        sweep = read_sweep(a.resume)[0]
+    else:
+        sweep = _new(a)
+    folder, total = sweep.folder, len(sweep.trials)
+    ended = sum(trial.result is not None for trial in sweep.trials)
+    if not a.quiet:
+        print(f"sweep folder {folder}, {total - ended} of {total} trials to train", flush=True)
+
+    def tell(trial: Trial) -> None:
+        nonlocal ended
+        ended += 1
+        if not a.quiet:
+            print(_line(trial, ended, total), flush=True)
+
+    try:
+        sweep = run_sweep(folder, tell)
+    except Interrupted:
+        if not a.quiet:
+            print(f"saved; continue with: mggcn sweep --resume {folder}", flush=True)
+        raise
+    if not a.quiet:
+        print(summary(sweep))
+    return 0 if any(trial.result for trial in sweep.trials) else 1
+
+
+def _new(a: argparse.Namespace) -> Sweep:
+    """Write the folder of the sweep that the arguments describe."""
+    if a.grid is None or a.store is None:
+        raise ConfigError("mggcn sweep needs GRID, a TOML file, and STORE; or --resume DIR to continue a sweep")
+    space, base = read_space(a.grid)
+    if a.trials is not None:
+        space = Space(space.candidates, a.trials, space.seed)
+    store = store_path(a.store, a.root)
+    return make_sweep(space, read_settings(a, base), open_store(store), store, a.out, a.at_once)
+
+
+def _line(trial: Trial, ended: int, total: int) -> str:
+    settings = " ".join(f"{name}={value}" for name, value in trial.settings.items())
+    scores = ", ".join(f"{name} {score:.4f}" for name, score in trial.scores.items() if score is not None)
+    ending = f"failed: {trial.error}" if trial.error else scores
+    return f"[{ended}/{total}] {settings}: {ending} ({trial.seconds or 0:.1f} s)"
+
+
+def summary(sweep: Sweep) -> str:
+    """Return the table, and where the best run is."""
+    text = f"{sweep!r}\n"
+    if sweep.best is None:
+        return text + "no trial has a validation score to choose by"
+    return text + f"best: {sweep.best_folder}; score it elsewhere with mggcn predict, look at it with mggcn report"

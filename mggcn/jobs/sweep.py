@@ -1,0 +1,273 @@
+"""A sweep: trials over settings on one store, several at once, each in a process that keeps what the next one shares."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mggcn.assemble import Group, check_available, groups_of
+from mggcn.comm.failure import Interrupted
+from mggcn.config import Config
+from mggcn.config_files import from_toml
+from mggcn.errors import RunError
+from mggcn.graph.csr import Graph
+from mggcn.graph.store import graph_sha256, open_store
+from mggcn.jobs.folder import make_run_folder
+from mggcn.jobs.sweep_space import Settings, Space
+from mggcn.jobs.sweep_worker import trial_folder
+from mggcn.train.log import write_json
+
+FILE, TABLE = "sweep.json", "sweep.csv"
+SCORES = ("val", "test")
+
+
+@dataclass(slots=True)
+class Trial:
+    """One point of a sweep. result: its result.json, once it is complete; error: why it failed, else empty."""
+
+    number: int
+    settings: Settings
+    result: dict[str, Any] | None = None
+    error: str = ""
+    seconds: float | None = None
+
+    @property
+    def scores(self) -> dict[str, float | None]:
+        """Scores at the best validation; of several repeats their means."""
+        if self.result is None:
+            return dict.fromkeys(SCORES)
+        found = self.result["mean"]["best"] if "mean" in self.result else self.result["best"]
+        return {name: found[name] for name in SCORES}
+
+    def row(self) -> dict[str, Any]:
+        """Return the trial as a row of the table."""
+        state = "failed" if self.error else "done" if self.result else "not run"
+        ends = {
+            "epochs": (self.result or {}).get("epochs"),
+            "seconds": self.seconds,
+            "state": state,
+            "reason": self.error,
+        }
+        return {"trial": self.number} | self.settings | self.scores | ends
+
+
+@dataclass(slots=True)
+class Sweep:
+    """A sweep's folder and trials. A notebook shows it as its table."""
+
+    folder: Path
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each trial: its number, settings, scores, epochs, seconds, state and reason; best scores first."""
+        return [trial.row() for trial in sorted(self.trials, key=_rank)]
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the best validation score; None if none has one."""
+        scored = [trial for trial in self.trials if trial.scores["val"] is not None]
+        return min(scored, key=_rank, default=None)
+
+    @property
+    def best_folder(self) -> Path | None:
+        """The run folder of `best`, for `mggcn predict` and `report`."""
+        return None if self.best is None else trial_folder(self.folder, self.best.number)
+
+    def __repr__(self) -> str:
+        """Return the table as text."""
+        rows = [{name: _text(value) for name, value in row.items()} for row in self.rows]
+        names = [name for name in rows[0] if name != "reason"] if rows else []
+        widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+        lines = ["  ".join(f"{row[name]:<{widths[name]}}" for name in names) + f"  {row['reason']}" for row in rows]
+        head = "  ".join(f"{name:<{widths[name]}}" for name in names)
+        return "\n".join(line.rstrip() for line in [head, *lines])
+
+
+def _rank(trial: Trial) -> tuple[bool, float, bool, int]:
+    """Order of the table: by validation score, then failures, then what was not run."""
+    score = trial.scores["val"]
+    return trial.result is None, -(score if score is not None else -1e300), not trial.error, trial.number
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def make_sweep(space: Space, base: Config, graph: Graph, store: Path, out: Path | None, at_once: int = 0) -> Sweep:
+    """Write the folder of a new sweep. Raises: ConfigError for settings that are none; BackendError; RunError."""
+    check_available(base)
+    trials = [Trial(number, settings) for number, settings in enumerate(space.settings(base), start=1)]
+    groups, config = groups_of(base, at_once)
+    folder = make_run_folder(config, f"sweep-{graph.name}", out)
+    sweep = Sweep(folder, trials)
+    job = {"store": str(store.resolve()), "graph_sha256": graph_sha256(graph), "at_once": min(len(groups), len(trials))}
+    _save(sweep, job)
+    return sweep
+
+
+def read_sweep(folder: Path) -> tuple[Sweep, Path, str, int]:
+    """Return the sweep of a folder, its store and its digest, and how many trials it trains at once. Raises: RunError."""
+    try:
+        content = json.loads((folder / FILE).read_text())
+        trials = [Trial(**trial) for trial in content["trials"]]
+        job = Path(content["store"]), str(content["graph_sha256"]), int(content["at_once"])
+        for trial in trials:
+            file = trial_folder(folder, trial.number) / "result.json"
+            trial.result = json.loads(file.read_text()) if file.exists() else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder} is not the folder of a sweep: it lacks a readable {FILE} ({error})") from error
+    return Sweep(folder, trials), *job
+
+
+def run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None = None) -> Sweep:
+    """Train what a sweep has not trained yet, failures again, and return it. on_trial: called as trials end.
+
+    A failed trial is a row of the table. Raises: Interrupted after Ctrl-C, once running trials are saved; RunError.
+    """
+    sweep, store, digest, at_once = read_sweep(folder)
+    groups, _ = groups_of(from_toml(folder / "config.toml", saved=True), at_once)
+    left = [trial for trial in sweep.trials if trial.result is None]
+    if graph_sha256(open_store(store)) != digest:
+        raise RunError(f"{store} has changed since the sweep in {folder} began; start a new sweep")
+    orders: queue.SimpleQueue[Trial] = queue.SimpleQueue()
+    for trial in left:
+        trial.error = ""
+        orders.put(trial)
+    job = {"store": str(store), "graph_sha256": digest, "at_once": at_once}
+    done: queue.SimpleQueue[Trial | BaseException] = queue.SimpleQueue()
+    workers = [_Worker(folder, store, at_once, group, k) for k, group in enumerate(groups[: len(left)])]
+    threads = [threading.Thread(target=worker.serve, args=(orders, done)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in left:
+            ended = done.get()
+            if isinstance(ended, BaseException):
+                raise ended
+            _save(sweep, job)
+            if on_trial is not None:
+                on_trial(ended)
+    except KeyboardInterrupt:
+        raise Interrupted(signal.SIGINT) from None
+    finally:
+        for worker in workers:
+            worker.stop()
+        for thread in threads:
+            thread.join()
+    return sweep
+
+
+def _save(sweep: Sweep, job: dict[str, Any]) -> None:
+    """Write the record, with its `job`, and the table."""
+    trials = [
+        {"number": t.number, "settings": t.settings, "error": t.error, "seconds": t.seconds} for t in sweep.trials
+    ]
+    write_json(sweep.folder / FILE, job | {"trials": trials})
+    text = io.StringIO()
+    rows = sweep.rows
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _text(v) if isinstance(v, list) else v for name, v in row.items()} for row in rows)
+    temporary = sweep.folder / f".{TABLE}.tmp"
+    temporary.write_text(text.getvalue())
+    temporary.rename(sweep.folder / TABLE)
+
+
+class _Worker:
+    """A process that trains trials, as this one sees it; a new one follows one that was killed."""
+
+    def __init__(self, folder: Path, store: Path, at_once: int, group: Group, number: int) -> None:
+        self._folder = folder
+        self._log = folder / f"worker-{number}.log"
+        self._command = [sys.executable, "-m", "mggcn.jobs.sweep_worker", str(folder), str(store)]
+        self._command += ["--at-once", str(at_once)]
+        if group.cores:
+            self._command += ["--cores", ",".join(map(str, group.cores))]
+        self._env: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": ",".join(group.gpus)} if group.gpus else {}
+        self._process: subprocess.Popen[str] | None = None
+        self._stopped = False
+
+    def serve(self, orders: queue.SimpleQueue[Trial], done: queue.SimpleQueue[Trial | BaseException]) -> None:
+        """Have trials trained until none is left; then end the process."""
+        try:
+            while not self._stopped:
+                trial = orders.get_nowait()
+                self._train(trial)
+                if not self._stopped:
+                    done.put(trial)
+        except queue.Empty:
+            pass
+        except BaseException as error:
+            done.put(error)
+        finally:
+            self._end()
+
+    def _train(self, trial: Trial) -> None:
+        process = self._process = self._process or self._start()
+        answer = _ask(process, {"number": trial.number, "settings": trial.settings})
+        if answer is None:
+            code = self._end()
+            lines = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
+            last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+            trial.error = f"the process ended with code {code}: {last}"
+            return
+        trial.result, trial.error, trial.seconds = answer.get("result"), answer.get("error", ""), answer["seconds"]
+
+    def _start(self) -> subprocess.Popen[str]:
+        # A session of its own: a Ctrl-C of the terminal reaches the parent alone.
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                self._command,
+                env={**os.environ, **self._env},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+
+    def stop(self) -> None:
+        """End the input of the process, which then saves what it trains."""
+        self._stopped = True
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _end(self) -> int:
+        """End the process, if there is one, and return its exit code. An empty log goes."""
+        code = 0
+        if self._process is not None:
+            with self._process as process:
+                pass
+            code, self._process = process.returncode, None
+        if self._log.exists() and not self._log.stat().st_size:
+            self._log.unlink()
+        return code
+
+
+def _ask(process: subprocess.Popen[str], order: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a process's answer; None if it has ended."""
+    if process.stdin is None or process.stdout is None:
+        return None
+    try:
+        print(json.dumps(order), file=process.stdin, flush=True)
+        line = process.stdout.readline()
+    except (OSError, ValueError):  # it is gone, or its input was closed
+        line = ""
+    answer: dict[str, Any] | None = json.loads(line) if line else None
+    return answer

@@ -1,0 +1,46 @@
+"""What a run says before it starts: graph, model, strategy and why, predicted peak and seconds. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mggcn.cost.machine import Machine
+from mggcn.errors import MggcnError
+from mggcn.memory.device import launching
+from mggcn.memory.units import human
+from mggcn.planning.cost_text import seconds_text
+from mggcn.planning.op_cost import epoch_cost
+from mggcn.planning.run import RunPlan
+from mggcn.planning.text import subject
+
+
+def opening_lines(
+    plan: RunPlan, machine: Machine, limit: int, *, store: Path | None = None, reason: str = "", done: int = 0
+) -> list[str]:
+    """Return the lines with which a run starts, or continues behind `done` epochs.
+
+    limit: bytes that a rank may use. reason: why `auto` chose its strategy and order; "" if they were set.
+    """
+    config = plan.config
+    graph, network = subject(plan)
+    lines = [graph if store is None else f"store {store} holds {graph}", network]
+    if len(plan.ranks) > 1:
+        lines.append(reason or "strategy and order are as set; --strategy auto --order auto would compare all")
+    if how := launching(config.run):
+        lines.append(f"an epoch is {how}")
+    peak = f"predicted peak {human(plan.largest.total_bytes)} of {human(limit)} per rank"
+    return [*lines, f"{peak}; {_duration(plan, machine, done)}"]
+
+
+def _duration(plan: RunPlan, machine: Machine, done: int) -> str:
+    """Say how long an epoch and all that are left will take, or why that is not known."""
+    train = plan.config.train
+    try:
+        cost = epoch_cost(plan, machine)
+    except MggcnError as error:
+        return f"seconds are not predicted: {error}"
+    evaluations = train.epochs // train.eval_every - done // train.eval_every if train.eval_every else 1
+    left = train.epochs * train.repeat - done
+    total = left * cost.train.seconds + evaluations * train.repeat * cost.evaluate.seconds
+    caveat = f" (rates of this machine are {machine.caveat})" if machine.caveat else ""
+    return f"{seconds_text(cost.train.seconds)} per epoch, {seconds_text(total)} for {left:,} epochs{caveat}"

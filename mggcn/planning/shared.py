@@ -1,0 +1,66 @@
+"""What runs on one graph, one after the other, share: partition, its statistics, and a rank's constant inputs and tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from mggcn.config import Config
+
+Purpose = Literal["partition", "statistics", "rank"]
+T = TypeVar("T")
+
+_EPOCHS_ALONE = {
+    "model": {"hidden", "dropout", "bias"},
+    "train": {
+        *("epochs", "lr", "optimizer", "momentum", "weight_decay", "weight_decay_on", "clip_norm", "warmup"),
+        *("schedule", "schedule_step", "schedule_gamma", "schedule_patience", "patience", "eval_every", "metric"),
+        *("seed", "repeat", "checkpoint_every", "checkpoint_minutes"),
+    },
+    "run": {"log", "memory_limit", "timeout_s"},
+}
+"""Settings that only epochs read. One that is not named here is taken to change what a rank holds."""
+
+
+class Shared:
+    """For every purpose the newest value, which serves runs of the same key. One graph and one thread at a time."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Purpose, tuple[Any, Any]] = {}
+
+    def find(self, purpose: Purpose, key: Any) -> Any:
+        """Return what is kept for a key. None if that is another's, whose memory is then free."""
+        if purpose in self._kept and self._kept[purpose][0] != key:
+            del self._kept[purpose]
+        return self._kept[purpose][1] if purpose in self._kept else None
+
+    def keep(self, purpose: Purpose, key: Any, value: Any) -> None:
+        """Keep a value for the next run."""
+        self._kept[purpose] = key, value
+
+    def found(self, purpose: Purpose, key: Any, make: Callable[[], T]) -> T:
+        """Return what is kept for a key, or make it and keep it."""
+        value: T | None = self.find(purpose, key)
+        if value is None:
+            value = make()
+            self.keep(purpose, key, value)
+        return value
+
+
+def partition_key(config: Config) -> tuple[Any, ...]:
+    """Return what a partition depends on, beside the graph. On one rank an order that is kept has no seed."""
+    run = config.run
+    seed = None if run.ranks == 1 and run.order in ("random", "none") else config.train.seed
+    return run.strategy, run.ranks, run.order, run.cut_bins, seed
+
+
+def held_key(config: Config) -> tuple[Any, ...]:
+    """Return the settings on which depends what a rank holds beside weights and the arena."""
+    settings = tuple(
+        (table, name, value)
+        for table, content in dataclasses.asdict(config).items()
+        for name, value in content.items()
+        if name not in _EPOCHS_ALONE.get(table, ())
+    )
+    return partition_key(config), settings

@@ -1,0 +1,63 @@
+"""Sweeps in Python: `mggcn.sweep`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mggcn.api import load
+from mggcn.config import Config, ModelConfig
+from mggcn.config_files import setting_name, with_model, with_named
+from mggcn.graph.csr import Graph
+from mggcn.graph.store import open_store, store_folder, write_store
+from mggcn.jobs.sweep import Sweep, make_sweep, run_sweep
+from mggcn.jobs.sweep_space import Space
+
+
+def sweep(
+    graph: Any,
+    grid: Mapping[str, Any],
+    model: ModelConfig | None = None,
+    *,
+    trials: int | None = None,
+    out: str | Path | None = None,
+    at_once: int = 0,
+    config: Config | None = None,
+    **settings: Any,
+) -> Sweep:
+    """Train every point of a grid of settings, or a random draw, on one graph; return the trials with their scores.
+
+    Trials run in processes, one for each core (or `threads` of them) or GPU, and share the opened store and its order; with
+    one rank also the matrices and A X, as long as settings leave them as they are. A trial that fails is a row.
+
+    Args:
+        graph: A graph from `load`, or anything that `load` takes; one in memory is written to a temporary store.
+        grid: Lists of values by the name of a setting, such as `{"lr": [0.01, 0.1], "hidden": [16, (64, 64)]}`; with
+            `trials` also ranges, `{"lr": {"log": [1e-4, 0.1]}, "dropout": {"uniform": [0, 0.8]}}`.
+        model: `GCN(...)`, `SAGE(...)` or `MLP(...)`; default `GCN()`.
+        trials: Number of settings drawn at random, by `train.seed`; default: the whole grid.
+        out: Folder of the sweep; each trial is a run folder in it. Default: `runs/sweep-<graph>-<time>`.
+        at_once: Trials trained at the same time; 0: as many as there are cores or GPUs for.
+        config: Settings of all trials; `model` and `settings` override it.
+        **settings: Single settings of all trials by name, as of `Trainer`.
+
+    Returns:
+        A `Sweep`: `rows` for a table, such as `pandas.DataFrame(found.rows)`, `best` and `best_folder`.
+
+    Raises:
+        ConfigError: A setting is unknown, or a value does not fit.
+        RunError: `out` exists and is not empty.
+    """
+    base = with_named(with_model(config, model), settings)
+    found: Graph = graph if isinstance(graph, Graph) else load(graph)
+    space = Space({setting_name(name): values for name, values in grid.items()}, trials, base.train.seed)
+    with tempfile.TemporaryDirectory(prefix="mggcn-") as temporary:
+        store = store_folder(found)
+        if store is None:
+            store = Path(temporary) / "graph"
+            write_store(found, store)
+            found = open_store(store)
+        made = make_sweep(space, base, found, store, None if out is None else Path(out), at_once)
+        return run_sweep(made.folder)

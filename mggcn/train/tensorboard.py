@@ -1,0 +1,72 @@
+"""A run's history as TensorBoard reads it: scalars of every epoch and the configuration as text."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mggcn.config import Config
+from mggcn.config_files import to_toml
+from mggcn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+FOLDER = "tensorboard"
+"""In the run folder; each repeat of a run has a folder of its own in it."""
+FLUSH_S = 10
+"""Seconds after which a reader sees an epoch."""
+
+
+def require_tensorboard() -> None:
+    """Refuse a run that cannot be logged, before it starts. Raises: ConfigError."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError(
+            "run.log tensorboard needs the package tensorboard, which is not installed: pip install tensorboard, "
+            "or leave --log out; history.jsonl is written either way"
+        )
+
+
+class TensorBoard:
+    """Takes the rows of the history as they come. What a resumed run repeats hides what lies there of it.
+
+    Raises: ConfigError, when made, if the package is missing.
+    """
+
+    def __init__(self, config: Config, folder: Path, on_epoch: Callable[[dict[str, Any]], None] | None) -> None:
+        require_tensorboard()
+        self._config = config
+        self._folder = folder / FOLDER
+        self._on_epoch = on_epoch
+        self._writer: SummaryWriter | None = None
+        self._run: int | None = None
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        """Add an epoch, then pass it on."""
+        run, epoch = row.get("run", 0), row["epoch"]
+        if self._writer is None or run != self._run:
+            self.close()
+            self._writer, self._run = self._start(run, epoch), run
+        for key, value in row.items():
+            if value is not None and key not in ("run", "epoch"):
+                is_score = key in ("train", "val", "test")
+                self._writer.add_scalar(f"{self._config.train.metric}/{key}" if is_score else key, value, epoch)
+        if self._on_epoch is not None:
+            self._on_epoch(row)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _start(self, run: int, epoch: int) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter
+
+        train = self._config.train
+        folder = self._folder / f"seed-{train.seed + run}" if train.repeat > 1 else self._folder
+        writer = SummaryWriter(str(folder), purge_step=epoch, flush_secs=FLUSH_S)
+        writer.add_text("config", f"```toml\n{to_toml(self._config)}```", epoch - 1)
+        return writer

@@ -1,0 +1,196 @@
+"""A sweep's trials are the runs that they would be alone; what fails or is interrupted costs itself alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import queue
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mggcn
+from mggcn import assemble
+from mggcn.assemble import Group, groups_of
+from mggcn.backend.cuda.driver import Gpu
+from mggcn.config import Config, RunConfig
+from mggcn.config_files import from_toml
+from mggcn.errors import ConfigError, RunError
+from mggcn.graph.csr import Graph
+from mggcn.graph.store import write_store
+from mggcn.jobs import sweep as sweeping
+from mggcn.jobs.sweep import Trial, run_sweep
+from mggcn.jobs.sweep_space import Space, read_space
+from tests.commands.runs import finish, history, refused, run_main, same_tensors, saved_epochs, start
+from tests.graphs import make_graph, pattern
+
+
+def small() -> Graph:
+    return make_graph(pattern("random", 43, 6), num_features=17, num_classes=4, sparse=False, weighted=False, seed=8)
+
+
+def test_trials_are_runs_of_their_own(tmp_path: Path) -> None:
+    """Fails if a trial is not the run that it is alone, a failure ends the sweep, or a second call trains again."""
+    grid = {"lr": [0.02, 1e30], "hidden": [[8], (6, 5)], "norm": ["symmetric", "mean"]}
+    found = mggcn.sweep(small(), grid, mggcn.GCN(dropout=0.5), out=tmp_path / "sweep", at_once=1, epochs=4, threads=1)
+    assert [row["state"] for row in found.rows] == ["done"] * 4 + ["failed"] * 4
+    assert all("lower train.lr" in row["reason"] for row in found.rows[4:])
+    scores = [row["val"] for row in found.rows[:4]]
+    assert scores == sorted(scores, reverse=True)
+    assert found.best is not None
+    assert found.best.scores["val"] == scores[0]
+    assert (found.best_folder or tmp_path) / "result.json" in tmp_path.rglob("result.json")
+    with (tmp_path / "sweep" / "sweep.csv").open() as file:
+        assert [row["state"] for row in csv.DictReader(file)] == ["done"] * 4 + ["failed"] * 4
+    for trial in found.trials:
+        folder = tmp_path / "sweep" / "trials" / f"{trial.number:03d}"
+        if trial.error:
+            continue
+        alone = tmp_path / f"alone-{trial.number}"
+        mggcn.Trainer(small(), config=from_toml(folder / "config.toml"), out=alone).fit()
+        assert history(folder) == history(alone)
+        assert same_tensors(folder, alone)
+
+    # What is complete is not trained again; what failed is, and what lost its result.
+    lost = next(trial.number for trial in found.trials if not trial.error)
+    write_store(small(), tmp_path / "store")
+    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(record | {"store": str(tmp_path / "store")}))
+    (tmp_path / "sweep" / "trials" / f"{lost:03d}" / "result.json").unlink()
+    ended: list[int] = []
+    again = run_sweep(tmp_path / "sweep", lambda trial: ended.append(trial.number))
+    assert sorted(ended) == sorted([lost, *(trial.number for trial in found.trials if trial.error)])
+    compared = ("trial", "val", "test", "epochs", "state", "reason")
+    assert [[row[name] for name in compared] for row in again.rows] == [
+        [row[name] for name in compared] for row in found.rows
+    ]
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(record | {"store": str(tmp_path / "other")}))
+    other = make_graph(pattern("star", 43, 6), num_features=17, num_classes=4, sparse=False, weighted=False, seed=8)
+    write_store(other, tmp_path / "other")
+    with pytest.raises(RunError, match=r"has changed since the sweep in .* began; start a new sweep"):
+        run_sweep(tmp_path / "sweep")
+
+
+@pytest.mark.full
+def test_an_interrupted_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if Ctrl-C loses an epoch of a running trial, or the sweep, continued, differs from one that was not."""
+    write_store(small(), tmp_path / "store")
+    grid = tmp_path / "grid.toml"
+    grid.write_text("[model]\nhidden = [8]\n[train]\nepochs = 1500\n[grid]\ntrain.lr = [0.02, 1e-6]\n")
+    process = start("sweep", grid, tmp_path / "store", "--out", tmp_path / "parts", "--set", "train.checkpoint_every=5")
+    first = tmp_path / "parts" / "trials" / "001"
+    while saved_epochs(first) < 5 and process.poll() is None:
+        pass
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process)
+    assert code == 130, err
+    assert f"mggcn sweep --resume {tmp_path / 'parts'}" in out
+    done = saved_epochs(first)
+    assert len(history(first)) == done
+    assert run_main("sweep", "--resume", tmp_path / "parts") == 0
+    assert "best: " in capsys.readouterr().out
+    assert run_main("sweep", grid, tmp_path / "store", "--out", tmp_path / "whole", "--quiet") == 0
+    for number in ("001", "002"):
+        folders = [tmp_path / name / "trials" / number for name in ("parts", "whole")]
+        assert history(folders[0]) == history(folders[1])
+
+
+def test_a_process_that_dies_is_a_row(tmp_path: Path) -> None:
+    """Fails if a killed process hangs the sweep, hides its last words, or takes later trials with it."""
+    worker = sweeping._Worker(tmp_path, tmp_path, 1, Group(), 0)
+    code = "import sys; sys.stdin.readline(); print('out of memory', file=sys.stderr); sys.exit(9)"
+    worker._command = [sys.executable, "-S", "-c", code]
+    orders: queue.SimpleQueue[Trial] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for number in (1, 2):
+        orders.put(Trial(number, {"train.lr": 0.1}))
+    worker.serve(orders, done)
+    trials = [done.get_nowait(), done.get_nowait()]
+    assert [trial.error for trial in trials] == ["the process ended with code 9: out of memory"] * 2
+    assert worker._process is None
+
+
+def test_grids_and_draws(tmp_path: Path) -> None:
+    """Fails if a form of TOML is not read, a point is missing, or a draw leaves its range or differs the next time."""
+    file = tmp_path / "grid.toml"
+    file.write_text(
+        '[train]\nepochs = 7\n[grid]\ntrain.lr = [0.1, 0.2]\n"model.hidden" = ["16,16", [8], 4]\n'
+        "[grid.run]\nranks = [1, 2]\n"
+    )
+    space, base = read_space(file)
+    settings = space.settings(base)
+    assert base.train.epochs == 7
+    assert len({json.dumps(s) for s in settings}) == len(settings) == 12
+    assert [s["train.lr"] for s in settings[:2]] == [0.1, 0.2]
+    file.write_text(
+        "[sweep]\ntrials = 40\nseed = 3\n[grid]\ntrain.lr = {log = [1e-4, 1e-1]}\nmodel.dropout = {uniform = [0.2, 0.6]}\n"
+        "train.optimizer = ['adam', 'sgd']\n"
+    )
+    space, base = read_space(file)
+    drawn = space.settings(base)
+    assert drawn == space.settings(base)
+    assert len(drawn) == 40
+    assert all(1e-4 <= s["train.lr"] <= 1e-1 and 0.2 <= s["model.dropout"] <= 0.6 for s in drawn)
+    assert 10 < sum(s["train.lr"] < 10**-2.5 for s in drawn) < 30
+    assert {s["train.optimizer"] for s in drawn} == {"adam", "sgd"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"a sweep needs a table \[grid\]"),
+        ("[grid]\ntrain.lr = 0.1", r"train.lr expects a list of values, such as \[0.1, 0.01\], got 0.1"),
+        ("[grid]\ntrain.lr = {log = [1, 2]}", r"the range of train.lr needs a number of draws: trials = 50"),
+        ("[sweep]\ntrials = 3\n[grid]\ntrain.lr = {log = [0, 2]}", r"train.lr expects a list, \{uniform"),
+        ("[sweep]\ntrials = 0\n[grid]\ntrain.lr = [1]", r"sweep.trials must lie in 1 \.\."),
+        ("[sweep]\nnumber = 3\n[grid]\ntrain.lr = [1]", r"unknown setting sweep.number; known in \[sweep\] are trials"),
+        ("[grid]\ntrain.rate = [0.1]", r"unknown setting train.rate; known in \[train\] are"),
+        ("[grid]\nmodel.dropout = [0.1, 1.5]", r"model.dropout must lie in \[0, 1\), got 1.5"),
+        ("[grid]\ntrain.lr = [0.1", r"is not valid TOML"),
+        ("grid = 3", r"grid must be a table \[grid\], got 3"),
+    ],
+)
+def test_what_no_trial_can_be_is_refused_at_once(tmp_path: Path, text: str, message: str) -> None:
+    """Fails if a wrong setting costs a trial, or the message does not name it."""
+    (tmp_path / "grid.toml").write_text(text)
+
+    def settings() -> None:
+        space, base = read_space(tmp_path / "grid.toml")
+        space.settings(base)
+
+    with pytest.raises(ConfigError, match=message):
+        settings()
+
+
+def test_wrong_calls_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a call without a grid, or with two meanings, starts."""
+    assert "needs GRID, a TOML file, and STORE" in refused(capsys, "sweep")
+    assert "leave GRID, STORE, --out" in refused(capsys, "sweep", "grid.toml", "--resume", tmp_path)
+    assert "is not the folder of a sweep" in refused(capsys, "sweep", "--resume", tmp_path)
+    assert "cannot read the sweep" in refused(capsys, "sweep", tmp_path / "none.toml", tmp_path)
+    with pytest.raises(ConfigError, match="unknown setting 'rate'"):
+        mggcn.sweep(small(), {"rate": [1]}, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert Space({"train.lr": [1]}).settings(Config()) == [{"train.lr": 1}]
+
+
+def test_every_trial_has_its_cores_or_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if trials at the same time share a core or a GPU, or threads outnumber the cores of a group."""
+    monkeypatch.setattr(assemble.os, "sched_getaffinity", lambda _pid: set(range(3, 11)))
+
+    def groups(at_once: int = 0, **run: Any) -> tuple[list[Group], int]:
+        found, config = groups_of(Config(run=RunConfig(**run)), at_once)
+        return found, config.run.threads
+
+    assert groups() == ([Group(cores=(k,)) for k in range(3, 11)], 1)
+    assert groups(threads=4) == ([Group(cores=(3, 4, 5, 6)), Group(cores=(7, 8, 9, 10))], 4)
+    assert groups(at_once=3) == ([Group(cores=(k, k + 1)) for k in (3, 5, 7)], 2)
+    assert groups(ranks=2, transport="threads", at_once=2)[1] == 2
+    assert groups(bind="off") == ([Group()] * 8, 1)
+    monkeypatch.setattr(assemble, "visible_gpus", lambda: [Gpu("a", ""), Gpu("b", ""), Gpu("c", "")])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
+    assert groups(device="cuda")[0] == [Group(gpus=(name,)) for name in "457"]
+    assert groups(device="cuda", ranks=2, transport="nccl")[0] == [Group(gpus=("4", "5"))]

@@ -1,0 +1,58 @@
+"""The history and the progress of rank 0, as whoever follows a run sees them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mggcn.train.log import PROGRESS_S, RunLog
+
+ROWS: list[dict[str, Any]] = [
+    {"epoch": epoch, "loss": 2.0 / epoch, "val": None if epoch % 2 else 0.5, "seconds": 4.0} for epoch in range(1, 9)
+]
+
+
+def test_off_a_terminal_a_line_comes_every_ten_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a batch log stays empty, gets a line for every epoch, or a control character of the bar."""
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    log = RunLog(tmp_path, False, 8)
+    clock[0] += PROGRESS_S  # set-up counts as no silence of the epochs
+    log.start(0)
+    for row in ROWS:
+        clock[0] += 4.0
+        log.epoch(row)
+    log.close()
+    out, err = capsys.readouterr()
+    assert out == f"run folder {tmp_path}\n"
+    assert err.splitlines() == [
+        "epoch 3/8  loss 0.6667  4.000 s/epoch",
+        "epoch 6/8  loss 0.3333  val 0.5000  4.000 s/epoch",
+    ]
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_every_epoch_can_be_read_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
+    """Fails if the history comes in blocks of some KiB, or --quiet prints."""
+    log = RunLog(tmp_path, quiet, 8)
+    log.start(0)
+    for row in ROWS:
+        log.epoch(row)
+        assert json.loads((tmp_path / "history.jsonl").read_text().splitlines()[-1]) == row
+    log.close()
+    assert capsys.readouterr() == ("" if quiet else f"run folder {tmp_path}\n", "")
+
+
+def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a rank without a folder writes or prints."""
+    log = RunLog(None, False, 8)
+    log.start(0)
+    log.epoch(ROWS[0])
+    log.say("a word")
+    log.close()
+    assert capsys.readouterr() == ("", "")
