@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.assemble import check_available, memory_limit, plan_graph
+from mggcn.assemble import check_available, memory_limit, plan_graph, room_of
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig, from_tables
 from mggcn.config_files import with_model, with_named
@@ -234,7 +234,7 @@ class Trainer:
         asked = with_named(base, settings | ({} if ranks is None else {"ranks": ranks}))
         self._config, self._choice = resolve_auto(asked, self._graph)
         self._plan, self._partition = plan_graph(self._config, self._graph)
-        require_fit(self._plan, memory_limit(self._config))
+        require_fit(self._plan, memory_limit(self._config), room_of(self._config))
         self._out = None if out is None else Path(out)
         self._rank: Rank | None = None
         self._folder: Path | None = None

@@ -25,6 +25,7 @@ from mggcn.assemble import (
     host_of,
     memory_limit,
     plan_graph,
+    room_of,
     this_machine,
     threads_per_rank,
 )
@@ -96,7 +97,8 @@ def prepare_run(
     check_available(config)
     config, choice = resolve_auto(config, graph)
     plan, partition = plan_graph(config, graph, shared=shared)
-    require_fit(plan, config.run.memory_limit or memory_limit(config) // at_once)
+    limit = config.run.memory_limit or memory_limit(config) // at_once
+    require_fit(plan, limit, room_of(config) if at_once == 1 else None)
     folder = make_run_folder(config, graph.name, out)
     write_plan(folder, plan, partition, store, graph, choice)
     return PlannedRun(folder, config, plan, partition, "" if choice is None else choice.reason)
