@@ -414,10 +414,8 @@ class Trainer:
     ) -> npt.NDArray[np.floating]:
         """Score the trainer's graph, or another one, on one rank."""
         config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
-        graph = self._graph
-        if other is not None:
-            loaded = other if isinstance(other, Graph) else load(other)
-            config, graph = predicting.for_scoring(config, loaded, self._plan.shape)
+        loaded = self._graph if other is None else other if isinstance(other, Graph) else load(other)
+        config, graph = predicting.for_scoring(config, loaded, self._plan.shape)
         plan, partition = plan_graph(config, graph)
         require_fit(plan, memory_limit(config))
 

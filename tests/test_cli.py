@@ -38,8 +38,11 @@ def test_settings_that_are_none(store: Path, tmp_path: Path, capsys: pytest.Capt
     odd.write_text("[model]\nhiden = [16]")
     out = tmp_path / "run"
     cases = {
-        "unknown setting model.hiden; known in [model] are kind, hidden": ["--set", "model.hiden=16"],
-        "unknown table [modell]; known are data, model, train, run": ["--set", "modell.hidden=16"],
+        "model.hiden; did you mean model.hidden?; known in [model] are kind, hidden": [
+            "--set",
+            "model.hiden=16",
+        ],
+        "unknown table [modell]; did you mean model?; known are data, model, train, run": ["--set", "modell.hidden=16"],
         "--set expects table.key=value": ["--set", "model.hidden"],
         "train.epochs must be 1 or more": ["--epochs", 0],
         "train.epochs expects an integer, got 'ten'": ["--epochs", "ten"],

@@ -98,9 +98,9 @@ def test_a_run_never_overwrites_another(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=rf"not empty; .* --resume {run}"):
         run_folders.make_run_folder(config_of(), "any", run)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"is a file, expected a folder for the run; choose another --out$"):
+    with pytest.raises(RunError, match=r"is a file, expected a folder for the run; name another \(out\)$"):
         run_folders.make_run_folder(config_of(), "any", tmp_path / "file")
-    with pytest.raises(RunError, match=r"not empty; choose another --out that is new or empty$"):
+    with pytest.raises(RunError, match=r"not empty; name a folder \(out\) that is new or empty$"):
         run_folders.make_run_folder(config_of(), "any", tmp_path)
     (tmp_path / "empty").mkdir()
     assert run_folders.make_run_folder(config_of(), "any", tmp_path / "empty") == tmp_path / "empty"

@@ -133,7 +133,7 @@ def first_error(endings: Sequence[Ending], signals: Sequence[int], folder: Path)
 def _describe(ending: Ending, folder: Path) -> str:
     """Say how a rank ended that left no report."""
     if ending.code >= 0:
-        how = f"rank {ending.rank} left with exit code {ending.code} and no report"
+        how = f"rank {ending.rank} ended with exit code {ending.code} without saying why"
     else:
         how = f"rank {ending.rank} was killed by {_signal_name(-ending.code)}"
         if -ending.code == signal.SIGKILL:

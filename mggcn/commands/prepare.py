@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mggcn.commands.settings import whole
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{split}", type=Path, metavar="FILE", help=f".npy of {split} vertices: mask or list of ids"
         )
-    parser.add_argument("--vertices", type=int, help="number of vertices, if some have no edges and no features")
+    parser.add_argument("--vertices", type=whole, help="number of vertices, if some have no edges and no features")
     parser.add_argument("--symmetrize", action="store_true", help="add the reverse of every edge")
     parser.add_argument(
         "--duplicates",

@@ -157,8 +157,8 @@ def from_pyg(data: Any, **arrays: Any) -> Graph:
 
     Read are edge_index [2, E] (source -> target) or adj_t, edge_weight [E], edge_type [E], x (dense or sparse), y,
     num_nodes and train_mask, val_mask, test_mask, [N] or [N, S]. Repeated edges count as often as they are there, as in
-    PyG, unless `options` say otherwise. Other attributes are ignored, edge_attr of several columns or of integers included.
-    Raises: GraphError as `from_arrays`; for an edge_attr that may be weights, without a word on `weights`; and for repeated
+    PyG, unless `options` say otherwise. Other attributes are ignored, an edge_attr of one integer per edge included.
+    Raises: GraphError as `from_arrays`; for any other edge_attr, without a word on `weights`; and for repeated
     self-loops, which PyG counts once or each, depending on the layer.
     """
     edges, weights = _pyg_edges(data)
@@ -302,13 +302,20 @@ def _as_weights(weights: Any) -> Array | None:
 
 
 def _refuse_unread(edge_data: Mapping[str, Any], access: str) -> None:
-    """Refuse edge data of one floating number per edge: only the caller knows whether they are weights."""
+    """Refuse edge data of one floating number per edge, which may be weights, and of several, which nothing reads."""
     for name, value in edge_data.items():
         array = to_numpy(value)
-        if isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.shape[1:] in ((), (1,)) and array.size:
+        if not isinstance(array, np.ndarray) or not array.size or array.dtype.kind not in "iuf":
+            continue
+        if array.dtype.kind == "f" and array.shape[1:] in ((), (1,)):
             raise GraphError(
                 f"{name} holds one number per edge, which may be its weight; give weights={access.format(name)} to weigh "
                 "the edges with it, or weights=None to leave it out"
+            )
+        if array.ndim > 1 and array.shape[1:] != (1,):
+            raise GraphError(
+                f"{name} of shape {array.shape} holds {array.shape[1]} numbers per edge, and no model reads features "
+                f"of edges; give one column as weights={access.format(name)}[:, 0], or weights=None to leave them out"
             )
 
 

@@ -324,7 +324,7 @@ def _check_indices(csr: CSR, what: str) -> None:
         if falls.size:
             raise GraphError(
                 f"{what}: columns of row {rows[int(falls[0])]} are not strictly ascending; sort them and merge "
-                "duplicates (`mggcn prepare` does both)"
+                "duplicates (sum_duplicates() of a SciPy matrix does both), then prepare the graph again"
             )
         last_row, last_col = int(rows[-1]), int(cols[-1])
 

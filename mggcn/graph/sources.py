@@ -15,7 +15,7 @@ import numpy as np
 import scipy.io
 import scipy.sparse as sp
 
-from mggcn.errors import GraphError
+from mggcn.errors import GraphError, did_you_mean
 from mggcn.graph.check import SPLIT_NAME
 from mggcn.graph.convert import PARTS, from_arrays, from_object, with_features, with_options
 from mggcn.graph.csr import Array, Graph
@@ -115,7 +115,9 @@ def find_source(source: str | Path, root: str | Path | None) -> Path:
             return path
     if str(source) in DATASETS:
         return obtain(DATASETS[str(source)], data_folder(root))
-    names = ", ".join(str(path) for path in candidates)
+    near = {entry.name: entry for path in candidates if path.parent.is_dir() for entry in path.parent.iterdir()}
+    meant = did_you_mean(Path(source).name, [*near, *DATASETS])
+    names = ", ".join(str(path) for path in candidates) + meant
     raise GraphError(f"there is no {names}; expected {KNOWN}, or a name that `mggcn datasets` lists. {EXPECTED}")
 
 

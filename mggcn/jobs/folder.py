@@ -44,10 +44,10 @@ def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
     """
     folder = _named_by_time(name) if out is None else out
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file, expected a folder for the run; choose another --out")
+        raise RunError(f"{folder} is a file, expected a folder for the run; name another (out)")
     if folder.exists() and any(folder.iterdir()):
-        resume = f", or continue that run with --resume {folder}" if _is_run(folder) else " that is new or empty"
-        raise RunError(f"{folder} exists and is not empty; choose another --out{resume}")
+        resume = f", or continue that run: mggcn train --resume {folder}" if _is_run(folder) else ""
+        raise RunError(f"{folder} exists and is not empty; name a folder (out) that is new or empty{resume}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.toml").write_text(to_toml(config))
@@ -74,9 +74,9 @@ def _named_by_time(name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise RunError(f"the run folder {folder} cannot be made: {error.strerror}; name one with --out") from error
+            raise RunError(f"the run folder {folder} cannot be made: {error.strerror}; name another (out)") from error
         return folder
-    raise RunError(f"runs/{name}-{stamp} and 999 more exist; name a folder with --out")
+    raise RunError(f"runs/{name}-{stamp} and 999 more exist; name a folder (out)")
 
 
 def continued(folder: Path, config: Config, changes: Mapping[str, Any]) -> Config:

@@ -51,6 +51,7 @@ from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
 from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
+from mggcn.partition.rows.shard import check_split
 from mggcn.planning.advice import require_fit
 from mggcn.planning.opening import opening_lines
 from mggcn.planning.run import RunPlan
@@ -97,6 +98,7 @@ def prepare_run(
     check_available(config)
     config, choice = resolve_auto(config, graph)
     plan, partition = plan_graph(config, graph, shared=shared)
+    check_split(graph, config.data.splits, config.data.split)
     limit = config.run.memory_limit or memory_limit(config) // at_once
     require_fit(plan, limit, room_of(config) if at_once == 1 else None)
     folder = make_run_folder(config, graph.name, out)
