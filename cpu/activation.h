@@ -15,8 +15,8 @@ struct Activation {
 // to: takes the place of h, or is a row of another type that h is left beside. sums: null, or where the columns of d
 // are added. g is of the type of storage or of sums.
 template <class S, class O, class G>
-inline void gradient_row(const G* g, const S* h, O* to, int64_t cols, int64_t row, const Activation<Real<S>>& a,
-                         double* sums) {
+__attribute__((noinline)) void gradient_row(const G* g, const S* h, O* to, int64_t cols, int64_t row,
+                                            const Activation<Real<S>>& a, double* sums) {
   typedef Real<S> R;
   const R keep = (R)(float)a.keep_scale, scale = a.h_scale ? keep * a.h_scale[row] : keep;
   const auto gradient = [&](R* out, int64_t first, int64_t count) {

@@ -31,8 +31,10 @@ inline void drop_row(T* z, int64_t first, int64_t cols, int64_t id, const Dropou
   }
 }
 
+// Not inlined, nor is gradient_row of activation.h: a call for a row is nothing, and a copy for each kernel and type is
+// seconds of compiling.
 template <class T>
-inline void finish_row(T* z, int64_t first, int64_t cols, int64_t row, const Epilogue<T>& e) {
+__attribute__((noinline)) void finish_row(T* z, int64_t first, int64_t cols, int64_t row, const Epilogue<T>& e) {
   if (e.row_scale) {
     const T s = e.row_scale[row];
     for (int64_t d = 0; d < cols; ++d) z[d] *= s;

@@ -27,11 +27,12 @@ constexpr int64_t kSumInner = 128 * Factors<S>::group;
 constexpr int64_t kRowBlock = 64;  // rows of a that meet every panel before the next ones come
 constexpr int64_t kItems = 2;      // parts of the work that every thread should find at least
 
-template <class S, class O>
+// Only the functions that store results know their type O: what multiplies is compiled once for S.
+template <class S>
 struct Product {  // `GemmArgs` of mggcn/backend/cpu/gemm.py
   const S* a;
   const S* b;
-  O* out;
+  void* out;                              // O
   const S* h;                             // the activation, if there is one: out itself where S is O
   const Epilogue<Real<S>>* epilogue;      // or null
   const Activation<Real<S>>* activation;  // or null: then the result is the gradient before it
@@ -44,16 +45,21 @@ struct Product {  // `GemmArgs` of mggcn/backend/cpu/gemm.py
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+template <class O, class S>
+inline O* out_row(const Product<S>& p, int64_t i) {
+  return (O*)p.out + i * p.ld_out;
+}
+
 // Row i of the result from what is left after the product in z, which may be the place of the result.
-template <class S, class O>
-inline void store_row(const Product<S, O>& p, int64_t i, Real<S>* z) {
+template <class O, class S>
+inline void store_row(const Product<S>& p, int64_t i, Real<S>* z) {
   if (p.epilogue) finish_row(z, 0, p.cols, p.first_row + i, *p.epilogue);
-  O* out = p.out + i * p.ld_out;
+  O* out = out_row<O>(p, i);
   if ((void*)z != (void*)out) narrow_row(z, out, p.cols);
 }
 
-template <class S, class O>
-void pack(const Product<S, O>& p, const Panels& panels) {
+template <class S>
+__attribute__((noinline)) void pack(const Product<S>& p, const Panels& panels) {
   constexpr int width = kTileWidth<S>, group = Factors<S>::group;
 #pragma omp for schedule(static)
   for (int64_t panel = 0; panel < panels.count; ++panel) {
@@ -66,9 +72,9 @@ void pack(const Product<S, O>& p, const Panels& panels) {
 }
 
 // Rows [first, first + count) of the product into c. own: room for these rows of a, used if they need a conversion.
-template <class S, class O>
-inline void block_of_rows(const Product<S, O>& p, const Panels& panels, int64_t first, int64_t count, Real<S>* own,
-                          Real<S>* c, int64_t ld_c) {
+template <class S>
+__attribute__((noinline)) void block_of_rows(const Product<S>& p, const Panels& panels, int64_t first, int64_t count,
+                                             Real<S>* own, Real<S>* c, int64_t ld_c) {
   constexpr int width = kTileWidth<S>;
   const Packed<S>* a;
   int64_t ld_a = p.ld_a;
@@ -86,37 +92,37 @@ inline void block_of_rows(const Product<S, O>& p, const Panels& panels, int64_t 
       const int64_t at = panels.first(panel) * width, vectors = panels.first(panel + 1) - panels.first(panel);
       const Packed<S>* b = (const Packed<S>*)p.packed + at * whole_groups<S>(p.inner) + k * vectors * width;
       const auto row = [&](int64_t i) { return a + i * ld_a + k; };
-      tiles<S, kTileRows, 0>(0, count, vectors, inner, row, ld_a, b, c + at, ld_c, k || p.accumulate);
+      tiles<Tiled<S>, kTileRows, 0>(0, count, vectors, inner, row, ld_a, b, c + at, ld_c, k || p.accumulate);
     }
     k += kInner<S>;
   } while (k < p.inner);
 }
 
 // Rows [first, first + count) of the result, stored or, if the product is a gradient, taken to before the activation.
-template <class S, class O>
-inline void finished_block(const Product<S, O>& p, const Panels& panels, int64_t first, int64_t count, Real<S>* own,
+template <class O, class S>
+inline void finished_block(const Product<S>& p, const Panels& panels, int64_t first, int64_t count, Real<S>* own,
                            double* sums) {
   typedef Real<S> R;
   const bool direct = std::is_same_v<O, R> && panels.cols == p.cols && !p.activation;
   R* c = direct ? (R*)p.out + first * p.ld_out : own;
   const int64_t ld_c = direct ? p.ld_out : panels.cols;
   if (!direct && p.accumulate)
-    for (int64_t i = 0; i < count; ++i) widen_row(p.out + (first + i) * p.ld_out, c + i * ld_c, p.cols);
+    for (int64_t i = 0; i < count; ++i) widen_row(out_row<O>(p, first + i), c + i * ld_c, p.cols);
   block_of_rows(p, panels, first, count, own + kRowBlock * panels.cols, c, ld_c);
   for (int64_t i = 0; i < count; ++i) {
     if constexpr (std::is_same_v<S, O> || std::is_same_v<S, Real<S>>) {
       if (p.activation) {
-        gradient_row(c + i * ld_c, p.h + (first + i) * p.ld_h, p.out + (first + i) * p.ld_out, p.cols,
+        gradient_row(c + i * ld_c, p.h + (first + i) * p.ld_h, out_row<O>(p, first + i), p.cols,
                      p.first_row + first + i, *p.activation, sums);
         continue;
       }
     }
-    store_row(p, first + i, c + i * ld_c);
+    store_row<O>(p, first + i, c + i * ld_c);
   }
 }
 
-template <class S, class O>
-void gemm_rows(const Product<S, O>& p, int32_t thread) {
+template <class O, class S>
+void gemm_rows(const Product<S>& p, int32_t thread) {
   const Panels panels(p.cols, kTileWidth<S>);
   pack(p, panels);
   Real<S>* own = p.own + thread * p.ld_own;
@@ -126,8 +132,8 @@ void gemm_rows(const Product<S, O>& p, int32_t thread) {
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t end = p.partials ? chunk_start(p.rows, chunk + 1) : least((chunk + 1) * kRowBlock, p.rows);
     for (int64_t first = p.partials ? chunk_start(p.rows, chunk) : chunk * kRowBlock; first < end; first += kRowBlock)
-      finished_block(p, panels, first, least(kRowBlock, end - first), own,
-                     p.partials ? p.partials + chunk * p.cols : nullptr);
+      finished_block<O>(p, panels, first, least(kRowBlock, end - first), own,
+                        p.partials ? p.partials + chunk * p.cols : nullptr);
   }
 }
 
@@ -150,8 +156,8 @@ struct Packing {
 };
 
 // Rows [k, k + inner) of both, each row in the order of memory.
-template <class S, class O>
-inline void pack_rows(const Product<S, O>& p, const Packing<S>& packing, int64_t k, int64_t inner, Packed<S>* own) {
+template <class S>
+inline void pack_rows(const Product<S>& p, const Packing<S>& packing, int64_t k, int64_t inner, Packed<S>* own) {
   constexpr int width = kTileWidth<S>, group = Factors<S>::group;
   for (int64_t e = 0; e < inner; e += group) {
     const int64_t count = least(group, inner - e);
@@ -171,9 +177,9 @@ inline void pack_rows(const Product<S, O>& p, const Packing<S>& packing, int64_t
 }
 
 // The sum of rows [k0, k1) into c, columns as packed.
-template <class S, class O>
-void sum_segment(const Product<S, O>& p, const Packing<S>& packing, int64_t k0, int64_t k1, Packed<S>* own, Real<S>* c,
-                 int64_t ld_c) {
+template <class S>
+__attribute__((noinline)) void sum_segment(const Product<S>& p, const Packing<S>& packing, int64_t k0, int64_t k1,
+                                           Packed<S>* own, Real<S>* c, int64_t ld_c) {
   int64_t k = k0;
   do {  // once if there is nothing to sum
     const int64_t inner = least(kSumInner<S>, k1 - k);
@@ -183,15 +189,16 @@ void sum_segment(const Product<S, O>& p, const Packing<S>& packing, int64_t k0, 
       const auto row = [&](int64_t i) {
         return own + i / kTileRows * packing.left_step + i % kTileRows * Factors<S>::group;
       };
-      tiles<S, kTileRows, kTileRows>(0, p.rows, vectors, whole_groups<S>(inner), row, 0, own + packing.right(panel),
-                                     c + packing.first + at * kTileWidth<S>, ld_c, k > k0);
+      tiles<Tiled<S>, kTileRows, kTileRows>(0, p.rows, vectors, whole_groups<S>(inner), row, 0,
+                                            own + packing.right(panel), c + packing.first + at * kTileWidth<S>, ld_c,
+                                            k > k0);
     }
     k += kSumInner<S>;
   } while (k < k1);
 }
 
-template <class S, class O>
-void gemm_sums(const Product<S, O>& p, int32_t thread) {
+template <class O, class S>
+void gemm_sums(const Product<S>& p, int32_t thread) {
   typedef Real<S> R;
   constexpr int width = kTileWidth<S>;
   const Panels all(p.cols, width);
@@ -214,21 +221,21 @@ void gemm_sums(const Product<S, O>& p, int32_t thread) {
       for (int64_t d = 0; d < p.cols; ++d) z[d] += more[d];
     }
     if (p.accumulate)
-      for (int64_t d = 0; d < p.cols; ++d) z[d] += widen(p.out[i * p.ld_out + d]);
-    store_row(p, i, z);
+      for (int64_t d = 0; d < p.cols; ++d) z[d] += widen(out_row<O>(p, i)[d]);
+    store_row<O>(p, i, z);
   }
 }
 
 }  // namespace
 
-#define MGGCN_GEMM(suffix, S, O)                              \
-  MGGCN_EXPORT(mggcn_gemm_##suffix)(const Product<S, O>* p) { \
-    _Pragma("omp parallel num_threads(p->threads)") {         \
-      if (p->a_t)                                             \
-        gemm_sums(*p, omp_get_thread_num());                  \
-      else                                                    \
-        gemm_rows(*p, omp_get_thread_num());                  \
-    }                                                         \
+#define MGGCN_GEMM(suffix, S, O)                           \
+  MGGCN_EXPORT(mggcn_gemm_##suffix)(const Product<S>* p) { \
+    _Pragma("omp parallel num_threads(p->threads)") {      \
+      if (p->a_t)                                          \
+        gemm_sums<O>(*p, omp_get_thread_num());            \
+      else                                                 \
+        gemm_rows<O>(*p, omp_get_thread_num());            \
+    }                                                      \
   }
 MGGCN_GEMM(f32, float, float)
 MGGCN_GEMM(f64, double, double)

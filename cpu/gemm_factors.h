@@ -69,6 +69,10 @@ struct Factors<bf16> {
 template <class S>
 using Packed = typename Factors<S>::Number;
 
+// Stored numbers that are packed as numbers of sums are multiplied as these: one tile is compiled for both.
+template <class S>
+using Tiled = std::conditional_t<std::is_same_v<Packed<S>, Real<S>>, Real<S>, S>;
+
 template <class S>
 inline Packed<S> as_packed(S x) {
   if constexpr (std::is_same_v<S, Packed<S>>)

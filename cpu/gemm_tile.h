@@ -74,9 +74,10 @@ MGGCN_INLINE void tile(int64_t inner, const Packed<S>* a, int64_t ra, const Pack
     for (int j = 0; j < kVectors; ++j) V::store(c + i * ld_c + j * V::width, sum[i][j]);
 }
 
+// Not inlined: the calls of every type of result share it.
 template <class S, int kRows, int kPacked>
-inline void tile_of(int64_t vectors, int64_t inner, const Packed<S>* a, int64_t ra, const Packed<S>* b, Real<S>* c,
-                    int64_t ld_c, bool accumulate) {
+__attribute__((noinline)) void tile_of(int64_t vectors, int64_t inner, const Packed<S>* a, int64_t ra,
+                                       const Packed<S>* b, Real<S>* c, int64_t ld_c, bool accumulate) {
   switch (vectors) {
     case 1:
       return tile<S, kRows, 1, kPacked>(inner, a, ra, b, c, ld_c, accumulate);

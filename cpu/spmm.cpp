@@ -15,43 +15,35 @@
 
 namespace {
 
-template <bool Weighted, bool Ahead, class S, class O>
-void sum_part(const Product<S, O>& a, int64_t part) {
-  const Entries<S> entries = entries_of(a, a.parts[part].begin, a.parts[part].end);
+// How far ahead of the entries before `end` rows are fetched: 0 where there are not so many behind it.
+template <class S, class O>
+int64_t ahead_of(const Product<S, O>& a, int64_t end) {
+  return end + a.ahead <= a.indptr[a.chunks[a.num_chunks]] ? a.ahead : 0;
+}
+
+template <class S, class O>
+void sum_part(const Product<S, O>& a, const Part& part, Real<S>* sums) {
+  const Entries<S> entries = entries_of(a, part.begin, part.end, ahead_of(a, part.end));
   const bool padded = a.ld_dense >= up(a.cols, Group<S>::width);
-  add_row<Weighted, Ahead>(entries, a.dense, a.ld_dense, a.sums + part * a.ld_sums, a.cols, padded, false);
+  add_row(entries, a.dense, a.ld_dense, sums, a.cols, padded, false);
 }
 
-template <bool Weighted, bool Ahead, class S, class O>
-void run_chunk(const Product<S, O>& a, const Pass<S>& p, int64_t chunk) {
-  with_tile<S>(p.tiles.size,
-               [&](auto n) { run_rows<n(), Weighted, Ahead>(a, p, a.chunks[chunk], a.chunks[chunk + 1]); });
+template <class S, class O>
+void run_chunk(const Product<S, O>& a, const Pass<S>& p, int64_t begin, int64_t end) {
+  const int64_t ahead = ahead_of(a, a.indptr[end]);
+  with_tile<S>(p.tiles.size, [&](auto n) { run_rows<n()>(a, p, begin, end, ahead); });
 }
-
-// A chunk of rows, or a part of a hub: f<Weighted, Ahead>; `far`: the entries `ahead` of its last one exist.
-#define MGGCN_RUN(f, a, far, ...)      \
-  if ((a).ahead && (far)) {            \
-    if ((a).values)                    \
-      f<true, true>(a, __VA_ARGS__);   \
-    else                               \
-      f<false, true>(a, __VA_ARGS__);  \
-  } else {                             \
-    if ((a).values)                    \
-      f<true, false>(a, __VA_ARGS__);  \
-    else                               \
-      f<false, false>(a, __VA_ARGS__); \
-  }
 
 template <class S, class O>
 void spmm(const Product<S, O>& a) {
   constexpr int width = Group<S>::width;
-  const int64_t furthest = a.indptr[a.chunks[a.num_chunks]] - a.ahead, partial = a.cols % width;
+  const int64_t partial = a.cols % width;
   Real<S> tail[width] = {};
   if (a.epilogue && a.epilogue->bias) memcpy(tail, a.epilogue->bias + a.cols - partial, partial * sizeof(Real<S>));
 #pragma omp parallel num_threads(a.threads)
   {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t part = 0; part < a.num_parts; ++part) MGGCN_RUN(sum_part, a, a.parts[part].end <= furthest, part);
+    for (int64_t part = 0; part < a.num_parts; ++part) sum_part(a, a.parts[part], a.sums + part * a.ld_sums);
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t hub = 0; hub < a.num_hubs; ++hub) store_hub(a, a.hubs[hub]);
     for (int64_t first = 0; first < a.cols; first += a.panel) {
@@ -63,8 +55,7 @@ void spmm(const Product<S, O>& a) {
       }
       for (; pass.block < a.blocks; ++pass.block) {
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t c = 0; c < a.num_chunks; ++c)
-          MGGCN_RUN(run_chunk, a, a.indptr[a.chunks[c + 1]] <= furthest, pass, c);
+        for (int64_t c = 0; c < a.num_chunks; ++c) run_chunk(a, pass, a.chunks[c], a.chunks[c + 1]);
       }
     }
   }

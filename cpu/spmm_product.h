@@ -42,8 +42,8 @@ inline bool drops(const Product<S, O>& a) {
 }
 
 template <class S, class O>
-inline Entries<S> entries_of(const Product<S, O>& a, int64_t begin, int64_t end) {
-  return {a.indices, a.values, begin, end, a.ahead};
+inline Entries<S> entries_of(const Product<S, O>& a, int64_t begin, int64_t end, int64_t ahead) {
+  return {a.indices, a.values, begin, end, ahead};
 }
 
 // Columns [first, first + cols) of the result, in one block of the operand's rows.

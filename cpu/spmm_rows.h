@@ -7,7 +7,8 @@ namespace {
 
 // The end of the entries of row v in this block.
 template <class S, class O>
-inline int64_t block_end(const Product<S, O>& a, const Pass<S>& p, int64_t begin, int64_t stop, int64_t v) {
+__attribute__((noinline)) int64_t block_end(const Product<S, O>& a, const Pass<S>& p, int64_t begin, int64_t stop,
+                                            int64_t v) {
   if (ends(a, p)) return stop;
   const int64_t limit = a.inner * (p.block + 1) / a.blocks;
   int64_t end = begin;
@@ -16,14 +17,14 @@ inline int64_t block_end(const Product<S, O>& a, const Pass<S>& p, int64_t begin
 }
 
 // What whole groups leave of row v: its other columns, and all columns of an epilogue with dropout.
-template <bool Weighted, bool Ahead, class S, class O>
-__attribute__((noinline)) void complete(const Product<S, O>& a, const Pass<S>& p, int64_t v, int64_t begin,
-                                        int64_t end) {
-  const Entries<S> entries = entries_of(a, begin, end);
+template <class S, class O>
+__attribute__((noinline)) void complete(const Product<S, O>& a, const Pass<S>& p, int64_t v, int64_t begin, int64_t end,
+                                        int64_t ahead) {
+  const Entries<S> entries = entries_of(a, begin, end, ahead);
   O* z = a.out + v * a.ld_out + p.first;
   if constexpr (std::is_same_v<O, Real<S>>) {
     const int64_t at = p.grouped;
-    if (at < p.cols) row_tail<Weighted>(entries, p.dense + at, p.ld, z + at, p.cols - at, !begins(a, p));
+    if (at < p.cols) row_tail(entries, p.dense + at, p.ld, z + at, p.cols - at, !begins(a, p));
     const int64_t finished = finishes(a, p) ? at : 0;
     if (ends(a, p) && a.epilogue) finish_row(z + finished, p.first + finished, p.cols - finished, v, *a.epilogue);
   } else {
@@ -31,7 +32,7 @@ __attribute__((noinline)) void complete(const Product<S, O>& a, const Pass<S>& p
     for (int64_t at = p.grouped; at < p.cols; at += kPiece) {
       const int64_t cols = p.cols - at < kPiece ? p.cols - at : kPiece;
       if (a.accumulate) widen_row(z + at, sums, cols);
-      add_row<Weighted, Ahead>(entries, p.dense + at, p.ld, sums, cols, p.padded || cols == kPiece, a.accumulate != 0);
+      add_row(entries, p.dense + at, p.ld, sums, cols, p.padded || cols == kPiece, a.accumulate != 0);
       if (a.epilogue) finish_row(sums, p.first + at, cols, v, *a.epilogue);
       narrow_row(sums, z + at, cols);
     }
@@ -39,8 +40,8 @@ __attribute__((noinline)) void complete(const Product<S, O>& a, const Pass<S>& p
 }
 
 // Rows [begin, end) but for hubs, `Tile` groups of columns at a time.
-template <int Tile, bool Weighted, bool Ahead, class S, class O>
-void run_rows(const Product<S, O>& a, const Pass<S>& p, int64_t begin, int64_t end) {
+template <int Tile, class S, class O>
+void run_rows(const Product<S, O>& a, const Pass<S>& p, int64_t begin, int64_t end, int64_t ahead) {
   constexpr int width = Group<S>::width;
   const bool fresh = begins(a, p), must = fresh || (ends(a, p) && a.epilogue), in_blocks = a.blocks > 1;
   const bool incomplete = p.grouped < p.cols || (ends(a, p) && drops(a));
@@ -51,7 +52,7 @@ void run_rows(const Product<S, O>& a, const Pass<S>& p, int64_t begin, int64_t e
   const int64_t* indptr = a.indptr;
   const int64_t ld = p.ld, ld_out = a.ld_out, hub = a.hub;
   const int64_t num_smaller = p.tiles.num_smaller, num_whole = p.tiles.num - num_smaller;
-  Entries<S> entries = entries_of(a, 0, 0);
+  Entries<S> entries = entries_of(a, 0, 0, ahead);
   Result<S, O> result = {a.out + begin * ld_out + p.first, p.cols, !fresh, bias, p.tail, 1, 1, e.relu != 0};
   for (int64_t v = begin; v < end; ++v, result.z += ld_out) {
     entries.begin = indptr[v];
@@ -65,15 +66,14 @@ void run_rows(const Product<S, O>& a, const Pass<S>& p, int64_t begin, int64_t e
     if (row_scale) result.row_scale = row_scale[v];
     if (out_scale) result.out_scale = out_scale[v];
     if constexpr (2 * Tile <= kTile<S>) {  // one tile, or none: more would be larger
-      if (num_whole) row_tile<Tile, Weighted, Ahead, S>(entries, dense, ld, result, 0);
+      if (num_whole) row_tile<Tile, S>(entries, dense, ld, result, 0);
     } else {
       int64_t at = 0;
-      for (int64_t k = 0; k < num_whole; ++k, at += Tile * width)
-        row_tile<Tile, Weighted, Ahead, S>(entries, dense, ld, result, at);
+      for (int64_t k = 0; k < num_whole; ++k, at += Tile * width) row_tile<Tile, S>(entries, dense, ld, result, at);
       for (int64_t k = 0; k < num_smaller; ++k, at += (Tile - 1) * width)
-        row_tile<Tile - 1, Weighted, Ahead, S>(entries, dense, ld, result, at);
+        row_tile<Tile - 1, S>(entries, dense, ld, result, at);
     }
-    if (incomplete) complete<Weighted, Ahead>(a, p, v, entries.begin, entries.end);
+    if (incomplete) complete(a, p, v, entries.begin, entries.end, ahead);
   }
 }
 

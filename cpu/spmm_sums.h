@@ -5,7 +5,7 @@
 namespace {
 
 // Sums of `groups` groups of columns.
-template <bool Weighted, bool Ahead, class S>
+template <class S>
 __attribute__((noinline)) void add_groups(const Entries<S>& entries, const S* dense, int64_t ld, Real<S>* out,
                                           int64_t groups, bool accumulate) {
   const Tiles tiles = tiles_of<S>(groups);
@@ -13,7 +13,7 @@ __attribute__((noinline)) void add_groups(const Entries<S>& entries, const S* de
   int64_t at = 0;
   for (int64_t k = 0; k < tiles.num; ++k) {
     const int64_t size = tiles.size - (k >= tiles.num - tiles.num_smaller);
-    with_tile<S>(size, [&](auto n) { row_tile<n(), Weighted, Ahead, S>(entries, dense, ld, result, at); });
+    with_tile<S>(size, [&](auto n) { row_tile<n(), S>(entries, dense, ld, result, at); });
     at += size * Group<S>::width;
   }
 }
@@ -47,8 +47,8 @@ MGGCN_INLINE void few_columns(const Entries<S>& entries, const S* dense, int64_t
 
 // The last columns of rows without padding, fewer than a group.
 template <bool Weighted, class S>
-inline void row_tail(const Entries<S>& entries, const S* dense, int64_t ld, Real<S>* out, int64_t cols,
-                     bool accumulate) {
+inline void tail_columns(const Entries<S>& entries, const S* dense, int64_t ld, Real<S>* out, int64_t cols,
+                         bool accumulate) {
   for (; cols >= 4; cols -= 4) {
     few_columns<4, Weighted, S>(entries, dense, ld, out, accumulate);
     dense += 4;
@@ -59,14 +59,23 @@ inline void row_tail(const Entries<S>& entries, const S* dense, int64_t ld, Real
   if (cols == 1) few_columns<1, Weighted, S>(entries, dense, ld, out, accumulate);
 }
 
+template <class S>
+inline void row_tail(const Entries<S>& entries, const S* dense, int64_t ld, Real<S>* out, int64_t cols,
+                     bool accumulate) {
+  if (entries.values)
+    tail_columns<true>(entries, dense, ld, out, cols, accumulate);
+  else
+    tail_columns<false>(entries, dense, ld, out, cols, accumulate);
+}
+
 // Sums of `cols` columns; where `padded`, operand and sums go on to the end of a group.
-template <bool Weighted, bool Ahead, class S>
+template <class S>
 inline void add_row(const Entries<S>& entries, const S* dense, int64_t ld, Real<S>* out, int64_t cols, bool padded,
                     bool accumulate) {
   constexpr int width = Group<S>::width;
   const int64_t groups = padded ? (cols + width - 1) / width : cols / width, done = groups * width;
-  add_groups<Weighted, Ahead, S>(entries, dense, ld, out, groups, accumulate);
-  if (done < cols) row_tail<Weighted, S>(entries, dense + done, ld, out + done, cols - done, accumulate);
+  add_groups<S>(entries, dense, ld, out, groups, accumulate);
+  if (done < cols) row_tail<S>(entries, dense + done, ld, out + done, cols - done, accumulate);
 }
 
 }  // namespace

@@ -49,6 +49,9 @@ class ModelConfig:
     the vertex itself, each times a matrix of its own; mlp: the same network without the graph."""
     hidden: tuple[int, ...] = (128, 128)
     """Width of each hidden layer, in features; the output layer has one column per class."""
+    aggregator: Literal["gcn", "max"] = "gcn"
+    """Of sage. gcn: as above; max: the maximum over the in-neighbours of a dense layer with ReLU, beside a weight matrix
+    for the vertex itself (Hamilton et al. 2017, eq. 3): no self-loops are inserted, and weights of edges are not read."""
     dropout: float = 0.0
     """Probability of dropping an activation of a hidden layer, in [0, 1)."""
     input_dropout: float = 0.0
@@ -84,10 +87,17 @@ class ModelConfig:
                 f"model.heads and model.attention_dropout belong to gat and gatv2, got model.kind {self.kind}; leave them "
                 "out, or choose one of those"
             )
-        if self.kind == "sage":
+        if self.kind != "sage" and self.aggregator != "gcn":
+            raise ConfigError(
+                f"model.aggregator {self.aggregator} belongs to sage, got model.kind {self.kind}; choose sage"
+            )
+        if self.kind == "sage" and self.aggregator == "max":
+            object.__setattr__(self, "self_loops", False)
+        elif self.kind == "sage":
             _require(
                 self.self_loops, "model.kind sage adds every vertex to its neighbours; leave model.self_loops true"
             )
+        if self.kind == "sage":
             object.__setattr__(self, "norm", "mean")
         if self.kind == "rgcn":
             object.__setattr__(self, "norm", "mean")

@@ -60,6 +60,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "device": "cuda",
         "precision": "bf16",
         "spmm": "cusparse",
+        "log": "tensorboard",
         "timeline": True,
         "order": "permute",
         "strategy": "delayed",
@@ -73,8 +74,8 @@ CHANGED: dict[str, dict[str, Any]] = {
     },
 }
 
-TUNED: dict[str, dict[str, Any]] = {"run": {"tune": True}}
-"""What goes with neither the GPU nor the timeline of CHANGED."""
+TUNED: dict[str, dict[str, Any]] = {"run": {"tune": True}, "model": {"kind": "sage", "aggregator": "max"}}
+"""What goes with neither the GPU nor the timeline nor the model of CHANGED."""
 
 
 def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from mggcn import assemble
-from mggcn.api import Trainer
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.config_files import from_toml
@@ -30,6 +29,7 @@ from mggcn.jobs import predict as predicting
 from mggcn.jobs import train as training
 from mggcn.partition.make import make_partition
 from mggcn.train.checkpoint import Progress, save_checkpoint
+from mggcn.trainer import Trainer
 from tests.graphs import make_graph, pattern
 
 N = 40

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mggcn.train.checkpoint import Progress
 
 
-SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "warmup")
+SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "schedule_patience", "warmup")
 """Settings of [train] that make a schedule."""
 CONTINUABLE = ("epochs", "patience", *SCHEDULE)
 """Settings of [train] with which a run may be continued."""
@@ -170,6 +170,12 @@ def reopen(folder: Path, config: Config) -> None:
     temporary = folder / ".config.toml.tmp"
     temporary.write_text(to_toml(config))
     temporary.rename(folder / "config.toml")
+
+
+def move_store(folder: Path, store: Path) -> None:
+    """Record that the graph of a run lies in this store now: that of one in memory is written anew for every trainer."""
+    job = json.loads((folder / "job.json").read_text())
+    write_json(folder / "job.json", job | {"store": str(store.resolve())})
 
 
 def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:

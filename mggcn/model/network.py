@@ -28,10 +28,11 @@ from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import prune, recompute, round_operands, spare_gradients
 from mggcn.model.rgcn import rgcn
 from mggcn.model.runtime import Parameter
+from mggcn.model.sage import sage
 from mggcn.model.values import Graph, Value
 
 NETWORKS: Final[Mapping[str, Network]] = MappingProxyType(
-    {"gcn": gcn, "sage": gcn, "mlp": mlp, "gat": gat, "gatv2": gatv2, "rgcn": rgcn}
+    {"gcn": gcn, "sage": sage, "mlp": mlp, "gat": gat, "gatv2": gatv2, "rgcn": rgcn}
 )
 """The models by model.kind."""
 
@@ -104,8 +105,7 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     uses = _layer_uses(written, config)
     if not uses:
         raise PlanError("the model has no dense layer: there is no weight matrix to train; add b.linear")
-    first = next((use for use in uses if use.first), None)
-    choice = choose_input(config, first, choices.shape, choices.features, choices.precision)
+    choice = choose_input(config, uses, choices.shape, choices.features, choices.precision)
     layers = tuple(choose_layer(config, use, choice, choices.products) for use in uses)
     log: list[str] = []
     forward = _forward(written, config.norm, choice, layers, log)
@@ -167,7 +167,9 @@ def _layer_uses(graph: Graph, config: ModelConfig) -> list[LayerUse]:
         for value in graph.values()
         if isinstance(value.kind, Input) or (does(value, dropped) and isinstance(value.operands[0].kind, Input))
     ]
-    alone = {only_user(users, inputs[-1])} if all(only_user(users, value) for value in inputs) else set()
+    readers = {user for value in inputs for user in users[value] if user not in inputs}
+    alone = readers if len(readers) == 1 and all(only_user(users, value) for value in inputs) else set()
+    shared = readers if all(isinstance(value.kind, Linear) for value in readers) else set()
     return [
         LayerUse(
             layer=value.kind.layer,
@@ -176,6 +178,7 @@ def _layer_uses(graph: Graph, config: ModelConfig) -> list[LayerUse]:
             aggregated=(sums := followed_by(users, value)) is not None,
             normalised=sums is not None and sums.is_norm(config.norm),
             first=value in alone,
+            shares=value in shared,
         )
         for value in graph.values()
         if isinstance(value.kind, Linear)

@@ -14,30 +14,21 @@ import torch
 from mggcn.aggregate.attention import Attending, DestinationRows
 from mggcn.aggregate.maximum import Won
 from mggcn.assemble import plan_graph
+from mggcn.assemble_rank import Rank
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
-from mggcn.model.builder import Builder, Network
-from mggcn.model.gat import gat, gatv2
+from mggcn.model.builder import Builder
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.values import Value
 from tests.devices import CPU, Where, everywhere
-from tests.graphs import make_graph, one_epoch, pattern
+from tests.graphs import make_graph, on_ranks, one_epoch, pattern
 from tests.reference import dense_csr, dense_features, dropout_mask, philox
 from tests.train.test_exact import SEED, TOLERANCE, config_of
 from tests.train.test_mixed import with_run
 
 HEADS = 3
 Weights = dict[str, torch.Tensor]
-
-
-def pooled(b: Builder, x: Value, model: ModelConfig) -> Value:
-    """GraphSAGE with pooling: W_1 h + W_2 max of relu(W_3 h + b) over the in-neighbours."""
-    for width in (*model.hidden, b.num_classes):
-        pool = b.maximum(b.relu(b.bias(b.linear(x, 5))))
-        x = b.bias(b.add(b.linear(x, width), b.linear(pool, width)))
-        x = x if width == b.num_classes else b.dropout(b.relu(x))
-    return x
 
 
 def weight_mask(n: int, p: float, epoch: int, site: int) -> torch.Tensor:
@@ -88,7 +79,7 @@ class Dense:
         p = self.model.attention_dropout
         return weight_mask(self.n, p, self.epoch, site) if p else torch.ones(1).double()
 
-    def pooled(self, x: torch.Tensor) -> torch.Tensor:
+    def max(self, x: torch.Tensor) -> torch.Tensor:
         for site, width in enumerate((*self.model.hidden, self.classes), start=1):
             h = torch.relu(self.bias(self.linear(x)))
             # torch.max gives the gradient to the first of equal values.
@@ -135,14 +126,14 @@ def reference(
     return float(loss.detach()), {key: v.grad.numpy() for key, v in p.items()}, z.detach().numpy()  # type: ignore[union-attr]
 
 
-NETWORKS: dict[str, Network] = {"pooled": pooled, "gat": gat, "gatv2": gatv2}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "max": {"kind": "sage", "aggregator": "max"},
+    "gat": {"kind": "gat", "heads": HEADS},
+    "gatv2": {"kind": "gatv2", "heads": HEADS},
+}
 KINDS = ("random", "directed", "weighted", "star", "path", "empty", "hub-row", "disconnected")
-CASES = list(itertools.product(NETWORKS, (1, 2, 3, 5), ("broadcast", "halo", "delayed"), KINDS))
+CASES = list(itertools.product(SETTINGS, (1, 2, 3, 5), ("broadcast", "halo", "delayed"), KINDS))
 Case = tuple[str, int, str, str]
-
-
-def settings_of(name: str) -> dict[str, Any]:
-    return {} if name == "pooled" else {"kind": name, "heads": HEADS}
 
 
 def graph_of(kind: str, n: int = 23) -> Graph:
@@ -158,10 +149,10 @@ def error_of(case: Case, where: Where = CPU, prepare: Callable[[Any], None] | No
     graph = graph_of(kind)
     # Covered beside each other: dropout, self-loops, depth, pruning.
     model = {"hidden": ((9,), (6, 12))[number % 2], "self_loops": number % 3 > 0, "dropout": 0.4 * (number % 2)}
-    model |= settings_of(name) | ({"attention_dropout": 0.3 * (number % 5 > 1)} if name != "pooled" else {})
+    model |= SETTINGS[name] | ({"attention_dropout": 0.3 * (number % 5 > 1)} if name != "max" else {})
     config = config_of(ranks, strategy=strategy, **model)
     config = where.config(with_run(config, prune="auto" if number % 4 else "off"))
-    found = one_epoch(config, graph, device_of=where.device_of, network=NETWORKS[name])
+    found = one_epoch(config, graph, device_of=where.device_of)
     loss, gradients, _ = reference(name, graph, config.model, found[0].weights, 3)
     still = dataclasses.replace(config.model, dropout=0.0, attention_dropout=0.0)
     _, _, logits = reference(name, graph, still, found[0].weights, 3)
@@ -209,7 +200,7 @@ def test_ties_go_to_the_vertex_of_the_lowest_number() -> None:
 
 def planned_buffers(name: str) -> tuple[Any, Graph]:
     graph = graph_of("random", 60)
-    config = config_of(2, strategy="halo", hidden=(9,), attention_dropout=0.3, **settings_of(name))
+    config = config_of(2, strategy="halo", hidden=(9,), attention_dropout=0.3, **SETTINGS[name])
     return plan_graph(config, graph)[0], graph
 
 
@@ -226,16 +217,16 @@ def test_no_buffer_has_a_number_for_each_edge(name: str) -> None:
             assert spec.rows <= max(graph.num_vertices, 64) < edges // 4, spec  # 64: partial sums of a bias
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_bfloat16_is_refused(name: str) -> None:
     """Fails if maxima or numbers of vertices are rounded to 8 bits."""
     for precision in ("bf16", "mixed"):
-        config = with_run(config_of(1, hidden=(9,), **settings_of(name)), precision=precision)
+        config = with_run(config_of(1, hidden=(9,), **SETTINGS[name]), precision=precision)
         with pytest.raises(PlanError, match=r"bfloat16 has no room; use run.precision fp32, tf32 or fp64"):
-            plan_graph(config, graph_of("random"), network=NETWORKS[name])
+            plan_graph(config, graph_of("random"))
 
 
-@pytest.mark.parametrize("name", ["pooled", "gat"])
+@pytest.mark.parametrize("name", ["max", "gat"])
 def test_slices_and_delays_are_refused(name: str) -> None:
     """Fails if columns of a head are torn apart, or a part of a maximum stands for the whole."""
     for run, message in (
@@ -243,11 +234,7 @@ def test_slices_and_delays_are_refused(name: str) -> None:
         ({"strategy": "delayed", "delay": "none"}, "does not add up; use run.delay 0"),
     ):
         with pytest.raises(PlanError, match=message):
-            plan_graph(
-                with_run(config_of(2, hidden=(9,), **settings_of(name)), **run),
-                graph_of("random"),
-                network=NETWORKS[name],
-            )
+            plan_graph(with_run(config_of(2, hidden=(9,), **SETTINGS[name]), **run), graph_of("random"))
 
 
 def _unscaled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +268,7 @@ FAULTS = [
     (_unscaled, ("gatv2", 1, "broadcast", "random")),
     (_parts, ("gat", 3, "delayed", "random")),
     (_latest, ("gatv2", 2, "broadcast", "random")),
-    (_nobody, ("pooled", 2, "halo", "random")),
+    (_nobody, ("max", 2, "halo", "random")),
 ]
 
 
@@ -293,3 +280,46 @@ def test_planted_faults_are_seen(
     assert error_of(case) < TOLERANCE
     fault(monkeypatch)
     assert error_of(case) > 1e-6
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("strategy", ["broadcast", "halo", "delayed"])
+@pytest.mark.parametrize("kind", ["directed", "random", "empty"])
+def test_bytes_and_messages_are_as_planned(name: str, strategy: str, kind: str) -> None:
+    """Fails if columns that travel beside rows, or a pass of the gradient, are not in the plan."""
+    config = config_of(3, strategy=strategy, hidden=(6, 9), **SETTINGS[name])
+
+    def body(rank: Rank) -> None:
+        for program, run in (
+            (rank.plan.train, lambda: rank.trainer.step(0)),
+            (rank.plan.evaluate, rank.trainer.evaluate),
+        ):
+            rank.comm.bytes_sent = rank.comm.messages = 0
+            run()
+            assert rank.comm.bytes_sent == rank.plan.bytes_sent(program)
+            assert rank.comm.messages == rank.plan.messages(program)
+
+    on_ranks(config, graph_of(kind), body)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_losses_do_not_depend_on_the_ranks(name: str) -> None:
+    """Fails if ten epochs in float32 with dropout differ by more than rounding between rank counts, or at all from run to
+    run or from one thread to three.
+    """
+    graph = graph_of("random", 61)
+    settings = SETTINGS[name] | {"hidden": (12,), "dropout": 0.3}
+    settings |= {"attention_dropout": 0.4} if name != "max" else {}
+
+    def losses(ranks: int, strategy: str = "broadcast", threads: int = 1) -> list[float]:
+        config = with_run(config_of(ranks, strategy=strategy, **settings), precision="fp32")
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, threads=threads))
+        found: list[list[float]] = on_ranks(config, graph, lambda rank: [rank.trainer.step(e) for e in range(10)])
+        return found[0]
+
+    base = losses(1)
+    assert losses(1, threads=3) == base
+    assert losses(2) == losses(2)
+    for ranks, strategy in ((2, "broadcast"), (4, "halo"), (4, "delayed")):
+        np.testing.assert_allclose(losses(ranks, strategy), base, rtol=1e-5)

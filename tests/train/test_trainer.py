@@ -279,6 +279,17 @@ def test_a_crash_loses_only_the_epochs_since_the_checkpoint(tmp_path: Path, trai
     assert all(torch.equal(rest[1][n], w) for n, w in whole[1].items())
 
 
+def test_a_new_schedule_owes_nothing_to_a_plateau(tmp_path: Path) -> None:
+    """Fails if a run that is extended with another schedule keeps the rate to which the plateau's had cut it."""
+    train = {"schedule": "plateau", "schedule_patience": 0, "lr": 0.2}
+    cut = fit(config_of(1, train), small("random"), tmp_path)[2]
+    assert cut[-1]["lr"] < 0.2
+    assert [row["lr"] for row in cut] == sorted((row["lr"] for row in cut), reverse=True)
+    longer = fit(config_of(1, {"epochs": 10, "lr": 0.5, "schedule_start": 8}), small("random"), tmp_path)[2]
+    assert longer[:8] == cut
+    assert [row["lr"] for row in longer[8:]] == [0.5, 0.5]
+
+
 def test_repeats_differ_and_are_summed_up(tmp_path: Path) -> None:
     """Fails if repeats share a seed, or mean, deviation and best epoch are not those of the history."""
     _, _, history, summary = fit(config_of(1, {"repeat": 3, "epochs": 4}), small("random"), tmp_path)

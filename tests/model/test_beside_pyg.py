@@ -1,8 +1,9 @@
-"""GAT and GATv2 beside PyG's layers: the same logits for the same weights; settings that do not fit are refused."""
+"""GAT, GATv2 and GraphSAGE's pooling beside PyG's layers: equal logits for equal weights; what does not fit is refused."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,14 @@ def layers_of(kind: str, hidden: tuple[int, ...], self_loops: bool) -> torch.nn.
     """A stack of PyG's layers with weights of their own, biases among them."""
     nn = pytest.importorskip("torch_geometric.nn")
     torch.manual_seed(6021)
-    conv = {"gat": nn.GATConv, "gatv2": nn.GATv2Conv}[kind]
     inputs, options = (FEATURES, *hidden), {"heads": HEADS, "add_self_loops": self_loops}
-    found = [conv(d, e // HEADS, **options) for d, e in zip(inputs, hidden, strict=False)]
-    layers = torch.nn.ModuleList([*found, conv(inputs[-1], CLASSES, concat=False, **options)])
+    if kind == "sage":
+        found = [nn.SAGEConv(d, e, aggr="max", project=True) for d, e in itertools.pairwise((*inputs, CLASSES))]
+    else:
+        conv = {"gat": nn.GATConv, "gatv2": nn.GATv2Conv}[kind]
+        found = [conv(d, e // HEADS, **options) for d, e in zip(inputs, hidden, strict=False)]
+        found.append(conv(inputs[-1], CLASSES, concat=False, **options))
+    layers = torch.nn.ModuleList(found)
     for parameter in layers.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return layers
@@ -37,6 +42,12 @@ def weights_of(kind: str, layers: torch.nn.ModuleList) -> dict[str, torch.Tensor
     """The layers' weights under our names."""
     state: dict[str, Any] = {}
     for number, conv in enumerate(layers, start=1):
+        if kind == "sage":
+            for side, linear in enumerate((conv.lin, conv.lin_r, conv.lin_l), start=3 * number - 2):
+                state[f"layers.{side}.weight"] = linear.weight.t()
+                if linear.bias is not None:
+                    state[f"layers.{side}.bias"] = linear.bias
+            continue
         if kind == "gat":
             state[f"layers.{number}.weight"] = conv.lin.weight.t()
             state[f"layers.{number}.source"], state[f"layers.{number}.destination"] = conv.att_src[0], conv.att_dst[0]
@@ -57,7 +68,7 @@ def theirs(graph: Graph, layers: torch.nn.ModuleList) -> np.ndarray:
     return x.detach().numpy()
 
 
-@pytest.mark.parametrize("kind", ["gat", "gatv2"])
+@pytest.mark.parametrize("kind", ["gat", "gatv2", "sage"])
 @pytest.mark.parametrize(("ranks", "strategy", "self_loops"), [(1, "broadcast", True), (3, "delayed", False)])
 def test_logits_equal_pyg(kind: Any, ranks: int, strategy: str, self_loops: bool) -> None:
     """Fails on another slope, softmax, bias, order of heads or rule for self-loops than PyG's."""
@@ -65,7 +76,8 @@ def test_logits_equal_pyg(kind: Any, ranks: int, strategy: str, self_loops: bool
         pattern("directed", 41, 3), num_features=FEATURES, num_classes=CLASSES, sparse=False, weighted=False, seed=8
     )
     layers = layers_of(kind, (12, 8), self_loops)
-    config = config_of(ranks, strategy=strategy, hidden=(12, 8), kind=kind, heads=HEADS, self_loops=self_loops)
+    settings = {"aggregator": "max"} if kind == "sage" else {"heads": HEADS, "self_loops": self_loops}
+    config = config_of(ranks, strategy=strategy, hidden=(12, 8), kind=kind, **settings)
     config = with_run(config, precision="fp32")
 
     def logits(rank: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -86,6 +98,9 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         ModelConfig(heads=2)
     with pytest.raises(ConfigError, match=r"belong to gat and gatv2, got model.kind mlp"):
         ModelConfig(kind="mlp", attention_dropout=0.5)
+    with pytest.raises(ConfigError, match=r"model.aggregator max belongs to sage, got model.kind gcn; choose sage"):
+        ModelConfig(aggregator="max")
+    assert not ModelConfig(kind="sage", aggregator="max").self_loops
     with pytest.raises(ConfigError, match=r"model.heads must lie in 1 .. 64, got 65"):
         ModelConfig(kind="gatv2", hidden=(65,), heads=65)
     assert dataclasses.replace(ModelConfig(kind="gat", hidden=(8,), heads=4), hidden=(12,)).heads == 4
