@@ -132,7 +132,7 @@ class ModelConfig:
         _require(bool(self.hidden) or not linear, "model.jumping and model.dense_after need a layer in model.hidden")
         _require(
             self.jumping != "max" or len(set(self.hidden)) == 1,
-            f"model.jumping max compares hidden layers of one width, got {self.hidden}; give equal ones, or choose concat",
+            f"model.jumping max compares hidden layers of one width, got {self.hidden}; give equal widths, or concat",
         )
         for name, value, applies in (
             ("head", "linear", linear),
