@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
-    from mggcn.api import GAT, GCN, MLP, RGCN, SAGE, GATv2, load, save
+    from mggcn.api import APPNP, GAT, GCN, GIN, MLP, RGCN, SAGE, SGC, GATv2, load, save
     from mggcn.config import Config
     from mggcn.errors import MggcnError
     from mggcn.graph.csr import Graph
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from mggcn.trainer import Trainer
 
 _PUBLIC = {
+    "APPNP": "api",
     "GAT": "api",
     "GATv2": "api",
     "GCN": "api",
+    "GIN": "api",
     "MLP": "api",
     "RGCN": "api",
     "SAGE": "api",
+    "SGC": "api",
     "Trainer": "trainer",
     "load": "api",
     "save": "api",
@@ -41,11 +44,14 @@ _PUBLIC = {
     "to_pyg": "model.weights",
 }
 __all__ = [
+    "APPNP",
     "GAT",
     "GCN",
+    "GIN",
     "MLP",
     "RGCN",
     "SAGE",
+    "SGC",
     "Config",
     "GATv2",
     "Graph",

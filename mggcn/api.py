@@ -102,7 +102,8 @@ def GCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfi
 
     Args:
         hidden: Widths of the hidden layers; the output layer has one column for each class.
-        **settings: Other fields of `ModelConfig`: dropout, input_dropout, norm, self_loops, bias.
+        **settings: Other fields of `ModelConfig`: dropout, input_dropout, norm, self_loops, bias, and what surrounds a
+            convolution: norm_layer, residual, activation, jumping, head, dense_before, dense_between, dense_after.
 
     Raises:
         ConfigError: A setting is unknown (the known ones are listed) or its value does not fit.
@@ -131,11 +132,13 @@ def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     """Describe GraphSAGE with the GCN aggregator, (sum of neighbours + self) / (degree + 1) (DistGNN, section 6.1).
 
     In a weighted graph the average is weighted; a vertex itself has the weight of its stored self-loop, or 1 without one.
-    With `aggregator="max"` neighbours are pooled instead (Hamilton et al. 2017, eq. 3), whatever their weights.
+    With `aggregator="mean"` the vertex has a weight matrix of its own beside the neighbours' mean; with `aggregator="max"`
+    neighbours are pooled (Hamilton et al. 2017, eq. 3), whatever their weights.
 
     Args:
         hidden: As of `GCN`.
-        **settings: As of `GCN`, without norm and self_loops, which this model determines.
+        **settings: As of `GCN`, without norm, which this model determines. PyG's SAGEConv is `aggregator="mean",
+            self_loops=False`.
 
     Raises:
         ConfigError: As of `GCN`.
@@ -189,3 +192,47 @@ def GATv2(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: 
         ConfigError: As of `GAT`.
     """
     return from_tables({"model": settings | {"kind": "gatv2", "hidden": hidden, "heads": heads}}).model
+
+
+def GIN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
+    """Describe GIN (Xu et al. 2019, eq. 4.1): sums of neighbours and (1 + eps) x through two dense layers, eps learnt.
+
+    Args:
+        hidden: As of `GCN`.
+        **settings: As of `GCN`, without norm and self_loops, which this model determines.
+
+    Raises:
+        ConfigError: As of `GCN`.
+    """
+    return from_tables({"model": settings | {"kind": "gin", "hidden": hidden}}).model
+
+
+def SGC(hops: int = 2, **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
+    """Describe SGC (Wu et al. 2019): A_hat^K X W + b, a linear model of features that were averaged K times.
+
+    Args:
+        hops: K.
+        **settings: input_dropout, norm, self_loops and bias of `ModelConfig`.
+
+    Raises:
+        ConfigError: As of `GCN`.
+    """
+    return from_tables({"model": settings | {"kind": "sgc", "hops": hops}}).model
+
+
+def APPNP(  # noqa: N802  as in torch.nn
+    hidden: int | Sequence[int] = (64,), hops: int = 10, teleport: float = 0.1, **settings: Any
+) -> ModelConfig:
+    """Describe APPNP (Klicpera et al. 2019, eq. 5): dense layers, then K steps Z = (1 - a) A_hat Z + a Z_0.
+
+    Args:
+        hidden: Widths of the hidden dense layers.
+        hops: K.
+        teleport: a, in (0, 1].
+        **settings: As of `GCN`, without what surrounds a convolution but norm_layer, activation and dense_before.
+
+    Raises:
+        ConfigError: As of `GCN`.
+    """
+    given = {"kind": "appnp", "hidden": hidden, "hops": hops, "teleport": teleport}
+    return from_tables({"model": settings | given}).model

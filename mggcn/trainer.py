@@ -60,7 +60,7 @@ class Trainer:
 
     Args:
         graph: A graph from `load`, or anything that `load` takes.
-        model: `GCN(...)`, `SAGE(...)`, `GAT(...)`, `GATv2(...)`, `RGCN(...)` or `MLP(...)`; default `GCN()`.
+        model: `GCN(...)` or another of this module's models; default `GCN()`.
         ranks: Number of ranks P that share the graph.
         out: Run folder of the first `fit`; otherwise a temporary one, deleted with the trainer.
         start_from: What to begin with instead of random weights: a run folder (its best weights), weights as `state_dict`
