@@ -274,6 +274,7 @@ def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: RankA
         signals=backend.allocate(8 * SIGNALS).view(torch.float64),
         counts=backend.allocate(8 * 9 * classes).view(torch.int64).view(3, 3, classes),
         clock=backend.allocate(16).view(torch.int64),
+        comm=context.comm,
     )
 
 

@@ -14,25 +14,22 @@ from mggcn.memory.device import OPERAND, STORAGE
 from mggcn.model.builder import Builder, Network
 from mggcn.model.choices import InputChoice, InputShape, LayerChoice, LayerUse, choose_input, choose_layer
 from mggcn.model.derive import derive
-from mggcn.model.gat import gat, gatv2
-from mggcn.model.gcn import gcn
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.kinds.elementwise import EpilogueSpec
 from mggcn.model.kinds.ends import Input, Score
-from mggcn.model.mlp import mlp
 from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fuse_epilogues, fuse_gradients
 from mggcn.model.rewrite.patterns import does, followed_by, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import prune, recompute, round_operands, spare_gradients
-from mggcn.model.rgcn import rgcn
 from mggcn.model.runtime import Parameter
-from mggcn.model.sage import sage
+from mggcn.model.stack import propagated, stack
 from mggcn.model.values import Graph, Value
 
 NETWORKS: Final[Mapping[str, Network]] = MappingProxyType(
-    {"gcn": gcn, "sage": sage, "mlp": mlp, "gat": gat, "gatv2": gatv2, "rgcn": rgcn}
+    dict.fromkeys(("gcn", "sage", "gin", "gat", "gatv2", "rgcn", "mlp"), stack)
+    | dict.fromkeys(("sgc", "appnp"), propagated)
 )
 """The models by model.kind."""
 
@@ -86,6 +83,11 @@ class Values:
     def typed(self) -> bool:
         """Whether the model reads the types of edges."""
         return any(isinstance(value.kind, Aggregate) and value.kind.relations for value in self.evaluation.values())
+
+    @property
+    def reads_all(self) -> str:
+        """A node of which every result depends on all vertices, "" if there is none: rows cannot be left out then."""
+        return next((value.kind.label for value in self.training.values() if value.kind.sums_over_ranks), "")
 
     @property
     def input_scaled(self) -> bool:

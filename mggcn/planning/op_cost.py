@@ -99,7 +99,9 @@ def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0)
             yield op.label, [*_aggregation(sizes, steps, sent), *_relations(sizes, rank.nnz, op, op.kind)]
             sent += num_messages(steps)
         else:
-            yield op.label, list(_work(sizes, op))
+            statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
+            sent += len(statistics)
+            yield op.label, [*_work(sizes, op), *statistics]
     training = program is rank.train
     if rank.ranks > 1:
         sums = (rank.gradient_bytes, 8 * SIGNALS) if training else (rank.score_bytes,)

@@ -81,6 +81,12 @@ class RankSizes:
         """One copy of all weights, every matrix and vector aligned."""
         return sum(_padded(math.prod(p.shape) * self.item) for p in self.values.parameters.values())
 
+    @property
+    def gradient_bytes(self) -> int:
+        """As weight_bytes, of what is trained."""
+        trained = (p for p in self.values.parameters.values() if p.trained)
+        return sum(_padded(math.prod(p.shape) * self.item) for p in trained)
+
     def regions(self, panel: int) -> dict[str, int]:
         """Return bytes by purpose, but for the arena; panel: columns that set-up aggregates at a time, 0 for none."""
         stats, rows = DEVICES[self.config.run.device], self.rows

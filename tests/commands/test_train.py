@@ -106,7 +106,7 @@ def test_what_resume_refuses(community: Path, tmp_path: Path, capsys: pytest.Cap
     assert "only --epochs may be given" in refused(capsys, "train", "--resume", folder, "--seed", 3)
     assert "only --epochs may be given" in refused(capsys, "train", "--resume", folder, "--set", "run.ranks=2")
     assert "train.epochs expects an integer" in refused(capsys, "train", "--resume", folder, "--epochs", "abc")
-    assert "extend it with a larger --epochs" in refused(capsys, "train", "--resume", folder, "--set", "train.lr=1")
+    assert "a larger train.epochs extends it" in refused(capsys, "train", "--resume", folder, "--set", "train.lr=1")
     assert (folder / "result.json").exists()
     (folder / "result.json").unlink()
     assert "has trained 2 epochs already" in refused(capsys, "train", "--resume", folder, "--epochs", 1)
@@ -158,7 +158,7 @@ def test_an_early_stop_is_lifted_by_name(community: Path, tmp_path: Path, capsys
     assert run_main("train", community, *settings, "--epochs", 9, "--out", run, "--quiet") == 0
     assert result(run)["epochs"] == 3
     text = refused(capsys, "train", "--resume", run, "--epochs", 12)
-    assert "stopped after 3 epochs, 2 evaluations after its best one; --set train.patience=0" in text
+    assert "stopped after 3 epochs, 2 evaluations after its best one; train.patience 0" in text
     assert run_main("train", "--resume", run, "--set", "train.patience=4", "--quiet") == 0
     assert result(run)["epochs"] == 5
 

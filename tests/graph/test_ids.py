@@ -112,6 +112,15 @@ def test_what_cannot_be_paired_is_refused(arguments: dict[str, Any], message: st
         mggcn.load(edges, **arguments)
 
 
+@pytest.mark.parametrize("ids", [[-3, 5], [7, 9_000_000_000]], ids=["negative", "huge"])
+def test_numbers_that_are_no_rows_are_told_of_ids(ids: list[int]) -> None:
+    """Fails if ids of a table are refused without the word that takes them."""
+    edges = np.array([ids, ids[::-1]])
+    with pytest.raises(GraphError, match=r'in Python, ids= names the rows, and ids="edges" numbers ids with gaps$'):
+        mggcn.load(edges)
+    assert mggcn.load(edges, ids="edges").num_vertices == 2
+
+
 def test_a_word_that_means_nothing_is_refused() -> None:
     """Fails if a wrong word is taken for an id."""
     with pytest.raises(ConfigError, match='ids must be an array of N ids, or "edges"'):
