@@ -37,11 +37,19 @@ lint: $(VENV)/dev-installed
 docs: $(VENV)/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# A wheel in dist/ for machines without a compiler: torch's libgomp is used, not brought along. Two minutes of processor time.
+.PHONY: wheel
+wheel: $(VENV)/wheel-installed
+	rm -rf build/wheel && mkdir -p build/wheel
+	@echo "--- compiling the CPU kernels for all instruction sets"
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/mggcn-*.whl
+
 bench: $(VENV)/test-installed
 	$(BIN)/python bench/run_all.py --quick --out build/bench
 
 clean:
-	rm -rf $(VENV) build stores runs
+	rm -rf $(VENV) build dist stores runs
 
 $(VENV)/pip:
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || { \
@@ -53,7 +61,9 @@ $(VENV)/pip:
 
 # torch first and pinned: without the constraint pip may take a build with gigabytes of CUDA libraries.
 $(VENV)/installed: $(VENV)/pip pyproject.toml constraints-cpu.txt $(SOURCES)
+	@echo "--- torch: a download of 200 MB"
 	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt torch
+	@echo "--- mggcn: its CPU kernels are compiled, a minute and a half of processor time"
 	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt -e .
 	@touch $@
 
@@ -70,6 +80,10 @@ $(VENV)/compilers: $(VENV)/pip pyproject.toml
 
 $(VENV)/dev-installed: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt --group dev
+	@touch $@
+
+$(VENV)/wheel-installed: $(VENV)/pip pyproject.toml
+	$(BIN)/python -m pip install --quiet --group wheel
 	@touch $@
 
 $(VENV)/docs-installed: $(VENV)/pip pyproject.toml

@@ -23,27 +23,31 @@ void attend_row(const Attention<T>& a, int64_t v, int64_t begin, int64_t end) {
     for (int64_t h = 0; h < a.heads; ++h) m[h] = -std::numeric_limits<T>::infinity(), l[h] = 0;
   }
   Block<T> b;
-  const int64_t id = a.id_forwards(), scores = a.a ? 0 : a.width(), read = id + (a.dropout.threshold != 0);
+  const int64_t id = a.id_forwards(), scores = a.a ? 0 : a.width(), last = end > begin ? a.indptr[a.num_rows] - 1 : 0;
   for (int64_t k = begin; k < end; k += kBlock) {
-    load_block(a, k, end, b);
-    fetch(a, k + kBlock, end, read);
+    load_block(a, k, end, last, b);
     score_block(a, b, a.own + v * a.ld_own, scores);
     if (a.dropout.threshold) keep_block(a, b, v, id, false);
+    fetch(b, a.width(), id + (a.dropout.threshold != 0) - a.width());
     for (int64_t h = 0; h < a.heads; ++h) {
-      T *w = b.weight + h * kBlock, *acc = z + h * a.cols, largest = w[0];
+      T *w = b.weight + h * kBlock, *acc = z + h * a.cols, largest = w[0], sum = 0;
       for (int i = 1; i < b.n; ++i) largest = w[i] > largest ? w[i] : largest;
       if (largest > m[h]) {
-        const T scale = exp_of(m[h] - largest);
-        for (int64_t c = 0; c < a.cols; ++c) acc[c] *= scale;
-        l[h] *= scale;
+        if (l[h] != 0) {
+          const T scale = exp_of(m[h] - largest);
+          for (int64_t c = 0; c < a.cols; ++c) acc[c] *= scale;
+          l[h] *= scale;
+        }
         m[h] = largest;
       }
-      for (int i = b.n; i < kBlock; ++i) w[i] = m[h];
-      for (int i = 0; i < kBlock; ++i) w[i] = exp_of(w[i] - m[h]);
-      for (int i = 0; i < b.n; ++i) l[h] += w[i];
+      const T most = m[h];
+      for (int i = 0; i < kBlock; ++i) w[i] = i < b.n ? w[i] - most : 0;
+      for (int i = 0; i < kBlock; ++i) w[i] = exp_of(w[i]);
+      for (int i = 0; i < b.n; ++i) sum += w[i];
+      l[h] += sum;
       if (a.dropout.threshold)
         for (int i = 0; i < b.n; ++i) w[i] *= b.kept[h * kBlock + i];
-      for_tiles<T>(a.cols, AddRows<T>{acc, b.row, w, b.n, h * a.cols});
+      for_tiles<T>(a.cols, AddRows<T>{acc, b.row, b.next, w, b.n, h * a.cols});
     }
   }
   if (!a.last) return;
@@ -74,37 +78,51 @@ void combine(const Attention<T>& a) {
   }
 }
 
-// weight = the softmax times dropout, grad = the gradient of the score; x and g: the rows of source and destination.
-template <class T>
-MGGCN_INLINE void derive(const Attention<T>& a, Block<T>& b, int64_t h, int i, const T* x, const T* message) {
-  soften(a, b, h, i, message);
-  const int at = (int)(h * kBlock + i);
-  const T kept = a.dropout.threshold ? b.kept[at] : (T)1;
-  b.grad[at] = b.weight[at] * (kept * dot(message + h * a.cols, x + h * a.cols, a.cols) - message[a.width() + h]);
-  b.weight[at] *= kept;
+// weight = the softmax times dropout, grad = the gradient of the score, from scores and the dots of g and x;
+// destination(i) is the row of what travels backwards that edge i has.
+template <class T, class Destination>
+MGGCN_INLINE void derive(const Attention<T>& a, Block<T>& b, int64_t h, const T* dots, const Destination& destination) {
+  T *w = b.weight + h * kBlock, *grad = b.grad + h * kBlock, inverse[kBlock], d[kBlock];
+  for (int i = 0; i < b.n; ++i) {
+    const T* message = destination(i);
+    const T* m = message + a.maxima() + h;
+    w[i] -= m[0];
+    inverse[i] = m[a.heads];
+    d[i] = message[a.width() + h];
+  }
+  for (int i = b.n; i < kBlock; ++i) w[i] = 0;
+  for (int i = 0; i < kBlock; ++i) w[i] = exp_of(w[i]);
+  for (int i = 0; i < b.n; ++i) {
+    const T kept = a.dropout.threshold ? b.kept[h * kBlock + i] : (T)1;
+    w[i] *= inverse[i];
+    grad[i] = w[i] * (kept * dots[i] - d[i]);
+    w[i] *= kept;
+  }
 }
 
 template <class T>
 void sources_row(const Attention<T>& a, int64_t u, int64_t begin, int64_t end) {
   const T* x = a.own + u * a.ld_own;
-  T* out = a.out + u * a.ld_out;
+  T *out = a.out + u * a.ld_out, dots[kBlock];
   const int64_t width = a.width(), at = width + a.heads, id = a.maxima() + 2 * a.heads;
   if (a.fresh)
     for (int64_t c = 0; c < a.id_forwards(); ++c) out[c] = 0;
   Block<T> b;
+  const int64_t last = end > begin ? a.indptr[a.num_rows] - 1 : 0;
   for (int64_t k = begin; k < end; k += kBlock) {
-    load_block(a, k, end, b);
-    fetch(a, k + kBlock, end, id + (a.dropout.threshold != 0));
+    load_block(a, k, end, last, b);
     score_block(a, b, a.a ? x : x + width, at);
     if (a.dropout.threshold) keep_block(a, b, u, id, true);
+    fetch(b, width, id + (a.dropout.threshold != 0) - width);
     for (int64_t h = 0; h < a.heads; ++h) {
+      const int64_t first = h * a.cols;
       const T *w = b.weight + h * kBlock, *g = b.grad + h * kBlock, *r = b.slope + h * kBlock;
-      for (int i = 0; i < b.n; ++i) derive(a, b, h, i, x, b.row[i]);
-      T* acc = out + h * a.cols;
-      for_tiles<T>(a.cols, AddRows<T>{acc, b.row, w, b.n, h * a.cols});
+      sums_of_block(b, first, x + first, a.cols, dots, Product<T>{});
+      derive(a, b, h, dots, [&](int i) { return b.row[i]; });
+      for_tiles<T>(a.cols, AddRows<T>{out + first, b.row, b.next, w, b.n, first});
       if (a.a) {
-        const int64_t first = h * a.cols;
-        for_tiles<T>(a.cols, AddSlopes<T>{acc, nullptr, a.a + first, x + first, b.row, g, b.n, at + first, (T)a.slope});
+        for_tiles<T>(a.cols,
+                     AddSlopes<T>{out + first, nullptr, a.a + first, x + first, b.row, g, b.n, at + first, (T)a.slope});
       } else {
         for (int i = 0; i < b.n; ++i) out[width + h] += r[i] * g[i];
       }
@@ -115,23 +133,26 @@ void sources_row(const Attention<T>& a, int64_t u, int64_t begin, int64_t end) {
 template <class T>
 void destinations_row(const Attention<T>& a, int64_t v, int64_t begin, int64_t end) {
   const T* message = a.own + v * a.ld_own;
-  T *out = a.out + v * a.ld_out, *beside = a.a ? a.beside + v * a.ld_beside : nullptr;
+  T *out = a.out + v * a.ld_out, *beside = a.a ? a.beside + v * a.ld_beside : nullptr, dots[kBlock];
   const int64_t width = a.width(), at = width + a.heads, id = a.id_forwards();
   if (a.fresh) {
     for (int64_t c = 0; c < a.scored(); ++c) out[c] = 0;
     for (int64_t c = 0; c < width && beside; ++c) beside[c] = 0;
   }
   Block<T> b;
+  const int64_t last = end > begin ? a.indptr[a.num_rows] - 1 : 0;
   for (int64_t k = begin; k < end; k += kBlock) {
-    load_block(a, k, end, b);
-    fetch(a, k + kBlock, end, id + (a.dropout.threshold != 0));
+    load_block(a, k, end, last, b);
     score_block(a, b, message + at, a.a ? 0 : width);
     if (a.dropout.threshold) keep_block(a, b, v, id, false);
+    fetch(b, width, id + (a.dropout.threshold != 0) - width);
     for (int64_t h = 0; h < a.heads; ++h) {
+      const int64_t first = h * a.cols;
       const T *g = b.grad + h * kBlock, *r = b.slope + h * kBlock;
-      for (int i = 0; i < b.n; ++i) derive(a, b, h, i, b.row[i], message);
+      fetch(b, first, a.cols);
+      sums_of_block(b, first, message + first, a.cols, dots, Product<T>{});
+      derive(a, b, h, dots, [&](int) { return message; });
       if (a.a) {
-        const int64_t first = h * a.cols;
         for_tiles<T>(a.cols, AddSlopes<T>{out + first, beside + first, a.a + first, message + at + first, b.row, g, b.n,
                                           first, (T)a.slope});
       } else {

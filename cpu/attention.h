@@ -43,11 +43,12 @@ struct Attention {
   int64_t maxima() const { return width() + heads + scored(); }  // where m begins in a row that travels backwards
 };
 
-// Scores and what follows from them, of up to kBlock edges, by head.
+// Scores and what follows from them, of up to kBlock edges, by head. Places from n on repeat an edge, so that loops may
+// run to their ends; next: rows of the edges behind these, of this row or of later ones, to be fetched meanwhile.
 template <class T>
 struct Block {
   int n;
-  const T* row[kBlock];
+  const T *row[kBlock], *next[kBlock];
   T weight[kHeads * kBlock];  // scores, then exp(e - m), or the softmax
   T kept[kHeads * kBlock];    // 0 or 1 / (1 - p) of dropout
   T grad[kHeads * kBlock];    // of the score
@@ -72,6 +73,18 @@ MGGCN_INLINE float exp_of(float x) {
 }
 MGGCN_INLINE double exp_of(double x) { return std::exp(x); }
 
+// The sum of the lanes, by halves.
+template <class T>
+MGGCN_INLINE T sum_of(typename VectorLanes<T>::type v) {
+  T lane[VectorLanes<T>::width];
+  VectorLanes<T>::store(lane, v);
+#pragma GCC unroll 8
+  for (int half = VectorLanes<T>::width / 2; half; half /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+  return lane[0];
+}
+
 template <class T>
 MGGCN_INLINE T dot(const T* x, const T* y, int64_t cols) {
   typedef VectorLanes<T> L;
@@ -82,42 +95,74 @@ MGGCN_INLINE T dot(const T* x, const T* y, int64_t cols) {
     sum[1] += L::load(x + c + L::width) * L::load(y + c + L::width);
   }
   for (; cols - c >= L::width; c += L::width) sum[0] += L::load(x + c) * L::load(y + c);
-  T total = L::sum(sum[0] + sum[1]);
+  T total = sum_of<T>(sum[0] + sum[1]);
   for (; c < cols; ++c) total += x[c] * y[c];
   return total;
 }
 
-// The score of GATv2: the sum of a LeakyReLU(x + y), whose slope is below 1.
-template <class T>
-MGGCN_INLINE T score(const T* a, const T* x, const T* y, int64_t cols, T slope) {
+// out[i] = the sum over the columns of term(columns of row i, columns of the own row, first column), for N rows at
+// once.
+template <int N, class T, class Term>
+MGGCN_INLINE void sums_of_rows(const T* const* row, int64_t from, const T* mine, int64_t cols, T* out,
+                               const Term& term) {
   typedef VectorLanes<T> L;
-  const typename L::type slopes = L::fill(slope);
-  typename L::type sum = {};
+  typename L::type sum[N] = {};
   int64_t c = 0;
   for (; cols - c >= L::width; c += L::width) {
-    const typename L::type q = L::load(x + c) + L::load(y + c);
-    sum += L::load(a + c) * (q > 0 ? q : slopes * q);
+    const typename L::type y = L::load(mine + c);
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) sum[i] += term.template of<L>(L::load(row[i] + from + c), y, c);
   }
-  T total = L::sum(sum);
-  for (; c < cols; ++c) {
-    const T q = x[c] + y[c];
-    total += a[c] * (q > 0 ? q : slope * q);
-  }
-  return total;
+#pragma GCC unroll 8
+  for (int i = 0; i < N; ++i) out[i] = sum_of<T>(sum[i]);
+  for (; c < cols; ++c)
+    for (int i = 0; i < N; ++i) out[i] += term.template of<OneLane<T>>(row[i][from + c], mine[c], c);
 }
 
 template <class T>
-MGGCN_INLINE void fetch(const Attention<T>& a, int64_t k, int64_t end, int64_t cols) {
-  for (int64_t e = k; e < end && e < k + kBlock; ++e) {
-    const char* row = reinterpret_cast<const char*>(a.rows + a.indices[e] * a.ld);
-    for (int64_t byte = 0; byte < cols * (int64_t)sizeof(T); byte += 64) __builtin_prefetch(row + byte);
+struct Product {
+  template <class L>
+  MGGCN_INLINE typename L::type of(typename L::type x, typename L::type y, int64_t) const {
+    return x * y;
   }
+};
+
+// A term of GATv2's score: a LeakyReLU(x + y).
+template <class T>
+struct ScoreTerm {
+  const T* a;
+  T slope;
+  template <class L>
+  MGGCN_INLINE typename L::type of(typename L::type x, typename L::type y, int64_t c) const {
+    const typename L::type q = x + y;
+    return L::load(a + c) * (q > 0 ? q : slope * q);
+  }
+};
+
+template <class T, class Term>
+MGGCN_INLINE void sums_of_block(const Block<T>& b, int64_t from, const T* mine, int64_t cols, T* out,
+                                const Term& term) {
+  if (b.n > kBlock / 2)
+    sums_of_rows<kBlock>(b.row, from, mine, cols, out, term);
+  else
+    sums_of_rows<kBlock / 2>(b.row, from, mine, cols, out, term);
 }
 
 template <class T>
-MGGCN_INLINE void load_block(const Attention<T>& a, int64_t k, int64_t end, Block<T>& b) {
+MGGCN_INLINE void load_block(const Attention<T>& a, int64_t k, int64_t end, int64_t last, Block<T>& b) {
   b.n = (int)(end - k < kBlock ? end - k : kBlock);
-  for (int i = 0; i < b.n; ++i) b.row[i] = a.rows + a.indices[k + i] * a.ld;
+  for (int i = 0; i < kBlock; ++i) {
+    b.row[i] = a.rows + a.indices[k + (i < b.n ? i : 0)] * a.ld;
+    const int64_t ahead = k + b.n + i;
+    b.next[i] = a.rows + a.indices[ahead < last ? ahead : last] * a.ld;
+  }
+}
+
+// The lines of some columns of the next edges' rows.
+template <class T>
+MGGCN_INLINE void fetch(const Block<T>& b, int64_t first, int64_t cols) {
+  for (int i = 0; i < b.n; ++i)
+    for (int64_t c = first; c < first + cols; c += 64 / (int64_t)sizeof(T)) __builtin_prefetch(b.next[i] + c);
 }
 
 // weight = scores, from what edges' rows have at `theirs` and the own row at `mine`: s and t, or x and y.
@@ -126,14 +171,16 @@ MGGCN_INLINE void score_block(const Attention<T>& a, Block<T>& b, const T* mine,
   const T slope = (T)a.slope;
   for (int64_t h = 0; h < a.heads; ++h) {
     T *e = b.weight + h * kBlock, *r = b.slope + h * kBlock;
+    if (a.a) {
+      const int64_t first = h * a.cols;
+      sums_of_block(b, theirs + first, mine + first, a.cols, e, ScoreTerm<T>{a.a + first, slope});
+      continue;
+    }
+    const T own = mine[h];
     for (int i = 0; i < b.n; ++i) {
-      if (a.a) {
-        e[i] = score(a.a + h * a.cols, b.row[i] + theirs + h * a.cols, mine + h * a.cols, a.cols, slope);
-      } else {
-        const T q = b.row[i][theirs + h] + mine[h];
-        r[i] = q > 0 ? (T)1 : slope;
-        e[i] = r[i] * q;
-      }
+      const T q = b.row[i][theirs + h] + own;
+      r[i] = q > 0 ? (T)1 : slope;
+      e[i] = r[i] * q;
     }
   }
 }
@@ -162,19 +209,11 @@ MGGCN_INLINE void keep_block(const Attention<T>& a, Block<T>& b, int64_t row, in
   }
 }
 
-// weight = the softmax, from scores, maxima and inverse sums of the destination's row.
-template <class T>
-MGGCN_INLINE void soften(const Attention<T>& a, Block<T>& b, int64_t h, int i, const T* destination) {
-  const T* m = destination + a.maxima();
-  T& w = b.weight[h * kBlock + i];
-  w = exp_of(w - m[h]) * m[a.heads + h];
-}
-
-// acc += the sum over a block's edges of weight times the columns `from` of their rows.
+// acc += the sum over a block's edges of weight times the columns `from` of their rows; the next rows' are fetched.
 template <class T>
 struct AddRows {
   T* acc;
-  const T* const* row;
+  const T *const *row, *const *next;
   const T* weight;
   int n;
   int64_t from;
@@ -187,6 +226,10 @@ struct AddRows {
     for (int i = 0; i < n; ++i) {
       const T* x = row[i] + from + column;
       const typename L::type w = L::fill(weight[i]);
+      if (K > 1)
+#pragma GCC unroll 8
+        for (int64_t c = 0; c < K * L::width; c += 64 / (int64_t)sizeof(T))
+          __builtin_prefetch(next[i] + from + column + c);
 #pragma GCC unroll 8
       for (int k = 0; k < K; ++k) sum[k] += w * L::load(x + k * L::width);
     }

@@ -5,16 +5,18 @@ N vertices, C classes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mggcn.config import ModelConfig, from_tables
-from mggcn.errors import ConfigError
+from mggcn.errors import ConfigError, GraphWarning
 from mggcn.graph.convert import check_arguments, from_object
 from mggcn.graph.csr import Graph
+from mggcn.graph.facts import ONE_WAY, is_one_way
 from mggcn.graph.sources import load_joined, load_source
-from mggcn.graph.store import open_store
+from mggcn.graph.store import open_store, store_folder
 from mggcn.graph.store_write import write_store
 
 
@@ -28,13 +30,16 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
             SciPy matrix, or edges (2, E), sources in row 0. A list of these is one graph of several without edges between
             them, each with its own splits; in a mapping such as `{"train": graphs, "test": graph}` whole graphs are parts.
         root: Folder in which names of stores are looked up.
-        **arrays: What the source lacks: `features` (N, D), dense or sparse; `labels` (N,), -1 for none; `splits`, a mapping
-            from "train", "val" and "test" to masks or ids; `weights` (E,) and `edge_types` (E,), whole numbers from 0, of
-            edges; all of NumPy, SciPy or torch. Further `num_vertices`, `num_classes`, `num_relations`, `name`,
-            `options=GraphOptions(...)`; for a store, `verify=True`. For what is in memory also `ids` (N,): strings, or
-            numbers with gaps, that name the rows in order. Edges that are an array, and splits that are lists, then hold
-            ids, not row numbers. Without features and labels `ids="edges"` numbers what occurs in the edges, ascending, as
-            is done with strings anyway. `graph.ids` keeps them, in stores too.
+        **arrays: What the source lacks: `features` (N, D), dense or sparse, or the names "identity" or "degree"; `labels`
+            (N,), -1 for none; `splits`, a mapping from "train", "val" and "test" to masks or ids; `weights` (E,) and
+            `edge_types` (E,), whole numbers from 0, of edges; all of NumPy, SciPy or torch. Further `num_vertices`,
+            `num_classes`, `num_relations`, `name`, `options=GraphOptions(...)`; for a store, `verify=True`. For what is in
+            memory also `ids` (N,): strings, or numbers with gaps, that name the rows in order. Edges that are an array, and
+            splits that are lists, then hold ids, not row numbers. Without features and labels `ids="edges"` numbers what
+            occurs in the edges, ascending, as is done with strings anyway. `graph.ids` keeps them, in stores too.
+
+    Warns:
+        GraphWarning: No edge has its reverse, as if undirected edges had been listed once.
 
     Raises:
         ConfigError: An argument is unknown or does not go with the source.
@@ -60,9 +65,13 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
         return load_joined(source, root=root, **arrays)
     if isinstance(source, str | Path):
         check_arguments(arrays, ("verify",))
-        return load_source(source, root=root, **arrays)
-    check_arguments(arrays, ("ids",))
-    return from_object(source, **arrays)
+        graph = load_source(source, root=root, **arrays)
+    else:
+        check_arguments(arrays, ("ids",))
+        graph = from_object(source, **arrays)
+    if store_folder(graph) is None and not isinstance(source, Graph) and is_one_way(graph):
+        warnings.warn(ONE_WAY, GraphWarning, stacklevel=2)
+    return graph
 
 
 def save(graph: Any, path: str | Path, *, overwrite: bool = False) -> Graph:

@@ -5,6 +5,7 @@ Only this module and assemble_rank.py name concrete classes and ask which device
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -26,9 +27,9 @@ from mggcn.comm.nccl_settings import UNMEASURED, sizes_of, user_settings
 from mggcn.comm.rank import gpu_index, num_gpus_used
 from mggcn.config import Config
 from mggcn.cost.machine import Machine, default_machine, tuned_path
-from mggcn.errors import BackendError, ConfigError, PlanError
+from mggcn.errors import BackendError, ConfigError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
-from mggcn.memory.device import runs_nccl, threads_of
+from mggcn.memory.device import DEVICES, runs_nccl, threads_of
 from mggcn.memory.units import free_bytes, human
 from mggcn.model.builder import Network
 from mggcn.partition.base import Partition
@@ -37,6 +38,7 @@ from mggcn.partition.cut.partition import CutStats
 from mggcn.partition.make import is_cached, make_partition
 from mggcn.partition.rows.partition import RowStats
 from mggcn.partition.rows.required import expected_shares
+from mggcn.planning.advice import Room
 from mggcn.planning.record import plan_from_dict
 from mggcn.planning.run import RunPlan, plan_run
 from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
@@ -117,6 +119,44 @@ def memory_limit(config: Config) -> int:
     return free_bytes() // config.run.ranks
 
 
+def room_of(config: Config, machine: Machine | None = None) -> Room:
+    """Return what a run could have on this machine, or on `machine`, with other numbers of ranks or other strategies."""
+
+    def per_rank(ranks: int) -> int:
+        run = config.run
+        cores = len(os.sched_getaffinity(0))
+        try:
+            if machine is not None:
+                return run.memory_limit or machine.memory_per_rank(ranks)
+            if run.device == "cpu" and not run.memory_limit and ranks > max(cores, run.ranks):
+                return 0  # ranks that share a core gain no memory
+            return memory_limit(
+                dataclasses.replace(config, run=dataclasses.replace(run, ranks=ranks, transport="auto"))
+            )
+        except MggcnError:
+            return 0
+
+    return Room(per_rank, {name: one for name, one in STRATEGIES.items() if one.kind == "rows"})
+
+
+def check_ranks(config: Config, num_vertices: int, name: str, room: Room) -> None:
+    """Refuse numbers of ranks that nothing can fit, before anything is planned. Raises: PlanError."""
+    ranks, device = config.run.ranks, config.run.device
+    if ranks > num_vertices:
+        raise PlanError(
+            f"{ranks:,} ranks cannot share the {num_vertices:,} vertices of {name}: a rank without any has nothing to do; "
+            f"use at most {num_vertices:,} ranks"
+        )
+    need, limit = DEVICES[device].process_bytes, room.per_rank(ranks)
+    if ranks == 1 or config.run.memory_limit or not 0 < limit < need:
+        return
+    most = bisect.bisect_left(range(1, ranks), True, key=lambda p: room.per_rank(p) < need)
+    raise PlanError(
+        f"{ranks:,} ranks would have {human(limit)} each, and a process takes {human(need)} before it holds anything; "
+        f"use at most {most:,} ranks on this machine, or name a larger one with mggcn plan --machine"
+    )
+
+
 def partition_graph(config: Config, graph: Graph) -> Partition:
     """Return who holds which rows of a run. Cost: O(N), or a vertex cut, which is kept beside the store."""
     run = config.run
@@ -155,10 +195,10 @@ def plan_graph(
     model.kind. shared: by runs on this graph, one after the other. Cost: a few sweeps over the edges, unless shared.
     Raises: ConfigError, GraphError, StoreError, PlanError.
     """
-    shape, strategy = graph_shape(graph, config.model), STRATEGIES[config.run.strategy]
+    shape, strategy = graph_shape(graph, config), STRATEGIES[config.run.strategy]
     shared = shared or Shared()
     partition = shared.found("partition", partition_key(config), lambda: partition_graph(config, graph))
-    stats = partition_stats(config, graph, partition, network, shared)
+    stats = partition_stats(config, graph, shape, partition, network, shared)
     return plan_run(config, shape, stats, strategy, nccl_memory(config, machine), network), partition
 
 

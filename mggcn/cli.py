@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from mggcn.commands import (
     train,
     tune,
 )
+from mggcn.commands.remedy import remedy
 from mggcn.errors import MggcnError
 from mggcn.version import __version__
 
@@ -57,9 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, like all others."""
 
+    flags: tuple[str, ...] = ()
+    """Of all commands: the main parser complains of arguments that a command does not know."""
+
     def error(self, message: str) -> NoReturn:
-        """Print the message and where help is; exit code 2."""
-        self.exit(2, f"mggcn: {message}; see {self.prog} --help\n")
+        """Print the message, what may have been meant, and where help is; exit code 2."""
+        self.exit(2, f"mggcn: {message}{remedy(message, self.flags)}; see {self.prog} --help\n")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -73,4 +78,5 @@ def make_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
+        parser.flags += tuple(re.findall(r"--[a-z][a-z-]+", command.format_usage()))
     return parser

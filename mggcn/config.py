@@ -11,7 +11,7 @@ from mggcn.config_model import ModelConfig as ModelConfig
 from mggcn.config_values import RENAMED, parse_field
 from mggcn.config_values import require as _require
 from mggcn.config_values import settle as _settle
-from mggcn.errors import ConfigError
+from mggcn.errors import ConfigError, did_you_mean
 
 MAX_RANKS = 4096
 """Ranks of a plan; more than any node has."""
@@ -156,7 +156,7 @@ class RunConfig:
     products: Literal["auto", "gemm-first", "aggregate-first"] = "auto"
     """Order of the two products of an inner layer; auto puts the narrower side through the graph."""
     features: Literal["auto", "dense", "sparse"] = "auto"
-    """How the input is stored; auto compares bytes and work."""
+    """How the input is stored; auto compares work, and counts the zeros of dense sources first; sparse converts them."""
     prune: Literal["auto", "off"] = "auto"
     """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
     and the strategy is exact over rows; off computes everything. Evaluation always does."""
@@ -240,11 +240,14 @@ def parse_value(table: str, key: str, value: Any) -> Any:
     Raises: ConfigError if the table or key is unknown or the value does not fit its type.
     """
     if table not in TABLES:
-        raise ConfigError(f"unknown table [{table}]; known are {', '.join(TABLES)}")
+        raise ConfigError(f"unknown table [{table}]{did_you_mean(table, TABLES)}; known are {', '.join(TABLES)}")
     if (table, key) in RENAMED:
         new, values = RENAMED[table, key]
         meaning = ", ".join(f"{was} is now {now}" for was, now in values.items())
         raise ConfigError(f"{table}.{key} has been renamed to {table}.{new}, and its values too: {meaning}")
+    fields = {name: [field.name for field in dataclasses.fields(kind)] for name, kind in TABLES.items()}
+    if key not in fields[table] and (owner := next((name for name, keys in fields.items() if key in keys), None)):
+        raise ConfigError(f"unknown setting {table}.{key}; it belongs to [{owner}]: {owner}.{key}")
     return parse_field(TABLES[table], table, key, value)
 
 
@@ -259,7 +262,7 @@ def from_tables(tables: Mapping[str, Any], base: Config | None = None) -> Config
             known = ", ".join(TABLES)
             raise ConfigError(f"{table!r} must be a table such as [{table}], got {settings!r}; known are {known}")
         if table not in TABLES:
-            raise ConfigError(f"unknown table [{table}]; known are {', '.join(TABLES)}")
+            raise ConfigError(f"unknown table [{table}]{did_you_mean(table, TABLES)}; known are {', '.join(TABLES)}")
         values = {key: parse_value(table, key, value) for key, value in settings.items()}
         config = dataclasses.replace(config, **{table: dataclasses.replace(getattr(config, table), **values)})
     return config

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mggcn.config import Config, ModelConfig, from_tables
+from mggcn.config import TABLES, Config, ModelConfig, from_tables
 from mggcn.config_values import RENAMED, with_new_names
-from mggcn.errors import ConfigError
+from mggcn.errors import ConfigError, did_you_mean
 
 
 def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) -> Config:
@@ -58,7 +58,11 @@ def with_settings(config: Config, settings: Sequence[str]) -> Config:
         left, equals, value = text.partition("=")
         table, dot, key = left.strip().partition(".")
         if not (equals and dot):
-            raise ConfigError(f"--set expects table.key=value such as model.hidden=16,16, got {text!r}")
+            owner = next(
+                (name for name, kind in TABLES.items() if table in {f.name for f in dataclasses.fields(kind)}), ""
+            )
+            meant = f"; did you mean {owner}.{table}={value}?" if owner else ""
+            raise ConfigError(f"--set expects table.key=value such as model.hidden=16,16, got {text!r}{meant}")
         tables.setdefault(table, {})[key] = value.strip()
     return from_tables(tables, config)
 
@@ -95,5 +99,6 @@ def setting_name(key: str) -> str:
     owners = [table for table, names in fields.items() if key in names]
     owners = owners or [table for table, old in RENAMED if old == key]
     if not owners:
-        raise ConfigError(f"unknown setting {key!r}; known are {', '.join(sorted(set().union(*fields.values())))}")
+        known = sorted(set().union(*fields.values()))
+        raise ConfigError(f"unknown setting {key!r}{did_you_mean(key, known)}; known are {', '.join(known)}")
     return f"{owners[0]}.{key}"

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from mggcn.errors import ConfigError
+from mggcn.errors import ConfigError, did_you_mean
+
+SIZES = ("memory_limit",)
+"""Settings that are a number of bytes, with a unit in text."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -38,11 +42,44 @@ def parse_field(kind: type, table: str, key: str, value: Any) -> Any:
 
 def _parsed(hints: Mapping[str, Any], table: str, key: str, value: Any) -> Any:
     if key not in hints:
-        raise ConfigError(f"unknown setting {table}.{key}; known in [{table}] are {', '.join(hints)}")
+        meant = did_you_mean(key, hints, f"{table}.")
+        raise ConfigError(f"unknown setting {table}.{key}{meant}; known in [{table}] are {', '.join(hints)}")
+    hint, size = hints[key], key in SIZES
     try:
-        return convert(hints[key], value)
+        return parse_bytes(value) if size and isinstance(value, str) else convert(hint, value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{table}.{key} expects {type_name(hints[key])}, got {value!r}") from error
+        known = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+        expected = "bytes such as 512MiB or 80GiB" if size else type_name(hint)
+        raise ConfigError(
+            f"{table}.{key} expects {expected}, got {value!r}{did_you_mean(str(value), known)}"
+        ) from error
+
+
+def parse_bytes(text: str) -> int:
+    """Return a number of bytes from text such as 512MiB, 80GiB, 32GB or 1000000. Raises: ValueError if it is neither."""
+    units = {"": 1, "b": 1}
+    for power, letter in enumerate("kmgt", start=1):
+        units |= {letter: 1024**power, f"{letter}ib": 1024**power, f"{letter}b": 1000**power}
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", text.strip().replace("_", "").lower())
+    if found is None or found[2] not in units:
+        raise ValueError(f"expected bytes such as 512MiB, 80GiB or 32GB, got {text!r}")
+    return int(float(found[1]) * units[found[2]])
+
+
+def parse_count(text: str) -> int:
+    """Return a whole number from text such as 1000, 1_000, 1.6e9, 111M or 1.5k. Raises: ValueError if it is none."""
+    powers = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+    found = re.fullmatch(
+        r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([kmgb]?)", text.strip().replace("_", "").lower()
+    )
+    if found is None:
+        raise ValueError(f"expected a whole number such as 1000, 1.6e9 or 111M, got {text!r}")
+    if found[1].lstrip("+-").isdigit():
+        return int(found[1]) * powers[found[2]]
+    number = float(found[1]) * powers[found[2]]
+    if not number.is_integer():
+        raise ValueError(f"expected a whole number, got {text!r}")
+    return int(number)
 
 
 def type_name(hint: Any) -> str:
@@ -70,7 +107,7 @@ def convert(hint: Any, value: Any) -> Any:
     if hint is int:
         if isinstance(value, float):
             return int(value) if value.is_integer() else _bad(value)
-        return int(value) if isinstance(value, str) else operator.index(value)
+        return parse_count(value) if isinstance(value, str) else operator.index(value)
     if hint is str:
         return str(value)
     number = float(value)

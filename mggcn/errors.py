@@ -1,5 +1,10 @@
 """Error classes: every message says what was expected, what came and what to do."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class MggcnError(Exception):
     """Base of all errors that mggcn raises on purpose."""
@@ -17,6 +22,10 @@ class GraphError(MggcnError):
     """A graph, its features, labels or splits are malformed."""
 
     exit_code = 2
+
+
+class GraphWarning(UserWarning):
+    """A graph may not be the one that was meant; nothing is wrong with it otherwise."""
 
 
 class StoreError(MggcnError):
@@ -47,3 +56,26 @@ class CommError(MggcnError):
 
 class BackendError(MggcnError):
     """A device, library or kernel that the run needs is missing."""
+
+
+SYNONYMS = {
+    "gpu": "cuda",
+    "float32": "fp32",
+    "float": "fp32",
+    "float64": "fp64",
+    "double": "fp64",
+    "bfloat16": "bf16",
+    "fp16": "bf16",
+    "half": "bf16",
+    "graphsage": "sage",
+    "mpi": "gloo",
+}
+"""Other libraries' words for values of settings."""
+
+
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return "; did you mean X?" for the known word that is most like one, "" if none is."""
+    word = SYNONYMS.get(word.lower(), word)
+    words = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), list(words), n=1)
+    return f"; did you mean {prefix}{words[found[0]]}?" if found else ""

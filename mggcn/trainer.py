@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from mggcn import native
 from mggcn.api import load, save
-from mggcn.assemble import check_available, memory_limit, plan_graph
+from mggcn.assemble import check_available, memory_limit, plan_graph, room_of
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig
 from mggcn.config_files import with_model, with_named
@@ -102,7 +102,7 @@ class Trainer:
         asked = with_named(base, settings | ({} if ranks is None else {"ranks": ranks}))
         self._config, self._choice = resolve_auto(asked, self._graph)
         self._plan, self._partition = plan_graph(self._config, self._graph)
-        require_fit(self._plan, memory_limit(self._config))
+        require_fit(self._plan, memory_limit(self._config), room_of(self._config))
         self._start = None if start_from is None else _weights_from(start_from, self._config.model)
         if self._start is not None:
             check_start(self._plan, self._start)
@@ -372,10 +372,8 @@ class Trainer:
     ) -> npt.NDArray[np.floating]:
         """Score the trainer's graph, or another one, on one rank."""
         config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
-        graph = self._graph
-        if other is not None:
-            loaded = other if isinstance(other, Graph) else load(other)
-            config, graph = predicting.for_scoring(config, loaded, self._plan.shape)
+        loaded = self._graph if other is None else other if isinstance(other, Graph) else load(other)
+        config, graph = predicting.for_scoring(config, loaded, self._plan.shape)
         plan, partition = plan_graph(config, graph)
         require_fit(plan, memory_limit(config))
         scores = scores_here(config, graph, plan, partition, tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import signal
 import tempfile
@@ -286,7 +287,10 @@ def test_settings_are_checked_when_they_are_given(tmp_path: Path) -> None:
     """Fails if an unknown setting is swallowed, or a plan that cannot run is found out only by fit."""
     with pytest.raises(ConfigError, match=r"unknown setting 'learning_rate'; known are .*bias, .*lr.*weight_decay"):
         small(learning_rate=1)
-    with pytest.raises(ConfigError, match=r"unknown setting model\.hiden; known in \[model\] are kind, hidden"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model\.hiden; did you mean model\.hidden\?; known in \[model\] are kind, hidden",
+    ):
         mggcn.GCN(hiden=(16,))
     with pytest.raises(ConfigError, match=r"model\.dropout must lie in"):
         mggcn.MLP(dropout=1.5)
@@ -342,3 +346,13 @@ def test_graphs_without_val_or_test() -> None:
         trainer.evaluate("test")
     assert trainer.evaluate("train") == history[-1]["train"]
     assert torch.equal(trainer.state_dict()["layers.1.weight"], trainer.state_dict("last")["layers.1.weight"])
+
+
+def test_weights_are_scored_on_a_graph_without_splits() -> None:
+    """Fails if a graph that only needs scores must have splits, or the scores are others than with them."""
+    whole = mggcn.load(arrays()["adj"], **{k: v for k, v in arrays().items() if k != "adj"})
+    trainer = mggcn.Trainer(whole, mggcn.GCN(hidden=4), threads=1)
+    trainer.fit(epochs=1)
+    state = trainer.state_dict("last")
+    bare = mggcn.Trainer(dataclasses.replace(whole, splits={}), mggcn.GCN(hidden=4), threads=1)
+    np.testing.assert_array_equal(bare.scores_of(state), trainer.scores_of(state))

@@ -21,7 +21,7 @@ from mggcn.graph.store import open_store, write_store
 from mggcn.jobs import auto
 from mggcn.jobs.auto import _count_partition, is_auto, resolve_auto, resolve_auto_shape
 from mggcn.planning.select import Row, choice_dict, choice_lines
-from mggcn.planning.shape import GraphShape
+from mggcn.planning.shape import GraphShape, graph_shape
 from tests.graphs import make_graph, pattern
 
 
@@ -234,7 +234,8 @@ def test_what_cannot_be_made_is_a_row_and_no_error(tmp_path: Path) -> None:
     assert verdicts["delayed cd-0"].verdict == "not possible"
     assert "SHA-256" in verdicts["delayed cd-0"].note
     assert config.run.strategy in ("broadcast", "halo", "slice")
-    assert "at most 1024 parts" in str(_count_partition(graph(), config_of(1100, order="random"), "cut", 1))
+    shape = graph_shape(graph(), config_of(1))
+    assert "at most 1024 parts" in str(_count_partition(graph(), shape, config_of(1100, order="random"), "cut", 1))
 
 
 @pytest.mark.parametrize(("ranks", "delay"), [(1, "0"), (3, "5"), (3, "none")])

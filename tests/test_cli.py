@@ -38,8 +38,11 @@ def test_settings_that_are_none(store: Path, tmp_path: Path, capsys: pytest.Capt
     odd.write_text("[model]\nhiden = [16]")
     out = tmp_path / "run"
     cases = {
-        "unknown setting model.hiden; known in [model] are kind, hidden": ["--set", "model.hiden=16"],
-        "unknown table [modell]; known are data, model, train, run": ["--set", "modell.hidden=16"],
+        "model.hiden; did you mean model.hidden?; known in [model] are kind, hidden": [
+            "--set",
+            "model.hiden=16",
+        ],
+        "unknown table [modell]; did you mean model?; known are data, model, train, run": ["--set", "modell.hidden=16"],
         "--set expects table.key=value": ["--set", "model.hidden"],
         "train.epochs must be 1 or more": ["--epochs", 0],
         "train.epochs expects an integer, got 'ten'": ["--epochs", "ten"],
@@ -61,7 +64,7 @@ def test_runs_that_are_refused_leave_nothing(store: Path, tmp_path: Path, capsys
     train = ["train", store, "--threads", 1, "--out", out]
     text = refused(capsys, *train, "--memory-limit", "10MiB")
     assert "needs" in text
-    assert "10.00 MiB may be used; no number of ranks up to 1024 would fit" in text
+    assert "10.00 MiB may be used; no number of ranks up to 120 would fit: a process takes 285.00 MiB" in text
     assert not out.exists()
     assert "data.split must be below 1" in refused(capsys, *train, "--split", 7)
     assert not out.exists()
@@ -83,8 +86,8 @@ def test_a_plan_that_does_not_fit_says_what_would(
     """Fails if the advice for a limit just below the need is missing or wrong."""
     shape = ["--vertices", "1e7", "--edges", "1e8", "--features", 128, "--classes", 40]
     assert run_main("plan", *shape, "--memory-limit", "12GiB") == 2
-    last = capsys.readouterr().out.splitlines()[-1]
-    ranks = int(last.partition("per rank; ")[2].split()[0])
+    first = capsys.readouterr().out.splitlines()[0]
+    ranks = int(first.partition("per rank; ")[2].split()[0])
     assert run_main("plan", *shape, "--memory-limit", "12GiB", "--ranks", ranks) == 0
     assert run_main("plan", *shape, "--memory-limit", "12GiB", "--ranks", ranks - 1) == 2
 

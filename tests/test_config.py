@@ -13,7 +13,7 @@ import pytest
 from mggcn import config as cfg
 from mggcn import config_files
 from mggcn.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig
-from mggcn.config_values import with_new_names
+from mggcn.config_values import parse_count, with_new_names
 from mggcn.errors import ConfigError
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -165,7 +165,7 @@ def test_conversions(table: str, key: str, value: object, expected: object) -> N
         ("model", "norm", "none", "one of symmetric, mean"),
         ("model", "norm", 3, "one of symmetric, mean"),
         ("model", "norm", ["mean"], "one of symmetric, mean"),
-        ("train", "epochs", "1e2", "an integer"),
+        ("train", "epochs", "1e-2", "an integer"),
         ("train", "epochs", 1.5, "an integer"),
         ("train", "epochs", np.float32(1.5), "an integer"),
         ("train", "epochs", float("inf"), "an integer"),
@@ -241,10 +241,13 @@ def test_python_goes_through_the_same_conversions() -> None:
 
 
 def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown table \[modle\]; known are data, model, train, run"):
+    with pytest.raises(ConfigError, match=r"table \[modle\]; did you mean model\?; known are data, model, train, run"):
         cfg.from_tables({"modle": {}})
     for known in (item.name for item in dataclasses.fields(ModelConfig)):
-        with pytest.raises(ConfigError, match=rf"unknown setting model\.hiden; known in \[model\] are .*\b{known}\b"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"mean model\.hidden\?; known in \[model\] are .*\b{known}\b",
+        ):
             config_files.with_settings(Config(), ["model.hiden=3"])
     path = tmp_path / "bad.toml"
     path.write_text("[train]\nepoch = 3\n")
@@ -315,3 +318,23 @@ def test_settings_of_earlier_versions(tmp_path: Path) -> None:
     assert config_files.from_toml(path, saved=True).run.stale_aggregates == "reuse"
     assert with_new_names("run", {"between": "local", "ranks": 2}) == {"stale_aggregates": "discard", "ranks": 2}
     assert with_new_names("train", {"between": "local"}) == {"between": "local"}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1000", 1000), ("1_000", 1000), ("1.6e9", 1_600_000_000), ("111M", 111_000_000), ("1.5k", 1500)],
+)
+def test_counts(text: str, count: int) -> None:
+    """Fails if a number is read otherwise than people write it."""
+    assert parse_count(text) == count
+    for wrong in (f"{text}x", "", "1.5", "1e-3", "k"):
+        with pytest.raises(ValueError, match="whole number"):
+            parse_count(wrong)
+
+
+def test_a_size_is_a_size_wherever_it_is_set(tmp_path: Path) -> None:
+    """Fails if --set, a file or Python refuses the unit that --memory-limit takes."""
+    assert config_files.with_settings(Config(), ["run.memory_limit=100MiB"]).run.memory_limit == 100 << 20
+    assert config_files.with_named(Config(), {"memory_limit": "2GB"}).run.memory_limit == 2 * 10**9
+    (tmp_path / "run.toml").write_text('[run]\nmemory_limit = "1GiB"\n')
+    assert config_files.from_toml(tmp_path / "run.toml").run.memory_limit == 1 << 30

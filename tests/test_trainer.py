@@ -73,6 +73,13 @@ def test_a_complete_run_goes_on_as_if_it_had_never_stopped(ranks: dict[str, Any]
         small().resume()
 
 
+def test_a_new_schedule_forgets_the_cuts_of_the_old_one() -> None:
+    """Fails if the rate that the plateau schedule had made of train.lr outlives it."""
+    trainer = small(lr=1e-4, schedule="plateau", schedule_patience=0)
+    assert trainer.fit(epochs=4)[-1]["lr"] < 1e-4
+    assert trainer.resume(epochs=5, lr=0.125)[-1]["lr"] == 0.125
+
+
 def test_an_interrupted_run_is_opened_and_continued(tmp_path: Path) -> None:
     """Fails if a run folder loses what it needs to go on in another process, or takes another graph."""
 

@@ -128,7 +128,7 @@ def make(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: 
 def initial_weights(lab: Lab, graph: Graph, hidden: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """The weights that mggcn begins with, which are the same on every device."""
     config = settings_of(lab, graph, hidden, "fp32", "own")
-    parameters = plan_shape(config, graph_shape(graph, config.model)).ranks[0].values.parameters
+    parameters = plan_shape(config, graph_shape(graph, config)).ranks[0].values.parameters
     weights = Weights(parameters, torch.float32, CpuBackend(torch.float32, 1))
     weights.initialize(config.train.seed)
     return weights.state_dict()

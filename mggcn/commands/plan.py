@@ -9,12 +9,12 @@ import argparse
 import json
 from pathlib import Path
 
-from mggcn.assemble import memory_limit, plan_graph, plan_shape, this_machine
+from mggcn.assemble import memory_limit, plan_graph, plan_shape, room_of, this_machine
 from mggcn.commands.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.cost.machine import Machine, find_machine, shipped_machines
-from mggcn.errors import ConfigError
-from mggcn.jobs.auto import resolve_auto, resolve_auto_shape
+from mggcn.errors import BackendError, ConfigError
+from mggcn.jobs.auto import NoChoiceError, resolve_auto, resolve_auto_shape
 from mggcn.planning.cost_text import cost_dict, cost_lines
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
@@ -68,14 +68,21 @@ def run(arguments: argparse.Namespace) -> int:
     machine = _machine(arguments, config)
     limit = None if arguments.machine is None else _machine_limit(config, machine)
     from_ = _from_shape if arguments.store is None else _from_store
-    config, plan, choice = from_(arguments, config, machine, limit)
+    try:
+        config, plan, choice = from_(arguments, config, machine, limit)
+    except NoChoiceError as error:
+        if not arguments.json:
+            print("\n".join(choice_lines(error.choice)[:-1]))
+        raise
     limit = memory_limit(config) if limit is None else limit
     if arguments.json:
         found = to_dict(plan) | {"predicted": cost_dict(plan, machine, arguments.replication)}
         print(json.dumps(found if choice is None else found | {"choice": choice_dict(choice)}, indent=1))
     else:
         chosen = [] if choice is None else [*choice_lines(choice), ""]
-        print(render(plan, limit, [*chosen, *cost_lines(plan, machine, arguments.replication)], arguments.explain))
+        notes = [*chosen, *cost_lines(plan, machine, arguments.replication)]
+        room = room_of(config, None if arguments.machine is None else machine)
+        print(render(plan, limit, notes, arguments.explain, room))
     return 0 if plan.largest.total_bytes <= limit else 2
 
 
@@ -87,6 +94,11 @@ def _machine(arguments: argparse.Namespace, config: Config) -> Machine:
             f"--replication must lie in 1 .. {config.run.ranks}, the number of ranks, got {replication:g}"
         )
     if arguments.machine is None:
+        try:
+            memory_limit(config)
+        except BackendError as error:
+            gpus = [name for name in shipped_machines() if find_machine(name).device.kind == device]
+            raise ConfigError(f"{error}, or --machine NAME, which is one of {', '.join(gpus)}") from error
         return this_machine(config)
     machine = find_machine(arguments.machine)
     if machine.device.kind != device:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mggcn.commands.settings import whole
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
@@ -23,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a further graph, without edges to the others; each keeps its own splits, or belongs whole to a part, as in "
         "prepare train=a STORE --join train=b --join test=c",
     )
-    parser.add_argument("--features", type=Path, metavar="FILE", help=".npy (N, D), or a SciPy sparse .npz")
+    parser.add_argument(
+        "--features",
+        metavar="FILE",
+        help=".npy (N, D), or a SciPy sparse .npz; or identity or degree, which need no file",
+    )
     parser.add_argument("--labels", type=Path, metavar="FILE", help=".npy (N,), -1 for unlabelled")
     parser.add_argument(
         "--edge-types", type=Path, metavar="FILE", help=".npy (E,): number of each edge's relation, from 0"
@@ -32,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{split}", type=Path, metavar="FILE", help=f".npy of {split} vertices: mask or list of ids"
         )
-    parser.add_argument("--vertices", type=int, help="number of vertices, if some have no edges and no features")
+    parser.add_argument("--vertices", type=whole, help="number of vertices, if some have no edges and no features")
     parser.add_argument("--symmetrize", action="store_true", help="add the reverse of every edge")
     parser.add_argument(
         "--duplicates",

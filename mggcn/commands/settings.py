@@ -9,8 +9,7 @@ from typing import Any
 
 from mggcn.config import Config, from_tables
 from mggcn.config_files import from_toml, to_tables, with_settings
-from mggcn.errors import ConfigError
-from mggcn.memory.units import parse_bytes
+from mggcn.config_values import parse_count
 
 # Flag -> (table, key, help).
 FLAGS = {
@@ -88,11 +87,8 @@ def _text(value: Any) -> str:
 
 
 def whole(text: str) -> int:
-    """Return a whole number written as 1000, 1_000 or 1e9."""
-    number = float(text)
-    if not number.is_integer():
-        raise ValueError(text)
-    return int(text) if "e" not in text.lower() else int(number)
+    """Return a whole number written as 1000, 1_000, 1e9 or 111M."""
+    return parse_count(text)
 
 
 whole.__name__ = "whole number"  # argparse names the type in its message
@@ -105,15 +101,8 @@ def read_settings(arguments: argparse.Namespace, base: Config | None = None) -> 
     tables: dict[str, dict[str, Any]] = {}
     if switched_on := [name for name in ("timeline", "tune") if getattr(arguments, f"setting_{name}")]:
         tables["run"] = dict.fromkeys(switched_on, True)
-    for flag, (table, key, _) in FLAGS.items():
+    for table, key, _ in FLAGS.values():
         value = getattr(arguments, f"setting_{key}")
         if value is not None:
-            tables.setdefault(table, {})[key] = _bytes(flag, value) if key == "memory_limit" else value
+            tables.setdefault(table, {})[key] = value
     return from_tables(tables, config)
-
-
-def _bytes(flag: str, text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {error}") from error

@@ -145,7 +145,10 @@ def _tune_products(arguments: argparse.Namespace) -> int:
     if kept:
         print(f"written to {table}, which mggcn train reads on this machine with as many threads a rank")
     else:
-        print(f"nothing to keep: {table} {'holds nothing of this machine now' if damaged else 'stays as it is'}")
+        state = (
+            "holds nothing of this machine now" if damaged else "stays as it is" if table.exists() else "is not made"
+        )
+        print(f"nothing to keep, no other variant is faster: {table} {state}")
     if stop.signal:
         raise Interrupted(stop.signal)
     return 0

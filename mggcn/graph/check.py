@@ -141,7 +141,12 @@ def _check_splits(graph: Graph) -> None:
         if len(counts) > 1:
             raise GraphError(f"splits {prefix}*: expected equally many of each, got {sorted(counts)}; drop the surplus")
         for split in range(counts.pop()):
-            _check_family({part: read_split(rows, split) for part, rows in family.items()}, f"{prefix}*", split, graph)
+            _check_family(
+                {part: read_split(rows, split) for part, rows in family.items()},
+                f"splits {prefix}train, {prefix}val, {prefix}test",
+                split,
+                graph,
+            )
 
 
 def _check_family(masks: dict[str, Array], what: str, split: int, graph: Graph) -> None:
@@ -151,17 +156,17 @@ def _check_family(masks: dict[str, Array], what: str, split: int, graph: Graph) 
         return
     if graph.labels is not None:
         if not train.any():
-            raise GraphError(f"splits {what}, number {split}: expected train vertices, got none; drop this split")
+            raise GraphError(f"{what}, split {split}: expected train vertices, got none; drop this split")
         unlabelled = np.flatnonzero(train & (graph.labels.read(0, graph.num_vertices) < 0))
         if unlabelled.size:
             raise GraphError(
-                f"splits {what}, number {split}: {unlabelled.size} train vertices have no label (-1), "
+                f"{what}, split {split}: {unlabelled.size} train vertices have no label (-1), "
                 f"the first is {unlabelled[0]}; take them out of the train split"
             )
     for part, mask in masks.items():
         shared = np.flatnonzero(train & mask)
         if shared.size:
             raise GraphError(
-                f"splits {what}, number {split}: {shared.size} vertices are both in train and in {part}, "
+                f"{what}, split {split}: {shared.size} vertices are both in train and in {part}, "
                 f"the first is {shared[0]}; a score on them would mean nothing: make the splits disjoint"
             )

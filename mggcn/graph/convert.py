@@ -20,7 +20,15 @@ from mggcn.graph.csr import Array, ArrayRows, Graph
 from mggcn.graph.ids import as_ids, check_ids, numbered
 from mggcn.graph.relations import check_types, typed_adjacency
 from mggcn.graph.structure import DEFAULT_OPTIONS, Adjacency, GraphOptions, build_adjacency, edge_list
-from mggcn.graph.vertex_data import as_array, as_features, as_labels, as_splits, is_sparse, normalized_rows
+from mggcn.graph.vertex_data import (
+    as_array,
+    as_features,
+    as_labels,
+    as_splits,
+    is_sparse,
+    made_features,
+    normalized_rows,
+)
 
 PARTS = ("train", "val", "test")
 COMPLETING = (
@@ -80,8 +88,9 @@ def from_arrays(
 
     ids: names (N,) of the rows, kept with the graph; edges hold row numbers all the same.
     Shapes: edges integers [2, E], row 0 sources, row 1 targets; weights [E] or [E, 1]; edge_types [E], the number of each
-    edge's relation from 0, of `num_relations` (default: the highest and one); adj a square SciPy matrix or
-    array, or a tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v; features dense or sparse [N, D];
+    edge's relation from 0, of `num_relations` (default: the highest and one); adj a square SciPy matrix or array, or a
+    tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v; features dense or sparse [N, D], or "identity" or
+    "degree" (`made_features`);
     labels [N], -1 or NaN for unlabelled; splits: name -> bool [N] or [S, N], or a list of vertex ids. Each may be a torch
     tensor. `num_vertices` is inferred where it is not given: from adj, features or labels, else the largest id + 1.
     Cost: some sorts of E 8-byte keys, then the checks of `check_graph`.
@@ -101,6 +110,8 @@ def from_arrays(
     edges = edges if edges.size else np.empty((2, 0), dtype=np.int64)
     features, labels, options = to_numpy(features), to_numpy(labels), options.resolved()
     origin = ""
+    made = features if isinstance(features, str) else ""
+    features = None if made else features
     if num_vertices is None:
         num_vertices, origin = _infer_num_vertices(edges, features, labels)
     types, relations = None, 0
@@ -108,11 +119,16 @@ def from_arrays(
         types, relations = check_types(to_numpy(edge_types), edges.shape[-1], num_relations)
     both = _adjacency(edges, types, _as_weights(weights), num_vertices, options, origin)
     label_rows, num_classes = as_labels(labels, num_vertices, num_classes)
+    rows = (
+        made_features(made, both.adj, both.adj_t)
+        if made
+        else as_features(features, num_vertices, options.row_normalize)
+    )
     graph = Graph(
         name=name,
         adj=both.adj,
         adj_t=both.adj_t,
-        features=as_features(features, num_vertices, options.row_normalize),
+        features=rows,
         labels=label_rows,
         splits=as_splits({part: to_numpy(split) for part, split in (splits or {}).items()}, num_vertices),
         num_classes=num_classes,
@@ -146,8 +162,8 @@ def from_pyg(data: Any, **arrays: Any) -> Graph:
 
     Read are edge_index [2, E] (source -> target) or adj_t, edge_weight [E], edge_type [E], x (dense or sparse), y,
     num_nodes and train_mask, val_mask, test_mask, [N] or [N, S]. Repeated edges count as often as they are there, as in
-    PyG, unless `options` say otherwise. Other attributes are ignored, edge_attr of several columns or of integers included.
-    Raises: GraphError as `from_arrays`; for an edge_attr that may be weights, without a word on `weights`; and for repeated
+    PyG, unless `options` say otherwise. Other attributes are ignored, an edge_attr of one integer per edge included.
+    Raises: GraphError as `from_arrays`; for any other edge_attr, without a word on `weights`; and for repeated
     self-loops, which PyG counts once or each, depending on the layer.
     """
     edges, weights = _pyg_edges(data)
@@ -206,9 +222,9 @@ def from_object(source: Any, **arrays: Any) -> Graph:
     """
     source = to_numpy(source)
     if isinstance(source, Graph):
-        if arrays.keys() - {"options"}:
+        if arrays.keys() - {"options", "features"}:
             raise GraphError(f"a Graph is complete, {sorted(arrays)} cannot be added; use dataclasses.replace")
-        return with_options(source, arrays.get("options", DEFAULT_OPTIONS))
+        return with_options(with_features(source, arrays.get("features")), arrays.get("options", DEFAULT_OPTIONS))
     if is_sparse(source):
         return from_scipy(source, **arrays)
     if isinstance(source, np.ndarray):
@@ -221,6 +237,22 @@ def from_object(source: Any, **arrays: Any) -> Graph:
         f"cannot read a graph from {type(source).__name__}; expected a path, a PyTorch Geometric Data (dataset[0], not "
         "the dataset), a homogeneous DGLGraph, a SciPy sparse matrix or edges of shape [2, E]"
     )
+
+
+def with_features(graph: Graph, kind: Any) -> Graph:
+    """Return a graph without features with those of `made_features`; kind None: the graph as it is.
+
+    Raises: GraphError if it has features, or `kind` is an array.
+    """
+    if kind is None:
+        return graph
+    if not isinstance(kind, str) or graph.features is not None:
+        has = "has features" if graph.features is not None else "is complete"
+        raise GraphError(
+            f"{graph.name} {has}, others cannot be added; leave features (--features) out, or prepare it from its source"
+        )
+    meta = {key: value for key, value in graph.meta.items() if key not in ("format_version", "sha256")}
+    return replace(graph, features=made_features(kind, graph.adj, graph.adj_t), meta=meta)
 
 
 def with_options(graph: Graph, options: GraphOptions) -> Graph:
@@ -275,13 +307,20 @@ def _as_weights(weights: Any) -> Array | None:
 
 
 def _refuse_unread(edge_data: Mapping[str, Any], access: str) -> None:
-    """Refuse edge data of one floating number per edge: only the caller knows whether they are weights."""
+    """Refuse edge data of one floating number per edge, which may be weights, and of several, which nothing reads."""
     for name, value in edge_data.items():
         array = to_numpy(value)
-        if isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.shape[1:] in ((), (1,)) and array.size:
+        if not isinstance(array, np.ndarray) or not array.size or array.dtype.kind not in "iuf":
+            continue
+        if array.dtype.kind == "f" and array.shape[1:] in ((), (1,)):
             raise GraphError(
                 f"{name} holds one number per edge, which may be its weight; give weights={access.format(name)} to weigh "
                 "the edges with it, or weights=None to leave it out"
+            )
+        if array.ndim > 1 and array.shape[1:] != (1,):
+            raise GraphError(
+                f"{name} of shape {array.shape} holds {array.shape[1]} numbers per edge, and no model reads features "
+                f"of edges; give one column as weights={access.format(name)}[:, 0], or weights=None to leave them out"
             )
 
 

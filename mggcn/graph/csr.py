@@ -171,6 +171,13 @@ class Graph:
         return self.adj.num_rows
 
     @property
+    def num_features(self) -> int:
+        """Number of features of a vertex, D; 0 without any."""
+        if self.features is None:
+            return 0
+        return self.features.num_cols if isinstance(self.features, CSR) else self.features.shape[1]
+
+    @property
     def num_edges(self) -> int:
         """Number of stored directed edges, both directions of an undirected one counting."""
         return self.adj.nnz
@@ -190,11 +197,8 @@ class Graph:
         """Return the extents in words. Cost: none, nothing is read."""
         kind = ("symmetric" if self.symmetric else "directed") + ("" if self.adj.values is None else ", weighted")
         kind += f", {self.num_relations} relation{'s' * (self.num_relations > 1)}" if self.num_relations else ""
-        if isinstance(self.features, CSR):
-            width, features = self.features.num_cols, f"{self.features.num_cols:,} sparse feature"
-        else:
-            width = 0 if self.features is None else self.features.shape[1]
-            features = f"{width:,} feature" if width else "no feature"
+        width = self.num_features
+        features = f"{width:,} {'sparse ' if isinstance(self.features, CSR) else ''}feature" if width else "no feature"
         features += "" if width == 1 else "s"
         splits = [f"{name} x {rows.shape[0]}" if rows.shape[0] > 1 else name for name, rows in self.splits.items()]
         return (
@@ -329,7 +333,7 @@ def _check_indices(csr: CSR, what: str) -> None:
         if falls.size:
             raise GraphError(
                 f"{what}: columns of row {rows[int(falls[0])]} are not strictly ascending; sort them and merge "
-                "duplicates (`mggcn prepare` does both)"
+                "duplicates (sum_duplicates() of a SciPy matrix does both), then prepare the graph again"
             )
         last_row, last_col = int(rows[-1]), int(cols[-1])
 

@@ -162,8 +162,7 @@ def _read(dataset: Dataset, files: Path) -> Graph:
     listed = int(found["adj"].nnz if "adj" in found else found["edges"].shape[1])
     meta = {"metric": dataset.metric, "licence": dataset.licence, "source": f"{dataset.source}, {dataset.url}"}
     graph = from_arrays(**found, options=GraphOptions(symmetrize=True), name=dataset.name, meta=meta)
-    num_features = 0 if graph.features is None else graph.features.shape[1]  # type: ignore[union-attr]
-    came = (graph.num_vertices, listed, num_features, graph.num_classes)
+    came = (graph.num_vertices, listed, graph.num_features, graph.num_classes)
     published = (dataset.vertices, dataset.edges, dataset.features, dataset.classes)
     if came != published:
         raise GraphError(

@@ -9,12 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mggcn.graph.csr import CSR, WINDOW, Graph, Rows, windows
+from mggcn.graph.csr import CSR, WINDOW, Array, Graph, Rows, windows
 
+MIN_EDGES = 16
+"""With fewer edges, that none has its reverse means nothing."""
+ROWS = 1 << 16
+"""Vertices whose edges are looked at together for reverses."""
 SHOWN = 5
 """Classes that a remark lists one by one."""
 MAX_CLASSES = 1 << 20
 """With more classes than that, none are counted."""
+ONE_WAY = "no edge has its reverse: undirected edges need both directions (--symmetrize, GraphOptions(symmetrize=True))"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +44,8 @@ class GraphFacts:
     """Vertices without any edge, a self-loop being one."""
     first_isolated: bool = False
     """Whether vertex 0 is one of them."""
+    one_way: bool = False
+    """Whether no edge has its reverse, as if undirected ones were listed once; False for fewer than 16 edges."""
     empty_classes: tuple[int, ...] = ()
     """Classes without a vertex, ascending."""
 
@@ -65,6 +72,8 @@ class GraphFacts:
                 lines[-1] += ": normalisation refuses vertices whose in-edges sum to less than 0"
         if self.num_self_loops:
             lines.append(f"{_counted(self.num_self_loops, 'self-loop')} stored")
+        if self.one_way:
+            lines.append(ONE_WAY)
         return lines
 
     def _of_vertices(self) -> list[str]:
@@ -88,7 +97,7 @@ def describe(graph: Graph) -> GraphFacts:
 
     `mggcn prepare` prints it. The header and merged edges come from `graph.meta`; classes are not counted if there are
     more than 2^20. Cost: one pass over the column indices, the weights, both row pointers and the labels, in windows of
-    bounded size, and C bytes; nothing is sorted.
+    bounded size, and C bytes; for a directed graph, that of `is_one_way`.
 
     Examples:
         >>> graph = mggcn.load(np.array([[0, 1], [1, 1]]), num_vertices=3)
@@ -111,8 +120,36 @@ def describe(graph: Graph) -> GraphFacts:
         num_self_loops=_self_loops(graph.adj),
         num_isolated=num_isolated,
         first_isolated=first_isolated,
+        one_way=is_one_way(graph),
         empty_classes=() if graph.labels is None else _empty_classes(graph.labels, graph.num_classes),
     )
+
+
+def is_one_way(graph: Graph) -> bool:
+    """Return whether a graph has MIN_EDGES edges that are no self-loops, and none of them has its reverse.
+
+    Cost: usually the first 2^16 vertices, at most a pass over the column indices of both
+    directions.
+    """
+    if graph.symmetric:
+        return False
+    count = 0
+    for start in range(0, graph.num_vertices, ROWS):
+        stop = min(start + ROWS, graph.num_vertices)
+        forward, backward = (_keys(matrix, start, stop) for matrix in (graph.adj, graph.adj_t))
+        if np.intersect1d(forward, backward, assume_unique=True).size:
+            return False
+        count += forward.size
+    return count >= MIN_EDGES
+
+
+def _keys(matrix: CSR, start: int, stop: int) -> Array:
+    """Return u * N + v for the entries (u, v) of rows [start, stop), those of the diagonal left out."""
+    indptr = matrix.indptr.read(start, stop + 1)
+    cols = matrix.indices.read(int(indptr[0]), int(indptr[-1]))
+    rows = np.repeat(np.arange(start, stop, dtype=np.int64), np.diff(indptr))
+    proper: Array = (rows * matrix.num_cols + cols)[rows != cols]
+    return proper
 
 
 def _range(values: Rows) -> tuple[float, float] | None:

@@ -15,6 +15,7 @@ import numpy as np
 from mggcn.errors import GraphError
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import CSR, Array, ArrayRows, Graph, Rows
+from mggcn.graph.nonzeros import as_csr, features_nnz
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +96,14 @@ def _expect_alike(graphs: Sequence[Graph]) -> None:
         ):
             if one != other:
                 raise GraphError(
-                    f"graphs to be joined must have alike {what}: the first has {one}, number {number} {other}"
+                    f"graphs to be joined must have alike {what}: the first has {one}, number {number} has {other}"
                 )
 
 
 def _width(graph: Graph) -> str:
     if graph.features is None:
         return "none"
-    sparse = isinstance(graph.features, CSR)
-    width = graph.features.num_cols if isinstance(graph.features, CSR) else graph.features.shape[1]
-    return f"{width} {'sparse' if sparse else 'dense'} ones"
+    return str(graph.num_features)
 
 
 def _typed(graph: Graph) -> str:
@@ -137,10 +136,12 @@ def _joined(matrices: Sequence[CSR], starts: Sequence[int] | None) -> CSR:
 def _features(graphs: Sequence[Graph]) -> Rows | CSR | None:
     if graphs[0].features is None:
         return None
-    sparse = [graph.features for graph in graphs if isinstance(graph.features, CSR)]
-    if sparse:
-        return _joined(sparse, None)
-    return JoinedRows(tuple(f for graph in graphs if (f := graph.features) is not None and not isinstance(f, CSR)))
+    found = [graph.features for graph in graphs if graph.features is not None]
+    dense = [features for features in found if not isinstance(features, CSR)]
+    if len(dense) == len(found):
+        return JoinedRows(tuple(dense))
+    # Of the same source one graph may have few nonzeros and another many.
+    return _joined([f if isinstance(f, CSR) else as_csr(f, features_nnz(f, "sparse") or 0) for f in found], None)
 
 
 def _labels(graphs: Sequence[Graph]) -> Rows:

@@ -15,9 +15,9 @@ import numpy as np
 import scipy.io
 import scipy.sparse as sp
 
-from mggcn.errors import GraphError
+from mggcn.errors import GraphError, did_you_mean
 from mggcn.graph.check import SPLIT_NAME
-from mggcn.graph.convert import PARTS, from_arrays, from_object, with_options
+from mggcn.graph.convert import PARTS, from_arrays, from_object, with_features, with_options
 from mggcn.graph.csr import Array, Graph
 from mggcn.graph.datasets import DATASETS, data_folder, obtain
 from mggcn.graph.edge_list import read_edge_list
@@ -25,7 +25,7 @@ from mggcn.graph.join import join
 from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.store import EXPECTED, open_store
 from mggcn.graph.structure import DEFAULT_OPTIONS, GraphOptions
-from mggcn.graph.vertex_data import is_sparse
+from mggcn.graph.vertex_data import MADE, is_sparse
 
 EDGE_LISTS = (".txt", ".tsv", ".csv", ".edges", ".el", ".edgelist")
 KNOWN = f"a store, a folder of OGB's, .npz, .mtx or an edge list ({' '.join(EDGE_LISTS)}), the last two also with .gz"
@@ -43,22 +43,28 @@ def load_source(
     """Load a graph from a path, or from a name under `root`: a store, a folder of OGB's, or a file by content and suffix.
 
     `arrays` complete a file and override what it holds: num_vertices, num_classes, num_relations, and as arrays or paths of
-    `.npy` (or SciPy `.npz`) files features [N, D], labels [N], edge_types [E] and splits, a mapping from train, val, test
-    to masks or id lists.
+    `.npy` (or SciPy `.npz`) files features [N, D] (or "identity", "degree"), labels [N], edge_types [E] and splits, a
+    mapping from train, val, test to masks or id lists.
     Cost: a store opens lazily; a file is read into memory.
     Raises: StoreError or GraphError, which say what was expected.
     """
     path = find_source(source, root)
     if path.is_dir() and not is_ogb(path):
+        made = arrays.pop("features") if _is_made(arrays.get("features")) else None
         if arrays:
             raise GraphError(
                 f"{path} is a store and complete, {', '.join(sorted(arrays))} cannot be added; leave it out"
             )
-        return with_options(open_store(path, verify), options)
+        return with_options(with_features(open_store(path, verify), made), options)
     found = read_ogb(path) if path.is_dir() else _read_file(path)
-    found |= {key: _load_companion(value) for key, value in arrays.items() if value is not None}
+    made = {"features": arrays.pop("features")} if _is_made(arrays.get("features")) else {}
+    found |= made | {key: _load_companion(value) for key, value in arrays.items() if value is not None}
     meta = {"source": str(path.resolve())} | found.pop("meta", {})
     return from_arrays(**found, options=options, name=name or path.name.split(".")[0], meta=meta)
+
+
+def _is_made(features: Any) -> bool:
+    return isinstance(features, str) and features in MADE
 
 
 def load_joined(
@@ -109,7 +115,9 @@ def find_source(source: str | Path, root: str | Path | None) -> Path:
             return path
     if str(source) in DATASETS:
         return obtain(DATASETS[str(source)], data_folder(root))
-    names = ", ".join(str(path) for path in candidates)
+    near = {entry.name: entry for path in candidates if path.parent.is_dir() for entry in path.parent.iterdir()}
+    meant = did_you_mean(Path(source).name, [*near, *DATASETS])
+    names = ", ".join(str(path) for path in candidates) + meant
     raise GraphError(f"there is no {names}; expected {KNOWN}, or a name that `mggcn datasets` lists. {EXPECTED}")
 
 

@@ -14,8 +14,11 @@ import scipy.sparse as sp
 from mggcn.errors import GraphError
 from mggcn.graph.check import index_mask
 from mggcn.graph.csr import CSR, Array, ArrayRows, Rows
+from mggcn.graph.nonzeros import csr_if_sparse
 
 ROWS_AT_ONCE = 1 << 14
+MADE = ("identity", "degree")
+"""Names of features that are made from the vertices or edges of a graph."""
 
 
 def as_array(values: Any, what: str) -> Array:
@@ -34,6 +37,8 @@ def is_sparse(array: Any) -> bool:
 def as_features(features: Any, num_vertices: int, row_normalize: bool) -> Rows | CSR | None:
     """Convert a dense array or SciPy matrix [N, D] to float32 rows or a CSR; a float32 array is shared, not copied.
 
+    A dense array with few nonzeros becomes a CSR (graph/nonzeros.py).
+
     Raises: GraphError on a wrong shape or type, NaN, or numbers that float32 cannot hold.
     """
     if features is None:
@@ -50,8 +55,24 @@ def as_features(features: Any, num_vertices: int, row_normalize: bool) -> Rows |
         rows = csr_from_scipy(features)
     else:
         with np.errstate(over="ignore"):
-            rows = ArrayRows(np.ascontiguousarray(features, dtype=np.float32))
+            rows = csr_if_sparse(ArrayRows(np.ascontiguousarray(features, dtype=np.float32)))
     return normalized_rows(rows) if row_normalize else rows
+
+
+def made_features(kind: str, adj: CSR, adj_t: CSR) -> Rows | CSR:
+    """Return features that need no source: "identity", a CSR [N, N] of ones on the diagonal, or "degree", [N, 1] or [N, 2].
+
+    Degree: log(1 + number of in-edges), and in a directed graph log(1 + number of out-edges) in a second column.
+    Raises: GraphError for another name.
+    """
+    if kind not in MADE:
+        raise GraphError(f"features must be an array, a file, or one of {', '.join(MADE)}, got {kind!r}")
+    if kind == "identity":
+        indptr = np.arange(adj.num_rows + 1, dtype=np.int64)
+        return CSR(ArrayRows(indptr), ArrayRows(indptr[:-1].astype(np.int32)), None, adj.num_rows)
+    matrices = [adj_t] if adj is adj_t else [adj_t, adj]
+    degrees = [np.diff(matrix.indptr.read(0, matrix.num_rows + 1)) for matrix in matrices]
+    return ArrayRows(np.log1p(np.stack(degrees, axis=1)).astype(np.float32))
 
 
 def csr_from_scipy(matrix: Any) -> CSR:

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mggcn.assemble import STRATEGIES, memory_limit, nccl_memory, plan_shape, resolve, this_machine
+from mggcn.assemble import (
+    STRATEGIES,
+    check_ranks,
+    memory_limit,
+    nccl_memory,
+    plan_shape,
+    resolve,
+    room_of,
+    this_machine,
+)
 from mggcn.config import Config, RunConfig
 from mggcn.cost.machine import Machine
 from mggcn.errors import ConfigError, GraphError, MggcnError, PlanError
@@ -37,6 +46,14 @@ DELAYED = "5"
 """The delay that is listed beside the exact ones."""
 
 
+class NoChoiceError(PlanError):
+    """No exact strategy fits or is possible; `choice` has the table."""
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__(choice.reason)
+        self.choice = choice
+
+
 def is_auto(config: Config) -> bool:
     """Return whether the plan has something to choose."""
     return "auto" in (config.run.strategy, config.run.order)
@@ -51,13 +68,15 @@ def resolve_auto(
     Cost: a few sweeps over the edges per order, a vertex cut of a small graph. Raises: PlanError if nothing fits;
     ConfigError for delays without a strategy that has any.
     """
+    room = room_of(config, None if limit is None else machine)
+    check_ranks(config, graph.num_vertices, graph.name, room)
     config = _without_order(_without_delays(config))
     if not is_auto(config):
         return resolve(config, graph), None
     machine = machine or this_machine(config)
     base = resolve(_with_run(config, _fallback(config.run)), graph)
     candidates = list(_candidates(config, base, graph, machine))
-    choice = choose(candidates, machine, memory_limit(base) if limit is None else limit)
+    choice = choose(candidates, machine, memory_limit(base) if limit is None else limit, room)
     return _apply_choice(base, choice), choice
 
 
@@ -65,6 +84,8 @@ def resolve_auto_shape(
     config: Config, shape: GraphShape, replication: float, machine: Machine | None = None, limit: int | None = None
 ) -> tuple[Config, Choice | None]:
     """As `resolve_auto` for a bare shape, in expectation over random assignments; a vertex cut needs its replication."""
+    room = room_of(config, None if limit is None else machine)
+    check_ranks(config, shape.num_vertices, "the shape", room)
     config = _without_order(_without_delays(config))
     if not is_auto(config):
         return config, None
@@ -80,7 +101,7 @@ def resolve_auto_shape(
             candidates.append(_candidate(trial.run, partition, exact, None, str(error)))
         else:
             candidates.append(_candidate(trial.run, partition, exact, plan))
-    choice = choose(candidates, machine, memory_limit(base) if limit is None else limit)
+    choice = choose(candidates, machine, memory_limit(base) if limit is None else limit, room)
     return _apply_choice(base, choice), choice
 
 
@@ -106,6 +127,9 @@ def _without_order(config: Config) -> Config:
 
 
 def _apply_choice(base: Config, choice: Choice) -> Config:
+    """Return the configuration with what was chosen. Raises: NoChoiceError, with the table, if nothing can be."""
+    if choice.chosen is None:
+        raise NoChoiceError(choice)
     settings = choice.require().settings
     if settings is None:
         raise PlanError("the chosen strategy has no settings")
@@ -160,7 +184,7 @@ def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: s
 
 def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) -> Iterator[Candidate]:
     """Plan every variant on a graph; a partition is made once per order and number of bins."""
-    shape, seed, ranks = graph_shape(graph, base.model), base.train.seed, base.run.ranks
+    shape, seed, ranks = graph_shape(graph, base), base.train.seed, base.run.ranks
     store, nccl = store_folder(graph), nccl_memory(base, machine)
     orders: tuple[str, ...] = ORDERS
     # A cached partition has at most MAX_PARTS parts.
@@ -176,7 +200,7 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) ->
         key = (kind, trial.run.order, bins)
         if key not in known:
             unasked = config.run.order == "auto" and kind == "rows"
-            known[key] = (unasked and _too_large(graph, trial)) or _count_partition(graph, trial, kind, bins)
+            known[key] = (unasked and _too_large(graph, trial)) or _count_partition(graph, shape, trial, kind, bins)
         stats = known[key]
         if isinstance(stats, str):
             yield _candidate(trial.run, "libra" if kind == "cut" else "rows", exact, None, stats)
@@ -207,7 +231,7 @@ def _too_large(graph: Graph, config: Config) -> str:
     return f"not at hand; make it with mggcn partition --kind locality --parts {run.ranks} --seed {seed}"
 
 
-def _count_partition(graph: Graph, config: Config, kind: Any, bins: int) -> PartitionStats | str:
+def _count_partition(graph: Graph, shape: GraphShape, config: Config, kind: Any, bins: int) -> PartitionStats | str:
     """Return the statistics of a partition, or why it is not at hand."""
     run, seed = config.run, config.train.seed
     store = store_folder(graph)
@@ -223,4 +247,4 @@ def _count_partition(graph: Graph, config: Config, kind: Any, bins: int) -> Part
         partition = make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=seed, bins=bins)
     except MggcnError as error:
         return str(error)
-    return partition_stats(config, graph, partition)
+    return partition_stats(config, graph, shape, partition)

@@ -18,7 +18,7 @@ from mggcn.assemble import partition_graph, plan_graph
 from mggcn.comm.launch import run_ranks
 from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
-from mggcn.graph.csr import CSR, ArrayRows, Graph
+from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.jobs.folder import known_plan, read_run, seed_of_weights
 from mggcn.jobs.local import in_processes, on_local_ranks
@@ -93,18 +93,11 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
     write_scores(comm, rank, Path(arguments["out"]), graph.num_vertices, arguments["probabilities"])
 
 
-def feature_width(graph: Graph) -> int:
-    """Return the number of features of a graph, 0 if it has none."""
-    if graph.features is None:
-        return 0
-    return graph.features.num_cols if isinstance(graph.features, CSR) else graph.features.shape[1]
-
-
 def check_alike(
     config: Config, graph: Graph, trained_on: GraphShape, what: str = "the graph", run: str = "the run"
 ) -> None:
     """Refuse a graph on which weights mean nothing. Raises: ConfigError for other features, or further relations."""
-    width, expected = feature_width(graph), trained_on.num_features
+    width, expected = graph.num_features, trained_on.num_features
     if width != expected:
         raise ConfigError(f"{what} has {width} features, {run} was trained on {expected}")
     if config.model.kind == "rgcn" and graph.num_relations > trained_on.num_relations:

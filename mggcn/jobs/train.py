@@ -25,6 +25,7 @@ from mggcn.assemble import (
     host_of,
     memory_limit,
     plan_graph,
+    room_of,
     this_machine,
     threads_per_rank,
 )
@@ -51,6 +52,7 @@ from mggcn.jobs.nccl_record import nccl_record
 from mggcn.jobs.weights import check_start, keep_start, start_of
 from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
+from mggcn.partition.rows.shard import check_split
 from mggcn.planning.advice import require_fit
 from mggcn.planning.opening import opening_lines
 from mggcn.planning.run import RunPlan
@@ -101,7 +103,9 @@ def prepare_run(
     check_available(config)
     config, choice = resolve_auto(config, graph)
     plan, partition = plan_graph(config, graph, shared=shared)
-    require_fit(plan, config.run.memory_limit or memory_limit(config) // at_once)
+    check_split(graph, config.data.splits, config.data.split)
+    limit = config.run.memory_limit or memory_limit(config) // at_once
+    require_fit(plan, limit, room_of(config) if at_once == 1 else None)
     if start is not None:
         check_start(plan, start)
     folder = make_run_folder(config, graph.name, out)

@@ -1,8 +1,7 @@
-"""Bytes: how many this machine grants a process, and how they are written and read by people."""
+"""Bytes: how many this machine grants a process; and how they are written for people."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from mggcn.memory.host import machine_memory
@@ -26,14 +25,3 @@ def human(nbytes: float) -> str:
         if abs(nbytes) >= size:
             return f"{nbytes / size:.2f} {unit}"
     return f"{nbytes:.0f} B"
-
-
-def parse_bytes(text: str) -> int:
-    """Return a number of bytes from text such as 512MiB, 80GiB, 32GB or 1000000. Raises: ValueError if it is neither."""
-    units = {"": 1, "b": 1}
-    for power, letter in enumerate("kmgt", start=1):
-        units |= {letter: 1024**power, f"{letter}ib": 1024**power, f"{letter}b": 1000**power}
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", text.strip().replace("_", "").lower())
-    if found is None or found[2] not in units:
-        raise ValueError(f"expected bytes such as 512MiB, 80GiB or 32GB, got {text!r}")
-    return int(float(found[1]) * units[found[2]])

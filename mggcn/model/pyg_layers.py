@@ -16,6 +16,15 @@ from mggcn.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+ACTIVATIONS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = MappingProxyType(
+    {
+        "relu": ("ReLU", {}),
+        "elu": ("ELU", {"alpha": 1.0}),
+        "leaky_relu": ("LeakyReLU", {"negative_slope": 0.01}),
+        "gelu": ("GELU", {"approximate": "none"}),
+    }
+)
+"""By model.activation: the torch module that computes it, and its options."""
 State = Mapping[str, "Tensor"]
 """Weights by mggcn's names."""
 
@@ -134,8 +143,7 @@ def _gat_weights(layer: int, conv: Any) -> dict[str, Weight]:
 def _gatv2_weights(layer: int, conv: Any) -> dict[str, Weight]:
     found: dict[str, Weight] = {}
     for number, linear in ((2 * layer - 1, conv.lin_l), (2 * layer, conv.lin_r)):
-        found[f"layers.{number}.weight"] = Weight(linear.weight, transposed=True)
-        found |= _bias(f"layers.{number}", linear)
+        found |= _linear(number, linear)
     found[f"layers.{2 * layer}.attention"] = Weight(conv.att.data[0])
     return found | _bias(f"attention.{layer}", conv)
 
@@ -153,6 +161,65 @@ def _check_attention(layer: int, last: bool, conv: Any, model: ModelConfig) -> N
             f"give it concat={not last}"
         )
     _check_self_loops(layer, conv, model, call)
+
+
+def _linear(number: int, linear: Any) -> dict[str, Weight]:
+    return {f"layers.{number}.weight": Weight(linear.weight, transposed=True)} | _bias(f"layers.{number}", linear)
+
+
+def _sage_weights(layer: int, conv: Any) -> dict[str, Weight]:
+    if conv.aggr == "max":
+        pool, root, neighbours = 3 * layer - 2, 3 * layer - 1, 3 * layer
+        return _linear(pool, conv.lin) | _linear(root, conv.lin_r) | _linear(neighbours, conv.lin_l)
+    neighbours, root = 2 * layer - 1, 2 * layer
+    return {f"layers.{neighbours}.weight": Weight(conv.lin_l.weight, transposed=True)} | {
+        f"layers.{root}.weight": Weight(conv.lin_r.weight, transposed=True),
+        **_bias(f"layers.{root}", conv.lin_l),
+    }
+
+
+def _check_sage(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
+    if conv.aggr not in ("mean", "max") or conv.project is not (conv.aggr == "max"):
+        raise ConfigError(
+            f"SAGEConv {layer} has aggr={conv.aggr!r} with project={conv.project}; mggcn's GraphSAGE takes the mean of "
+            "neighbours, or the maximum of what project=True makes of them"
+        )
+    if (model.aggregator, model.self_loops) != (conv.aggr, False):
+        raise ConfigError(
+            f"SAGEConv {layer} has aggr={conv.aggr!r} and no self-loops, the model aggregator={model.aggregator!r} and "
+            f"self_loops={model.self_loops}; name the model that the weights are for: "
+            f"model=mggcn.SAGE(..., aggregator={conv.aggr!r}, self_loops=False), also for the Trainer"
+        )
+
+
+def _sage(conv: Any) -> ModelConfig:
+    return ModelConfig(kind="sage", aggregator="max" if conv.aggr == "max" else "mean", self_loops=False)
+
+
+def _gin_layers(conv: Any) -> list[Any]:
+    """The dense layers of GIN."""
+    return [part for part in conv.nn.modules() if type(part).__name__ == "Linear"]
+
+
+def _gin_weights(layer: int, conv: Any) -> dict[str, Weight]:
+    first, second = _gin_layers(conv)
+    eps = {f"layers.{2 * layer - 1}.eps": Weight(conv.eps)}
+    return _linear(2 * layer - 1, first) | eps | _linear(2 * layer, second)
+
+
+def _check_gin(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
+    parts = [
+        part for part in conv.nn.modules() if next(part.children(), None) is None and part not in _gin_layers(conv)
+    ]
+    strange = [
+        type(part).__name__ for part in parts if type(part).__name__ not in ("Dropout", "Identity", "ModuleList")
+    ]
+    strange = [name for name in strange if name != ACTIVATIONS[model.activation][0]]
+    if len(_gin_layers(conv)) != 2 or strange:
+        has = ", ".join(strange) or f"{len(_gin_layers(conv))} dense layers"
+        raise ConfigError(
+            f"GINConv {layer} has {has}; mggcn's GIN has two dense layers with model.activation {model.activation} between"
+        )
 
 
 def _attention(kind: str, call: str, weights: Callable[[int, Any], dict[str, Weight]]) -> Twin:
@@ -207,6 +274,26 @@ TWINS: Final[Mapping[str, Twin]] = MappingProxyType(
         "GCNConv": _GCN,
         "RGCNConv": _RGCN,
         "FastRGCNConv": _RGCN,
+        "SAGEConv": Twin(
+            model=_sage,
+            call='mggcn.SAGE(aggregator="mean", self_loops=False)',
+            options=MappingProxyType(
+                {
+                    "normalize": (False, "no model divides rows by their length"),
+                    "root_weight": (True, "GCN(norm='mean') has no weights for the vertex itself"),
+                    **FLOW,
+                }
+            ),
+            weights=_sage_weights,
+            check=_check_sage,
+        ),
+        "GINConv": Twin(
+            model=lambda conv: ModelConfig(kind="gin"),
+            call="the model of kind gin",
+            options=MappingProxyType({"aggr": ("sum", "no model sums otherwise"), **FLOW}),
+            weights=_gin_weights,
+            check=_check_gin,
+        ),
         "GATConv": _attention("gat", "GAT", _gat_weights),
         "GATv2Conv": _attention("gatv2", "GATv2", _gatv2_weights),
     }

@@ -6,26 +6,57 @@ Ours: layers.<l>.weight (D, E), layers.<l>.bias (E,) and others by kind.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError
-from mggcn.model.pyg_layers import TWINS
+from mggcn.model.pyg_layers import ACTIVATIONS, TWINS, Weight
+from mggcn.model.pyg_norms import is_activation, norm_weights, norms_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-HARMLESS = ("ReLU", "Dropout", "Identity", "TrimToLayer")
-"""What may stand between the layers: what stands there in mggcn, too, or nothing (PyG trims sampled graphs alone)."""
+HARMLESS = ("Dropout", "Identity", "TrimToLayer", "ModuleList", "ModuleDict")
+"""What may stand between the layers beside norms and the activation: what mggcn has there, too, or nothing."""
+PLAIN = MappingProxyType(
+    {
+        "residual": "none",
+        "jumping": "last",
+        "head": "convolution",
+        "dense_before": (),
+        "dense_between": False,
+        "dense_after": (),
+    }
+)
+"""What a model must not have beside convolutions for its layers to be PyG's, in order."""
 SYNONYMS: dict[object, str] = {"sum": "add"}
 
 
-def convolutions(module: Any, model: ModelConfig | None = None) -> list[Any]:
-    """Return the convolutions of a torch module in order.
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The convolutions of a module in order, and the norms behind hidden ones, if the model has norms."""
+
+    layers: list[Any]
+    norms: list[Any]
+
+    def weights(self) -> dict[str, Weight]:
+        """Return all parameters by mggcn's names."""
+        found: dict[str, Weight] = {}
+        for number, conv in enumerate(self.layers, start=1):
+            found |= TWINS[type(conv).__name__].weights(number, conv)
+            if number <= len(self.norms):
+                found |= norm_weights(number, self.norms[number - 1])
+        return found
+
+
+def stack_of(module: Any, model: ModelConfig | None = None) -> Stack:
+    """Return the convolutions and norms of a torch module.
 
     model: which they must make; by default the one that the first makes.
     Raises: ConfigError if it has none or several kinds, or one without sizes, or computes something else than `model` as
-    far as its parts tell: an option of a layer, parameters between the layers, an activation other than ReLU.
+    far as its parts tell: an option of a layer, parameters between the layers, another activation.
     """
     if not callable(getattr(module, "modules", None)):
         raise ConfigError(f"expected a torch module with GCNConv layers, got {type(module).__name__}")
@@ -38,33 +69,45 @@ def convolutions(module: Any, model: ModelConfig | None = None) -> list[Any]:
     kinds = list(dict.fromkeys(type(conv).__name__ for conv in found))
     if len(kinds) > 1:
         raise ConfigError(f"the module has {' and '.join(kinds)} layers, a model of mggcn has one kind")
-    twin = TWINS[kinds[0]]
     if any(type(parameter).__name__ == "UninitializedParameter" for conv in found for parameter in conv.parameters()):
         raise ConfigError(
             f"a {kinds[0]}(-1, ...) has no weights before its first call; call the module once, or give sizes"
         )
-    _check_rest(module, found, kinds[0])
+    made = TWINS[kinds[0]].model(found[0]) if model is None else model
+    if more := [name for name, default in PLAIN.items() if getattr(made, name) != default]:
+        raise ConfigError(
+            f"weights come from and go to stacks of convolutions, norms and activations, the model has {', '.join(more)}; "
+            "copy tensors by name with Trainer.state_dict and scores_of"
+        )
+    inside = {id(part) for conv in found for part in conv.modules()} | {id(module)}
+    norms = norms_of(module, inside, len(found) - 1, made)
+    _check_rest(module, found, norms, made)
     for layer, conv in enumerate(found, start=1):
-        _check_options(layer, layer == len(found), conv, twin.model(found[0]) if model is None else model)
-    return found
+        _check_options(layer, layer == len(found), conv, made)
+    return Stack(found, norms)
 
 
-def _check_rest(module: Any, convs: list[Any], kind: str) -> None:
-    """Refuse what stands between the layers and is neither ReLU nor dropout, norms without parameters among it."""
-    known = {id(parameter) for conv in convs for parameter in conv.parameters()}
+def _check_rest(module: Any, convs: list[Any], norms: list[Any], model: ModelConfig) -> None:
+    """Refuse what stands between the layers and is no norm, activation or dropout of the model."""
+    own = [*convs, *norms]
+    known = {id(parameter) for one in own for parameter in one.parameters()}
     strange = [name for name, parameter in module.named_parameters() if id(parameter) not in known]
-    inside = {id(part) for conv in convs for part in conv.modules()} | {id(module)}
-    parts = [type(m).__name__ for m in module.modules() if id(m) not in inside and next(m.children(), None) is None]
-    if parts and parts[-1] in ("Softmax", "LogSoftmax"):
+    inside = {id(part) for one in own for part in one.modules()} | {id(module)}
+    parts = [m for m in module.modules() if id(m) not in inside and next(m.children(), None) is None]
+    if parts and type(parts[-1]).__name__ in ("Softmax", "LogSoftmax"):
         parts.pop()  # turns logits into probabilities
-    strange += [part for part in parts if part not in (*HARMLESS, "ModuleList", "ModuleDict")]
+    strange += [
+        type(part).__name__ for part in parts if type(part).__name__ not in HARMLESS and not is_activation(part, model)
+    ]
     act = getattr(module, "act", None)  # of PyG's own GCN, which may be a function
-    if callable(act) and type(act).__name__ not in HARMLESS and getattr(act, "__name__", "") not in ("relu", "relu_"):
+    if callable(act) and type(act).__name__ not in HARMLESS and not is_activation(act, model):
         strange.append(f"act={getattr(act, '__name__', type(act).__name__)}")
     if strange:
+        between = {"none": "", "layer": "layer norm, ", "batch": "batch norm, "}[model.norm_layer]
         raise ConfigError(
-            f"mggcn has ReLU and dropout between {kind} layers, the module also {', '.join(strange[:8])}; give the "
-            "layers alone, as a torch.nn.ModuleList, if nothing of that is part of the network"
+            f"mggcn has {between}{ACTIVATIONS[model.activation][0]} and dropout between {type(convs[0]).__name__} layers, "
+            f"the module also {', '.join(strange[:8])}; give the layers alone, as a torch.nn.ModuleList, if nothing of "
+            "that is part of the network, or name the model that has it, such as model=mggcn.GCN(..., norm_layer='batch')"
         )
 
 
@@ -102,7 +145,7 @@ def from_pyg(module: Any, model: ModelConfig | None = None) -> dict[str, Tensor]
     (and dropout) between them and nothing else, on the same graph.
 
     Args:
-        module: A torch module with layers of one kind: GCNConv, RGCNConv, GATConv or GATv2Conv.
+        module: A torch module with layers of one kind: GCNConv, SAGEConv, GINConv, GATConv, GATv2Conv or RGCNConv.
         model: The model that the weights are for, by default `GCN()`, `RGCN(bases=...)`, `GAT(heads=...)` or
             `GATv2(heads=...)` as the first layer has them: `GCN(self_loops=False)` for layers with add_self_loops=False,
             and then for the Trainer too, since weights do not say how their layers were made. An RGCNConv without
@@ -111,12 +154,10 @@ def from_pyg(module: Any, model: ModelConfig | None = None) -> dict[str, Tensor]
     Raises:
         ConfigError: A layer has options, or the module has other parts, that the model does not have.
     """
-    state: dict[str, Tensor] = {}
-    for layer, conv in enumerate(convolutions(module, model), start=1):
-        twin = TWINS[type(conv).__name__]
-        state |= {name: weight.read() for name, weight in twin.weights(layer, conv).items()} | dict(
-            twin.added(layer, conv)
-        )
+    stack = stack_of(module, model)
+    state = {name: weight.read() for name, weight in stack.weights().items()}
+    for layer, conv in enumerate(stack.layers, start=1):
+        state |= TWINS[type(conv).__name__].added(layer, conv)
     return state
 
 
@@ -132,23 +173,19 @@ def to_pyg(state: Mapping[str, Tensor], module: Any, model: ModelConfig | None =
         ConfigError: The number of layers, the biases, a shape or an option differs; the module is then unchanged.
     """
     check_state(state)
-    convs = convolutions(module, model)
+    stack, given = stack_of(module, model), state
+    for layer, conv in enumerate(stack.layers, start=1):
+        given = TWINS[type(conv).__name__].taken(layer, conv, given)
     pairs: list[tuple[Any, Tensor]] = []
-    names = set(state)
-    for layer, conv in enumerate(convs, start=1):
-        twin = TWINS[type(conv).__name__]
-        given = twin.taken(layer, conv, state)
-        names -= state.keys() - given.keys()
-        for name, weight in twin.weights(layer, conv).items():
-            if name not in given:
-                raise ConfigError(f"the module needs {name}, the weights are {', '.join(state)}")
-            value = given[name].t() if weight.transposed else given[name]
-            if value.shape != weight.parameter.shape:
-                raise ConfigError(
-                    f"{name} gives {tuple(value.shape)}, the module expects {tuple(weight.parameter.shape)}"
-                )
-            names.discard(name)
-            pairs.append((weight.parameter, value))
+    names = set(given)
+    for name, weight in stack.weights().items():
+        if name not in given:
+            raise ConfigError(f"the module needs {name}, the weights are {', '.join(state)}")
+        value = given[name].t() if weight.transposed else given[name]
+        if value.shape != weight.parameter.shape:
+            raise ConfigError(f"{name} gives {tuple(value.shape)}, the module expects {tuple(weight.parameter.shape)}")
+        names.discard(name)
+        pairs.append((weight.parameter, value))
     if names:
         raise ConfigError(f"the module has no place for {', '.join(sorted(names))}")
     for target, value in pairs:

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from mggcn.graph.csr import CSR, Graph
+from mggcn.graph.csr import CSR, Graph, Rows
 from mggcn.partition.order import Assignment
-from mggcn.partition.sweep import sweep
+from mggcn.partition.sweep import sweep, sweep_nonzeros
 
 COUNTED = 1 << 18
 """Edges counted at a time: NumPy needs some 40 bytes for each meanwhile."""
@@ -153,21 +153,13 @@ SAMPLED_ROWS = 2048
 
 
 def estimate_aggregated_nnz(graph: Graph, *, self_loops: bool) -> int:
-    """Estimate the nonzeros of A^T X for sparse X from SAMPLED_ROWS evenly spaced rows; 0 for dense features.
+    """Estimate the nonzeros of A^T X for sparse X, a CSR or not, from SAMPLED_ROWS evenly spaced rows; 0 without X.
 
     Cost: the pattern of X is held in memory meanwhile. Exact for graphs of at most SAMPLED_ROWS vertices.
     """
-    features = graph.features
-    if not isinstance(features, CSR) or not graph.num_vertices:
+    if graph.features is None or not graph.num_vertices:
         return 0
-    pattern = sp.csr_matrix(
-        (
-            np.ones(features.nnz, np.float32),
-            features.read_columns(0, features.nnz),
-            features.read_pointers(0, features.num_rows + 1),
-        ),
-        (graph.num_vertices, features.num_cols),
-    )
+    pattern = _pattern(graph.features)
     count = min(SAMPLED_ROWS, graph.num_vertices)
     chosen = np.linspace(0, graph.num_vertices - 1, count).astype(np.int64)
     parts = []
@@ -179,4 +171,15 @@ def estimate_aggregated_nnz(graph: Graph, *, self_loops: bool) -> int:
             loops = sp.csr_matrix((np.ones(mine.size, np.float32), (np.arange(mine.size), mine)), adj.shape)
             adj = adj + loops
         parts.append((adj @ pattern).nnz)
-    return round(sum(parts) * graph.num_vertices / count)
+    return round(float(sum(parts)) * graph.num_vertices / count)
+
+
+def _pattern(features: Rows | CSR) -> sp.csr_matrix:
+    """Return a matrix of ones where features are not zero."""
+    cols = features.num_cols if isinstance(features, CSR) else features.shape[1]
+    chunks = list(sweep_nonzeros(features))
+    indices = np.concatenate([chunk.indices for chunk in chunks])
+    counts = np.concatenate([np.diff(chunk.indptr) for chunk in chunks])
+    return sp.csr_matrix(
+        (np.ones(indices.size, np.float32), indices, np.append(0, np.cumsum(counts))), (counts.size, cols)
+    )

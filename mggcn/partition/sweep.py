@@ -1,4 +1,4 @@
-"""One forward pass over the rows of a CSR in bounded memory."""
+"""One forward pass over the rows of a CSR, or over the nonzeros of dense rows, in bounded memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.graph.csr import CSR
+from mggcn.graph.csr import CSR, Rows
+from mggcn.graph.nonzeros import nonzeros
 
 EDGES = 1 << 21
 """Edges of one chunk: 8 MiB of column ids."""
@@ -46,3 +47,15 @@ def sweep(matrix: CSR, edges: int = EDGES, rows: int = ROWS) -> Iterator[Chunk]:
             values = None if matrix.values is None else matrix.values.read(a, b)
             yield Chunk(start + low, indptr[low : high + 1] - a, matrix.read_columns(a, b), values)
             low = high
+
+
+def sweep_nonzeros(matrix: Rows | CSR, edges: int = EDGES) -> Iterator[Chunk]:
+    """As `sweep` with at most `edges` entries at a time; of dense rows, which are read `edges` numbers at a time."""
+    if isinstance(matrix, CSR):
+        yield from sweep(matrix, edges)
+        return
+    rows, cols = matrix.shape
+    step = max(1, edges // max(cols, 1))
+    for start in range(0, rows, step):
+        counts, indices, values = nonzeros(matrix.read(start, min(start + step, rows)))
+        yield Chunk(start, np.append(0, np.cumsum(counts)), indices, values)

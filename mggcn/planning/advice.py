@@ -1,13 +1,17 @@
-"""Advice on memory: whether a plan fits, and if not, whether one copy of the graph, more ranks or narrower layers would."""
+"""Advice on memory: whether a plan fits, and if not, which ranks, precision, strategy, rows or widths would."""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from mggcn.errors import GraphError, PlanError
+from mggcn.aggregate.base import Strategy
+from mggcn.errors import ConfigError, GraphError, PlanError
+from mggcn.memory.device import DEVICES
 from mggcn.memory.units import human
 from mggcn.planning.run import RunPlan, plan_ranks
 
@@ -16,7 +20,17 @@ SAMPLING_MARGIN = 1.02
 """On expected nonzeros: those of a real assignment scatter about them."""
 
 
-def require_fit(plan: RunPlan, limit: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a run could have instead of what it asked for."""
+
+    per_rank: Callable[[int], int]
+    """Bytes for each of P ranks; 0 where the machine cannot have so many."""
+    strategies: Mapping[str, Strategy] = field(default_factory=dict)
+    """Exact ones that share out rows."""
+
+
+def require_fit(plan: RunPlan, limit: int, room: Room | None = None) -> None:
     """Raise PlanError if a rank needs more than `limit` bytes; the message says what would fit."""
     rank = plan.largest
     if rank.total_bytes <= limit:
@@ -24,34 +38,63 @@ def require_fit(plan: RunPlan, limit: int) -> None:
     widths = ",".join(str(w) for w in plan.config.model.hidden)
     raise PlanError(
         f"rank {rank.rank} needs {human(rank.total_bytes)} for {rank.sizes.rows:,} of {plan.shape.num_vertices:,} rows "
-        f"and hidden widths {widths or 'none'}, {human(limit)} may be used; {advice(plan, limit)}"
+        f"and hidden widths {widths or 'none'}, {human(limit)} may be used; {advice(plan, limit, room)}"
     )
 
 
 def smallest_ranks(plan: RunPlan, limit: int) -> int:
     """Return the smallest number of ranks, each with `limit` bytes, that fits; the plan's own if none smaller does."""
     own = plan.config.run.ranks
-    return _first(1, own, lambda p: _estimate(plan, p, 1.0) <= limit) or own
+    return _first(1, own, lambda p: _estimate(plan, p) <= limit) or own
 
 
-def advice(plan: RunPlan, limit: int) -> str:
-    """Say whether one copy of the graph, how many ranks, each with `limit` bytes, or which narrower widths would fit."""
-    hints = []
+def advice(plan: RunPlan, limit: int, room: Room | None = None) -> str:
+    """Say what would fit, the least change first; each is planned before it is named.
+
+    room: what the machine has for other numbers of ranks; None: `limit` for each, however many there are.
+    """
+    room = room or Room(lambda _: limit)
+    most = min(MAX_ADVISED_RANKS, plan.shape.num_vertices)
+    if not room.per_rank(most):
+        most = bisect.bisect_left(range(1, most + 1), True, key=lambda p: not room.per_rank(p))
+    hints = [*_ranks(plan, limit, room, most), *_settings(plan, limit, room), *_widths(plan, limit)]
+    if hints:
+        return " or ".join(hints)
+    alone = DEVICES[plan.config.run.device].process_bytes
+    why = f": a process takes {human(alone)} before it holds anything" if room.per_rank(1) < alone else ""
+    return f"no number of ranks up to {most} would fit{why}; free memory or raise --memory-limit"
+
+
+def _ranks(plan: RunPlan, limit: int, room: Room, most: int) -> Iterator[str]:
+    """Fewer ranks, where these have more memory each; then more."""
+    own = plan.config.run.ranks
+    fewer = [p for p in (own >> shift for shift in range(1, own.bit_length())) if room.per_rank(p) > limit]
+    if found := next((p for p in fewer if _estimate(plan, p) <= room.per_rank(p)), None):
+        yield f"{found} rank{'s' * (found > 1)} with {human(room.per_rank(found))} each would fit"
+    if found := _first(own + 1, most + 1, lambda p: _estimate(plan, p) <= room.per_rank(p)):
+        each = "as much memory" if room.per_rank(found) == limit else human(room.per_rank(found))
+        yield f"{found} ranks with {each} each would fit"
+
+
+def _settings(plan: RunPlan, limit: int, room: Room) -> Iterator[str]:
+    """A narrower type, another exact strategy, or one copy of the graph."""
+    run = plan.config.run
+    if run.precision != "bf16" and (need := _estimate(plan, precision="bf16")) <= limit:
+        yield f"--precision bf16 would fit into {human(need)}"
+    if plan.strategy.kind == "rows":
+        needs = {name: _estimate(plan, strategy=name, by=one) for name, one in room.strategies.items()}
+        needs.pop(run.strategy, None)
+        if needs and needs[best := min(needs, key=lambda name: needs[name])] <= limit:
+            yield f"--strategy {best} would fit into {human(needs[best])}"
+    if plan.ranks[0].pruned and _estimate(plan, prune="off") <= limit:
+        yield "--set run.prune=off, which computes all rows from one copy of the graph, would fit"
+
+
+def _widths(plan: RunPlan, limit: int) -> Iterator[str]:
     own, hidden = plan.config.run.ranks, plan.config.model.hidden
-    if plan.ranks[0].pruned:
-        run = dataclasses.replace(plan.config.run, prune="off")
-        if _estimate(dataclasses.replace(plan, config=dataclasses.replace(plan.config, run=run)), own, 1.0) <= limit:
-            hints.append("--set run.prune=off, which computes all rows from one copy of the graph, would fit")
-    ranks = _first(own + 1, MAX_ADVISED_RANKS + 1, lambda p: _estimate(plan, p, 1.0) <= limit)
-    if ranks:
-        hints.append(f"{ranks} ranks with as much memory each would fit")
-    cut = _first(1, 16, lambda c: _estimate(plan, own, 1 - c / 16) <= limit) if hidden else None
-    if cut:
+    if hidden and (cut := _first(1, 16, lambda c: _estimate(plan, share=1 - c / 16) <= limit)):
         widths = ",".join(str(w) for w in _narrowed(hidden, 1 - cut / 16))
-        hints.append(f"--set model.hidden={widths} would fit on {own}")
-    return " or ".join(hints) or (
-        f"no number of ranks up to {MAX_ADVISED_RANKS} would fit; free memory or raise --memory-limit"
-    )
+        yield f"--set model.hidden={widths} would fit on {own}"
 
 
 def _first(start: int, stop: int, fits: Callable[[int], bool]) -> int | None:
@@ -64,14 +107,17 @@ def _narrowed(hidden: tuple[int, ...], share: float) -> tuple[int, ...]:
     return tuple(max(1, int(w * share)) for w in hidden)
 
 
-def _estimate(plan: RunPlan, ranks: int, share: float) -> int:
-    """Predicted peak of the largest rank for another number of ranks or narrower layers."""
+def _estimate(
+    plan: RunPlan, ranks: int | None = None, share: float = 1.0, by: Strategy | None = None, **settings: Any
+) -> int:
+    """Predicted peak of the largest rank for another number of ranks, narrower layers or other settings of [run]."""
+    ranks = ranks or plan.config.run.ranks
     model = dataclasses.replace(plan.config.model, hidden=_narrowed(plan.config.model.hidden, share))
     transport = plan.config.run.transport if ranks in (1, plan.config.run.ranks) else "auto"
-    run = dataclasses.replace(plan.config.run, ranks=ranks, transport=transport)
-    config = dataclasses.replace(plan.config, model=model, run=run)
     shape = plan.shape
     try:
+        run = dataclasses.replace(plan.config.run, ranks=ranks, transport=transport, **settings)
+        config = dataclasses.replace(plan.config, model=model, run=run)
         if ranks == plan.config.run.ranks:
             stats = plan.stats
             chosen = set(range(ranks))
@@ -85,7 +131,8 @@ def _estimate(plan: RunPlan, ranks: int, share: float) -> int:
             # Parts have at most two sizes, and the smaller may have to hold a block of the larger.
             chosen = {counts.index(max(counts)), counts.index(min(counts))}
         return max(
-            rank.total_bytes for rank in plan_ranks(config, shape, stats, plan.strategy, sorted(chosen), plan.nccl)
+            rank.total_bytes
+            for rank in plan_ranks(config, shape, stats, by or plan.strategy, sorted(chosen), plan.nccl)
         )
-    except GraphError:
+    except (ConfigError, GraphError, PlanError):
         return 2**62

@@ -25,7 +25,9 @@ def opening_lines(
     graph, network = subject(plan)
     lines = [graph if store is None else f"store {store} holds {graph}", network]
     if len(plan.ranks) > 1:
-        lines.append(reason or "strategy and order are as set; --strategy auto --order auto would compare all")
+        lines.append(
+            reason or "strategy and order are those of the settings; --strategy auto --order auto compares all"
+        )
     if how := launching(config.run):
         lines.append(f"an epoch is {how}")
     peak = f"predicted peak {human(plan.largest.total_bytes)} of {human(limit)} per rank"

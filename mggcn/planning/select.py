@@ -19,6 +19,7 @@ from mggcn.errors import PlanError
 from mggcn.memory.units import human
 from mggcn.partition.locality.reuse import BOUNDS, near_share
 from mggcn.partition.rows.partition import row_stats
+from mggcn.planning.advice import Room, advice
 from mggcn.planning.cost_text import parts_cells, seconds_text
 from mggcn.planning.op_cost import training_cost
 from mggcn.planning.run import RunPlan
@@ -95,11 +96,11 @@ class Choice:
         return self.chosen.candidate
 
 
-def choose(candidates: Sequence[Candidate], machine: Machine, limit: int) -> Choice:
+def choose(candidates: Sequence[Candidate], machine: Machine, limit: int, room: Room | None = None) -> Choice:
     """Cost the candidates on `machine`, each rank of which may use `limit` bytes, and choose the fastest exact one.
 
     Equal predictions are decided by fewer bytes sent, then by less memory, then by the order of the candidates.
-    Raises: PlanError, ConfigError as `training_cost`.
+    room: as of `advice`. Raises: PlanError, ConfigError as `training_cost`.
     """
     rows = [_row(candidate, machine, limit) for candidate in candidates]
     eligible = [row for row in rows if row.verdict == "fits"]
@@ -108,7 +109,7 @@ def choose(candidates: Sequence[Candidate], machine: Machine, limit: int) -> Cho
     best = min(eligible, key=rank, default=None)
     if analysed := _row_15d(candidates, machine):
         rows.append(analysed)
-    reason = _none_reason(rows, limit) if best is None else _reason(best, rows, near_rows(machine), rank)
+    reason = _none_reason(rows, limit, room) if best is None else _reason(best, rows, near_rows(machine), rank)
     return Choice(machine, tuple(rows), best, reason)
 
 
@@ -223,13 +224,14 @@ def _but(row: Row) -> str:
     return "is not exact" if row.verdict == "not exact" else f"needs {human(row.memory_bytes or 0)} per rank"
 
 
-def _none_reason(rows: Sequence[Row], limit: int) -> str:
-    large = [row for row in rows if row.verdict == "does not fit"]
+def _none_reason(rows: Sequence[Row], limit: int, room: Room | None) -> str:
+    large = [(row, row.candidate.plan) for row in rows if row.verdict == "does not fit"]
     if large:
-        least = min(large, key=lambda row: row.memory_bytes or 0)
+        least, plan = min(large, key=lambda entry: entry[0].memory_bytes or 0)
+        hints = "" if plan is None else f"; {advice(plan, limit, room)}"
         return (
             f"no exact strategy fits into {human(limit)} per rank; {least.candidate.name} needs the least, "
-            f"{human(least.memory_bytes or 0)}; use more ranks or narrower layers, or raise --memory-limit"
+            f"{human(least.memory_bytes or 0)}{hints}"
         )
     reasons = "; ".join(f"{r.candidate.name}: {r.note}" for r in rows if r.verdict == "not possible")
     return f"no exact strategy is possible{': ' if reasons else ''}{reasons}; name one with --strategy"

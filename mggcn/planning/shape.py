@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mggcn.config import Config, ModelConfig
+from mggcn.config import Config
 from mggcn.errors import GraphError
-from mggcn.graph.csr import CSR, Graph
+from mggcn.graph.csr import Graph
+from mggcn.graph.nonzeros import features_nnz
 from mggcn.model.builder import Network
 from mggcn.model.network import NETWORKS, num_aggregations
 from mggcn.partition.base import Partition, PartitionStats
@@ -37,40 +38,50 @@ class GraphShape:
     """Of a bare shape: vertices that the loss reads; None: not known, or known of the graph one by one."""
 
 
-def graph_shape(graph: Graph, model: ModelConfig) -> GraphShape:
-    """Return what a plan needs to know of a graph. Cost: none, or a sample of A_hat X for sparse features."""
+def graph_shape(graph: Graph, config: Config) -> GraphShape:
+    """Return what a plan needs to know of a graph.
+
+    Cost: as `features_nnz`, and for sparse features a sample of A_hat X. Raises: GraphError for a graph without features.
+    """
     features = graph.features
     if features is None:
         raise GraphError(
-            f"{graph.name} has no features; give it some when you prepare it, for example a sparse identity matrix"
+            f"{graph.name} has no features; give it some: prepare it with --features FILE, degree or identity (in Python: "
+            'mggcn.load(..., features="degree"))'
         )
-    sparse = isinstance(features, CSR)
+    model, nnz = config.model, features_nnz(features, config.run.features)
     aggregates = model.aggregates and not model.input_dropout
     return GraphShape(
         name=graph.name,
         num_vertices=graph.num_vertices,
         num_edges=graph.num_edges,
-        num_features=features.num_cols if isinstance(features, CSR) else features.shape[1],
+        num_features=graph.num_features,
         num_classes=graph.num_classes,
         symmetric=graph.symmetric,
         weighted=graph.adj.values is not None,
         num_relations=graph.num_relations,
-        feature_nnz=features.nnz if isinstance(features, CSR) else None,
-        aggregated_nnz=estimate_aggregated_nnz(graph, self_loops=model.self_loops) if sparse and aggregates else 0,
+        feature_nnz=nnz,
+        aggregated_nnz=0
+        if nnz is None or not aggregates
+        else estimate_aggregated_nnz(graph, self_loops=model.self_loops),
     )
 
 
 def partition_stats(
-    config: Config, graph: Graph, partition: Partition, network: Network | None = None, shared: Shared | None = None
+    config: Config,
+    graph: Graph,
+    shape: GraphShape,
+    partition: Partition,
+    network: Network | None = None,
+    shared: Shared | None = None,
 ) -> PartitionStats:
     """Return the sizes of a partition, and what training epochs need of it if they may leave rows out.
 
-    Cost: a few sweeps over the edges, unless an earlier run has shared them.
+    shape: the graph's. Cost: a few sweeps over the edges, unless an earlier run has shared them.
     """
     model, data = config.model, config.data
-    sparse = isinstance(graph.features, CSR)
-    features = graph_shape(graph, model).num_features
-    sizes = (features, graph.num_classes, graph.num_relations)
+    sparse = shape.feature_nnz is not None
+    sizes = (shape.num_features, graph.num_classes, graph.num_relations)
     depth = num_aggregations(network or NETWORKS[model.kind], model, *sizes, sparse=sparse)
     pruned = config.run.prune == "auto" and depth > 0
 

@@ -13,7 +13,7 @@ from mggcn.memory.units import human
 from mggcn.model.program import Program
 from mggcn.partition.cut.partition import CutStats
 from mggcn.partition.rows.partition import row_stats
-from mggcn.planning.advice import advice, smallest_ranks
+from mggcn.planning.advice import Room, advice, smallest_ranks
 from mggcn.planning.record import layer_reasons
 from mggcn.planning.run import RankPlan, RunPlan
 
@@ -32,13 +32,20 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     ]
 
 
-def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = (), explain: bool = False) -> str:
-    """Return the plan as text; with `limit` bytes per rank, the verdict too. notes: lines before it, such as its cost.
+def render(
+    plan: RunPlan,
+    limit: int | None = None,
+    notes: Sequence[str] = (),
+    explain: bool = False,
+    room: Room | None = None,
+) -> str:
+    """Return the plan as text; with `limit` bytes per rank, the verdict first. notes: lines at its end, such as its cost.
 
-    explain: also what each rewrite of the model did, and the ops that came of it.
+    room: as of `advice`. explain: also what each rewrite of the model did, and the ops that came of it.
     """
     config, rank = plan.config, plan.largest
     lines = [
+        *([] if limit is None else [verdict(plan, limit, room), ""]),
         *subject(plan),
         "",
         "order of products",
@@ -60,8 +67,6 @@ def render(plan: RunPlan, limit: int | None = None, notes: Sequence[str] = (), e
         lines += ["", *_ranks(plan), "", *_tiles(plan)]
     if notes:
         lines += ["", *notes]
-    if limit is not None:
-        lines += ["", verdict(plan, limit)]
     return "\n".join(lines)
 
 
@@ -263,13 +268,11 @@ def _cut(stats: CutStats) -> list[str]:
     return [*lines, "  leaves", *table(names, rows)]
 
 
-def verdict(plan: RunPlan, limit: int) -> str:
+def verdict(plan: RunPlan, limit: int, room: Room | None = None) -> str:
     """Say whether every rank fits into `limit` bytes, the smallest number of ranks that does, or what would fit."""
     need = plan.largest.total_bytes
     if need > limit:
-        return f"does not fit: {human(need)} of {human(limit)} per rank; {advice(plan, limit)}"
+        return f"does not fit: {human(need)} of {human(limit)} per rank; {advice(plan, limit, room)}"
     least = smallest_ranks(plan, limit)
-    return (
-        f"fits: {human(need)} of {human(limit)} per rank; "
-        f"{least} rank{'s are' if least > 1 else ' is'} the least that fits with as much memory each"
-    )
+    fewest = f"; {least} with as much memory each would do" if least < len(plan.ranks) else ""
+    return f"fits: {human(need)} of {human(limit)} per rank{fewest}"

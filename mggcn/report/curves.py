@@ -38,6 +38,7 @@ def _draw_loss(axes: Any, record: RunRecord) -> None:
     axes.set_title(f"training loss{repeats}", fontsize=10, loc="left", color=INK)
     if drawn.size and drawn.min() > 0:
         _log_scale(axes, drawn)
+        axes.set_ylabel("loss, logarithmic", fontsize=9)
     elif not drawn.size:
         _say(axes, "no finite loss")
     lost = sum(not np.isfinite(numbers([epoch["loss"]])[0]) for epochs in record.runs.values() for epoch in epochs)

@@ -83,6 +83,14 @@ def format_count(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def count_unit(largest: float) -> tuple[float, str]:
+    """Return the unit in which all counts of an axis up to `largest` are written, with its name: `k` for thousands."""
+    for size, name in ((1e9, "G"), (1e6, "M")):
+        if largest >= size:
+            return size, name
+    return (1e3, "k") if largest >= 1e4 else (1.0, "")
+
+
 def _decimals(value: float) -> int:
     """Three significant digits, for values below a thousand or so."""
     return 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0

@@ -116,7 +116,20 @@ def _draw_regions(axes: Any, ranks: list[Json]) -> None:
     for number, name in enumerate(names):
         heights = [rank["regions"].get(name, 0) / unit for rank in ranks]
         label = f"{drawable(name)}: {format_bytes(ranks[0]['regions'].get(name, 0))}"
-        axes.bar(range(len(ranks)), heights, 0.75, bottom, label=label, color=PALETTE[number % len(PALETTE)])
+        # Where colours repeat, hatches tell the regions apart.
+        hatch = ("", "///", "...")[number // len(PALETTE) % 3]
+        colour = PALETTE[number % len(PALETTE)]
+        axes.bar(
+            range(len(ranks)),
+            heights,
+            0.75,
+            bottom,
+            label=label,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0,
+        )
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     tidy(axes)
     axes.margins(x=0.08 if len(ranks) > 1 else 0.6)
@@ -125,7 +138,7 @@ def _draw_regions(axes: Any, ranks: list[Json]) -> None:
         axes.set_xticks(range(len(ranks)), [str(rank["rank"]) for rank in ranks])
     axes.set_xlabel("rank", fontsize=9)
     axes.set_ylabel(f"memory ({unit_name})", fontsize=9)
-    axes.set_title(f"rank 0: {format_bytes(ranks[0]['total_bytes'])}", fontsize=10, loc="left", color=INK)
+    axes.set_title(f"planned, rank 0: {format_bytes(ranks[0]['total_bytes'])}", fontsize=10, loc="left", color=INK)
     handles, labels = axes.get_legend_handles_labels()
     legend = axes.legend(
         handles[::-1], labels[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1)

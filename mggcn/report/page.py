@@ -14,10 +14,10 @@ _COSTS = {
     "epochs": "epochs",
     "seconds_per_epoch": "time per epoch (median)",
     "setup_seconds": "setup time",
-    "planned_peak_bytes": "peak memory, planned",
-    "measured_peak_bytes": "peak memory, measured",
-    "arena_bytes": "arena",
-    "bytes_sent_per_epoch": "sent per epoch",
+    "planned_peak_bytes": "peak memory, planned{peak}",
+    "measured_peak_bytes": "peak memory, measured{peak}",
+    "arena_bytes": "arena{rank}",
+    "bytes_sent_per_epoch": "sent per epoch{rank}",
 }
 
 
@@ -29,7 +29,7 @@ def write_page(record: RunRecord, images: Sequence[Path], path: Path, timeline: 
         f"<h1>{escape(name)}: {escape(record.metric)}</h1>",
         f'<p class="under">{escape(_subtitle(record))}</p>',
         *(f'<p class="note">{escape(note)}</p>' for note in record.notes),
-        _results(record.result) if record.result else "",
+        _results(record.result, *_whose(record)) if record.result else "",
         "<h2>Curves</h2>",
         image(curves, "loss and scores over the epochs"),
         "<h2>Memory</h2>",
@@ -59,9 +59,21 @@ def _subtitle(record: RunRecord) -> str:
     return f"{', '.join(parts)} · {where} · run {record.path.resolve().name}"
 
 
-def _results(result: Json) -> str:
-    """Scores of the best and the last epoch, or of every repeat, beside the costs."""
-    costs = [(label, _quantity(key, result[key])) for key, label in _COSTS.items() if key in result]
+def _whose(record: RunRecord) -> tuple[str, str]:
+    """Say whose the peaks of memory are, and whose arena and bytes sent; one rank's need no words."""
+    if record.plan["ranks"] == 1:
+        return "", ""
+    together = record.config.get("run", {}).get("transport") == "threads"
+    return " (all ranks)" if together else " (largest rank)", " (rank 0)"
+
+
+def _results(result: Json, peak: str = "", rank: str = "") -> str:
+    """Scores of the best and the last epoch, or of every repeat, beside the costs and whose they are."""
+    costs = [
+        (label.format(peak=peak, rank=rank), _quantity(key, result[key]))
+        for key, label in _COSTS.items()
+        if key in result
+    ]
     scores = _repeats(result) if "runs" in result else _scores(result)
     return f'<div class="columns">{scores}{table((), costs, numeric=[1])}</div>'
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.report.figure import INK, MUTED, PALETTE, format_count, new_figure, save, tidy
+from mggcn.report.figure import INK, MUTED, PALETTE, count_unit, format_count, new_figure, save, tidy
 from mggcn.report.run_folder import Json
 
 
@@ -74,5 +74,6 @@ def _draw_bars(axes: Any, per_rank: npt.NDArray[np.float64]) -> None:
         axes.set_xticks(range(len(per_rank)))
     axes.margins(y=0.12)
     axes.set_xlabel("rank", fontsize=9)
-    axes.yaxis.set_major_formatter(lambda value, _: format_count(value))
+    unit, name = count_unit(per_rank.max())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value / unit:g} {name}".strip() if value else "0")
     tidy(axes)

@@ -290,9 +290,8 @@ class RankTrainer:
         if found is None:
             return
         self.progress, parts = found
-        if (
-            self.progress.epoch <= self._config.train.schedule_start
-        ):  # a schedule that begins here owes nothing to another
+        # A schedule that begins here owes nothing to a plateau before it.
+        if self.progress.epoch <= self._config.train.schedule_start:
             self.progress.rate, self.progress.peak, self.progress.stalled = None, None, 0
         if self._config.train.repeat == 1 and self.progress.finished:
             # A complete run that is extended: its only repeat goes on. Without more epochs it ends again as it did.

@@ -41,7 +41,7 @@ def test_a_run_says_what_it_is_and_takes_before_it_allocates(
         peak = r"^predicted peak [\d.]+ MiB of [\d.]+ GiB per rank; [\d.]+ m?s per epoch, [\d.]+ m?s for 30 epochs"
         assert re.search(peak, text, re.M)
         assert "run folder" not in text
-    assert "strategy and order are as set; --strategy auto" in said[0]
+    assert "strategy and order are those of the settings; --strategy auto" in said[0]
     assert re.search(r"^\w+, order random is chosen: .* predicted", said[1], re.M)
 
 

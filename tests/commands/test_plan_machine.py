@@ -46,7 +46,7 @@ def test_mg_gcns_ratios(capsys: pytest.CaptureFixture[str], machine: str, ratio:
     out = capsys.readouterr().out
     assert f"communication takes {ratio:.2f} of 1D's time" in out
     assert "described from data sheets, not measured" in out
-    assert f"of {free} per rank" in out.splitlines()[-1]
+    assert f"of {free} per rank" in out.splitlines()[0]
     assert run_main("plan", *arguments, "--json") == 0
     predicted = json.loads(capsys.readouterr().out)["predicted"]
     assert predicted["time_ratio_15d"] == pytest.approx(ratio)

@@ -71,7 +71,7 @@ def test_a_strangers_graph(data_root: Path, tmp_path: Path, capsys: pytest.Captu
     store, three, one = tmp_path / "store", tmp_path / "three", tmp_path / "one"
     assert run_main("prepare", files.edges, store, *files.arguments) == 0
     said = capsys.readouterr().out
-    assert "2,708 vertices, 10,556 stored edges, symmetric, 1,433 features, 7 classes, splits test, train, val" in said
+    assert "2,708 vertices, 10,556 stored edges, symmetric, 1,433 sparse features, 7 classes, splits" in said
     assert run_main("train", store, *SETTINGS, "--ranks", 3, "--transport", transport, "--out", three, "--quiet") == 0
     assert run_main("train", store, *SETTINGS, "--out", one, "--quiet") == 0
     np.testing.assert_allclose(losses(three), losses(one), rtol=1e-5)

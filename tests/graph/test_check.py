@@ -65,7 +65,7 @@ BROKEN: dict[str, tuple[Graph, str]] = {
     "integer split": (split(train=ArrayRows(np.ones((1, 5), np.int8))), r"bool of shape \[S, 5\]"),
     "uneven family": (split(train=mask(1), val=ArrayRows(np.zeros((2, 5), bool))), "equally many"),
     "empty train": (split(train=mask()), "expected train vertices"),
-    "unlabelled train": (split(alt_train=mask(0, 4)), "alt_.*number 0: 1 train vertices have no label"),
+    "unlabelled train": (split(alt_train=mask(0, 4)), "alt_.*split 0: 1 train vertices have no label"),
     "train in test": (split(train=mask(0, 1), test=mask(1, 2)), "both in train and in test, the first is 1"),
     "train in val": (split(train=mask(0, 1), val=mask(0)), "both in train and in val"),
 }

@@ -116,9 +116,9 @@ def test_types_join() -> None:
     ("sources", "message"),
     [
         ([], "at least one graph"),
-        ([small_graph(), other_graph(features=np.ones((3, 4), np.float32))], "the first has 2 dense ones, number 2 4"),
-        ([small_graph(), other_graph(features=None)], "number 2 none"),
-        ([small_graph(), other_graph(edge_types=[0, 1, 0])], "the first has no types, number 2 types"),
+        ([small_graph(), other_graph(features=np.ones((3, 4), np.float32))], "the first has 2, number 2 has 4"),
+        ([small_graph(), other_graph(features=None)], "number 2 has none"),
+        ([small_graph(), other_graph(edge_types=[0, 1, 0])], "the first has no types, number 2 has types"),
         ([small_graph(), other_graph(splits={"train": np.ones((2, 3), bool) & [1, 0, 1] > 0})], r"got \[1, 2\]"),
         ([small_graph(), "nowhere"], "graph 2 of 2: there is no nowhere"),
         ({"valid": small_graph()}, "belong to train, val, test, got valid"),
@@ -133,3 +133,13 @@ def test_what_cannot_be_joined(sources: Any, message: str) -> None:
 def test_arrays_beside_several_graphs() -> None:
     with pytest.raises(ConfigError, match="each of several graphs has its own labels"):
         load([small_graph()], labels=[1])
+
+
+def test_dense_and_sparse_features_go_together() -> None:
+    """Fails if of two graphs of one source, one with few nonzeros, the features cannot be joined, or lose rows."""
+    few, many = np.eye(24, dtype=np.float32), np.ones((3, 24), np.float32)
+    graphs = [from_arrays(edges=np.array([[0], [1]]), features=x) for x in (few, many)]
+    joined = join(graphs, ["", ""]).features
+    assert isinstance(graphs[0].features, CSR)
+    assert isinstance(joined, CSR)
+    assert np.array_equal(dense(joined), np.concatenate([few, many]))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mggcn.memory.units import GIB, MIB, free_bytes, human, parse_bytes
+from mggcn.config_values import parse_bytes
+from mggcn.memory.units import GIB, MIB, free_bytes, human
 
 
 @pytest.mark.parametrize(

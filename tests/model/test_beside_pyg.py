@@ -96,9 +96,9 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         ModelConfig(kind="gat", hidden=(8,), heads=3)
     with pytest.raises(ConfigError, match=r"belong to gat, gatv2, got model.kind gcn"):
         ModelConfig(heads=2)
-    with pytest.raises(ConfigError, match=r"belong to gat and gatv2, got model.kind mlp"):
+    with pytest.raises(ConfigError, match=r"belong to gat, gatv2, got model.kind mlp"):
         ModelConfig(kind="mlp", attention_dropout=0.5)
-    with pytest.raises(ConfigError, match=r"model.aggregator max belongs to sage, got model.kind gcn; choose sage"):
+    with pytest.raises(ConfigError, match=r"model.aggregator belongs to sage, got model.kind gcn"):
         ModelConfig(aggregator="max")
     assert not ModelConfig(kind="sage", aggregator="max").self_loops
     with pytest.raises(ConfigError, match=r"model.heads must lie in 1 .. 64, got 65"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any, cast
@@ -13,10 +14,20 @@ import torch
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import FastRGCNConv, GATConv, GATv2Conv, GCNConv, PairNorm, RGCNConv, SAGEConv, Sequential
+from torch_geometric.nn import (
+    FastRGCNConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    PairNorm,
+    RGCNConv,
+    SAGEConv,
+    Sequential,
+)
 
 from mggcn.api import GAT, GCN, RGCN, SAGE, GATv2, load
-from mggcn.config import Config
+from mggcn.config import Config, ModelConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.model.weights import from_pyg, to_pyg
@@ -171,7 +182,7 @@ def test_parts_between_the_layers_are_refused() -> None:
         (torch.nn.BatchNorm1d(12, affine=False), "also BatchNorm1d;"),
         (PairNorm(), "also PairNorm;"),
         (torch.nn.Sequential(torch.nn.Softmax(1), torch.nn.ReLU()), "also Softmax;"),
-        (SAGEConv(4, 4), "2.lin_l.weight"),
+        (SAGEConv(4, 4), "has GCNConv and SAGEConv layers"),
     ):
         with pytest.raises(ConfigError, match=message):
             from_pyg(torch.nn.ModuleList([*layers, part]))
@@ -186,8 +197,8 @@ def test_parts_between_the_layers_are_refused() -> None:
         from_pyg(pyg.GCN(9, 12, 2, 4, norm="InstanceNorm"))
     with pytest.raises(ConfigError, match=r'GCNConv is mggcn.GCN\(norm="symmetric"\), the model is sage'):
         from_pyg(torch.nn.ModuleList(layers), SAGE())
-    with pytest.raises(ConfigError, match="SAGEConv has none"):
-        from_pyg(SAGEConv(9, 4))
+    with pytest.raises(ConfigError, match="ChebConv has none"):
+        from_pyg(pyg.ChebConv(9, 4, 2))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -405,3 +416,135 @@ def test_attention_that_no_model_has_is_refused() -> None:
             from_pyg(Attention(conv, (9, 12, 4), **options))
     with pytest.raises(ConfigError, match="GATConv 1 has heads=4, the model heads=2"):
         from_pyg(Attention(GATConv, (9, 12, 4)), GAT(heads=2))
+
+
+class Network(torch.nn.Module):
+    """Convolutions with norms and an activation between them, as PyG's examples write them."""
+
+    def __init__(self, convs: list[torch.nn.Module], norms: list[torch.nn.Module], act: torch.nn.Module) -> None:
+        super().__init__()
+        self.convs, self.norms, self.act = torch.nn.ModuleList(convs), torch.nn.ModuleList(norms), act
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias") or "norms" in name:
+                torch.nn.init.normal_(parameter, mean=0.5)
+        for buffer in self.buffers():
+            if buffer.dtype.is_floating_point:
+                torch.nn.init.uniform_(buffer, 0.5, 1.5)
+
+    def forward(self, x: Tensor, *edges: Tensor) -> Tensor:
+        for number, conv in enumerate(self.convs[:-1]):
+            x = conv(x, *edges)
+            x = self.act(self.norms[number](x) if self.norms else x)
+        return self.convs[-1](x, *edges)  # type: ignore[no-any-return]
+
+
+def gin_conv(d: int, e: int, act: torch.nn.Module) -> GINConv:
+    dense = torch.nn.Sequential(torch.nn.Linear(d, e), act, torch.nn.Linear(e, e))
+    return GINConv(dense, train_eps=True)
+
+
+CONVS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gcn": (lambda d, e, act, last: GCNConv(d, e), {"kind": "gcn"}),
+    "sage-mean": (
+        lambda d, e, act, last: SAGEConv(d, e),
+        {"kind": "sage", "aggregator": "mean", "self_loops": False},
+    ),
+    "sage-max": (
+        lambda d, e, act, last: SAGEConv(d, e, aggr="max", project=True),
+        {"kind": "sage", "aggregator": "max"},
+    ),
+    "gin": (lambda d, e, act, last: gin_conv(d, e, act), {"kind": "gin"}),
+    "gat": (
+        lambda d, e, act, last: GATConv(d, e if last else e // 4, heads=4, concat=not last),
+        {"kind": "gat", "heads": 4},
+    ),
+    "gatv2": (
+        lambda d, e, act, last: GATv2Conv(d, e if last else e // 4, heads=4, concat=not last),
+        {"kind": "gatv2", "heads": 4},
+    ),
+    "rgcn": (lambda d, e, act, last: RGCNConv(d, e, 3, num_bases=2), {"kind": "rgcn", "bases": 2}),
+}
+NORMS: dict[str, Any] = {"none": None, "layer": torch.nn.LayerNorm, "batch": torch.nn.BatchNorm1d}
+ACTS: dict[str, Any] = {"relu": torch.nn.ReLU(), "elu": torch.nn.ELU(), "leaky_relu": torch.nn.LeakyReLU()}
+ACTS["gelu"] = torch.nn.GELU()
+
+
+def network_of(kind: str, norm: str, act: str) -> tuple[Network, ModelConfig]:
+    """A module of two hidden layers and the model that it is."""
+    torch.manual_seed(SEED)
+    make, settings = CONVS[kind]
+    widths = list(itertools.pairwise((9, 12, 8, 4)))
+    convs = [make(d, e, ACTS[act], number == 2) for number, (d, e) in enumerate(widths)]
+    norms = [] if norm == "none" else [NORMS[norm](e) for _, e in widths[:-1]]
+    model = ModelConfig(hidden=(12, 8), norm_layer=norm, activation=act, **settings)  # type: ignore[arg-type]
+    return Network(convs, norms, ACTS[act]).eval(), model
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("act", list(ACTS))
+@pytest.mark.parametrize("norm", list(NORMS))
+@pytest.mark.parametrize("kind", list(CONVS))
+def test_every_convolution_with_every_norm_and_back(kind: str, norm: str, act: str) -> None:
+    """Fails if a matrix, side, eps, norm or running statistic is mixed up in either direction."""
+    module, model = network_of(kind, norm, act)
+    data = relations(torch.float32)
+    plain = data.clone()
+    del plain.edge_type
+    if kind != "rgcn":
+        plain.edge_index = plain.edge_index.unique(dim=1)
+        data = plain
+    edges = (data.edge_index, data.edge_type) if kind == "rgcn" else (data.edge_index,)
+    trainer = Trainer(load(data), model, threads=1, lr=0.01)
+    with torch.no_grad():
+        expected = module(data.x, *edges).numpy()
+    state = from_pyg(module, model)
+    assert_equal_to(trainer.scores_of(state), expected, 1e-5)
+    assert_equal_to(trainer.scores_of(module), expected, 1e-5)
+    trainer.fit(epochs=2)
+    to_pyg(trainer.state_dict("last"), module, model)
+    with torch.no_grad():
+        trained = module(data.x, *edges).numpy()
+    assert np.abs(trained - expected).max() > 1e-3
+    assert_equal_to(trainer.predict(weights="last"), trained, 1e-5)
+
+
+def test_norms_and_activations_that_the_model_has_not_are_refused() -> None:
+    """Fails if a norm or activation of another model, of other options or number is left out or taken for its own."""
+    module, model = network_of("gcn", "batch", "elu")
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"norm_layer": "none"}, r"norms.0.weight.*model=mggcn.GCN\(\.\.\., norm_layer='batch'\)"),
+        ({"norm_layer": "layer"}, "a LayerNorm for each of 2 hidden layers, the module has 0"),
+        ({"activation": "relu"}, "ReLU and dropout between GCNConv layers, the module also ELU"),
+        ({"residual": "linear"}, "the model has residual; copy tensors by name"),
+        ({"dense_before": (5,)}, "the model has dense_before"),
+    ]
+    for change, message in changes:
+        with pytest.raises(ConfigError, match=message):
+            from_pyg(module, dataclasses.replace(model, **change))
+    module.norms[0].eps = 1e-3
+    with pytest.raises(ConfigError, match=r"BatchNorm1d 1 has eps=0.001, mggcn's norms eps=1e-05"):
+        from_pyg(module, model)
+    graph_norm = Network([GCNConv(9, 12), GCNConv(12, 4)], [pyg.LayerNorm(12)], torch.nn.ReLU())
+    with pytest.raises(ConfigError, match="LayerNorm 1 has mode='graph'"):
+        from_pyg(graph_norm, GCN((12,), norm_layer="layer"))
+
+
+def test_sage_and_gin_that_no_model_has_are_refused() -> None:
+    """Fails if another aggregator, projection, or other dense layers pass for those of mggcn's."""
+    for conv, message in (
+        (SAGEConv(9, 4, normalize=True), "SAGEConv 1 has normalize=True"),
+        (SAGEConv(9, 4, root_weight=False), "SAGEConv 1 has root_weight=False"),
+        (SAGEConv(9, 4, aggr="max"), "SAGEConv 1 has aggr='max' with project=False"),
+        (SAGEConv(9, 4, project=True), "SAGEConv 1 has aggr='mean' with project=True"),
+        (SAGEConv(9, 4, aggr="add"), "SAGEConv 1 has aggr='add'"),
+        (GINConv(torch.nn.Linear(9, 4)), "GINConv 1 has 1 dense layers"),
+        (gin_conv(9, 4, torch.nn.Tanh()), "GINConv 1 has Tanh"),
+        (GINConv(pyg.MLP([9, 4, 4])), "GINConv 1 has BatchNorm1d"),
+        (gin_conv(9, 4, torch.nn.ELU()), r"GINConv 1 has ELU; .*model.activation relu"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            from_pyg(conv)
+    assert len(from_pyg(GINConv(pyg.MLP([9, 4, 4], norm=None)))) == 5
+    assert len(from_pyg(SAGEConv(9, 4))) == 3
+    with pytest.raises(ConfigError, match=r"model=mggcn.SAGE\(\.\.\., aggregator='mean', self_loops=False\)"):
+        from_pyg(SAGEConv(9, 4), SAGE())

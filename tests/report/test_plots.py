@@ -68,6 +68,25 @@ def test_regions_stack_to_the_total(drawn: Callable[..., Any], ranks: int) -> No
     np.testing.assert_allclose(tops, [entry["total_bytes"] / MIB for entry in plan["per_rank"]])
 
 
+def test_no_two_regions_look_alike(drawn: Callable[..., Any]) -> None:
+    """Fails if a ninth region has the first one's colour and nothing else."""
+    plan = make_plan(1)
+    plan["per_rank"][0]["regions"] = {f"region {number}": MIB for number in range(12)}
+    bars = [container[0] for container in drawn(memory, memory.draw_memory, plan).axes[1].containers]
+    assert len({(bar.get_facecolor(), bar.get_hatch()) for bar in bars}) == 12
+
+
+@pytest.mark.parametrize(("nonzeros", "name"), [(9_000, ""), (98_000, "k"), (130_000, "k"), (2_400_000, "M")])
+def test_counts_of_an_axis_have_one_unit(drawn: Callable[..., Any], nonzeros: int, name: str) -> None:
+    """Fails if an axis mixes `80,000` with `100 k`."""
+    plan = make_plan(1)
+    plan["partition"]["nnz"] = [[nonzeros]]
+    axis = drawn(tiles, tiles.draw_tiles, plan).axes[1].yaxis
+    words = [tick.get_text() for tick in visible_ticks(axis)]
+    assert words[0] == "0"
+    assert {word.partition(" ")[2] for word in words[1:]} == {name}
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [1, 16, 40])
 def test_tiles_annotate_shares_that_sum_to_all(drawn: Callable[..., Any], ranks: int) -> None:
@@ -133,6 +152,7 @@ def test_loss_ticks_are_few_and_apart(drawn: Callable[..., Any], tmp_path: Path,
     assert 2 <= len(ticks) <= 14
     assert overlaps(figure, ticks) == []
     assert len({tick.get_text() for tick in ticks}) == len(ticks)
+    assert figure.axes[0].get_ylabel() == "loss, logarithmic"
 
 
 @pytest.mark.parametrize("losses", [[2.0, 0.0, float("nan"), None], [float("nan")]])

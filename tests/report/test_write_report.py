@@ -74,6 +74,19 @@ def test_one_rank(tmp_path: Path) -> None:
         assert setting in page.text
 
 
+@pytest.mark.parametrize(("transport", "whose"), [("gloo", "(largest rank)"), ("threads", "(all ranks)")])
+def test_the_page_says_whose_peaks_it_shows(tmp_path: Path, transport: str, whose: str) -> None:
+    """Fails if the peak of one process passes for that of a run on several."""
+    run = write_run(tmp_path / "run", ranks=2)
+    with (run / "config.toml").open() as file:
+        settings = file.read().replace('transport = "auto"', f'transport = "{transport}"')
+    (run / "config.toml").write_text(settings)
+    text = report(run).text
+    assert f"peak memory, planned {whose}" in text
+    assert f"peak memory, measured {whose}" in text
+    assert "arena (rank 0)" in text
+
+
 @pytest.mark.full
 def test_four_ranks_and_rare_evaluations(tmp_path: Path) -> None:
     """A second report replaces the first, with the same bytes."""

@@ -227,7 +227,7 @@ def test_a_plan_without_kernels_counts_with_who_takes_more(monkeypatch: pytest.M
         raise BackendError("the CPU kernels are missing")
 
     config = config_of("bf16", 1, "cpu", hidden=(600,))
-    shape = graph_shape(small(), config.model)
+    shape = graph_shape(small(), config)
 
     def planned() -> int:
         return plan_shape(config, shape).largest.regions["kernel work space"]

@@ -17,7 +17,7 @@ from mggcn.errors import GraphError
 from mggcn.graph.csr import CSR, Graph, Rows
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.tiles import MAX_TILE_NNZ, Tile
-from mggcn.partition.sweep import sweep
+from mggcn.partition.sweep import sweep, sweep_nonzeros
 
 BLOCK_BYTES = 8 << 20
 """Bytes of features read at a time."""
@@ -78,21 +78,19 @@ class FeatureReader:
         return self.owners.local[start : start + block.shape[0]][mine], rows
 
     def sparse(self, dtype: npt.DTypeLike, scale: npt.NDArray[Any] | None) -> Tile:
-        """Return the owned rows as CSR (V, D), by local id, times `scale` (V,) if given.
+        """Return the owned rows as CSR (V, D), by local id, times `scale` (V,) if given; of dense features, the nonzeros.
 
         Cost: two sweeps over the features.
         """
-        features = self.graph.features
-        if not isinstance(features, CSR):
-            raise GraphError(f"{self.graph.name} has dense features where sparse ones were planned; plan the run again")
+        features = self._features
         lengths = np.zeros(self.owners.counts[self.rank] + 1, np.int64)
-        for chunk in sweep(features, CHUNK_NNZ):
+        for chunk in sweep_nonzeros(features, CHUNK_NNZ):
             mine = self.owners.owner[chunk.first : chunk.first + chunk.rows] == self.rank
             lengths[1 + self.owners.local[chunk.first : chunk.first + chunk.rows][mine]] = np.diff(chunk.indptr)[mine]
         indptr = np.cumsum(lengths)
         indices = np.empty(int(indptr[-1]), np.int32)
         values = np.empty(int(indptr[-1]), dtype)
-        for chunk in sweep(features, CHUNK_NNZ):
+        for chunk in sweep_nonzeros(features, CHUNK_NNZ):
             mine = self.owners.owner[chunk.first : chunk.first + chunk.rows] == self.rank
             local = self.owners.local[chunk.first : chunk.first + chunk.rows]
             counts = np.diff(chunk.indptr)

@@ -38,6 +38,21 @@ def training_rows(graph: Graph, splits: str, split: int) -> npt.NDArray[np.bool_
     return np.ascontiguousarray(rows.read(split, split + 1)[0], np.bool_)
 
 
+def check_split(graph: Graph, splits: str, split: int) -> None:
+    """Refuse a family without training vertices, or a split that it does not have. Raises: GraphError. Cost: none."""
+    train = split_name(splits, "train")
+    if train not in graph.splits:
+        raise GraphError(
+            f"{graph.name} has no split {train!r}; it has {', '.join(graph.splits) or 'no splits at all'}; add the masks "
+            "when you prepare the graph"
+        )
+    for name in (split_name(splits, short) for short in SPLITS):
+        if name in graph.splits and split >= graph.splits[name].shape[0]:
+            raise GraphError(
+                f"data.split must be below {graph.splits[name].shape[0]}, the number of {name!r} splits, got {split}"
+            )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
     """One rank's part of the graph.
@@ -146,20 +161,12 @@ def _split_mask(
     """Read the chosen split: this rank's mask and the global sizes."""
     mask = np.zeros(ids.shape[0], np.uint8)
     sizes = [0, 0, 0]
+    check_split(graph, options.splits, options.split)
     for bit, short in enumerate(SPLITS):
         name = split_name(options.splits, short)
         if name not in graph.splits:
-            if short == "train":
-                raise GraphError(
-                    f"{graph.name} has no split {name!r}; it has {', '.join(graph.splits) or 'none'}; "
-                    "add the masks when you prepare the graph"
-                )
             continue
         rows = graph.splits[name]
-        if options.split >= rows.shape[0]:
-            raise GraphError(
-                f"data.split must be below {rows.shape[0]}, the number of {name!r} splits, got {options.split}"
-            )
         chosen = rows.read(options.split, options.split + 1)[0]
         sizes[bit] = int(chosen.sum())
         mask |= chosen[ids].astype(np.uint8) << bit

@@ -70,7 +70,7 @@ def test_wrong_graphs_are_refused() -> None:
     train = np.arange(29) < 20
     wrong: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"labels": None}, {}, "no labels"),
-        ({"splits": {}}, {}, "no split 'train'; it has none"),
+        ({"splits": {}}, {}, "no split 'train'; it has no splits at all"),
         ({"splits": {"train": ArrayRows(none)}}, {}, "no training vertices"),
         ({"splits": {"train": ArrayRows(train[None])}, "labels": ArrayRows(np.full(29, -1))}, {}, "needs a label"),
         ({"splits": {"train": ArrayRows(train[None])}, "labels": ArrayRows(np.full(29, 4))}, {}, r"0 \.\. 3"),
