@@ -155,7 +155,7 @@ def _same(kind: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
 def _no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of a vertex count like vertices."""
-    monkeypatch.setattr(norms, "counted_once", lambda rt, once: once.fill_(1))
+    monkeypatch.setattr(norms, "counted_once", lambda rt, once: once.fill_(1)[:, None])
 
 
 FAULTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Case]] = [

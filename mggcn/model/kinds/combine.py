@@ -1,19 +1,17 @@
 """What joins values: sums with factors, columns side by side, the larger of two; and activations other than ReLU.
 
-V rows of this rank, D columns. All but `Larger` are one pass of torch's without memory of its own.
+V rows of this rank, D columns. All are passes of torch's over matrices that are there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from mggcn.model.kinds.norms import blocks
-from mggcn.model.runtime import Runtime
-from mggcn.model.values import Adjoint, Op, PlainKind, Value
-
-if TYPE_CHECKING:
-    pass
+from mggcn.model.kinds.norms import Work, add_sums, room
+from mggcn.model.runtime import Runtime, Sizes
+from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
 
 SLOPE = 0.01
 """Of leaky_relu below zero, as torch's default."""
@@ -115,12 +113,15 @@ class SelfWeightGrad(PlainKind):
     def gradient_of(self) -> str:
         return self.eps
 
+    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
+        return room(value, sizes, blocks=2, vectors=2)
+
     def run(self, rt: Runtime, op: Op) -> None:
-        g, x = op.tensor(rt, 0), op.tensor(rt, 1)
-        total = rt.gradient(self.eps).double().zero_()
-        for rows in blocks(g):
-            total.add_((g[rows].double() * x[rows].double()).sum())
-        rt.gradient(self.eps).copy_(total)
+        work = Work(rt, op)
+        total = work.vector(0).zero_()
+        for _, (g, x) in work.blocks(op.tensor(rt, 0), op.tensor(rt, 1)):
+            add_sums(g.mul_(x), work.vector(1), total)
+        rt.gradient(self.eps).copy_(total.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +172,18 @@ class LargerGrad(PlainKind):
     place: int
 
     def run(self, rt: Runtime, op: Op) -> None:
+        import torch
+
         g, a, b = (op.tensor(rt, index) for index in range(3))
-        out = rt.buffer(op.out)
-        for rows in blocks(out):
-            first = a[rows] >= b[rows]
-            out[rows].copy_(g[rows] * (first if self.place == 0 else ~first))
+        taken = torch.ge if self.place == 0 else torch.lt
+        taken(a, b, out=rt.buffer(op.out)).mul_(g)
 
 
 @dataclass(frozen=True, slots=True)
 class Activation(PlainKind):
     """out = f(z): elu (alpha 1), leaky_relu (SLOPE), or gelu by the error function, as torch's defaults."""
 
+    in_place = (0,)
     name: Literal["elu", "leaky_relu", "gelu"]
     site: int
 

@@ -1,6 +1,6 @@
-"""Layer norm and batch norm, with their gradients. By blocks of rows, which torch normalises while they lie in the cache.
+"""Layer norm and batch norm, with their gradients, by blocks of rows that stay in the cache, in float64.
 
-V rows of this rank, D columns, N vertices of the graph. Sums are float32, or float64 in runs of float64.
+V rows of this rank, D columns, N vertices of the graph, B rows of a block. Nothing is allocated but vectors of D numbers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,49 @@ EPS: Final = 1e-5
 """Added to variances, as torch does."""
 MOMENTUM: Final = 0.1
 """Share of an epoch's statistics in the running ones, as torch's default."""
-BLOCK_BYTES: Final = 1 << 19
 
 
-def blocks(rows: Tensor) -> Iterator[slice]:
-    """Yield the rows of a matrix in blocks of about half a MiB."""
-    step = max(1, BLOCK_BYTES // max(1, rows.shape[1] * rows.element_size()))
-    for first in range(0, rows.shape[0], step):
-        yield slice(first, first + step)
+def room(value: Value, sizes: Sizes, blocks: int, columns: int = 0, vectors: int = 0) -> dict[str, Scratch]:
+    """Return memory in float64: blocks (B, D), columns of a block, and vectors (D,)."""
+    cols, rows = value.operands[0].cols, sizes.block_rows(value.operands[0].cols)
+    wanted = {f"block {k}": Scratch(cols, rows, "fp64") for k in range(blocks)}
+    wanted |= {f"column {k}": Scratch(rows, 1, "fp64") for k in range(columns)}
+    return wanted | {f"vector {k}": Scratch(cols, 1, "fp64") for k in range(vectors)}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The memory of `room` while an op runs."""
+
+    rt: Runtime
+    op: Op
+
+    def vector(self, number: int) -> Tensor:
+        """Return a vector (D,)."""
+        return self.rt.buffer(self.op.scratch[f"vector {number}"])[0]
+
+    def column(self, number: int, rows: int) -> Tensor:
+        """Return a column (rows, 1)."""
+        return self.rt.buffer(self.op.scratch[f"column {number}"])[0, :rows, None]
+
+    def blocks(self, *whole: Tensor) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Yield rows, and all blocks; the first ones hold these rows of `whole`."""
+        names = [name for name in self.op.scratch if name.startswith("block ")]
+        rooms = [self.rt.buffer(self.op.scratch[name]) for name in names]
+        count, step = whole[0].shape[0], max(1, rooms[0].shape[0])
+        for first in range(0, count, step):
+            rows = slice(first, min(count, first + step))
+            some = [block[: rows.stop - first] for block in rooms]
+            for block, matrix in zip(some, whole, strict=False):
+                block.copy_(matrix[rows])
+            yield rows, some
+
+
+def add_sums(block: Tensor, into: Tensor, sums: Tensor) -> None:
+    """Sums (D,) += the sums of a block's columns, which pass through `into` (D,)."""
+    import torch
+
+    sums.add_(torch.sum(block, 0, out=into))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +78,37 @@ class LayerNorm(PlainKind):
     def label(self) -> str:
         return f"layer-norm {self.site}"
 
+    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
+        return room(value, sizes, blocks=2, columns=1)
+
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         (z,) = value.operands
         back = Value(LayerNormGrad(self.gain, self.bias, self.site), (gradient, z), z.cols)
         return Adjoint((back,), (back,))
 
     def run(self, rt: Runtime, op: Op) -> None:
-        import torch
+        z, out, work = op.tensor(rt, 0), rt.buffer(op.out), Work(rt, op)
+        gain, bias = rt.parameter(self.gain).double(), rt.parameter(self.bias).double()
+        for rows, (y, free) in work.blocks(z):
+            standardise(y, free, work.column(0, y.shape[0]))
+            out[rows].copy_(y.mul_(gain).add_(bias))
 
-        z, out = op.tensor(rt, 0), rt.buffer(op.out)
-        gain, bias = rt.parameter(self.gain), rt.parameter(self.bias)
-        for rows in blocks(z):
-            some = z[rows].to(gain.dtype)
-            out[rows].copy_(torch.nn.functional.layer_norm(some, gain.shape, gain, bias, EPS))
+
+def standardise(y: Tensor, free: Tensor, scale: Tensor) -> None:
+    """Turn rows z into (z - mean) / sqrt(variance + eps), the factor into `scale` (B, 1)."""
+    import torch
+
+    y.sub_(torch.mean(y, 1, keepdim=True, out=scale))
+    torch.mean(torch.mul(y, y, out=free), 1, keepdim=True, out=scale)
+    y.mul_(scale.add_(EPS).rsqrt_())
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNormGrad(PlainKind):
-    """The gradient of z (V, D), and those of gain and bias. Operands g and z."""
+    """The gradient of z (V, D), and those of gain and bias. Operands g and z.
+
+    dz = scale * (h - mean(h) - y mean(h y)), h = gain * g, means over a row, y the standardised row.
+    """
 
     in_place = (0,)
     gain: str
@@ -75,23 +123,28 @@ class LayerNormGrad(PlainKind):
     def gradient_of(self) -> str:
         return self.gain
 
+    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
+        return room(value, sizes, blocks=3, columns=2, vectors=3)
+
     def run(self, rt: Runtime, op: Op) -> None:
         import torch
 
-        g, z, out = op.tensor(rt, 0), op.tensor(rt, 1), rt.buffer(op.out)
-        gain, bias = rt.parameter(self.gain), rt.parameter(self.bias)
-        grads = rt.gradient(self.gain), rt.gradient(self.bias)
-        for grad in grads:
-            grad.zero_()
-        for rows in blocks(z):
-            some, back = z[rows].to(gain.dtype), g[rows].to(gain.dtype)
-            _, mean, rstd = torch.native_layer_norm(some, gain.shape, gain, bias, EPS)
-            found = torch.ops.aten.native_layer_norm_backward(
-                back, some, gain.shape, mean, rstd, gain, bias, [True, True, True]
-            )
-            out[rows].copy_(found[0])
-            for grad, part in zip(grads, found[1:], strict=True):
-                grad.add_(part)
+        g, z, out, work = op.tensor(rt, 0), op.tensor(rt, 1), rt.buffer(op.out), Work(rt, op)
+        gain = rt.parameter(self.gain).double()
+        of_gain, of_bias, sums = (work.vector(number) for number in range(3))
+        of_gain.zero_()
+        of_bias.zero_()
+        for rows, (h, y, free) in work.blocks(g, z):
+            scale, mean = (work.column(number, h.shape[0]) for number in range(2))
+            standardise(y, free, scale)
+            add_sums(h, sums, of_bias)
+            add_sums(torch.mul(h, y, out=free), sums, of_gain)
+            torch.mul(h.mul_(gain), y, out=free)
+            y.mul_(torch.mean(free, 1, keepdim=True, out=mean))
+            torch.mean(h, 1, keepdim=True, out=mean)
+            out[rows].copy_(h.sub_(mean).sub_(y).mul_(scale))
+        rt.gradient(self.gain).copy_(of_gain)
+        rt.gradient(self.bias).copy_(of_bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +173,8 @@ class BatchNorm(PlainKind):
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         vectors = {name: Scratch(value.cols, 1, "fp64") for name in ("mean", "scale")}
-        return vectors | {"sums": Scratch(value.cols + 1, 1, "fp64"), "once": Scratch(1)}
+        kept = vectors | {"sums": Scratch(value.cols + 1, 1, "fp64"), "once": Scratch(sizes.rows, 1, "fp64")}
+        return kept | room(value, sizes, blocks=1, vectors=1)
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         (z,) = value.operands
@@ -131,18 +185,19 @@ class BatchNorm(PlainKind):
     def run(self, rt: Runtime, op: Op) -> None:
         import torch
 
-        z, out = op.tensor(rt, 0), rt.buffer(op.out)
+        z, out, work = op.tensor(rt, 0), rt.buffer(op.out), Work(rt, op)
         sums, mean, scale = (rt.buffer(op.scratch[name])[0] for name in ("sums", "mean", "scale"))
-        once = counted_once(rt, rt.buffer(op.scratch["once"]))
+        once = counted_once(rt, rt.buffer(op.scratch["once"])[0])
         sums.zero_()
-        for rows in blocks(z):
-            sums[:-1].add_((z[rows].double() * once[rows]).sum(0))
-        sums[-1:].add_(once.double().sum(0))
+        for rows, (block,) in work.blocks(z):
+            add_sums(block.mul_(once[rows]), work.vector(0), sums[:-1])
+        sums[-1:].add_(once.sum())
         rt.sum_over_ranks(sums)
         torch.div(sums[:-1], sums[-1], out=mean)
         scale.zero_()
-        for rows in blocks(z):
-            scale.add_(((z[rows].double() - mean).square() * once[rows]).sum(0))
+        for rows, (block,) in work.blocks(z):
+            block.sub_(mean)
+            add_sums(block.mul_(block).mul_(once[rows]), work.vector(0), scale)
         rt.sum_over_ranks(scale)
         # torch keeps the unbiased variance.
         unbiased = scale / (sums[-1] - 1).clamp(min=1)
@@ -150,22 +205,23 @@ class BatchNorm(PlainKind):
         for name, now in ((self.mean, mean), (self.variance, unbiased)):
             rt.parameter(name).lerp_(now.to(rt.parameter(name).dtype), MOMENTUM)
         scale.add_(EPS).rsqrt_()
-        normalise(rt, z, mean, scale, self.gain, self.bias, out)
+        normalise(rt, work, z, out, mean, scale, self.gain, self.bias)
 
 
 def counted_once(rt: Runtime, once: Tensor) -> Tensor:
-    """Once (V, 1) = 1 for rows that this rank owns, 0 for copies of another rank's."""
+    """Return the column (V, 1) of 1 for rows that this rank owns, 0 for copies of another rank's; once: its memory."""
     if rt.inputs.owned is None:
-        return once.fill_(1)
-    return once.zero_().index_fill_(0, rt.inputs.owned, 1)
+        return once.fill_(1)[:, None]
+    return once.zero_().index_fill_(0, rt.inputs.owned, 1)[:, None]
 
 
-def normalise(rt: Runtime, z: Tensor, mean: Tensor, scale: Tensor, gain: str, bias: str, out: Tensor) -> None:
+def normalise(
+    rt: Runtime, work: Work, z: Tensor, out: Tensor, mean: Tensor, scale: Tensor, gain: str, bias: str
+) -> None:
     """Out (V, D) = gain * scale * (z - mean) + bias."""
-    factor, shift = rt.parameter(gain) * scale.to(rt.parameter(gain).dtype), rt.parameter(bias)
-    centre = mean.to(factor.dtype)
-    for rows in blocks(z):
-        out[rows].copy_((z[rows].to(factor.dtype) - centre).mul_(factor).add_(shift))
+    factor, shift = rt.parameter(gain) * scale, rt.parameter(bias).double()
+    for rows, (block, *_) in work.blocks(z):
+        out[rows].copy_(block.sub_(mean).mul_(factor).add_(shift))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,29 +250,27 @@ class BatchNormGrad(PlainKind):
         return (16 * self.cols,)
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
-        return {"totals": Scratch(2 * value.cols, 1, "fp64")}
+        return {"totals": Scratch(2 * value.cols, 1, "fp64")} | room(value, sizes, blocks=2, vectors=1)
 
     def run(self, rt: Runtime, op: Op) -> None:
-        g, z, out = op.tensor(rt, 0), op.tensor(rt, 1), rt.buffer(op.out)
-        mean, scale, sums = (op.tensor(rt, index)[0] for index in (2, 3, 4))
-        once, totals = op.tensor(rt, 5), rt.buffer(op.scratch["totals"])[0]
+        g, z, out, work = op.tensor(rt, 0), op.tensor(rt, 1), rt.buffer(op.out), Work(rt, op)
+        mean, scale, sums, once = (op.tensor(rt, index)[0] for index in (2, 3, 4, 5))
+        totals, column = rt.buffer(op.scratch["totals"])[0], work.vector(0)
         of_bias, of_gain = totals[: self.cols], totals[self.cols :]
         totals.zero_()
-        for rows in blocks(z):
-            back = g[rows].double()
-            of_bias.add_(back.sum(0))
-            of_gain.add_((back * (z[rows].double() - mean)).sum(0))
+        for _, (back, y) in work.blocks(g, z):
+            add_sums(back, column, of_bias)
+            add_sums(back.mul_(y.sub_(mean)), column, of_gain)
         of_gain.mul_(scale)
         rt.gradient(self.bias).copy_(of_bias)  # summed over ranks with all gradients
         rt.gradient(self.gain).copy_(of_gain)
         rt.sum_over_ranks(totals)
         totals.div_(sums[-1])
-        real = rt.parameter(self.gain).dtype
-        factor = rt.parameter(self.gain) * scale.to(real)
-        centre, shift, slope = mean.to(real), of_bias.to(real), (of_gain * scale).to(real)
-        for rows in blocks(z):
-            constant = (z[rows].to(real) - centre).mul_(slope).add_(shift).mul_(once[rows].to(real))
-            out[rows].copy_((g[rows].to(real) - constant).mul_(factor))
+        factor = rt.parameter(self.gain) * scale
+        slope = of_gain.mul_(scale)
+        for rows, (back, y) in work.blocks(g, z):
+            y.sub_(mean).mul_(slope).add_(of_bias).mul_(once[rows, None])
+            out[rows].copy_(back.sub_(y).mul_(factor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +278,7 @@ class RunningNorm(PlainKind):
     """out = gain * (z - mean) / sqrt(variance + eps) + bias with the running statistics, in evaluations."""
 
     has_parameters = True
+    in_place = (0,)
     gain: str
     bias: str
     mean: str
@@ -234,7 +289,10 @@ class RunningNorm(PlainKind):
     def label(self) -> str:
         return f"batch-norm {self.site}"
 
+    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
+        return room(value, sizes, blocks=1)
+
     def run(self, rt: Runtime, op: Op) -> None:
         scale = (rt.parameter(self.variance).double() + EPS).rsqrt()
-        mean = rt.parameter(self.mean)
-        normalise(rt, op.tensor(rt, 0), mean, scale, self.gain, self.bias, rt.buffer(op.out))
+        mean = rt.parameter(self.mean).double()
+        normalise(rt, Work(rt, op), op.tensor(rt, 0), rt.buffer(op.out), mean, scale, self.gain, self.bias)
