@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mggcn import native
 from mggcn.config import ModelConfig, from_tables
 from mggcn.errors import ConfigError, GraphWarning
 from mggcn.graph.convert import check_arguments, from_object
@@ -56,6 +57,7 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
         >>> graph.ids.array().tolist()
         ['ann', 'bob', 'eve']
     """
+    native.limit_spinning()  # of no effect once the caller has loaded torch
     if isinstance(source, list | tuple | dict):
         if odd := sorted(arrays.keys() - {"options", "name", "verify"}):
             raise ConfigError(
