@@ -24,7 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prepare train=a STORE --join train=b --join test=c",
     )
     parser.add_argument("--features", type=Path, metavar="FILE", help=".npy (N, D), or a SciPy sparse .npz")
-    parser.add_argument("--labels", type=Path, metavar="FILE", help=".npy (N,), -1 for unlabelled")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help=".npy (N,) or (N, T), -1 or NaN for unlabelled")
+    parser.add_argument(
+        "--task",
+        choices=("classes", "labels", "numbers"),
+        help="what labels are: a class each, several of 0 and 1, or numbers to be predicted; default: what they look like",
+    )
     parser.add_argument(
         "--edge-types", type=Path, metavar="FILE", help=".npy (E,): number of each edge's relation, from 0"
     )
@@ -80,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         "edge_types": a.edge_types,
         "splits": splits or None,
         "num_vertices": a.vertices,
+        "task": a.task,
     }
     extra = {key: value for key, value in given.items() if value is not None}
     if a.join:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mggcn.config import Config, ModelConfig
 from mggcn.errors import GraphError
-from mggcn.graph.csr import CSR, Graph
+from mggcn.graph.csr import CSR, Graph, Task
 from mggcn.model.builder import Network
 from mggcn.model.network import NETWORKS, num_aggregations
 from mggcn.partition.base import Partition, PartitionStats
@@ -33,6 +33,8 @@ class GraphShape:
     """Estimated nonzeros of A_hat X for sparse features."""
     num_relations: int = 0
     """Relations of the edges; 0: they have no types."""
+    task: Task = "classes"
+    """Whether the columns of scores are of classes, several labels a vertex, or numbers."""
     num_training: int | None = None
     """Of a bare shape: vertices that the loss reads; None: not known, or known of the graph one by one."""
 
@@ -55,6 +57,7 @@ def graph_shape(graph: Graph, model: ModelConfig) -> GraphShape:
         symmetric=graph.symmetric,
         weighted=graph.adj.values is not None,
         num_relations=graph.num_relations,
+        task=graph.task,
         feature_nnz=features.nnz if isinstance(features, CSR) else None,
         aggregated_nnz=estimate_aggregated_nnz(graph, self_loops=model.self_loops) if sparse and aggregates else 0,
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mggcn.graph.csr import COLUMNS
 from mggcn.memory.device import launching
 from mggcn.memory.units import human
 from mggcn.model.program import Program
@@ -72,7 +73,7 @@ def subject(plan: RunPlan) -> tuple[str, str]:
         f"{shape.name}: {shape.num_vertices:,} vertices, {shape.num_edges:,} edges "
         f"({'symmetric' if shape.symmetric else 'directed'}{', weighted' if shape.weighted else ''}"
         f"{f', {shape.num_relations} relations' if shape.num_relations else ''}), "
-        f"{shape.num_features:,} features ({features}), {shape.num_classes} classes",
+        f"{shape.num_features:,} features ({features}), {shape.num_classes} {COLUMNS[shape.task]}",
         f"{config.model.kind} {widths}, {config.run.precision}, {len(plan.ranks)} rank{'s' * (len(plan.ranks) > 1)} on "
         f"{config.run.device}, {_strategy(plan)}",
     )
