@@ -29,6 +29,7 @@ from mggcn.graph.store import open_store, store_folder, write_store
 from mggcn.jobs import folder as run_folders
 from mggcn.jobs import local as local_ranks
 from mggcn.jobs import predict as predicting
+from mggcn.jobs import prediction_files
 from mggcn.jobs import train as training
 from mggcn.jobs.auto import resolve_auto
 from mggcn.model.weights import from_pyg
@@ -330,23 +331,31 @@ class Trainer:
         return training.read_result(self._folder)
 
     def predict(
-        self, *, weights: str = "best", probabilities: bool = False, graph: Any = None
-    ) -> npt.NDArray[np.floating]:
-        """Return the class scores of every vertex, (N, C) in the run's precision, in the graph's own order.
+        self, *, weights: str = "best", probabilities: bool = False, classes: bool = False, graph: Any = None
+    ) -> npt.NDArray[Any]:
+        """Return the scores of every vertex, (N, C) in the run's precision, in the graph's own order.
 
         Cost: one forward pass.
 
         Args:
             weights: Those of the "best" validation score, or of the "last" epoch; with `train.repeat`, of the best repeat.
-            probabilities: Return softmax probabilities rather than logits.
+            probabilities: Return probabilities rather than scores: softmax of classes, or of each of several labels.
+            classes: Return the class of the highest score instead, (N,), or 0 and 1 for each of several labels, (N, C).
             graph: Another graph with the same features, or anything that `load` takes, instead of the trainer's own; it
                 needs neither labels nor splits, and is scored in this process.
 
         Raises:
             RunError: Nothing was trained yet.
-            ConfigError: `weights` is neither "best" nor "last", or the other graph's features or relations differ.
+            ConfigError: `weights` is neither "best" nor "last", the other graph's features or relations differ, or numbers
+                were to be classes.
         """
         _check_weights(weights)
+        task = self._plan.shape.task
+        prediction_files.check_kind(task, classes=classes, probabilities=probabilities)
+        scores = self._predicted(weights, probabilities, graph)
+        return prediction_files.classes_of(scores, task) if classes else scores
+
+    def _predicted(self, weights: str, probabilities: bool, graph: Any) -> npt.NDArray[np.floating]:
         if self._folder is None:
             raise RunError("the trainer has no weights yet; call fit() first, or scores_of() with weights of your own")
         if graph is not None:
@@ -425,7 +434,7 @@ class Trainer:
             return scores
 
         scores = local_ranks.on_local_ranks(config, body)[0]
-        return predicting.softmax(scores) if probabilities else scores
+        return prediction_files.probabilities_of(scores, self._plan.shape.task) if probabilities else scores
 
     @property
     def _in_process(self) -> bool:
@@ -443,7 +452,7 @@ class Trainer:
             rank.trainer.runtime.backend.activate()
             before = rank.trainer.runtime.weights.state_dict()
             rank.trainer.runtime.weights.load_state_dict(state)
-            predicting.write_scores(comm, rank, target, self._graph.num_vertices, probabilities)
+            predicting.write_scores(comm, rank, target, self._graph, probabilities)
             rank.trainer.runtime.weights.load_state_dict(before)
 
         local_ranks.on_local_ranks(self._config, body)
