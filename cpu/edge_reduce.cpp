@@ -24,13 +24,25 @@ struct Reduce {
   int32_t op, reducer, threads;
 };
 
-template <int O, class X>
-MGGCN_INLINE X message(X l, X r) {
-  if (O == kAdd) return l + r;
-  if (O == kSub) return l - r;
-  if (O == kMul) return l * r;
-  if (O == kDiv) return l / r;
-  return l;
+// What is compiled for each reduction: a copy, and a product that is summed, which is then rounded once. Other
+// operations are chosen at each edge, so that loads and stores are not compiled for every one of them.
+enum Form : int32_t { kCopied, kSummedProduct, kChosen };
+
+// m[0 .. K) = l op r.
+template <int F, int K, class X>
+MGGCN_INLINE void combine(int32_t op, const X (&l)[K], const X (&r)[K], X (&m)[K]) {
+#define MGGCN_EACH(result) _Pragma("GCC unroll 8") for (int i = 0; i < K; ++i) m[i] = result
+  if (F == kCopied)
+    MGGCN_EACH(l[i]);
+  else if (F == kSummedProduct || op == kMul)
+    MGGCN_EACH(l[i] * r[i]);
+  else if (op == kAdd)
+    MGGCN_EACH(l[i] + r[i]);
+  else if (op == kSub)
+    MGGCN_EACH(l[i] - r[i]);
+  else
+    MGGCN_EACH(l[i] / r[i]);
+#undef MGGCN_EACH
 }
 
 // Whether m takes the place of what is held: NaN does, unless NaN is held.
@@ -40,7 +52,7 @@ MGGCN_INLINE auto takes(X m, X held) {
   return (stays == 0) & (held == held);
 }
 
-template <int O, int R, class T>
+template <int F, int R, class T>
 struct ReduceRow {
   const Reduce<T>& a;
   int64_t row;
@@ -49,9 +61,8 @@ struct ReduceRow {
   MGGCN_INLINE void load(int64_t k, int64_t column, typename L::type (&m)[K]) const {
     typename L::type l[K], r[K];
     load_tile<L, K>(operand_row(a.lhs, a.rows, row, k), a.lhs.narrow, column, l);
-    if (O != kCopy) load_tile<L, K>(operand_row(a.rhs, a.rows, row, k), a.rhs.narrow, column, r);
-#pragma GCC unroll 8
-    for (int i = 0; i < K; ++i) m[i] = O == kCopy ? l[i] : message<O>(l[i], r[i]);
+    if (F != kCopied) load_tile<L, K>(operand_row(a.rhs, a.rows, row, k), a.rhs.narrow, column, r);
+    combine<F>(a.op, l, r, m);
   }
 
   template <class L, int K>
@@ -84,27 +95,20 @@ struct ReduceRow {
   }
 };
 
-template <int O, int R, class T>
+template <int F, int R, class T>
 void reduce(const Reduce<T>& a) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads)
   for (int64_t c = 0; c < a.rows.num_chunks; ++c)
-    for (int64_t v = a.rows.chunks[c]; v < a.rows.chunks[c + 1]; ++v) for_tiles<T>(a.cols, ReduceRow<O, R, T>{a, v});
-}
-
-template <int O, class T>
-void reduce(const Reduce<T>& a) {
-  if (a.reducer == kSum) return reduce<O, kSum>(a);
-  if (a.reducer == kMax) return reduce<O, kMax>(a);
-  reduce<O, kMin>(a);
+    for (int64_t v = a.rows.chunks[c]; v < a.rows.chunks[c + 1]; ++v) for_tiles<T>(a.cols, ReduceRow<F, R, T>{a, v});
 }
 
 template <class T>
 void reduce(const Reduce<T>& a) {
-  if (a.op == kAdd) return reduce<kAdd>(a);
-  if (a.op == kSub) return reduce<kSub>(a);
-  if (a.op == kMul) return reduce<kMul>(a);
-  if (a.op == kDiv) return reduce<kDiv>(a);
-  reduce<kCopy>(a);
+  const bool copied = a.op == kCopy;
+  if (a.reducer == kMax) return copied ? reduce<kCopied, kMax>(a) : reduce<kChosen, kMax>(a);
+  if (a.reducer == kMin) return copied ? reduce<kCopied, kMin>(a) : reduce<kChosen, kMin>(a);
+  if (a.op == kMul) return reduce<kSummedProduct, kSum>(a);
+  return copied ? reduce<kCopied, kSum>(a) : reduce<kChosen, kSum>(a);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
-    from mggcn.api import GAT, GCN, MLP, RGCN, SAGE, GATv2, Trainer, load
+    from mggcn.api import GAT, GCN, MLP, RGCN, SAGE, GATv2, load, save
     from mggcn.config import Config
     from mggcn.errors import MggcnError
     from mggcn.graph.csr import Graph
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mggcn.graph.structure import GraphOptions
     from mggcn.model.weights import from_pyg, to_pyg
     from mggcn.sweeps import sweep
+    from mggcn.trainer import Trainer
 
 _PUBLIC = {
     "GAT": "api",
@@ -27,8 +28,9 @@ _PUBLIC = {
     "MLP": "api",
     "RGCN": "api",
     "SAGE": "api",
-    "Trainer": "api",
+    "Trainer": "trainer",
     "load": "api",
+    "save": "api",
     "sweep": "sweeps",
     "Config": "config",
     "Graph": "graph.csr",
@@ -54,6 +56,7 @@ __all__ = [
     "describe",
     "from_pyg",
     "load",
+    "save",
     "sweep",
     "to_pyg",
 ]

@@ -32,6 +32,7 @@ from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.features import FeatureReader
 from mggcn.partition.rows.shard import ShardOptions, build_shard
+from mggcn.planning.op_cost import epoch_threads
 from mggcn.planning.pruning import build_pruned, levels_of
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 from mggcn.planning.shared import Shared, held_key
@@ -76,14 +77,16 @@ def make_backend(
     device: Callable[[], Device],
     choices: Choices = NO_CHOICES,
     exploration: Explorer | None = None,
+    threads: int = 0,
 ) -> KernelBackend:
     """Return the kernels of one rank. Raises: BackendError.
 
-    choices: measured variants of sparse products. exploration: tries those of the others.
+    threads: of a CPU; 0: those of the configuration. choices: measured variants of sparse products. exploration: tries
+    those of the others.
     """
     storage = DTYPES[plan.sizes.dtype]
     if config.run.device == "cpu":
-        return CpuBackend(storage, threads_per_rank(config), choices=choices, exploration=exploration)
+        return CpuBackend(storage, threads or threads_per_rank(config), choices=choices, exploration=exploration)
     from mggcn.backend.cuda.backend import CudaBackend
 
     workspace_bytes = plan.regions["kernel work space"]
@@ -113,7 +116,8 @@ def make_rank(
     """
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
-    torch.set_num_threads(threads_per_rank(config))
+    threads = epoch_threads(plan, threads_per_rank(config))
+    torch.set_num_threads(threads)
     rank_plan = plan.ranks[comm.rank]
     if comm.size > 1 or tuning is not None or config.run.timeline or shared is None:
         shared = Shared()
@@ -121,7 +125,7 @@ def make_rank(
     fresh, timeline = held is None, None
     if held is None:
         exploration = None if tuning is None else tuning.exploration
-        backend = make_backend(config, rank_plan, lambda: device_of(config, comm), choices, exploration)
+        backend = make_backend(config, rank_plan, lambda: device_of(config, comm), choices, exploration, threads)
         timeline = _make_timeline(config, backend, comm, folder)
         if timeline is not None:
             backend, comm = timeline.backend, timeline.comm
@@ -273,6 +277,7 @@ def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: RankA
         signals=backend.allocate(8 * SIGNALS).view(torch.float64),
         counts=backend.allocate(8 * 9 * classes).view(torch.int64).view(3, 3, classes),
         clock=backend.allocate(16).view(torch.int64),
+        comm=context.comm,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mggcn.config_model import ModelConfig as ModelConfig
 from mggcn.config_values import RENAMED, parse_field
 from mggcn.config_values import require as _require
 from mggcn.config_values import settle as _settle
@@ -15,8 +16,6 @@ from mggcn.errors import ConfigError
 
 MAX_RANKS = 4096
 """Ranks of a plan; more than any node has."""
-MAX_HEADS = 64
-"""Heads of attention: what kernels keep scores for (cpu/attention.h)."""
 MAX_DELAY = 1000
 """Epochs that a message of the delayed strategy may take."""
 
@@ -35,85 +34,6 @@ class DataConfig:
     def __post_init__(self) -> None:
         _settle(self, "data")
         _require(self.split >= 0, f"data.split must be 0 or more, got {self.split}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig:
-    """Table [model]: the network."""
-
-    kind: Literal["gcn", "sage", "gat", "gatv2", "rgcn", "mlp"] = "gcn"
-    """gcn: graph convolutions (Kipf & Welling 2017); sage: GraphSAGE with the GCN aggregator, (sum of neighbours + self) /
-    (degree + 1) (DistGNN 6.1), whatever `norm` says: in a weighted graph the weighted average, where a vertex itself has
-    the weight of its stored self-loop, or 1 without one; gat, gatv2: attention over neighbours (Velickovic et al. 2018,
-    Brody et al. 2022), which reads neither `norm` nor weights of edges; rgcn: R-GCN (Schlichtkrull et al. 2018), whatever
-    `norm` and `self_loops` say, on a graph whose edges have types: the mean over the in-neighbours of each relation, and
-    the vertex itself, each times a matrix of its own; mlp: the same network without the graph."""
-    hidden: tuple[int, ...] = (128, 128)
-    """Width of each hidden layer, in features; the output layer has one column per class."""
-    aggregator: Literal["gcn", "max"] = "gcn"
-    """Of sage. gcn: as above; max: the maximum over the in-neighbours of a dense layer with ReLU, beside a weight matrix
-    for the vertex itself (Hamilton et al. 2017, eq. 3): no self-loops are inserted, and weights of edges are not read."""
-    dropout: float = 0.0
-    """Probability of dropping an activation of a hidden layer, in [0, 1)."""
-    input_dropout: float = 0.0
-    """Probability of dropping an input feature, in [0, 1)."""
-    heads: int = 1
-    """Heads of attention (gat, gatv2), in 1 .. 64: hidden widths are those of all heads together."""
-    attention_dropout: float = 0.0
-    """Probability of dropping a weight of attention (gat, gatv2), in [0, 1)."""
-    norm: Literal["symmetric", "mean"] = "symmetric"
-    """symmetric: in-degree^-1/2 on both sides, as PyG; mean: average over in-neighbours, as in MG-GCN, eq. 2."""
-    self_loops: bool = True
-    """Insert the self-loops that the graph lacks."""
-    bias: bool = True
-    """Add a bias after each aggregation."""
-    bases: int = 8
-    """Of rgcn: matrices in each layer of which a relation's matrix is a weighted sum (basis decomposition)."""
-
-    def __post_init__(self) -> None:
-        _settle(self, "model")
-        _require(all(w > 0 for w in self.hidden), f"model.hidden must hold positive widths, got {self.hidden}")
-        for name in ("dropout", "input_dropout", "attention_dropout"):
-            value = getattr(self, name)
-            _require(0.0 <= value < 1.0, f"model.{name} must lie in [0, 1), got {value}")
-        _require(1 <= self.heads <= MAX_HEADS, f"model.heads must lie in 1 .. {MAX_HEADS}, got {self.heads}")
-        if self.attends:
-            _require(
-                all(width % self.heads == 0 for width in self.hidden),
-                f"model.hidden must hold multiples of model.heads {self.heads}, the widths of all heads together, got "
-                f"{self.hidden}",
-            )
-        elif self.heads > 1 or self.attention_dropout:
-            raise ConfigError(
-                f"model.heads and model.attention_dropout belong to gat and gatv2, got model.kind {self.kind}; leave them "
-                "out, or choose one of those"
-            )
-        if self.kind != "sage" and self.aggregator != "gcn":
-            raise ConfigError(
-                f"model.aggregator {self.aggregator} belongs to sage, got model.kind {self.kind}; choose sage"
-            )
-        if self.kind == "sage" and self.aggregator == "max":
-            object.__setattr__(self, "self_loops", False)
-        elif self.kind == "sage":
-            _require(
-                self.self_loops, "model.kind sage adds every vertex to its neighbours; leave model.self_loops true"
-            )
-        if self.kind == "sage":
-            object.__setattr__(self, "norm", "mean")
-        if self.kind == "rgcn":
-            object.__setattr__(self, "norm", "mean")
-            object.__setattr__(self, "self_loops", False)
-        _require(self.bases >= 1, f"model.bases must be 1 or more, got {self.bases}")
-
-    @property
-    def attends(self) -> bool:
-        """Whether the model has attention over neighbours."""
-        return self.kind in ("gat", "gatv2")
-
-    @property
-    def aggregates(self) -> bool:
-        """Whether the model reads the graph."""
-        return self.kind != "mlp"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

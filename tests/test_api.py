@@ -310,7 +310,7 @@ def test_settings_are_checked_when_they_are_given(tmp_path: Path) -> None:
         small(config={})
     with pytest.raises(ConfigError, match=r"no argument feature; known are features, .*, name, verify"):
         mggcn.load(tmp_path, feature=1)
-    with pytest.raises(ConfigError, match=r"no argument edge_weight; known are features, .*, name$"):
+    with pytest.raises(ConfigError, match=r"no argument edge_weight; known are features, .*, name, ids$"):
         mggcn.load(arrays()["adj"], edge_weight=1)
     assert set(dir(mggcn)) > {"load", "Trainer", "GCN", "__version__", "__name__"}
     with pytest.raises(AttributeError, match="public are GAT, GCN"):

@@ -28,7 +28,14 @@ CHANGED: dict[str, dict[str, Any]] = {
         "norm": "mean",
         "self_loops": False,
         "bias": False,
-        "bases": 3,
+        "activation": "gelu",
+        "norm_layer": "batch",
+        "residual": "identity",
+        "jumping": "concat",
+        "head": "linear",
+        "dense_before": (7,),
+        "dense_between": True,
+        "dense_after": (5, 3),
     },
     "train": {
         "epochs": 31,
@@ -64,6 +71,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "device": "cuda",
         "precision": "bf16",
         "spmm": "cusparse",
+        "log": "tensorboard",
         "timeline": True,
         "order": "permute",
         "strategy": "delayed",
@@ -79,6 +87,7 @@ CHANGED: dict[str, dict[str, Any]] = {
 
 TUNED: dict[str, dict[str, Any]] = {"run": {"tune": True}, "model": {"kind": "sage", "aggregator": "max"}}
 """What goes with neither the GPU nor the timeline nor the model of CHANGED."""
+OTHER_MODELS: list[dict[str, Any]] = [{"kind": "appnp", "hops": 7, "teleport": 0.25}, {"kind": "rgcn", "bases": 3}]
 
 
 def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:
@@ -86,7 +95,8 @@ def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:
     changed = cfg.from_tables(CHANGED)
     for table, settings in CHANGED.items():
         fields = {item.name for item in dataclasses.fields(cfg.TABLES[table])}
-        assert fields == set(settings) | set(TUNED.get(table, {})), "a new setting is missing in CHANGED"
+        others = {key for model in OTHER_MODELS if table == "model" for key in model}
+        assert fields == set(settings) | set(TUNED.get(table, {})) | others, "a new setting is missing in CHANGED"
         for key, value in settings.items():
             assert value != getattr(getattr(Config(), table), key), f"{table}.{key} is the default"
     path = tmp_path / "config.toml"
@@ -100,7 +110,8 @@ def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:
 
 def test_toml_round_trip_of_defaults_and_of_no_hidden_layer(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    for config in (Config(), Config(model=ModelConfig(hidden=())), cfg.from_tables(TUNED)):
+    others = [cfg.from_tables({"model": model}) for model in OTHER_MODELS]
+    for config in (Config(), Config(model=ModelConfig(hidden=())), cfg.from_tables(TUNED), *others):
         path.write_text(config_files.to_toml(config), encoding="utf-8")
         assert config_files.from_toml(path) == config
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,8 +48,19 @@ def test_pyg_data(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.full
 def test_own_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if the example breaks, or a module of one's own trains otherwise on three ranks than on one."""
-    monkeypatch.setattr("sys.argv", ["own_model.py", "3"])
-    runpy.run_path(str(EXAMPLES / "own_model.py"), run_name="__main__")
+    trains_alike("own_model.py", capsys, monkeypatch)
+
+
+@pytest.mark.full
+def test_own_gat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the example breaks, or attention, masks or batch norm depend on the number of ranks."""
+    trains_alike("own_gat.py", capsys, monkeypatch)
+
+
+def trains_alike(example: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a module of one's own on one rank and on three."""
+    monkeypatch.setattr("sys.argv", [example, "3"])
+    runpy.run_path(str(EXAMPLES / example), run_name="__main__")
     out = capsys.readouterr().out
     differences = numbers(r"3 ranks, \w+: losses differ by (\S+) from", out)
     assert len(differences) == 2
@@ -65,7 +79,35 @@ def test_torchrun_train(tmp_path: Path) -> None:
     assert out.count("run folder") == 1
 
 
+@pytest.mark.full
+def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a cell breaks in a kernel of its own, learns nothing, draws nothing, or two ranks learn something else."""
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("matplotlib")
+    execute = (
+        "import nbformat, nbclient, sys\n"
+        "notebook = nbformat.read(sys.argv[1], as_version=4)\n"
+        "nbclient.NotebookClient(notebook, timeout=120, kernel_name='python3').execute()\n"
+        "nbformat.write(notebook, sys.argv[2])\n"
+    )
+    done = tmp_path / "done.ipynb"
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))
+    command = [sys.executable, "-c", execute, str(EXAMPLES / "notebook.ipynb"), str(done)]
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=280)
+    outputs = [output for cell in json.loads(done.read_text())["cells"] for output in cell.get("outputs", [])]
+    shown = [output["data"] for output in outputs if "data" in output]
+    printed = "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
+    assert sum("image/png" in data for data in shown) == 3
+    assert sum("<th>predicted peak</th>" in "".join(data.get("text/html", "")) for data in shown) == 2
+    (accuracy,) = numbers(r"100 epochs, test accuracy ([\d.]+)", printed)
+    assert accuracy > 0.8
+    assert len(numbers(r"article \d+: topic \d \(([\d.]+)\)", printed)) == 5
+    assert max(numbers(r"losses differ by at most (\S+)", printed)) < 1e-5
+    (counts,) = (eval("".join(data["text/plain"])) for data in shown if "".join(data["text/plain"]).startswith("[(0"))
+    assert sum(count for _, count in counts) > 600
+
+
 def test_every_example_is_tested() -> None:
     """Fails if an example is added without a test."""
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} <= tested
+    assert {path.stem for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb"))} <= tested

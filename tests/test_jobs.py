@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from mggcn import assemble
-from mggcn.api import Trainer
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.config_files import from_toml
@@ -30,6 +29,7 @@ from mggcn.jobs import predict as predicting
 from mggcn.jobs import train as training
 from mggcn.partition.make import make_partition
 from mggcn.train.checkpoint import Progress, save_checkpoint
+from mggcn.trainer import Trainer
 from tests.graphs import make_graph, pattern
 
 N = 40
@@ -95,12 +95,15 @@ def test_what_cannot_run_here_is_refused_before_anything_is_written(tmp_path: Pa
 
 def test_a_run_never_overwrites_another(run: Path, tmp_path: Path) -> None:
     """Fails if a folder with anything in it is taken, or an empty one is not."""
-    with pytest.raises(RunError, match=rf"not empty; .* --resume {run}"):
+    with pytest.raises(RunError, match=rf"not empty; .*: --resume {run}, in Python Trainer.from_run$"):
         run_folders.make_run_folder(config_of(), "any", run)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"is a file, expected a folder for the run; choose another --out$"):
+    with pytest.raises(
+        RunError,
+        match=r"is a file, expected .*; name a folder that is new or empty: --out, in Python out=$",
+    ):
         run_folders.make_run_folder(config_of(), "any", tmp_path / "file")
-    with pytest.raises(RunError, match=r"not empty; choose another --out that is new or empty$"):
+    with pytest.raises(RunError, match=r"not empty; name a folder that is new or empty: --out, in Python out=$"):
         run_folders.make_run_folder(config_of(), "any", tmp_path)
     (tmp_path / "empty").mkdir()
     assert run_folders.make_run_folder(config_of(), "any", tmp_path / "empty") == tmp_path / "empty"
@@ -298,7 +301,7 @@ def test_epochs_of_repeats_and_cosine_schedules_stay(tmp_path: Path) -> None:
     for settings in ({"repeat": 2}, {"schedule": "cosine"}):
         config = dataclasses.replace(config_of(), train=TrainConfig(epochs=3, **settings))  # type: ignore[arg-type]
         assert run_folders.continued(tmp_path, config, {"epochs": 3}) == config
-        with pytest.raises(ConfigError, match="continue without --epochs"):
+        with pytest.raises(ConfigError, match=r"leave train\.epochs"):
             run_folders.continued(tmp_path, config, {"epochs": 4})
 
 

@@ -30,7 +30,7 @@ BLOCK_ROWS = 1 << 14
 def upload_tile(backend: KernelBackend, tile: Tile) -> Sparse:
     """Return a tile on the device; one with types by relations, in blocks of at most BLOCK_ROWS rows.
 
-    Cost: with types a stable sort of them, on the host 20 bytes an edge.
+    Cost: with types a stable sort of them, on the host some 25 bytes an edge; the tile's entries are put in that order.
     """
     if tile.types is None:
         return backend.sparse(tile.indptr, tile.indices, tile.values)
@@ -48,7 +48,11 @@ def _by_relation(backend: KernelBackend, tile: Tile) -> Iterator[RelationRows]:
     fresh[1:] = (types[1:] != types[:-1]) | (rows[1:] != rows[:-1])
     starts = np.append(np.flatnonzero(fresh), rows.shape[0])
     bounds = np.searchsorted(types[starts[:-1]], np.arange(int(types[-1]) + 2)) if rows.size else np.zeros(1, np.int64)
-    indices, values = tile.indices[order], None if tile.values is None else tile.values[order]
+    # In place: entries that lie where the tile had them leave no room behind that the process would keep.
+    indices, values = tile.indices, tile.values
+    indices[:] = indices[order]
+    if values is not None:
+        values[:] = values[order]
     for relation in range(bounds.shape[0] - 1):
         last = int(bounds[relation + 1])
         for a in range(int(bounds[relation]), last, BLOCK_ROWS):

@@ -133,14 +133,14 @@ def first_error(endings: Sequence[Ending], signals: Sequence[int], folder: Path)
 def _describe(ending: Ending, folder: Path) -> str:
     """Say how a rank ended that left no report."""
     if ending.code >= 0:
-        how = f"rank {ending.rank} left with exit code {ending.code} and no report"
+        how = f"rank {ending.rank} ended with exit code {ending.code} and did not say why"
     else:
         how = f"rank {ending.rank} was killed by {_signal_name(-ending.code)}"
         if -ending.code == signal.SIGKILL:
             how += "; memory may have run out: see dmesg, and use less of it per rank"
         if -ending.code == signal.SIGABRT:
             how += "; ranks may have disagreed about a size"
-    if ending.rank == 0:
+    if not log_path(folder, ending.rank).exists():  # of rank 0, and of ranks that multiprocessing started
         return f"{how}; its output is above"
     return f"{how}; {log_path(folder, ending.rank)} ends:\n{log_tail(folder, ending.rank)}"
 

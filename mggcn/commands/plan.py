@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--feature-nonzeros", type=whole, metavar="NUMBER", help="bare shape: nonzeros of sparse features"
     )
+    parser.add_argument("--relations", type=whole, metavar="NUMBER", help="bare shape: relations of typed edges")
     parser.add_argument(
         "--training",
         type=whole,
@@ -132,6 +133,7 @@ def _from_shape(
         feature_nnz=arguments.feature_nonzeros,
         aggregated_nnz=_upper_aggregated(arguments),
         num_training=arguments.training,
+        num_relations=arguments.relations or 0,
     )
     replication = arguments.replication or 0.0
     config, choice = resolve_auto_shape(config, shape, replication, machine, limit)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.rank import torchrun_env
@@ -21,7 +21,11 @@ from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
 from mggcn.jobs import folder as run_folders
 from mggcn.jobs import train as training
+from mggcn.jobs.weights import weights_of_run
 from mggcn.memory.units import human
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="continue a run; with a larger --epochs also a complete one; --set train.lr, train.schedule, ... begin a new "
         "schedule where it stands, --set train.patience goes on after an early stop",
+    )
+    parser.add_argument(
+        "--start-from",
+        type=Path,
+        metavar="RUN",
+        help="begin with the best weights of another run of the same model, on this graph or another, not with random ones",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     add_settings(parser)
@@ -50,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         store = store_path(arguments.store, arguments.root)
         graph = open_store(store)
-        planned = training.prepare_run(read_settings(arguments), graph, store, arguments.out)
+        planned = training.prepare_run(read_settings(arguments), graph, store, arguments.out, _start(arguments))
         train = functools.partial(training.run_training, planned, graph, quiet=arguments.quiet)
         with run_folders.discarded_if_refused(planned.folder):
             if not arguments.quiet:
@@ -75,6 +85,8 @@ def _check_which(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             f"--resume {resume} continues in that folder, got --out {arguments.out} as well; remove --out"
         )
+    if resume is not None and arguments.start_from is not None:
+        raise ConfigError(f"--resume {resume} goes on with its own weights; remove --start-from, or start a new run")
 
 
 def _resume(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -137,13 +149,19 @@ def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
     return run_folders.continued(arguments.resume, config, changes), Path(job["store"])
 
 
+def _start(arguments: argparse.Namespace) -> Mapping[str, Tensor] | None:
+    """Return the weights that a run begins with, None for random ones. Raises: RunError, ConfigError."""
+    return None if arguments.start_from is None else weights_of_run(arguments.start_from)
+
+
 def _under_torchrun(arguments: argparse.Namespace) -> int:
     """Train as one rank of torchrun; rank 0 prints."""
     if arguments.resume is not None:
         config, store = resumed(arguments)
     else:
         config, store = read_settings(arguments), store_path(arguments.store, arguments.root)
-    code, result = training.train_under_torchrun(config, store, arguments.out, arguments.resume, quiet=arguments.quiet)
+    folders = (arguments.out, arguments.resume)
+    code, result = training.train_under_torchrun(config, store, *folders, _start(arguments), quiet=arguments.quiet)
     if result is not None and not arguments.quiet:
         print(summary(result))
     return code

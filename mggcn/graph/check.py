@@ -41,6 +41,8 @@ def check_graph(graph: Graph) -> None:
         _check_dense(graph.features, graph)
     if graph.labels is not None:
         _check_labels(graph.labels, graph)
+    if graph.ids is not None:
+        _expect_rows(graph.ids.shape[0], graph, "ids")
     _check_splits(graph)
 
 

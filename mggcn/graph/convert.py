@@ -16,7 +16,8 @@ import scipy.sparse as sp
 
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.check import check_graph
-from mggcn.graph.csr import COLUMNS, Array, Graph, Task
+from mggcn.graph.csr import COLUMNS, Array, ArrayRows, Graph, Task
+from mggcn.graph.ids import as_ids, check_ids, numbered
 from mggcn.graph.relations import check_types, typed_adjacency
 from mggcn.graph.structure import DEFAULT_OPTIONS, Adjacency, GraphOptions, build_adjacency, edge_list
 from mggcn.graph.vertex_data import as_array, as_features, as_labels, as_splits, is_sparse, normalized_rows
@@ -53,6 +54,7 @@ def check_arguments(arguments: Mapping[str, Any], more: tuple[str, ...] = ()) ->
         raise ConfigError(f"options must be mggcn.GraphOptions(...), got {type(options).__name__}")
     if splits is not None and not (isinstance(splits, Mapping) and all(isinstance(name, str) for name in splits)):
         raise ConfigError(f'splits must be a mapping from names, as {{"train": mask}}, got {type(splits).__name__}')
+    check_ids(arguments.get("ids"))
     for name in ("num_vertices", "num_classes", "num_relations"):
         try:
             index(0 if arguments.get(name) is None else arguments[name])
@@ -76,9 +78,11 @@ def from_arrays(
     options: GraphOptions = DEFAULT_OPTIONS,
     name: str = "graph",
     meta: Mapping[str, Any] | None = None,
+    ids: Any = None,
 ) -> Graph:
     """Make a graph from arrays. Give either `edges` (and `weights`, `edge_types`) or `adj`.
 
+    ids: names (N,) of the rows, kept with the graph; edges hold row numbers all the same.
     Shapes: edges integers [2, E], row 0 sources, row 1 targets; weights [E] or [E, 1]; edge_types [E], the number of each
     edge's relation from 0, of `num_relations` (default: the highest and one); adj a square SciPy matrix or
     array, or a tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v; features dense or sparse [N, D];
@@ -119,6 +123,7 @@ def from_arrays(
         num_classes=num_classes,
         meta=_meta(meta, options, both.num_merged),
         num_relations=relations,
+        ids=None if ids is None else ArrayRows(as_ids(to_numpy(ids))),
     )
     check_graph(graph)
     return graph
@@ -212,7 +217,7 @@ def from_object(source: Any, **arrays: Any) -> Graph:
     if is_sparse(source):
         return from_scipy(source, **arrays)
     if isinstance(source, np.ndarray):
-        return from_arrays(edges=source, **arrays)
+        return from_arrays(**numbered(source, to_numpy(arrays.pop("ids", None)), arrays))
     if getattr(source, "edge_index", None) is not None or getattr(source, "adj_t", None) is not None:
         return from_pyg(source, **arrays)
     if getattr(source, "ndata", None) is not None:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
+from mggcn.html import html_table
 
 Array = npt.NDArray[Any]
 
@@ -148,6 +149,7 @@ class Graph:
         splits: From a name ("train", "val", "test", "alt_train", ...) to Rows bool [S, N], always two-dimensional.
         num_classes: Number of classes, C, or of columns of the labels, T.
         num_relations: Number of relations if edges have types, else 0.
+        ids: Rows [N] of int64 or strings: how the source names vertices, None if by their rows.
         meta: Content of meta.json: licence, provenance, published results, SHA-256 of every file.
     """
 
@@ -160,10 +162,17 @@ class Graph:
     num_classes: int
     meta: Mapping[str, Any] = field(default_factory=dict)
     num_relations: int = 0
+    ids: Rows | None = None
 
     def __repr__(self) -> str:
         """One line of extents; `mggcn.describe` looks at the content."""
         return f"<Graph {self.name}: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks. Cost: as `summary`."""
+        return html_table(
+            f"Graph {self.name}", {"extents": self.summary(), "read from": str(self.meta.get("source", "-"))}
+        )
 
     @property
     def num_vertices(self) -> int:

@@ -75,6 +75,7 @@ def join(graphs: Sequence[Graph], parts: Sequence[str] = (), *, name: str = "gra
         labels=labels,
         splits=_splits(graphs, parts, starts),
         num_classes=max(graph.num_classes for graph in graphs),
+        ids=_ids(graphs),
         num_relations=max(graph.num_relations for graph in graphs),
         meta={
             "source": f"{len(graphs)} graphs",
@@ -173,3 +174,11 @@ def _labelled(graph: Graph) -> Rows:
     if graph.labels is None:
         return ArrayRows(np.ones((1, graph.num_vertices), np.bool_))
     return ArrayRows(known_labels(graph.labels.array())[np.newaxis])
+
+
+def _ids(graphs: Sequence[Graph]) -> Rows | None:
+    """Ids of all vertices if the graphs have some; two graphs may have equal ones."""
+    known = [graph.ids.array() for graph in graphs if graph.ids is not None]
+    if known and len(known) < len(graphs):
+        raise GraphError(f"{len(known)} of {len(graphs)} graphs to join have ids; load all of them with ids=, or none")
+    return ArrayRows(np.concatenate(known)) if known else None

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ def graph_arrays(graph: Graph) -> dict[str, Rows]:
         arrays["features"] = graph.features
     if graph.labels is not None:
         arrays["labels"] = graph.labels
+    if graph.ids is not None:
+        arrays["ids"] = graph.ids
     return arrays | dict(graph.splits)
 
 
@@ -62,7 +65,7 @@ def graph_sha256(graph: Graph) -> str:
     """
     stored = graph.meta.get("sha256", {}) if is_own(graph.meta) else {}
     digests = {}
-    for name, rows in graph_arrays(graph).items():
+    for name, rows in graph_arrays(replace(graph, ids=None)).items():  # training sees no names
         # An array that replaced a stored one must not inherit its digest.
         from_store = isinstance(rows, FileRows) and rows.path.name == f"{name}.npy"
         digests[name] = (stored.get(f"{name}.npy") if from_store else None) or _npy_sha256(rows)

@@ -81,6 +81,7 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
         splits={name: _split(folder, name, adj.num_rows) for name in names if SPLIT_NAME.fullmatch(name)},
         num_classes=_num_classes(meta, labels),
         meta=meta,
+        ids=FileRows.open(folder / "ids.npy") if "ids" in names and is_own(meta) else None,
         num_relations=0 if adj.types is None else _count(meta, "num_relations") or _highest(adj.types) + 1,
     )
     if is_own(meta):
@@ -227,7 +228,12 @@ def _compare_extents(graph: Graph, folder: Path) -> None:
     nnz = int(graph.adj.indptr.read(num_vertices, num_vertices + 1)[0])
     expected = dict.fromkeys((*ADJ_FILES, *ADJ_T_FILES), nnz) | {"indptr_t": num_vertices + 1}
     del expected["indptr"]
-    expected |= {"features": num_vertices, "features_indptr": num_vertices + 1, "labels": num_vertices}
+    expected |= {
+        "features": num_vertices,
+        "features_indptr": num_vertices + 1,
+        "labels": num_vertices,
+        "ids": num_vertices,
+    }
     expected |= dict.fromkeys(graph.splits, num_vertices)
     types = {"features": (np.float32, 2), "labels": _label_type(graph)} | dict.fromkeys(graph.splits, (np.bool_, 2))
     for name, rows in graph_arrays(graph).items():

@@ -100,13 +100,20 @@ def edge_list(adj: CSR) -> tuple[Array, Array | None]:
     return edges, None if adj.values is None else adj.values.array()
 
 
+NAMED = '; in Python, ids= names the rows, and ids="edges" numbers ids with gaps'
+
+
 def check_edges(edges: Array, weights: Array | None, num_vertices: int, origin: str = "") -> None:
     """Check shape, type and range of an edge list from outside; raises GraphError.
 
     origin: what set the number of vertices, for the message.
     """
     if not 1 <= num_vertices <= MAX_VERTICES:
-        todo = "number them from 0 without gaps" if num_vertices > 1 else "give num_vertices (--vertices) or an edge"
+        todo = (
+            f"number them from 0 without gaps{NAMED}"
+            if num_vertices > 1
+            else "give num_vertices (--vertices) or an edge"
+        )
         raise GraphError(f"expected 1 to {MAX_VERTICES} vertices, got {num_vertices}; {todo}")
     if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
         raise GraphError(
@@ -129,7 +136,9 @@ def check_edges(edges: Array, weights: Array | None, num_vertices: int, origin: 
 def _check_range(lowest: int, highest: int, num_vertices: int, origin: str) -> None:
     if 0 <= lowest and highest < num_vertices:
         return
-    todo = f"{'give one row for each vertex' if origin else 'check num_vertices (--vertices)'} and start ids at 0"
+    todo = (
+        f"{'give one row for each vertex' if origin else 'check num_vertices (--vertices)'} and start ids at 0{NAMED}"
+    )
     if lowest == 1 and highest == num_vertices:
         todo = "ids seem to start at 1: subtract 1 from each"
     raise GraphError(f"vertex ids must lie in [0, {num_vertices}){origin}, got {lowest} to {highest}; {todo}")

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from mggcn.train.checkpoint import Progress
 
 
-SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "warmup")
+SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "schedule_patience", "warmup")
 """Settings of [train] that make a schedule."""
 CONTINUABLE = ("epochs", "patience", *SCHEDULE)
 """Settings of [train] with which a run may be continued."""
+ANOTHER = "name a folder that is new or empty: --out, in Python out="
 
 
 def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
@@ -44,10 +45,10 @@ def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
     """
     folder = _named_by_time(name) if out is None else out
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file, expected a folder for the run; choose another --out")
+        raise RunError(f"{folder} is a file, expected a folder for the run; {ANOTHER}")
     if folder.exists() and any(folder.iterdir()):
-        resume = f", or continue that run with --resume {folder}" if _is_run(folder) else " that is new or empty"
-        raise RunError(f"{folder} exists and is not empty; choose another --out{resume}")
+        resume = f", or continue that run: --resume {folder}, in Python Trainer.from_run" if _is_run(folder) else ""
+        raise RunError(f"{folder} exists and is not empty; {ANOTHER}{resume}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.toml").write_text(to_toml(config))
@@ -74,9 +75,9 @@ def _named_by_time(name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise RunError(f"the run folder {folder} cannot be made: {error.strerror}; name one with --out") from error
+            raise RunError(f"the run folder {folder} cannot be made: {error.strerror}; {ANOTHER}") from error
         return folder
-    raise RunError(f"runs/{name}-{stamp} and 999 more exist; name a folder with --out")
+    raise RunError(f"runs/{name}-{stamp} and 999 more exist; {ANOTHER}")
 
 
 def continued(folder: Path, config: Config, changes: Mapping[str, Any]) -> Config:
@@ -97,18 +98,18 @@ def continued(folder: Path, config: Config, changes: Mapping[str, Any]) -> Confi
     done, before, after = epochs_done(folder, config), config.train, wanted.train
     if before.repeat > 1:
         raise ConfigError(
-            f"{folder} repeats its run, and all repeats need the same settings; continue without --epochs or others"
+            f"{folder} repeats its run, and all repeats need the same settings; leave train.epochs and others as they are"
         )
     if after.epochs < done:
-        raise ConfigError(f"{folder} has trained {done} epochs already, got --epochs {after.epochs}")
+        raise ConfigError(f"{folder} has trained {done} epochs already, got train.epochs {after.epochs}")
     if is_complete(folder):
         _require_more(folder, before, after, done)
     if any(name in changes for name in SCHEDULE):
         return from_tables({"train": {"schedule_start": done}}, wanted)
     if after.epochs != before.epochs and before.schedule == "cosine":
         raise ConfigError(
-            f"{folder} has a cosine schedule, which depends on the epochs; continue without --epochs, or begin a new "
-            f"schedule at epoch {done} with --set train.schedule=cosine (or constant, step) and --set train.lr"
+            f"{folder} has a cosine schedule, which depends on the epochs; leave train.epochs as it is, or "
+            f"begin a new schedule at epoch {done}: name train.schedule (cosine, constant, step), and train.lr"
         )
     return wanted
 
@@ -119,10 +120,10 @@ def _require_more(folder: Path, before: TrainConfig, after: TrainConfig, done: i
     if progress and after.patience and progress.waited >= after.patience:
         raise ConfigError(
             f"the run in {folder} stopped after {done} epochs, {progress.waited} evaluations after its best one; "
-            "--set train.patience=0, or a larger number, lets it go on"
+            "train.patience 0, or a larger number, lets it go on"
         )
     if after.epochs <= done:
-        raise ConfigError(f"the run in {folder} is complete after {done} epochs; extend it with a larger --epochs")
+        raise ConfigError(f"the run in {folder} is complete after {done} epochs; a larger train.epochs extends it")
 
 
 def epochs_done(folder: Path, config: Config) -> int:
@@ -170,6 +171,12 @@ def reopen(folder: Path, config: Config) -> None:
     temporary = folder / ".config.toml.tmp"
     temporary.write_text(to_toml(config))
     temporary.rename(folder / "config.toml")
+
+
+def move_store(folder: Path, store: Path) -> None:
+    """Record that the graph of a run lies in this store now: that of one in memory is written anew for every trainer."""
+    job = json.loads((folder / "job.json").read_text())
+    write_json(folder / "job.json", job | {"store": str(store.resolve())})
 
 
 def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:

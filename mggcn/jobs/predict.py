@@ -23,6 +23,7 @@ from mggcn.graph.store import open_store
 from mggcn.jobs.folder import known_plan, read_run, seed_of_weights
 from mggcn.jobs.local import in_processes, on_local_ranks
 from mggcn.jobs.prediction_files import check_kind, check_target, probabilities_of, write_predictions
+from mggcn.jobs.weights import weights_of
 from mggcn.planning.shape import GraphShape
 
 if TYPE_CHECKING:
@@ -92,8 +93,6 @@ def _score(config: Config, folder: Path, store: Path | None, arguments: dict[str
 def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) -> None:
     """Score this rank's vertices into the shared file."""
     from mggcn.assemble_rank import make_rank
-    from mggcn.train.checkpoint import load_checkpoint
-    from mggcn.train.repeats import load_repeat
 
     config, recorded, job = read_run(folder)
     # What is only evaluated needs no matrices of training epochs.
@@ -105,13 +104,7 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
         config, graph = for_scoring(config, graph, GraphShape(**recorded["graph"]))
         plan, partition = plan_graph(config, graph)
     rank = make_rank(config, graph, plan, partition, comm)
-    part = "best" if arguments["weights"] == "best" else "weights"
-    if arguments["seed"] is not None:
-        chosen = load_repeat(folder, arguments["seed"], part)
-    elif (found := load_checkpoint(folder / "checkpoints")) is None:
-        raise RunError(f"{folder} holds no checkpoint to predict with")
-    else:
-        chosen = found[1].get(part) or found[1]["weights"]
+    chosen = weights_of(folder, config, arguments["weights"], arguments["seed"])
     rank.trainer.runtime.weights.load_state_dict(chosen)
     write_scores(comm, rank, Path(arguments["out"]), graph, arguments["probabilities"])
 

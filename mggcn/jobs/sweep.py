@@ -119,9 +119,11 @@ def make_sweep(space: Space, base: Config, graph: Graph, store: Path, out: Path 
     check_available(base)
     trials = [Trial(number, settings) for number, settings in enumerate(space.settings(base), start=1)]
     groups, config = groups_of(base, at_once)
+    if len(groups) > len(trials):  # fewer trials than cores: each has several
+        groups, config = groups_of(base, len(trials))
     folder = make_run_folder(config, f"sweep-{graph.name}", out)
     sweep = Sweep(folder, trials)
-    job = {"store": str(store.resolve()), "graph_sha256": graph_sha256(graph), "at_once": min(len(groups), len(trials))}
+    job = {"store": str(store.resolve()), "graph_sha256": graph_sha256(graph), "at_once": len(groups)}
     _save(sweep, job)
     return sweep
 
@@ -156,7 +158,11 @@ def run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None = None) -> 
         orders.put(trial)
     job = {"store": str(store), "graph_sha256": digest, "at_once": at_once}
     done: queue.SimpleQueue[Trial | BaseException] = queue.SimpleQueue()
-    workers = [_Worker(folder, store, at_once, group, k) for k, group in enumerate(groups[: len(left)])]
+    groups = groups[: len(left)]
+    workers = [
+        _Worker(folder, store, sum(other.gpus == group.gpus for other in groups), group, k)
+        for k, group in enumerate(groups)
+    ]
     threads = [threading.Thread(target=worker.serve, args=(orders, done)) for worker in workers]
     for thread in threads:
         thread.start()
@@ -195,13 +201,16 @@ def _save(sweep: Sweep, job: dict[str, Any]) -> None:
 
 
 class _Worker:
-    """A process that trains trials, as this one sees it; a new one follows one that was killed."""
+    """A process that trains trials, as this one sees it; a new one follows one that was killed.
 
-    def __init__(self, folder: Path, store: Path, at_once: int, group: Group, number: int) -> None:
+    sharing: processes that share its memory, the machine's or its GPUs'.
+    """
+
+    def __init__(self, folder: Path, store: Path, sharing: int, group: Group, number: int) -> None:
         self._folder = folder
         self._log = folder / f"worker-{number}.log"
         self._command = [sys.executable, "-m", "mggcn.jobs.sweep_worker", str(folder), str(store)]
-        self._command += ["--at-once", str(at_once)]
+        self._command += ["--sharing", str(sharing)]
         if group.cores:
             self._command += ["--cores", ",".join(map(str, group.cores))]
         self._env: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": ",".join(group.gpus)} if group.gpus else {}

@@ -1,4 +1,4 @@
-"""A process of a sweep: `python -m mggcn.jobs.sweep_worker FOLDER --at-once J [--cores 0,1]` trains what it is told.
+"""A process of a sweep: `python -m mggcn.jobs.sweep_worker FOLDER STORE --sharing J [--cores 0,1]` trains what it is told.
 
 Each line of its input is a trial's number and settings as JSON, each line of its output the trial's result. When its input
 ends in a trial, it saves, as at SIGTERM.
@@ -31,10 +31,11 @@ from mggcn.planning.shared import Shared
 
 
 def train_trial(
-    sweep: Path, settings: Settings, number: int, graph: Graph, store: Path, shared: Shared, at_once: int
+    sweep: Path, settings: Settings, number: int, graph: Graph, store: Path, shared: Shared, sharing: int
 ) -> dict[str, Any]:
     """Train a trial in its folder of the sweep, or go on with it, and return its result.
 
+    sharing: trials that share the free memory.
     Raises: as prepare_run and run_training.
     """
     folder = trial_folder(sweep, number)
@@ -42,7 +43,7 @@ def train_trial(
         return training.resume_training(folder, read_run(folder)[0], graph, quiet=True)
     shutil.rmtree(folder, ignore_errors=True)
     config = with_trial(from_toml(sweep / "config.toml"), settings)
-    planned = training.prepare_run(config, graph, store, folder, shared=shared, at_once=at_once)
+    planned = training.prepare_run(config, graph, store, folder, shared=shared, at_once=sharing)
     return training.run_training(planned, graph, quiet=True, shared=shared)
 
 
@@ -57,7 +58,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="mggcn.jobs.sweep_worker")
     parser.add_argument("folder", type=Path)
     parser.add_argument("store", type=Path)
-    parser.add_argument("--at-once", type=int, required=True)
+    parser.add_argument("--sharing", type=int, required=True)
     parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")])
     a = parser.parse_args()
     if a.cores:
@@ -75,7 +76,7 @@ def main() -> int:
         started = time.perf_counter()
         try:
             answer["result"] = train_trial(
-                a.folder, order["settings"], order["number"], graph, a.store, shared, a.at_once
+                a.folder, order["settings"], order["number"], graph, a.store, shared, a.sharing
             )
         except Interrupted as error:
             return error.exit_code

@@ -48,6 +48,7 @@ from mggcn.jobs.folder import (
 )
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
+from mggcn.jobs.weights import check_start, keep_start, start_of
 from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
 from mggcn.planning.advice import require_fit
@@ -62,6 +63,8 @@ from mggcn.tuning.record import RUN_FILE, STORE_FILE, outdated, save_findings, s
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mggcn.assemble_rank import Rank
     from mggcn.comm.base import Communicator
     from mggcn.train.trainer import Stop
@@ -84,21 +87,27 @@ def prepare_run(
     graph: Graph,
     store: Path | None,
     out: Path | None,
+    start: Mapping[str, Tensor] | None = None,
     *,
     shared: Shared | None = None,
     at_once: int = 1,
 ) -> PlannedRun:
     """Plan a run, refuse it if it does not fit, and write its folder.
 
-    shared: by runs on this graph, one after the other. at_once: runs that share the free memory.
+    start: weights to begin with instead of random ones. shared: by runs on this graph, one after the other. at_once: runs
+    that share the free memory.
     Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
     """
     check_available(config)
     config, choice = resolve_auto(config, graph)
     plan, partition = plan_graph(config, graph, shared=shared)
     require_fit(plan, config.run.memory_limit or memory_limit(config) // at_once)
+    if start is not None:
+        check_start(plan, start)
     folder = make_run_folder(config, graph.name, out)
     write_plan(folder, plan, partition, store, graph, choice)
+    if start is not None:
+        keep_start(folder, start)
     return PlannedRun(folder, config, plan, partition, "" if choice is None else choice.reason)
 
 
@@ -145,6 +154,8 @@ def train_rank(
     rank = make_rank(
         config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning, shared=shared
     )
+    if (start := start_of(folder)) is not None:
+        rank.trainer.warm_start(start)
     comm.barrier()
     setup_seconds = time.perf_counter() - started
     with logged(config, folder, on_epoch) if comm.rank == 0 else contextlib.nullcontext() as follow:
@@ -293,7 +304,13 @@ def train_worker(
 
 
 def train_under_torchrun(
-    config: Config, store: Path, out: Path | None, resume: Path | None, *, quiet: bool
+    config: Config,
+    store: Path,
+    out: Path | None,
+    resume: Path | None,
+    start: Mapping[str, Tensor] | None = None,
+    *,
+    quiet: bool,
 ) -> tuple[int, dict[str, Any] | None]:
     """Train as one rank of torchrun. Returns its exit code, and the result on rank 0.
 
@@ -322,7 +339,7 @@ def train_under_torchrun(
     def body(comm: Communicator) -> None:
         folder, planned = resume, None
         if comm.rank == 0 and folder is None:
-            planned = prepare_run(config, open_store(store), store, out)
+            planned = prepare_run(config, open_store(store), store, out, start)
             folder = planned.folder
             if not quiet:
                 announce(planned.plan, store, planned.reason)

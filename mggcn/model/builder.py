@@ -1,11 +1,11 @@
 """The builder with which a model is written: every method returns a new value, and parameters come into being on the way.
 
-A model is a function of a builder, its input and a ModelConfig that returns the logits (V, C): gcn.py, mlp.py.
+A model is a function of a builder, its input and a ModelConfig that returns the logits (V, C): stack.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mggcn.aggregate.attention import AttentionSpec
@@ -15,10 +15,12 @@ from mggcn.aggregate.relations import Relational
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.model.kinds.aggregate import Aggregate, Part
+from mggcn.model.kinds.combine import Activation, Blend, Concat, Larger, SelfWeight
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.kinds.elementwise import Add, EpilogueSpec, elementwise
 from mggcn.model.kinds.ends import Input
 from mggcn.model.kinds.neighbours import AttentionRule, HeadMean, MaximumRule, Numbered, Scores, attend
+from mggcn.model.kinds.norms import BatchNorm, LayerNorm, RunningNorm
 from mggcn.model.kinds.relations import RelationWeights
 from mggcn.model.runtime import Parameter, Start
 from mggcn.model.values import Kind, Value
@@ -39,6 +41,7 @@ class Builder:
     _layers: int = 0
     _aggregates: int = 0
     _masks: int = 0
+    _norms: int = 0
 
     def input(self, num_features: int) -> Value:
         """Return the features X (V, D), dropped as model.input_dropout says."""
@@ -123,6 +126,10 @@ class Builder:
         """Return the mean of the heads (V, x.cols / heads)."""
         return Value(HeadMean(heads, self._layers), (x,), x.cols // heads)
 
+    def attention_bias(self, x: Value) -> Value:
+        """Return x + b behind attention, attention.<k>.bias of the k-th aggregation."""
+        return self.bias(x, f"attention.{self._aggregates}.bias")
+
     def aggregate(self, x: Value) -> Value:
         """Return A_hat x = S_r A^T S_c x, normalised as model.norm says."""
         scaled = self.scale(x, "col") if self.config.norm == "symmetric" else x
@@ -137,6 +144,48 @@ class Builder:
         """Return max(x, 0)."""
         return elementwise(x, EpilogueSpec(relu=True), self._layers)
 
+    def activation(self, x: Value) -> Value:
+        """Return model.activation of x."""
+        name = self.config.activation
+        return self.relu(x) if name == "relu" else Value(Activation(name, self._layers), (x,), x.cols)
+
+    def norm(self, x: Value) -> Value:
+        """Return x normalised as model.norm_layer says, with new vectors norms.<k>.weight and .bias; x itself for none.
+
+        batch: also norms.<k>.running_mean and .running_var, which training writes and evaluation reads.
+        """
+        if self.config.norm_layer == "none":
+            return x
+        self._norms += 1
+        name, shape = f"norms.{self._norms}", (x.cols,)
+        both = self.parameter(f"{name}.weight", shape, "ones"), self.parameter(f"{name}.bias", shape)
+        if self.config.norm_layer == "layer":
+            return Value(LayerNorm(*both, self._norms), (x,), x.cols)
+        mean = self.parameter(f"{name}.running_mean", shape, trained=False)
+        variance = self.parameter(f"{name}.running_var", shape, "ones", trained=False)
+        if not self.training:
+            return Value(RunningNorm(*both, mean, variance, self._norms), (x,), x.cols)
+        return Value(BatchNorm(*both, mean, variance, self._norms, x.cols), (x,), x.cols)
+
+    def self_weight(self, x: Value) -> Value:
+        """Return (1 + eps) x with a new parameter layers.<l>.eps (1,) from 0."""
+        return Value(SelfWeight(self.parameter(f"layers.{self._layers}.eps", (1,)), self._layers), (x,), x.cols)
+
+    def blend(self, a: Value, b: Value, share: float) -> Value:
+        """Return (1 - share) a + share b. Raises: PlanError if their widths differ."""
+        self._same_width(a, b)
+        return Value(Blend(share), (a, b), a.cols)
+
+    def concat(self, values: Sequence[Value]) -> Value:
+        """Return the values' columns, one after the other."""
+        widths = tuple(value.cols for value in values)
+        return Value(Concat(widths), tuple(values), sum(widths)) if len(values) > 1 else values[0]
+
+    def larger(self, a: Value, b: Value) -> Value:
+        """Return max(a, b), element by element. Raises: PlanError if their widths differ."""
+        self._same_width(a, b)
+        return Value(Larger(), (a, b), a.cols)
+
     def dropout(self, x: Value) -> Value:
         """Return x with elements dropped as model.dropout says; outside training x itself."""
         self._masks += 1
@@ -145,19 +194,26 @@ class Builder:
 
     def add(self, a: Value, b: Value) -> Value:
         """Return a + b. Raises: PlanError if their widths differ."""
+        self._same_width(a, b)
+        return Value(Add(self._layers), (a, b), a.cols)
+
+    @staticmethod
+    def _same_width(a: Value, b: Value) -> None:
         if a.cols != b.cols:
             raise PlanError(f"values of {a.cols} and {b.cols} columns cannot be added; give both the same width")
-        return Value(Add(self._layers), (a, b), a.cols)
 
     def node(self, kind: Kind, *operands: Value, cols: int) -> Value:
         """Return the value (V, cols) that a node of any kind computes from others."""
         return Value(kind, operands, cols)
 
-    def parameter(self, name: str, shape: tuple[int, ...], start: Start | None = None) -> str:
-        """Make a parameter and return its name. start: as Parameter; by default glorot for matrices, zeros for vectors."""
+    def parameter(self, name: str, shape: tuple[int, ...], start: Start | None = None, *, trained: bool = True) -> str:
+        """Make a parameter and return its name.
+
+        start, trained: as Parameter; by default glorot for matrices, zeros for vectors.
+        """
         if name in self.parameters:
             raise PlanError(f"the model makes the parameter {name} twice; give each its own name")
-        self.parameters[name] = Parameter(shape, start or ("glorot" if len(shape) == 2 else "zeros"))
+        self.parameters[name] = Parameter(shape, start or ("glorot" if len(shape) == 2 else "zeros"), trained)
         return name
 
 

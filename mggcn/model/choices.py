@@ -5,6 +5,7 @@ V rows of this rank, D input width, E output width; work is counted in multiply-
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mggcn.config import ModelConfig
@@ -21,7 +22,7 @@ class LayerUse:
     """A dense layer as the model has it: its number from 1, its widths, what it reads and what follows.
 
     aggregated: whether a sum over neighbours alone reads its result. normalised: whether that is A_hat, as model.norm says.
-    first: whether it alone reads the input.
+    first: whether it alone reads the input; shares: whether it does so beside other dense layers, and nothing else.
     """
 
     layer: int
@@ -30,6 +31,7 @@ class LayerUse:
     aggregated: bool
     normalised: bool
     first: bool
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +70,18 @@ def sparse_bytes(shape: InputShape, nnz: int, precision: str, dropped: bool) -> 
 
 
 def choose_input(
-    model: ModelConfig, use: LayerUse | None, shape: InputShape, setting: str, precision: str
+    model: ModelConfig, layers: Sequence[LayerUse], shape: InputShape, setting: str, precision: str
 ) -> InputChoice:
-    """Choose how the input is kept; `use` is the layer that alone reads it, None if the model reads it otherwise.
+    """Choose how the input of a model of these layers is kept.
 
     setting: run.features (auto, dense, sparse). Dense X without input dropout is kept as A_hat X: layer 1 then needs no
     SpMM in either direction. Sparse X stays in CSR and CSC as X or as A_hat X, or becomes dense, whichever does least work
     per epoch. Raises: PlanError for sparse where X cannot stay so.
     """
     dense = _dense_bytes(shape, precision)
+    use = next((layer for layer in layers if layer.first), None)
     if use is None:
-        if setting == "sparse":
-            raise PlanError(
-                "run.features sparse needs a model in which one dense layer, and nothing else, reads X; use auto or dense"
-            )
-        return InputChoice(nbytes=dense, reason="X is kept dense: not one dense layer alone reads it")
+        return _shared_input(model, [layer for layer in layers if layer.shares], shape, setting, precision)
     if shape.nnz is None or setting == "dense":
         if not use.normalised:
             reason = f"X is kept dense: {_no_graph(model)}"
@@ -91,7 +90,31 @@ def choose_input(
             reason = "A X is computed once and kept instead of X: layer 1 needs no SpMM in either direction"
             return InputChoice(aggregated=True, nbytes=dense, reason=reason)
         return InputChoice(nbytes=dense, reason="X is kept dense: input dropout changes it every epoch")
-    options = _sparse_options(model, use, shape, precision)
+    return _least_work(_sparse_options(model, use, shape, precision), setting)
+
+
+def _shared_input(
+    model: ModelConfig, layers: Sequence[LayerUse], shape: InputShape, setting: str, precision: str
+) -> InputChoice:
+    """Choose between X sparse and X dense for dense layers that share it, such as a convolution and its residual."""
+    dense = _dense_bytes(shape, precision)
+    if not layers:
+        if setting == "sparse":
+            raise PlanError("run.features sparse needs a model in which only dense layers read X; use auto or dense")
+        return InputChoice(nbytes=dense, reason="X is kept dense: not dense layers alone read it")
+    if shape.nnz is None or setting == "dense":
+        return InputChoice(nbytes=dense, reason=f"X is kept dense: {len(layers)} layers read it")
+    width = sum(layer.d_out for layer in layers)
+    x_bytes = sparse_bytes(shape, shape.nnz, precision, model.input_dropout > 0)
+    options = [
+        (SPARSE_PENALTY * 2 * shape.nnz * width, InputChoice(sparse=True, nbytes=x_bytes)),
+        (float(shape.rows * shape.cols * width), InputChoice(nbytes=dense)),
+    ]
+    return _least_work(options, setting)
+
+
+def _least_work(options: Sequence[tuple[float, InputChoice]], setting: str) -> InputChoice:
+    """Return the choice of least work, with its reason; setting: run.features."""
     if setting == "sparse":
         options = [o for o in options if o[1].sparse]
     work, best = min(options, key=lambda o: o[0])

@@ -14,25 +14,22 @@ from mggcn.memory.device import OPERAND, STORAGE
 from mggcn.model.builder import Builder, Network
 from mggcn.model.choices import InputChoice, InputShape, LayerChoice, LayerUse, choose_input, choose_layer
 from mggcn.model.derive import derive
-from mggcn.model.gat import gat, gatv2
-from mggcn.model.gcn import gcn
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.kinds.elementwise import EpilogueSpec
 from mggcn.model.kinds.ends import Input, Score
-from mggcn.model.mlp import mlp
 from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fuse_epilogues, fuse_gradients
 from mggcn.model.rewrite.patterns import does, followed_by, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import prune, recompute, round_operands, spare_gradients
-from mggcn.model.rgcn import rgcn
 from mggcn.model.runtime import Parameter
-from mggcn.model.sage import sage
+from mggcn.model.stack import propagated, stack
 from mggcn.model.values import Graph, Value
 
 NETWORKS: Final[Mapping[str, Network]] = MappingProxyType(
-    {"gcn": gcn, "sage": sage, "mlp": mlp, "gat": gat, "gatv2": gatv2, "rgcn": rgcn}
+    dict.fromkeys(("gcn", "sage", "gin", "gat", "gatv2", "rgcn", "mlp"), stack)
+    | dict.fromkeys(("sgc", "appnp"), propagated)
 )
 """The models by model.kind."""
 
@@ -88,6 +85,11 @@ class Values:
         return any(isinstance(value.kind, Aggregate) and value.kind.relations for value in self.evaluation.values())
 
     @property
+    def reads_all(self) -> str:
+        """A node of which every result depends on all vertices, "" if there is none: rows cannot be left out then."""
+        return next((value.kind.label for value in self.training.values() if value.kind.sums_over_ranks), "")
+
+    @property
     def input_scaled(self) -> bool:
         """Whether sparse features are stored as S_c X."""
         return any(isinstance(value.kind, Input) and value.kind.scaled for value in self.training.values())
@@ -105,8 +107,7 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     uses = _layer_uses(written, config)
     if not uses:
         raise PlanError("the model has no dense layer: there is no weight matrix to train; add b.linear")
-    first = next((use for use in uses if use.first), None)
-    choice = choose_input(config, first, choices.shape, choices.features, choices.precision)
+    choice = choose_input(config, uses, choices.shape, choices.features, choices.precision)
     layers = tuple(choose_layer(config, use, choice, choices.products) for use in uses)
     log: list[str] = []
     forward = _forward(written, config.norm, choice, layers, log)
@@ -168,7 +169,9 @@ def _layer_uses(graph: Graph, config: ModelConfig) -> list[LayerUse]:
         for value in graph.values()
         if isinstance(value.kind, Input) or (does(value, dropped) and isinstance(value.operands[0].kind, Input))
     ]
-    alone = {only_user(users, inputs[-1])} if all(only_user(users, value) for value in inputs) else set()
+    readers = {user for value in inputs for user in users[value] if user not in inputs}
+    alone = readers if len(readers) == 1 and all(only_user(users, value) for value in inputs) else set()
+    shared = readers if all(isinstance(value.kind, Linear) for value in readers) else set()
     return [
         LayerUse(
             layer=value.kind.layer,
@@ -177,6 +180,7 @@ def _layer_uses(graph: Graph, config: ModelConfig) -> list[LayerUse]:
             aggregated=(sums := followed_by(users, value)) is not None,
             normalised=sums is not None and sums.is_norm(config.norm),
             first=value in alone,
+            shares=value in shared,
         )
         for value in graph.values()
         if isinstance(value.kind, Linear)

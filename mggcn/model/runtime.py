@@ -26,10 +26,14 @@ Start = Literal["glorot", "zeros", "ones"]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A weight matrix or vector, and how it starts: Glorot-uniform, or all zeros or ones."""
+    """A weight matrix or vector, and how it starts: Glorot-uniform, or all zeros or ones.
+
+    trained: whether it has a gradient; statistics that evaluation reads have none, but are saved like weights.
+    """
 
     shape: tuple[int, ...]
     start: Start
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +137,10 @@ class Runtime(Protocol):
 
     @property
     def counts(self) -> Tensor: ...
+
+    def sum_over_ranks(self, values: Tensor) -> None:
+        """Replace a vector by its sum over ranks, before whatever is called next; the same bits on each."""
+        ...
 
 
 def require(value: T | None) -> T:

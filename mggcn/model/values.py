@@ -65,6 +65,11 @@ class Kind(Protocol):
         """Return the gradients of what the node computes, from that of its result."""
         ...
 
+    @property
+    def sums_over_ranks(self) -> tuple[int, ...]:
+        """Bytes of the vectors that an op of this kind sums over ranks; it then needs all rows of its operands."""
+        ...
+
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         """Return the memory that the op needs beside operands and result, by purpose."""
         ...
@@ -95,6 +100,11 @@ class PlainKind:
     def gradient_of(self) -> str:
         """Return that it writes the gradient of no parameter."""
         return ""
+
+    @property
+    def sums_over_ranks(self) -> tuple[int, ...]:
+        """Return that it sums nothing."""
+        return ()
 
     @property
     def label(self) -> str:

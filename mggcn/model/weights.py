@@ -1,6 +1,6 @@
 """Weights from and to stacks of PyG's layers, whose options must be those of the model (model/pyg_layers.py).
 
-Ours: layers.<l>.weight (D, E), layers.<l>.bias (E,) and others by kind, l from 1.
+Ours: layers.<l>.weight (D, E), layers.<l>.bias (E,) and others by kind.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError
-from mggcn.model.pyg_layers import TWINS, State, Twin
+from mggcn.model.pyg_layers import TWINS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ def convolutions(module: Any, model: ModelConfig | None = None) -> list[Any]:
         )
     _check_rest(module, found, kinds[0])
     for layer, conv in enumerate(found, start=1):
-        _check_options(layer, conv, twin, twin.model(found[0]) if model is None else model)
+        _check_options(layer, layer == len(found), conv, twin.model(found[0]) if model is None else model)
     return found
 
 
@@ -68,10 +68,12 @@ def _check_rest(module: Any, convs: list[Any], kind: str) -> None:
         )
 
 
-def _check_options(layer: int, conv: Any, twin: Twin, model: ModelConfig) -> None:
+def _check_options(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
     """Refuse a layer whose options give other logits than those of the model."""
-    name, made = type(conv).__name__, twin.model(conv)
-    if (model.kind, model.norm) != (made.kind, made.norm):
+    name = type(conv).__name__
+    twin = TWINS[name]
+    made = twin.model(conv)
+    if model.kind != made.kind or (made.kind == "gcn" and model.norm != made.norm):
         raise ConfigError(f"{name} is {twin.call}, the model is {model.kind} with norm {model.norm}; choose that one")
     for option, (value, instead) in twin.options.items():
         if getattr(conv, option, value) not in (value, SYNONYMS.get(value)):
@@ -79,7 +81,7 @@ def _check_options(layer: int, conv: Any, twin: Twin, model: ModelConfig) -> Non
                 f"{name} {layer} has {option}={getattr(conv, option)!r}, mggcn's {made.kind.upper()} computes "
                 f"{option}={value!r}; {instead}"
             )
-    twin.check(layer, conv, model)
+    twin.check(layer, last, conv, model)
 
 
 def check_state(state: Mapping[str, Tensor]) -> None:
@@ -100,10 +102,11 @@ def from_pyg(module: Any, model: ModelConfig | None = None) -> dict[str, Tensor]
     (and dropout) between them and nothing else, on the same graph.
 
     Args:
-        module: A torch module with GCNConv layers, or with RGCNConv layers.
-        model: The model that the weights are for, by default `GCN()` or `RGCN(bases=...)` as the layers have them:
-            `GCN(self_loops=False)` for layers with add_self_loops=False, and then for the Trainer too, since weights do not
-            say how their layers were made. An RGCNConv without `num_bases` has a basis for each relation.
+        module: A torch module with layers of one kind: GCNConv, RGCNConv, GATConv or GATv2Conv.
+        model: The model that the weights are for, by default `GCN()`, `RGCN(bases=...)`, `GAT(heads=...)` or
+            `GATv2(heads=...)` as the first layer has them: `GCN(self_loops=False)` for layers with add_self_loops=False,
+            and then for the Trainer too, since weights do not say how their layers were made. An RGCNConv without
+            `num_bases` has a basis for each relation.
 
     Raises:
         ConfigError: A layer has options, or the module has other parts, that the model does not have.
@@ -111,14 +114,10 @@ def from_pyg(module: Any, model: ModelConfig | None = None) -> dict[str, Tensor]
     state: dict[str, Tensor] = {}
     for layer, conv in enumerate(convolutions(module, model), start=1):
         twin = TWINS[type(conv).__name__]
-        own = {name: weight.read() for name, weight in twin.weights(conv).items()} | twin.added(conv)
-        # In the order in which models make them.
-        state |= {f"layers.{layer}.{name}": own[name] for name in sorted(own, key=_order)}
+        state |= {name: weight.read() for name, weight in twin.weights(layer, conv).items()} | dict(
+            twin.added(layer, conv)
+        )
     return state
-
-
-def _order(name: str) -> int:
-    return ("weight", "bases", "coefficients", "bias").index(name)
 
 
 def to_pyg(state: Mapping[str, Tensor], module: Any, model: ModelConfig | None = None) -> None:
@@ -137,19 +136,18 @@ def to_pyg(state: Mapping[str, Tensor], module: Any, model: ModelConfig | None =
     pairs: list[tuple[Any, Tensor]] = []
     names = set(state)
     for layer, conv in enumerate(convs, start=1):
-        twin, start = TWINS[type(conv).__name__], f"layers.{layer}."
-        own: State = {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}
-        given = twin.taken(conv, own)
-        names -= {start + name for name in own.keys() - given.keys()}
-        for name, weight in twin.weights(conv).items():
+        twin = TWINS[type(conv).__name__]
+        given = twin.taken(layer, conv, state)
+        names -= state.keys() - given.keys()
+        for name, weight in twin.weights(layer, conv).items():
             if name not in given:
-                raise ConfigError(f"the module needs {start}{name}, the weights are {', '.join(state)}")
+                raise ConfigError(f"the module needs {name}, the weights are {', '.join(state)}")
             value = given[name].t() if weight.transposed else given[name]
             if value.shape != weight.parameter.shape:
                 raise ConfigError(
-                    f"{start}{name} gives {tuple(value.shape)}, the module expects {tuple(weight.parameter.shape)}"
+                    f"{name} gives {tuple(value.shape)}, the module expects {tuple(weight.parameter.shape)}"
                 )
-            names.discard(start + name)
+            names.discard(name)
             pairs.append((weight.parameter, value))
     if names:
         raise ConfigError(f"the module has no place for {', '.join(sorted(names))}")

@@ -5,8 +5,21 @@
 
 from mggcn.nn.aggregate import aggregate
 from mggcn.nn.graph import DeviceGraph
+from mggcn.nn.layers import BatchNorm, dropout
+from mggcn.nn.neighbours import attend, attend_dynamic, reduce
 from mggcn.nn.partitioned import PartitionedGraph
-from mggcn.nn.reduce import reduce_edges
+from mggcn.nn.reduce_edges import reduce_edges
 from mggcn.nn.run import run
 
-__all__ = ["DeviceGraph", "PartitionedGraph", "aggregate", "reduce_edges", "run"]
+__all__ = [
+    "BatchNorm",
+    "DeviceGraph",
+    "PartitionedGraph",
+    "aggregate",
+    "attend",
+    "attend_dynamic",
+    "dropout",
+    "reduce",
+    "reduce_edges",
+    "run",
+]

@@ -43,6 +43,13 @@ def aggregate(x: Tensor, graph: PartitionedGraph) -> Tensor:
         >>> mggcn.nn.run(neighbours, graph, ranks=2)[0].flatten().tolist()
         [2.0, 0.0, 1.0]
     """
+    check_rows(x, graph)
+    z: Tensor = _Aggregate.apply(x, graph)  # type: ignore[no-untyped-call]
+    return z
+
+
+def check_rows(x: Tensor, graph: PartitionedGraph) -> None:
+    """Refuse what are no rows of this rank. Raises: GraphError."""
     if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[0] != graph.num_rows or x.shape[1] < 1:
         came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise GraphError(f"rank {graph.rank} aggregates ({graph.num_rows}, D) with D >= 1, its own rows; got {came}")
@@ -51,8 +58,6 @@ def aggregate(x: Tensor, graph: PartitionedGraph) -> Tensor:
             f"the graph is shared in {graph.dtype} on {graph.device}, got rows in {x.dtype} on {x.device}; convert them "
             "or share the graph with precision='fp64', 'fp32' or 'bf16'"
         )
-    z: Tensor = _Aggregate.apply(x, graph)  # type: ignore[no-untyped-call]
-    return z
 
 
 class _Aggregate(torch.autograd.Function):

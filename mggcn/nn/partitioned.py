@@ -54,6 +54,10 @@ class PartitionedGraph:
         self._features: Tensor | None = None
         self.aggregation = RankAggregation(shared, self._backend, comm)
         """The aggregation of rows, which `mggcn.nn.aggregate` calls."""
+        self.clock = torch.tensor([shared.sharing.seed, 0], dtype=torch.int64, device=self.device)
+        """Seed and epoch of masks, int64 (2,), which `start_epoch` sets."""
+        self._sites = 0
+        self._owned_counts: Tensor | None = None
         self.has_copies = shared.partition.owned(comm.rank) is not None
         """Whether a vertex may have rows on several ranks: under a vertex cut."""
 
@@ -131,6 +135,36 @@ class PartitionedGraph:
             GraphError: It does not have N rows.
         """
         return self._rows.take(values)
+
+    def start_epoch(self, epoch: int, seed: int | None = None) -> None:
+        """Begin an epoch, from 0: `dropout` and attention's draw new masks. Every rank calls it, with the same numbers.
+
+        seed: of the masks; by default `seed` of `run`.
+        """
+        self._sites = 0
+        self.clock[1] = epoch
+        if seed is not None:
+            self.clock[0] = seed
+
+    def next_site(self) -> int:
+        """Return the number, from 1, of a layer that draws a mask in this epoch."""
+        self._sites += 1
+        return self._sites
+
+    @property
+    def owned_counts(self) -> Tensor:
+        """How many vertices each rank owns, float64 (P,). Collective on first use."""
+        if self._owned_counts is None:
+            counts = torch.zeros(self.num_ranks, dtype=torch.float64, device=self.device)
+            counts[self.rank] = self.owned.sum()
+            self._owned_counts = self.sum_over_ranks(counts)
+        return self._owned_counts
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        """Replace a contiguous tensor by its sum over ranks, and return it. Collective; without a gradient."""
+        self._backend.activate()
+        self._comm.all_reduce(tensor).wait()
+        return tensor
 
     def total(self, value: Tensor | float) -> Tensor:
         """Return the sum over ranks of a number or tensor, in float64 and without a gradient. Collective."""

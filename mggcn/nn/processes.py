@@ -1,6 +1,7 @@
 """Ranks as processes that multiprocessing starts, so that a function of a user's script can be their work.
 
-The function travels by name, its results come back through a pipe; failures are reported and watched as for the ranks that
+The function travels by name, or by value where it was typed in (a notebook, standard input) and no process could import it
+(nn/typed_in.py). Its results come back through a pipe; failures are reported and watched as for the ranks that
 the command starts (comm/rank.py, comm/failure.py).
 """
 
@@ -33,6 +34,7 @@ from mggcn.graph.store import open_store, store_folder
 from mggcn.graph.store_write import write_store
 from mggcn.nn.partitioned import PartitionedGraph, on_rank
 from mggcn.nn.sharing import Sharing, share
+from mggcn.nn.typed_in import portable, refuse_in_a_starting_process, without_main_file
 
 T = TypeVar("T")
 POLL_S = 0.05
@@ -70,8 +72,10 @@ def run_processes(
     """Call `body` on each of P processes with its part of the graph; see run.run.
 
     Cost: a graph in memory is written to a temporary store; each process imports torch, some seconds.
-    Raises: ConfigError if body is not picklable; the first error of any rank.
+    Raises: ConfigError if body cannot travel, or an unguarded script calls this in a rank; the first error of any rank.
     """
+    refuse_in_a_starting_process()
+    body = portable(body)
     folder = Path(tempfile.mkdtemp(prefix="mggcn-"))
     started: list[_Rank] = []
     native.limit_spinning()  # for the ranks, which load torch before any of this runs
@@ -100,7 +104,8 @@ def _start(rank: int, arguments: tuple[Any, ...]) -> _Rank:
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(rank, *arguments, theirs), name=f"rank {rank}")
     try:
-        process.start()
+        with without_main_file():
+            process.start()
     except (pickle.PicklingError, AttributeError, TypeError) as error:  # pickle raises all of them
         raise ConfigError(
             f"what ranks that are processes do must be picklable: a function at the top of a module, or functools.partial "

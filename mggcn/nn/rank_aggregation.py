@@ -1,16 +1,19 @@
-"""A rank's share of z = S_r A^T S_c x by any exact strategy, and of its adjoint, between plain torch tensors.
+"""A rank's share of z = S_r A^T S_c x by any exact strategy, of its adjoint, and of other edge operations.
 
-V rows of this rank, D width. Rows travel padded to 64 bytes, so operands that are not are copied first.
+Between plain torch tensors. V rows of this rank, D width. Rows travel padded to 64 bytes, so operands that are not are
+copied first.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from mggcn.aggregate.base import Aggregation, AggregationPlan, BuildContext
+from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.assemble import STRATEGIES, threads_per_rank
 from mggcn.backend.base import Epilogue, KernelBackend
 from mggcn.comm.base import Communicator
@@ -56,9 +59,9 @@ class RankAggregation:
         self._backend = backend
         self._dtype = STORAGE[run.precision]
         self._panel = 2**31 if DEVICES[run.device].is_host else PANEL
-        self._slots: dict[int, list[Tensor]] = {}
+        self._slots: dict[tuple[int, EdgeOp], list[Tensor]] = {}
         self._comm = comm
-        self._agreed: set[tuple[int, bool]] = set()
+        self._agreed: set[tuple[str, int, bool]] = set()
         self.compared = 0
         """Calls that were compared with those of the other ranks."""
         self.rows = shared.stats.counts[rank]
@@ -71,35 +74,55 @@ class RankAggregation:
             self._row_scale = backend.upload(row_scale.astype(real))
             self._col_scale = None if col_scale is None else self._row_scale
 
+    @property
+    def backend(self) -> KernelBackend:
+        """The kernels of this rank."""
+        return self._backend
+
     def apply(self, x: Tensor, *, adjoint: bool) -> Tensor:
         """Return S_r A^T S_c x, or S_c A S_r x, as a new contiguous tensor (V, D). Collective.
 
         Raises: CommError if another rank has another D, or runs the other direction.
         """
         self._backend.activate()
-        self._agree(x.shape[1], adjoint, like=x)
-        out = self._padded(x.shape[1], x)
+        self._agree("sum", x.shape[1], adjoint, like=x)
+        out = self.padded(x.shape[1], x)
         for first in range(0, x.shape[1], self._panel):
             columns = slice(first, first + self._panel)
             self._apply(x[:, columns], out[:, columns], adjoint)
         return out.contiguous()
 
-    def _agree(self, cols: int, adjoint: bool, like: Tensor) -> None:
+    def run(self, op: EdgeOp, h: Tensor, cols: int, local: Sequence[Tensor], *, backward: bool) -> Tensor:
+        """Return an edge operation over the in-edges of this rank's rows, or their out-edges, (V, cols). Collective.
+
+        h: what travels, from `padded`; backwards a strategy may overwrite it, so that copies of a row hold its whole
+        gradient. local: as EdgeOp.begin takes it. Raises: as apply; PlanError if the strategy cannot run the operation.
+        """
+        self._backend.activate()
+        self._agree(op.name, cols, backward, like=h)
+        out = self.padded(cols, h)
+        move = self._aggregation.backward if backward else self._aggregation.forward
+        move(h, out, self._buffers(cols, op), 1, None, op, local)
+        return out
+
+    def _agree(self, what: str, cols: int, adjoint: bool, like: Tensor) -> None:
         """Compare a call with the other ranks'. Messages do not: rows are padded, so equally long for several widths.
 
         Only the first calls, and those that are new: what follows repeats them, and a GPU would be waited for.
         """
-        if self._comm.size == 1 or (self.compared >= CHECKED_CALLS and (cols, adjoint) in self._agreed):
+        if self._comm.size == 1 or (self.compared >= CHECKED_CALLS and (what, cols, adjoint) in self._agreed):
             return
-        asked = like.new_zeros(self._comm.size, dtype=torch.int64)
-        asked[self._comm.rank] = 2 * cols + adjoint
+        asked = like.new_zeros((self._comm.size, 2), dtype=torch.int64)
+        asked[self._comm.rank, 0], asked[self._comm.rank, 1] = 2 * cols + adjoint, zlib.crc32(what.encode())
         self._comm.all_reduce(asked).wait()
         found = asked.tolist()
-        if len(set(found)) > 1:
-            calls = [f"rank {r} {('forwards', 'backwards')[call % 2]} with {call // 2}" for r, call in enumerate(found)]
-            raise CommError(f"all ranks must aggregate rows of one width; now {', '.join(calls)} columns")
+        if any(call != found[0] for call in found):
+            calls = [f"rank {r} {('forwards', 'backwards')[n % 2]} with {n // 2}" for r, (n, _) in enumerate(found)]
+            same = len({name for _, name in found}) == 1
+            wrong = "rows of one width" if same else f"by one operation, and this rank by its {what}"
+            raise CommError(f"all ranks must aggregate {wrong}; now {', '.join(calls)} columns")
         self.compared += 1
-        self._agreed.add((cols, adjoint))
+        self._agreed.add((what, cols, adjoint))
 
     def _apply(self, x: Tensor, out: Tensor, adjoint: bool) -> None:
         row, col = self._row_scale, self._col_scale
@@ -107,22 +130,22 @@ class RankAggregation:
         move = self._aggregation.backward if adjoint else self._aggregation.forward
         # A strategy may overwrite what it takes the adjoint of, which is torch's.
         h = self._operand(x, before, fresh=adjoint)
-        move(h, out, self._buffers(x.shape[1]), 1, None if after is None else Epilogue(row_scale=after))
+        move(h, out, self._buffers(x.shape[1], SUM), 1, None if after is None else Epilogue(row_scale=after))
 
     def _operand(self, x: Tensor, scale: Tensor | None, *, fresh: bool) -> Tensor:
         """The rows as messages carry them: padded, aligned, scaled."""
         fits = x.stride() == (self._spec(x.shape[1]).ld, 1) and x.data_ptr() % ALIGNMENT == 0
         if fits and scale is None and not fresh:
             return x
-        h = self._padded(x.shape[1], x)
+        h = self.padded(x.shape[1], x)
         if scale is None:
             h.copy_(x)
         else:
             torch.mul(x, scale[:, None], out=h)
         return h
 
-    def _padded(self, cols: int, like: Tensor) -> Tensor:
-        """A new (V, cols) tensor whose rows are padded to 64 bytes, with zeros: what is not a number may be slow."""
+    def padded(self, cols: int, like: Tensor) -> Tensor:
+        """Return a new (V, cols) whose rows are padded to 64 bytes, with zeros: what is not a number may be slow."""
         spec = self._spec(cols)
         whole = like.new_empty((spec.rows, spec.ld))
         whole[:, cols:].zero_()
@@ -131,13 +154,14 @@ class RankAggregation:
     def _spec(self, cols: int) -> BufferSpec:
         return BufferSpec("", self.rows, cols, self._dtype)
 
-    def _buffers(self, cols: int) -> Sequence[Tensor]:
-        """The strategy's buffers for a width."""
-        if cols not in self._slots:
-            specs = self._plan.buffers("aggregate", cols, self._dtype)
+    def _buffers(self, cols: int, op: EdgeOp) -> Sequence[Tensor]:
+        """The strategy's buffers for a width and an operation."""
+        key = cols, op
+        if key not in self._slots:
+            specs = self._plan.buffers("aggregate", cols, self._dtype, op)
             memory = self._backend.allocate(sum(spec.nbytes for spec in specs))
-            self._slots[cols], start = [], 0
+            self._slots[key], start = [], 0
             for spec in specs:
-                self._slots[cols].append(buffer_view(memory, Placement(spec, 0, 0, start)))
+                self._slots[key].append(buffer_view(memory, Placement(spec, 0, 0, start)))
                 start += spec.nbytes
-        return self._slots[cols]
+        return self._slots[key]

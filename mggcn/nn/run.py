@@ -43,8 +43,8 @@ def run(
         graph: A graph from `mggcn.load`.
         ranks: Number of ranks P.
         transport: "auto" and "threads" take threads of this process; "gloo" (CPUs) and "nccl" (a GPU each) start processes,
-            for which body and what it returns must be picklable, and the calling script guarded by
-            `if __name__ == "__main__":`.
+            for which body and what it returns must be picklable, and a calling script guarded by
+            `if __name__ == "__main__":`; from a notebook or standard input they need the package cloudpickle.
         timeout_s: Seconds that a rank waits for the others in a call.
         device_of: Device that serves a rank on a GPU, for tests.
         **sharing: Fields of `Sharing`: strategy, order, norm, self_loops, precision, device, threads, seed.

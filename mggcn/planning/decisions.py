@@ -62,7 +62,7 @@ class RunDecisions:
                 num_relations=shape.num_relations,
             ),
         )
-        required = choose_rows(run, values.aggregates, stats, strategy)
+        required = choose_rows(run, values.aggregates, stats, strategy, values.reads_all)
         levels = level_stats(required, stats)
         return RunDecisions(
             config=config,

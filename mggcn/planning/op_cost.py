@@ -32,6 +32,10 @@ AFTER: Final = {"cpu": 8, "cuda": 1}
 """Calls of an epoch beside its ops: history, learning rate, optimiser, clock and signals, which a GPU has in one kernel."""
 MAX_PHASES: Final = 16
 """Epochs of a period of delayed messages that are costed; their bins are of about equal size."""
+SMALL_ROWS: Final = 2048
+SMALL_WORK: Final = 10**10
+"""Rows of a rank, and FLOP of its epoch with 8 for each byte moved, up to which one thread computes: 0.2 s at most.
+On a core that others use, a second thread holds up each of an epoch's kernels for milliseconds (docs/notes/0022)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,15 @@ def training_cost(plan: RunPlan, machine: Machine) -> Cost:
     period = plan.ranks[0].aggregation.period
     phases = range(0, period, -(-period // MAX_PHASES))
     return mean_cost([_cost(plan, machine, [rank.train for rank in plan.ranks], phase) for phase in phases])
+
+
+def epoch_threads(plan: RunPlan, threads: int) -> int:
+    """Return the threads of every rank's epochs: `threads`, or one if all ranks are small. No result depends on it."""
+    if max(rank.sizes.rows for rank in plan.ranks) > SMALL_ROWS:
+        return threads
+    works = [[item for item in program_items(plan, r, r.train) if isinstance(item, Work)] for r in plan.ranks]
+    most = max(sum(w.flop + 8 * (w.streamed + w.rows * w.row_bytes) for w in work) for work in works)
+    return threads if most > SMALL_WORK else 1
 
 
 def _cost(plan: RunPlan, machine: Machine, programs: Sequence[Program], phase: int = 0) -> Cost:
@@ -86,7 +99,9 @@ def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0)
             yield op.label, [*_aggregation(sizes, steps, sent), *_relations(sizes, rank.nnz, op, op.kind)]
             sent += num_messages(steps)
         else:
-            yield op.label, list(_work(sizes, op))
+            statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
+            sent += len(statistics)
+            yield op.label, [*_work(sizes, op), *statistics]
     training = program is rank.train
     if rank.ranks > 1:
         sums = (rank.gradient_bytes, 8 * SIGNALS) if training else (rank.score_bytes,)

@@ -37,10 +37,15 @@ class LayerRows:
 
 
 def choose_rows(
-    run: RunConfig, aggregates: Sequence[tuple[int, int]], stats: PartitionStats, strategy: Strategy
+    run: RunConfig,
+    aggregates: Sequence[tuple[int, int]],
+    stats: PartitionStats,
+    strategy: Strategy,
+    reads_all: str = "",
 ) -> tuple[LayerRows, ...]:
     """Choose for every aggregation of an epoch, given as its site and how many more lie between it and the loss.
 
+    reads_all: a node whose result depends on every row, such as batch norm; "" if there is none.
     Where ways of several lengths lead there, the longest counts: the rows that it needs hold those of the others. Every
     rank makes the same choice: it is made from global counts.
     """
@@ -51,6 +56,8 @@ def choose_rows(
         return _everything(
             aggregating, f"the strategy {strategy.name} cuts vertices; pruning works on partitions of rows"
         )
+    if reads_all:
+        return _everything(aggregating, f"{reads_all} takes its statistics from all vertices")
     known = row_stats(stats).required
     if not known:
         return _everything(aggregating, "it is not known which vertices train")

@@ -82,6 +82,12 @@ class RankSizes:
         """One copy of all weights, every matrix and vector aligned."""
         return sum(_padded(math.prod(p.shape) * self.item) for p in self.values.parameters.values())
 
+    @property
+    def gradient_bytes(self) -> int:
+        """As weight_bytes, of what is trained."""
+        trained = (p for p in self.values.parameters.values() if p.trained)
+        return sum(_padded(math.prod(p.shape) * self.item) for p in trained)
+
     def regions(self, panel: int) -> dict[str, int]:
         """Return bytes by purpose, but for the arena; panel: columns that set-up aggregates at a time, 0 for none."""
         stats, rows = DEVICES[self.config.run.device], self.rows
@@ -112,6 +118,8 @@ class RankSizes:
         sorting = 16 * (self.inputs.nnz or 0) if self.input.sparse else 0
         if self.input.sparse and self.input.aggregated:
             sorting += 16 * (self.shape.feature_nnz or 0) + 32 * self.inputs.aggregated_nnz
+        if self.values.typed:  # a tile's entries are put in order of their relations
+            sorting += 25 * max((m.nnz for m in (*self.forward, *self.backward)), default=0)
         drawing = 20 * num_vertices if run.ranks > 1 or run.order == "permute" else 0
         if run.order == "locality":
             drawing = sum(locality_nbytes(num_vertices, self.shape.num_edges, self.shape.symmetric).values())

@@ -101,10 +101,11 @@ class RankPlan:
         return range(self.aggregation.period if program is self.train else 1)
 
     def messages(self, program: Program) -> int:
-        """Collective operations of a program: broadcasts, and the sums of gradients, loss and counts."""
+        """Collective operations of a program: broadcasts, and sums of statistics, gradients, loss and counts."""
         if self.ranks == 1:
             return 0
-        return sum(num_messages(steps) for steps in self.steps(program)) + (2 if program is self.train else 1)
+        between = sum(len(op.kind.sums_over_ranks) for op in program.ops)
+        return sum(num_messages(steps) for steps in self.steps(program)) + between + (2 if program is self.train else 1)
 
     def bytes_sent(self, program: Program) -> int:
         """Bytes that leave this rank in a program; an all-reduce counts as 2 (P - 1) / P of its buffer, as a ring sends.
@@ -116,7 +117,8 @@ class RankPlan:
         phases = self._phases(program)
         sent = -(-sum(bytes_sent(steps) for phase in phases for steps in self.steps(program, phase)) // len(phases))
         sums = (self.gradient_bytes, 8 * SIGNALS) if program is self.train else (self.score_bytes,)
-        return sent + sum(ring_bytes(nbytes, self.ranks) for nbytes in sums)
+        between = [nbytes for op in program.ops for nbytes in op.kind.sums_over_ranks]
+        return sent + sum(ring_bytes(nbytes, self.ranks) for nbytes in (*sums, *between))
 
 
 SIGNALS = 3
@@ -236,7 +238,7 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         aggregation=aggregation,
         exact=exact,
         states=states,
-        gradient_bytes=sizes.weight_bytes,
+        gradient_bytes=sizes.gradient_bytes,
         ranks=num_ranks,
         nnz=nnz,
         paper_bytes=paper_arena_bytes(values.layers, rank_sizes, num_ranks, max(stats.counts)),

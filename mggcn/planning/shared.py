@@ -15,8 +15,8 @@ _EPOCHS_ALONE = {
     "model": {"hidden", "dropout", "bias"},
     "train": {
         *("epochs", "lr", "optimizer", "momentum", "weight_decay", "weight_decay_on", "clip_norm", "warmup"),
-        *("schedule", "schedule_step", "schedule_gamma", "schedule_patience", "patience", "eval_every", "metric"),
-        *("seed", "repeat", "checkpoint_every", "checkpoint_minutes"),
+        *("schedule", "schedule_step", "schedule_gamma", "schedule_patience", "schedule_start", "patience"),
+        *("eval_every", "metric", "seed", "repeat", "checkpoint_every", "checkpoint_minutes"),
     },
     "run": {"log", "memory_limit", "timeout_s"},
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from mggcn.graph.csr import COLUMNS
+from mggcn.html import html_table
 from mggcn.memory.device import launching
 from mggcn.memory.units import human
 from mggcn.model.program import Program
@@ -87,6 +89,22 @@ class PrintedPlan:
 
     def __str__(self) -> str:
         return render(self.run)
+
+    def __repr__(self) -> str:
+        """Return the plan in short; `print` shows it all."""
+        return f"<Plan of {', on '.join(reversed(subject(self.run)))}; predicted peak {self._peak}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks, with the whole plan to unfold."""
+        graph, network = subject(self.run)
+        short = html_table("Plan", {"graph": graph, "model": network, "predicted peak": self._peak})
+        return (
+            f"{short}<details><summary>every buffer, byte and message</summary><pre>{escape(str(self))}</pre></details>"
+        )
+
+    @property
+    def _peak(self) -> str:
+        return f"{human(self.run.largest.total_bytes)} per rank"
 
 
 def _strategy(plan: RunPlan) -> str:

@@ -30,10 +30,11 @@ class Optimizer:
 
     def __init__(self, config: TrainConfig, weights: Weights) -> None:
         kinds = ("exp_avg", "exp_avg_sq") if config.optimizer != "sgd" else ("momentum",) if config.momentum else ()
-        moments = {kind: torch.zeros_like(weights.flat) for kind in kinds}
-        steps = torch.zeros(len(weights.views), dtype=torch.float32, device=weights.flat.device)
+        moments = {kind: torch.zeros_like(weights.trained) for kind in kinds}
+        trained = weights.views_of(weights.trained)
+        steps = torch.zeros(len(trained), dtype=torch.float32, device=weights.flat.device)
         self._state = {kind: weights.views_of(flat) for kind, flat in moments.items()}
-        self._steps = dict(zip(weights.views, steps, strict=True)) if len(kinds) == 2 else {}
+        self._steps = dict(zip(trained, steps, strict=True)) if len(kinds) == 2 else {}
         self._flat = (*moments.values(), steps)
         self.step = Step(
             config.optimizer,
@@ -47,9 +48,9 @@ class Optimizer:
                     weights.copies.get(name),
                     config.weight_decay if config.weight_decay_on == "all" or name == FIRST else 0.0,
                 )
-                for (name, view), count in zip(weights.views.items(), steps, strict=True)
+                for (name, view), count in zip(trained.items(), steps, strict=True)
             ),
-            weights.flat,
+            weights.trained,
             weights.grad,
             tuple(moments.values()),
             steps,

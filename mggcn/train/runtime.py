@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mggcn.aggregate.base import Aggregation
 from mggcn.backend.base import KernelBackend
+from mggcn.comm.base import Communicator
 from mggcn.errors import ConfigError
 from mggcn.memory.arena import ALIGNMENT, BufferSpec, Placement, operand_nbytes, operand_stride
 from mggcn.model.program import Program
@@ -40,11 +41,15 @@ class Weights:
 
     def __init__(self, parameters: Mapping[str, Parameter], dtype: torch.dtype, backend: KernelBackend) -> None:
         self._parameters = dict(parameters)
+        parameters = dict(sorted(parameters.items(), key=lambda item: not item[1].trained))
         step = ALIGNMENT // dtype.itemsize
         sizes = {name: -(-math.prod(p.shape) // step) * step for name, p in parameters.items()}
         total = sum(sizes.values())
         self.flat = backend.allocate(total * dtype.itemsize).view(dtype)
-        self.grad = backend.allocate(total * dtype.itemsize).view(dtype)
+        trained = sum(size for name, size in sizes.items() if parameters[name].trained)
+        self.trained = self.flat[:trained]
+        """What an optimiser moves: all but statistics, which come last."""
+        self.grad = backend.allocate(trained * dtype.itemsize).view(dtype)
         self.views: dict[str, Tensor] = {}
         start = 0
         for name, parameter in parameters.items():
@@ -67,8 +72,12 @@ class Weights:
             self.copies[name] = part.as_strided(shape, (operand_stride(shape[1], item), 1))
 
     def views_of(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return the matrices and vectors of another tensor like `flat`."""
-        return {name: flat.as_strided(v.shape, v.stride(), v.storage_offset()) for name, v in self.views.items()}
+        """Return the matrices and vectors of another tensor like `flat`, or like `trained` those that it has."""
+        return {
+            name: flat.as_strided(view.shape, view.stride(), view.storage_offset())
+            for name, view in self.views.items()
+            if self._parameters[name].trained or flat.shape == self.flat.shape
+        }
 
     def initialize(self, seed: int) -> None:
         """Start every parameter as it says (Glorot & Bengio 2010, eq. 16), the same on every rank and device."""
@@ -123,6 +132,7 @@ class RankRuntime:
     signals: Tensor
     counts: Tensor
     clock: Tensor
+    comm: Communicator
     program: str = "train"
 
     @property
@@ -145,6 +155,10 @@ class RankRuntime:
     @property
     def loss(self) -> Tensor:
         return self.signals[:1]
+
+    def sum_over_ranks(self, values: Tensor) -> None:
+        if self.comm.size > 1:
+            self.comm.all_reduce(values, self.backend.record()).wait()
 
     def run(self, program: Program) -> None:
         """Run the ops of a program in order."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,19 @@ class RankTrainer:
         self._best = torch.zeros_like(runtime.weights.flat)
         self.progress = Progress()
         self.epoch_seconds: list[float] = []
-        runtime.weights.initialize(config.train.seed)
+        self._start: Mapping[str, torch.Tensor] | None = None
+        self._initialize()
+
+    def warm_start(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Begin with these weights, every repeat too. Raises: ConfigError if they are those of another model."""
+        self._start = weights
+        self._initialize()
+
+    def _initialize(self) -> None:
+        """Set the weights that a repeat begins with."""
+        self.runtime.weights.initialize(self._seed)
+        if self._start is not None:
+            self.runtime.weights.load_state_dict(self._start)
 
     def gradients(self, epoch: int) -> float:
         """Run forward, loss and backward of an epoch; leave the summed gradients in weights.grad, return the loss.
@@ -255,7 +267,7 @@ class RankTrainer:
         if progress.run < self._config.train.repeat:
             progress.epoch, progress.waited, progress.best, progress.last = 0, 0, None, None
             progress.rate, progress.peak, progress.stalled = None, None, 0
-            self.runtime.weights.initialize(self._config.train.seed + progress.run)
+            self._initialize()
             self._optimizer.reset()
 
     def _save(self, log: RunLog, folder: Path | None) -> None:
@@ -283,9 +295,15 @@ class RankTrainer:
         if found is None:
             return
         self.progress, parts = found
+        if (
+            self.progress.epoch <= self._config.train.schedule_start
+        ):  # a schedule that begins here owes nothing to another
+            self.progress.rate, self.progress.peak, self.progress.stalled = None, None, 0
         if self._config.train.repeat == 1 and self.progress.finished:
             # A complete run that is extended: its only repeat goes on. Without more epochs it ends again as it did.
             self.progress.run, self.progress.finished = 0, []
+        if self.progress.epoch == self._config.train.schedule_start:
+            self.progress.rate, self.progress.peak, self.progress.stalled = None, None, 0  # a new schedule begins
         weights = self.runtime.weights
         if "best" in parts:
             weights.load_state_dict(parts["best"])

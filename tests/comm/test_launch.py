@@ -169,7 +169,7 @@ def test_rank_that_dies_before_it_can_report(
         "rank and sys.exit('no such option'); time.sleep(60)"
     )
     monkeypatch.setattr(launch, "TERMINATE_S", 0.5)
-    with pytest.raises(CommError, match=r"(?s)rank 1 left with exit code 1 .*hello from 1\nno such option"):
+    with pytest.raises(CommError, match=r"(?s)rank 1 ended with exit code 1 .*hello from 1\nno such option"):
         run_ranks(script(code), 2, tmp_path, timeout_s=60.0)
     assert "hello from 0" in capfd.readouterr().out
     assert len(pids(tmp_path)) == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from mggcn.config import Config, TrainConfig
 from mggcn.jobs.folder import make_run_folder
@@ -23,6 +24,7 @@ from tests.commands.runs import (
     run_main,
     same_tensors,
     saved_epochs,
+    saved_tensors,
     start,
 )
 
@@ -104,7 +106,7 @@ def test_what_resume_refuses(community: Path, tmp_path: Path, capsys: pytest.Cap
     assert "only --epochs may be given" in refused(capsys, "train", "--resume", folder, "--seed", 3)
     assert "only --epochs may be given" in refused(capsys, "train", "--resume", folder, "--set", "run.ranks=2")
     assert "train.epochs expects an integer" in refused(capsys, "train", "--resume", folder, "--epochs", "abc")
-    assert "extend it with a larger --epochs" in refused(capsys, "train", "--resume", folder, "--set", "train.lr=1")
+    assert "a larger train.epochs extends it" in refused(capsys, "train", "--resume", folder, "--set", "train.lr=1")
     assert (folder / "result.json").exists()
     (folder / "result.json").unlink()
     assert "has trained 2 epochs already" in refused(capsys, "train", "--resume", folder, "--epochs", 1)
@@ -156,9 +158,25 @@ def test_an_early_stop_is_lifted_by_name(community: Path, tmp_path: Path, capsys
     assert run_main("train", community, *settings, "--epochs", 9, "--out", run, "--quiet") == 0
     assert result(run)["epochs"] == 3
     text = refused(capsys, "train", "--resume", run, "--epochs", 12)
-    assert "stopped after 3 epochs, 2 evaluations after its best one; --set train.patience=0" in text
+    assert "stopped after 3 epochs, 2 evaluations after its best one; train.patience 0" in text
     assert run_main("train", "--resume", run, "--set", "train.patience=4", "--quiet") == 0
     assert result(run)["epochs"] == 5
+
+
+def test_a_run_starts_from_another(community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if --start-from is ignored, takes weights of another shape, or leaves a folder when it is refused."""
+    settings = ["--threads", 1, "--set", "model.hidden=8", "--epochs", 2, "--quiet"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run_main("train", community, *settings, "--out", first) == 0
+    still = ["--set", "train.lr=0", "--set", "run.precision=fp64"]
+    assert run_main("train", community, *settings, *still, "--start-from", first, "--out", second) == 0
+    before, after = saved_tensors(first), saved_tensors(second)
+    assert all(torch.equal(after[n].float(), before[n]) for n in after if n.startswith("weights."))
+    assert "there is no run folder" in refused(capsys, "train", community, "--start-from", tmp_path / "nothing")
+    other = [*settings[:3], "model.hidden=9", "--start-from", first, "--out", tmp_path / "third"]
+    assert "layers.1.bias is (8,), the model's (9,)" in refused(capsys, "train", community, *other)
+    assert not (tmp_path / "third").exists()
+    assert "remove --start-from" in refused(capsys, "train", "--resume", first, "--start-from", second)
 
 
 def test_repeats_are_summed_up(community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

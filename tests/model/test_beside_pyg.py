@@ -94,7 +94,7 @@ def test_settings_that_do_not_fit_are_refused() -> None:
     """Fails if heads are cut into unequal parts, or settings of attention are ignored in silence."""
     with pytest.raises(ConfigError, match=r"model.hidden must hold multiples of model.heads 3, .* got \(8,\)"):
         ModelConfig(kind="gat", hidden=(8,), heads=3)
-    with pytest.raises(ConfigError, match=r"belong to gat and gatv2, got model.kind gcn"):
+    with pytest.raises(ConfigError, match=r"belong to gat, gatv2, got model.kind gcn"):
         ModelConfig(heads=2)
     with pytest.raises(ConfigError, match=r"belong to gat and gatv2, got model.kind mlp"):
         ModelConfig(kind="mlp", attention_dropout=0.5)

@@ -7,8 +7,10 @@ import dataclasses
 import pytest
 
 from mggcn.config import ModelConfig
+from mggcn.model.builder import Builder
 from mggcn.model.choices import InputShape, LayerChoice, LayerUse, choose_input, sparse_bytes
 from mggcn.model.network import NETWORKS, Choices, make_values
+from mggcn.model.values import Value
 
 DENSE = InputShape(rows=1000, cols=50, nnz=None, adj_nnz=8000, aggregated_nnz=0)
 SPARSE = InputShape(rows=1000, cols=500, nnz=9000, adj_nnz=8000, aggregated_nnz=60_000)
@@ -19,7 +21,7 @@ def chosen(shape: InputShape, setting: str = "auto", **model: object) -> tuple[b
     use = LayerUse(
         layer=1, d_in=shape.cols, d_out=16, aggregated=config.aggregates, normalised=config.aggregates, first=True
     )
-    choice = choose_input(config, use, shape, setting, "fp32")
+    choice = choose_input(config, [use], shape, setting, "fp32")
     assert choice.reason
     return choice.sparse, choice.aggregated
 
@@ -74,3 +76,23 @@ def test_the_narrower_side_goes_through_the_graph() -> None:
     assert [c.products for c in found] == ["gemm-first", *["aggregate-first"] * 3]
     bare = layers_of(ModelConfig(hidden=(5,), kind="mlp"), 4, "gemm-first")
     assert [c.products for c in bare] == ["dense", "dense"]
+
+
+def test_layers_that_share_a_sparse_input() -> None:
+    """Fails if a second dense layer on X, such as a residual, makes it dense at a cost, or draws masks twice."""
+
+    def network(b: Builder, x: Value, model: ModelConfig) -> Value:
+        return b.bias(b.add(b.aggregate(b.linear(x, b.num_classes)), b.linear(x, b.num_classes)))
+
+    shape = InputShape(rows=1000, cols=500, nnz=2000, adj_nnz=5000, aggregated_nnz=20_000)
+    for dropout in (0.0, 0.5):
+        for setting, sparse in (("auto", True), ("sparse", True), ("dense", False)):
+            choices = Choices(shape=shape, features=setting, products="auto", precision="fp32")
+            values = make_values(network, ModelConfig(input_dropout=dropout), 500, 4, choices)
+            assert values.input.sparse is sparse
+            kinds = [type(value.kind).__name__ for value in values.training.values()]
+            assert kinds.count("SparseLinear") == 2 * sparse
+            assert kinds.count("DroppedValues") == (sparse and dropout > 0)
+    full = InputShape(rows=1000, cols=500, nnz=490_000, adj_nnz=5000, aggregated_nnz=500_000)
+    choices = Choices(shape=full, features="auto", products="auto", precision="fp32")
+    assert not make_values(network, ModelConfig(), 500, 4, choices).input.sparse

@@ -14,6 +14,7 @@ import torch
 from mggcn.aggregate.attention import Attending, DestinationRows
 from mggcn.aggregate.maximum import Won
 from mggcn.assemble import plan_graph
+from mggcn.assemble_rank import Rank
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
@@ -21,7 +22,7 @@ from mggcn.model.builder import Builder
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.values import Value
 from tests.devices import CPU, Where, everywhere
-from tests.graphs import make_graph, one_epoch, pattern
+from tests.graphs import make_graph, on_ranks, one_epoch, pattern
 from tests.reference import dense_csr, dense_features, dropout_mask, philox
 from tests.train.test_exact import SEED, TOLERANCE, config_of
 from tests.train.test_mixed import with_run
@@ -279,3 +280,46 @@ def test_planted_faults_are_seen(
     assert error_of(case) < TOLERANCE
     fault(monkeypatch)
     assert error_of(case) > 1e-6
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("strategy", ["broadcast", "halo", "delayed"])
+@pytest.mark.parametrize("kind", ["directed", "random", "empty"])
+def test_bytes_and_messages_are_as_planned(name: str, strategy: str, kind: str) -> None:
+    """Fails if columns that travel beside rows, or a pass of the gradient, are not in the plan."""
+    config = config_of(3, strategy=strategy, hidden=(6, 9), **SETTINGS[name])
+
+    def body(rank: Rank) -> None:
+        for program, run in (
+            (rank.plan.train, lambda: rank.trainer.step(0)),
+            (rank.plan.evaluate, rank.trainer.evaluate),
+        ):
+            rank.comm.bytes_sent = rank.comm.messages = 0
+            run()
+            assert rank.comm.bytes_sent == rank.plan.bytes_sent(program)
+            assert rank.comm.messages == rank.plan.messages(program)
+
+    on_ranks(config, graph_of(kind), body)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_losses_do_not_depend_on_the_ranks(name: str) -> None:
+    """Fails if ten epochs in float32 with dropout differ by more than rounding between rank counts, or at all from run to
+    run or from one thread to three.
+    """
+    graph = graph_of("random", 61)
+    settings = SETTINGS[name] | {"hidden": (12,), "dropout": 0.3}
+    settings |= {"attention_dropout": 0.4} if name != "max" else {}
+
+    def losses(ranks: int, strategy: str = "broadcast", threads: int = 1) -> list[float]:
+        config = with_run(config_of(ranks, strategy=strategy, **settings), precision="fp32")
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, threads=threads))
+        found: list[list[float]] = on_ranks(config, graph, lambda rank: [rank.trainer.step(e) for e in range(10)])
+        return found[0]
+
+    base = losses(1)
+    assert losses(1, threads=3) == base
+    assert losses(2) == losses(2)
+    for ranks, strategy in ((2, "broadcast"), (4, "halo"), (4, "delayed")):
+        np.testing.assert_allclose(losses(ranks, strategy), base, rtol=1e-5)

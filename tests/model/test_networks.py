@@ -207,7 +207,7 @@ def test_what_models_are_refused() -> None:
     for network, run, message in (
         (tied, {}, "several nodes of the model read layers.1.weight"),
         (lambda b, x, model: b.bias(b.neighbours(x)) if x.cols == CLASSES else x, {}, "columns for"),
-        (residual_of_x, {"features": "sparse"}, "one dense layer, and nothing else, reads X"),
+        (residual_of_x, {"features": "sparse"}, "only dense layers read X"),
     ):
         with pytest.raises(PlanError, match=message):
             one_epoch(with_run(config_of(1), **run), graph, network=network)

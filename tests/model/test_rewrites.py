@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -13,13 +14,12 @@ from mggcn.config import ModelConfig
 from mggcn.model.builder import Builder, Network
 from mggcn.model.choices import InputChoice, LayerChoice
 from mggcn.model.derive import derive
-from mggcn.model.gcn import gcn
 from mggcn.model.kinds.ends import Input
-from mggcn.model.mlp import mlp
 from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fuse_epilogues, fuse_gradients
 from mggcn.model.rewrite.products import keep_sparse, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import block_rows, prune, recompute, round_operands, spare_gradients
+from mggcn.model.stack import stack
 from mggcn.model.values import Graph, Value
 from tests.model.interpreter import CLASSES, Meaning
 
@@ -40,7 +40,11 @@ def residual(b: Builder, x: Value, model: ModelConfig) -> Value:
     return b.bias(b.add(b.aggregate(x), b.neighbours(b.neighbours(x))))
 
 
-NETWORKS: dict[str, Network] = {"gcn": gcn, "mlp": mlp, "residual": residual}
+def mlp(b: Builder, x: Value, model: ModelConfig) -> Value:
+    return stack(b, x, dataclasses.replace(model, kind="mlp"))
+
+
+NETWORKS: dict[str, Network] = {"gcn": stack, "mlp": mlp, "residual": residual}
 EVERY = [(name, config) for name in NETWORKS for config in CONFIGS]
 
 

@@ -11,18 +11,22 @@ import pytest
 import torch
 from torch_geometric.nn import RGCNConv
 
-from mggcn.aggregate import relations
+from mggcn.aggregate import broadcast, delayed_part, halo, relations
 from mggcn.aggregate.relations import Relational, RelationSums
-from mggcn.api import Trainer
+from mggcn.api import RGCN
 from mggcn.assemble import plan_shape
+from mggcn.backend.base import KernelBackend, Sparse
+from mggcn.cli import main
 from mggcn.config import Config, ModelConfig, TrainConfig
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
 from mggcn.graph.structure import GraphOptions
 from mggcn.model.kinds.relations import RelationWeights
+from mggcn.partition.rows.tiles import Tile
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
+from mggcn.trainer import Trainer
 from tests.devices import CPU, Where, everywhere
 from tests.graphs import one_epoch
 from tests.reference import dropout_mask
@@ -248,6 +252,56 @@ def test_memory_does_not_grow_with_relations_times_vertices(ranks: int) -> None:
     assert more == many.arena_bytes - few.arena_bytes
     config = config_of(ranks, strategy="halo", kind="rgcn", hidden=(16,), bases=64)
     assert plan_shape(config, shape_of(100_000, 2)).ranks[0].arena_bytes == few.arena_bytes
+
+
+@pytest.mark.parametrize("strategy", ["broadcast", "halo", "delayed"])
+def test_matrices_take_no_more_than_planned(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if what a rank holds of the graph, by relations, is more than its plan says, or the plan says far more."""
+    held: list[int] = []
+    upload = relations.upload_tile
+
+    def counted(backend: KernelBackend, tile: Tile) -> Sparse:
+        matrix = upload(backend, tile)
+        parts = [t for p in matrix.relations for t in (p.rows, p.matrix.indptr, p.matrix.indices, p.matrix.values)]
+        held.append(sum(t.nbytes for t in (matrix.indptr, *parts) if t is not None))
+        return matrix
+
+    for module in (broadcast, halo, delayed_part):
+        monkeypatch.setattr(module, "upload_tile", counted)
+    config = config_of(2, strategy=strategy, kind="rgcn", hidden=(6,), bases=3)
+    found = one_epoch(with_run(config, prune="off"), typed_graph("random"))
+    planned = sum(rank.rank.plan.regions["graph"] for rank in found)
+    assert sum(held) <= planned <= 1.5 * sum(held)
+
+
+def test_same_bits_twice_and_the_same_losses_on_every_number_of_ranks() -> None:
+    """Fails if a sum depends on threads or runs, or ranks train something else than one."""
+    graph = typed_graph("random")
+    losses = []
+    for ranks in (1, 1, 2, 3):
+        transport = "threads" if ranks > 1 else "single"
+        trainer = Trainer(
+            graph,
+            RGCN((6,), bases=3, dropout=0.3),
+            ranks=ranks,
+            transport=transport,
+            threads=2 if ranks == 1 else 1,
+            lr=0.05,
+            seed=SEED,
+        )
+        losses.append([row["loss"] for row in trainer.fit(epochs=5)])
+    assert losses[0] == losses[1]
+    for other in losses[2:]:
+        np.testing.assert_allclose(other, losses[0], rtol=1e-5)
+
+
+def test_a_bare_shape_with_relations(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a plan without a store knows nothing of relations."""
+    shape = "--vertices 9000 --edges 90000 --features 32 --classes 8 --set model.kind=rgcn --ranks 2".split()
+    assert main(["plan", *shape, "--relations", "12"]) == 0
+    assert "directed, 12 relations" in capsys.readouterr().out
+    assert main(["plan", *shape]) == 2
+    assert "edges have no types" in capsys.readouterr().err
 
 
 def test_what_is_refused() -> None:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import FastRGCNConv, GCNConv, PairNorm, RGCNConv, SAGEConv, Sequential
+from torch_geometric.nn import FastRGCNConv, GATConv, GATv2Conv, GCNConv, PairNorm, RGCNConv, SAGEConv, Sequential
 
-from mggcn.api import GCN, RGCN, SAGE, Trainer, load
+from mggcn.api import GAT, GCN, RGCN, SAGE, GATv2, load
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.model.weights import from_pyg, to_pyg
+from mggcn.trainer import Trainer
 from tests.graphs import make_graph, pattern
 
 SEED = 8086
@@ -354,3 +355,53 @@ def test_relations_that_no_model_has_are_refused() -> None:
         from_pyg(torch.nn.ModuleList([GCNConv(9, 9), RGCNConv(9, 4, 3)]))
     with pytest.raises(ConfigError, match=r"no place for layers\.1\.bases, layers\.1\.coefficients"):
         to_pyg(from_pyg(Relations((9, 12), num_bases=2)) | {"layers.1.weight": torch.ones(9, 12)}, stack((9, 12)))
+
+
+class Attention(Stack):
+    """A stack of GATConv or GATv2Conv layers with four heads, averaged in the last."""
+
+    def __init__(self, conv: type[GATConv | GATv2Conv], widths: tuple[int, ...], **options: Any) -> None:
+        torch.nn.Module.__init__(self)
+        *inner, (last, classes) = itertools.pairwise(widths)
+        options = {"heads": 4} | options
+        layers = [conv(d, e // 4, **options) for d, e in inner]
+        self.convs = torch.nn.ModuleList([*layers, conv(last, classes, **{"concat": False} | options)])
+        for parameter in self.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("conv", "model"), [(GATConv, GAT), (GATv2Conv, GATv2)])
+def test_attention_gives_the_logits_of_pyg_and_back(conv: type[GATConv | GATv2Conv], model: Any, bias: bool) -> None:
+    """Fails if the scores' vectors, sides or heads are mixed up in either direction."""
+    torch.manual_seed(SEED)
+    module = Attention(conv, (9, 12, 4), bias=bias)
+    trainer = Trainer(directed(), model((12,), heads=4, bias=bias), threads=1, lr=0.05)
+    expected = logits(module, directed(), torch.float32)
+    for state in (module, from_pyg(module)):
+        assert_equal_to(trainer.scores_of(state), expected, 1e-5)
+    trainer.fit(epochs=3)
+    to_pyg(trainer.state_dict("last"), module)
+    trained = logits(module, directed(), torch.float32)
+    assert np.abs(trained - expected).max() > 0.01
+    assert_equal_to(trainer.predict(weights="last"), trained, 1e-5)
+
+
+def test_attention_that_no_model_has_is_refused() -> None:
+    """Fails if other heads, slopes, shared weights, or heads joined at the end pass for those of mggcn's."""
+    for conv, options, message in (
+        (GATConv, {"negative_slope": 0.1}, "GATConv 1 has negative_slope=0.1"),
+        (GATv2Conv, {"share_weights": True}, "GATv2Conv 1 has share_weights=True"),
+        (GATConv, {"edge_dim": 3}, "GATConv 1 has edge_dim=3"),
+        (GATConv, {"residual": True}, "GATConv 1 has residual=True"),
+        (GATConv, {"concat": True}, "GATConv 2 has concat=True, .*give it concat=False"),
+        (
+            GATv2Conv,
+            {"add_self_loops": False},
+            r"add_self_loops=False, .*model=mggcn.GATv2\(\.\.\., self_loops=False\)",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            from_pyg(Attention(conv, (9, 12, 4), **options))
+    with pytest.raises(ConfigError, match="GATConv 1 has heads=4, the model heads=2"):
+        from_pyg(Attention(GATConv, (9, 12, 4)), GAT(heads=2))

@@ -129,7 +129,7 @@ def test_the_first_error_comes_back(transport: str) -> None:
 @pytest.mark.full
 def test_a_process_that_vanishes_is_named() -> None:
     """Fails if a rank that leaves without a word leaves the caller waiting."""
-    with pytest.raises(Exception, match="rank 1 left with exit code 7 and no report"):
+    with pytest.raises(Exception, match="rank 1 ended with exit code 7 and did not say why"):
         run(leave, graph_of("random"), ranks=2, transport="gloo", threads=1, timeout_s=60)
 
 

@@ -19,6 +19,7 @@ from mggcn.graph.csr import Graph
 from mggcn.planning import shape
 from mggcn.planning.shared import Shared
 from mggcn.train.log import RunLog
+from tests.devices import CPU, WHERE, Where
 from tests.graphs import make_graph, pattern
 
 BASE = from_tables(
@@ -39,6 +40,10 @@ CHANGES: list[dict[str, Any]] = [
     {"model": {"norm": "mean", "self_loops": False}},
     {"model": {"kind": "mlp"}},
     {"model": {"kind": "sage"}},
+    {"model": {"kind": "sage", "aggregator": "max"}},
+    {"model": {"kind": "gat", "heads": 2, "attention_dropout": 0.3}},
+    {"model": {"kind": "gat", "heads": 2, "hidden": [4, 6], "attention_dropout": 0.3}},
+    {"model": {"kind": "gatv2", "heads": 2}},
     {"data": {"row_normalize": True}},
     {"run": {"precision": "fp64"}},
     {"run": {"precision": "bf16"}},
@@ -55,13 +60,14 @@ def graph_of(sparse: bool = False) -> Graph:
     return make_graph(pattern("directed", 43, 6), num_features=40, num_classes=3, sparse=sparse, weighted=False, seed=8)
 
 
-def trained(config: Config, graph: Graph, shared: Shared | None) -> list[Any]:
+def trained(config: Config, graph: Graph, shared: Shared | None, where: Where = CPU) -> list[Any]:
     """Losses and weights, of the first rank."""
+    config = where.config(config)
     config = resolve(config, graph)
     plan, partition = plan_graph(config, graph, shared=shared)
 
     def body(comm: Communicator) -> list[Any]:
-        rank = make_rank(config, graph, plan, partition, comm, shared=shared)
+        rank = make_rank(config, graph, plan, partition, comm, device_of=where.device_of, shared=shared)
         losses: list[Any] = []
         rank.trainer.fit(RunLog(None, True, 3), None, lambda row: losses.append((row["loss"], row["val"])))
         assert rank.comm.bytes_sent > 0 or config.run.ranks == 1
@@ -70,7 +76,7 @@ def trained(config: Config, graph: Graph, shared: Shared | None) -> list[Any]:
     return run_threads(2, body, 60)[0] if config.run.ranks > 1 else body(SingleCommunicator())
 
 
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sparse", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_shared_run_is_the_run_alone(sparse: bool) -> None:
     """Fails if a run takes what another setting has made, or what epochs of an earlier run have changed."""
     graph, shared = graph_of(sparse), Shared()
@@ -81,6 +87,17 @@ def test_a_shared_run_is_the_run_alone(sparse: bool) -> None:
         losses, weights = trained(from_tables(CHANGES[k], BASE), graph, shared)
         assert losses == alone[k][0], CHANGES[k]
         assert torch.equal(weights, alone[k][1]), CHANGES[k]
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_device_serves_one_run_after_the_other(where: Where) -> None:
+    """Fails if what a GPU recorded, counted or multiplied for a run reaches the next, or A X is multiplied twice."""
+    graph, shared = graph_of(), Shared()
+    for change in ({}, {"model": {"hidden": [20, 5]}}, {}):
+        config = from_tables(change, BASE)
+        (losses, weights), alone = trained(config, graph, shared, where), trained(config, graph, None, where)
+        assert losses == alone[0]
+        assert torch.equal(weights, alone[1])
 
 
 def test_what_is_equal_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

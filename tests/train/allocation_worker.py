@@ -7,6 +7,7 @@ backtraces of blocks over BOUND go to stderr.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import json
 import sys
@@ -21,6 +22,8 @@ import torch
 from mggcn.assemble_rank import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
+from mggcn.graph.relations import check_types, typed_adjacency
+from mggcn.graph.structure import GraphOptions, edge_list
 from mggcn.model.program import Program
 from tests.graphs import make_graph, on_ranks
 
@@ -40,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gat": {"kind": "gat", "heads": 4, "attention_dropout": 0.3, "dropout": 0.5},
     "gatv2": {"kind": "gatv2", "heads": 4, "attention_dropout": 0.3},
     "two-ranks-gat-cd-0": {"kind": "gat", "heads": 4, "ranks": 2, "strategy": "delayed"},
+    "two-ranks-rgcn": {"kind": "rgcn", "bases": 4, "ranks": 2, "dropout": 0.5, "strategy": "halo"},
     "bf16": {"precision": "bf16", "dropout": 0.5},
     "two-ranks": {"ranks": 2},
     "two-ranks-dropout": {"ranks": 2, "dropout": 0.5},
@@ -97,6 +101,14 @@ def graph_of(sparse: bool) -> Graph:
     return make_graph(adj, num_features=128, num_classes=40, sparse=sparse, weighted=False, seed=6011)
 
 
+def typed(graph: Graph) -> Graph:
+    """The same graph with a random relation of ten for every edge."""
+    edges, _ = edge_list(graph.adj)
+    types, relations = check_types(np.random.default_rng(557).integers(0, 10, edges.shape[1]), edges.shape[1], None)
+    both = typed_adjacency(edges, types, None, graph.num_vertices, GraphOptions(duplicates="merge"))
+    return dataclasses.replace(graph, adj=both.adj, adj_t=both.adj_t, num_relations=relations)
+
+
 def watch(rank: Rank, body: Callable[[], object]) -> dict[str, int]:
     """The largest block and the number of blocks that all ranks ask for while all run `body`."""
     rank.comm.barrier()
@@ -150,6 +162,7 @@ def main() -> None:
     for case in (argument for argument in sys.argv[1:] if argument in CASES):
         config = config_of(case)
         graph = graph_of(config.run.features == "sparse")
+        graph = typed(graph) if config.model.kind == "rgcn" else graph
         found[case] = on_ranks(config, graph, lambda rank: epochs_of(rank, plant))[0]
     print(json.dumps(found))
 

@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 BOUND = 64 << 10
 FAST = ["dense-input-dropout", "gat"]
 FULL = ["dense", "sparse-input-dropout", "aggregate-first", "bf16", "two-ranks-dropout"]
-FULL += ["gatv2", "two-ranks-gat-cd-0", "two-ranks-halo", "two-ranks-slice", "two-ranks-cd-2"]
+FULL += ["gatv2", "two-ranks-gat-cd-0", "two-ranks-rgcn", "two-ranks-halo", "two-ranks-slice", "two-ranks-cd-2"]
 SLOW = ["dropout", "sparse", "mlp", "sgd", "two-ranks", "two-ranks-bf16", "two-ranks-cd-0"]
 
 

@@ -62,6 +62,15 @@ def keep_sparse(graph: Graph, choice: InputChoice) -> Graph:
     if not choice.sparse:
         return graph
 
+    kept: dict[tuple[float, bool], Value] = {}
+
+    def stored(cols: int, dropout: float, scaled: bool) -> Value:
+        """The sparse input, of which the dropped values are made once for all readers."""
+        if (dropout, scaled) not in kept:
+            x = Value(Input(sparse=True, scaled=scaled), (), cols)
+            kept[dropout, scaled] = Value(DroppedValues(dropout), (x,), cols) if dropout else x
+        return kept[dropout, scaled]
+
     def rule(old: Value, new: Value) -> Value:
         if isinstance(new.kind, Input):
             return new.with_kind(replace(new.kind, sparse=True))
@@ -70,10 +79,8 @@ def keep_sparse(graph: Graph, choice: InputChoice) -> Graph:
         (x,) = new.operands
         dropout = 0.0
         if isinstance(x.kind, Elementwise):
-            (stored,), dropout = x.operands, x.kind.spec.dropout
-            x = Value(Input(sparse=True, scaled=bool(x.kind.spec.out_scale)), (), stored.cols)
-        if dropout:
-            x = Value(DroppedValues(dropout), (x,), x.cols)
+            dropout = x.kind.spec.dropout
+            x = stored(x.cols, dropout, bool(x.kind.spec.out_scale))
         return Value(SparseLinear(new.kind.weight, new.kind.layer, bool(dropout)), (x,), new.cols)
 
     first = {value for value in graph.values() if isinstance(value.kind, Linear) and _reads_input(value)}

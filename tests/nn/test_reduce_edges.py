@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mggcn.nn import DeviceGraph, reduce_edges
-from mggcn.nn.reduce import OPS
+from mggcn.nn.reduce_edges import OPS
 from tests.backend.edges import BY_NAME, EDGE_CASES, EdgeCase
 from tests.devices import CPU, WHERE, Where
 from tests.nn.graphs import device_graph, expected, numbers, options

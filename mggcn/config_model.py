@@ -1,0 +1,154 @@
+"""Table [model] of the settings: the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final, Literal
+
+from mggcn.config_values import require as _require
+from mggcn.config_values import settle as _settle
+from mggcn.errors import ConfigError
+
+MAX_HEADS = 64
+"""Heads of attention: what kernels keep scores for (cpu/attention.h)."""
+_LAYERED: Final = ("gcn", "sage", "gin", "gat", "gatv2", "rgcn", "mlp", "appnp")
+"""Kinds that are made of layers with an activation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """Table [model]: the network."""
+
+    kind: Literal["gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "rgcn", "mlp"] = "gcn"
+    """gcn: graph convolutions (Kipf & Welling 2017); sage: GraphSAGE, by `aggregator`; gin: the sum over neighbours and
+    the vertex itself, weighted by a learnt 1 + eps, through two dense layers (Xu et al. 2019), whatever `norm` and
+    `self_loops` say; gat, gatv2: attention over neighbours (Velickovic et al. 2018, Brody et al. 2022), which reads
+    neither `norm` nor weights of edges; sgc: one matrix and `hops` sums over neighbours (Wu et al. 2019), without
+    `hidden`; appnp: dense layers, then `hops` steps of personalised PageRank (Klicpera et al. 2019); rgcn: R-GCN
+    (Schlichtkrull et al. 2018), whatever `norm` and `self_loops` say, on a graph whose edges have types: the mean over the
+    in-neighbours of each relation, and the vertex itself, each times a matrix of its own; mlp: dense layers without the
+    graph."""
+    hidden: tuple[int, ...] = (128, 128)
+    """Width of each hidden layer, in features; the output layer has one column per class."""
+    aggregator: Literal["gcn", "mean", "max"] = "gcn"
+    """Of sage. gcn: (sum of neighbours + self) / (degree + 1) (DistGNN 6.1), whatever `norm` says: in a weighted graph the
+    weighted average, where a vertex itself has the weight of its stored self-loop, or 1 without one; mean: the average of
+    the neighbours, by edges' weights, beside a weight matrix for the vertex itself (Hamilton et al. 2017), with self_loops
+    = false as PyG's SAGEConv; max: the maximum over the in-neighbours of a dense layer with ReLU, beside a weight matrix
+    for the vertex itself (eq. 3): no self-loops are inserted, and weights of edges are not read."""
+    activation: Literal["relu", "elu", "leaky_relu", "gelu"] = "relu"
+    """What follows each hidden layer, as torch.nn.functional's defaults."""
+    norm_layer: Literal["none", "layer", "batch"] = "none"
+    """What normalises a hidden layer before its activation: layer norm, or batch norm over all vertices of all ranks,
+    whose running statistics evaluation reads (momentum 0.1)."""
+    residual: Literal["none", "linear", "identity"] = "none"
+    """What is added to a hidden convolution: its input through a matrix and a bias of its own, or itself where widths
+    agree."""
+    jumping: Literal["last", "concat", "max"] = "last"
+    """What the linear head reads: the last hidden layer, or all of them side by side, or their maximum (Xu et al.
+    2018)."""
+    head: Literal["convolution", "linear"] = "convolution"
+    """The output layer: a convolution, or a dense layer, as `jumping` and `dense_after` want."""
+    dense_before: tuple[int, ...] = ()
+    """Widths of dense layers before the convolutions."""
+    dense_between: bool = False
+    """Put a dense layer of the same width behind each hidden convolution."""
+    dense_after: tuple[int, ...] = ()
+    """Widths of dense layers between the convolutions and a linear head."""
+    hops: int = 2
+    """Of sgc and appnp: sums over neighbours, one after the other."""
+    teleport: float = 0.1
+    """Of appnp: share of the dense layers' result in every step, in (0, 1]."""
+    dropout: float = 0.0
+    """Probability of dropping an activation of a hidden layer, in [0, 1)."""
+    input_dropout: float = 0.0
+    """Probability of dropping an input feature, in [0, 1)."""
+    heads: int = 1
+    """Heads of attention (gat, gatv2), in 1 .. 64: hidden widths are those of all heads together."""
+    attention_dropout: float = 0.0
+    """Probability of dropping a weight of attention (gat, gatv2), in [0, 1)."""
+    norm: Literal["symmetric", "mean"] = "symmetric"
+    """symmetric: in-degree^-1/2 on both sides, as PyG; mean: average over in-neighbours, as in MG-GCN, eq. 2."""
+    self_loops: bool = True
+    """Insert the self-loops that the graph lacks."""
+    bias: bool = True
+    """Add a bias after each aggregation."""
+    bases: int = 8
+    """Of rgcn: matrices in each layer of which a relation's matrix is a weighted sum (basis decomposition)."""
+
+    def __post_init__(self) -> None:
+        _settle(self, "model")
+        for name in ("hidden", "dense_before", "dense_after"):
+            widths = getattr(self, name)
+            _require(all(w > 0 for w in widths), f"model.{name} must hold positive widths, got {widths}")
+        for name in ("dropout", "input_dropout", "attention_dropout"):
+            value = getattr(self, name)
+            _require(0.0 <= value < 1.0, f"model.{name} must lie in [0, 1), got {value}")
+        _require(0.0 < self.teleport <= 1.0, f"model.teleport must lie in (0, 1], got {self.teleport}")
+        for name in ("hops", "bases"):
+            _require(getattr(self, name) >= 1, f"model.{name} must be 1 or more, got {getattr(self, name)}")
+        self._check_heads()
+        self._refuse_strangers()
+        self._determine()
+
+    def _check_heads(self) -> None:
+        _require(1 <= self.heads <= MAX_HEADS, f"model.heads must lie in 1 .. {MAX_HEADS}, got {self.heads}")
+        if self.attends:
+            _require(
+                all(width % self.heads == 0 for width in self.hidden),
+                f"model.hidden must hold multiples of model.heads {self.heads}, the widths of all heads together, got "
+                f"{self.hidden}",
+            )
+
+    def _refuse_strangers(self) -> None:
+        """Refuse settings that the kind would ignore."""
+        belong = {
+            ("heads", "attention_dropout"): ("gat", "gatv2"),
+            ("aggregator",): ("sage",),
+            ("hops",): ("sgc", "appnp"),
+            ("teleport",): ("appnp",),
+            ("bases",): ("rgcn",),
+            ("activation", "norm_layer", "dense_before"): _LAYERED,
+            ("residual", "jumping", "head", "dense_between", "dense_after"): tuple(set(_LAYERED) - {"appnp"}),
+        }
+        defaults = {item.name: item.default for item in fields(self)}
+        for names, kinds in belong.items():
+            if self.kind not in kinds and any(getattr(self, name) != defaults[name] for name in names):
+                named = " and ".join(f"model.{name}" for name in names)
+                raise ConfigError(
+                    f"{named} belong{'s' * (len(names) == 1)} to {', '.join(sorted(kinds))}, got model.kind {self.kind}; "
+                    "leave them out, or choose one of those"
+                )
+
+    def _determine(self) -> None:
+        """Set what the kind or another setting determines."""
+        linear = self.jumping != "last" or bool(self.dense_after)
+        mean = self.kind in ("sage", "rgcn")
+        bare = self.kind in ("gin", "rgcn") or (self.kind == "sage" and self.aggregator == "max")
+        if self.kind == "sage" and self.aggregator == "gcn":
+            _require(
+                self.self_loops, "model.kind sage adds every vertex to its neighbours; leave model.self_loops true"
+            )
+        _require(bool(self.hidden) or not linear, "model.jumping and model.dense_after need a layer in model.hidden")
+        _require(
+            self.jumping != "max" or len(set(self.hidden)) == 1,
+            f"model.jumping max compares hidden layers of one width, got {self.hidden}; give equal widths, or concat",
+        )
+        for name, value, applies in (
+            ("head", "linear", linear),
+            ("norm", "mean", mean),
+            ("self_loops", False, bare),
+            ("hidden", (), self.kind == "sgc"),
+        ):
+            if applies:
+                object.__setattr__(self, name, value)
+
+    @property
+    def attends(self) -> bool:
+        """Whether the model has attention over neighbours."""
+        return self.kind in ("gat", "gatv2")
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether the model reads the graph."""
+        return self.kind != "mlp"

@@ -1,0 +1,119 @@
+"""Ids of vertices that are no row numbers: strings, or whole numbers with gaps. Edges are numbered by them, once.
+
+N vertices, E edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mggcn.errors import ConfigError, GraphError
+from mggcn.graph.csr import Array, Graph
+from mggcn.graph.vertex_data import as_array
+
+SHOWN = 3
+"""Ids that a message lists."""
+
+
+def ids_of(graph: Graph) -> Array:
+    """Return the id of every vertex, (N,): as the graph was given them, otherwise the numbers of the rows."""
+    ids: Array = np.arange(graph.num_vertices) if graph.ids is None else graph.ids.array()
+    return ids
+
+
+def numbered(edges: Any, ids: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a graph with row numbers in place of ids, in edges and in splits that are lists.
+
+    edges (2, E), of strings or whole numbers. ids: (N,), those of the rows of features, labels and masks, in order;
+    "edges" for those that occur in the edges, ascending; None: whole numbers are rows, strings are taken as "edges".
+    Cost: sorts of N ids or of 2 E. Raises: ConfigError, GraphError for ids that repeat, are not known, or cannot be paired.
+    """
+    names = _as_names(edges, "edges")
+    if ids is None and names.dtype.kind != "U":
+        return {**arrays, "edges": edges}
+    if ids is None or (isinstance(ids, str) and ids == "edges"):
+        _refuse_rows(arrays)
+        known, numbers = np.unique(names, return_inverse=True)
+        found = {"edges": numbers.reshape(names.shape), "ids": known}
+        order = np.arange(known.size)
+    else:
+        known = as_ids(ids)
+        order = np.argsort(known, kind="stable")
+        found = {"edges": _rows(names, known, order, "edges"), "ids": known}
+    splits = {name: _numbered_split(split, known, order, name) for name, split in (arrays.get("splits") or {}).items()}
+    if arrays.get("num_vertices") not in (None, known.size):
+        raise GraphError(
+            f"num_vertices is {arrays['num_vertices']}, there are {known.size} ids; leave num_vertices out"
+        )
+    return {**arrays, **found, "splits": splits, "num_vertices": known.size}
+
+
+def as_ids(ids: Any) -> Array:
+    """Return ids of vertices (N,), int64 or strings. Raises: GraphError if they are neither, or repeat."""
+    known = _as_names(ids, "ids")
+    if known.ndim != 1 or known.dtype.kind not in "iuU":
+        raise GraphError(
+            f"ids must be strings or whole numbers, one for each vertex, got {known.dtype} of shape {known.shape}; or "
+            'ids="edges" for those that occur in the edges'
+        )
+    values, counts = np.unique(known, return_counts=True)
+    if (counts > 1).any():
+        raise GraphError(f"ids must differ, {_shown(values[counts > 1])} repeats; give every vertex one row")
+    return known if known.dtype.kind == "U" else known.astype(np.int64)
+
+
+def _as_names(values: Any, what: str) -> Array:
+    """Return strings as NumPy's fixed width, as which they are stored; anything else as it is."""
+    array = as_array(values, what)
+    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat):
+        return array.astype(np.str_)
+    if array.dtype.kind in "OS":
+        raise GraphError(
+            f"{what} must be all strings or all whole numbers, got {array.dtype}; astype(str) makes strings"
+        )
+    return array
+
+
+def _refuse_rows(arrays: Mapping[str, Any]) -> None:
+    """Refuse rows whose vertices nobody named. Raises: GraphError."""
+    if given := [name for name in ("features", "labels") if arrays.get(name) is not None]:
+        raise GraphError(
+            f"rows of {' and '.join(given)} belong to vertices, and the edges name vertices by ids; give ids=, the id of "
+            "each row in order"
+        )
+
+
+def _rows(names: Array, known: Array, order: Array, what: str) -> Array:
+    """Return the numbers of the rows of ids. Raises: GraphError that shows those that have none."""
+    if names.size and (names.dtype.kind == "U") != (known.dtype.kind == "U"):
+        raise GraphError(
+            f"{what} hold {names.dtype}, ids {known.dtype}; give both as strings, or both as whole numbers"
+        )
+    place = np.minimum(np.searchsorted(known, names, sorter=order), max(known.size - 1, 0))
+    rows: Array = order[place] if known.size else np.zeros(names.shape, np.int64)
+    missing = names[known[rows] != names] if known.size else names
+    if missing.size:
+        raise GraphError(
+            f"{what} hold {_shown(np.unique(missing))}, which ids do not have ({np.unique(missing).size} in all); add them "
+            "to ids, with rows of features and labels, or leave their edges out"
+        )
+    return rows
+
+
+def _numbered_split(split: Any, known: Array, order: Array, name: str) -> Any:
+    """Return a list of ids as row numbers; a mask stays."""
+    names = _as_names(split, f"split {name!r}")
+    return split if names.dtype == np.bool_ else _rows(names, known, order, f"split {name!r}")
+
+
+def _shown(values: Array) -> str:
+    return ", ".join(repr(value) for value in values[:SHOWN].tolist())
+
+
+def check_ids(ids: Any) -> None:
+    """Refuse a word that means nothing. Raises: ConfigError."""
+    if isinstance(ids, str) and ids != "edges":
+        raise ConfigError(f'ids must be an array of N ids, or "edges" for those that occur in the edges, got {ids!r}')

@@ -1,0 +1,84 @@
+"""The convolutions that models are made of: each takes a value and a width and returns what it sends on, bias included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from mggcn.model.builder import Builder
+from mggcn.model.values import Value
+
+Convolution = Callable[[Builder, Value, int, bool], Value]
+"""From a builder, a value, the width of the result and whether it is the model's last layer."""
+
+
+def gcn(b: Builder, x: Value, width: int, last: bool) -> Value:
+    """A_hat x W + b (Kipf & Welling 2017, eq. 2). A rewrite turns the products round where that is less work."""
+    return b.bias(b.aggregate(b.linear(x, width)))
+
+
+def dense(b: Builder, x: Value, width: int, last: bool) -> Value:
+    """X W + b: no graph."""
+    return b.bias(b.linear(x, width))
+
+
+def sage_mean(b: Builder, x: Value, width: int, last: bool) -> Value:
+    """X W_r + mean(x) W_n + b (Hamilton et al. 2017, algorithm 1), by edges' weights if there are any; W_n comes first.
+
+    Parameters are those of PyG's SAGEConv.
+    """
+    neighbours = b.aggregate(b.linear(x, width))
+    return b.bias(b.add(neighbours, b.linear(x, width)))
+
+
+def sage_max(b: Builder, x: Value, width: int, last: bool) -> Value:
+    """X W_r + P W_n + b, P the maximum of the in-neighbours' relu(x W_p + b_p) (Hamilton et al. 2017, eq. 3)."""
+    pooled = b.maximum(b.relu(b.bias(b.linear(x, x.cols))))
+    return b.bias(b.add(b.linear(x, width), b.linear(pooled, width)))
+
+
+def gin(b: Builder, x: Value, width: int, last: bool) -> Value:
+    """f(((1 + eps) x + A^T x) W_1 + b_1) W_2 + b_2 with f model.activation (Xu et al. 2019, eq. 4.1), eps learnt.
+
+    W_1 comes before the sum, which it commutes with. Parameters are those of PyG's GINConv with two dense layers.
+    """
+    h = b.linear(x, width)
+    h = b.activation(b.bias(b.add(b.self_weight(h), b.neighbours(h))))
+    return b.bias(b.linear(h, width))
+
+
+def gat(b: Builder, x: Value, width: int, last: bool) -> Value:
+    """GAT's attention over x W and a bias (Velickovic et al. 2018, eq. 1 to 6), heads averaged in the last layer."""
+    heads = b.config.heads
+    h = b.attend(b.linear(x, heads * width if last else width), heads)
+    return b.attention_bias(b.head_mean(h, heads) if last else h)
+
+
+def gatv2(b: Builder, x: Value, width: int, last: bool) -> Value:
+    """GATv2's attention over x W_l + b_l for destinations x W_r + b_r, and a bias (Brody et al. 2022, eq. 7)."""
+    heads = b.config.heads
+    sources, destinations = (b.bias(b.linear(x, heads * width if last else width)) for _ in range(2))
+    h = b.attend_dynamic(sources, destinations, heads)
+    return b.attention_bias(b.head_mean(h, heads) if last else h)
+
+
+def rgcn(b: Builder, x: Value, width: int, last: bool) -> Value:
+    """X W_r + sum over relations of mean(x) W_r + b (Schlichtkrull et al. 2018, eq. 2 and 3), as PyG's RGCNConv."""
+    return b.bias(b.add(b.linear(x, width), b.relations(x, width)))
+
+
+CONVOLUTIONS: Final[Mapping[str, Convolution]] = MappingProxyType(
+    {
+        "gcn": gcn,
+        "sage-gcn": gcn,
+        "sage-mean": sage_mean,
+        "sage-max": sage_max,
+        "gin": gin,
+        "gat": gat,
+        "gatv2": gatv2,
+        "rgcn": rgcn,
+        "mlp": dense,
+    }
+)
+"""By model.kind, of sage with model.aggregator."""

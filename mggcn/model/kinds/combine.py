@@ -1,0 +1,231 @@
+"""What joins values: sums with factors, columns side by side, the larger of two; and activations other than ReLU.
+
+V rows of this rank, D columns. All but `Larger` are one pass of torch's without memory of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mggcn.model.kinds.norms import blocks
+from mggcn.model.runtime import Runtime
+from mggcn.model.values import Adjoint, Op, PlainKind, Value
+
+if TYPE_CHECKING:
+    pass
+
+SLOPE = 0.01
+"""Of leaky_relu below zero, as torch's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(PlainKind):
+    """out = factor * x."""
+
+    in_place = (0,)
+    factor: float
+
+    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        return Adjoint((Value(self, (gradient,), gradient.cols),))
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        import torch
+
+        torch.mul(op.tensor(rt, 0), self.factor, out=rt.buffer(op.out))
+
+
+@dataclass(frozen=True, slots=True)
+class Blend(PlainKind):
+    """out = (1 - share) * a + share * b."""
+
+    in_place = (0, 1)
+    share: float
+
+    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        factors = 1 - self.share, self.share
+        a, b = (Value(Scaled(factor), (gradient,), gradient.cols) for factor in factors)
+        return Adjoint((a, b))
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        import torch
+
+        torch.lerp(op.tensor(rt, 0), op.tensor(rt, 1), self.share, out=rt.buffer(op.out))
+
+
+@dataclass(frozen=True, slots=True)
+class SelfWeight(PlainKind):
+    """out = (1 + eps) * x with a parameter eps (1,)."""
+
+    has_parameters = True
+    eps: str
+    site: int
+
+    @property
+    def label(self) -> str:
+        return f"self-weight {self.site}"
+
+    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        (x,) = value.operands
+        effect = Value(SelfWeightGrad(self.eps, self.site), (gradient, x))
+        back = Value(SelfWeightBack(self.eps, self.site), (gradient,), x.cols)
+        return Adjoint((back,), (effect,))
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        weighted(rt, self.eps, op)
+
+
+def weighted(rt: Runtime, eps: str, op: Op) -> None:
+    """Out = (1 + eps) * x."""
+    import torch
+
+    x = op.tensor(rt, 0)
+    torch.mul(x, (rt.parameter(eps) + 1).to(x.dtype), out=rt.buffer(op.out))
+
+
+@dataclass(frozen=True, slots=True)
+class SelfWeightBack(PlainKind):
+    """out = (1 + eps) * g."""
+
+    in_place = (0,)
+    eps: str
+    site: int
+
+    @property
+    def label(self) -> str:
+        return f"self-weight-grad {self.site}"
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        weighted(rt, self.eps, op)
+
+
+@dataclass(frozen=True, slots=True)
+class SelfWeightGrad(PlainKind):
+    """The gradient of eps: the sum of g * x. Operands g and x."""
+
+    stored = False
+    eps: str
+    site: int
+
+    @property
+    def label(self) -> str:
+        return f"self-weight-sum {self.site}"
+
+    @property
+    def gradient_of(self) -> str:
+        return self.eps
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        g, x = op.tensor(rt, 0), op.tensor(rt, 1)
+        total = rt.gradient(self.eps).double().zero_()
+        for rows in blocks(g):
+            total.add_((g[rows].double() * x[rows].double()).sum())
+        rt.gradient(self.eps).copy_(total)
+
+
+@dataclass(frozen=True, slots=True)
+class Concat(PlainKind):
+    """out = the operands' columns, one after the other."""
+
+    widths: tuple[int, ...]
+
+    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        starts = [sum(self.widths[:place]) for place in range(len(self.widths))]
+        pairs = zip(starts, self.widths, strict=True)
+        return Adjoint(tuple(Value(Columns(first), (gradient,), width) for first, width in pairs))
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        out, first = rt.buffer(op.out), 0
+        for index, width in enumerate(self.widths):
+            out[:, first : first + width].copy_(op.tensor(rt, index))
+            first += width
+
+
+@dataclass(frozen=True, slots=True)
+class Columns(PlainKind):
+    """out = columns first, ... of x."""
+
+    first: int
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        rt.buffer(op.out).copy_(op.tensor(rt, 0)[:, self.first : self.first + op.cols])
+
+
+@dataclass(frozen=True, slots=True)
+class Larger(PlainKind):
+    """out = max(a, b), element by element; the gradient of equals is the first one's."""
+
+    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        return Adjoint(tuple(Value(LargerGrad(place), (gradient, *value.operands), value.cols) for place in (0, 1)))
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        import torch
+
+        torch.maximum(op.tensor(rt, 0), op.tensor(rt, 1), out=rt.buffer(op.out))
+
+
+@dataclass(frozen=True, slots=True)
+class LargerGrad(PlainKind):
+    """out = g where operand `place` of a, b was taken, else 0. Operands g, a and b."""
+
+    place: int
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        g, a, b = (op.tensor(rt, index) for index in range(3))
+        out = rt.buffer(op.out)
+        for rows in blocks(out):
+            first = a[rows] >= b[rows]
+            out[rows].copy_(g[rows] * (first if self.place == 0 else ~first))
+
+
+@dataclass(frozen=True, slots=True)
+class Activation(PlainKind):
+    """out = f(z): elu (alpha 1), leaky_relu (SLOPE), or gelu by the error function, as torch's defaults."""
+
+    name: Literal["elu", "leaky_relu", "gelu"]
+    site: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.site}"
+
+    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        # Of elu and leaky_relu the result tells the derivative, so that z need not be kept.
+        kept = value.operands[0] if self.name == "gelu" else value
+        return Adjoint((Value(ActivationBack(self.name, self.site), (gradient, kept), value.cols),))
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        import torch
+
+        z, out, aten = op.tensor(rt, 0), rt.buffer(op.out), torch.ops.aten
+        if self.name == "elu":
+            aten.elu.out(z, 1.0, 1.0, 1.0, out=out)
+        elif self.name == "leaky_relu":
+            aten.leaky_relu.out(z, SLOPE, out=out)
+        else:
+            aten.gelu.out(z, out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationBack(PlainKind):
+    """The gradient of z from that of f(z). Operands g and the result of f, of gelu its operand."""
+
+    in_place = (0,)
+    name: Literal["elu", "leaky_relu", "gelu"]
+    site: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}-grad {self.site}"
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        import torch
+
+        g, kept, out = op.tensor(rt, 0), op.tensor(rt, 1), rt.buffer(op.out)
+        aten: Any = torch.ops.aten
+        if self.name == "elu":
+            aten.elu_backward.grad_input(g, 1.0, 1.0, 1.0, True, kept, grad_input=out)
+        elif self.name == "leaky_relu":
+            aten.leaky_relu_backward.grad_input(g, kept, SLOPE, True, grad_input=out)
+        else:
+            aten.gelu_backward.grad_input(g, kept, grad_input=out)

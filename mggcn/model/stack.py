@@ -1,0 +1,75 @@
+"""The model of all kinds: dense layers, convolutions with what surrounds them, and the way to the logits.
+
+A layer is drop(f(norm(conv(x) + residual(x)))), f being model.activation: the order of "Classic GNNs are strong baselines"
+(Luo et al. 2024). With defaults a GCN is Kipf & Welling's (2017, eq. 2).
+"""
+
+from __future__ import annotations
+
+from mggcn.config import ModelConfig
+from mggcn.model.builder import Builder
+from mggcn.model.convolutions import CONVOLUTIONS, Convolution
+from mggcn.model.values import Value
+
+
+def stack(b: Builder, x: Value, model: ModelConfig) -> Value:
+    """Return the logits (V, C)."""
+    conv = CONVOLUTIONS[f"sage-{model.aggregator}" if model.kind == "sage" else model.kind]
+    for width in model.dense_before:
+        x = _ended(b, b.bias(b.linear(x, width)))
+    layers: list[Value] = []
+    for width in model.hidden:
+        x = _layer(b, x, width, conv)
+        layers.append(x)
+    if model.head == "convolution":
+        return conv(b, x, b.num_classes, True)
+    x = _joined(b, layers or [x])
+    for width in model.dense_after:
+        x = _ended(b, b.bias(b.linear(x, width)))
+    return b.bias(b.linear(x, b.num_classes))
+
+
+def propagated(b: Builder, x: Value, model: ModelConfig) -> Value:
+    """Return the logits (V, C) of SGC and APPNP, which learn on vertices alone and then pass on what they found.
+
+    sgc: A_hat^K X W + b (Wu et al. 2019, eq. 8), W first. appnp: Z_0 = mlp(X), Z_k = (1 - a) A_hat Z_(k-1) + a Z_0
+    (Klicpera et al. 2019, eq. 5), K = model.hops, a = model.teleport.
+    """
+    if model.kind == "sgc":
+        x = b.linear(x, b.num_classes)
+        for _ in range(model.hops):
+            x = b.aggregate(x)
+        return b.bias(x)
+    for width in (*model.dense_before, *model.hidden):
+        x = _ended(b, b.bias(b.linear(x, width)))
+    z = first = b.bias(b.linear(x, b.num_classes))
+    for _ in range(model.hops):
+        z = b.blend(b.aggregate(z), first, model.teleport)
+    return z
+
+
+def _layer(b: Builder, x: Value, width: int, conv: Convolution) -> Value:
+    h = conv(b, x, width, False)
+    if b.config.residual == "linear":
+        h = b.add(h, b.bias(b.linear(x, width)))
+    elif b.config.residual == "identity" and x.cols == width:
+        h = b.add(h, x)
+    h = _ended(b, h)
+    return _ended(b, b.bias(b.linear(h, width))) if b.config.dense_between else h
+
+
+def _ended(b: Builder, h: Value) -> Value:
+    """What follows a convolution or dense layer."""
+    return b.dropout(b.activation(b.norm(h)))
+
+
+def _joined(b: Builder, layers: list[Value]) -> Value:
+    """Jumping knowledge (Xu et al. 2018, section 4)."""
+    if b.config.jumping == "concat":
+        return b.concat(layers)
+    found = layers[-1]
+    if b.config.jumping == "max":
+        found = layers[0]
+        for layer in layers[1:]:
+            found = b.larger(found, layer)
+    return found

@@ -1,0 +1,81 @@
+"""Functions that were typed in, on their way to other processes.
+
+multiprocessing sends a function by its name, and has every process import the main module to find it. Notebooks and
+standard input have none that could be imported: there cloudpickle sends the function by value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mggcn.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class _ByValue:
+    """A function as bytes, which is made again where it is called."""
+
+    packed: bytes
+
+    def __call__(self, *arguments: Any) -> Any:
+        return pickle.loads(self.packed)(*arguments)
+
+
+def is_typed_in() -> bool:
+    """Return whether the main module is a notebook, a console or standard input, which no other process can import."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    return getattr(main, "__spec__", None) is None and (file is None or not Path(file).is_file())
+
+
+def portable(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function in a form that reaches other processes: itself, if they can import it.
+
+    Raises: ConfigError if it was typed in and cloudpickle is missing, or it holds something that cannot travel.
+    """
+    if not is_typed_in():
+        return body
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise ConfigError(
+            "what is typed into a notebook or standard input reaches ranks that are processes only with the package "
+            "cloudpickle (pip install cloudpickle); or put the function into a module, or use transport='threads'"
+        ) from error
+    try:
+        return _ByValue(cloudpickle.dumps(body))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:  # pickle raises all of them
+        raise ConfigError(
+            f"what ranks that are processes do must be picklable, with all that it refers to ({error}); leave that out, or "
+            "use transport='threads'"
+        ) from error
+
+
+@contextlib.contextmanager
+def without_main_file() -> Iterator[None]:
+    """Hide a main module's `__file__` that is no file, such as <stdin>: each process that starts would try to run it."""
+    main = vars(sys.modules["__main__"])
+    if not is_typed_in() or "__file__" not in main:
+        yield
+        return
+    file = main.pop("__file__")
+    try:
+        yield
+    finally:
+        main["__file__"] = file
+
+
+def refuse_in_a_starting_process() -> None:
+    """Refuse to start ranks while a rank imports the script that starts them. Raises: ConfigError."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "a rank that is a process runs the script again to find its function, and came upon the call that starts the "
+            "ranks; put that call under `if __name__ == \"__main__\":`, or use transport='threads'"
+        )

@@ -1,0 +1,448 @@
+"""Training from Python: plan, train, continue, score and predict.
+
+N vertices, C classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn import native
+from mggcn.api import load, save
+from mggcn.assemble import check_available, memory_limit, plan_graph
+from mggcn.comm.failure import Interrupted
+from mggcn.config import Config, ModelConfig
+from mggcn.config_files import with_model, with_named
+from mggcn.errors import ConfigError, RunError
+from mggcn.graph.csr import Graph
+from mggcn.graph.store import open_store, store_folder
+from mggcn.html import html_table
+from mggcn.jobs import folder as run_folders
+from mggcn.jobs import local as local_ranks
+from mggcn.jobs import predict as predicting
+from mggcn.jobs import prediction_files
+from mggcn.jobs import train as training
+from mggcn.jobs.auto import resolve_auto
+from mggcn.jobs.scores import scores_here
+from mggcn.jobs.weights import check_start, keep_start, weights_of, weights_of_run
+from mggcn.memory.units import human
+from mggcn.model.weights import from_pyg
+from mggcn.planning.advice import require_fit
+from mggcn.planning.text import PrintedPlan, subject
+from mggcn.report import write_report
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+    from mggcn.assemble_rank import Rank
+
+History = list[dict[str, Any]]
+OnEpoch = Callable[[dict[str, Any]], None]
+SPLITS = ("train", "val", "test")
+
+
+class Trainer:
+    """Trains a model on a whole graph.
+
+    One rank trains in this process. P ranks are processes of this machine that open the graph's store (for a graph in
+    memory, a temporary one); that works from scripts, notebooks and standard input. The run is planned and checked at
+    once, before anything is allocated.
+
+    Args:
+        graph: A graph from `load`, or anything that `load` takes.
+        model: `GCN(...)`, `SAGE(...)`, `GAT(...)`, `GATv2(...)`, `RGCN(...)` or `MLP(...)`; default `GCN()`.
+        ranks: Number of ranks P that share the graph.
+        out: Run folder of the first `fit`; otherwise a temporary one, deleted with the trainer.
+        start_from: What to begin with instead of random weights: a run folder (its best weights), weights as `state_dict`
+            returns them, or a torch module of GCNConv layers; of the same model, on this graph or another.
+        config: All settings at once; `model`, `ranks` and `settings` override it.
+        **settings: Single settings by name, such as `lr=0.01`, `seed=3`, `precision="fp64"`, `transport="threads"`.
+
+    Raises:
+        ConfigError: A setting is unknown or does not fit.
+        GraphError: The graph is malformed.
+        PlanError: The run does not fit into memory; the message says what would help.
+
+    Examples:
+        >>> edges = np.array([[0, 1, 2, 3], [1, 0, 3, 2]])
+        >>> splits = {"train": [0, 2], "test": [1, 3]}
+        >>> graph = mggcn.load(edges, features=np.eye(4, dtype=np.float32), labels=[0, 0, 1, 1], splits=splits)
+        >>> trainer = mggcn.Trainer(graph, mggcn.GCN(hidden=8), lr=0.05, threads=1)
+        >>> history = trainer.fit(epochs=50)
+        >>> trainer.evaluate("test")
+        1.0
+        >>> trainer.predict().shape
+        (4, 2)
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        model: ModelConfig | None = None,
+        *,
+        ranks: int | None = None,
+        out: str | Path | None = None,
+        start_from: str | Path | Mapping[str, Tensor] | Module | None = None,
+        config: Config | None = None,
+        **settings: Any,
+    ) -> None:
+        native.limit_spinning()
+        base = with_model(config, model)
+        self._graph: Graph = graph if isinstance(graph, Graph) else load(graph)
+        asked = with_named(base, settings | ({} if ranks is None else {"ranks": ranks}))
+        self._config, self._choice = resolve_auto(asked, self._graph)
+        self._plan, self._partition = plan_graph(self._config, self._graph)
+        require_fit(self._plan, memory_limit(self._config))
+        self._start = None if start_from is None else _weights_from(start_from, self._config.model)
+        if self._start is not None:
+            check_start(self._plan, self._start)
+        self._out = None if out is None else Path(out)
+        self._rank: Rank | None = None
+        self._folder: Path | None = None
+
+    @classmethod
+    def from_run(cls, folder: str | Path, graph: Any = None) -> Trainer:
+        """Return the trainer of a run folder: to score, to predict, and to go on with `resume`.
+
+        Args:
+            folder: Folder of a run, also of one that the command line made or that was interrupted.
+            graph: The run's graph, if it was in memory; otherwise it is opened from its store.
+
+        Raises:
+            ConfigError: The run's graph was in memory, and no graph is given.
+            RunError: The folder is none of a run, or the graph is another one.
+        """
+        folder = Path(folder)
+        config, _, job = run_folders.read_run(folder)
+        if graph is None and (job["store"] is None or not Path(job["store"]).is_dir()):
+            where = f"lay in {job['store']}, which is gone" if job["store"] else "was in memory"
+            raise ConfigError(f"the graph of the run in {folder} {where}; give it: Trainer.from_run(folder, graph)")
+        trainer = cls.__new__(cls)
+        source = open_store(job["store"]) if graph is None else graph
+        trainer._graph = source if isinstance(source, Graph) else load(source)
+        trainer._config, trainer._choice, trainer._start = config, None, None
+        trainer._plan, trainer._partition = run_folders.known_plan(folder, config, trainer._graph)
+        trainer._out, trainer._rank, trainer._folder = None, None, folder
+        return trainer
+
+    def __repr__(self) -> str:
+        """Two lines: what is trained on what, and how far it is."""
+        graph, network = subject(self._plan)
+        return f"<Trainer of {network}, on {graph}; {self._state()}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        graph, network = subject(self._plan)
+        peak = f"{human(self._plan.largest.total_bytes)} per rank"
+        return html_table("Trainer", {"graph": graph, "model": network, "predicted peak": peak, "state": self._state()})
+
+    def _state(self) -> str:
+        """Say in words how far the last run came."""
+        if self._folder is None:
+            return "not trained yet"
+        if not run_folders.is_complete(self._folder):
+            return f"not complete: {run_folders.epochs_done(self._folder, self._config)} epochs are saved"
+        result = self.result()
+        scores = ", ".join(f"{split} {score:.4f}" for split in SPLITS if (score := result["best"][split]) is not None)
+        return f"{result['epochs']} epochs trained, best {result['metric']}: {scores}"
+
+    @property
+    def config(self) -> Config:
+        """All settings, with every `auto` replaced by what was chosen."""
+        return self._config
+
+    @property
+    def plan(self) -> PrintedPlan:
+        """Every buffer, byte and message of the run: print it, or read `plan.run`."""
+        return PrintedPlan(self._plan)
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Folder of the last `fit` that was completed or that a signal stopped; None before."""
+        return self._folder
+
+    def fit(self, epochs: int | None = None, on_epoch: OnEpoch | None = None) -> History:
+        """Train from fresh weights, or from those of `start_from`.
+
+        After an error the weights and the result of the previous `fit` are kept. Cost: as `plan` says.
+
+        Args:
+            epochs: Overrides `train.epochs`.
+            on_epoch: Called with the row of each epoch, with one rank or threads only; what it raises ends the training.
+
+        Returns:
+            One row for each epoch: epoch, loss, train, val, test, lr, seconds.
+
+        Raises:
+            TrainError: The loss is not finite.
+            CommError: A rank failed or did not answer in time; any other first error of a rank is raised as it is.
+        """
+        self._check(on_epoch)
+        if epochs is not None:
+            self._set_config(with_named(self._config, {"epochs": epochs}))
+        out = self._out if self._folder is None else None
+        store = self._store()
+        temporary = None if out is not None else _temporary(self)
+        folder = run_folders.make_run_folder(self._config, self._graph.name, out or temporary)
+        run_folders.write_plan(folder, self._plan, self._partition, store, self._graph, self._choice)
+        if self._start is not None:
+            keep_start(folder, self._start)
+        before, self._folder = self._folder, folder
+        try:
+            return self._train(folder, on_epoch)
+        except BaseException as error:
+            if before is not None and not isinstance(error, Interrupted):  # a signal's weights are saved
+                self._folder = before
+            raise
+
+    def resume(self, epochs: int | None = None, on_epoch: OnEpoch | None = None, **schedule: Any) -> History:
+        """Continue the last run: one that was interrupted to its end, a complete one with more epochs.
+
+        Without a new schedule the run ends bit for bit as if it had never stopped; with one, it begins where the run
+        stands. After an error the run is as its last checkpoint has it. Cost: set-up, and the epochs that are left.
+
+        Args:
+            epochs: Number of epochs altogether, those that are done among them.
+            on_epoch: As of `fit`.
+            **schedule: lr, warmup, schedule and its settings (schedule_step, schedule_gamma, schedule_patience) of a new
+                schedule; patience, to go on after an early stop.
+
+        Returns:
+            As `fit`, all epochs of the run.
+
+        Raises:
+            RunError: Nothing was trained yet.
+            ConfigError: Another setting is named, or the run has trained as many epochs already.
+            TrainError: As of `fit`.
+            CommError: As of `fit`.
+        """
+        self._check(on_epoch)
+        if self._folder is None:
+            raise RunError(
+                "the trainer has no run to resume; call fit() first, or open one with Trainer.from_run(folder)"
+            )
+        changes = schedule | ({} if epochs is None else {"epochs": epochs})
+        config = run_folders.continued(self._folder, self._config, changes)
+        if run_folders.is_complete(self._folder) and config == self._config:
+            return _history(self._folder)
+        self._set_config(config)
+        run_folders.reopen(self._folder, config)
+        if (store := self._store()) is not None:
+            run_folders.move_store(self._folder, store)
+        return self._train(self._folder, on_epoch)
+
+    def _check(self, on_epoch: OnEpoch | None) -> None:
+        """Refuse what cannot train here. Raises: ConfigError, BackendError."""
+        if on_epoch is not None and not callable(on_epoch):
+            raise ConfigError(f"on_epoch must be a function of a row, got {type(on_epoch).__name__}")
+        if on_epoch is not None and not self._in_process:
+            raise ConfigError("on_epoch needs ranks=1 or transport='threads': other processes cannot call it")
+        check_available(self._config)
+
+    def _set_config(self, config: Config) -> None:
+        """Take other settings of training, which leave the plan as it is."""
+        self._config, self._plan = config, dataclasses.replace(self._plan, config=config)
+
+    def _train(self, folder: Path, on_epoch: OnEpoch | None) -> History:
+        """Train on the ranks of this process, whose own one stays for `predict`, or on processes."""
+        self._rank = None
+        if self._in_process:
+            known = (self._plan, self._partition)
+            with local_ranks.signalled_stop() as stop:
+                ranks = local_ranks.on_local_ranks(
+                    self._config,
+                    lambda comm: training.train_rank(
+                        comm, self._config, self._graph, *known, folder, quiet=True, stop=stop, on_epoch=on_epoch
+                    ),
+                )
+            self._rank = ranks[0]
+        else:
+            training.train_processes(folder, self._config, quiet=True)
+        return _history(folder)
+
+    def evaluate(self, split: str = "test", weights: str = "best") -> float:
+        """Return the score of a split: accuracy, or what `train.metric` says.
+
+        Args:
+            split: "train", "val" or "test".
+            weights: Those of the "best" validation score, or of the "last" epoch.
+
+        Raises:
+            RunError: Nothing was trained yet.
+            ConfigError: The graph has no such split, or `split` or `weights` is unknown.
+        """
+        if split not in SPLITS:
+            raise ConfigError(f"split must be train, val or test, got {split!r}")
+        _check_weights(weights)
+        result = self.result()
+        chosen = result["best"] if weights == "best" else result["final"]
+        if chosen is None or chosen[split] is None:
+            raise ConfigError(f"{self._graph.name} has no {split} vertices to score")
+        return float(chosen[split])
+
+    def result(self) -> dict[str, Any]:
+        """Return the content of result.json of the last `fit`: scores, seconds, memory planned and measured, versions.
+
+        Raises:
+            RunError: Nothing was trained yet.
+        """
+        if self._folder is None or not (self._folder / "result.json").exists():
+            raise RunError("the trainer has no result yet; call fit(), or resume() where a run was interrupted")
+        return training.read_result(self._folder)
+
+    def predict(
+        self, *, weights: str = "best", probabilities: bool = False, classes: bool = False, graph: Any = None
+    ) -> npt.NDArray[Any]:
+        """Return the scores of every vertex, (N, C) in the run's precision, in the graph's own order.
+
+        Cost: one forward pass.
+
+        Args:
+            weights: Those of the "best" validation score, or of the "last" epoch; with `train.repeat`, of the best repeat.
+            probabilities: Return probabilities rather than scores: softmax of classes, or of each of several labels.
+            classes: Return the class of the highest score instead, (N,), or 0 and 1 for each of several labels, (N, C).
+            graph: Another graph with the same features, or anything that `load` takes, instead of the trainer's own; it
+                needs neither labels nor splits, and is scored in this process.
+
+        Raises:
+            RunError: Nothing was trained yet.
+            ConfigError: `weights` is neither "best" nor "last", the other graph's features or relations differ, or numbers
+                were to be classes.
+        """
+        _check_weights(weights)
+        task = self._plan.shape.task
+        prediction_files.check_kind(task, classes=classes, probabilities=probabilities)
+        scores = self._predicted(weights, probabilities, graph)
+        return prediction_files.classes_of(scores, task) if classes else scores
+
+    def _predicted(self, weights: str, probabilities: bool, graph: Any) -> npt.NDArray[np.floating]:
+        """As `predict`, without classes."""
+        if graph is not None:
+            return self._scores(self.state_dict(weights), probabilities, graph)
+        if self._folder is None:
+            raise RunError("the trainer has no weights yet; call fit() first, or scores_of() with weights of your own")
+        if self._in_process:
+            kept = self._rank if self._config.run.ranks == 1 else None
+            state = self.state_dict(weights)
+            scores = scores_here(self._config, self._graph, self._plan, self._partition, state, kept)
+            return prediction_files.probabilities_of(scores, self._plan.shape.task) if probabilities else scores
+        target = Path(tempfile.mkdtemp(prefix="mggcn-")) / "scores.npy"
+        try:
+            predicting.predict(self._folder, target, weights=weights, probabilities=probabilities)
+            return np.load(target, allow_pickle=False)  # type: ignore[no-any-return]
+        finally:
+            shutil.rmtree(target.parent, ignore_errors=True)
+
+    def state_dict(self, weights: str = "best") -> dict[str, Tensor]:
+        """Return the weights as plain tensors: `layers.<l>.weight` (D, E) and `layers.<l>.bias` (E,), l from 1.
+
+        Args:
+            weights: As of `predict`.
+
+        Raises:
+            RunError: Nothing was trained yet.
+            ConfigError: `weights` is neither "best" nor "last".
+        """
+        _check_weights(weights)
+        if self._folder is None:
+            raise RunError("the trainer has no weights yet; call fit() first")
+        state = weights_of(self._folder, self._config, weights)
+        return {name: state[name] for name in sorted(state, key=_layer_order)}
+
+    def scores_of(
+        self, state: Mapping[str, Tensor] | Module, *, probabilities: bool = False
+    ) -> npt.NDArray[np.floating]:
+        """Return the class scores (N, C) of given weights, in the precision and order of `predict`.
+
+        Computed on one rank in this process. Cost: set-up and one forward pass.
+
+        Args:
+            state: Weights as `state_dict` returns them, or a torch module of GCNConv layers, whose options are then
+                compared with the model's; a mapping, such as `from_pyg(module)`, no longer says what they were.
+            probabilities: As of `predict`.
+
+        Raises:
+            ConfigError: Names or shapes differ from the model's; for a module, as of `from_pyg`.
+        """
+        return self._scores(state if isinstance(state, Mapping) else from_pyg(state, self._config.model), probabilities)
+
+    def _scores(
+        self, tensors: Mapping[str, Tensor], probabilities: bool, other: Any = None
+    ) -> npt.NDArray[np.floating]:
+        """Score the trainer's graph, or another one, on one rank."""
+        config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
+        graph = self._graph
+        if other is not None:
+            loaded = other if isinstance(other, Graph) else load(other)
+            config, graph = predicting.for_scoring(config, loaded, self._plan.shape)
+        plan, partition = plan_graph(config, graph)
+        require_fit(plan, memory_limit(config))
+        scores = scores_here(config, graph, plan, partition, tensors)
+        return prediction_files.probabilities_of(scores, self._plan.shape.task) if probabilities else scores
+
+    def save_store(self, path: str | Path, *, overwrite: bool = False) -> Graph:
+        """Write the trainer's graph as a store, as `mggcn.save` does."""
+        return save(self._graph, path, overwrite=overwrite)
+
+    def report(self) -> list[Path]:
+        """Draw the last run: curves, memory, tiles and one HTML file, as `mggcn report` does; return their paths.
+
+        Raises:
+            RunError: Nothing was trained yet.
+            BackendError: matplotlib is not installed.
+        """
+        if self._folder is None:
+            raise RunError("the trainer has no run to draw; call fit() first")
+        return write_report(self._folder)
+
+    @property
+    def _in_process(self) -> bool:
+        return self._config.run.transport in ("single", "threads")
+
+    def _store(self) -> Path | None:
+        """Return the graph's store, which rank processes open: a temporary one for a graph in memory, None without them."""
+        folder = store_folder(self._graph)
+        if folder is None and not self._in_process:
+            folder = _temporary(self) / "graph"
+            self._graph = save(self._graph, folder)
+        return folder
+
+
+def _layer_order(name: str) -> tuple[int, bool]:
+    """Order of layers.<l>.weight and layers.<l>.bias; a checkpoint sorts them as text."""
+    _, layer, kind = name.split(".")
+    return int(layer), kind == "bias"
+
+
+def _weights_from(source: Any, model: ModelConfig) -> Mapping[str, Tensor]:
+    """Return the weights that a run begins with, from whatever holds some."""
+    if isinstance(source, str | Path):
+        return weights_of_run(Path(source))
+    return source if isinstance(source, Mapping) else from_pyg(source, model)
+
+
+def _history(folder: Path) -> History:
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def _check_weights(weights: str) -> None:
+    if weights not in ("best", "last"):
+        raise ConfigError(f"weights must be best or last, got {weights!r}")
+
+
+def _temporary(owner: Trainer) -> Path:
+    """Return a new temporary folder that is deleted with its owner."""
+    folder = Path(tempfile.mkdtemp(prefix="mggcn-"))
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return folder

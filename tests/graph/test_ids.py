@@ -1,0 +1,135 @@
+"""Vertices that are named by strings or by numbers with gaps: numbered once, and named again in stores and predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mggcn
+from mggcn.errors import ConfigError, GraphError
+from mggcn.graph.ids import ids_of
+from mggcn.graph.layout import graph_sha256
+from mggcn.graph.store import store_folder
+
+NAMES = np.array(["delta", "alpha", "charlie", "bravo"])
+EDGES = np.array([["alpha", "bravo", "charlie", "delta"], ["bravo", "charlie", "delta", "alpha"]])
+ROWS: dict[str, Any] = {"features": np.diag([1.0, 2.0, 3.0, 4.0]).astype(np.float32), "labels": [0, 1, 0, 1]}
+GAPS = {"delta": 7000, "alpha": -3, "charlie": 12, "bravo": 900000000000}
+
+
+def as_gaps(names: np.ndarray) -> np.ndarray:
+    return np.vectorize(GAPS.__getitem__)(names)
+
+
+def pairs(graph: mggcn.Graph) -> set[tuple[Any, Any]]:
+    """Edges by the ids of their ends."""
+    ids, adj = ids_of(graph), graph.adj
+    sources = np.repeat(np.arange(graph.num_vertices), np.diff(adj.indptr.array()))
+    return set(zip(ids[sources].tolist(), ids[adj.indices.array()].tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "make", [np.asarray, lambda names: names.astype(object), as_gaps], ids=["str", "object", "gaps"]
+)
+def test_edges_are_numbered_by_the_ids_of_the_rows(make: Any, tmp_path: Path) -> None:
+    """Fails if an edge joins other vertices than its ids say, a row gets another name, or a store forgets the names."""
+    edges, names = make(EDGES), make(NAMES)
+    splits = {"train": make(np.array(["bravo", "delta"])), "val": np.array([False, True, False, False])}
+    graph = mggcn.load(edges, ids=names, splits=splits, **ROWS)
+    assert ids_of(graph).tolist() == names.tolist()
+    assert pairs(graph) == set(zip(*edges.tolist(), strict=True))
+    assert ids_of(graph)[graph.splits["train"].read(0, 1)[0]].tolist() == make(np.array(["delta", "bravo"])).tolist()
+    stored = mggcn.save(graph, tmp_path / "store")
+    assert store_folder(stored) == tmp_path / "store"
+    assert ids_of(stored).tolist() == names.tolist()
+    assert mggcn.load(tmp_path / "store", verify=True).ids is not None
+    plain = mggcn.load(graph.adj.indices.array()[None].repeat(2, 0) * 0 + _numbers(), splits=_masks(graph), **ROWS)
+    assert graph_sha256(stored) == graph_sha256(plain)  # training sees no names
+
+
+def _numbers() -> np.ndarray:
+    number = {name: row for row, name in enumerate(NAMES)}
+    return np.vectorize(number.__getitem__)(EDGES)
+
+
+def _masks(graph: mggcn.Graph) -> dict[str, np.ndarray]:
+    return {name: rows.read(0, 1)[0] for name, rows in graph.splits.items()}
+
+
+def test_ids_of_the_edges_are_numbered_in_order() -> None:
+    """Fails if strings need more than themselves, or numbers with gaps become rows that nobody has."""
+    for graph, expected in (
+        (mggcn.load(EDGES), sorted(NAMES.tolist())),
+        (mggcn.load(as_gaps(EDGES), ids="edges"), sorted(GAPS.values())),
+    ):
+        assert ids_of(graph).tolist() == expected
+        assert graph.num_vertices == graph.num_edges == 4
+    assert ids_of(mggcn.load(np.array([[0, 2], [2, 0]]))).tolist() == [0, 1, 2]
+
+
+def test_predictions_are_read_by_ids() -> None:
+    """Fails if the row of a prediction belongs to another vertex than its id says."""
+    splits = {"train": ["alpha", "delta"], "test": ["bravo", "charlie"]}
+    orders = [np.arange(4), np.array([2, 0, 3, 1])]
+    scores = []
+    for order in orders:
+        rows = {"features": ROWS["features"][order], "labels": np.array(ROWS["labels"])[order]}
+        graph = mggcn.load(EDGES, ids=NAMES[order], splits=splits, **rows)
+        trainer = mggcn.Trainer(graph, mggcn.GCN(4), threads=1, lr=0.1)
+        trainer.fit(epochs=5)
+        scores.append(dict(zip(ids_of(graph).tolist(), trainer.predict(), strict=True)))
+    for name in NAMES.tolist():
+        np.testing.assert_allclose(scores[0][name], scores[1][name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"edges": EDGES, **ROWS}, r"rows of features and labels belong to vertices, .* give ids="),
+        ({"edges": EDGES, "ids": "edges", **ROWS}, "give ids=, the id of each row in order"),
+        ({"edges": EDGES, "ids": NAMES[:3]}, r"edges hold 'bravo', which ids do not have \(1 in all\)"),
+        (
+            {"edges": EDGES, "ids": NAMES, "splits": {"train": ["zulu"]}, **ROWS},
+            "split 'train' hold 'zulu', which ids do not have",
+        ),
+        ({"edges": EDGES, "ids": [*NAMES, "alpha"]}, "ids must differ, 'alpha' repeats"),
+        ({"edges": EDGES, "ids": [0, 1, 2, 3]}, "edges hold <U7, ids int64; give both as strings"),
+        (
+            {"edges": EDGES, "ids": [0.5, 1, 2, 3]},
+            "ids must be strings or whole numbers, one for each vertex, got float64",
+        ),
+        ({"edges": np.array([["a", 1], [1, "a"]], object)}, "edges must be all strings or all whole numbers"),
+        ({"edges": EDGES, "ids": NAMES, "num_vertices": 9}, "num_vertices is 9, there are 4 ids"),
+    ],
+)
+def test_what_cannot_be_paired_is_refused(arguments: dict[str, Any], message: str) -> None:
+    """Fails if an id without a row, or a row without an id, is paired with another."""
+    edges = arguments.pop("edges")
+    with pytest.raises(GraphError, match=message):
+        mggcn.load(edges, **arguments)
+
+
+@pytest.mark.parametrize("ids", [[-3, 5], [7, 9_000_000_000]], ids=["negative", "huge"])
+def test_numbers_that_are_no_rows_are_told_of_ids(ids: list[int]) -> None:
+    """Fails if ids of a table are refused without the word that takes them."""
+    edges = np.array([ids, ids[::-1]])
+    with pytest.raises(GraphError, match=r'in Python, ids= names the rows, and ids="edges" numbers ids with gaps$'):
+        mggcn.load(edges)
+    assert mggcn.load(edges, ids="edges").num_vertices == 2
+
+
+def test_a_word_that_means_nothing_is_refused() -> None:
+    """Fails if a wrong word is taken for an id."""
+    with pytest.raises(ConfigError, match='ids must be an array of N ids, or "edges"'):
+        mggcn.load(EDGES, ids="auto")
+
+
+def test_joined_graphs_keep_their_ids() -> None:
+    """Fails if names are cut to the width of the first graph's, or lost in silence."""
+    short = mggcn.load(np.array([["a", "b"], ["b", "a"]]))
+    assert ids_of(mggcn.load([short, mggcn.load(EDGES)])).tolist() == ["a", "b", *sorted(NAMES.tolist())]
+    with pytest.raises(GraphError, match="1 of 2 graphs to join have ids"):
+        mggcn.load([short, mggcn.load(np.array([[0, 1], [1, 0]]))])

@@ -1,0 +1,160 @@
+"""Maximum of neighbours and attention over them across ranks: results and gradients of the dense formula."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mggcn.errors import CommError, ConfigError, GraphError, PlanError
+from mggcn.graph.csr import Graph
+from mggcn.nn import PartitionedGraph, aggregate, attend, attend_dynamic, reduce
+from tests.devices import CPU, WHERE, Where
+from tests.nn.test_aggregate import graph_of, on_ranks, rows_of
+from tests.reference import dense_csr, philox
+
+KINDS = ("random", "directed", "hub-row", "empty", "disconnected")
+STRATEGIES = ("broadcast", "halo", "delayed")
+Sample = Callable[[list[Any], int], list[Any]]
+
+
+def edges_of(graph: Graph, self_loops: bool) -> Tensor:
+    """Whether there is an edge into v from u, bool [v, u]."""
+    edges = torch.from_numpy(dense_csr(graph.adj).T != 0)
+    return edges | torch.eye(graph.num_vertices, dtype=torch.bool) if self_loops else edges
+
+
+def dense_maximum(edges: Tensor, x: Tensor) -> Tensor:
+    """The first of the largest takes the gradient; rows without edges are 0."""
+    candidates = torch.where(edges[:, :, None], x.detach()[None], -torch.inf)
+    winners = candidates.argmax(1)
+    return torch.where(edges.any(1)[:, None], x.gather(0, winners), 0.0)
+
+
+def dense_attention(edges: Tensor, scores: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+    """scores [v, u, h]; x (N, D); mask [v, u, h]."""
+    scores = torch.where(edges[:, :, None], scores, -1e300)
+    weights = torch.where(edges.any(1)[:, None, None], torch.softmax(scores, 1), 0.0) * mask
+    heads = scores.shape[2]
+    return torch.einsum("vuh,uhc->vhc", weights, x.view(x.shape[0], heads, -1)).flatten(1)
+
+
+def weight_mask(n: int, heads: int, p: float, key: tuple[int, int], site: int) -> Tensor:
+    """keep / (1 - p) for every [destination, source, head]."""
+    counter = np.zeros((n, n, -(-heads // 8), 4), np.uint64)
+    counter[..., 0] = np.arange(counter.shape[2])
+    counter[..., 1] = np.arange(n)[None, :, None]
+    counter[..., 2] = np.arange(n)[:, None, None]
+    counter[..., 3] = 2**31 + site
+    words = philox(counter, key)
+    halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], -1).reshape(n, n, -1)[..., :heads]
+    threshold = round(65536 * p)
+    return torch.from_numpy((halves >= threshold) * float(np.float32(65536 / (65536 - threshold))))
+
+
+def there_and_back(
+    part: PartitionedGraph, body: Callable[..., Tensor], tensors: tuple[Tensor, ...], weight: Tensor | None, g: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """The result of all vertices, and the gradients of sum(z * g), summed over ranks, which may hold copies."""
+    mine = [part.take(x).requires_grad_() for x in tensors]
+    shared = [] if weight is None else [weight.to(part.device).clone().requires_grad_()]
+    z = body(*mine, *shared)
+    assert z.is_contiguous()
+    (z * part.take(g) * part.owned[:, None]).sum().backward()
+    found = []
+    for x, every in zip(mine, map(torch.zeros_like, tensors), strict=True):
+        assert x.grad is not None
+        every[part.ids.cpu()] = x.grad.cpu()
+        found.append(part.total(every).cpu())
+    return part.gather(z.detach()).cpu(), [*found, *(part.total(w.grad).cpu() for w in shared)]
+
+
+def compare(found: list[tuple[Tensor, list[Tensor]]], z: Tensor, inputs: tuple[Tensor, ...], g: Tensor) -> None:
+    (z * g).sum().backward()
+    for result, grads in found:
+        torch.testing.assert_close(result, z.detach(), rtol=1e-10, atol=1e-10)
+        for grad, x in zip(grads, inputs, strict=True):
+            torch.testing.assert_close(grad, x.grad, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_the_maximum_and_its_gradient(where: Where, strategy: str, ranks: int, sample: Sample) -> None:
+    """Fails if a neighbour is missed, a tie goes to another vertex than the first, or a gradient to a loser."""
+    trials = list(enumerate(itertools.product(KINDS, (1, 11), ("max", "min"))))
+    for number, (kind, cols, reducer) in sample(trials, 3 if where is CPU else 1):
+        graph, loops = graph_of(kind), number % 2 == 0
+        x, g = (rows_of(graph, cols, number) * 2).round(), rows_of(graph, cols, number + 100)  # rounded: ties
+
+        def body(part: PartitionedGraph) -> Any:
+            return there_and_back(part, lambda rows: reduce(rows, part, reducer), (x,), None, g)  # noqa: B023
+
+        found = on_ranks(graph, ranks, body, where, strategy=strategy, self_loops=loops)
+        x = x.clone().requires_grad_()
+        sign = 1 if reducer == "max" else -1
+        compare(found, sign * dense_maximum(edges_of(graph, loops), sign * x), (x,), g)
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_attention_and_its_gradients(where: Where, strategy: str, ranks: int, sample: Sample) -> None:
+    """Fails if a score, a weight, a mask or one of the gradients by rows, scores and a is not the dense formula's."""
+    trials = list(enumerate(itertools.product(KINDS, ((1, 3), (3, 4), (9, 2)), (0.0, 0.4), (False, True))))
+    for number, (kind, (heads, cols), p, dynamic) in sample(trials, 4 if where is CPU else 1):
+        graph, loops, n = graph_of(kind), number % 3 != 0, 37
+        x, s, t = (rows_of(graph, width, number + k) for k, width in enumerate((heads * cols, heads, heads)))
+        y, g = (rows_of(graph, heads * cols, number + k) for k in (50, 100))
+        a = torch.from_numpy(np.random.default_rng(number).normal(size=(heads, cols)))
+
+        def body(part: PartitionedGraph) -> Any:
+            part.start_epoch(6, seed=911)
+            if dynamic:  # noqa: B023
+                function = lambda x, y, a: attend_dynamic(x, y, a, part, dropout=p)  # noqa: B023, E731
+                return there_and_back(part, function, (x, y), a, g)  # noqa: B023
+            function = lambda x, s, t: attend(x, s, t, part, dropout=p)  # noqa: B023, E731
+            return there_and_back(part, function, (x, s, t), None, g)  # noqa: B023
+
+        found = on_ranks(graph, ranks, body, where, strategy=strategy, self_loops=loops)
+        inputs = tuple(tensor.clone().requires_grad_() for tensor in ((x, y, a) if dynamic else (x, s, t)))
+        mask = weight_mask(n, heads, p, (911, 6), 1) if p else torch.ones(n, n, heads, dtype=torch.float64)
+        leaky = torch.nn.functional.leaky_relu
+        if dynamic:
+            both = (inputs[0][None] + inputs[1][:, None]).view(n, n, heads, cols)
+            scores = (leaky(both, 0.2) * inputs[2]).sum(3)
+        else:
+            scores = leaky(inputs[1][None] + inputs[2][:, None], 0.2)
+        compare(found, dense_attention(edges_of(graph, loops), scores, inputs[0], mask), inputs, g)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """Fails if wrong shapes, types or strategies are taken, or ranks that compute different things go on."""
+    graph = graph_of("random")
+
+    def refused(
+        error: type[Exception], message: str, body: Callable[[PartitionedGraph, Tensor], Any], **named: Any
+    ) -> None:
+        with pytest.raises(error, match=message):
+            on_ranks(graph, 2, lambda part: body(part, part.features.to(part.dtype)), **named)
+
+    refused(ConfigError, "reducer must be one of sum, max, min, got 'mean'", lambda part, x: reduce(x, part, "mean"))  # type: ignore[arg-type]
+    refused(ConfigError, "for which bf16 has no room", lambda part, x: reduce(x, part), precision="bf16")
+    refused(PlanError, "slice", lambda part, x: reduce(x, part), strategy="slice")
+    refused(GraphError, r"source must be \(\d+, H\)", lambda part, x: attend(x, x[:-1], x, part))
+    refused(GraphError, "destination 3; expected as many", lambda part, x: attend(x, x[:, :2], x[:, :3], part))
+    refused(GraphError, "6 columns must be equal parts", lambda part, x: attend(x, x[:, :4], x[:, :4], part))
+    refused(GraphError, "a weight", lambda part, x: attend_dynamic(x, x, x.new_ones(2, 2), part))
+    refused(ConfigError, "dropout must lie in", lambda part, x: attend(x, x, x, part, dropout=1.0))
+    refused(
+        CommError,
+        "all ranks must aggregate by one operation",
+        lambda part, x: reduce(x, part) if part.rank else aggregate(x, part),
+    )
