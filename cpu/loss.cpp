@@ -4,6 +4,9 @@
 // onehot(label)) * inv_count on rows that count, 0 on the others
 //       loss double [1] adds sum(logsumexp(z) - z[label]) * inv_count
 //       partials (double [64, C] or null) gains the columns of the gradient before row_scale
+// weights R [C] or null, smoothing e: the target is q_c = weights[c] ((c == label) (1 - e) + e / C) in place of onehot;
+// the
+//       row's loss is sum q_c (logsumexp(z) - z_c), its gradient (sum q) softmax(z) - q (Szegedy et al. 2016, 7)
 // Stable for any finite logits: the maximum is subtracted. Bitwise repeatable.
 // confusion: counts int64 [3, 3, C]: per split (bit of mask) right predictions, predictions and vertices of a class.
 #include <cmath>
@@ -53,9 +56,32 @@ double xent_row(T* z, int64_t cols, int32_t label, T inv_count) {
   return std::log(sum) + (double)top - (double)chosen;
 }
 
+// The same for a target that is spread over the classes; a class of no weight may have a logit of -infinity.
+template <class T>
+double spread_row(T* z, int64_t cols, int32_t label, T inv_count, const T* weights, double smoothing) {
+  T top = z[0];
+  for (int64_t d = 1; d < cols; ++d) top = z[d] > top ? z[d] : top;
+  auto target = [&](int64_t d) {
+    return (weights ? (double)weights[d] : 1.0) * ((d == label ? 1.0 - smoothing : 0.0) + smoothing / cols);
+  };
+  double sum = 0, total = 0, dot = 0;
+  for (int64_t d = 0; d < cols; ++d) {
+    const double q = target(d);
+    const T shifted = z[d] - top;
+    total += q;
+    if (q) dot += q * shifted;
+    z[d] = shifted == shifted ? exp_nonpositive(shifted) : shifted;
+    sum += z[d];
+  }
+  const double factor = total * inv_count / sum;
+  for (int64_t d = 0; d < cols; ++d) z[d] = (T)(z[d] * factor - target(d) * inv_count);
+  return total * std::log(sum) - dot;
+}
+
 template <class S>
 void softmax_xent(S* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask,
-                  double inv_count, const Real<S>* row_scale, double* loss, double* partials, int32_t threads) {
+                  double inv_count, const Real<S>* weights, double smoothing, const Real<S>* row_scale, double* loss,
+                  double* partials, int32_t threads) {
   typedef Real<S> R;
   constexpr bool in_place = std::is_same_v<S, R>;
   double losses[kPartials] = {0};
@@ -76,7 +102,8 @@ void softmax_xent(S* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* l
           row = stored;
         else
           widen_row(stored, row = widened.data(), cols);
-        losses[c] += xent_row<R>(row, cols, labels[v], (R)inv_count);
+        losses[c] += weights || smoothing > 0 ? spread_row<R>(row, cols, labels[v], (R)inv_count, weights, smoothing)
+                                              : xent_row<R>(row, cols, labels[v], (R)inv_count);
         if (sums)
           for (int64_t d = 0; d < cols; ++d) sums[d] += row[d];
         if (row_scale)
@@ -119,8 +146,10 @@ void confusion(const S* z, int64_t ld, int64_t rows, int64_t cols, const int32_t
 #define MGGCN_LOSS(suffix, S)                                                                                       \
   MGGCN_EXPORT(mggcn_softmax_xent_##suffix)                                                                         \
   (S * z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask, double inv_count,     \
-   const Real<S>* row_scale, double* loss, double* partials, int32_t threads) {                                     \
-    softmax_xent<S>(z, ld, rows, cols, labels, mask, inv_count, row_scale, loss, partials, threads);                \
+   const Real<S>* weights, double smoothing, const Real<S>* row_scale, double* loss, double* partials,              \
+   int32_t threads) {                                                                                               \
+    softmax_xent<S>(z, ld, rows, cols, labels, mask, inv_count, weights, smoothing, row_scale, loss, partials,      \
+                    threads);                                                                                       \
   }                                                                                                                 \
   MGGCN_EXPORT(mggcn_confusion_##suffix)                                                                            \
   (const S* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask, int64_t* counts, \

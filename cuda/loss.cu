@@ -1,18 +1,5 @@
 // Masked cross-entropy with its gradient, and the counts behind the scores. Twin: cpu/loss.cpp.
-// A group of x = 4, 8, 16 or 32 lanes of one warp has one row at a time, lanes over the classes; a block has y groups.
-#include "common.cuh"
-
-constexpr int kLossThreads = 256;
-
-__device__ __forceinline__ float exponential(float x) { return expf(x); }
-__device__ __forceinline__ double exponential(double x) { return exp(x); }
-
-// The lanes of this thread's group.
-__device__ __forceinline__ unsigned group_lanes() {
-  if (blockDim.x == 32) return kFullWarp;
-  const unsigned first = threadIdx.y * blockDim.x % 32;
-  return ((1u << blockDim.x) - 1u) << first;
-}
+#include "loss.cuh"
 
 // z = scale * (softmax(z) - onehot(label)) * inv_count for one row, by one group; returns logsumexp(z) - z[label]. The
 // columns before the scale are added to sums. Logits are read three times, from memory once.
@@ -38,15 +25,43 @@ __device__ __forceinline__ double xent_row(storage_t* z, int cols, int label, re
   return log(sum) + (double)top - (double)chosen;
 }
 
+// The same for the target q of softmax_xent_spread.
+__device__ __forceinline__ double spread_row(storage_t* z, int cols, int label, double inv_count, real_t scale,
+                                             const real_t* weights, double smoothing, double* sums) {
+  const unsigned group = group_lanes();
+  const int lanes = blockDim.x;
+  real_t top = -(real_t)__int_as_float(0x7f800000);
+  for (int d = threadIdx.x; d < cols; d += lanes) top = larger(top, widen(z[d]));
+  for (int step = lanes / 2; step; step /= 2) top = larger(top, __shfl_xor_sync(group, top, step, lanes));
+  const auto target = [=](int d) {
+    return (weights ? (double)weights[d] : 1.0) * ((d == label ? 1.0 - smoothing : 0.0) + smoothing / cols);
+  };
+  double sum = 0, total = 0, dot = 0;
+  for (int d = threadIdx.x; d < cols; d += lanes) {
+    const double q = target(d);
+    const real_t shifted = widen(z[d]) - top;
+    sum += exponential(shifted);
+    total += q;
+    if (q) dot += q * shifted;
+  }
+  for (int step = lanes / 2; step; step /= 2) {
+    sum += __shfl_xor_sync(group, sum, step, lanes);
+    total += __shfl_xor_sync(group, total, step, lanes);
+    dot += __shfl_xor_sync(group, dot, step, lanes);
+  }
+  const double factor = total * inv_count / sum;
+  for (int d = threadIdx.x; d < cols; d += lanes) {
+    const real_t gradient = (real_t)(exponential(widen(z[d]) - top) * factor - target(d) * inv_count);
+    if (sums) sums[d] += gradient;
+    z[d] = narrow(gradient * scale);
+  }
+  return total * log(sum) - dot;
+}
+
 // softmax_xent: cross-entropy of the rows whose mask has bit 0, its gradient written over the logits; other rows get 0.
-// in    z [V, C], labels int32 [V], mask uint8 [V], inv_count = 1 / global number of those rows, row_scale [V] or null
-// out   z = row_scale * (softmax(z) - onehot(label)) * inv_count; total double [1] += inv_count * the sum of
-//       logsumexp(z) - z[label], through losses double [chunks];
-//       partials (double [num_partials >= chunks, C] or null) = the columns of the gradient before row_scale, 0 without
-//       a chunk; arrived unsigned [1], 0 before and after. Moves 2 V C.
-// grid  chunks, block (x, y) of at least a warp: chunk c has rows V c / chunks ..., group y every y-th of them. The
-//       first warp of the block that arrives last adds the chunks' losses, in an order that their number alone fixes.
-// shared  y C doubles if in_shared, which holds the groups' columns; else y is 1 and they are summed in partials
+// in    z [V, C], labels int32 [V], inv_count = 1 / global number of those rows, or their weights
+// out   z = row_scale * (softmax(z) - onehot(label)) * inv_count; a row's loss is logsumexp(z) - z[label]. Moves 2 V C.
+// The rest, and the grid: struct LossArgs.
 extern "C" __global__ void __launch_bounds__(kLossThreads, 3)
     softmax_xent(storage_t* z, long long ld, long long rows, int cols, const int* labels, const unsigned char* mask,
                  double inv_count, const real_t* row_scale, double* losses, unsigned* arrived, double* total,
@@ -54,46 +69,29 @@ extern "C" __global__ void __launch_bounds__(kLossThreads, 3)
   EMULATE_DYNAMIC_SHARED(double, columns);
   __shared__ double group_loss[kLossThreads / 4];
   __shared__ bool last;
-  const int at = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y, groups = blockDim.y;
-  double* sums = !partials   ? nullptr
-                 : in_shared ? columns + threadIdx.y * cols
-                             : partials + (long long)blockIdx.x * cols;
-  if (sums)
-    for (int d = threadIdx.x; d < cols; d += blockDim.x) sums[d] = 0;
-  double loss = 0;
-  const long long chunks = gridDim.x, end = rows * (blockIdx.x + 1ll) / chunks;
-  for (long long v = rows * blockIdx.x / chunks + threadIdx.y; v < end; v += groups) {
-    storage_t* row = z + v * ld;
-    if (mask[v] & 1)
-      loss += xent_row(row, cols, labels[v], (real_t)inv_count, row_scale ? row_scale[v] : (real_t)1, sums);
-    else
-      for (int d = threadIdx.x; d < cols; d += blockDim.x) row[d] = narrow(0);
-  }
-  if (threadIdx.x == 0) group_loss[threadIdx.y] = loss;
-  __syncthreads();
-  if (at == 0) {
-    for (int k = 1; k < groups; ++k) loss += group_loss[k];
-    losses[blockIdx.x] = loss;
-    __threadfence();
-    last = atomicAdd(arrived, 1u) + 1 == gridDim.x;
-    __threadfence();  // what the other blocks wrote before they arrived
-  }
-  for (int d = at; partials && d < cols; d += threads) {
-    if (in_shared) {
-      double sum = 0;
-      for (int k = 0; k < groups; ++k) sum += columns[k * cols + d];
-      partials[(long long)blockIdx.x * cols + d] = sum;
-    }
-    for (int c = blockIdx.x + gridDim.x; c < num_partials; c += gridDim.x) partials[(long long)c * cols + d] = 0;
-  }
-  __syncthreads();
-  if (!last || at >= 32) return;
-  double sum = 0;
-  for (int c = at; c < (int)gridDim.x; c += 32) sum += __ldcg(losses + c);
-  for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(kFullWarp, sum, step);
-  if (at) return;
-  *arrived = 0;
-  total[0] += sum * inv_count;
+  const LossArgs args = {z,      ld,      rows,  cols,     mask,         inv_count, row_scale,
+                         losses, arrived, total, partials, num_partials, in_shared};
+  loss_of_rows(args, columns, group_loss, &last, [&](storage_t* row, long long v, real_t scale, double* sums) {
+    return xent_row(row, cols, labels[v], (real_t)inv_count, scale, sums);
+  });
+}
+
+// softmax_xent_spread: the same with weights [C] or null and smoothing e: q_c = weights[c] ((c == label) (1 - e) + e /
+// C) in place of onehot; a row's loss is sum q_c (logsumexp(z) - z_c), its gradient (sum q) softmax(z) - q. in    z [V,
+// C], labels int32 [V]; the rest, out and grid: softmax_xent
+extern "C" __global__ void __launch_bounds__(kLossThreads)
+    softmax_xent_spread(storage_t* z, long long ld, long long rows, int cols, const int* labels,
+                        const unsigned char* mask, double inv_count, const real_t* weights, double smoothing,
+                        const real_t* row_scale, double* losses, unsigned* arrived, double* total, double* partials,
+                        int num_partials, int in_shared) {
+  EMULATE_DYNAMIC_SHARED(double, columns);
+  __shared__ double group_loss[kLossThreads / 4];
+  __shared__ bool last;
+  const LossArgs args = {z,      ld,      rows,  cols,     mask,         inv_count, row_scale,
+                         losses, arrived, total, partials, num_partials, in_shared};
+  loss_of_rows(args, columns, group_loss, &last, [&](storage_t* row, long long v, real_t scale, double* sums) {
+    return spread_row(row, cols, labels[v], inv_count, scale, weights, smoothing, sums);
+  });
 }
 
 // The first column with the largest logit, found by one group; as on the CPU, NaN never wins unless it is the first.

@@ -43,6 +43,7 @@ from mggcn.planning.record import plan_from_dict
 from mggcn.planning.run import RunPlan, plan_run
 from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
 from mggcn.planning.shared import Shared, partition_key
+from mggcn.planning.task import resolve_task
 from mggcn.train.tensorboard import require_tensorboard
 
 STRATEGIES: dict[str, Strategy] = {
@@ -51,14 +52,12 @@ STRATEGIES: dict[str, Strategy] = {
     "slice": SliceStrategy(),
     "delayed": DelayedStrategy(),
 }
-_METRICS = {"accuracy": "accuracy", "roc_auc": "roc_auc", "roc auc": "roc_auc", "macro_f1": "macro_f1"}
 
 
 def resolve(config: Config, graph: Graph) -> Config:
     """Return the configuration with what `auto` stands for on this graph and machine filled in."""
     train, run = config.train, config.run
-    if train.metric == "auto":
-        train = dataclasses.replace(train, metric=_METRICS.get(str(graph.meta.get("metric", "")).lower(), "accuracy"))  # type: ignore[arg-type]
+    train = resolve_task(train, graph)
     if run.transport == "auto":
         run = dataclasses.replace(run, transport="single" if run.ranks == 1 else run.process_transport)
     if run.ranks == 1 and STRATEGIES[run.strategy].kind == "cut":

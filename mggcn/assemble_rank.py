@@ -36,10 +36,12 @@ from mggcn.planning.op_cost import epoch_threads
 from mggcn.planning.pruning import build_pruned, levels_of
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 from mggcn.planning.shared import Shared, held_key
+from mggcn.planning.task import COUNTED
 from mggcn.trace.timeline import Timeline, Unwatched, Watch
 from mggcn.train.inputs import load_inputs
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import DTYPES, RankRuntime, Weights, arena_views, state_views
+from mggcn.train.targets import make_target
 from mggcn.train.trainer import RankTrainer, Stop
 from mggcn.tuning.epochs import Tuning
 
@@ -222,8 +224,9 @@ def _hold(
     )
     shard = build_shard(graph, partition, comm.rank, context.shard_options, context.local_index)
     reader = FeatureReader(graph, context.local_index, comm.rank, config.data.row_normalize)
-    inputs = load_inputs(backend, shard, reader, context.rank_plan, threads_per_rank(config))
-    return _Held(context, inputs, shard.split_sizes, _build_aggregations(context))
+    target, sizes = make_target(backend, graph, shard, context.shard_options, config.train)
+    inputs = load_inputs(backend, shard, reader, context.rank_plan, threads_per_rank(config), target)
+    return _Held(context, inputs, sizes, _build_aggregations(context))
 
 
 def _check_splits(train: TrainConfig, sizes: tuple[int, int, int]) -> None:
@@ -279,8 +282,9 @@ def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: RankA
 
 
 def _ranking_scores(context: _RankContext, inputs: Inputs) -> RankingScores | None:
-    """Return the sums of ROC AUC, None for other metrics."""
-    if context.config.train.metric != "roc_auc":
+    """Return the gathered scores of metrics that need them in one place, None for others."""
+    metric = context.config.train.metric
+    if metric in ("auto", *COUNTED):
         return None
     graph, classes = context.graph, context.plan.shape.num_classes
-    return RankingScores(inputs, graph.num_vertices, classes, context.comm, context.backend)
+    return RankingScores(metric, inputs, graph.num_vertices, classes, context.comm, context.backend)

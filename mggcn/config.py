@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -56,7 +57,7 @@ class TrainConfig:
     torch.nn.utils.clip_grad_norm_; 0 never clips."""
     schedule: Literal["constant", "cosine", "step", "plateau"] = "constant"
     """Learning rate over the epochs: constant, half a cosine down to 0, times schedule_gamma every schedule_step, or times
-    schedule_gamma where the validation score no longer rises, as torch's ReduceLROnPlateau."""
+    schedule_gamma where the validation score gets no better, as torch's ReduceLROnPlateau."""
     schedule_step: int = 100
     """Epochs between two cuts of the step schedule."""
     schedule_gamma: float = 0.5
@@ -71,8 +72,30 @@ class TrainConfig:
     """Stop after this many evaluations without a better validation score; 0 never stops early."""
     eval_every: int = 1
     """Epochs between evaluations; 0 evaluates only after the last epoch."""
-    metric: Literal["auto", "accuracy", "macro_f1", "roc_auc"] = "auto"
-    """Score of the history; auto takes the one that the store names, otherwise accuracy."""
+    loss: Literal["auto", "cross_entropy", "bce", "mse", "mae"] = "auto"
+    """Mean over the training vertices, or over their known entries. auto: cross_entropy for classes, bce (cross-entropy of
+    each label) for several labels a vertex, mse (squared error) for numbers; mae is the absolute error."""
+    class_weights: str = "none"
+    """Weight of each class in cross_entropy: none, balanced (training vertices / (classes x those of the class)), or one
+    number per class, such as 1,2.5,1. The loss is divided by the weights of the training vertices, as torch's."""
+    label_smoothing: float = 0.0
+    """Share of a training vertex's label that is spread evenly over all classes (cross_entropy), in [0, 1)."""
+    ignored_labels: tuple[int, ...] = ()
+    """Classes whose vertices neither the loss nor a score counts."""
+    metric: Literal[
+        "auto",
+        "accuracy",
+        "balanced_accuracy",
+        "macro_f1",
+        "micro_f1",
+        "roc_auc",
+        "average_precision",
+        "mae",
+        "rmse",
+        "r2",
+    ] = "auto"
+    """Score of the history. auto: the one that the store names; else accuracy for classes, micro_f1 for several labels, and
+    for numbers rmse, or mae under the loss mae. Of several labels or targets: the mean, but for micro_f1."""
     seed: int = 1
     """Seed of weights, dropout and partition, in [0, 2^32)."""
     repeat: int = 1
@@ -84,7 +107,30 @@ class TrainConfig:
     0 ignores the clock."""
 
     def __post_init__(self) -> None:
+        given: Any = self.class_weights
+        if not isinstance(given, str):
+            object.__setattr__(self, "class_weights", ",".join(map(str, given)))
         _settle(self, "train")
+        object.__setattr__(self, "class_weights", self.class_weights.strip("[]() ").replace(" ", ""))
+        _require(
+            self.class_weights in ("none", "balanced") or all(weight > 0 for weight in self.weights_of_classes()),
+            f"train.class_weights must be none, balanced, or a positive number per class, got {self.class_weights!r}",
+        )
+        _require(
+            0.0 <= self.label_smoothing < 1.0, f"train.label_smoothing must lie in [0, 1), got {self.label_smoothing}"
+        )
+        _require(
+            all(label >= 0 for label in self.ignored_labels),
+            f"train.ignored_labels must be classes, 0 or more, got {self.ignored_labels}; vertices of the label -1 belong "
+            "in no training mask",
+        )
+        if self.loss in ("bce", "mse", "mae"):
+            named = [name for name, default in CLASS_SETTINGS.items() if getattr(self, name) != default]
+            _require(
+                not named,
+                f"{', '.join(f'train.{name}' for name in named)} belong to cross_entropy, got train.loss {self.loss}; "
+                "leave them out",
+            )
         for name in ("epochs", "repeat", "schedule_step"):
             _require(getattr(self, name) >= 1, f"train.{name} must be 1 or more, got {getattr(self, name)}")
         for name in (
@@ -115,6 +161,23 @@ class TrainConfig:
         last = self.seed + self.repeat - 1
         seeds = f"{self.seed} .. {last}"
         _require(0 <= self.seed and last < 2**32, f"train.seed .. seed + repeat - 1 must lie in [0, 2^32), got {seeds}")
+
+    def weights_of_classes(self) -> tuple[float, ...]:
+        """Return the numbers of class_weights. Raises: ConfigError if it holds none."""
+        try:
+            numbers = tuple(float(part) for part in self.class_weights.split(","))
+        except ValueError:
+            numbers = (math.nan,)
+        _require(
+            all(map(math.isfinite, numbers)),
+            f"train.class_weights must be none, balanced, or one number per class, such as 1,2.5,1; got "
+            f"{self.class_weights!r}",
+        )
+        return numbers
+
+
+CLASS_SETTINGS = {"class_weights": "none", "label_smoothing": 0.0, "ignored_labels": ()}
+"""Settings that belong to cross-entropy, with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

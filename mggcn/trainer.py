@@ -30,6 +30,7 @@ from mggcn.html import html_table
 from mggcn.jobs import folder as run_folders
 from mggcn.jobs import local as local_ranks
 from mggcn.jobs import predict as predicting
+from mggcn.jobs import prediction_files
 from mggcn.jobs import train as training
 from mggcn.jobs.auto import resolve_auto
 from mggcn.jobs.scores import scores_here
@@ -301,23 +302,32 @@ class Trainer:
         return training.read_result(self._folder)
 
     def predict(
-        self, *, weights: str = "best", probabilities: bool = False, graph: Any = None
-    ) -> npt.NDArray[np.floating]:
-        """Return the class scores of every vertex, (N, C) in the run's precision, in the graph's own order.
+        self, *, weights: str = "best", probabilities: bool = False, classes: bool = False, graph: Any = None
+    ) -> npt.NDArray[Any]:
+        """Return the scores of every vertex, (N, C) in the run's precision, in the graph's own order.
 
         Cost: one forward pass.
 
         Args:
             weights: Those of the "best" validation score, or of the "last" epoch; with `train.repeat`, of the best repeat.
-            probabilities: Return softmax probabilities rather than logits.
+            probabilities: Return probabilities rather than scores: softmax of classes, or of each of several labels.
+            classes: Return the class of the highest score instead, (N,), or 0 and 1 for each of several labels, (N, C).
             graph: Another graph with the same features, or anything that `load` takes, instead of the trainer's own; it
                 needs neither labels nor splits, and is scored in this process.
 
         Raises:
             RunError: Nothing was trained yet.
-            ConfigError: `weights` is neither "best" nor "last", or the other graph's features or relations differ.
+            ConfigError: `weights` is neither "best" nor "last", the other graph's features or relations differ, or numbers
+                were to be classes.
         """
         _check_weights(weights)
+        task = self._plan.shape.task
+        prediction_files.check_kind(task, classes=classes, probabilities=probabilities)
+        scores = self._predicted(weights, probabilities, graph)
+        return prediction_files.classes_of(scores, task) if classes else scores
+
+    def _predicted(self, weights: str, probabilities: bool, graph: Any) -> npt.NDArray[np.floating]:
+        """As `predict`, without classes."""
         if graph is not None:
             return self._scores(self.state_dict(weights), probabilities, graph)
         if self._folder is None:
@@ -326,7 +336,7 @@ class Trainer:
             kept = self._rank if self._config.run.ranks == 1 else None
             state = self.state_dict(weights)
             scores = scores_here(self._config, self._graph, self._plan, self._partition, state, kept)
-            return predicting.softmax(scores) if probabilities else scores
+            return prediction_files.probabilities_of(scores, self._plan.shape.task) if probabilities else scores
         target = Path(tempfile.mkdtemp(prefix="mggcn-")) / "scores.npy"
         try:
             predicting.predict(self._folder, target, weights=weights, probabilities=probabilities)
@@ -377,7 +387,7 @@ class Trainer:
         plan, partition = plan_graph(config, graph)
         require_fit(plan, memory_limit(config))
         scores = scores_here(config, graph, plan, partition, tensors)
-        return predicting.softmax(scores) if probabilities else scores
+        return prediction_files.probabilities_of(scores, self._plan.shape.task) if probabilities else scores
 
     def save_store(self, path: str | Path, *, overwrite: bool = False) -> Graph:
         """Write the trainer's graph as a store, as `mggcn.save` does."""

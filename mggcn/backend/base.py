@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy.typing as npt
 
@@ -58,14 +58,23 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class LossTarget:
-    """What logits are compared with: labels int32 (V,); rows count where bit 0 of mask, uint8 (V,), is set.
+    """What logits are compared with: labels int32 (V,), or of entries, real (V, T), NaN where unknown.
 
-    inv_count: one over the rows that count, on all ranks.
+    Rows count where bit 0 of mask, uint8 (V,), is set. inv_count: one over the rows that count, or their weights, or the
+    known entries in them, on all ranks. weights (C,) or None, and smoothing in [0, 1): of classes.
     """
 
     labels: Tensor
     mask: Tensor
     inv_count: float
+    weights: Tensor | None = None
+    smoothing: float = 0.0
+
+
+EntryLoss = Literal["bce", "mse", "mae"]
+"""Losses of entries: cross-entropy of a sigmoid, squared error, absolute error."""
+ENTRY_LOSSES: tuple[EntryLoss, ...] = ("bce", "mse", "mae")
+"""By the number that kernels know them by."""
 
 
 class KernelBackend(Protocol):
@@ -195,8 +204,24 @@ class KernelBackend(Protocol):
         """
         ...
 
+    def entry_loss(
+        self,
+        kind: EntryLoss,
+        z: Tensor,
+        target: LossTarget,
+        row_scale: Tensor | None,
+        loss: Tensor,
+        partials: Tensor | None,
+    ) -> None:
+        """As `softmax_xent` for targets (V, T) that are compared entry by entry; unknown entries have the gradient 0."""
+        ...
+
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
         """Counts int64 (3, 3, C) += per split (bit of mask): right predictions, predictions and vertices of a class."""
+        ...
+
+    def entry_counts(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
+        """As `confusion` of known entries (V, T), positive above 0.5 and predicted so above the score 0."""
         ...
 
     def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:

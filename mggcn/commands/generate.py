@@ -22,6 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     community.add_argument(
         "--homophily", type=float, default=0.7, help="share of the edges inside a class (default: 0.7)"
     )
+    community.add_argument(
+        "--task",
+        choices=("classes", "labels", "numbers"),
+        default="classes",
+        help="what is predicted: the class, several labels, or a number (default: classes)",
+    )
     rmat = kinds.add_parser("rmat", help=text["rmat"], description=text["rmat"])
     rmat.add_argument("store", type=Path, help="folder to write")
     rmat.add_argument("--scale", type=whole, default=16, help="2^SCALE vertices (default: 16)")
@@ -38,13 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate, write and say what was written."""
+    from mggcn.graph.csr import COLUMNS
     from mggcn.graph.generate import community, rmat
     from mggcn.graph.store_write import write_store
 
     a = arguments
     shares = {"train": a.train, "val": a.val, "seed": a.seed, "name": a.store.name}
     if a.kind == "community":
-        graph = community(a.vertices, a.edges, a.features, a.classes, homophily=a.homophily, **shares)
+        graph = community(a.vertices, a.edges, a.features, a.classes, homophily=a.homophily, task=a.task, **shares)
     else:
         graph = rmat(
             a.scale, a.edge_factor, symmetric=not a.directed, num_features=a.features, num_classes=a.classes, **shares
@@ -52,6 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
     write_store(graph, a.store, overwrite=a.force)
     print(
         f"{a.store}: {graph.num_vertices:,} vertices, {graph.num_edges:,} stored edges, "
-        f"{a.features} features, {a.classes} classes"
+        f"{a.features} features, {graph.num_classes} {COLUMNS[graph.task]}"
     )
     return 0

@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="file to write (.npy, N x C in the run's precision); default: RUN/scores.npy",
+        help="file to write, by its suffix: .npy (N x C in the run's precision), or .csv or .parquet, with the number of "
+        "each vertex; default: RUN/scores.npy",
     )
     parser.add_argument(
         "--weights",
@@ -29,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SEED",
         help="with --repeat: seed of the run whose weights are used; default: the one of the best validation score",
     )
-    parser.add_argument("--probabilities", action="store_true", help="write softmax probabilities instead of logits")
+    parser.add_argument("--probabilities", action="store_true", help="write probabilities instead of scores")
+    parser.add_argument(
+        "--classes", action="store_true", help="write the class of each vertex, or 0 and 1 for each of several labels"
+    )
     parser.add_argument(
         "--store", type=Path, metavar="DIR", help="score another store, which has the same features and needs no labels"
     )
@@ -43,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         weights=arguments.weights,
         seed=arguments.seed,
         probabilities=arguments.probabilities,
+        classes=arguments.classes,
         store=arguments.store,
     )
     print(path)

@@ -30,7 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=".npy (N, D), or a SciPy sparse .npz; or identity or degree, which need no file",
     )
-    parser.add_argument("--labels", type=Path, metavar="FILE", help=".npy (N,), -1 for unlabelled")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help=".npy (N,) or (N, T), -1 or NaN for unlabelled")
+    parser.add_argument(
+        "--task",
+        choices=("classes", "labels", "numbers"),
+        help="what labels are: a class each, several of 0 and 1, or numbers to be predicted; default: what they look like",
+    )
     parser.add_argument(
         "--edge-types", type=Path, metavar="FILE", help=".npy (E,): number of each edge's relation, from 0"
     )
@@ -86,6 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         "edge_types": a.edge_types,
         "splits": splits or None,
         "num_vertices": a.vertices,
+        "task": a.task,
     }
     extra = {key: value for key, value in given.items() if value is not None}
     if a.join:

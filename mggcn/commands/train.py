@@ -174,11 +174,15 @@ def summary(result: dict[str, Any]) -> str:
     if "mean" in result:
         for kind, title in (("final", "last epoch"), ("best", "best validation")):
             mean, std = result["mean"][kind], result["std"][kind]
+            if kind == "best" and mean["val"] is None:
+                continue  # nothing was validated
             scores = ", ".join(f"{s} {mean[s]:.4f} +- {std[s]:.4f}" for s in mean if mean[s] is not None)
             lines.append(f"{metric} of {len(result['runs'])} runs, {title}: {scores}")
     else:
         for kind, title in (("final", "last epoch"), ("best", "best validation")):
             scores = result[kind]
+            if kind == "best" and scores["val"] is None:
+                continue  # nothing was validated
             text = ", ".join(f"{s} {scores[s]:.4f}" for s in ("train", "val", "test") if scores[s] is not None)
             lines.append(f"{metric}, {title} ({scores['epoch']}): {text}")
     epoch = result["seconds_per_epoch"]

@@ -111,9 +111,16 @@ def _check_dense(features: Rows, graph: Graph) -> None:
 
 
 def _check_labels(labels: Rows, graph: Graph) -> None:
-    if len(labels.shape) != 1 or labels.dtype != np.int64:
-        raise GraphError(f"labels must be an int64 vector, got {labels.dtype} of shape {labels.shape}; convert them")
+    kind = {1: (np.int64,), 2: (np.int8, np.float32)}.get(len(labels.shape), ())
+    if labels.dtype not in kind:
+        raise GraphError(
+            f"labels must be an int64 vector, or a matrix of int8 or float32, got {labels.dtype} of shape {labels.shape}; "
+            "convert them"
+        )
     _expect_rows(labels.shape[0], graph, "labels")
+    if len(labels.shape) == 2:
+        _check_entries(labels, graph)
+        return
     for start in range(0, labels.shape[0], WINDOW):
         part = labels.read(start, start + WINDOW)
         bad = np.flatnonzero((part < -1) | (part >= graph.num_classes))
@@ -122,6 +129,28 @@ def _check_labels(labels: Rows, graph: Graph) -> None:
                 f"labels must lie in [0, {graph.num_classes}), or be -1 for unlabelled; vertex {start + int(bad[0])} "
                 f"has {part[bad[0]]}; renumber the classes from 0 or give num_classes"
             )
+
+
+def _check_entries(labels: Rows, graph: Graph) -> None:
+    """Check a matrix of labels: 0, 1 or -1, or numbers and NaN, in as many columns as the graph says."""
+    if labels.shape[1] != graph.num_classes or not labels.shape[1]:
+        raise GraphError(f"labels have {labels.shape[1]} columns, num_classes is {graph.num_classes}; leave it out")
+    step = max(1, WINDOW // labels.shape[1])
+    for start in range(0, labels.shape[0], step):
+        part = labels.read(start, start + step)
+        good = (part >= -1) & (part <= 1) if graph.task == "labels" else ~np.isinf(part)
+        if not good.all():
+            row, column = np.argwhere(~good)[0]
+            expected = "0, 1 or -1 for unknown" if graph.task == "labels" else "finite, or NaN for unknown"
+            raise GraphError(
+                f"labels must be {expected}; column {column} of vertex {start + int(row)} holds {part[row, column]}"
+            )
+
+
+def known_labels(part: Array) -> Array:
+    """Return which rows of labels, of any task, have one that is known: bool (rows,)."""
+    known = part >= 0 if part.dtype.kind == "i" else ~np.isnan(part)
+    return np.asarray(known if part.ndim == 1 else known.any(1))
 
 
 def _check_splits(graph: Graph) -> None:
@@ -157,10 +186,10 @@ def _check_family(masks: dict[str, Array], what: str, split: int, graph: Graph) 
     if graph.labels is not None:
         if not train.any():
             raise GraphError(f"{what}, split {split}: expected train vertices, got none; drop this split")
-        unlabelled = np.flatnonzero(train & (graph.labels.read(0, graph.num_vertices) < 0))
+        unlabelled = np.flatnonzero(train & ~known_labels(graph.labels.read(0, graph.num_vertices)))
         if unlabelled.size:
             raise GraphError(
-                f"{what}, split {split}: {unlabelled.size} train vertices have no label (-1), "
+                f"{what}, split {split}: {unlabelled.size} train vertices have no label, "
                 f"the first is {unlabelled[0]}; take them out of the train split"
             )
     for part, mask in masks.items():

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.check import check_graph
-from mggcn.graph.csr import Array, ArrayRows, Graph
+from mggcn.graph.csr import COLUMNS, Array, ArrayRows, Graph, Task
 from mggcn.graph.ids import as_ids, check_ids, numbered
 from mggcn.graph.relations import check_types, typed_adjacency
 from mggcn.graph.structure import DEFAULT_OPTIONS, Adjacency, GraphOptions, build_adjacency, edge_list
@@ -40,6 +40,7 @@ COMPLETING = (
     "num_vertices",
     "num_classes",
     "num_relations",
+    "task",
     "options",
     "name",
 )
@@ -55,6 +56,8 @@ def check_arguments(arguments: Mapping[str, Any], more: tuple[str, ...] = ()) ->
     if unknown := sorted(arguments.keys() - set(known)):
         raise ConfigError(f"load() has no argument {', '.join(unknown)}; known are {', '.join(known)}")
     options, splits = arguments.get("options", DEFAULT_OPTIONS), arguments.get("splits")
+    if arguments.get("task") not in (None, *COLUMNS):
+        raise ConfigError(f"task must be one of {', '.join(COLUMNS)}, got {arguments['task']!r}; or leave it out")
     if not isinstance(options, GraphOptions):
         raise ConfigError(f"options must be mggcn.GraphOptions(...), got {type(options).__name__}")
     if splits is not None and not (isinstance(splits, Mapping) and all(isinstance(name, str) for name in splits)):
@@ -79,6 +82,7 @@ def from_arrays(
     labels: Any = None,
     splits: Mapping[str, Any] | None = None,
     num_classes: int | None = None,
+    task: Task | None = None,
     options: GraphOptions = DEFAULT_OPTIONS,
     name: str = "graph",
     meta: Mapping[str, Any] | None = None,
@@ -90,9 +94,9 @@ def from_arrays(
     Shapes: edges integers [2, E], row 0 sources, row 1 targets; weights [E] or [E, 1]; edge_types [E], the number of each
     edge's relation from 0, of `num_relations` (default: the highest and one); adj a square SciPy matrix or array, or a
     tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v; features dense or sparse [N, D], or "identity" or
-    "degree" (`made_features`);
-    labels [N], -1 or NaN for unlabelled; splits: name -> bool [N] or [S, N], or a list of vertex ids. Each may be a torch
-    tensor. `num_vertices` is inferred where it is not given: from adj, features or labels, else the largest id + 1.
+    "degree" (`made_features`); labels [N] or [N, T], -1 or NaN for unlabelled, as `as_labels` reads them for a task;
+    splits: name -> bool [N] or [S, N], or a list of vertex ids. Each may be a torch tensor. `num_vertices` is inferred
+    where it is not given: from adj, features or labels, else the largest id + 1.
     Cost: some sorts of E 8-byte keys, then the checks of `check_graph`.
     Raises: GraphError on anything malformed: ids, lengths, NaN, labels, splits that overlap or cannot be trained on.
     """
@@ -118,7 +122,7 @@ def from_arrays(
     if edge_types is not None:
         types, relations = check_types(to_numpy(edge_types), edges.shape[-1], num_relations)
     both = _adjacency(edges, types, _as_weights(weights), num_vertices, options, origin)
-    label_rows, num_classes = as_labels(labels, num_vertices, num_classes)
+    label_rows, num_classes = as_labels(labels, num_vertices, num_classes, task)
     rows = (
         made_features(made, both.adj, both.adj_t)
         if made

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -125,6 +126,13 @@ class CSR:
         return indices
 
 
+Task = Literal["classes", "labels", "numbers"]
+COLUMNS: Mapping[Task, str] = MappingProxyType(
+    {"classes": "classes", "labels": "labels a vertex", "numbers": "targets"}
+)
+"""What the columns of scores are, by task."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graph:
     """A graph as `load` returns it, whatever the source: global ids, in host memory or files.
@@ -136,9 +144,10 @@ class Graph:
         adj: Row u lists the out-neighbours v of u, for edges u -> v.
         adj_t: Row v lists the in-neighbours of v; the same object as `adj` if the graph is symmetric.
         features: Rows float32 [N, D], a CSR [N, D], or None.
-        labels: Rows int64 [N], -1 for unlabelled, or None.
+        labels: Rows int64 [N], -1 for unlabelled; int8 [N, T] of 0, 1 and -1 for unknown, several labels a vertex; float32
+            [N, T], NaN for unknown, numbers to be predicted; or None.
         splits: From a name ("train", "val", "test", "alt_train", ...) to Rows bool [S, N], always two-dimensional.
-        num_classes: Number of classes, C.
+        num_classes: Number of classes, C, or of columns of the labels, T.
         num_relations: Number of relations if edges have types, else 0.
         ids: Rows [N] of int64 or strings: how the source names vertices, None if by their rows.
         meta: Content of meta.json: licence, provenance, published results, SHA-256 of every file.
@@ -189,6 +198,13 @@ class Graph:
         return replace(self, adj=self.adj.untyped(), adj_t=self.adj_t.untyped(), num_relations=0)
 
     @property
+    def task(self) -> Task:
+        """What is to be predicted: one class, several labels, or numbers; told by the labels' type and shape."""
+        if self.labels is None or len(self.labels.shape) == 1:
+            return "classes"
+        return "labels" if self.labels.dtype == np.int8 else "numbers"
+
+    @property
     def symmetric(self) -> bool:
         """Whether every edge is stored in both directions with equal weights."""
         return self.adj_t is self.adj
@@ -203,7 +219,7 @@ class Graph:
         splits = [f"{name} x {rows.shape[0]}" if rows.shape[0] > 1 else name for name, rows in self.splits.items()]
         return (
             f"{self.num_vertices:,} vertices, {self.num_edges:,} stored edges, {kind}, {features}, "
-            f"{self.num_classes} classes, splits {', '.join(splits) or 'none'}"
+            f"{self.num_classes} {COLUMNS[self.task]}, splits {', '.join(splits) or 'none'}"
         )
 
 

@@ -110,6 +110,7 @@ def describe(graph: Graph) -> GraphFacts:
     notes, options = notes if isinstance(notes, dict) else {}, graph.meta.get("options")
     num_merged, header = notes.get("num_merged"), notes.get("header")
     num_isolated, first_isolated = _isolated(graph)
+    classes = graph.labels if graph.task == "classes" else None
     return GraphFacts(
         summary=graph.summary(),
         header=header if isinstance(header, str) else "",
@@ -121,7 +122,7 @@ def describe(graph: Graph) -> GraphFacts:
         num_isolated=num_isolated,
         first_isolated=first_isolated,
         one_way=is_one_way(graph),
-        empty_classes=() if graph.labels is None else _empty_classes(graph.labels, graph.num_classes),
+        empty_classes=() if classes is None else _empty_classes(classes, graph.num_classes),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
-from mggcn.graph.csr import ArrayRows, Graph, Rows
+from mggcn.graph.csr import ArrayRows, Graph, Rows, Task
 from mggcn.graph.pairs import Keys, csr_from_keys, distinct, draw_distinct, fill_uniformly, mirror, num_pairs, pair_keys
 
 Floats = npt.NDArray[np.float64]
@@ -30,6 +30,7 @@ def community(
     train: float = 0.1,
     val: float = 0.1,
     feature_signal: float = 2.0,
+    task: Task = "classes",
     name: str | None = None,
 ) -> Graph:
     """Make a degree-corrected planted partition whose classes are its communities.
@@ -37,7 +38,8 @@ def community(
     Exactly `num_edges` undirected edges, a share `homophily` of them inside classes; expected degrees follow a power
     law with exponent `power`; class sizes fall as rank^-1/2; ids are random. Features are class means plus unit noise;
     `feature_signal` is the mean distance between two class means. A vertex alone shows little of its class, the average
-    over its neighbours much.
+    over its neighbours much. task: labels are the classes themselves; or C labels a vertex, its class's own and those of
+    some other classes, one in twenty wrong and one in twenty unknown; or one number, its class's own plus noise.
     Cost: some ten sorts of the edges and one pass over N D features; memory about 60 bytes an edge and 4 N D bytes.
     Raises: GraphError if an argument is out of range or so many edges do not fit.
     Source: Karrer and Newman, "Stochastic blockmodels and community structure in networks", 2011.
@@ -55,17 +57,35 @@ def community(
     labels[ids] = classes
     adj = csr_from_keys(_renumber(keys, ids, directed=False), num_vertices)
     features = _features(labels, num_features, max(num_classes, 1), feature_signal, rng)
+    splits = _splits(num_vertices, train, val, rng) if num_classes else {}
+    rows = _labels_of_task(labels, num_classes, task, rng)
     parameters = {"kind": "community", "seed": seed, "homophily": homophily, "power": power}
+    if task != "classes":
+        parameters["task"] = task
     return Graph(
         name=name or f"community_{num_vertices}_{num_edges}",
         adj=adj,
         adj_t=adj,
         features=features,
-        labels=ArrayRows(labels) if num_classes else None,
-        splits=_splits(num_vertices, train, val, rng) if num_classes else {},
-        num_classes=num_classes,
+        labels=ArrayRows(rows) if num_classes else None,
+        splits=splits,
+        num_classes=num_classes if rows.ndim == 1 else rows.shape[1],
         meta=_meta(parameters | {"train": train, "val": val, "feature_signal": feature_signal}),
     )
+
+
+def _labels_of_task(classes: Ints, num_classes: int, task: Task, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """Return labels as Graph.labels has them, from the class of each vertex."""
+    if task == "classes" or not num_classes:
+        return classes
+    if task == "numbers":
+        values = rng.standard_normal(num_classes)[classes] + 0.3 * rng.standard_normal(classes.size)
+        return values.astype(np.float32)[:, np.newaxis]
+    sets = np.eye(num_classes, dtype=np.bool_) | (rng.random((num_classes, num_classes)) < 0.2)
+    wrong, unknown = rng.random((2, classes.size, num_classes)) < 0.05
+    entries = np.where(unknown, -1, sets[classes] ^ wrong).astype(np.int8)
+    entries[:, 0] = np.abs(entries[:, 0])  # every vertex has a known label
+    return entries
 
 
 def rmat(
@@ -228,6 +248,6 @@ def _meta(parameters: dict[str, Any]) -> dict[str, Any]:
     return {
         "source": "synthetic, mggcn.graph.generate",
         "licence": "CC0-1.0",
-        "metric": "accuracy",
+        "metric": {"labels": "micro_f1", "numbers": "rmse"}.get(parameters.get("task", ""), "accuracy"),
         "options": parameters,
     }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mggcn.errors import GraphError
-from mggcn.graph.check import check_graph
+from mggcn.graph.check import check_graph, known_labels
 from mggcn.graph.csr import CSR, Array, ArrayRows, Graph, Rows
 from mggcn.graph.nonzeros import as_csr, features_nnz
 
@@ -146,7 +146,7 @@ def _features(graphs: Sequence[Graph]) -> Rows | CSR | None:
 
 def _labels(graphs: Sequence[Graph]) -> Rows:
     like = next(graph.labels for graph in graphs if graph.labels is not None)
-    shape, missing = like.shape[1:], np.asarray(-1).astype(like.dtype)
+    shape, missing = like.shape[1:], np.asarray(-1 if like.dtype.kind == "i" else np.nan).astype(like.dtype)
     return JoinedRows(
         tuple(graph.labels or ArrayRows(np.full((graph.num_vertices, *shape), missing)) for graph in graphs)
     )
@@ -174,8 +174,7 @@ def _labelled(graph: Graph) -> Rows:
     """A split of the vertices with a label, all if no vertex of the graph has one."""
     if graph.labels is None:
         return ArrayRows(np.ones((1, graph.num_vertices), np.bool_))
-    labels = graph.labels.array().reshape(1, graph.num_vertices, -1)
-    return ArrayRows(np.asarray((labels >= 0).any(2)))
+    return ArrayRows(known_labels(graph.labels.array())[np.newaxis])
 
 
 def _ids(graphs: Sequence[Graph]) -> Rows | None:

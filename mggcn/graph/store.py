@@ -197,6 +197,8 @@ def _split(folder: Path, name: str, num_vertices: int) -> Rows:
 def _num_classes(meta: Mapping[str, Any], labels: Rows | None) -> int:
     count = _count(meta, "num_classes")
     if count is None:
+        if labels is not None and len(labels.shape) == 2:
+            return labels.shape[1]
         return 0 if labels is None else _highest(labels) + 1
     return count
 
@@ -213,6 +215,13 @@ def _highest(rows: Rows) -> int:
     return max((int(rows.read(i, i + WINDOW).max()) for i in range(0, rows.shape[0], WINDOW)), default=-1)
 
 
+def _label_type(graph: Graph) -> tuple[type[np.generic], int]:
+    """Type and dimensions of the labels of the task that meta.json names; one that does not is of classes, or foreign."""
+    types: dict[str, tuple[type[np.generic], int]] = {"labels": (np.int8, 2), "numbers": (np.float32, 2)}
+    task = graph.meta.get("task", "classes" if is_own(graph.meta) else graph.task)
+    return types.get(task, (np.int64, 1))
+
+
 def _compare_extents(graph: Graph, folder: Path) -> None:
     """Compare headers alone: exchanged or outdated files show here at no cost."""
     num_vertices = graph.num_vertices
@@ -226,7 +235,7 @@ def _compare_extents(graph: Graph, folder: Path) -> None:
         "ids": num_vertices,
     }
     expected |= dict.fromkeys(graph.splits, num_vertices)
-    types = {"features": (np.float32, 2), "labels": (np.int64, 1)} | dict.fromkeys(graph.splits, (np.bool_, 2))
+    types = {"features": (np.float32, 2), "labels": _label_type(graph)} | dict.fromkeys(graph.splits, (np.bool_, 2))
     for name, rows in graph_arrays(graph).items():
         dtype, ndim = types.get(name, (rows.dtype, 1))
         came = rows.shape[-1] if name in graph.splits else rows.shape[0]

@@ -81,6 +81,8 @@ def _meta(graph: Graph, digests: Mapping[str, str]) -> dict[str, Any]:
         "sha256": dict(digests),
         "created_by": f"mggcn {__version__}",
     }
+    if graph.task != "classes":
+        own["task"] = graph.task
     if graph.num_relations:
         own["num_relations"] = graph.num_relations
     return {"licence": "not stated", "source": "not stated"} | dict(graph.meta) | own

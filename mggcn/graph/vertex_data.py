@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 from mggcn.errors import GraphError
 from mggcn.graph.check import index_mask
-from mggcn.graph.csr import CSR, Array, ArrayRows, Rows
+from mggcn.graph.csr import CSR, Array, ArrayRows, Rows, Task
 from mggcn.graph.nonzeros import csr_if_sparse
 
 ROWS_AT_ONCE = 1 << 14
@@ -103,32 +103,40 @@ def normalized_rows(features: Rows | CSR) -> Rows | CSR:
     return CSR(features.indptr, features.indices, ArrayRows(values), features.num_cols)
 
 
-def as_labels(labels: Any, num_vertices: int, num_classes: int | None) -> tuple[Rows | None, int]:
-    """Convert labels [N] or [N, 1] to int64; NaN means unlabelled (-1), False and True are classes 0 and 1.
+def as_labels(
+    labels: Any, num_vertices: int, num_classes: int | None, task: Task | None = None
+) -> tuple[Rows | None, int]:
+    """Convert labels to those of a task (Graph.labels); -1 or NaN means unlabelled.
 
-    Returns: the labels and the number of classes.
+    Whole numbers [N] or [N, 1] are classes, False and True being 0 and 1; 0 and 1 [N, T] several labels; other numbers, [N]
+    or [N, T], what is to be predicted. Floating-point numbers are whole where all of them are. task: says which of these,
+    where numbers alone do not: whole ones that are to be predicted as numbers, or one column of 0 and 1.
 
-    Raises: GraphError if they are no whole numbers, of another length, or far too large for class numbers.
+    Returns: the labels and the number of classes, or of columns.
+
+    Raises: GraphError on another length, numbers that are not finite, or far too large for class numbers.
     """
     if labels is None:
         return None, num_classes or 0
     array = as_array(labels, "labels")
+    if task != "classes" and (matrix := _as_entries(array, num_vertices, task)) is not None:
+        if num_classes not in (None, matrix.shape[1]):
+            raise GraphError(f"labels have {matrix.shape[1]} columns, num_classes is {num_classes}; leave it out")
+        return ArrayRows(matrix), matrix.shape[1]
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.shape != (num_vertices,) or array.dtype.kind not in "iufb":
         todo = "give each vertex a label, -1 for unlabelled"
-        if array.ndim != 1:
-            todo = "several labels per vertex are not supported"
-        elif array.dtype.kind not in "iufb":
+        if array.ndim == 1 and array.dtype.kind not in "iufb":
             todo = "number the classes from 0 (numpy.unique(labels, return_inverse=True) does)"
         raise GraphError(
-            f"labels must be one whole number for each of {num_vertices} vertices, got {array.dtype} of shape "
-            f"{np.shape(labels)}; {todo}"
+            f"labels must be one number, or one row of them, for each of {num_vertices} vertices, got {array.dtype} of "
+            f"shape {np.shape(labels)}; {todo}"
         )
     if array.dtype.kind == "f":
         array = np.where(np.isnan(array), -1, array)
         if not np.array_equal(array, np.rint(array)) or not np.isfinite(array).all():
-            raise GraphError("labels must be whole numbers, or NaN for unlabelled; regression is not supported")
+            raise GraphError("classes must be whole numbers, or NaN for unlabelled; give other numbers task='numbers'")
     highest = int(array.max()) if array.size else -1
     if num_classes is None and highest >= max(num_vertices, 2):
         raise GraphError(
@@ -136,6 +144,30 @@ def as_labels(labels: Any, num_vertices: int, num_classes: int | None) -> tuple[
             "allows more)"
         )
     return ArrayRows(array.astype(np.int64)), highest + 1 if num_classes is None else num_classes
+
+
+def _as_entries(array: Array, num_vertices: int, task: Task | None) -> Array | None:
+    """Return labels that are no classes: int8 [N, T] of 0, 1, -1, or float32 [N, T] with NaN; None for others."""
+    if array.dtype.kind not in "iufb" or array.ndim not in (1, 2) or array.shape[0] != num_vertices or not array.size:
+        return None
+    columns = 1 if array.ndim == 1 else array.shape[1]
+    known = array[~np.isnan(array)] if array.dtype.kind == "f" else array
+    whole = array.dtype.kind != "f" or bool((known == np.rint(known)).all())
+    if task is None and whole and columns == 1:
+        return None
+    binary = whole and known.size and known.min() >= -1 and known.max() <= 1
+    if task == "labels" and not binary:
+        raise GraphError("several labels a vertex must be 0, 1, or -1 or NaN for unknown; give numbers another task")
+    if binary and task != "numbers":
+        filled = np.where(np.isnan(array), -1, array) if array.dtype.kind == "f" else array
+        return filled.astype(np.int8).reshape(num_vertices, columns)
+    if task is None and array.dtype.kind != "f":
+        raise GraphError(
+            f"labels of {columns} columns must be 0, 1 or -1 for unknown, got {known.min()} to {known.max()}; for "
+            "numbers that are to be predicted, say task='numbers' (--task numbers)"
+        )
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32).reshape(num_vertices, columns)
 
 
 def as_splits(splits: Mapping[str, Any] | None, num_vertices: int) -> dict[str, Rows]:

@@ -154,7 +154,7 @@ def seed_of_weights(folder: Path, config: Config, seed: int | None = None) -> in
         raise ConfigError(f"--seed expects one of {', '.join(map(str, seeds))}, whose weights are there, got {seed}")
     if not kept:
         return None
-    return int(best_repeat(kept)["seed"]) if seed is None else seed
+    return int(best_repeat(kept, config.train.metric)["seed"]) if seed is None else seed
 
 
 def _saved_progress(folder: Path) -> Progress | None:

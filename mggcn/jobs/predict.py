@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mggcn.assemble import partition_graph, plan_graph
 from mggcn.comm.launch import run_ranks
-from mggcn.config import Config
+from mggcn.config import CLASS_SETTINGS, Config
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.jobs.folder import known_plan, read_run, seed_of_weights
 from mggcn.jobs.local import in_processes, on_local_ranks
+from mggcn.jobs.prediction_files import check_kind, check_target, probabilities_of, write_predictions
 from mggcn.jobs.weights import weights_of
 from mggcn.planning.shape import GraphShape
 
@@ -37,11 +38,12 @@ def predict(
     weights: str = "best",
     seed: int | None = None,
     probabilities: bool = False,
+    classes: bool = False,
     store: Path | None = None,
 ) -> Path:
-    """Write the class scores of every vertex in the original order, (N, C) in the run's precision, as `.npy`.
+    """Write the scores of every vertex in the original order, (N, C) in the run's precision, as the suffix of `out` says.
 
-    weights: "best" (validation) or "last"; scores are logits unless `probabilities`. Runs on the ranks of the run.
+    weights: "best" (validation) or "last"; scores are logits unless `probabilities` or `classes`. Runs on the run's ranks.
     seed: of a run with repeats, whose weights; by default those of the best validation score of all complete repeats.
     store: another one with the same features; it needs neither labels nor splits. Returns the path.
     Raises: RunError if the run has no checkpoint; ConfigError for a seed that it does not have, if `out` cannot be written,
@@ -49,21 +51,36 @@ def predict(
     """
     config, plan, job = read_run(folder)
     target = out or folder / "scores.npy"
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise ConfigError(f"--out expects a file such as scores.npy in a folder that exists, got {target}")
+    trained_on = GraphShape(**plan["graph"])
+    check_target(target)
+    check_kind(trained_on.task, classes=classes, probabilities=probabilities)
     source = store or (Path(job["store"]) if job["store"] else None)
     if source is None:
         raise RunError(f"{folder} was trained on a graph in memory; name the store to predict on with --store")
     if not (folder / "checkpoints" / "latest").exists():
         raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
-    check_alike(config, open_store(source), GraphShape(**plan["graph"]), str(source), f"the run in {folder}")
+    check_alike(config, open_store(source), trained_on, str(source), f"the run in {folder}")
+    rewritten = classes or target.suffix != ".npy"
+    scored = target.with_name(f".{target.name}.{secrets.token_hex(4)}.npy") if rewritten else target
     arguments = {
         "seed": seed_of_weights(folder, config, seed),
         "store": str(source.resolve()),
-        "out": str(target.resolve()),
+        "out": str(scored.resolve()),
         "weights": weights,
         "probabilities": probabilities,
     }
+    try:
+        _score(config, folder, store, arguments)
+        if rewritten:
+            write_predictions(scored, target, trained_on.task, classes=classes)
+    finally:
+        if rewritten:
+            scored.unlink(missing_ok=True)
+    return target
+
+
+def _score(config: Config, folder: Path, store: Path | None, arguments: dict[str, Any]) -> None:
+    """Have the ranks of a run write their scores."""
     if in_processes(config):
         if store is not None:
             partition_graph(config, open_store(store))  # once, before every rank looks for it
@@ -71,7 +88,6 @@ def predict(
         run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
     else:
         on_local_ranks(config, lambda comm: predict_worker(comm, folder, arguments))
-    return target
 
 
 def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) -> None:
@@ -90,7 +106,7 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
     rank = make_rank(config, graph, plan, partition, comm)
     chosen = weights_of(folder, config, arguments["weights"], arguments["seed"])
     rank.trainer.runtime.weights.load_state_dict(chosen)
-    write_scores(comm, rank, Path(arguments["out"]), graph.num_vertices, arguments["probabilities"])
+    write_scores(comm, rank, Path(arguments["out"]), graph, arguments["probabilities"])
 
 
 def check_alike(
@@ -114,7 +130,9 @@ def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[C
     """
     check_alike(config, graph, trained_on)
     relations = max(graph.num_relations, trained_on.num_relations) if graph.num_relations else 0
-    labels = ArrayRows(np.zeros(graph.num_vertices, np.int64))
+    types = {"labels": np.int8, "numbers": np.float32}
+    shape = (graph.num_vertices, trained_on.num_classes) if trained_on.task in types else (graph.num_vertices,)
+    labels = ArrayRows(np.zeros(shape, types.get(trained_on.task, np.int64)))
     everything = ArrayRows(np.ones((1, graph.num_vertices), np.bool_))
     graph = dataclasses.replace(
         graph,
@@ -123,12 +141,17 @@ def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[C
         num_classes=trained_on.num_classes,
         num_relations=relations,
     )
-    train = dataclasses.replace(config.train, metric="accuracy", patience=0)
+    settings: dict[str, Any] = {
+        "schedule": "constant",
+        "metric": "mae" if trained_on.task == "numbers" else "accuracy",
+        **CLASS_SETTINGS,
+    }
+    train = dataclasses.replace(config.train, patience=0, **settings)
     data = dataclasses.replace(config.data, splits="main", split=0)
     return dataclasses.replace(config, train=train, data=data), graph
 
 
-def write_scores(comm: Communicator, rank: Rank, target: Path, num_vertices: int, probabilities: bool) -> None:
+def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, probabilities: bool) -> None:
     """Write the rows of every rank to one `.npy` by original id, beside the target, then rename. Collective."""
     temporary = target.with_name(f".{target.name}.tmp")
     trainer = rank.trainer
@@ -136,13 +159,13 @@ def write_scores(comm: Communicator, rank: Rank, target: Path, num_vertices: int
     scores = trainer.scores()
     try:
         if comm.rank == 0:
-            np.lib.format.open_memmap(temporary, "w+", scores.dtype, (num_vertices, scores.shape[1])).flush()
+            np.lib.format.open_memmap(temporary, "w+", scores.dtype, (graph.num_vertices, scores.shape[1])).flush()
         comm.barrier()
         whole = np.lib.format.open_memmap(temporary, "r+")
         inputs = trainer.runtime.inputs
         ids = inputs.row_ids.cpu().numpy()
         mine = slice(None) if inputs.owned is None else inputs.owned.cpu().numpy()
-        whole[ids[mine]] = (softmax(scores) if probabilities else scores)[mine]
+        whole[ids[mine]] = (probabilities_of(scores, graph.task) if probabilities else scores)[mine]
         whole.flush()
         comm.barrier()
         if comm.rank == 0:
@@ -152,10 +175,3 @@ def write_scores(comm: Communicator, rank: Rank, target: Path, num_vertices: int
     finally:
         if comm.rank == 0:
             temporary.unlink(missing_ok=True)
-
-
-def softmax(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """Return the probabilities (N, C) of logits (N, C)."""
-    shifted: npt.NDArray[np.floating] = np.exp(scores - scores.max(1, keepdims=True))
-    total: npt.NDArray[np.floating] = shifted.sum(1, keepdims=True)
-    return shifted / total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import queue
 import signal
@@ -26,6 +27,7 @@ from mggcn.graph.store import graph_sha256, open_store
 from mggcn.jobs.folder import make_run_folder
 from mggcn.jobs.sweep_space import Settings, Space
 from mggcn.jobs.sweep_worker import trial_folder
+from mggcn.planning.task import LOWER_IS_BETTER
 from mggcn.train.log import write_json
 
 FILE, TABLE = "sweep.json", "sweep.csv"
@@ -98,7 +100,10 @@ class Sweep:
 def _rank(trial: Trial) -> tuple[bool, float, bool, int]:
     """Order of the table: by validation score, then failures, then what was not run."""
     score = trial.scores["val"]
-    return trial.result is None, -(score if score is not None else -1e300), not trial.error, trial.number
+    if score is None:
+        return trial.result is None, math.inf, not trial.error, trial.number
+    lower = trial.result is not None and trial.result["metric"] in LOWER_IS_BETTER
+    return trial.result is None, score if lower else -score, not trial.error, trial.number
 
 
 def _text(value: Any) -> str:

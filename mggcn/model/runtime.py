@@ -14,6 +14,8 @@ from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import DEVICES, DeviceModel
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
 T = TypeVar("T")
@@ -70,9 +72,7 @@ class Inputs:
     row_scale: Tensor | None
     col_scale: Tensor | None
     row_ids: Tensor
-    labels: Tensor
-    mask: Tensor
-    inv_count: float
+    target: Target
     owned: Tensor | None = None
     dense: Tensor | None = None
     sparse: Sparse | None = None
@@ -80,6 +80,33 @@ class Inputs:
     dropped: Sparse | None = None
     dropped_t: Sparse | None = None
     position: Tensor | None = None
+
+
+class Target(Protocol):
+    """What scores are compared with: the labels of a task.
+
+    labels (V,) or (V, T) and mask uint8 (V,) on the device; known int64 (3, T): entries that are known on all ranks, by
+    split, None for classes.
+    """
+
+    @property
+    def labels(self) -> Tensor: ...
+
+    @property
+    def mask(self) -> Tensor: ...
+
+    @property
+    def known(self) -> npt.NDArray[np.int64] | None: ...
+
+    def loss(
+        self, backend: KernelBackend, z: Tensor, row_scale: Tensor | None, loss: Tensor, partials: Tensor | None
+    ) -> None:
+        """As KernelBackend.softmax_xent."""
+        ...
+
+    def count(self, backend: KernelBackend, z: Tensor, counts: Tensor) -> None:
+        """As KernelBackend.confusion."""
+        ...
 
 
 class Runtime(Protocol):

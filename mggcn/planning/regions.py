@@ -27,6 +27,7 @@ from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.network import Values
 from mggcn.partition.locality.order import locality_nbytes
 from mggcn.planning.shape import GraphShape
+from mggcn.planning.task import COUNTED
 
 CHUNK_BYTES = 24 * MIB
 """Bytes that set-up reads and converts at a time from a large graph (partition/sweep.py, partition/rows/features.py)."""
@@ -91,10 +92,12 @@ class RankSizes:
         """Return bytes by purpose, but for the arena; panel: columns that set-up aggregates at a time, 0 for none."""
         stats, rows = DEVICES[self.config.run.device], self.rows
         graph = self.config.model.aggregates
+        labels = 4 if self.shape.task == "classes" else self.item * self.shape.num_classes
         regions = {
             "features": self.input.nbytes,
             "graph": self._graph_bytes() if graph else 0,
-            "vertex data": rows * (8 + 4 + 1 + (self.item if graph else 0)) + _metric_bytes(self.config, self.shape),
+            "vertex data": rows * (8 + labels + 1 + (self.item if graph else 0))
+            + _metric_bytes(self.config, self.shape),
             "weights and optimiser": self._all_weight_bytes(),
             "runtime": stats.process_bytes,
         }
@@ -241,12 +244,12 @@ def input_bytes(config: Config, chosen: InputChoice, inputs: InputShape) -> int:
 
 
 def score_bytes(config: Config, shape: GraphShape) -> int:
-    """Return the bytes of the scores of all vertices, gathered for ROC AUC: one column for two classes; else 0."""
-    columns = 1 if shape.num_classes == 2 else shape.num_classes
-    return 8 * shape.num_vertices * columns if config.train.metric == "roc_auc" else 0
+    """Return the bytes of the scores of all vertices where a metric needs them in one place: one column for two classes."""
+    columns = 1 if shape.num_classes == 2 and shape.task == "classes" else shape.num_classes
+    return 0 if config.train.metric in ("auto", *COUNTED) else 8 * shape.num_vertices * columns
 
 
 def _metric_bytes(config: Config, shape: GraphShape) -> int:
-    """The gathered scores, labels and mask of ROC AUC, and the copies that ranking them takes (train/ranking.py)."""
+    """The gathered scores, labels and mask, and the copies that ranking them takes (train/ranking.py)."""
     scores = score_bytes(config, shape)
-    return 4 * scores + 64 * shape.num_vertices if scores else 0
+    return (4 if shape.task == "classes" else 7) * scores + 64 * shape.num_vertices if scores else 0

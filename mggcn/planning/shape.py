@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mggcn.config import Config
 from mggcn.errors import GraphError
-from mggcn.graph.csr import Graph
+from mggcn.graph.csr import Graph, Task
 from mggcn.graph.nonzeros import features_nnz
 from mggcn.model.builder import Network
 from mggcn.model.network import NETWORKS, num_aggregations
@@ -34,6 +34,8 @@ class GraphShape:
     """Estimated nonzeros of A_hat X for sparse features."""
     num_relations: int = 0
     """Relations of the edges; 0: they have no types."""
+    task: Task = "classes"
+    """Whether the columns of scores are of classes, several labels a vertex, or numbers."""
     num_training: int | None = None
     """Of a bare shape: vertices that the loss reads; None: not known, or known of the graph one by one."""
 
@@ -60,6 +62,7 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         symmetric=graph.symmetric,
         weighted=graph.adj.values is not None,
         num_relations=graph.num_relations,
+        task=graph.task,
         feature_nnz=nnz,
         aggregated_nnz=0
         if nnz is None or not aggregates

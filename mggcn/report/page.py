@@ -83,6 +83,7 @@ def _scores(result: Json) -> str:
     rows = [
         (label, entry.get("epoch"), *(_show(entry.get(split)) for split in ("train", "val", "test")))
         for label, entry in (("best validation", result["best"]), ("last epoch", final))
+        if entry is final or entry.get("val") is not None
     ]
     return table((result["metric"], "epoch", "train", "val", "test"), rows, numeric=range(1, 5))
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mggcn.backend.base import Dropout, Epilogue, Gradient, KernelBackend, LossTarget, Sparse
+from mggcn.backend.base import Dropout, EntryLoss, Epilogue, Gradient, KernelBackend, LossTarget, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.edges import EdgeKernels
 from mggcn.backend.epoch_end import Books, Step
@@ -128,9 +128,25 @@ class TracedBackend:
         with self._recorder.kernel("loss", streamed(z, z, target.labels, target.mask)):
             self._inner.softmax_xent(z, target, row_scale, loss, partials)
 
+    def entry_loss(
+        self,
+        kind: EntryLoss,
+        z: Tensor,
+        target: LossTarget,
+        row_scale: Tensor | None,
+        loss: Tensor,
+        partials: Tensor | None,
+    ) -> None:
+        with self._recorder.kernel("loss", streamed(z, z, target.labels, target.mask)):
+            self._inner.entry_loss(kind, z, target, row_scale, loss, partials)
+
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
         with self._recorder.kernel("score", streamed(z, labels, mask)):
             self._inner.confusion(z, labels, mask, counts)
+
+    def entry_counts(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
+        with self._recorder.kernel("score", streamed(z, labels, mask)):
+            self._inner.entry_counts(z, labels, mask, counts)
 
     def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
         kept = streamed(matrix.indptr, matrix.indices, out, out, row_ids)

@@ -12,7 +12,7 @@ import torch
 
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.memory.arena import BufferSpec
-from mggcn.model.runtime import Inputs, require
+from mggcn.model.runtime import Inputs, Target, require
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.features import FeatureReader, aggregated, transposed
 from mggcn.partition.rows.shard import Shard
@@ -21,7 +21,9 @@ from mggcn.planning.run import RankPlan
 from mggcn.train.runtime import DTYPES
 
 
-def load_inputs(backend: KernelBackend, shard: Shard, reader: FeatureReader, plan: RankPlan, threads: int) -> Inputs:
+def load_inputs(
+    backend: KernelBackend, shard: Shard, reader: FeatureReader, plan: RankPlan, threads: int, target: Target
+) -> Inputs:
     """Read this rank's features as the model keeps them.
 
     Dense features are read once, straight to their place; "setup" then turns X into A_hat X there.
@@ -30,9 +32,7 @@ def load_inputs(backend: KernelBackend, shard: Shard, reader: FeatureReader, pla
         row_scale=None if shard.row_scale is None else backend.upload(shard.row_scale),
         col_scale=None if shard.col_scale is None else backend.upload(shard.col_scale),
         row_ids=backend.upload(shard.global_ids),
-        labels=backend.upload(shard.labels),
-        mask=backend.upload(shard.mask),
-        inv_count=1.0 / shard.split_sizes[0],
+        target=target,
         owned=None if shard.owned is None else backend.upload(np.flatnonzero(shard.owned)),
     )
     if not plan.input.sparse:

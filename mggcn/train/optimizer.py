@@ -99,9 +99,10 @@ PLATEAU_RISE, PLATEAU_EPS = 1e-4, 1e-8
 """By what share a score must rise to count as better, and the least cut: defaults of torch's ReduceLROnPlateau."""
 
 
-def follow_plateau(config: TrainConfig, progress: Progress, score: float) -> bool:
-    """Tell the plateau schedule a validation score; return whether it has cut progress.rate."""
-    if progress.peak is None or score > progress.peak * (1.0 + PLATEAU_RISE):
+def follow_plateau(config: TrainConfig, progress: Progress, score: float, *, lower: bool = False) -> bool:
+    """Tell the plateau schedule a validation score; return whether it has cut progress.rate. lower: scores are errors."""
+    peak = progress.peak
+    if peak is None or (score < peak * (1.0 - PLATEAU_RISE) if lower else score > peak * (1.0 + PLATEAU_RISE)):
         progress.peak, progress.stalled = score, 0
         return False
     progress.stalled += 1

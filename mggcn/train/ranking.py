@@ -1,6 +1,6 @@
-"""ROC AUC over ranks: every rank's scores are gathered, in float64, to be ranked together.
+"""Scores that need all vertices in one place, such as ROC AUC: every rank's are gathered, in float64.
 
-N vertices, V rows of this rank, C classes.
+N vertices, V rows of this rank, C classes, T columns of entries.
 """
 
 from __future__ import annotations
@@ -11,43 +11,53 @@ import torch
 from mggcn.backend.base import KernelBackend
 from mggcn.comm.base import Communicator
 from mggcn.model.runtime import Inputs
-from mggcn.train.metrics import SPLITS, multiclass_auc
+from mggcn.train.metrics import SPLITS, gathered_score
 
 
 class RankingScores:
-    """Gathers logits by original id and scores the three splits; the buffers are planned (8 N per column of scores).
+    """Gathers scores by original id and scores the three splits; the buffers are planned (8 N per column of scores).
 
-    Two classes need one column, the difference of their logits; more need C.
+    Two classes need one column, the difference of their logits; more need C, and entries T.
     """
 
     def __init__(
-        self, inputs: Inputs, num_vertices: int, num_classes: int, comm: Communicator, backend: KernelBackend
+        self,
+        metric: str,
+        inputs: Inputs,
+        num_vertices: int,
+        num_classes: int,
+        comm: Communicator,
+        backend: KernelBackend,
     ) -> None:
+        self._metric = metric
         self._comm = comm
         self._owned = slice(None) if inputs.owned is None else inputs.owned
         self._ids = inputs.row_ids[self._owned]
-        columns = 1 if num_classes == 2 else num_classes
+        labels = inputs.target.labels
+        columns = 1 if num_classes == 2 and labels.dim() == 1 else num_classes
         self._scores = backend.allocate(8 * num_vertices * columns).view(torch.float64).view(num_vertices, columns)
-        self._labels = self._gather(inputs.labels.to(torch.float64)).astype(np.int32)
-        self._mask = self._gather(inputs.mask.to(torch.float64)).astype(np.uint8)
+        self._labels = self._gather(labels.to(torch.float64))
+        self._mask = self._gather(inputs.target.mask.to(torch.float64)).astype(np.uint8)
+
+        self._difference = columns < num_classes
 
     def _gather(self, values: torch.Tensor) -> np.ndarray:
-        whole = torch.zeros_like(self._scores[:, 0])
+        whole = self._scores.new_zeros(self._scores.shape[0], *values.shape[1:])
         whole[self._ids] = values[self._owned]
         if self._comm.size > 1:
             self._comm.all_reduce(whole).wait()
         return whole.cpu().numpy()
 
     def scores(self, logits: torch.Tensor) -> dict[str, float | None]:
-        """Return ROC AUC of each split from this rank's logits (V, C). Collective."""
+        """Return the metric of each split from this rank's scores (V, C). Collective."""
         z = logits[self._owned].to(torch.float64)
         self._scores.zero_()
-        self._scores[self._ids] = z[:, 1:2] - z[:, 0:1] if self._scores.shape[1] == 1 else z
+        self._scores[self._ids] = z[:, 1:2] - z[:, 0:1] if self._difference else z
         if self._comm.size > 1:
             self._comm.all_reduce(self._scores).wait()
         scores = self._scores.cpu().numpy()
         result: dict[str, float | None] = {}
         for bit, name in enumerate(SPLITS):
             rows = (self._mask >> bit & 1).astype(bool)
-            result[name] = multiclass_auc(scores[rows], self._labels[rows]) if rows.any() else None
+            result[name] = gathered_score(self._metric, scores[rows], self._labels[rows]) if rows.any() else None
         return result

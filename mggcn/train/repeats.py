@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mggcn.errors import RunError
+from mggcn.planning.task import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 FOLDER = "repeats"
 
 
-def best_repeat(finished: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def best_repeat(finished: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
     """Return the first of the repeats with the best validation score; the last one if nothing was validated."""
     scores = [run["best"]["val"] for run in finished]
     known = [score for score in scores if score is not None]
-    return finished[scores.index(max(known))] if known else finished[-1]
+    best = min if metric in LOWER_IS_BETTER else max
+    return finished[scores.index(best(known))] if known else finished[-1]
 
 
 def is_kept(run_folder: Path, seed: int) -> bool:

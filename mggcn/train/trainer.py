@@ -20,6 +20,7 @@ from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import Config
 from mggcn.errors import TrainError
 from mggcn.planning.run import RankPlan
+from mggcn.planning.task import LOWER_IS_BETTER, better
 from mggcn.trace.timeline import Watch
 from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint, stage_state
 from mggcn.train.epoch import LOSS, SECONDS, STOP, Repeated, TrainingEpoch
@@ -136,7 +137,7 @@ class RankTrainer:
             return self._ranking.scores(self.logits())
         if self._comm.size > 1:
             self._comm.all_reduce(runtime.counts, runtime.backend.record()).wait()
-        return counted(self.metric, runtime.counts.cpu().numpy())
+        return counted(self.metric, runtime.counts.cpu().numpy(), runtime.inputs.target.known)
 
     def logits(self) -> torch.Tensor:
         """Return the logits (V, C) of the last evaluation; valid until the next epoch."""
@@ -233,13 +234,17 @@ class RankTrainer:
         progress.last = {"epoch": progress.epoch, **scores}
         value = scores["val"]
         best = None if progress.best is None else progress.best["val"]
-        if value is not None and (best is None or value > best):
+        if value is not None and (best is None or better(self.metric, value, best)):
             progress.best = dict(progress.last)
             progress.waited = 0
             self._best.copy_(self.runtime.weights.flat)
         elif value is not None:
             progress.waited += 1
-        if config.schedule == "plateau" and value is not None and follow_plateau(config, progress, value):
+        if (
+            config.schedule == "plateau"
+            and value is not None
+            and follow_plateau(config, progress, value, lower=self.metric in LOWER_IS_BETTER)
+        ):
             self._epoch.set_rates(learning_rates(config, progress.rate))
         return scores
 
@@ -309,7 +314,7 @@ class RankTrainer:
     def summary(self) -> dict[str, Any]:
         """Return result.json's scores: metric, best, final, epochs; of several repeats the best one's, mean, deviation."""
         finished = self.progress.finished
-        shown = best_repeat(finished)
+        shown = best_repeat(finished, self.metric)
         result: dict[str, Any] = {"metric": self.metric, **{name: shown[name] for name in ("best", "final", "epochs")}}
         if self._config.train.repeat > 1:
             result["runs"] = finished

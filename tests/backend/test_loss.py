@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.backend.base import KernelBackend, LossTarget
+from mggcn.backend.base import ENTRY_LOSSES, EntryLoss, KernelBackend, LossTarget
 from mggcn.backend.cpu.backend import CpuBackend
 from tests.backend.cases import Make, filled, guards_hold, host, padded, real_type, reals, skewed, zeros
 
@@ -169,3 +169,140 @@ def test_prediction_among_what_is_not_finite(backend: KernelBackend) -> None:
     z = np.array([row for row, _ in cases])
     predictions = counted(backend, z, np.zeros(len(cases), np.int32), np.ones(len(cases), np.uint8))[0, 1]
     assert predictions.tolist() == np.bincount([best for _, best in cases], minlength=3).tolist()
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("classes", [1, 2, 7, 41, 6200])
+@pytest.mark.parametrize("spread", [1.0, 30.0, 1e4])
+def test_weights_and_smoothing_equal_autograd(
+    backend: KernelBackend, weighted: bool, smoothing: float, classes: int, spread: float
+) -> None:
+    """Fails if a class's weight or the smoothed target is left out of the loss, the gradient or the bias gradient."""
+    rng = np.random.default_rng(classes + 700)
+    rows = 150 if classes < 1000 else 20
+    z = rounded(backend, rng.choice([-1.0, 0.5, 1.0], (rows, classes)) * spread)
+    labels, mask = rng.integers(0, classes, rows).astype(np.int32), rng.integers(0, 2, rows).astype(np.uint8)
+    mask[0] = 1
+    scale, weights = rng.random(rows) + 0.5, rng.random(classes) + 0.5 if weighted else None
+    chosen = mask.astype(bool)
+    total = chosen.sum() if weights is None else weights[labels[chosen]].sum()
+    out, whole = padded(backend, rows, classes)
+    filled(out, z)
+    loss, partials = (
+        zeros(backend, 1, dtype=torch.float64),
+        zeros(backend, backend.partials, classes, dtype=torch.float64),
+    )
+    target = LossTarget(
+        backend.upload(labels),
+        backend.upload(mask),
+        1 / total,
+        None if weights is None else reals(backend, weights),
+        smoothing,
+    )
+    backend.softmax_xent(out, target, reals(backend, scale), loss, partials)
+    assert guards_hold(whole, out, 1)
+    bias = zeros(backend, classes, dtype=real_type(backend))
+    backend.sum_partials(partials, bias)
+    x = torch.from_numpy(z).requires_grad_(True)
+    with torch.enable_grad():
+        expected = torch.nn.functional.cross_entropy(
+            x[chosen],
+            torch.from_numpy(labels.astype(np.int64))[chosen],
+            weight=None if weights is None else torch.from_numpy(weights),
+            label_smoothing=smoothing,
+        )
+        expected.backward()
+    check(backend, loss, out, bias, expected, x, scale)
+
+
+def check(backend, loss, out, bias, expected, x, scale):  # type: ignore[no-untyped-def]
+    """Loss, gradient times the rows' scales, and its columns against autograd's."""
+    limit = 1e-12 if backend.dtype == torch.float64 else 1e-5
+    wanted = x.grad.numpy()
+    assert float(loss) == pytest.approx(float(expected.detach()), rel=limit, abs=limit)
+    np.testing.assert_allclose(host(bias), wanted.sum(0), atol=limit * max(1, np.abs(wanted).sum(0).max()))
+    stored = 2.0**-8 if backend.dtype == torch.bfloat16 else limit
+    np.testing.assert_allclose(
+        host(out), wanted * scale[:, None], rtol=stored, atol=limit * np.abs(wanted).max() + limit / len(wanted)
+    )
+
+
+LOSSES = {
+    "bce": torch.nn.functional.binary_cross_entropy_with_logits,
+    "mse": torch.nn.functional.mse_loss,
+    "mae": torch.nn.functional.l1_loss,
+}
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("kind", ENTRY_LOSSES)
+@pytest.mark.parametrize("make", [padded, skewed])
+@pytest.mark.parametrize("columns", [1, 2, 7, 130, 6200])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 30.0, 1e4])
+def test_losses_of_entries_equal_autograd(
+    backend: KernelBackend, kind: EntryLoss, columns: int, spread: float, make: Make
+) -> None:
+    """Fails if an unknown entry counts, large scores overflow, or a row, its scale or the bias gradient goes wrong."""
+    rng = np.random.default_rng(columns + 900)
+    rows = 150 if columns < 1000 else 20
+    z = rounded(backend, rng.choice([-1.0, 0.5, 1.0], (rows, columns)) * spread)
+    targets = rng.integers(0, 2, z.shape).astype(float) if kind == "bce" else rng.normal(size=z.shape)
+    targets = targets.astype(np.float32).astype(float)
+    targets[rng.random(z.shape) < 0.3] = np.nan
+    targets[0, 0] = 1
+    mask = rng.integers(0, 8, rows).astype(np.uint8)
+    mask[0] = 1
+    known = ~np.isnan(targets) & (mask & 1 == 1)[:, None]
+    scale = rng.random(rows) + 0.5
+    out, whole = make(backend, rows, columns)
+    filled(out, z)
+    loss, partials = (
+        zeros(backend, 1, dtype=torch.float64),
+        zeros(backend, backend.partials, columns, dtype=torch.float64),
+    )
+    target = LossTarget(reals(backend, targets), backend.upload(mask), 1 / known.sum())
+    backend.entry_loss(kind, out, target, reals(backend, scale), loss, partials)
+    assert guards_hold(whole, out, 1)
+    bias = zeros(backend, columns, dtype=real_type(backend))
+    backend.sum_partials(partials, bias)
+    x = torch.from_numpy(z).requires_grad_(True)
+    with torch.enable_grad():
+        expected = LOSSES[kind](x[known], torch.from_numpy(targets)[known])
+        expected.backward()
+    check(backend, loss, out, bias, expected, x, scale)
+    assert not host(out)[~known].any()
+
+
+@pytest.mark.parametrize("kind", ENTRY_LOSSES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_entries_that_are_not_finite_reach_the_loss(backend: KernelBackend, kind: EntryLoss, bad: float) -> None:
+    """Fails if NaN or infinity in one known score leaves the loss finite, or in an unknown one does not."""
+    for unknown in (False, True):
+        out = filled(padded(backend, 5, 3)[0], np.ones((5, 3)))
+        out[2, 1] = bad
+        targets = np.zeros((5, 3)) if bad > 0 else np.ones((5, 3))
+        targets[2, 1] = np.nan if unknown else targets[2, 1]
+        loss = zeros(backend, 1, dtype=torch.float64)
+        target = LossTarget(reals(backend, targets), backend.upload(np.ones(5, np.uint8)), 0.1)
+        backend.entry_loss(kind, out, target, None, loss, None)
+        assert np.isfinite(float(loss)) == unknown
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize(("rows", "columns"), [(0, 3), (1, 1), (400, 5), (60, 300)])
+def test_counts_of_entries_equal_numpy(backend: KernelBackend, rows: int, columns: int) -> None:
+    """Fails if an unknown entry, a score of 0, a split that overlaps or an earlier count is handled wrongly."""
+    rng = np.random.default_rng(33)
+    z = rng.integers(-2, 3, (rows, columns)).astype(float)
+    targets = rng.choice([0.0, 1.0, np.nan], z.shape)
+    mask = rng.integers(0, 8, rows).astype(np.uint8)
+    scores = filled(padded(backend, rows, columns, fill=float("inf"))[0], z)
+    counts = zeros(backend, 3, 3, columns, dtype=torch.int64).fill_(1)
+    backend.entry_counts(scores, reals(backend, targets), backend.upload(mask), counts)
+    predicted, positive = (z > 0) & ~np.isnan(targets), targets == 1
+    for split in range(3):
+        chosen = (mask >> split & 1).astype(bool)[:, None]
+        for row, what in enumerate((predicted & positive, predicted, positive)):
+            assert np.array_equal(host(counts)[split, row] - 1, (what & chosen).sum(0))

@@ -77,11 +77,10 @@ def test_labels(labels: Any, expected: list[int]) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0, 1], r"one whole number for each of 3.*shape \(2,\); give each vertex a label"),
-        ([[0, 1], [1, 0], [1, 1]], "several labels"),
-        ([0.5, 1, 1], "whole numbers"),
+        ([0, 1], r"one number, .*for each of 3.*shape \(2,\); give each vertex a label"),
+        ([[0, 1], [1, 5], [1, 1]], "2 columns must be 0, 1 or -1"),
         ([np.inf, 1, 1], "whole numbers"),
-        (["a", "b", "c"], r"one whole number.*number the classes from 0 \(numpy.unique"),
+        (["a", "b", "c"], r"one number.*number the classes from 0 \(numpy.unique"),
         ([0, 1, 10**9], "largest label is 1000000000"),
     ],
 )
@@ -104,3 +103,26 @@ def test_splits() -> None:
 def test_bad_splits_are_refused(bad: Any) -> None:
     with pytest.raises(GraphError, match="'train'"):
         as_splits({"train": bad}, 3)
+
+
+def test_labels_tell_their_task() -> None:
+    """Fails if several labels or numbers are read as classes, or an unknown entry as one."""
+    both, _ = as_labels(np.array([[0, 1], [1, -1], [1, 1]]), 3, None)
+    assert (both.array().dtype, both.array().tolist()) == (np.int8, [[0, 1], [1, -1], [1, 1]])
+    some, columns = as_labels(np.array([[0, np.nan], [1.0, 0]]), 2, None)
+    assert (some.array().dtype, some.array().tolist(), columns) == (np.int8, [[0, -1], [1, 0]], 2)
+    numbers, columns = as_labels(np.array([0.5, np.nan, 2]), 3, None)
+    assert (numbers.array().dtype, numbers.shape, columns) == (np.float32, (3, 1), 1)
+    assert np.isnan(numbers.array()[1, 0])
+    whole, classes = as_labels(np.array([0.0, 2, np.nan]), 3, None)
+    assert (whole.array().tolist(), classes) == ([0, 2, -1], 3)
+    assert as_labels(np.array([3, 5]), 2, None, "numbers")[0].array().tolist() == [[3], [5]]
+    assert as_labels(np.array([1, 0]), 2, None, "labels")[0].array().dtype == np.int8
+    for labels, task, words in (
+        (np.array([[0, 7], [1, 1]]), None, "--task numbers"),
+        (np.array([[0, 7], [1, 1]]), "labels", "0, 1, or -1"),
+        (np.array([0.5, 1]), "classes", "whole numbers"),
+        (np.ones((3, 2)), None, "each of 2 vertices"),
+    ):
+        with pytest.raises(GraphError, match=words):
+            as_labels(labels, 2, None, task)

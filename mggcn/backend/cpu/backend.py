@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mggcn import native
-from mggcn.backend.base import Dropout, Epilogue, Gradient, LossTarget, Sparse
+from mggcn.backend.base import ENTRY_LOSSES, Dropout, EntryLoss, Epilogue, Gradient, LossTarget, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cpu.args import address, dropout_args, epilogue_args, kind_of
 from mggcn.backend.cpu.edges import CpuEdges
@@ -215,6 +215,34 @@ class CpuBackend:
             address(target.labels),
             address(target.mask),
             target.inv_count,
+            address(target.weights),
+            target.smoothing,
+            address(row_scale),
+            address(loss),
+            address(partials),
+            self._threads,
+        )
+
+    def entry_loss(
+        self,
+        kind: EntryLoss,
+        z: Tensor,
+        target: LossTarget,
+        row_scale: Tensor | None,
+        loss: Tensor,
+        partials: Tensor | None,
+    ) -> None:
+        _begin(partials)
+        self._run(
+            "mggcn_entry_loss_",
+            self._dtype,
+            address(z),
+            z.stride(0),
+            *z.shape,
+            address(target.labels),
+            address(target.mask),
+            target.inv_count,
+            ENTRY_LOSSES.index(kind),
             address(row_scale),
             address(loss),
             address(partials),
@@ -222,14 +250,18 @@ class CpuBackend:
         )
 
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
-        rows, cols = z.shape
+        self._count("mggcn_confusion_", z, labels, mask, counts)
+
+    def entry_counts(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
+        self._count("mggcn_entry_counts_", z, labels, mask, counts)
+
+    def _count(self, kernel: str, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
         self._run(
-            "mggcn_confusion_",
+            kernel,
             self._dtype,
             address(z),
             z.stride(0),
-            rows,
-            cols,
+            *z.shape,
             address(labels),
             address(mask),
             address(counts),

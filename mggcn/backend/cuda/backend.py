@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mggcn.backend.base import Dropout, Epilogue, Gradient, LossTarget, Sparse
+from mggcn.backend.base import Dropout, EntryLoss, Epilogue, Gradient, LossTarget, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cuda import rows
 from mggcn.backend.cuda.base import Device
@@ -180,8 +180,23 @@ class CudaBackend:
         sums = rows.LossSums(loss, partials, self._losses, self._arrived)
         rows.softmax_xent(self._kernels[self._dtype], z, target, row_scale, sums)
 
+    def entry_loss(
+        self,
+        kind: EntryLoss,
+        z: Tensor,
+        target: LossTarget,
+        row_scale: Tensor | None,
+        loss: Tensor,
+        partials: Tensor | None,
+    ) -> None:
+        sums = rows.LossSums(loss, partials, self._losses, self._arrived)
+        rows.entry_loss(self._kernels[self._dtype], kind, z, target, row_scale, sums)
+
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
         rows.confusion(self._kernels[self._dtype], z, labels, mask, counts)
+
+    def entry_counts(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
+        rows.entry_counts(self._kernels[self._dtype], z, labels, mask, counts)
 
     def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
         rows.dropout_values(self._kernels[self._real], matrix, out, row_ids, dropout)

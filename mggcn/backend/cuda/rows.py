@@ -1,4 +1,4 @@
-"""Launches of cuda/rows.cu, columns.cu and loss.cu: every grid and block is a pure function of shapes and types.
+"""Launches of cuda/rows, columns, loss and entries.cu: every grid and block is a pure function of shapes and types.
 
 V rows, D columns, C classes. Arguments are those of KernelBackend; `kernels` are those for the type of the dense tensors
 that are read.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mggcn.backend.base import Dropout, Epilogue, Gradient, LossTarget, Sparse
+from mggcn.backend.base import ENTRY_LOSSES, Dropout, EntryLoss, Epilogue, Gradient, LossTarget, Sparse
 from mggcn.backend.cuda.kernels import Kernels, epilogue_args, out_option
 
 PARTIALS = 1024
@@ -142,6 +142,28 @@ def softmax_xent(
     row_scale: Tensor | None,
     sums: LossSums,
 ) -> None:
+    spread = target.weights is not None or target.smoothing > 0
+    options = (target.weights, target.smoothing) if spread else ()
+    kernel = "softmax_xent_spread" if spread else "softmax_xent"
+    _loss(kernels, ("loss", kernel), z, target, options, row_scale, sums)
+
+
+def entry_loss(
+    kernels: Kernels, kind: EntryLoss, z: Tensor, target: LossTarget, row_scale: Tensor | None, sums: LossSums
+) -> None:
+    _loss(kernels, ("entries", "entry_loss"), z, target, (ENTRY_LOSSES.index(kind),), row_scale, sums)
+
+
+def _loss(
+    kernels: Kernels,
+    kernel: tuple[str, str],
+    z: Tensor,
+    target: LossTarget,
+    options: tuple[Tensor | float | None, ...],
+    row_scale: Tensor | None,
+    sums: LossSums,
+) -> None:
+    """Launch a kernel with the frame of cuda/loss.cuh; options: its own arguments."""
     rows, cols = z.shape
     used, partials = chunks(rows), sums.partials
     if not used:
@@ -152,8 +174,7 @@ def softmax_xent(
     fitting = SHARED_BYTES // (8 * cols) if partials is not None else SUM_THREADS
     groups = max(1, min(SUM_THREADS // lanes, fitting))
     kernels.launch(
-        "loss",
-        "softmax_xent",
+        *kernel,
         (used,),
         (lanes, groups),
         z,
@@ -163,6 +184,7 @@ def softmax_xent(
         target.labels,
         target.mask,
         target.inv_count,
+        *options,
         row_scale,
         sums.losses,
         sums.arrived,
@@ -172,6 +194,13 @@ def softmax_xent(
         int(fitting > 0),
         shared_bytes=8 * cols * groups if partials is not None and fitting else 0,
     )
+
+
+def entry_counts(kernels: Kernels, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
+    rows, cols = z.shape
+    lanes = loss_lanes(cols)
+    block = (lanes, SUM_THREADS // lanes)
+    kernels.launch("entries", "entry_counts", (chunks(rows),), block, z, z.stride(0), rows, cols, labels, mask, counts)
 
 
 def confusion(kernels: Kernels, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mggcn.backend.base import Dropout, LossTarget
+from mggcn.backend.base import Dropout
 from mggcn.model.kinds.elementwise import Scale, partial_sums, partials_of, result_beside, scale_of, sum_partials
 from mggcn.model.runtime import Runtime, Sizes, require
 from mggcn.model.values import Op, PlainKind, Scratch, Value
@@ -53,7 +53,7 @@ class DroppedValues(PlainKind):
 
 @dataclass(frozen=True, slots=True)
 class Loss(PlainKind):
-    """The gradient of the masked cross-entropy of logits z (V, C), times S_r if so; adds the loss to rt.loss.
+    """The gradient of the loss of scores z (V, C), times S_r if so; adds the loss to rt.loss.
 
     sums: the bias whose gradient is the sum of the columns of the gradient before S_r.
     """
@@ -71,15 +71,14 @@ class Loss(PlainKind):
 
     def run(self, rt: Runtime, op: Op) -> None:
         z, _ = result_beside(op.tensor(rt, 0), rt.buffer(op.out))
-        target = LossTarget(rt.inputs.labels, rt.inputs.mask, rt.inputs.inv_count)
         partials = partials_of(rt, op)
-        rt.backend.softmax_xent(z, target, scale_of(rt, self.row_scale), rt.loss, partials)
+        rt.inputs.target.loss(rt.backend, z, scale_of(rt, self.row_scale), rt.loss, partials)
         sum_partials(rt, partials, self.sums)
 
 
 @dataclass(frozen=True, slots=True)
 class Score(PlainKind):
-    """Adds the confusion counts of the three splits to rt.counts; the logits z stay readable after the program."""
+    """Adds what the target counts in the three splits to rt.counts; the scores z stay readable after the program."""
 
     stored = False
 
@@ -88,4 +87,4 @@ class Score(PlainKind):
         return "score"
 
     def run(self, rt: Runtime, op: Op) -> None:
-        rt.backend.confusion(op.tensor(rt, 0), rt.inputs.labels, rt.inputs.mask, rt.counts)
+        rt.inputs.target.count(rt.backend, op.tensor(rt, 0), rt.counts)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
+from mggcn.graph.check import known_labels
 from mggcn.graph.csr import Graph
 from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
@@ -58,7 +59,8 @@ class Shard:
     """One rank's part of the graph.
 
     global_ids int64 (V,): original id of each row; owned bool (V,): rows whose vertex is this rank's own, None if all.
-    row_scale, col_scale (V,) or None: S_r and S_c; labels int32 (V,); mask uint8 (V,), 0 for copies; split_sizes: global.
+    row_scale, col_scale (V,) or None: S_r and S_c; labels int32 (V,), or real (V, T),
+    NaN where unknown; mask uint8 (V,), 0 for copies; split_sizes: global.
     """
 
     rank: int
@@ -66,7 +68,7 @@ class Shard:
     owned: npt.NDArray[np.bool_] | None
     row_scale: npt.NDArray[Any] | None
     col_scale: npt.NDArray[Any] | None
-    labels: npt.NDArray[np.int32]
+    labels: npt.NDArray[Any]
     mask: npt.NDArray[np.uint8]
     split_sizes: tuple[int, int, int]
 
@@ -98,10 +100,13 @@ def build_shard(
     """
     owners, owned = local_index or partition.local_index(rank), partition.owned(rank)
     ids = owners.owned(rank)
-    labels = np.empty(ids.shape[0], np.int32)
+    columns = () if graph.labels is None else graph.labels.shape[1:]
+    labels = np.empty((ids.shape[0], *columns), options.dtype if columns else np.int32)
     for chunk, local in _owned_chunks(owners, rank, graph.num_vertices):
         if graph.labels is not None:
             labels[local] = graph.labels.read(chunk.start, chunk.stop)[owners.owner[chunk] == rank]
+    if graph.task == "labels":
+        labels[labels < 0] = np.nan
     mask, sizes = _split_mask(graph, ids, options)
     if owned is not None:
         mask[~owned] = 0
@@ -177,16 +182,44 @@ def _split_mask(
     return mask, (sizes[0], sizes[1], sizes[2])
 
 
+def count_labels(graph: Graph, options: ShardOptions) -> npt.NDArray[np.int64]:
+    """Return how many vertices of each split (train, val, test) have each class, or each entry known: int64 (3, C).
+
+    Cost: one pass over labels and splits.
+    """
+    counts = np.zeros((3, graph.num_classes), np.int64)
+    masks = [graph.splits.get(split_name(options.splits, name)) for name in SPLITS]
+    chosen = [None if rows is None else rows.read(options.split, options.split + 1)[0] for rows in masks]
+    for start in range(0, graph.num_vertices if graph.labels is not None else 0, ROWS):
+        part = graph.labels.read(start, start + ROWS)  # type: ignore[union-attr]
+        for count, rows in zip(counts, chosen, strict=True):
+            if rows is None:
+                continue
+            mine = part[rows[start : start + ROWS]]
+            if graph.task == "classes":
+                count += np.bincount(mine[mine >= 0], minlength=graph.num_classes)
+            else:
+                count += (mine >= 0 if graph.task == "labels" else ~np.isnan(mine)).sum(0)
+    return counts
+
+
 def _check_labels(
-    graph: Graph, ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]
+    graph: Graph, ids: npt.NDArray[np.int64], labels: npt.NDArray[Any], mask: npt.NDArray[np.uint8]
 ) -> None:
     """Training vertices need a label within the classes; others without one leave the mask: no score counts them."""
     if graph.labels is None:
         raise GraphError(
             f"{graph.name} has no labels, so nothing can be trained; add labels when you prepare the graph"
         )
-    unlabelled = (labels < 0) | (labels >= graph.num_classes)
+    unlabelled = ~known_labels(labels)
+    if graph.task == "classes":
+        unlabelled |= labels >= graph.num_classes
     wrong = np.flatnonzero((mask & 1 != 0) & unlabelled)
+    if wrong.size and graph.task != "classes":
+        raise GraphError(
+            f"every training vertex needs a label, vertex {ids[wrong[0]]} has none ({wrong.size} such on this rank); take "
+            "them out of the training mask"
+        )
     if wrong.size:
         raise GraphError(
             f"every training vertex needs a label in 0 .. {graph.num_classes - 1}, vertex {ids[wrong[0]]} has "

@@ -1,0 +1,86 @@
+"""What a graph's labels ask for: the losses and scores that fit them, and those that `auto` stands for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from mggcn.config import CLASS_SETTINGS, TrainConfig
+from mggcn.errors import ConfigError
+from mggcn.graph.csr import COLUMNS, Graph, Task
+
+LOSSES: Final[Mapping[Task, tuple[str, ...]]] = MappingProxyType(
+    {"classes": ("cross_entropy",), "labels": ("bce",), "numbers": ("mse", "mae")}
+)
+COUNTED: Final = ("accuracy", "balanced_accuracy", "macro_f1", "micro_f1")
+"""Scores of counts; others need the scores of all vertices in one place."""
+METRICS: Final[Mapping[Task, tuple[str, ...]]] = MappingProxyType(
+    {
+        "classes": (*COUNTED, "roc_auc", "average_precision"),
+        "labels": ("micro_f1", "accuracy", "balanced_accuracy", "macro_f1", "roc_auc", "average_precision"),
+        "numbers": ("rmse", "mae", "r2"),
+    }
+)
+"""By task; the first is the default."""
+LOWER_IS_BETTER: Final = ("mae", "rmse")
+
+
+def better(metric: str, value: float, than: float) -> bool:
+    """Return whether one score is better than another."""
+    return value < than if metric in LOWER_IS_BETTER else value > than
+
+
+_NAMES = {"rocauc": "roc_auc", "ap": "average_precision", "acc": "accuracy", "f1": "micro_f1"}
+"""Other names of scores in stores and data sets."""
+
+
+def resolve_task(train: TrainConfig, graph: Graph) -> TrainConfig:
+    """Fill in what `auto` stands for. Raises: ConfigError for a loss, a score or weights that do not fit the labels."""
+    task, changes = graph.task, dict[str, Any]()
+    if train.loss == "auto":
+        changes["loss"] = LOSSES[task][0]
+    elif train.loss not in LOSSES[task]:
+        raise ConfigError(
+            f"train.loss {train.loss} does not fit {graph.name}, whose labels are {_what(graph)}; choose "
+            f"{' or '.join(LOSSES[task])}, or prepare the labels as another task (--task)"
+        )
+    if train.metric == "auto":
+        default = "mae" if train.loss == "mae" else METRICS[task][0]
+        named = str(graph.meta.get("metric", "")).lower().replace(" ", "_").replace("-", "_")
+        named = _NAMES.get(named, named)
+        changes["metric"] = named if named in METRICS[task] else default
+    elif train.metric not in METRICS[task]:
+        raise ConfigError(
+            f"train.metric {train.metric} does not fit {graph.name}, whose labels are {_what(graph)}; choose one of "
+            f"{', '.join(METRICS[task])}"
+        )
+    _check_classes(train, graph)
+    return dataclasses.replace(train, **changes) if changes else train
+
+
+def _check_classes(train: TrainConfig, graph: Graph) -> None:
+    """Refuse weights and ignored labels of classes that are not there."""
+    if graph.task != "classes":
+        named = [f"train.{name}" for name, default in CLASS_SETTINGS.items() if getattr(train, name) != default]
+        if named:
+            raise ConfigError(
+                f"{', '.join(named)} belong to classes, but {graph.name} has {_what(graph)}; leave them out"
+            )
+        return
+    if train.class_weights not in ("none", "balanced"):
+        came = len(train.weights_of_classes())
+        if came != graph.num_classes:
+            raise ConfigError(
+                f"train.class_weights must hold one number for each of {graph.num_classes} classes, got {came}"
+            )
+    unknown = [label for label in train.ignored_labels if label >= graph.num_classes]
+    if unknown and graph.labels is not None:
+        raise ConfigError(
+            f"train.ignored_labels names {unknown[0]}, but {graph.name} has the classes 0 .. {graph.num_classes - 1}"
+        )
+
+
+def _what(graph: Graph) -> str:
+    return "one class a vertex" if graph.task == "classes" else f"{graph.num_classes} {COLUMNS[graph.task]}"

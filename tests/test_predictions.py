@@ -1,0 +1,139 @@
+"""Predictions in the forms that people use, for every task, from stores that hold them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mggcn
+from mggcn.cli import main
+from mggcn.errors import ConfigError
+from mggcn.graph.generate import community
+from mggcn.graph.store import open_store, write_store
+from mggcn.jobs import prediction_files
+from mggcn.jobs.predict import predict
+from mggcn.jobs.prediction_files import check_target, classes_of, probabilities_of, write_predictions
+
+TASKS = ("classes", "labels", "numbers")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """A store and a short run of each task."""
+    folder, found = tmp_path_factory.mktemp("tasks"), {}
+    for task in TASKS:
+        store, run = folder / task, folder / f"run-{task}"
+        kinds = ["community", str(store), "--vertices", "120", "--edges", "600", "--features", "8", "--classes", "3"]
+        assert main(["generate", *kinds, "--task", task]) == 0
+        settings = ["--set", "train.epochs=3", "--set", "model.hidden=8", "--set", "run.threads=1", "--quiet"]
+        assert main(["train", str(store), "--out", str(run), *settings]) == 0
+        found[task] = store, run
+    return found
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_stores_hold_every_task(runs: dict[str, tuple[Path, Path]], task: str, tmp_path: Path) -> None:
+    """Fails if a store forgets its task, or a run's score, loss or number of columns is another task's."""
+    store, run = runs[task]
+    graph = open_store(store, verify=True)
+    meta = json.loads((store / "meta.json").read_text())
+    assert (graph.task, meta.get("task", "classes"), graph.num_classes) == (task, task, 1 if task == "numbers" else 3)
+    assert 'loss = "auto"' not in (run / "config.toml").read_text()
+    result = json.loads((run / "result.json").read_text())
+    assert result["metric"] == {"classes": "accuracy", "labels": "micro_f1", "numbers": "rmse"}[task]
+    write_store(mggcn.load(graph), tmp_path / "again")
+    assert np.array_equal(open_store(tmp_path / "again").labels.array(), graph.labels.array(), equal_nan=True)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_forms_hold_the_same_scores(runs: dict[str, tuple[Path, Path]], task: str, tmp_path: Path) -> None:
+    """Fails if a form loses digits, rows or their order, or classes are not those of the scores."""
+    _, run = runs[task]
+    scores = np.load(predict(run, tmp_path / "p.npy"))
+    predict(run, tmp_path / "p.csv")
+    header, *_ = (tmp_path / "p.csv").read_text().splitlines()
+    table = np.loadtxt(tmp_path / "p.csv", delimiter=",", skiprows=1, ndmin=2)
+    assert header.split(",") == ["vertex", *(f"score_{c}" for c in range(scores.shape[1]))]
+    assert np.array_equal(table[:, 0], np.arange(120))
+    assert np.array_equal(table[:, 1:].astype(scores.dtype), scores)
+    if task == "numbers":
+        with pytest.raises(ConfigError, match="neither classes nor probabilities"):
+            predict(run, tmp_path / "c.csv", classes=True)
+        return
+    probabilities = np.load(predict(run, tmp_path / "q.npy", probabilities=True))
+    expected = np.exp(scores) / np.exp(scores).sum(1, keepdims=True) if task == "classes" else 1 / (1 + np.exp(-scores))
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
+    chosen = scores.argmax(1) if task == "classes" else (scores > 0).astype(np.int8)
+    assert np.array_equal(np.load(predict(run, tmp_path / "c.npy", classes=True)), chosen)
+    predict(run, tmp_path / "c.csv", classes=True)
+    listed = np.loadtxt(tmp_path / "c.csv", delimiter=",", skiprows=1, dtype=int)
+    assert np.array_equal(listed[:, 1:].reshape(chosen.shape), chosen)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".csv", ".npy", ".npy", ".npy"]
+
+
+def test_parts_are_written_behind_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a table of more rows than are written at a time repeats its header or its numbers."""
+    monkeypatch.setattr(prediction_files, "ROWS", 4)
+    scores = np.random.default_rng(3).normal(size=(11, 2))
+    np.save(tmp_path / "s.npy", scores)
+    write_predictions(tmp_path / "s.npy", tmp_path / "s.csv", "classes", classes=False)
+    table = np.loadtxt(tmp_path / "s.csv", delimiter=",", skiprows=1)
+    assert np.array_equal(table, np.column_stack([np.arange(11), scores]))
+    if importlib.util.find_spec("pyarrow"):
+        import pyarrow.parquet
+
+        write_predictions(tmp_path / "s.npy", tmp_path / "s.parquet", "classes", classes=True)
+        read = pyarrow.parquet.read_table(tmp_path / "s.parquet").to_pydict()
+        assert read == {"vertex": list(range(11)), "class": scores.argmax(1).tolist()}
+
+
+@pytest.mark.parametrize("name", ["p.txt", "p", "p.npz", "missing/p.npy"])
+def test_other_files_are_refused_before_anything_runs(name: str, tmp_path: Path) -> None:
+    """Fails if a suffix that means no form is written as another one."""
+    with pytest.raises(ConfigError, match="--out expects a file"):
+        check_target(tmp_path / name)
+
+
+def test_parquet_without_pyarrow_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a missing package shows only once everything has been computed."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs pyarrow"):
+        check_target(tmp_path / "p.parquet")
+
+
+def test_probabilities_of_labels_do_not_overflow() -> None:
+    """Fails if large scores of a label warn or become NaN."""
+    scores = np.array([[1e4, -1e4, 0.0]])
+    assert probabilities_of(scores, "labels").tolist() == [[1.0, 0.0, 0.5]]
+    assert classes_of(scores, "labels").tolist() == [[1, 0, 0]]
+
+
+def test_python_has_the_same_forms() -> None:
+    """Fails if Trainer.predict gives other classes than its scores, or another graph's are not of the run's task."""
+    settings: dict[str, Any] = {"epochs": 3, "hidden": (8,), "threads": 1}
+    for task in TASKS:
+        graph = community(80, 300, 6, 3, seed=4, task=task)  # type: ignore[arg-type]
+        trainer = mggcn.Trainer(graph, **settings)
+        trainer.fit()
+        scores, other = trainer.predict(), trainer.predict(graph=graph)
+        np.testing.assert_allclose(scores, other, rtol=1e-5, atol=1e-6)
+        if task == "numbers":
+            with pytest.raises(ConfigError, match="numbers"):
+                trainer.predict(classes=True)
+        else:
+            assert np.array_equal(trainer.predict(classes=True), classes_of(scores, graph.task))
+
+
+def test_nothing_validated_is_not_called_best(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Fails if a run without validation vertices prints, or reports, scores of the best validation."""
+    write_store(community(80, 300, 6, 3, seed=4, val=0.0), tmp_path / "store")
+    settings = ["--set", "train.epochs=2", "--set", "run.threads=1"]
+    assert main(["train", str(tmp_path / "store"), "--out", str(tmp_path / "run"), *settings]) == 0
+    printed = capsys.readouterr().out
+    assert "last epoch" in printed
+    assert "best validation" not in printed
