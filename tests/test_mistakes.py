@@ -49,7 +49,7 @@ MISTAKES: dict[str, tuple[list[object], str]] = {
     "file for a store": (["train", "{here}/edges.txt"], "mggcn prepare"),
     "folder of stores": (["train", HERE], "it holds the stores bare, graph, unlabelled"),
     "run that is none": (["predict", STORE], "is not the folder of a run"),
-    "run folder taken": (["train", STORE, "--out", STORE], "name a folder (out) that is new or empty"),
+    "run folder taken": (["train", STORE, "--out", STORE], "name a folder that is new or empty: --out, in Python out="),
     "store taken": (["prepare", "{here}/edges.txt", STORE], "--force"),
     "unknown suffix": (["prepare", "{here}/edges.docx", "{here}/new"], "rename or convert it"),
     # ranks

@@ -135,6 +135,6 @@ def test_what_plan_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     shape = ["--vertices", 10, "--edges", 20, "--features", 3, "--classes"]
     assert "must be 1 or more" in refused(capsys, "plan", *shape, 0)
     assert "invalid whole number value: '2.5'" in refused(capsys, "plan", *shape, 2.5)
-    assert "expected bytes such as 512MiB" in refused(capsys, "plan", *shape, 2, "--memory-limit", "much")
+    assert "expects bytes such as 512MiB" in refused(capsys, "plan", *shape, 2, "--memory-limit", "much")
     assert run_main("generate", "community", tmp_path / "g", "--vertices", 50, "--edges", 100) == 0
     assert "not both" in refused(capsys, "plan", tmp_path / "g", "--vertices", 10)

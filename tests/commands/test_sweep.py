@@ -151,7 +151,7 @@ def test_grids_and_draws(tmp_path: Path) -> None:
         ("[sweep]\ntrials = 3\n[grid]\ntrain.lr = {log = [0, 2]}", r"train.lr expects a list, \{uniform"),
         ("[sweep]\ntrials = 0\n[grid]\ntrain.lr = [1]", r"sweep.trials must lie in 1 \.\."),
         ("[sweep]\nnumber = 3\n[grid]\ntrain.lr = [1]", r"unknown setting sweep.number; known in \[sweep\] are trials"),
-        ("[grid]\ntrain.rate = [0.1]", r"unknown setting train.rate; known in \[train\] are"),
+        ("[grid]\ntrain.rate = [0.1]", r"unknown setting train.rate; .*known in \[train\] are"),
         ("[grid]\nmodel.dropout = [0.1, 1.5]", r"model.dropout must lie in \[0, 1\), got 1.5"),
         ("[grid]\ntrain.lr = [0.1", r"is not valid TOML"),
         ("grid = 3", r"grid must be a table \[grid\], got 3"),

@@ -133,8 +133,9 @@ def test_a_process_that_vanishes_is_named() -> None:
         run(leave, graph_of("random"), ranks=2, transport="gloo", threads=1, timeout_s=60)
 
 
-def test_what_cannot_travel_is_refused() -> None:
+def test_what_cannot_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a function that no process can find ends in an error of pickle's."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     with pytest.raises(ConfigError, match="must be picklable: a function at the top of a module"):
         run(lambda part: part.rank, graph_of("random"), ranks=2, transport="gloo")
 

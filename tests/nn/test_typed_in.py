@@ -66,6 +66,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
 def test_without_cloudpickle_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a function that no process can import is sent by name, or one that can be needs another package."""
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     assert typed_in.portable(python) is python
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)

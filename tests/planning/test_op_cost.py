@@ -13,7 +13,7 @@ from mggcn.planning.op_cost import SMALL_ROWS, epoch_threads
 def _trainer(vertices: int, *hidden: int, **settings: object) -> mggcn.Trainer:
     """Train a GCN on a ring, on two threads."""
     ring = np.arange(vertices)
-    edges = np.stack([ring, np.roll(ring, 1)])
+    edges = np.stack([np.tile(ring, 2), np.append(np.roll(ring, 1), np.roll(ring, -1))])
     labels, splits = ring % 3, {"train": ring[::2], "val": ring[1::2]}
     graph = mggcn.load(edges, features=np.eye(vertices, 7, dtype=np.float32), labels=labels, splits=splits)
     return mggcn.Trainer(graph, mggcn.GCN(hidden=hidden), threads=2, **settings)
