@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(kLossThreads)
 // in    z [V, T], targets [V, T], mask uint8 [V] (bit s: the row is in split s)
 // out   counts int64 [3, 3, T]. Integer atomics only: the same in every run. Moves 2 V T
 // grid  chunks, block (x, y): group y of block b has rows b y' + y, ... of all; y' groups in a block
-extern "C" __global__ void __launch_bounds__(kLossThreads)
+extern "C" __global__ void __launch_bounds__(kLossThreads, 1)
     entry_counts(const storage_t* z, long long ld, long long rows, int cols, const real_t* targets,
                  const unsigned char* mask, long long* counts) {
   unsigned long long* total = reinterpret_cast<unsigned long long*>(counts);

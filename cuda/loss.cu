@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(kLossThreads, 3)
 // softmax_xent_spread: the same with weights [C] or null and smoothing e: q_c = weights[c] ((c == label) (1 - e) + e /
 // C) in place of onehot; a row's loss is sum q_c (logsumexp(z) - z_c), its gradient (sum q) softmax(z) - q. in    z [V,
 // C], labels int32 [V]; the rest, out and grid: softmax_xent
-extern "C" __global__ void __launch_bounds__(kLossThreads)
+extern "C" __global__ void __launch_bounds__(kLossThreads, 1)
     softmax_xent_spread(storage_t* z, long long ld, long long rows, int cols, const int* labels,
                         const unsigned char* mask, double inv_count, const real_t* weights, double smoothing,
                         const real_t* row_scale, double* losses, unsigned* arrived, double* total, double* partials,

@@ -4,6 +4,7 @@
     @pytest.mark.parametrize(...)
 
 Parameters that are tuples, fixtures' too, count as one factor for each element. The cases left out are marked `full`.
+Where the whole product takes long, `covering(2, rest="slow")` leaves the other cases to `-m slow`.
 Of what a test goes through in a loop, the fixture `sample` draws a part for the fast suite.
 """
 
@@ -26,16 +27,17 @@ ELSEWHERE = ("cuda", "nccl", "slow", "full")
 
 def mark_full(items: Iterable[pytest.Item]) -> None:
     """Mark `full` what no covering array needs of the tests that ask for one."""
-    tests: defaultdict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
+    tests: defaultdict[tuple[str, str, int], list[pytest.Function]] = defaultdict(list)
     for item in items:
         marker = item.get_closest_marker("covering")
         if marker and isinstance(item, pytest.Function) and not any(map(item.get_closest_marker, ELSEWHERE)):
-            tests[item.nodeid.partition("[")[0], *marker.args].append(item)
-    for (name, strength), cases in tests.items():
+            tests[item.nodeid.partition("[")[0], marker.kwargs.get("rest", "full"), *marker.args].append(item)
+    for (name, rest, strength), cases in tests.items():
         chosen = covering([factors(case.callspec.params) for case in cases], strength, name)
         for number, case in enumerate(cases):
             if number not in chosen:
                 case.add_marker("full")
+                case.add_marker(rest)
 
 
 def everything_runs(config: pytest.Config) -> bool:

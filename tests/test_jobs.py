@@ -27,6 +27,7 @@ from mggcn.jobs import folder as run_folders
 from mggcn.jobs import local as local_ranks
 from mggcn.jobs import predict as predicting
 from mggcn.jobs import train as training
+from mggcn.jobs.prediction_files import probabilities_of
 from mggcn.partition.make import make_partition
 from mggcn.train.checkpoint import Progress, save_checkpoint
 from mggcn.trainer import Trainer
@@ -66,7 +67,8 @@ def trained(store: Path, out: Path, config: Config) -> Path:
 def test_a_run_folder_holds_everything(run: Path) -> None:
     """Fails if a run cannot be repeated, resumed or read from its folder alone."""
     config, plan, job = run_folders.read_run(run)
-    assert config == dataclasses.replace(config_of(2), train=dataclasses.replace(config_of().train, metric="accuracy"))
+    chosen = {"metric": "accuracy", "loss": "cross_entropy"}  # of what was auto
+    assert config == dataclasses.replace(config_of(2), train=dataclasses.replace(config_of().train, **chosen))
     assert plan["ranks"] == 2
     assert open_store(job["store"]).num_vertices == N
     assert Path(job["store"]).is_absolute()
@@ -219,7 +221,7 @@ def test_signals_set_the_flag_once_and_handlers_return() -> None:
 
 def test_softmax_of_huge_logits() -> None:
     """Fails if large scores overflow."""
-    found = predicting.softmax(np.array([[1e30, 0.0], [-1e30, -1e30], [0.0, np.log(3.0)]]))
+    found = probabilities_of(np.array([[1e30, 0.0], [-1e30, -1e30], [0.0, np.log(3.0)]]), "classes")
     np.testing.assert_allclose(found, [[1, 0], [0.5, 0.5], [0.25, 0.75]])
 
 

@@ -108,7 +108,7 @@ def _shared_input(
     x_bytes = sparse_bytes(shape, shape.nnz, precision, model.input_dropout > 0)
     options = [
         (SPARSE_PENALTY * 2 * shape.nnz * width, InputChoice(sparse=True, nbytes=x_bytes)),
-        (float(shape.rows * shape.cols * width), InputChoice(nbytes=dense)),
+        (2.0 * shape.rows * shape.cols * width, InputChoice(nbytes=dense)),
     ]
     return _least_work(options, setting)
 
@@ -186,7 +186,7 @@ def choose_layer(model: ModelConfig, use: LayerUse, choice: InputChoice, product
         reason = "no sum over neighbours alone reads its result" if model.aggregates else "the model has no graph"
     elif use.first and choice.aggregated:
         kind, reason = "precomputed", "A X is constant: no SpMM"
-    elif use.first and choice.sparse:
+    elif (use.first or use.shares) and choice.sparse:
         kind, reason = "gemm-first", f"X is sparse: SpMM at width {d_out} of X W"
     elif products != "auto":
         kind, reason = products, "as set by run.products"

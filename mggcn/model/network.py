@@ -15,9 +15,9 @@ from mggcn.model.builder import Builder, Network
 from mggcn.model.choices import InputChoice, InputShape, LayerChoice, LayerUse, choose_input, choose_layer
 from mggcn.model.derive import derive
 from mggcn.model.kinds.aggregate import Aggregate
-from mggcn.model.kinds.dense import Linear
+from mggcn.model.kinds.dense import Linear, SparseLinear
 from mggcn.model.kinds.elementwise import EpilogueSpec
-from mggcn.model.kinds.ends import Input, Score
+from mggcn.model.kinds.ends import DroppedValues, Input, Score
 from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fuse_epilogues, fuse_gradients
 from mggcn.model.rewrite.patterns import does, followed_by, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, order_products, precompute
@@ -88,6 +88,12 @@ class Values:
     def reads_all(self) -> str:
         """A node of which every result depends on all vertices, "" if there is none: rows cannot be left out then."""
         return next((value.kind.label for value in self.training.values() if value.kind.sums_over_ranks), "")
+
+    @property
+    def sparse_layers(self) -> frozenset[int]:
+        """Numbers of the dense layers that multiply sparse features."""
+        kinds = (value.kind for value in self.evaluation.values())
+        return frozenset(kind.layer for kind in kinds if isinstance(kind, SparseLinear))
 
     @property
     def input_scaled(self) -> bool:
@@ -197,11 +203,17 @@ def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[Laye
     graph = _logged(log, "scales moved into neighbours", graph, push_scales)
     graph = _logged(log, "elementwise steps in one pass", graph, fuse_elementwise)
     graph = keep_sparse(graph, choice)
-    # Set-up loads one input: it must be the one that every reader expects.
+    # Set-up loads one input: it must be the one that every reader expects, and only products take it sparse.
+    users = graph.users()
     for value in graph.values():
         kind = value.kind
         if isinstance(kind, Input) and (kind.sparse, kind.aggregated) != (choice.sparse, choice.aggregated):
             raise PlanError(f"the model reads {kind.label} in another form than it is kept ({choice.reason})")
+        readers = users[value] if isinstance(kind, Input) and kind.sparse else []
+        if odd := [
+            reader.kind.label for reader in readers if not isinstance(reader.kind, SparseLinear | DroppedValues)
+        ]:
+            raise PlanError(f"X is kept sparse and {odd[0]} reads it dense; set run.features = dense")
     return graph
 
 

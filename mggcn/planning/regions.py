@@ -165,9 +165,10 @@ class RankSizes:
 
     def _widest(self, panel: int) -> int:
         """Columns of the widest operand of a sparse product."""
+        sparse = self.values.sparse_layers
         return max(
             panel,
-            *(max(c.d_out, c.d_in if c.layer > 1 or not self.input.sparse else 0) for c in self.values.layers),
+            *(max(c.d_out, 0 if c.layer in sparse else c.d_in) for c in self.values.layers),
             *(
                 max(v.cols, v.kind.op.columns(v.cols).operand)
                 for v in self.values.training.values()
@@ -196,7 +197,7 @@ class RankSizes:
             cpu_sizes.gemm_bytes(self.rows, c.d_in, c.d_out, stored, self.item, threads, variant)
             for variant in variants
             for c in self.values.layers
-            if c.layer > 1 or not self.input.sparse
+            if c.layer not in self.values.sparse_layers
         ]
         dense += [
             cpu_sizes.gemm_bytes(*sizes, stored, self.item, threads, variant)

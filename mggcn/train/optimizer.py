@@ -102,7 +102,8 @@ PLATEAU_RISE, PLATEAU_EPS = 1e-4, 1e-8
 def follow_plateau(config: TrainConfig, progress: Progress, score: float, *, lower: bool = False) -> bool:
     """Tell the plateau schedule a validation score; return whether it has cut progress.rate. lower: scores are errors."""
     peak = progress.peak
-    if peak is None or (score < peak * (1.0 - PLATEAU_RISE) if lower else score > peak * (1.0 + PLATEAU_RISE)):
+    least = 0.0 if peak is None else PLATEAU_RISE * abs(peak)
+    if peak is None or (score < peak - least if lower else score > peak + least):
         progress.peak, progress.stalled = score, 0
         return False
     progress.stalled += 1

@@ -243,6 +243,7 @@ class RankTrainer:
         if (
             config.schedule == "plateau"
             and value is not None
+            and progress.epoch > config.schedule_start
             and follow_plateau(config, progress, value, lower=self.metric in LOWER_IS_BETTER)
         ):
             self._epoch.set_rates(learning_rates(config, progress.rate))
@@ -301,8 +302,6 @@ class RankTrainer:
         if self._config.train.repeat == 1 and self.progress.finished:
             # A complete run that is extended: its only repeat goes on. Without more epochs it ends again as it did.
             self.progress.run, self.progress.finished = 0, []
-        if self.progress.epoch == self._config.train.schedule_start:
-            self.progress.rate, self.progress.peak, self.progress.stalled = None, None, 0  # a new schedule begins
         weights = self.runtime.weights
         if "best" in parts:
             weights.load_state_dict(parts["best"])

@@ -39,7 +39,7 @@ def rounded(backend: KernelBackend, z: np.ndarray) -> np.ndarray:
     return host(torch.from_numpy(z).to(backend.dtype))
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(2, rest="slow")
 @pytest.mark.parametrize("make", [padded, skewed])
 @pytest.mark.parametrize("classes", [1, 2, 7, 41, 6200])
 @pytest.mark.parametrize("spread", [1.0, 30.0, 1e4, 0.0])
@@ -135,7 +135,7 @@ def counted(backend: KernelBackend, z: np.ndarray, labels: np.ndarray, mask: np.
     return host(counts) - 1
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(2, rest="slow")
 @pytest.mark.parametrize(("rows", "classes"), [(0, 3), (1, 1), (400, 5), (400, 40), (60, 1500)])
 def test_confusion_equals_numpy(backend: KernelBackend, rows: int, classes: int) -> None:
     """Fails if splits that overlap, ties, unlabelled vertices or an earlier count are handled wrongly."""
@@ -171,7 +171,7 @@ def test_prediction_among_what_is_not_finite(backend: KernelBackend) -> None:
     assert predictions.tolist() == np.bincount([best for _, best in cases], minlength=3).tolist()
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(2, rest="slow")
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("classes", [1, 2, 7, 41, 6200])
@@ -236,7 +236,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(2, rest="slow")
 @pytest.mark.parametrize("kind", ENTRY_LOSSES)
 @pytest.mark.parametrize("make", [padded, skewed])
 @pytest.mark.parametrize("columns", [1, 2, 7, 130, 6200])
@@ -290,7 +290,7 @@ def test_entries_that_are_not_finite_reach_the_loss(backend: KernelBackend, kind
         assert np.isfinite(float(loss)) == unknown
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(2, rest="slow")
 @pytest.mark.parametrize(("rows", "columns"), [(0, 3), (1, 1), (400, 5), (60, 300)])
 def test_counts_of_entries_equal_numpy(backend: KernelBackend, rows: int, columns: int) -> None:
     """Fails if an unknown entry, a score of 0, a split that overlaps or an earlier count is handled wrongly."""

@@ -76,7 +76,7 @@ def test_product_grad(backend: KernelBackend, shape: tuple[int, int, int]) -> No
     _check(backend, *shape)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("isa", wide_tiles.ISAS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_tiles_of_every_instruction_set(

@@ -84,7 +84,7 @@ def _multiplied(
     np.testing.assert_allclose(host(out), expected, **CLOSE[types[1]])
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("types", WAYS, ids=str)
 @pytest.mark.parametrize("case", BATTERY, **NAMES)
 def test_spmm(backend: KernelBackend, case: Case, types: tuple[torch.dtype, torch.dtype], sample: Any) -> None:

@@ -93,6 +93,9 @@ def test_layers_that_share_a_sparse_input() -> None:
             kinds = [type(value.kind).__name__ for value in values.training.values()]
             assert kinds.count("SparseLinear") == 2 * sparse
             assert kinds.count("DroppedValues") == (sparse and dropout > 0)
+    wide = Choices(shape=shape, features="sparse", products="aggregate-first", precision="fp32")
+    kept = make_values(NETWORKS["sage"], ModelConfig(kind="sage", aggregator="mean", hidden=(600,)), 500, 4, wide)
+    assert kept.sparse_layers == {1, 2}
     full = InputShape(rows=1000, cols=500, nnz=490_000, adj_nnz=5000, aggregated_nnz=500_000)
     choices = Choices(shape=full, features="auto", products="auto", precision="fp32")
     assert not make_values(network, ModelConfig(), 500, 4, choices).input.sparse

@@ -98,7 +98,10 @@ def trained(case: Case, where: Where = CPU) -> tuple[list[Trained], Graph, Any]:
     graph = graph_of(case)
     whole_rows = case["conv"] in ("sage-max", "gat") and case["strategy"] == "slice"
     strategy = "broadcast" if case["ranks"] == 1 or whole_rows else case["strategy"]
-    config = where.config(with_run(config_of(case["ranks"], strategy=strategy, **model_of(case)), prune="auto"))
+    # An identity residual reads X as it is; all else may share it sparse, in whatever order of products.
+    run = {"prune": "auto", "features": "sparse" if case["sparse"] and case["residual"] != "identity" else "auto"}
+    run["products"] = "aggregate-first" if case["norm"] == "mean" else "auto"
+    config = where.config(with_run(config_of(case["ranks"], strategy=strategy, **model_of(case)), **run))
     return one_epoch(config, graph, device_of=where.device_of), graph, config.model
 
 

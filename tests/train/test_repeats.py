@@ -18,9 +18,9 @@ def test_the_best_repeat_speaks_for_the_run() -> None:
     def repeats(*scores: float | None) -> list[dict[str, Any]]:
         return [{"seed": seed, "best": {"val": score}} for seed, score in enumerate(scores)]
 
-    assert best_repeat(repeats(0.25, 0.5, 0.5, None))["seed"] == 1
-    assert best_repeat(repeats(0.0, None))["seed"] == 0
-    assert best_repeat(repeats(None, None))["seed"] == 1
+    assert best_repeat(repeats(0.25, 0.5, 0.5, None), "accuracy")["seed"] == 1
+    assert best_repeat(repeats(0.0, None), "accuracy")["seed"] == 0
+    assert best_repeat(repeats(None, None), "accuracy")["seed"] == 1
 
 
 def readable(folder: Path) -> int:

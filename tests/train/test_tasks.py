@@ -105,7 +105,7 @@ def relative_error(task: str, ranks: int, strategy: str) -> float:
     return max(errors)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(2, rest="slow")
 @pytest.mark.parametrize("strategy", ["broadcast", "halo", "delayed"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("task", TASKS)

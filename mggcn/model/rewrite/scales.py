@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mggcn.model.kinds.dense import Linear
+from mggcn.model.kinds.ends import Input
 from mggcn.model.rewrite.patterns import COL, does, only_user
 from mggcn.model.values import Graph, Value
 
@@ -15,6 +16,9 @@ def push_scales(graph: Graph) -> Graph:
         if not does(scale, COL) or not isinstance(scale.operands[0].kind, Linear):
             return False
         (product,) = scale.operands
+        (h,) = product.operands
+        if isinstance(h.kind, Input) and h.kind.aggregated:  # A X is kept as it is; the pass over A X W ends the product
+            return False
         return only_user(users, product) is scale and only_user(users, product.operands[0]) is product
 
     moved = {value for value in graph.values() if moves(value)}

@@ -197,7 +197,7 @@ def count_labels(graph: Graph, options: ShardOptions) -> npt.NDArray[np.int64]:
                 continue
             mine = part[rows[start : start + ROWS]]
             if graph.task == "classes":
-                count += np.bincount(mine[mine >= 0], minlength=graph.num_classes)
+                count += np.bincount(mine[(mine >= 0) & (mine < graph.num_classes)], minlength=graph.num_classes)
             else:
                 count += (mine >= 0 if graph.task == "labels" else ~np.isnan(mine)).sum(0)
     return counts
