@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The editable install maps the modules that exist: a folder changes when one is added or moved.
 SOURCES := CMakeLists.txt $(wildcard cpu/* cuda/*) $(shell find mggcn -type d -not -name __pycache__)
+# Modules and tests are compiled once, not by every process that starts.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test test-all lint bench clean
 
