@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist wo
 test: $(VENV)/test-installed
 	$(PYTEST)
 
-# Every combination as well, and what CUDA's compilers say.
+# More combinations as well, and what CUDA's compilers say.
 test-all: $(VENV)/test-installed $(VENV)/compilers
 	$(PYTEST) -m "not slow"
 

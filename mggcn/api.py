@@ -61,7 +61,8 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
     if isinstance(source, list | tuple | dict):
         if odd := sorted(arrays.keys() - {"options", "name", "verify"}):
             raise ConfigError(
-                f"{', '.join(odd)} cannot be given for several graphs at once; load each graph with its own, then load the list of them"
+                f"{', '.join(odd)} cannot be given for several graphs at once; load each graph with its own, then the "
+                "list of them"
             )
         check_arguments(arrays, ("verify",))
         return load_joined(source, root=root, **arrays)

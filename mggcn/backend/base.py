@@ -204,7 +204,7 @@ class KernelBackend(Protocol):
         """Add the masked cross-entropy of the logits `z` to `loss`, and overwrite `z` with its gradient.
 
         z: (rows, C); becomes the gradient times row_scale. loss: float64 (1,); the sum over the rows of `target` times its
-        inv_count is added. partials: float64 (chunks, C); receives the column sums of the unscaled gradient, chunk by chunk.
+        inv_count is added. partials: float64 (chunks, C); receives each chunk's column sums of the unscaled gradient.
         """
         ...
 

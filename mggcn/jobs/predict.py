@@ -121,8 +121,8 @@ def check_alike(
         raise ConfigError(f"{what} has {width} features, {run} was trained on {expected}")
     if config.model.kind == "rgcn" and graph.num_relations > trained_on.num_relations:
         raise ConfigError(
-            f"{what} has {graph.num_relations} relations, {run} was trained on {trained_on.num_relations}; the model has no weights "
-            "for the others: give edges only the types that it was trained on, with the same numbers"
+            f"{what} has {graph.num_relations} relations, {run} was trained on {trained_on.num_relations}; the model "
+            "has no weights for the others: give edges only the types that it was trained on, with the same numbers"
         )
 
 

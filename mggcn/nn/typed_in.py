@@ -53,8 +53,8 @@ def portable(body: Callable[..., Any]) -> Callable[..., Any]:
         return _ByValue(cloudpickle.dumps(body))
     except (pickle.PicklingError, AttributeError, TypeError) as error:  # pickle raises all of them
         raise ConfigError(
-            f"the function cannot be sent to rank processes, because something that it refers to cannot be pickled ({error}); "
-            "leave that out, or use transport='threads'"
+            f"the function cannot be sent to rank processes, because something that it refers to cannot be pickled "
+            f"({error}); leave that out, or use transport='threads'"
         ) from error
 
 

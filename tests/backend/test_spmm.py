@@ -109,7 +109,7 @@ def test_spmm_without_padding(backend: KernelBackend, sample: Any) -> None:
         np.testing.assert_allclose(host(out), expected, **tolerance(backend))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("parts", [(), *((p,) for p in PARTS), PARTS[:3], PARTS], ids="+".join)
 def test_every_epilogue(backend: KernelBackend, parts: tuple[str, ...]) -> None:
     """Fails if a part of the epilogue is skipped, misplaced, or takes the vectors of another row."""
