@@ -480,7 +480,7 @@ def network_of(kind: str, norm: str, act: str) -> tuple[Network, ModelConfig]:
     return Network(convs, norms, ACTS[act]).eval(), model
 
 
-@pytest.mark.covering(2, rest="slow")
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("act", list(ACTS))
 @pytest.mark.parametrize("norm", list(NORMS))
 @pytest.mark.parametrize("kind", list(CONVS))

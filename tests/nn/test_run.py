@@ -54,6 +54,7 @@ def test_threads(ranks: int) -> None:
     assert torch.autograd.is_multithreading_enabled()
 
 
+@pytest.mark.full
 def test_processes(tmp_path: Path) -> None:
     """Fails if processes do not come up with their parts of a store; a graph in memory is the next test's."""
     graph = graph_of("weighted")
