@@ -1,7 +1,7 @@
 """What comparing digests adds to the first read of a store: seconds with and without, interleaved, medians and spread.
 
-`python bench/store_read.py --gib 1` writes a store of random features to a temporary folder and reads it in windows, as set-up
-does; `--cold` drops its pages from the cache before each read.
+`python bench/store_read.py --gib 1` writes a store of random features to a temporary folder and reads it in windows, as
+set-up does; `--cold` drops its pages from the cache before each read.
 """
 
 from __future__ import annotations

@@ -143,6 +143,8 @@ class CheckedFile:
 
     def __init__(self, path: Path, size: int, nbytes: int, digests: bytes) -> None:
         self._path, self._size = path, size
+        self.complete: Callable[[], None] = lambda: None
+        """Called once the last block was compared."""
         self._nbytes = nbytes or max(size, 1)
         self._streamed = not nbytes and size > BLOCK
         self._digests = digests
@@ -220,6 +222,8 @@ class CheckedFile:
                     f"differs; {REMEDY}"
                 )
             self._seen[block] = 1
+        if found and all(self._seen):
+            self.complete()
 
 
 def _digest(view: memoryview) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -30,6 +31,7 @@ from mggcn.graph.layout import (
     is_own,
 )
 from mggcn.graph.store_write import write_store
+from mggcn.graph.trusted import Trusted
 
 __all__ = [
     "EXPECTED",
@@ -71,7 +73,8 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
     if verify:
         _compare_checksums(folder, meta)
     # Files that were compared as a whole need no comparison of their blocks.
-    files = _Files(folder, stored_digests(folder, meta) if is_own(meta) and not verify else {})
+    digests = stored_digests(folder, meta) if is_own(meta) and not verify else {}
+    files = _Files(folder, digests, meta.get("sha256", {}))
     adj = _csr(files, names, ADJ_FILES, None)
     symmetric = "indptr_t" not in names
     labels = files.open("labels") if "labels" in names else None
@@ -157,8 +160,13 @@ def _compare_names(folder: Path, names: list[str], graph: Graph) -> None:
 
 
 def _compare_checksums(folder: Path, meta: Mapping[str, Any]) -> None:
-    for name, expected in meta.get("sha256", {}).items() if is_own(meta) else ():
+    if not is_own(meta):
+        return
+    stored_digests(folder, meta)
+    trusted = Trusted(folder)
+    for name, expected in meta["sha256"].items():
         try:
+            state = trusted.state(name)
             with (folder / name).open("rb") as file:
                 came = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
@@ -168,20 +176,35 @@ def _compare_checksums(folder: Path, meta: Mapping[str, Any]) -> None:
                 f"{folder / name} has SHA-256 {came}, meta.json expects {expected}; "
                 "the file is damaged or was edited: copy or prepare it again"
             )
+        trusted.add(name, state, expected)
 
 
 @final
 class _Files:
     """The arrays of a folder as they are opened, with the digests of their blocks by file name."""
 
-    def __init__(self, folder: Path, digests: Mapping[str, tuple[int, bytes]]) -> None:
+    def __init__(self, folder: Path, digests: Mapping[str, tuple[int, bytes]], sha256: Mapping[str, str]) -> None:
         self.folder, self._digests, self._opened = folder, digests, list[FileRows]()
+        self._sha256, self._trusted = sha256, Trusted(folder)
+        self._known = self._trusted.known() if digests else {}
 
-    def open(self, name: str, *, one_row: bool = False) -> FileRows:
-        """Open one. Raises: StoreError as `FileRows.open`."""
-        rows = FileRows.open(self.folder / f"{name}.npy", one_row=one_row, digests=self._digests.get(f"{name}.npy"))
+    def open(self, stem: str, *, one_row: bool = False) -> FileRows:
+        """Open one; a file that was compared before, and has not changed, is trusted. Raises: StoreError."""
+        name = f"{stem}.npy"
+        state, digests = self._state(name), self._digests.get(name)
+        if digests is not None and self._known.get(name) == [*state, self._sha256[name]]:
+            digests = None
+        rows = FileRows.open(self.folder / name, one_row=one_row, digests=digests)
+        if rows.checked is not None:
+            rows.checked.complete = partial(self._trusted.add, name, state, self._sha256[name])
         self._opened.append(rows)
         return rows
+
+    def _state(self, name: str) -> list[int]:
+        try:
+            return self._trusted.state(name)
+        except OSError:  # which opening it will tell
+            return []
 
     def check_headers(self) -> None:
         """Compare the blocks that have the headers of all files. Raises: StoreError."""

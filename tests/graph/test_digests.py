@@ -2,19 +2,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mggcn.errors import StoreError
-from mggcn.graph import digests
+from mggcn.graph import digests, trusted
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
-from mggcn.graph.digests import BLOCK, BLOCKS_FILE, Hasher, digests_meta
+from mggcn.graph.digests import BLOCK, BLOCKS_FILE, CheckedFile, Hasher, digests_meta
 from mggcn.graph.file_rows import FileRows
+from mggcn.graph.layout import graph_arrays
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
+from mggcn.graph.trusted import TRUSTED_FILE
 
 ROWS = 5_000
 WIDTH = 256
@@ -128,6 +132,57 @@ def test_stores_of_older_versions_are_compared_as_whole_files(store: Path) -> No
         features(store).read(0, 1)
     flip(store / "features.npy", 4 * BLOCK)
     assert features(store).read(0, 1).shape == (1, WIDTH)
+
+
+def compared(store: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Read everything; return the number of blocks that were compared."""
+    count = 0
+    real = CheckedFile._compare
+
+    def counted(self: CheckedFile, found: Any) -> None:
+        nonlocal count
+        count += len(found)
+        real(self, found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckedFile, "_compare", counted)
+        for rows in graph_arrays(open_store(store)).values():
+            rows.read(0, rows.shape[0])
+    return count
+
+
+def test_unchanged_files_are_compared_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a store is compared at every start, a changed file or record is trusted, or a fresh one is recorded."""
+    assert [compared(store, monkeypatch), compared(store, monkeypatch)] == [7, 7]
+    monkeypatch.setattr(trusted, "SETTLED_NS", 0)
+    assert [compared(store, monkeypatch), compared(store, monkeypatch)] == [7, 0]
+    record = store / TRUSTED_FILE
+    content = record.read_bytes()
+    for place in range(0, len(content), 7):
+        flip(record, place, 2)
+        assert compared(store, monkeypatch) in (0, 7)
+        record.write_bytes(content)
+    flip(store / "features.npy", 2 * BLOCK)
+    os.utime(store / "features.npy", ns=(10**18, 10**18))
+    with pytest.raises(StoreError, match="is damaged"):
+        compared(store, monkeypatch)
+    flip(store / "features.npy", 2 * BLOCK)
+    assert compared(store, monkeypatch) == 5
+    record.unlink()
+    open_store(store, verify=True)
+    assert compared(store, monkeypatch) == 0
+
+
+def test_a_store_that_cannot_be_written_is_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a folder without rights or room for the record is refused, or litter stays."""
+    monkeypatch.setattr(trusted, "SETTLED_NS", 0)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    assert compared(store, monkeypatch) == 7
+    assert not list(store.glob(".*"))
 
 
 ODD = [{}, {"nbytes": BLOCK}, {"nbytes": 0, "counts": {}}, {"nbytes": "1", "counts": {}}, [], "x", 7]
