@@ -23,6 +23,7 @@ from mggcn.commands import (
     predict,
     prepare,
     report,
+    store,
     sweep,
     train,
     tune,
@@ -72,7 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks.")
     parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (prepare, datasets, partition, plan, train, sweep, predict, report, generate, tune, doctor):
+    for module in (prepare, store, datasets, partition, plan, train, sweep, predict, report, generate, tune, doctor):
         name = module.__name__.rpartition(".")[2]
         summary = (module.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=summary, description=module.__doc__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from mggcn.errors import StoreError
 from mggcn.graph.csr import Array
+from mggcn.graph.digests import CheckedFile, read_exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,14 @@ class FileRows:
     dtype: np.dtype[Any]
     offset: int
     """Byte at which the data start."""
+    checked: CheckedFile | None = field(default=None, compare=False, repr=False)
+    """Compares every block with its digest when it is first read; None: there are none, or they were compared."""
 
     @classmethod
-    def open(cls, path: Path, *, one_row: bool = False) -> FileRows:
+    def open(cls, path: Path, *, one_row: bool = False, digests: tuple[int, bytes] | None = None) -> FileRows:
         """Parse the header and compare it with the size of the file; `one_row` presents a vector [n] as [1, n].
 
+        digests: bytes of a block and the digests of all blocks, as `stored_digests` gives them.
         Cost: one read of some hundred bytes.
         Raises: StoreError if the file is missing, no plain C-ordered `.npy`, pickled, cut short or too long.
         """
@@ -45,7 +49,8 @@ class FileRows:
                 f"{path} has {size} bytes, its header announces {expected} ({dtype} {shape}); "
                 "the file is damaged or was not written to the end: copy or prepare it again"
             )
-        return cls(path, (1, *shape) if one_row and len(shape) == 1 else shape, dtype, offset)
+        checked = None if digests is None else CheckedFile(path, size, *digests)
+        return cls(path, (1, *shape) if one_row and len(shape) == 1 else shape, dtype, offset, checked)
 
     @property
     def nbytes(self) -> int:
@@ -56,20 +61,18 @@ class FileRows:
         out = np.empty((max(0, last - first), *self.shape[1:]), self.dtype)
         if out.nbytes == 0:
             return out
-        # Unbuffered: large reads go straight into the array. One read may return fewer bytes than requested.
-        view, filled = out.reshape(-1).view(np.uint8).data, 0
+        # Unbuffered: large reads go straight into the array.
+        view, begin = out.reshape(-1).view(np.uint8).data, self.offset + first * (self.nbytes // self.shape[0])
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self.offset + first * (self.nbytes // self.shape[0]))
-            while filled < out.nbytes:
-                count = file.readinto(view[filled:])
-                if not count:
-                    raise StoreError(
-                        f"{self.path} became shorter while it was read; leave the store alone during a run"
-                    )
-                filled += count
+            if self.checked is None:
+                read_exactly(file, begin, view, self.path)
+            else:
+                self.checked.read_into(file, begin, view)
         return out
 
     def array(self) -> Array:
+        if self.checked is not None:
+            self.checked.check()
         mapped: Array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         return mapped.reshape(self.shape)
 
