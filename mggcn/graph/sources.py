@@ -23,8 +23,8 @@ from mggcn.graph.datasets import DATASETS, data_folder, obtain
 from mggcn.graph.edge_list import read_edge_list
 from mggcn.graph.join import join
 from mggcn.graph.ogb import is_ogb, read_ogb
+from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
 from mggcn.graph.store import EXPECTED, open_store
-from mggcn.graph.structure import DEFAULT_OPTIONS, GraphOptions
 from mggcn.graph.vertex_data import MADE, is_sparse
 
 EDGE_LISTS = (".txt", ".tsv", ".csv", ".edges", ".el", ".edgelist")
