@@ -134,8 +134,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _read_edges(path: Path) -> dict[str, Any]:
     found = read_edge_list(path)
-    meta = {"input": {"header": found.header}} if found.header else {}
-    return {"edges": found.edges, "weights": found.weights, "edge_types": found.types, "meta": meta}
+    return {"edges": found.edges, "meta": {"input": {"header": found.header}} if found.header else {}}
 
 
 def _read_matrix_market(path: Path) -> dict[str, Any]:

@@ -79,6 +79,9 @@ class _MemoryColumn:
         self.data: Array = np.empty(capacity, dtype)
 
     def write(self, position: int, entries: Array) -> None:
+        if position + entries.size > self.data.size:
+            # The system moves pages, not their content; only writers know the array so far.
+            self.data.resize(max(position + entries.size, self.data.size * 3 // 2), refcheck=False)
         self.data[position : position + entries.size] = entries
 
     def take(self, start: int, stop: int) -> Array:
