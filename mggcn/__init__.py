@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mggcn.errors import MggcnError
     from mggcn.graph.csr import Graph
     from mggcn.graph.facts import describe
-    from mggcn.graph.structure import GraphOptions
+    from mggcn.graph.options import GraphOptions
     from mggcn.model.weights import from_pyg, to_pyg
     from mggcn.sweeps import sweep
     from mggcn.trainer import Trainer

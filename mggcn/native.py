@@ -143,6 +143,21 @@ class ClustersArgs(ctypes.Structure):
     )
 
 
+class EdgeTextArgs(ctypes.Structure):
+    """`EdgeText` of cpu/parse.cpp."""
+
+    _fields_ = (
+        ("text", ctypes.c_void_p),
+        ("nbytes", ctypes.c_int64),
+        ("out", ctypes.c_void_p * 4),
+        ("kinds", ctypes.c_char * 4),
+        ("columns", ctypes.c_int32),
+        ("comma", ctypes.c_int32),
+        ("edges", ctypes.c_int64),
+        ("bad", ctypes.c_int64),
+    )
+
+
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
 _U = ctypes.c_uint64
 # Argument types by kernel; a name ending in _ exists for f32 and f64, and for bf16 if it takes dense rows; those with
@@ -179,6 +194,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_tile_degree": (_P, _P, _I),
     "mggcn_required_reads": (_P, _P, _I),
     "mggcn_required_tiles": (_P, _I, _P, _P, _P, _I),
+    "mggcn_parse_edges": (_P, _I),
     "mggcn_balance": (_P, _L, _L, _P),
     "mggcn_libra_edges": (_P, _P, _L, _L, _I, _P),
     "mggcn_libra_assign": (_P, _L, _L),

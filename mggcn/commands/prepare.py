@@ -73,10 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Load, check, write, and say what came."""
     from mggcn.errors import ConfigError
     from mggcn.graph.facts import describe
+    from mggcn.graph.options import GraphOptions
     from mggcn.graph.sources import load_joined, load_source
     from mggcn.graph.store import has_checksums, open_store
     from mggcn.graph.store_write import write_store
-    from mggcn.graph.structure import GraphOptions
 
     a = arguments
     if a.store is None and (a.join or not a.verify):

@@ -17,9 +17,10 @@ import scipy.sparse as sp
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import COLUMNS, Array, ArrayRows, Graph, Task
+from mggcn.graph.edges import Edges, of_matrix
 from mggcn.graph.ids import as_ids, check_ids, numbered
-from mggcn.graph.relations import check_types, typed_adjacency
-from mggcn.graph.structure import DEFAULT_OPTIONS, Adjacency, GraphOptions, build_adjacency, edge_list
+from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
+from mggcn.graph.structure import Room, build_adjacency, edges_of
 from mggcn.graph.vertex_data import (
     as_array,
     as_features,
@@ -87,6 +88,7 @@ def from_arrays(
     name: str = "graph",
     meta: Mapping[str, Any] | None = None,
     ids: Any = None,
+    room: Room | None = None,
 ) -> Graph:
     """Make a graph from arrays. Give either `edges` (and `weights`, `edge_types`) or `adj`.
 
@@ -110,18 +112,14 @@ def from_arrays(
                 "edge_types belong to edges, a matrix has one edge between two vertices; give edges [2, E]"
             )
         edges, weights, num_vertices = _from_matrix(to_numpy(adj), num_vertices)
-    edges = as_array(to_numpy(edges), "edges")
-    edges = edges if edges.size else np.empty((2, 0), dtype=np.int64)
+    columns = _columns(edges, weights, edge_types)
     features, labels, options = to_numpy(features), to_numpy(labels), options.resolved()
     origin = ""
     made = features if isinstance(features, str) else ""
     features = None if made else features
     if num_vertices is None:
-        num_vertices, origin = _infer_num_vertices(edges, features, labels)
-    types, relations = None, 0
-    if edge_types is not None:
-        types, relations = check_types(to_numpy(edge_types), edges.shape[-1], num_relations)
-    both = _adjacency(edges, types, _as_weights(weights), num_vertices, options, origin)
+        num_vertices, origin = _infer_num_vertices(columns, features, labels)
+    both, relations = build_adjacency(columns, num_vertices, options, num_relations, origin, room)
     label_rows, num_classes = as_labels(labels, num_vertices, num_classes, task)
     rows = (
         made_features(made, both.adj, both.adj_t)
@@ -144,12 +142,15 @@ def from_arrays(
     return graph
 
 
-def _adjacency(
-    edges: Array, types: Array | None, weights: Array | None, num_vertices: int, options: GraphOptions, origin: str = ""
-) -> Adjacency:
-    if types is None:
-        return build_adjacency(edges, weights, num_vertices, options, origin)
-    return typed_adjacency(edges, types, weights, num_vertices, options, origin)
+def _columns(edges: Any, weights: Any, types: Any) -> Edges:
+    """Return the columns of arrays [2, E], [E] or [E, 1], and [E]; edges may be columns already."""
+    types = None if types is None else np.asarray(to_numpy(types))
+    if isinstance(edges, Edges):
+        given = {"weights": _as_weights(weights), "types": types}
+        return replace(edges, **{name: ArrayRows(column) for name, column in given.items() if column is not None})
+    array = as_array(to_numpy(edges), "edges")
+    array = array if array.size else np.empty((2, 0), dtype=np.int64)
+    return edges_of(array, _as_weights(weights), types)
 
 
 def from_scipy(adj: Any, **arrays: Any) -> Graph:
@@ -259,14 +260,15 @@ def with_features(graph: Graph, kind: Any) -> Graph:
     return replace(graph, features=made_features(kind, graph.adj, graph.adj_t), meta=meta)
 
 
-def with_options(graph: Graph, options: GraphOptions) -> Graph:
+def with_options(graph: Graph, options: GraphOptions, room: Room | None = None) -> Graph:
     """Return the graph as `options` ask for it; what they do not touch stays where it is (in files, say)."""
     changes: dict[str, Any] = {}
     options = options.resolved()
     if (options.symmetrize and not graph.symmetric) or options.self_loops != "keep":
-        edges, weights = edge_list(graph.adj)
-        types = None if graph.adj.types is None else graph.adj.types.array()
-        changes["adj"], changes["adj_t"], _ = _adjacency(edges, types, weights, graph.num_vertices, options)
+        (adj, adj_t, _), _ = build_adjacency(
+            of_matrix(graph.adj), graph.num_vertices, options, graph.num_relations or None, room=room
+        )
+        changes |= {"adj": adj, "adj_t": adj_t}
     if options.row_normalize and graph.features is not None:
         changes["features"] = normalized_rows(graph.features)
     if not changes:
@@ -371,16 +373,14 @@ def _matrix_from_triple(triple: tuple[Any, ...]) -> Any:
     return matrix
 
 
-def _infer_num_vertices(edges: Array, features: Any, labels: Any) -> tuple[int, str]:
+def _infer_num_vertices(edges: Edges, features: Any, labels: Any) -> tuple[int, str]:
     """Return the number of vertices and, for a message, what it comes from if not from the edges."""
     for rows, what in ((features, "features"), (labels, "labels")):
         if rows is not None:
             shape = rows.shape if is_sparse(rows) else as_array(rows, what).shape
             count = int(shape[0]) if shape else 1  # as_features or as_labels names what is wrong
             return count, f", since the {what} have {count} rows"
-    if edges.dtype.kind not in "iu":
-        return 1, ""  # check_edges names what is wrong
-    return int(edges.max()) + 1 if edges.size else 0, ""
+    return edges.survey().highest + 1, ""
 
 
 def _meta(given: Mapping[str, Any] | None, options: GraphOptions, num_merged: int) -> dict[str, Any]:

@@ -361,16 +361,16 @@ def _edge_hashes(csr: CSR) -> tuple[int, int]:
         weight: npt.NDArray[np.uint64] | np.uint64 = np.uint64(1)
         if csr.values is not None:
             # Adding 0.0 turns -0.0 into 0.0, which compares equal but has other bits.
-            weight = _mix((csr.values.read(first, stop) + np.float32(0.0)).view(np.uint32), 3)
+            weight = mix((csr.values.read(first, stop) + np.float32(0.0)).view(np.uint32), 3)
         if csr.types is not None and csr.type_degrees is not None:
-            weight = weight * _mix(csr.types.read(first, stop), 4)
-            weight = weight * _mix((csr.type_degrees.read(first, stop) + np.float32(0.0)).view(np.uint32), 5)
-        forward += int(np.sum(_mix(rows, 1) * _mix(cols, 2) * weight))
-        backward += int(np.sum(_mix(rows, 2) * _mix(cols, 1) * weight))
+            weight = weight * mix(csr.types.read(first, stop), 4)
+            weight = weight * mix((csr.type_degrees.read(first, stop) + np.float32(0.0)).view(np.uint32), 5)
+        forward += int(np.sum(mix(rows, 1) * mix(cols, 2) * weight))
+        backward += int(np.sum(mix(rows, 2) * mix(cols, 1) * weight))
     return forward % 2**64, backward % 2**64
 
 
-def _mix(keys: Array, stream: int) -> npt.NDArray[np.uint64]:
+def mix(keys: Array, stream: int) -> npt.NDArray[np.uint64]:
     """SplitMix64 of integer keys: 64 random-looking bits for each."""
     x = keys.astype(np.uint64) + np.uint64(stream * 0x9E3779B97F4A7C15 % 2**64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -22,9 +22,9 @@ from mggcn.errors import GraphError
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
 from mggcn.graph.ogb import read_ogb
+from mggcn.graph.options import GraphOptions
 from mggcn.graph.store import is_store
 from mggcn.graph.store_write import write_store
-from mggcn.graph.structure import GraphOptions
 
 BLOCK = 1 << 20
 TIMEOUT_S = 30.0

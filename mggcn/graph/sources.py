@@ -23,8 +23,8 @@ from mggcn.graph.datasets import DATASETS, data_folder, obtain
 from mggcn.graph.edge_list import read_edge_list
 from mggcn.graph.join import join
 from mggcn.graph.ogb import is_ogb, read_ogb
+from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
 from mggcn.graph.store import EXPECTED, open_store
-from mggcn.graph.structure import DEFAULT_OPTIONS, GraphOptions
 from mggcn.graph.vertex_data import MADE, is_sparse
 
 EDGE_LISTS = (".txt", ".tsv", ".csv", ".edges", ".el", ".edgelist")
@@ -134,8 +134,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _read_edges(path: Path) -> dict[str, Any]:
     found = read_edge_list(path)
-    meta = {"input": {"header": found.header}} if found.header else {}
-    return {"edges": found.edges, "weights": found.weights, "edge_types": found.types, "meta": meta}
+    return {"edges": found.edges, "meta": {"input": {"header": found.header}} if found.header else {}}
 
 
 def _read_matrix_market(path: Path) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import scipy.sparse as sp
 from mggcn.errors import GraphError
 from mggcn.graph.convert import to_numpy
 from mggcn.graph.csr import Array, Graph
-from mggcn.graph.structure import check_edges
+from mggcn.graph.options import DEFAULT_OPTIONS
+from mggcn.graph.structure import check_job, edges_of
 
 MAX_IDS = 2**31 - 1
 
@@ -51,10 +52,10 @@ def of_edges(edges: Any, num_vertices: int | None) -> EdgeLists:
     """Return the edges of a list (2, E), row 0 the sources. Cost: a sort of E keys of 8 bytes. Raises: GraphError."""
     pairs = np.asarray(to_numpy(edges))
     pairs = pairs if pairs.size else np.empty((2, 0), np.int64)
-    if num_vertices is None:
-        whole = pairs.dtype.kind in "iu"
-        num_vertices = int(pairs.max(initial=-1)) + 1 if whole else 1  # check_edges names what is wrong
-    check_edges(pairs, None, num_vertices)
+    columns = edges_of(pairs)
+    survey = columns.survey()
+    num_vertices = survey.highest + 1 if num_vertices is None else num_vertices
+    check_job(columns, survey, num_vertices, None, DEFAULT_OPTIONS)
     if pairs.shape[1] > MAX_IDS:
         raise GraphError(f"an edge list may have at most {MAX_IDS} edges, got {pairs.shape[1]}; use mggcn.load")
     source, destination = (row.astype(np.int64) for row in pairs)

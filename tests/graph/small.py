@@ -9,6 +9,7 @@ import scipy.sparse as sp
 
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import CSR, Array, ArrayRows, Graph
+from mggcn.graph.edges import of_matrix
 
 TRIANGLE_AND_TAIL = np.array([[0, 1, 1, 2, 2, 0, 2, 3], [1, 0, 2, 1, 0, 2, 3, 2]])
 """Symmetric: a triangle 0-1-2, vertex 3 hanging on 2; vertex 4 has no edges."""
@@ -39,3 +40,9 @@ def dense(matrix: CSR) -> Array:
     shape = (matrix.num_rows, matrix.num_cols)
     array: Array = sp.csr_array((values, matrix.indices.array(), matrix.indptr.array()), shape=shape).toarray()
     return array
+
+
+def edge_list(matrix: CSR) -> tuple[Array, Array | None]:
+    """Return edges int64 [2, E] in row order and weights [E] or None."""
+    edges = of_matrix(matrix).block(0, matrix.nnz)
+    return np.stack([edges.src, edges.dst]), None if matrix.values is None else matrix.values.array()

@@ -24,8 +24,8 @@ from mggcn.graph.convert import (
 from mggcn.graph.csr import CSR
 from mggcn.graph.layout import graph_sha256
 from mggcn.graph.nonzeros import csr_if_sparse
+from mggcn.graph.options import GraphOptions
 from mggcn.graph.store import open_store
-from mggcn.graph.structure import GraphOptions
 from tests.graph.small import TRIANGLE_AND_TAIL, dense, small_graph
 
 DIRECTED = np.array([[0, 0, 1, 3], [1, 2, 2, 3]])

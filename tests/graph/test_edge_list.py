@@ -1,14 +1,26 @@
 from __future__ import annotations
 
 import gzip
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mggcn.errors import GraphError
 from mggcn.graph import edge_list
-from mggcn.graph.edge_list import read_edge_list
+from mggcn.graph.csr import Array
+from mggcn.graph.staging import InFolder
+
+
+def read_edge_list(path: Path) -> tuple[Array, Array | None, str, Array | None]:
+    """Edges [2, E], weights, header and types, as arrays."""
+    found, header = edge_list.read_edge_list(path)
+    more = (None if rows is None else rows.array() for rows in (found.weights, found.types))
+    return np.stack([found.src.array(), found.dst.array()]), next(more), header, next(more)
+
 
 EXPECTED = [[0, 1, 12], [1, 2, 0]]
 GOOD = {
@@ -155,3 +167,124 @@ def test_truncated_gzip_and_missing_file(tmp_path: Path) -> None:
     (tmp_path / "f.txt.gz").write_bytes(b"0 1\n")
     with pytest.raises(GraphError, match="cannot read the edge list"):
         read_edge_list(tmp_path / "f.txt.gz")
+
+
+NUMBERS = [
+    "0.1",
+    "-3.25e-7",
+    "+4",
+    "1e400",
+    "-1e-400",
+    "123456789012345678901234567890",
+    "5.",
+    ".5",
+    "2.2250738585072014e-308",
+]
+NUMBERS += ["0.30000000000000004", "9007199254740993", "1.7976931348623157e308", "8.5e22", "1E5", "-0.0"]
+NO_NUMBERS = ["0x10", "1_0", "1e", ".", "--1", "+-1", "1.2.3", "1;2", "\u0663", "\0", "1\0", "e5", "nan1"]
+
+
+def test_weights_are_those_of_python(tmp_path: Path) -> None:
+    """Fails if a number is rounded in another way, or digits, signs or exponents are read wrongly."""
+    (tmp_path / "e.txt").write_text("".join(f"{k} 1 {text}\n" for k, text in enumerate(NUMBERS)))
+    weights = read_edge_list(tmp_path / "e.txt")[1]
+    assert weights is not None
+    assert weights.tobytes() == np.array([float(text) for text in NUMBERS]).tobytes()
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS)
+@pytest.mark.parametrize("column", [0, 2])
+def test_what_is_no_number(tmp_path: Path, text: str, column: int) -> None:
+    """Fails if a field that is no number is read as one, or any byte ends in anything but a line."""
+    fields = ["7", "8", "9"]
+    fields[column] = text
+    (tmp_path / "e.txt").write_text("0 1 2\n" + " ".join(fields) + "\n")
+    with pytest.raises(GraphError, match="line 2") as caught:
+        read_edge_list(tmp_path / "e.txt")
+    assert "\n" not in str(caught.value)
+
+
+def test_random_bytes_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if some text is read in another way than a plain parser reads it, or crashes it."""
+    rng = np.random.default_rng(4211)
+    alphabet = np.frombuffer(b"0123456789   \n\n\t,#%-+.e\r\x00\xa0\xffa", np.uint8)
+    monkeypatch.setattr(edge_list, "BLOCK_BYTES", 17)
+    read = 0
+    for _ in range(250):
+        text = b"3 4\n" + rng.choice(alphabet[: rng.integers(11, alphabet.size)], 24).tobytes()
+        (tmp_path / "e.txt").write_bytes(text)
+        fields = [line.replace("%", "#").split("#")[0].split() for line in text.decode("latin-1").split("\n")]
+        lines = [line for line in fields if line]
+        plain = all(len(line) == 2 and all(re.fullmatch(r"[+-]?\d+", field, re.A) for field in line) for line in lines)
+        plain = plain and all(abs(int(field)) < 2**63 for line in lines for field in line)
+        expected = [[*map(int, line)] for line in lines] if plain else None
+        try:
+            found = read_edge_list(tmp_path / "e.txt")[0].T.tolist()
+            read += len(found) > 1
+        except GraphError:
+            found = None
+        assert found == expected, text
+    assert read > 5
+
+
+def test_pieces_of_threads_are_one_list(tmp_path: Path) -> None:
+    """Fails if lines at the border of two threads' pieces, or behind comments, are lost; or the wrong line is named."""
+    rng = np.random.default_rng(77)
+    pairs = rng.integers(0, 10**6, (40_000, 2))
+    lines = [f"{u}\t{v}" if u % 7 else f"{u} {v} # {'x' * (v % 50)}\n% c" for u, v in pairs.tolist()]
+    (tmp_path / "e.txt").write_text("\n".join(lines))
+    np.testing.assert_array_equal(read_edge_list(tmp_path / "e.txt")[0].T, pairs)
+    lines[30_000] += "\nx"
+    text = "\n".join(lines)
+    (tmp_path / "e.txt").write_text(text)
+    number = text[: text.index("\nx")].count("\n") + 2
+    with pytest.raises(GraphError, match=f"line {number}: expected two vertex ids as in the first edge, got 'x'"):
+        read_edge_list(tmp_path / "e.txt")
+
+
+def test_zstd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if frames, or the rest of a cut file, are lost in silence, or the missing package is not named."""
+    zstandard = pytest.importorskip("zstandard")
+    frames = [zstandard.compress(part) for part in (b"0 1\n1 ", b"2\n", b"12 0\n" + b"# padding\n" * 9000)]
+    (tmp_path / "e.txt.zst").write_bytes(b"".join(frames))
+    monkeypatch.setattr(edge_list, "BLOCK_BYTES", 5)
+    np.testing.assert_array_equal(read_edge_list(tmp_path / "e.txt.zst")[0], EXPECTED)
+    for text in (b"".join(frames)[:-5], b"0 1\n"):
+        (tmp_path / "e.txt.zst").write_bytes(text)
+        with pytest.raises(GraphError, match="cannot read the edge list"):
+            read_edge_list(tmp_path / "e.txt.zst")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(GraphError, match=r"pip install 'mggcn\[zstd\]'"):
+        read_edge_list(tmp_path / "e.txt.zst")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_interrupted_parse_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
+    """Fails if lines are parsed twice or left out, the header is forgotten, or a line gets another number."""
+    path = tmp_path / ("e.csv.gz" if packed else "e.csv")
+    text = b"u,v,w\n" + b"".join(b"%d,%d,%d\n" % (k, k + 1, k % 3) for k in range(60))
+    path.write_bytes(gzip.compress(text) if packed else text)
+    monkeypatch.setattr(edge_list, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(edge_list, "SAVE_EVERY", 3)
+    whole = read_edge_list(path)
+    native, calls = edge_list.kernel, 0
+
+    def failing(name: str) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 4 == 0:
+            raise KeyboardInterrupt
+        return native(name)
+
+    monkeypatch.setattr(edge_list, "kernel", failing)
+    for _ in range(20):
+        try:
+            found, header = edge_list.read_edge_list(path, InFolder(tmp_path / "s", {}))
+            break
+        except KeyboardInterrupt:
+            continue
+    np.testing.assert_array_equal(np.stack([found.src.array(), found.dst.array()]), whole[0])
+    assert found.weights is not None
+    np.testing.assert_array_equal(found.weights.array(), whole[1])
+    assert header == "u,v,w"
+    assert calls > 10

@@ -11,9 +11,9 @@ import mggcn
 from mggcn.graph import csr, facts
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.facts import GraphFacts, describe
+from mggcn.graph.options import GraphOptions
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
-from mggcn.graph.structure import GraphOptions
 from tests.graph.small import small_graph
 
 PLAIN: dict[str, Any] = {"edges": np.array([[0, 1, 2], [1, 2, 0]])}

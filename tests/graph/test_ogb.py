@@ -12,8 +12,8 @@ import pytest
 from mggcn.errors import GraphError
 from mggcn.graph.csr import Graph
 from mggcn.graph.ogb import is_ogb
+from mggcn.graph.options import GraphOptions
 from mggcn.graph.sources import load_source
-from mggcn.graph.structure import GraphOptions
 
 N = 9
 EDGES = np.array([[0, 1, 2, 5, 8, 3], [1, 2, 0, 3, 0, 3]])

@@ -7,12 +7,19 @@ import numpy as np
 import pytest
 
 from mggcn.errors import ConfigError, GraphError
+from mggcn.graph import build
+from mggcn.graph.build import Adjacency
 from mggcn.graph.csr import check_csr
-from mggcn.graph.structure import GraphOptions, build_adjacency, edge_list
-from tests.graph.small import dense
+from mggcn.graph.options import GraphOptions
+from mggcn.graph.structure import build_adjacency, edges_of
+from tests.graph.small import dense, edge_list
 
 EDGES = np.array([[0, 0, 1, 2, 2, 0, 3], [1, 1, 0, 0, 2, 0, 1]])
 """0 -> 1 twice and back once, 2 -> 0, 3 -> 1 one way, self-loops at 0 and 2; vertex 4 has none."""
+
+
+def built(edges: Any, weights: Any, num_vertices: int, options: GraphOptions) -> Adjacency:
+    return build_adjacency(edges_of(edges, weights), num_vertices, options)[0]
 
 
 def reference(edges: np.ndarray, weights: np.ndarray | None, options: GraphOptions) -> np.ndarray:
@@ -38,7 +45,7 @@ def reference(edges: np.ndarray, weights: np.ndarray | None, options: GraphOptio
 def test_options_mean_what_they_say(symmetrize: bool, duplicates: Any, self_loops: Any, weights: Any) -> None:
     options = GraphOptions(symmetrize=symmetrize, duplicates=duplicates, self_loops=self_loops)
     array = None if weights is None else np.array(weights)
-    adj, adj_t, _ = build_adjacency(EDGES, array, 5, options)
+    adj, adj_t, _ = built(EDGES, array, 5, options)
     expected = reference(EDGES, array, options)
     np.testing.assert_array_equal(dense(adj), expected)
     np.testing.assert_array_equal(dense(adj_t), expected.T)
@@ -49,11 +56,11 @@ def test_options_mean_what_they_say(symmetrize: bool, duplicates: Any, self_loop
 
 def test_both_directions_listed_is_symmetric() -> None:
     edges = np.array([[0, 1, 1, 2], [1, 0, 2, 1]])
-    both = build_adjacency(edges, None, 3, GraphOptions())
+    both = built(edges, None, 3, GraphOptions())
     assert both[0] is both[1]
-    weighted = build_adjacency(edges, np.array([1.0, 1.0, 3.0, 2.0]), 3, GraphOptions())
+    weighted = built(edges, np.array([1.0, 1.0, 3.0, 2.0]), 3, GraphOptions())
     assert weighted[0] is not weighted[1]
-    again = build_adjacency(edges, np.array([5.0, 5.0, 3.0, 3.0]), 3, GraphOptions())
+    again = built(edges, np.array([5.0, 5.0, 3.0, 3.0]), 3, GraphOptions())
     assert again[0] is again[1]
 
 
@@ -61,24 +68,22 @@ def test_symmetrized_sums_are_symmetric_to_the_last_bit() -> None:
     """Fails if each direction is summed in its own order."""
     rng = np.random.default_rng(3301)
     edges = rng.integers(0, 12, (2, 4000))
-    adj, adj_t, _ = build_adjacency(
-        edges, rng.standard_normal(4000) * 1e3, 12, GraphOptions(symmetrize=True, duplicates="sum")
-    )
+    adj, adj_t, _ = built(edges, rng.standard_normal(4000) * 1e3, 12, GraphOptions(symmetrize=True, duplicates="sum"))
     assert adj is adj_t
 
 
 def test_weights_of_one_need_no_values() -> None:
-    adj, _, _ = build_adjacency(EDGES[:, 1:], np.ones(6), 5, GraphOptions(duplicates="sum"))
+    adj, _, _ = built(EDGES[:, 1:], np.ones(6), 5, GraphOptions(duplicates="sum"))
     assert adj.values is None
-    adj, _, _ = build_adjacency(EDGES, None, 5, GraphOptions(duplicates="sum"))
+    adj, _, _ = built(EDGES, None, 5, GraphOptions(duplicates="sum"))
     assert adj.values is not None
 
 
 def test_duplicates_can_be_refused() -> None:
     options = GraphOptions(duplicates="error", symmetrize=True)
     with pytest.raises(GraphError, match=r"1 repeat, the first is 0 -> 1.*\(--duplicates\)"):
-        build_adjacency(EDGES, None, 5, options)
-    adj, _, _ = build_adjacency(EDGES[:, 1:], None, 5, options)
+        built(EDGES, None, 5, options)
+    adj, _, _ = built(EDGES[:, 1:], None, 5, options)
     np.testing.assert_array_equal(dense(adj), reference(EDGES, None, GraphOptions(symmetrize=True)))
 
 
@@ -87,7 +92,7 @@ def test_contradicting_weights_are_refused(symmetrize: bool) -> None:
     """Fails if one of two weights is taken silently, or the message names no option of the command."""
     weights = np.array([2.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0])
     with pytest.raises(GraphError, match=r"edge 0 -> 1 is listed with different weights.*\(--duplicates sum\)"):
-        build_adjacency(EDGES, weights, 5, GraphOptions(symmetrize=symmetrize))
+        built(EDGES, weights, 5, GraphOptions(symmetrize=symmetrize))
 
 
 BAD: dict[str, tuple[Any, Any, int, str]] = {
@@ -114,25 +119,44 @@ BAD: dict[str, tuple[Any, Any, int, str]] = {
 def test_bad_edges_are_refused(case: str) -> None:
     edges, weights, num_vertices, message = BAD[case]
     with pytest.raises(GraphError, match=message):
-        build_adjacency(
-            np.asarray(edges), None if weights is None else np.asarray(weights), num_vertices, GraphOptions()
+        built(np.asarray(edges), None if weights is None else np.asarray(weights), num_vertices, GraphOptions())
+
+
+def test_largest_ids_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys reach 2^63 where reverses are marked; only the row pointers of so many vertices are too large for a test."""
+    n = 2**31 - 1
+    monkeypatch.setattr(build, "_RowCounts", _NoCounts)
+    monkeypatch.setattr(build, "_Matrix", _NoMatrix)
+    with pytest.raises(GraphError, match=f"1 repeat, the first is {n - 1} -> {n - 2}"):
+        built(
+            np.array([[n - 1, 0, n - 1], [n - 2, 1, n - 2]]),
+            None,
+            n,
+            GraphOptions(symmetrize=True, duplicates="error"),
         )
 
 
-def test_largest_ids_do_not_overflow() -> None:
-    """Keys reach 2^62; only the row pointers of so many vertices would be too large for a test."""
-    from mggcn.graph.structure import _reduce
+class _NoCounts:
+    def __init__(self, *_: int) -> None:
+        self.total = 0
 
-    n = 2**31 - 1
-    keys, _ = _reduce(np.array([(n - 1) * n + n - 1, 0, (n - 1) * n + n - 1]), None, n, "merge")
-    np.testing.assert_array_equal(keys, [0, (n - 1) * n + n - 1])
+    def add(self, row: Any) -> None:
+        self.total += row.size
+
+
+class _NoMatrix:
+    def __init__(self, *_: Any) -> None: ...
+
+    def write(self, *_: Any) -> None: ...
+
+    def write_pointers(self, *_: Any) -> None: ...
 
 
 def test_edge_list_gives_the_edges_back() -> None:
     weights = np.array([2, 2, 2, 0.5, 4, 1, -1])
-    adj, _, _ = build_adjacency(EDGES, weights, 5, GraphOptions())
+    adj, _, _ = built(EDGES, weights, 5, GraphOptions())
     edges, values = edge_list(adj)
-    again, _, _ = build_adjacency(edges, values, 5, GraphOptions())
+    again, _, _ = built(edges, values, 5, GraphOptions())
     np.testing.assert_array_equal(dense(again), dense(adj))
 
 

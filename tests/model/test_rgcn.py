@@ -21,7 +21,7 @@ from mggcn.config import Config, ModelConfig, TrainConfig
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
-from mggcn.graph.structure import GraphOptions
+from mggcn.graph.options import GraphOptions
 from mggcn.model.kinds.relations import RelationWeights
 from mggcn.partition.rows.tiles import Tile
 from mggcn.planning.run import RunPlan

@@ -21,9 +21,10 @@ import torch
 
 from mggcn.assemble_rank import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
-from mggcn.graph.csr import Graph
-from mggcn.graph.relations import check_types, typed_adjacency
-from mggcn.graph.structure import GraphOptions, edge_list
+from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.graph.edges import of_matrix
+from mggcn.graph.options import GraphOptions
+from mggcn.graph.structure import build_adjacency
 from mggcn.model.program import Program
 from tests.graphs import make_graph, on_ranks
 
@@ -106,9 +107,9 @@ def graph_of(sparse: bool) -> Graph:
 
 def typed(graph: Graph) -> Graph:
     """The same graph with a random relation of ten for every edge."""
-    edges, _ = edge_list(graph.adj)
-    types, relations = check_types(np.random.default_rng(557).integers(0, 10, edges.shape[1]), edges.shape[1], None)
-    both = typed_adjacency(edges, types, None, graph.num_vertices, GraphOptions(duplicates="merge"))
+    types = ArrayRows(np.random.default_rng(557).integers(0, 10, graph.num_edges))
+    edges = dataclasses.replace(of_matrix(graph.adj), types=types)
+    both, relations = build_adjacency(edges, graph.num_vertices, GraphOptions(duplicates="merge"))
     return dataclasses.replace(graph, adj=both.adj, adj_t=both.adj_t, num_relations=relations)
 
 

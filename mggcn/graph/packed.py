@@ -1,0 +1,73 @@
+"""Text that may be packed by gzip or zstd, read as a stream of bytes."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mggcn.errors import GraphError
+
+PACKED = (".gz", ".zst")
+CHUNK_BYTES = 1 << 12
+"""Bytes that are unpacked at once: a hostile file makes 128 MiB of them."""
+
+
+def open_text(path: Path) -> BinaryIO:
+    """Open a file for reading, unpacked if its name says that it is packed. Raises: GraphError without zstandard."""
+    suffix = path.suffix.lower()
+    if suffix == ".zst":
+        try:
+            zstandard: Any = importlib.import_module("zstandard")
+        except ImportError as error:
+            raise GraphError(f"{path} is packed by zstd; pip install 'mggcn[zstd]', or unpack it") from error
+        return io.BufferedReader(_Zstd(path, zstandard))
+    opened: BinaryIO = gzip.open(path, "rb") if suffix == ".gz" else path.open("rb")  # type: ignore[assignment]
+    return opened
+
+
+def skip(file: BinaryIO, offset: int) -> None:
+    """Go forward from the start by as many unpacked bytes."""
+    if file.seekable():
+        file.seek(offset)
+        return
+    while offset > 0 and (block := file.read(min(offset, 1 << 20))):
+        offset -= len(block)
+
+
+class _Zstd(io.RawIOBase):
+    """Frames of zstd one behind the other. The package's own stream takes a file that is cut short for a whole one."""
+
+    def __init__(self, path: Path, zstandard: Any) -> None:
+        self._file = path.open("rb")
+        self._error = zstandard.ZstdError
+        self._new = zstandard.ZstdDecompressor().decompressobj
+        self._frame = self._new()
+        self._left, self._inside = b"", False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer. Raises: EOFError if the file ends within a frame, OSError if it is none."""
+        while not self._left:
+            packed = (self._frame.unused_data if self._frame.eof else b"") or self._file.read(CHUNK_BYTES)
+            if not packed:
+                if self._inside and not self._frame.eof:
+                    raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+                return 0
+            self._frame = self._new() if self._frame.eof else self._frame
+            self._inside = True
+            try:
+                self._left = self._frame.decompress(packed)
+            except self._error as error:
+                raise OSError(str(error)) from error
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -1,0 +1,209 @@
+"""Where large arrays lie while a graph is built: columns in memory, or files of a folder from which work can go on.
+
+A column is written and read at positions, in entries; what was never written takes no memory and no disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.errors import StoreError
+from mggcn.graph.csr import Array, ArrayRows, Rows
+from mggcn.graph.file_rows import FileRows
+
+HEADER_BYTES = 128
+MANIFEST = "manifest.json"
+
+
+class Column(Protocol):
+    """A vector of one type that is written and read in parts."""
+
+    def write(self, position: int, entries: Array) -> None: ...
+
+    def take(self, start: int, stop: int) -> Array:
+        """Return entries that the caller may change: those in memory change with it."""
+        ...
+
+    def rows(self, length: int) -> Rows:
+        """Return the first `length` entries, all of them written."""
+        ...
+
+    def drop(self) -> None:
+        """Give up what the column takes; it may be written again."""
+        ...
+
+
+class Staging(Protocol):
+    """Columns by name, and the state from which interrupted work goes on. `InMemory` and `InFolder`."""
+
+    def column(self, name: str, dtype: npt.DTypeLike, capacity: int) -> Column: ...
+
+    def load(self) -> dict[str, Any]:
+        """Return the state that was saved last, empty at first."""
+        ...
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Keep a state that holds for all that was written before."""
+        ...
+
+
+class InMemory:
+    """Columns as arrays; nothing outlives the process."""
+
+    def column(self, name: str, dtype: npt.DTypeLike, capacity: int) -> Column:
+        return _MemoryColumn(np.dtype(dtype), capacity)
+
+    def load(self) -> dict[str, Any]:
+        return {}
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Keep nothing."""
+
+
+class _MemoryColumn:
+    """An array of which only touched pages are resident."""
+
+    def __init__(self, dtype: np.dtype[Any], capacity: int) -> None:
+        self.data: Array = np.empty(capacity, dtype)
+
+    def write(self, position: int, entries: Array) -> None:
+        if position + entries.size > self.data.size:
+            # The system moves pages, not their content; only writers know the array so far.
+            self.data.resize(max(position + entries.size, self.data.size * 3 // 2), refcheck=False)
+        self.data[position : position + entries.size] = entries
+
+    def take(self, start: int, stop: int) -> Array:
+        return self.data[start:stop]
+
+    def rows(self, length: int) -> Rows:
+        return ArrayRows(self.data[:length])
+
+    def drop(self) -> None:
+        self.data = np.empty(0, self.data.dtype)
+
+
+class InFolder:
+    """Columns as `.npy` files of a folder beside a manifest; the same work, begun again there, goes on."""
+
+    def __init__(self, folder: Path, job: Mapping[str, Any]) -> None:
+        """Open a folder for a job; what another job left there goes. Raises: StoreError if it cannot be made."""
+        self.folder = folder
+        self._columns: dict[str, _FileColumn] = {}
+        self._job = json.loads(json.dumps(job, default=str))
+        try:
+            if self._read().get("job") != self._job:
+                shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot write {folder}: {error.strerror}; check the path and its rights") from error
+
+    def column(self, name: str, dtype: npt.DTypeLike, capacity: int) -> Column:
+        self._columns[name] = _FileColumn(self.folder / f"{name}.npy", np.dtype(dtype))
+        return self._columns[name]
+
+    def load(self) -> dict[str, Any]:
+        found = self._read().get("state", {})
+        return found if isinstance(found, dict) else {}
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Flush all columns and replace the manifest. Raises: StoreError if the disk is full."""
+        with _told(self.folder):
+            for column in self._columns.values():
+                column.flush()
+            temporary = self.folder / f"{MANIFEST}.tmp"
+            with temporary.open("w", encoding="utf-8") as file:
+                json.dump({"job": self._job, "state": state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.folder / MANIFEST)
+
+    def remove(self) -> None:
+        """Delete the folder: the work is done, or cannot be."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+class _FileColumn:
+    """An `.npy` file whose header is written last."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self.path, self.dtype = path, dtype
+        path.touch()
+
+    def write(self, position: int, entries: Array) -> None:
+        data = np.ascontiguousarray(entries, self.dtype)
+        view, at = data.view(np.uint8).data, self._at(position)
+        with _told(self.path), self.path.open("r+b", buffering=0) as file:
+            file.seek(at)
+            while view:
+                view = view[file.write(view) :]
+
+    def take(self, start: int, stop: int) -> Array:
+        return FileRows(self.path, (stop,), self.dtype, HEADER_BYTES).read(start, stop)
+
+    def rows(self, length: int) -> Rows:
+        with _told(self.path), self.path.open("r+b", buffering=0) as file:
+            file.write(_header(self.dtype, length))
+            file.truncate(self._at(length))
+        return FileRows(self.path, (length,), self.dtype, HEADER_BYTES)
+
+    def flush(self) -> None:
+        if self.path.exists():
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def drop(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _at(self, position: int) -> int:
+        return HEADER_BYTES + position * self.dtype.itemsize
+
+
+def _header(dtype: np.dtype[Any], length: int) -> bytes:
+    """Return an `.npy` header of HEADER_BYTES."""
+    buffer = io.BytesIO()
+    descr = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(buffer, descr)
+    text = buffer.getvalue()
+    padding = HEADER_BYTES - len(text)
+    return text[:8] + (HEADER_BYTES - 10).to_bytes(2, "little") + text[10:-1] + b" " * padding + b"\n"
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say in one line why a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        todo = "free some space and run the command again: it goes on here" if full else "check the path and its rights"
+        raise StoreError(f"cannot write {path}: {error.strerror or error}; {todo}") from error
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that may be written to the disk of a folder, which need not exist yet."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    found = os.statvfs(folder)
+    return math.prod((found.f_bavail, found.f_frsize))
