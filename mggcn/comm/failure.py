@@ -75,7 +75,7 @@ class Report:
     def error(self) -> Exception:
         """The exception again, of its own class where a message is enough to make one."""
         found = getattr(errors, self.name, None) or getattr(builtins, self.name, None)
-        message = f"rank {self.rank}: {self.message}"
+        message = self.message if found is errors.DivergedError else f"rank {self.rank}: {self.message}"
         error: Exception = MggcnError(f"rank {self.rank}: {self.name}: {self.message}")
         if isinstance(found, type) and issubclass(found, Exception):
             try:

@@ -24,7 +24,7 @@ from mggcn.partition.base import Partition
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Choice, choice_dict
-from mggcn.train.log import write_json
+from mggcn.train.log import require_history, write_json
 from mggcn.train.repeats import best_repeat, is_kept
 from mggcn.tuning.record import RUN_FILE, STORE_FILE, read_choices, write_choices
 
@@ -167,7 +167,12 @@ def _saved_progress(folder: Path) -> Progress | None:
 
 
 def reopen(folder: Path, config: Config) -> None:
-    """Have a run go on with another configuration. Killed in here, it is one that is not complete."""
+    """Have a run go on with another configuration. Killed in here, it is one that is not complete.
+
+    Raises: RunError if its history lacks epochs.
+    """
+    if (progress := _saved_progress(folder)) is not None:
+        require_history(folder, progress.history_lines)
     (folder / "result.json").unlink(missing_ok=True)
     record_change(folder, config)
     temporary = folder / ".config.toml.tmp"

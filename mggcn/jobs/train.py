@@ -209,7 +209,7 @@ def result_of(
     trainer = rank.trainer
     return {
         **trainer.summary(),
-        "seconds_per_epoch": float(np.median(trainer.epoch_seconds)) if trainer.epoch_seconds else None,
+        "seconds_per_epoch": trainer.epoch_seconds.median(),
         "setup_seconds": setup_seconds,
         "planned_peak_bytes": plan.process_bytes,
         "measured_peak_bytes": measured_peak,

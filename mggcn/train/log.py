@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -24,6 +25,23 @@ def write_json(path: Path, content: Any) -> None:
         temporary.rename(path)
     except OSError as error:
         raise RunError(f"{path} could not be written: {error.strerror}; free space and run again") from error
+
+
+def require_history(folder: Path, lines: int) -> None:
+    """Refuse to go on with a run whose history has lost lines that its checkpoint counts. Raises: RunError."""
+    path = folder / "history.jsonl"
+    try:
+        with path.open("rb") as file:
+            found = sum(line.endswith(b"\n") for line in itertools.islice(file, lines))
+    except FileNotFoundError:
+        found = 0
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    if found < lines:
+        raise RunError(
+            f"{path} has {found} of the {lines} epochs that the checkpoint of this run stands for: it was cut or removed; "
+            "put it back, or begin a new run with these weights: mggcn train STORE --start-from RUN"
+        )
 
 
 PROGRESS_S = 10.0
@@ -51,16 +69,17 @@ class RunLog:
         """
         if self._path is None:
             return
-        kept = self._path.read_text().splitlines(keepends=True)[:keep_lines] if self._path.exists() else []
         # Beside the old one, then renamed: a crash here loses no epoch.
         temporary = self._path.with_name(f".{self._path.name}.tmp")
         with temporary.open("w") as file:
-            file.writelines(kept)
+            if keep_lines:
+                with self._path.open() as old:
+                    file.writelines(itertools.islice(old, keep_lines))
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(self._path)
         self._file = self._path.open("a", buffering=1)  # whoever follows the file sees every epoch at once
-        self.lines = len(kept)
+        self.lines = keep_lines
         self.say(f"run folder {self._folder}")
         self._shown_s = time.monotonic()
 
