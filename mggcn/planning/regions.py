@@ -14,7 +14,7 @@ from mggcn import native
 from mggcn.aggregate.base import Matrix
 from mggcn.aggregate.relations import BLOCK_ROWS
 from mggcn.backend.cpu import sizes as cpu_sizes
-from mggcn.backend.cpu.machine import caches_of
+from mggcn.backend.cpu.figures import Figures
 from mggcn.backend.cpu.variants import GemmVariant, gemm_variant
 from mggcn.backend.cuda.sizes import cusparse_bytes, schedule_bytes, workspace_bytes
 from mggcn.config import Config
@@ -71,6 +71,7 @@ class RankSizes:
     backward: Mapping[Matrix, int]
     index_bytes: int
     assignment_bytes: int
+    figures: Figures
 
     @property
     def item(self) -> int:
@@ -187,10 +188,10 @@ class RankSizes:
         """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
         matrices, width = self._matrices(), self._widest(panel)
         stored, threads = ITEM_BYTES[STORAGE[self.config.run.precision]], threads_of(self.config.run)
-        caches, variants = caches_of(threads), _gemm_variants()
+        variants = _gemm_variants()
         columns = max(self.shape.num_vertices, self.inputs.cols)
         products = [
-            cpu_sizes.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, caches)
+            cpu_sizes.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, self.figures)
             for rows, nnz, *_ in matrices
         ]
         dense = [

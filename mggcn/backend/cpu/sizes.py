@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mggcn.backend.cpu.machine import Caches
-from mggcn.backend.cpu.variants import LINE, PANELS, GemmVariant, MatrixTraits, hub_length
+from mggcn.backend.cpu.figures import LINE, Figures
+from mggcn.backend.cpu.variants import PANELS, GemmVariant, MatrixTraits, hub_length
 from mggcn.backend.spmm_choice import SpmmChoice
 
 CHUNKS = 512
@@ -38,14 +38,14 @@ def schedule_bytes(rows: int, nnz: int) -> int:
     return 8 * (max(1, min(rows, CHUNKS)) + 1) + 16 * max_parts(nnz) + 24 * hubs
 
 
-def spmm_bytes(rows: int, columns: int, nnz: int, width: int, item: int, real: int, caches: Caches) -> int:
+def spmm_bytes(rows: int, columns: int, nnz: int, width: int, item: int, real: int, figures: Figures) -> int:
     """Return the most bytes that a product works in, whichever variant is chosen.
 
     item, real: bytes of a stored number and of a sum. These are the sums of parts of hub rows, and either a packed panel,
-    which the shared cache holds, or for each row where its next block begins.
+    of as many bytes as are gathered from fast, or for each row where its next block begins.
     """
     widest = max((size for size in PANELS if size < width * item), default=0)
-    packed = min(columns * widest, caches.shared_bytes)
+    packed = min(columns * widest, figures.near_bytes)
     return aligned(max_parts(nnz) * padded_columns(width) * real) + max(aligned(packed), aligned(8 * rows))
 
 
