@@ -118,7 +118,8 @@ class CpuGemm:
                 f"{a.stride()}; pass a contiguous copy"
             )
         real = 8 if a.dtype == torch.float64 else 4
-        sizes = gemm_sizes(rows, inner, cols, a.itemsize, real, transposed=transposed)
+        isa = self._sums if transposed else self._isa
+        sizes = gemm_sizes(rows, inner, cols, a.itemsize, real, transposed=transposed, tiles=isa.startswith("amx"))
         finish = None if epilogue is None else epilogue_args(epilogue)
         back = None if gradient is None else _gradient_args(gradient)
         with self._workspace.lock:
@@ -148,7 +149,6 @@ class CpuGemm:
                 int(accumulate),
                 self._threads,
             )
-            isa = self._sums if transposed else self._isa
             native.kernel("mggcn_gemm_", _KINDS[a.dtype, out.dtype], isa)(ctypes.byref(args))
 
     def _matrices(self, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> list[Tensor]:

@@ -230,7 +230,7 @@ class _Measuring:
         rows, d, e = DENSE
         real, summed = max(item, 4), shape == "sums"
         m, k = (d, rows) if summed else (rows, d)
-        sizes = gemm_sizes(m, k, e, item, real, transposed=summed)
+        sizes = gemm_sizes(m, k, e, item, real, transposed=summed, tiles=kernel == "amx")
         space = _allocate(sizes.total(self._threads))
         a, b = self._memory.ctypes.data, self._memory.ctypes.data + rows * d * item
         out = _allocate(m * e * real)
