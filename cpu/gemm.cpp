@@ -12,8 +12,7 @@
 //         which are added in order.
 #include <omp.h>
 
-#include "activation.h"
-#include "epilogue.h"
+#include "gemm_product.h"
 #include "gemm_tile.h"
 
 namespace {
@@ -24,39 +23,6 @@ constexpr int64_t kInner = kTileBytes == 64 ? 128 * Factors<S>::group : 256;
 // Rows of both operands that a thread packs at a time for a sum: as many bytes of pairs as of numbers of sums.
 template <class S>
 constexpr int64_t kSumInner = 128 * Factors<S>::group;
-constexpr int64_t kRowBlock = 64;  // rows of a that meet every panel before the next ones come
-constexpr int64_t kItems = 2;      // parts of the work that every thread should find at least
-
-// Only the functions that store results know their type O: what multiplies is compiled once for S.
-template <class S>
-struct Product {  // `GemmArgs` of mggcn/backend/cpu/gemm.py
-  const S* a;
-  const S* b;
-  void* out;                              // O
-  const S* h;                             // the activation, if there is one: out itself where S is O
-  const Epilogue<Real<S>>* epilogue;      // or null
-  const Activation<Real<S>>* activation;  // or null: then the result is the gradient before it
-  double* partials;                       // [kPartials, N] or null: column sums of the gradient are added
-  Real<S>* packed;                        // rows: b in panels, as Packed<S>; sums: [segments, M, N in whole vectors]
-  Real<S>* own;                           // [threads, ld_own]; sums: both operands, as Packed<S>
-  int64_t rows, inner, cols, ld_a, step_k, step_n, ld_out, ld_h, ld_own, segments, first_row;
-  int32_t a_t, accumulate, threads;
-};
-
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-template <class O, class S>
-inline O* out_row(const Product<S>& p, int64_t i) {
-  return (O*)p.out + i * p.ld_out;
-}
-
-// Row i of the result from what is left after the product in z, which may be the place of the result.
-template <class O, class S>
-inline void store_row(const Product<S>& p, int64_t i, Real<S>* z) {
-  if (p.epilogue) finish_row(z, 0, p.cols, p.first_row + i, *p.epilogue);
-  O* out = out_row<O>(p, i);
-  if ((void*)z != (void*)out) narrow_row(z, out, p.cols);
-}
 
 template <class S>
 __attribute__((noinline)) void pack(const Product<S>& p, const Panels& panels) {
@@ -109,16 +75,7 @@ inline void finished_block(const Product<S>& p, const Panels& panels, int64_t fi
   if (!direct && p.accumulate)
     for (int64_t i = 0; i < count; ++i) widen_row(out_row<O>(p, first + i), c + i * ld_c, p.cols);
   block_of_rows(p, panels, first, count, own + kRowBlock * panels.cols, c, ld_c);
-  for (int64_t i = 0; i < count; ++i) {
-    if constexpr (std::is_same_v<S, O> || std::is_same_v<S, Real<S>>) {
-      if (p.activation) {
-        gradient_row(c + i * ld_c, p.h + (first + i) * p.ld_h, out_row<O>(p, first + i), p.cols,
-                     p.first_row + first + i, *p.activation, sums);
-        continue;
-      }
-    }
-    store_row<O>(p, first + i, c + i * ld_c);
-  }
+  finish_rows<O>(p, first, count, c, ld_c, sums);
 }
 
 template <class O, class S>
@@ -126,15 +83,8 @@ void gemm_rows(const Product<S>& p, int32_t thread) {
   const Panels panels(p.cols, kTileWidth<S>);
   pack(p, panels);
   Real<S>* own = p.own + thread * p.ld_own;
-  // With column sums the chunks are those of columns.cpp: their sums are added in order.
-  const int64_t chunks = p.partials ? kPartials : (p.rows + kRowBlock - 1) / kRowBlock;
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const int64_t end = p.partials ? chunk_start(p.rows, chunk + 1) : least((chunk + 1) * kRowBlock, p.rows);
-    for (int64_t first = p.partials ? chunk_start(p.rows, chunk) : chunk * kRowBlock; first < end; first += kRowBlock)
-      finished_block<O>(p, panels, first, least(kRowBlock, end - first), own,
-                        p.partials ? p.partials + chunk * p.cols : nullptr);
-  }
+  for_blocks(
+      p, [&](int64_t first, int64_t count, double* sums) { finished_block<O>(p, panels, first, count, own, sums); });
 }
 
 // How a thread packs kSumInner rows of both operands: panels of kTileRows columns of a, and panels of b as of a product

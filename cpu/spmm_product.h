@@ -17,7 +17,7 @@ struct Hub {
 inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 template <class S, class O>
-struct Product {  // `ProductArgs` of mggcn/backend/cpu/spmm.py
+struct Product {  // `ProductArgs` of mggcn/backend/cpu/structs.py
   int64_t num_chunks, num_parts, num_hubs;
   const int64_t* chunks;  // [num_chunks + 1]
   const Part* parts;

@@ -12,21 +12,22 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
-from mggcn import native
 from mggcn.aggregate.base import Strategy
 from mggcn.aggregate.broadcast import BroadcastStrategy
 from mggcn.aggregate.delayed import DelayedStrategy
 from mggcn.aggregate.halo import HaloStrategy
 from mggcn.aggregate.slice import SliceStrategy
 from mggcn.backend.cpu.cores import bind_beside_gpu, bind_rank
-from mggcn.backend.cpu.machine import Host, caches_of, processor_name
+from mggcn.backend.cpu.figures import ASSUMED, Figures
+from mggcn.backend.cpu.kept_figures import figures_of
+from mggcn.backend.cpu.machine import Host, this_host
 from mggcn.backend.cuda.driver import visible_gpus
 from mggcn.backend.cuda.memory import gpu_free_bytes
 from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED, sizes_of, user_settings
 from mggcn.comm.rank import gpu_index, num_gpus_used
 from mggcn.config import Config
-from mggcn.cost.machine import Machine, default_machine, tuned_path
+from mggcn.cost.machine import Machine, default_machine, tuned_path, with_figures
 from mggcn.errors import BackendError, ConfigError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.memory.device import DEVICES, runs_nccl, threads_of
@@ -77,8 +78,20 @@ def host_of(config: Config) -> Host:
         from mggcn.backend.cuda.presence import gpu_host
 
         return gpu_host()
-    threads = threads_per_rank(config)
-    return Host(processor_name(), native.isa(), threads, caches_of(threads))
+    return this_host(threads_per_rank(config))
+
+
+def figures_here(config: Config) -> Figures:
+    """Return what was measured of the threads of a rank on this machine; measure it if they are not known.
+
+    Cost: at most 0.3 s once, for each number of threads and set of cores. Without compiled kernels: assumed figures.
+    """
+    if config.run.device == "cuda":
+        return ASSUMED
+    try:
+        return figures_of(host_of(config), free_bytes())
+    except BackendError:
+        return ASSUMED
 
 
 def check_available(config: Config) -> None:
@@ -97,6 +110,8 @@ def check_available(config: Config) -> None:
 def this_machine(config: Config) -> Machine:
     """Return the machine on which seconds are predicted unless another is named: this one, as tuned, described or assumed.
 
+    Of a CPU that was not tuned the messages are assumed, the rest are the figures by which kernels are chosen.
+
     Raises: ConfigError if the tuned file cannot be read.
     """
     gpu = ""
@@ -104,7 +119,13 @@ def this_machine(config: Config) -> Machine:
         from mggcn.backend.cuda.presence import gpu_name
 
         gpu = gpu_name()
-    return default_machine(config.run.device, tuned_path(), gpu)
+    machine = default_machine(config.run.device, tuned_path(), gpu)
+    if machine.origin != "assumed" or config.run.device == "cuda":
+        return machine
+    # The device of a machine is all of its cores, which the ranks share.
+    threads = threads_per_rank(config) * config.run.ranks
+    run = dataclasses.replace(config.run, ranks=1, threads=threads, transport="auto")
+    return with_figures(machine, figures_here(dataclasses.replace(config, run=run)), threads, config.run.ranks)
 
 
 def memory_limit(config: Config) -> int:
@@ -198,7 +219,9 @@ def plan_graph(
     shared = shared or Shared()
     partition = shared.found("partition", partition_key(config), lambda: partition_graph(config, graph))
     stats = partition_stats(config, graph, shape, partition, network, shared)
-    return plan_run(config, shape, stats, strategy, nccl_memory(config, machine), network), partition
+    return plan_run(
+        config, shape, stats, strategy, nccl_memory(config, machine), network, figures_here(config)
+    ), partition
 
 
 def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, machine: Machine | None = None) -> RunPlan:
@@ -220,14 +243,15 @@ def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, mach
         depth = len(config.model.hidden) + 1
         share = (shape.num_training or 0) / max(shape.num_vertices, 1)
         shares = expected_shares(share, shape.num_edges / max(shape.num_vertices, 1), depth) if share else []
-        return plan_run(config, shape, RowStats.expected(*sizes, self_loops=loops, shares=shares), strategy, nccl)
+        stats = RowStats.expected(*sizes, self_loops=loops, shares=shares)
+        return plan_run(config, shape, stats, strategy, nccl, figures=figures_here(config))
     if not replication:
         raise ConfigError(
             f"the replication of a vertex cut is not known from a shape; give it (--replication), for example "
             f"{run.ranks**0.5:.2f} for {run.ranks} ranks, or plan the strategy {strategy.name} on a store"
         )
     cut = CutStats.expected(*sizes, replication, bins=run.cut_bins, self_loops=loops)
-    return plan_run(config, shape, cut, strategy, nccl)
+    return plan_run(config, shape, cut, strategy, nccl, figures=figures_here(config))
 
 
 def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:

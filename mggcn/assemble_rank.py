@@ -15,6 +15,7 @@ from mggcn.aggregate.no_aggregation import NoAggregation
 from mggcn.assemble import threads_per_rank
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.backend.cpu.figures import ASSUMED, Figures
 from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.driver import visible_gpus
 from mggcn.backend.sparse_products import Explorer
@@ -78,15 +79,17 @@ def make_backend(
     choices: Choices = NO_CHOICES,
     exploration: Explorer | None = None,
     threads: int = 0,
+    figures: Figures = ASSUMED,
 ) -> KernelBackend:
     """Return the kernels of one rank. Raises: BackendError.
 
     threads: of a CPU; 0: those of the configuration. choices: measured variants of sparse products. exploration: tries
-    those of the others.
+    those of the others. figures: of the CPU, by which its kernels are chosen.
     """
     storage = DTYPES[plan.sizes.dtype]
     if config.run.device == "cpu":
-        return CpuBackend(storage, threads or threads_per_rank(config), choices=choices, exploration=exploration)
+        threads = threads or threads_per_rank(config)
+        return CpuBackend(storage, threads, choices=choices, exploration=exploration, figures=figures)
     from mggcn.backend.cuda.backend import CudaBackend
 
     workspace_bytes = plan.regions["kernel work space"]
@@ -125,7 +128,9 @@ def make_rank(
     fresh, timeline = held is None, None
     if held is None:
         exploration = None if tuning is None else tuning.exploration
-        backend = make_backend(config, rank_plan, lambda: device_of(config, comm), choices, exploration, threads)
+        backend = make_backend(
+            config, rank_plan, lambda: device_of(config, comm), choices, exploration, threads, plan.figures
+        )
         timeline = _make_timeline(config, backend, comm, folder)
         if timeline is not None:
             backend, comm = timeline.backend, timeline.comm

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from mggcn import native
 from tests.covering import drawn, everything_runs, mark_full
+from tests.machines import keep_recorded
 
 native.limit_spinning()  # processes that share the cores: before any test loads torch
 
@@ -49,6 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Compile kernels to run if mggcn is not installed; heed Ctrl-C; name the marker of pytest-timeout if it is missing."""
     if not config.option.collectonly:
         native.installed_or_built()
+        cache = tempfile.TemporaryDirectory(prefix="mggcn-tests-")
+        config.add_cleanup(cache.cleanup)
+        keep_recorded(Path(cache.name))
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell: tests interrupt commands
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.pluginmanager.hasplugin("timeout"):

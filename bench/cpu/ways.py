@@ -65,7 +65,8 @@ def own_graph(store: str, threads: int, precision: str, ordered: bool) -> OwnGra
 
     config = from_tables({"run": {"threads": threads, "precision": precision}})
     tiny = GraphShape(name="tiny", num_vertices=2, num_edges=2, num_features=1, num_classes=1, symmetric=True)
-    backend = make_backend(config, plan_shape(config, tiny).ranks[0], lambda: None)  # type: ignore[arg-type,return-value]
+    plan = plan_shape(config, tiny)
+    backend = make_backend(config, plan.ranks[0], lambda: None, figures=plan.figures)  # type: ignore[arg-type,return-value]
     torch.set_num_threads(threads)
     graph, began = open_store(store), time.perf_counter()
     owners = assign(graph.num_vertices, 1, "none", 0)
@@ -78,22 +79,19 @@ def own_graph(store: str, threads: int, precision: str, ordered: bool) -> OwnGra
     return OwnGraph(backend, backend.sparse(tile.indptr, tile.indices, tile.values), scale, place, seconds)
 
 
-def ways(width: int, rows: int, caches: Any) -> dict[str, Any]:
+def ways(width: int, rows: int, figures: Any) -> dict[str, Any]:
     """Every way by name: blocks of whole rows, which fetch nothing ahead; one block and panels that do, as mggcn has them.
 
-    Panels if the shared cache holds `rows` of them packed.
+    Panels if `rows` of them packed are near by the figures of the machine.
     """
     from mggcn.backend.cpu.variants import ahead_of
     from mggcn.backend.spmm_choice import SpmmChoice
 
-    def ahead(line_bytes: int) -> int:
-        return ahead_of(line_bytes, rows * line_bytes, caches)
-
     found = {f"{n} blocks": SpmmChoice("blocks" if n > 1 else "rows", 0, n, 0) for n in COUNTS}
-    found["1 block, fetched ahead"] = SpmmChoice("rows", 0, 1, ahead(4 * width))
+    found["1 block, fetched ahead"] = SpmmChoice("rows", 0, 1, ahead_of(4 * width))
     for size in PANEL_BYTES:
-        if size < 4 * width and rows * size <= caches.shared_bytes:
-            found[f"panels of {size} B"] = SpmmChoice("panels", size // 4, 1, ahead(size))
+        if size < 4 * width and rows * size <= figures.near_bytes:
+            found[f"panels of {size} B"] = SpmmChoice("panels", size // 4, 1, ahead_of(size))
     return found
 
 
@@ -102,14 +100,13 @@ def measure(store: Path, order: str, width: int, args: Any) -> dict[str, Any]:
     import torch
 
     from bench.arrays import operand
-    from mggcn.backend.cpu.machine import caches_of
 
     graph = own_graph(str(store), args.threads, "fp32", order == "locality")
     dense, out = graph.buffers(width)
     dense[graph.place] = torch.from_numpy(operand(dense.shape[0], width))
     products = graph.backend.sparse_products
     chosen = products.choice(graph.adj, dense, out)
-    named = {CHOSEN: chosen} | ways(width, graph.adj.schedule.traits.columns, caches_of(args.threads))
+    named = {CHOSEN: chosen} | ways(width, graph.adj.schedule.traits.columns, products.figures)
 
     def run(name: str) -> float:
         began = time.perf_counter()

@@ -6,7 +6,7 @@ A row is gathered for every nonzero of a sparse matrix. `footprint` is the bytes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -94,14 +94,19 @@ def gathered_row_s(
 
 
 def _by_distance(gather: Gather, row_bytes: int, footprint: float, reuse: Reuse, sharing: int) -> float:
-    """Rows at random from a matrix of R bytes have distances of 0 to R bytes equally often.
+    return mean_row_s(lambda nbytes: gather.row_s(row_bytes, nbytes * sharing), footprint, reuse)
 
-    So rows from between a and b take (b t(b) - a t(a)) / (b - a) each, if t(R) is what the device says of R bytes; with
-    equally frequent distances the sum is t(R) again.
+
+def mean_row_s(row_s: Callable[[float], float], footprint: float, reuse: Reuse = ()) -> float:
+    """Return the average of the seconds of a row over the distances of its uses; row_s: at random from so many bytes.
+
+    Rows at random from a matrix of R bytes have distances of 0 to R bytes equally often. So rows from between a and b take
+    (b t(b) - a t(a)) / (b - a) each, if t(R) is what row_s says of R bytes; with equally frequent distances the sum is t(R)
+    again.
     """
 
     def until(nbytes: float) -> float:
-        return nbytes * gather.row_s(row_bytes, nbytes * sharing) if nbytes else 0.0
+        return nbytes * row_s(nbytes) if nbytes else 0.0
 
     seconds = each = 0.0
     below = 0.0

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from mggcn.backend.cpu.figures import ITEMS, DenseShape, Figures, MeasuredGather
 from mggcn.backend.gather_rates import CacheRates, Gather
 from mggcn.comm.nccl_memory import NcclMeasured, NcclSizes
 from mggcn.cost.toml_fields import Fields, read_toml
@@ -24,7 +25,8 @@ MACHINES: Final = Path(__file__).with_name("machines")
 LIKE: Final = {"H100": "dgx-h100", "H200": "dgx-h100", "A100": "dgx-a100", "V100": "dgx-1"}
 """Shipped files by words of the names of GPUs."""
 Kind = Literal["cpu", "cuda"]
-Origin = Literal["measured", "described", "assumed"]
+FileOrigin = Literal["measured", "described", "assumed"]
+Origin = FileOrigin | Literal["partly"]
 MessageKind = Literal["broadcast", "all_to_all", "all_reduce"]
 MESSAGES: Final[tuple[MessageKind, ...]] = get_args(MessageKind)
 
@@ -142,6 +144,7 @@ class Machine:
         """Say how far the rates can be trusted; "" for measured ones."""
         return {
             "measured": "",
+            "partly": "its messages are assumed, not measured; run mggcn tune",
             "described": "described from data sheets, not measured",
             "assumed": "assumed, not measured; run mggcn tune",
         }[self.origin]
@@ -173,7 +176,7 @@ def read_machine(path: Path) -> Machine:
     machine = Machine(
         name=top.text("name"),
         title=top.text("title"),
-        origin=top.choice("origin", get_args(Origin)),
+        origin=top.choice("origin", get_args(FileOrigin)),
         device=_device(device),
         links=tuple(_link(entry) for entry in top.tables("link")),
         topology=_topology(top.table("topology")) if top.has("topology") else None,
@@ -222,6 +225,31 @@ def default_machine(kind: Kind, tuned: Path, gpu: str = "") -> Machine:
         return assumed
     machine = read_machine(tuned)
     return machine if machine.device.kind == kind else dataclasses.replace(assumed, nccl=machine.nccl)
+
+
+def with_figures(machine: Machine, figures: Figures, threads: int, ranks: int) -> Machine:
+    """Return an assumed machine with the rates by which kernels are chosen, those of all threads of its ranks.
+
+    Messages, which more than one rank has, stay assumed, as what a call costs. Nothing changes if the figures are assumed.
+    """
+    if not figures.measured:
+        return machine
+    dense: dict[str, list[float]] = {}
+    for shape in get_args(DenseShape):
+        for item, name in ITEMS.items():
+            if best := figures.dense_rate(item, shape, figures.kernels):
+                dense.setdefault(name, []).append(best.flop_s)
+    device = dataclasses.replace(
+        machine.device,
+        cores=threads,
+        copy=RateTable(figures.copy),
+        gather=MeasuredGather(figures),
+        row_s=0.0,
+        gemm={**machine.device.gemm, **{name: min(rates) for name, rates in dense.items()}},
+    )
+    title = f"this machine ({threads} thread{'s' * (threads > 1)})"
+    origin: Origin = "measured" if ranks == 1 else "partly"
+    return dataclasses.replace(machine, name="measured", title=title, origin=origin, device=device)
 
 
 def _device(fields: Fields) -> DeviceRates:

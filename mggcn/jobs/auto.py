@@ -10,6 +10,7 @@ from typing import Any
 from mggcn.assemble import (
     STRATEGIES,
     check_ranks,
+    figures_here,
     memory_limit,
     nccl_memory,
     plan_shape,
@@ -185,7 +186,7 @@ def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: s
 def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) -> Iterator[Candidate]:
     """Plan every variant on a graph; a partition is made once per order and number of bins."""
     shape, seed, ranks = graph_shape(graph, base), base.train.seed, base.run.ranks
-    store, nccl = store_folder(graph), nccl_memory(base, machine)
+    store, nccl, figures = store_folder(graph), nccl_memory(base, machine), figures_here(base)
     orders: tuple[str, ...] = ORDERS
     # A cached partition has at most MAX_PARTS parts.
     if ranks <= MAX_PARTS and _is_cached(store, MetisSettings(parts=ranks, seed=seed % 2**31)):
@@ -209,7 +210,7 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) ->
         if isinstance(stats, CutStats):
             partition = f"libra, replication {stats.replication:.2f}"
         try:
-            plan = plan_run(trial, shape, stats, STRATEGIES[trial.run.strategy], nccl)
+            plan = plan_run(trial, shape, stats, STRATEGIES[trial.run.strategy], nccl, figures=figures)
         except (GraphError, PlanError) as error:
             yield _candidate(trial.run, partition, exact, None, str(error))
         else:

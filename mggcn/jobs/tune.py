@@ -16,11 +16,13 @@ import torch
 
 from mggcn.assemble import memory_limit, plan_graph, plan_shape
 from mggcn.assemble_rank import gpu_of_rank, make_backend, make_rank
-from mggcn.backend.cpu.machine import processor_name
+from mggcn.backend.cpu.kept_figures import figures_of
+from mggcn.backend.cpu.machine import processor_name, this_host
 from mggcn.config import Config, RunConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.jobs.local import on_local_ranks
+from mggcn.memory.units import free_bytes
 from mggcn.planning.advice import require_fit
 from mggcn.planning.shape import GraphShape
 from mggcn.tuning.device import device_table
@@ -62,11 +64,16 @@ class TuneSettings:
 def tune_machine(settings: TuneSettings, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
     """Measure this machine's cores, memory and transports, and return the content of its file.
 
+    The figures by which kernels are chosen are measured anew, too, and kept where runs find them.
+
     folder: for the ranks' logs and results. report: called with what is measured next. Cost: under a minute on two cores,
     and some seconds for each number of GPUs between which NCCL is measured.
     Raises: CommError if ranks cannot be started.
     """
     processor = processor_name() or "unknown processor"
+    report("what kernels are chosen by")
+    for threads in sorted({max(1, settings.threads // ranks) for ranks in (1, *settings.ranks)}):
+        figures_of(this_host(threads), free_bytes(), anew=True)
     return {
         "name": "tuned",
         "title": f"this machine ({processor}, {settings.threads} core{'s' * (settings.threads > 1)})",
@@ -82,12 +89,12 @@ def cpu_backend(threads: int, precision: str) -> KernelBackend:
     config = Config(run=RunConfig(threads=threads, precision=precision))  # type: ignore[arg-type]
     plan = plan_shape(
         config, GraphShape(name="tune", num_vertices=2, num_edges=2, num_features=1, num_classes=1, symmetric=True)
-    ).ranks[0]
+    )
 
     def no_gpu() -> Any:
         raise ConfigError("mggcn tune measures the CPU")
 
-    return make_backend(config, plan, no_gpu)
+    return make_backend(config, plan.ranks[0], no_gpu, figures=plan.figures)
 
 
 def check_writable(path: Path) -> None:

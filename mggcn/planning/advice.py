@@ -132,7 +132,9 @@ def _estimate(
             chosen = {counts.index(max(counts)), counts.index(min(counts))}
         return max(
             rank.total_bytes
-            for rank in plan_ranks(config, shape, stats, by or plan.strategy, sorted(chosen), plan.nccl)
+            for rank in plan_ranks(
+                config, shape, stats, by or plan.strategy, sorted(chosen), plan.nccl, figures=plan.figures
+            )
         )
     except (ConfigError, GraphError, PlanError):
         return 2**62

@@ -51,7 +51,14 @@ def unpruned(plan: RunPlan) -> RunPlan | None:
     if not plan.ranks[0].pruned:
         return None
     run = dataclasses.replace(plan.config.run, prune="off")
-    return plan_run(dataclasses.replace(plan.config, run=run), plan.shape, plan.stats, plan.strategy, plan.nccl)
+    return plan_run(
+        dataclasses.replace(plan.config, run=run),
+        plan.shape,
+        plan.stats,
+        plan.strategy,
+        plan.nccl,
+        figures=plan.figures,
+    )
 
 
 def text_15d(machine: Machine, ranks: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mggcn.aggregate.base import Strategy
+from mggcn.backend.cpu.figures import ASSUMED, figures_from_dict
 from mggcn.comm.nccl_memory import memory_from_dict
 from mggcn.comm.nccl_settings import UNMEASURED
 from mggcn.config import Config
@@ -47,6 +48,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "rewrites": list(first.values.explained),
         "training_rows": [dataclasses.asdict(rows) for rows in first.rows],
         "launching": launching(plan.config.run),
+        "figures": plan.figures.to_dict(),
         "nccl": plan.nccl.to_dict() if runs_nccl(plan.config.run) else None,
         "programs": {p.name: [op.label for op in p.ops] for p in programs},
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],
@@ -94,4 +96,5 @@ def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strateg
     """Return the plan that `to_dict` wrote, planned again from its statistics. Raises: GraphError, PlanError."""
     stats, recorded = stats_from_dict(content["partition"]), content.get("nccl")
     nccl = memory_from_dict(recorded) if recorded else UNMEASURED
-    return plan_run(config, GraphShape(**content["graph"]), stats, strategy, nccl)
+    figures = figures_from_dict(content["figures"]) if "figures" in content else ASSUMED
+    return plan_run(config, GraphShape(**content["graph"]), stats, strategy, nccl, figures=figures)

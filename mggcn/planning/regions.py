@@ -14,7 +14,8 @@ from mggcn import native
 from mggcn.aggregate.base import Matrix
 from mggcn.aggregate.relations import BLOCK_ROWS
 from mggcn.backend.cpu import sizes as cpu_sizes
-from mggcn.backend.cpu.machine import caches_of
+from mggcn.backend.cpu.figures import Figures
+from mggcn.backend.cpu.machine import dense_kernels
 from mggcn.backend.cpu.variants import GemmVariant, gemm_variant
 from mggcn.backend.cuda.sizes import cusparse_bytes, schedule_bytes, workspace_bytes
 from mggcn.config import Config
@@ -71,6 +72,7 @@ class RankSizes:
     backward: Mapping[Matrix, int]
     index_bytes: int
     assignment_bytes: int
+    figures: Figures
 
     @property
     def item(self) -> int:
@@ -187,20 +189,20 @@ class RankSizes:
         """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
         matrices, width = self._matrices(), self._widest(panel)
         stored, threads = ITEM_BYTES[STORAGE[self.config.run.precision]], threads_of(self.config.run)
-        caches, variants = caches_of(threads), _gemm_variants()
+        variants, tiles = _gemm_variants(), _has_tiles()
         columns = max(self.shape.num_vertices, self.inputs.cols)
         products = [
-            cpu_sizes.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, caches)
+            cpu_sizes.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, self.figures)
             for rows, nnz, *_ in matrices
         ]
         dense = [
-            cpu_sizes.gemm_bytes(self.rows, c.d_in, c.d_out, stored, self.item, threads, variant)
+            cpu_sizes.gemm_bytes(self.rows, c.d_in, c.d_out, stored, self.item, threads, variant, tiles=tiles)
             for variant in variants
             for c in self.values.layers
             if c.layer not in self.values.sparse_layers
         ]
         dense += [
-            cpu_sizes.gemm_bytes(*sizes, stored, self.item, threads, variant)
+            cpu_sizes.gemm_bytes(*sizes, stored, self.item, threads, variant, tiles=tiles)
             for variant in variants
             for sizes in self._compositions()
         ]
@@ -230,6 +232,14 @@ def _gemm_variants() -> tuple[GemmVariant, ...]:
         return (gemm_variant(native.dense_isa()),)
     except BackendError:
         return get_args(GemmVariant)
+
+
+def _has_tiles() -> bool:
+    """Whether bfloat16 may be multiplied by AMX here."""
+    try:
+        return "amx" in dense_kernels()
+    except BackendError:
+        return False
 
 
 def _padded(nbytes: int) -> int:

@@ -13,6 +13,7 @@ from itertools import chain
 
 from mggcn.aggregate.base import AggregationPlan, Strategy
 from mggcn.aggregate.steps import Send, Step, bytes_sent, num_messages, num_products
+from mggcn.backend.cpu.figures import ASSUMED, Figures
 from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED
 from mggcn.config import Config
@@ -135,6 +136,8 @@ class RunPlan:
     strategy: Strategy
     ranks: tuple[RankPlan, ...]
     nccl: NcclMemory = UNMEASURED
+    figures: Figures = ASSUMED
+    """By which the CPU's kernels are chosen, on every rank and when the run is resumed."""
 
     @property
     def largest(self) -> RankPlan:
@@ -156,15 +159,16 @@ def plan_run(
     strategy: Strategy,
     nccl: NcclMemory = UNMEASURED,
     network: Network | None = None,
+    figures: Figures = ASSUMED,
 ) -> RunPlan:
     """Plan every rank. Cost: no pass over the graph.
 
-    nccl: what is known of its memory, if it moves the messages. network: the model, by default that of model.kind.
-    Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program.
+    nccl: what is known of its memory, if it moves the messages. network: the model, by default that of model.kind. figures:
+    of this machine's CPU. Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program.
     """
     check_shape(shape)
-    ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl, network)
-    return RunPlan(config=config, shape=shape, stats=stats, strategy=strategy, ranks=ranks, nccl=nccl)
+    ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl, network, figures)
+    return RunPlan(config=config, shape=shape, stats=stats, strategy=strategy, ranks=ranks, nccl=nccl, figures=figures)
 
 
 def plan_ranks(
@@ -175,14 +179,15 @@ def plan_ranks(
     ranks: Iterable[int],
     nccl: NcclMemory = UNMEASURED,
     network: Network | None = None,
+    figures: Figures = ASSUMED,
 ) -> tuple[RankPlan, ...]:
     """Plan some ranks of a run: lower, place, and add up their bytes. Raises: as `plan_run`."""
     common = RunDecisions.of(config, shape, stats, strategy, network)
     lowering = Lowering(common.values, common.panel_width())
-    return tuple(_plan_rank(common, lowering, rank, nccl) for rank in ranks)
+    return tuple(_plan_rank(common, lowering, rank, nccl, figures) for rank in ranks)
 
 
-def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMemory) -> RankPlan:
+def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMemory, figures: Figures) -> RankPlan:
     config, shape, stats, required = common.config, common.shape, common.stats, common.required
     (aggregation, exact), pruned = common.aggregations(rank), common.pruned(rank)
     graph, num_ranks = config.model.aggregates, len(stats.counts)
@@ -215,6 +220,7 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         backward=backward,
         index_bytes=indices,
         assignment_bytes=assignment,
+        figures=figures,
     )
     regions = {"arena": programs.arena_bytes} | sizes.regions(lowering.panel)
     if rank_sizes.device.is_host:

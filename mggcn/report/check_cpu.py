@@ -9,11 +9,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mggcn.errors import BackendError
 from mggcn.memory.host import machine_memory
 from mggcn.report.figure import GIB, format_bytes
 from mggcn.report.findings import Finding
+
+if TYPE_CHECKING:
+    from mggcn.backend.cpu.figures import Figures
 
 KernelLibrary = Callable[[], tuple[str, str]]
 """Loads the CPU kernels; returns the library's path and instruction sets."""
@@ -39,35 +43,58 @@ def check_kernels(library: KernelLibrary) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class DenseUnits:
-    """Report what multiplies dense matrices: our best instruction set, and whether there is AMX, which Linux must grant."""
+    """What multiplies dense matrices: instruction sets, what was measured of them, and AMX, which Linux must grant."""
 
-    isa: str
-    slow_pairs: bool
+    kernels: tuple[str, ...]
+    figures: Figures | None
     amx: bool
     granted: bool
 
 
 def dense_units() -> DenseUnits:
     """Return what this processor and its operating system offer for dense products."""
-    from mggcn import native
-    from mggcn.backend.cpu.machine import amx_granted, has_amx, has_slow_pairs
+    from mggcn.backend.cpu.cores import usable_cores
+    from mggcn.backend.cpu.kept_figures import kept_figures
+    from mggcn.backend.cpu.machine import amx_granted, dense_kernels, has_amx, this_host
 
-    return DenseUnits(native.dense_isa(), has_slow_pairs(), has_amx(), amx_granted())
+    return DenseUnits(dense_kernels(), kept_figures(this_host(usable_cores())), has_amx(), amx_granted())
 
 
 def check_dense(units: Callable[[], DenseUnits] = dense_units) -> Finding:
     """Say which kernel multiplies which type, and whether there are tiles of bfloat16 (AMX)."""
-    from mggcn.backend.cpu.variants import gemm_set, gemm_variant
+    from mggcn.backend.cpu.figures import ASSUMED
+    from mggcn.backend.cpu.variants import gemm_kernel, gemm_variant
 
     here = units()
-    if gemm_variant(here.isa) == "torch":
+    if gemm_variant(here.kernels[-1]) == "torch":
         types = "float32, float64 by torch, bfloat16 converted for it: no dense kernels of ours for this processor"
     else:
-        types = f"float32, float64 by {here.isa}, bfloat16 by {gemm_set(2, here.isa, slow_pairs=here.slow_pairs)}"
+        by = {item: gemm_kernel(here.figures or ASSUMED, item, "rows", here.kernels) for item in (4, 2)}
+        types = f"float32, float64 by {by[4]}, bfloat16 by {by[2]}" + ("" if here.figures else " until it is measured")
     amx = "not shown by the system"
     if here.amx:
-        amx = "granted by the system, not used yet" if here.granted else "refused by the system"
+        amx = "granted by the system" if here.granted else "refused by the system"
     return Finding("dense products", "ok", f"{types}; AMX {amx}")
+
+
+def check_rates(units: Callable[[], DenseUnits] = dense_units) -> Finding:
+    """Show what was measured of this machine, by which kernels are chosen."""
+    from mggcn.backend.cpu.figures import TYPICAL_ROW
+
+    figures = units().figures
+    if figures is None:
+        return Finding("measured rates", "ok", "none yet: the first run measures them, in 0.3 s, and keeps them")
+    gathers = [
+        f"{TYPICAL_ROW / figures.entry_s(TYPICAL_ROW, size, ahead=True) / 1e9:.0f} from {format_bytes(size)}"
+        for size in figures.footprints
+    ]
+    dense = [f"{r.dtype} {r.shape} {r.kernel} {r.flop_s / 1e9:.0f}" for r in figures.dense]
+    return Finding(
+        "measured rates",
+        "ok",
+        f"rows of {TYPICAL_ROW} bytes at random, GB/s: {', '.join(gathers)}; passes {figures.copy_rate / 1e9:.0f} GB/s; "
+        f"dense products, GFLOP/s: {', '.join(dense) or 'torch alone'}; measured anew by mggcn tune",
+    )
 
 
 def check_openmp(maps: Path = Path("/proc/self/maps")) -> Finding:

@@ -26,12 +26,16 @@ def diagnose(library: check_cpu.KernelLibrary = check_cpu.native_library, comput
         guarded("Python", check_packages.check_python),
         *packages,
         kernels,
-        *([guarded("dense products", check_cpu.check_dense)] if kernels.state == "ok" else []),
+        *(_with_kernels() if kernels.state == "ok" else []),
         *(_with_torch() if has_torch else [_skipped(name) for name in ("OpenMP", "gloo", "cores")]),
         guarded("memory", check_cpu.check_memory),
         *_gpu(has_torch, compute),
         *(guarded(name, partial(check_packages.check_optional, name)) for name in check_packages.OPTIONAL),
     ]
+
+
+def _with_kernels() -> list[Finding]:
+    return [guarded("dense products", check_cpu.check_dense), guarded("measured rates", check_cpu.check_rates)]
 
 
 def _with_torch() -> list[Finding]:

@@ -20,7 +20,7 @@ from mggcn.errors import RunError, StoreError
 from mggcn.train.log import write_json
 from mggcn.tuning.findings import Findings
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Raised when the file's form, a sparse kernel or the model of variants changes: what was measured before is ignored."""
 STORE_FILE = "tuned.json"
 """Beside the arrays of a store."""

@@ -13,9 +13,9 @@ from bench.cpu import accuracy, ceilings, epochs, strategies, ways
 from bench.peers import epochs as peers_epochs
 from bench.peers import products
 from bench.report import GIB, MIB, spread, verdict
-from mggcn.backend.cpu.machine import Caches
 from mggcn.backend.cpu.variants import SpmmChoice, ahead_of
 from mggcn.report.bench_plots import read_plots
+from tests.machines import tight
 
 FIGURES: dict[str, Any] = {
     "copy": [[4 * MIB, 20e9], [256 * MIB, 10e9]],
@@ -175,11 +175,10 @@ def test_set_up_in_epochs() -> None:
 
 def test_panels_fit_the_cache() -> None:
     """Fails if a panel is swept that products refuse, a possible one is left out, or none fetches ahead."""
-    caches = Caches(own_bytes=32_000, shared_bytes=128_000)
-    found = ways.ways(128, 1000, caches)
+    found = ways.ways(128, 1000, tight(128_000))
     assert [name for name in found if "panels" in name] == ["panels of 64 B", "panels of 128 B"]
-    assert found["panels of 64 B"] == SpmmChoice("panels", 16, 1, ahead_of(64, 64_000, caches))
-    assert [name for name in ways.ways(32, 1000, Caches(32_000, 10**6)) if "panels" in name] == ["panels of 64 B"]
+    assert found["panels of 64 B"] == SpmmChoice("panels", 16, 1, ahead_of(64))
+    assert [name for name in ways.ways(32, 1000, tight(10**6)) if "panels" in name] == ["panels of 64 B"]
     assert [(found[f"{n} blocks"].blocks, found[f"{n} blocks"].ahead) for n in ways.COUNTS] == [
         (n, 0) for n in ways.COUNTS
     ]

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from mggcn.report import doctor
 from mggcn.report.findings import Finding, exit_status, guarded, render
+from tests.machines import XEON, ZEN3
 
 _CODE = """
 import dataclasses, json, sys
@@ -84,20 +86,33 @@ def test_default_library_is_the_installed_one() -> None:
     assert finding.detail.endswith(".so")
 
 
+KERNELS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")
+
+
 @pytest.mark.parametrize(
     ("units", "expected"),
     [
-        (("baseline", False, False, False), "by torch, bfloat16 converted for it"),
-        (("avx2", False, False, False), "by avx2, bfloat16 by avx2; AMX not shown"),
-        (("avx512_bf16", True, True, True), "by avx512_bf16, bfloat16 by avx512; AMX granted"),
-        (("avx512_bf16", True, True, False), "by avx512_bf16, bfloat16 by avx512; AMX refused"),
+        ((KERNELS[:1], None, False, False), "by torch, bfloat16 converted for it"),
+        ((KERNELS[:2], ZEN3, False, False), "by avx2, bfloat16 by avx2; AMX not shown"),
+        ((KERNELS[:4], None, False, False), "by avx512, bfloat16 by avx512 until it is measured"),
+        ((KERNELS, XEON, True, True), "by avx512, bfloat16 by amx; AMX granted"),
+        ((KERNELS[:4], XEON, True, False), "by avx512, bfloat16 by avx512; AMX refused"),
     ],
 )
-def test_dense_products_are_named(units: tuple[str, bool, bool, bool], expected: str) -> None:
+def test_dense_products_are_named(units: Any, expected: str) -> None:
     """Fails if doctor names other kernels for a type than run, or says of AMX what the system did not."""
     finding = doctor.check_cpu.check_dense(lambda: doctor.check_cpu.DenseUnits(*units))
     assert finding.state == "ok"
     assert expected in finding.detail
+
+
+def test_measured_rates_are_shown() -> None:
+    """Fails if doctor shows other rates than were measured, or takes a machine that was not measured for a broken one."""
+    xeon = doctor.check_cpu.check_rates(lambda: doctor.check_cpu.DenseUnits(KERNELS, XEON, True, True))
+    for told in ("57 from 256 KiB", "7 from 256 MiB", "passes 16 GB/s", "bf16 sums amx 400", "mggcn tune"):
+        assert told in xeon.detail
+    none = doctor.check_cpu.check_rates(lambda: doctor.check_cpu.DenseUnits(KERNELS, None, True, True))
+    assert (none.state, none.detail[:8]) == ("ok", "none yet")
 
 
 def test_a_check_that_fails_is_a_finding() -> None:

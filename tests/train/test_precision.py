@@ -9,23 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn import native
+from mggcn import assemble, native
 from mggcn.assemble import plan_shape
 from mggcn.assemble_rank import Rank
-from mggcn.backend.cpu import backend as cpu_backend
 from mggcn.backend.cpu import spmm as cpu_spmm
-from mggcn.backend.cpu.machine import Caches
+from mggcn.backend.cpu.figures import Figures
 from mggcn.backend.cpu.variants import MatrixTraits, candidates
 from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.backend.spmm_choice import SpmmChoice
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import BackendError, ConfigError
 from mggcn.graph.csr import Graph
-from mggcn.planning import regions
 from mggcn.planning.run import plan_run
 from mggcn.planning.shape import GraphShape, graph_shape
 from tests.devices import EMULATED, WHERE, Where
 from tests.graphs import make_graph, on_ranks, pattern
+from tests.machines import tight
 
 
 def config_of(precision: str, ranks: int = 1, device: str = "cuda", **model: object) -> Config:
@@ -178,13 +177,13 @@ def test_bf16_repeats_its_bits_on_a_cpu(strategy: str) -> None:
     assert alone != losses(1, precision="fp32")
 
 
-TIGHT = Caches(2**10, 2**17)
+TIGHT = tight(2**17)
 """Holds a panel of an operand of a test's size, but not the operand."""
 
 
-def greediest(matrix: MatrixTraits, width: int, item: int, caches: Caches, *, summed: bool = True) -> SpmmChoice:
+def greediest(matrix: MatrixTraits, width: int, item: int, figures: Figures, *, summed: bool = True) -> SpmmChoice:
     """The way of a product that works in most memory."""
-    ways = candidates(matrix, width, item, caches, summed=summed).values()
+    ways = candidates(matrix, width, item, figures, summed=summed).values()
     return max(ways, key=lambda way: (way.panel * item * matrix.columns, way.blocks))
 
 
@@ -194,8 +193,7 @@ def test_host_kernels_keep_to_their_plan(
     precision: str, ranks: int, features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if packed panels, blocks, converted operands or schedules of a run take more than is planned."""
-    monkeypatch.setattr(cpu_backend, "caches_of", lambda threads: TIGHT)
-    monkeypatch.setattr(regions, "caches_of", lambda threads: TIGHT)
+    monkeypatch.setattr(assemble, "figures_here", lambda config: TIGHT)
     monkeypatch.setattr(cpu_spmm, "choose_spmm", greediest)
     adj = pattern("directed", 1100, 9)
     config = config_of(precision, ranks, "cpu", hidden=(64, 33), input_dropout=0.1)

@@ -11,7 +11,7 @@ import pytest
 
 from mggcn.backend.cpu import backend as cpu_backend
 from mggcn.backend.cpu import spmm as cpu_spmm
-from mggcn.backend.cpu.machine import Caches
+from mggcn.backend.cpu.figures import Figures
 from mggcn.backend.cpu.variants import GemmVariant, MatrixTraits, candidates
 from mggcn.backend.spmm_choice import SpmmChoice, SpmmVariant
 from mggcn.config import Config
@@ -32,8 +32,8 @@ def switch(monkeypatch: pytest.MonkeyPatch, way: SpmmVariant, dense: GemmVariant
     """Have sparse products go one way where they can, and dense ones be made by one side; return the ways taken."""
     taken: set[SpmmVariant] = set()
 
-    def forced(matrix: MatrixTraits, width: int, item: int, caches: Caches, *, summed: bool = True) -> SpmmChoice:
-        ways = candidates(matrix, width, item, caches, summed=summed).values()
+    def forced(matrix: MatrixTraits, width: int, item: int, figures: Figures, *, summed: bool = True) -> SpmmChoice:
+        ways = candidates(matrix, width, item, figures, summed=summed).values()
         choice = next((choice for choice in ways if choice.way == way), SpmmChoice())
         taken.add(choice.way)
         return choice

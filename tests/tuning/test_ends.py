@@ -18,9 +18,10 @@ from mggcn.comm.failure import Interrupted
 from mggcn.config import Config
 from mggcn.graph.csr import Graph
 from mggcn.jobs import train as training
+from mggcn.jobs import tune
 from mggcn.jobs.folder import known_plan
 from mggcn.jobs.local import on_local_ranks
-from mggcn.jobs.tune import MOST_EPOCHS, REPORT_EVERY, tune_products
+from mggcn.jobs.tune import MOST_EPOCHS, tune_products
 from mggcn.train.trainer import Stop
 from mggcn.tuning.exploration import SAMPLES
 from mggcn.tuning.record import FORMAT_VERSION, read_choices
@@ -121,7 +122,7 @@ def test_an_early_stop_ends_tuning(tmp_path: Path) -> None:
 def test_rare_evaluations_do_not_keep_tuning_from_its_end(tmp_path: Path) -> None:
     """Fails if a run writes what it knows at its end only, since products of evaluations every k-th epoch are left open."""
     graph, epochs = store_of(tmp_path), EPOCHS + 10
-    config = with_train(config_of(1, tune=True), eval_every=13, epochs=epochs)
+    config = with_train(config_of(1, tune=True), eval_every=5, epochs=epochs)
     known: list[int] = []
 
     def after(number: int, stop: Stop) -> None:
@@ -168,8 +169,9 @@ def test_real_seconds_come_from_the_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("blocks_win")
-def test_a_signal_ends_the_command_with_what_is_known(tmp_path: Path) -> None:
+def test_a_signal_ends_the_command_with_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if ranks that are threads end after different epochs, or one call of the model's variant decides for good."""
+    monkeypatch.setattr(tune, "REPORT_EVERY", 6)
     graph, stop = store_of(tmp_path), Stop()
     said: list[str] = []
 
@@ -179,7 +181,7 @@ def test_a_signal_ends_the_command_with_what_is_known(tmp_path: Path) -> None:
 
     found = tune_products(resolve(config_of(2), graph), graph, 2.0, say, stop)
     [line] = said
-    assert line.startswith(f"epoch {REPORT_EVERY} of at most {MOST_EPOCHS}: 0 of ")
+    assert line.startswith(f"epoch 6 of at most {MOST_EPOCHS}: 0 of ")
     assert not any(trial.complete for _, trial in found.trials)
     assert {rank for rank, _ in found.trials} == {0, 1}
     assert all(

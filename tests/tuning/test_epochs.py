@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from mggcn import assemble
 from mggcn.assemble import host_of, plan_graph, resolve
 from mggcn.assemble_rank import make_rank
-from mggcn.backend.cpu import backend as cpu_backend
 from mggcn.backend.cpu import spmm as cpu_spmm
-from mggcn.backend.cpu.machine import Caches
 from mggcn.backend.cuda import presence as cuda_presence
 from mggcn.backend.cuda import spmm as cuda_spmm
 from mggcn.backend.cuda.variants import Variant
@@ -27,7 +26,6 @@ from mggcn.comm.single import SingleCommunicator
 from mggcn.errors import BackendError, ConfigError
 from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune import tune_products
-from mggcn.planning import regions
 from mggcn.trace.timeline import Unwatched
 from mggcn.train.trainer import Stop
 from mggcn.tuning import record
@@ -39,6 +37,7 @@ from tests.commands.runs import history, result, same_tensors
 from tests.devices import emulated
 from tests.emulator.device import EmulatedDevice
 from tests.graphs import make_graph, pattern
+from tests.machines import tight
 from tests.tuning.runs import config_of, store_of, trained
 
 
@@ -142,9 +141,7 @@ def test_variants_keep_to_the_plan_s_memory(
     ranks: int, strategy: str, delay: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if a variant that is tried works in more than is planned, or a strategy's products are never explored."""
-    tight = Caches(2**12, 2**17)
-    for module in (cpu_backend, regions):
-        monkeypatch.setattr(module, "caches_of", lambda threads: tight)
+    monkeypatch.setattr(assemble, "figures_here", lambda config: tight(2**17))
     monkeypatch.setattr(cpu_spmm, "HOPELESS", math.inf)
     adj = pattern("directed", 400, 9)
     graph = make_graph(adj, num_features=90, num_classes=7, sparse=True, weighted=False, seed=3)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mggcn.backend.cpu.machine import Caches, Host
+from mggcn.backend.cpu.machine import Host
 from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
 from mggcn.errors import StoreError
 from mggcn.tuning.record import (
@@ -21,7 +21,7 @@ from mggcn.tuning.record import (
     write_choices,
 )
 
-HERE = Host("a processor", "avx2", 2, Caches(2**19, 2**25))
+HERE = Host("a processor", "avx2", 2, "0-1")
 KEY, OTHER = SpmmKey(10, 20, 300, 16, 4, True, "a"), SpmmKey(10, 20, 300, 16, 4, True, "b")
 PANELS, AHEAD = SpmmChoice("panels", 32, 1, 32, "measured"), SpmmChoice(ahead=16, reason="measured")
 
@@ -40,7 +40,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"processor": "another"}, {"kernels": "baseline"}, {"threads": 1}, {"caches": Caches(2**19, 2**24)}]
+    "change", [{"processor": "another"}, {"kernels": "baseline"}, {"threads": 1}, {"cores": "2-3"}]
 )
 def test_another_host_has_a_table_of_its_own(tmp_path: Path, change: dict[str, object]) -> None:
     """Fails if what was measured elsewhere, or with other threads, is taken here, or is lost when this host writes."""

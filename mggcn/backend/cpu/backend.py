@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,13 @@ from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cpu.args import address, dropout_args, epilogue_args, kind_of
 from mggcn.backend.cpu.edges import CpuEdges
 from mggcn.backend.cpu.epoch_end import CpuEpochEnd
+from mggcn.backend.cpu.figures import ASSUMED, DenseShape, Figures
 from mggcn.backend.cpu.gemm import CpuGemm
-from mggcn.backend.cpu.machine import caches_of, has_slow_pairs
+from mggcn.backend.cpu.machine import dense_kernels
 from mggcn.backend.cpu.memory import Workspace, allocate
 from mggcn.backend.cpu.neighbours import CpuNeighbours
 from mggcn.backend.cpu.spmm import CpuSpmm, make_schedule
-from mggcn.backend.cpu.variants import gemm_set, gemm_variant
+from mggcn.backend.cpu.variants import gemm_kernel, gemm_variant
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
 from mggcn.backend.host import HostStream, HostTime
@@ -41,6 +42,7 @@ class CpuBackend:
     """Kernels of the host with a fixed number of threads.
 
     choices: measured variants of sparse products, which override the model's. exploration: tries those of the others.
+    figures: what the model knows of this machine; isa: forces an instruction set.
     """
 
     def __init__(
@@ -50,19 +52,20 @@ class CpuBackend:
         isa: str = "",
         choices: Choices = NO_CHOICES,
         exploration: Explorer | None = None,
+        figures: Figures = ASSUMED,
     ) -> None:
         self._dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
         self._threads = threads
         self._isa = isa or native.isa()
         self._workspace = Workspace()
-        caches = caches_of(threads)
-        self.sparse_products = CpuSpmm(dtype, threads, self._isa, caches, self._workspace, choices)
+        self.sparse_products = CpuSpmm(dtype, threads, self._isa, figures, self._workspace, choices)
         self._spmm: Spmm = self.sparse_products
         if exploration is not None:
             self._spmm = exploration.explored(self.sparse_products, time.perf_counter)
-        dense_isa = isa or gemm_set(dtype.itemsize, native.dense_isa(), slow_pairs=has_slow_pairs())
-        self.dense_products = CpuGemm(gemm_variant(dense_isa), threads, dense_isa, self._workspace)
+        usable = (isa,) if isa else dense_kernels()
+        rows, sums = (gemm_kernel(figures, dtype.itemsize, shape, usable) for shape in get_args(DenseShape))
+        self.dense_products = CpuGemm(gemm_variant(usable[-1]), threads, rows, self._workspace, sums)
 
     @property
     def name(self) -> str:

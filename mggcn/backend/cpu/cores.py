@@ -17,6 +17,14 @@ def usable_cores() -> int:
     return len(_before_binding or os.sched_getaffinity(0))
 
 
+def usable_names() -> str:
+    """Return the cores of `usable_cores` as Linux writes them: 0-3,8."""
+    cores = sorted(_before_binding or os.sched_getaffinity(0))
+    begins = [core for core in cores if core - 1 not in cores]
+    ends = [core for core in cores if core + 1 not in cores]
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(begins, ends, strict=True))
+
+
 def bind_rank(rank: int, ranks: int, threads: int, system: Path = SYSTEM) -> list[int]:
     """Bind this process, one of `ranks` on this machine, to the cores of its threads; return them.
 

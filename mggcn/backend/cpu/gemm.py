@@ -1,4 +1,4 @@
-"""Dense products on the CPU: by cpu/gemm.cpp or by torch, as cpu.variants.gemm_variant says."""
+"""Dense products on the CPU: by our kernels or by torch, as cpu.variants says."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mggcn.backend.base import Epilogue, Gradient
 from mggcn.backend.cpu.args import address, epilogue_args
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.sizes import GEMM_ROWS, aligned, converted_shapes, copied_shape, gemm_sizes
+from mggcn.backend.cpu.structs import GemmArgs
 from mggcn.backend.cpu.variants import GemmVariant
 from mggcn.errors import BackendError
 
-_P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _KINDS = {
     (torch.float32, torch.float32): "f32",
     (torch.float64, torch.float64): "f64",
@@ -26,17 +26,6 @@ _KINDS = {
 """Kernels by types of the operands and of the result."""
 
 
-class GemmArgs(ctypes.Structure):
-    """`Product<S, O>` of cpu/gemm.cpp."""
-
-    _fields_ = (
-        *((name, _P) for name in ("a", "b", "out", "h", "epilogue", "activation", "partials", "packed", "own")),
-        *((name, _L) for name in ("rows", "inner", "cols", "ld_a", "step_k", "step_n", "ld_out", "ld_h", "ld_own")),
-        *((name, _L) for name in ("segments", "first_row")),
-        *((name, _I) for name in ("a_t", "accumulate", "threads")),
-    )
-
-
 def _gradient_args(gradient: Gradient) -> native.ActivationArgs:
     return native.ActivationArgs(
         address(gradient.h_scale), address(gradient.out_scale), gradient.keep_scale, int(gradient.masked)
@@ -44,18 +33,25 @@ def _gradient_args(gradient: Gradient) -> native.ActivationArgs:
 
 
 class CpuGemm:
-    """Products of matrices of one storage type: by kernels of the instruction set `isa`, or by torch, as `variant` says."""
+    """Products of matrices of one storage type: by our kernels or by torch, as `variant` says.
 
-    def __init__(self, variant: GemmVariant, threads: int, isa: str, workspace: Workspace) -> None:
+    isa: instruction set of the kernels of products with a result for each row; sums: of those over the rows, by default
+    the same.
+    """
+
+    def __init__(self, variant: GemmVariant, threads: int, isa: str, workspace: Workspace, sums: str = "") -> None:
         self.variant = variant
         self._threads = threads
         self._isa = isa
+        self._sums = sums or isa
         self._workspace = workspace
 
     @property
     def name(self) -> str:
         """Who multiplies: an instruction set of ours, or torch."""
-        return self._isa if self.variant == "own" else "torch"
+        if self.variant == "torch":
+            return "torch"
+        return self._isa if self._isa == self._sums else f"{self._isa}, sums {self._sums}"
 
     def multiply(
         self,
@@ -122,7 +118,8 @@ class CpuGemm:
                 f"{a.stride()}; pass a contiguous copy"
             )
         real = 8 if a.dtype == torch.float64 else 4
-        sizes = gemm_sizes(rows, inner, cols, a.itemsize, real, transposed=transposed)
+        isa = self._sums if transposed else self._isa
+        sizes = gemm_sizes(rows, inner, cols, a.itemsize, real, transposed=transposed, tiles=isa.startswith("amx"))
         finish = None if epilogue is None else epilogue_args(epilogue)
         back = None if gradient is None else _gradient_args(gradient)
         with self._workspace.lock:
@@ -152,7 +149,7 @@ class CpuGemm:
                 int(accumulate),
                 self._threads,
             )
-            native.kernel("mggcn_gemm_", _KINDS[a.dtype, out.dtype], self._isa)(ctypes.byref(args))
+            native.kernel("mggcn_gemm_", _KINDS[a.dtype, out.dtype], isa)(ctypes.byref(args))
 
     def _matrices(self, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> list[Tensor]:
         """Matrices in the work space, each aligned to a cache line."""

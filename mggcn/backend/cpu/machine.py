@@ -1,4 +1,4 @@
-"""The machine as the choice of CPU kernels sees it: caches, name, units for bfloat16. Needs no torch."""
+"""The machine as the choice of CPU kernels sees it: its name, and its units for bfloat16. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mggcn.backend.cpu.cores import cores_in
+from mggcn import native
+from mggcn.backend.cpu.cores import usable_names
 
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 CPUINFO = Path("/proc/cpuinfo")
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64
 _ARCH_PRCTL: Final = 158
@@ -21,57 +21,16 @@ _TILE_DATA: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
-class Caches:
-    """Bytes of cache: each thread's own, and what all threads of a rank have of the one that they share."""
-
-    own_bytes: int
-    shared_bytes: int
-
-
-USUAL = Caches(2**20, 2**24)
-"""For a machine that does not tell: a small server's share for two threads."""
-
-
-def caches_of(threads: int) -> Caches:
-    """Return the caches of a rank's threads, as Linux tells them; USUAL where it does not.
-
-    Fewer threads than cores share the last cache with other ranks: their part of it counts. More threads than cores have
-    several such caches, each of which then holds the same rows of an operand: the size of one counts.
-    """
-    found = _levels()
-    if 2 not in found:
-        return USUAL
-    own, _ = found[2]
-    size, cores = found.get(3, found[2])
-    return Caches(own, max(own, size * min(threads, cores) // cores))
-
-
-@functools.cache
-def _levels() -> dict[int, tuple[int, int]]:
-    """Bytes of each level's data cache, and how many cores share it."""
-    found = {}
-    for index in sorted(CACHES.glob("index*")):
-        try:
-            if (index / "type").read_text().strip() != "Instruction":
-                size = (index / "size").read_text().strip()
-                scale = {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]]
-                shared = len(cores_in((index / "shared_cpu_list").read_text()))
-                found[int((index / "level").read_text())] = (int(size[:-1]) * scale, shared)
-        except (OSError, ValueError, KeyError):
-            continue
-    return found
-
-
-@dataclass(frozen=True, slots=True)
 class Host:
-    """A machine, to which measured variants of products belong."""
+    """A machine, to which measured figures and variants of products belong."""
 
     processor: str
     kernels: str
-    """The instruction set."""
+    """Instruction sets."""
     threads: int
     """Of one rank."""
-    caches: Caches
+    cores: str
+    """Those that the process may use, as 0-3,8; "" of a GPU."""
 
 
 def processor_name() -> str:
@@ -96,25 +55,36 @@ def _cpuinfo() -> list[str]:
         return []
 
 
-def has_slow_pairs() -> bool:
-    """Return whether vdpbf16ps, which multiplies pairs of bfloat16, is slower than multiply-adds of float32.
-
-    Measured on a Xeon with AMX: 69 against 137 GFLOP/s a core. On a Zen 4 pairs have twice the rate by design.
-    """
-    return _field("vendor_id") == "GenuineIntel"
-
-
 @functools.cache
 def has_amx() -> bool:
     """Return whether the processor multiplies tiles of bfloat16 (AMX)."""
     return "amx_bf16" in _flags()
 
 
+@functools.cache
 def amx_granted() -> bool:
-    """Ask Linux for the tiles of AMX, which a process may use only once it has asked; return whether it gave them."""
+    """Ask Linux for the tiles of AMX, once, which a process may use only once it has asked; return whether it gave them.
+
+    Threads that are started later inherit the permission.
+    """
     if not has_amx() or platform.machine() != "x86_64" or sys.maxsize < 2**32:
         return False
     return int(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)) == 0
+
+
+def dense_kernels() -> tuple[str, ...]:
+    """Return the instruction sets of dense products that may be chosen from, slowest by design first.
+
+    Raises: BackendError without compiled kernels.
+    """
+    known = native.dense_isas()
+    usable = known[: known.index(native.dense_isa()) + 1]
+    return (*usable, "amx") if usable[-1] == "avx512_bf16" and amx_granted() else usable
+
+
+def this_host(threads: int) -> Host:
+    """Return this machine as the figures of so many threads belong to it. Raises: BackendError without compiled kernels."""
+    return Host(processor_name(), " ".join((native.isa(), *dense_kernels())), threads, usable_names())
 
 
 def _flags() -> set[str]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mggcn.backend.cpu.machine import Caches
-from mggcn.backend.cpu.variants import LINE, PANELS, GemmVariant, MatrixTraits, hub_length
+from mggcn.backend.cpu.figures import LINE, Figures
+from mggcn.backend.cpu.variants import PANELS, GemmVariant, MatrixTraits, hub_length
 from mggcn.backend.spmm_choice import SpmmChoice
 
 CHUNKS = 512
@@ -23,6 +23,8 @@ GEMM_BLOCK = 64
 SUM_INNER, TILE_ROWS, NARROWEST = 128, (4, 8), 16
 """Rows that a thread packs at a time for a sum, rows of a tile by instruction set, bytes of a row of the narrowest panel
 (cpu/gemm.cpp)."""
+AMX_SIDE, AMX_DEEP = 32, 512
+"""Rows and columns of the sums that AMX tiles hold, and rows that a thread packs at a time (cpu/gemm_amx.cpp)."""
 SEGMENT_ROWS, MAX_SEGMENTS, SEGMENTS_BYTES = 1024, 64, 2**22
 """Rows that one thread sums at least; most parts of such a sum; bytes that their results may take together."""
 
@@ -38,14 +40,14 @@ def schedule_bytes(rows: int, nnz: int) -> int:
     return 8 * (max(1, min(rows, CHUNKS)) + 1) + 16 * max_parts(nnz) + 24 * hubs
 
 
-def spmm_bytes(rows: int, columns: int, nnz: int, width: int, item: int, real: int, caches: Caches) -> int:
+def spmm_bytes(rows: int, columns: int, nnz: int, width: int, item: int, real: int, figures: Figures) -> int:
     """Return the most bytes that a product works in, whichever variant is chosen.
 
     item, real: bytes of a stored number and of a sum. These are the sums of parts of hub rows, and either a packed panel,
-    which the shared cache holds, or for each row where its next block begins.
+    of as many bytes as are gathered from fast, or for each row where its next block begins.
     """
     widest = max((size for size in PANELS if size < width * item), default=0)
-    packed = min(columns * widest, caches.shared_bytes)
+    packed = min(columns * widest, figures.near_bytes)
     return aligned(max_parts(nnz) * padded_columns(width) * real) + max(aligned(packed), aligned(8 * rows))
 
 
@@ -87,11 +89,15 @@ class GemmSizes:
         return self.packed + threads * self.own
 
 
-def gemm_sizes(rows: int, inner: int, cols: int, item: int, real: int, *, transposed: bool) -> GemmSizes:
+def gemm_sizes(
+    rows: int, inner: int, cols: int, item: int, real: int, *, transposed: bool, tiles: bool = False
+) -> GemmSizes:
     """Return what a product (rows, inner) @ (inner, cols) works in; transposed: the left operand is stored so.
 
-    For every instruction set: those that multiply bfloat16 in pairs use half of what others widen operands to.
+    For every instruction set: those that multiply bfloat16 in pairs use half of what others widen to. tiles: AMX's.
     """
+    if tiles:
+        return _amx_sizes(rows, inner, cols, real, transposed=transposed)
     whole = _lined(cols, real)
     if transposed:
         count = segments(rows, inner, cols, real)
@@ -101,6 +107,19 @@ def gemm_sizes(rows: int, inner: int, cols: int, item: int, real: int, *, transp
         return GemmSizes(aligned(count * rows * whole * real), left + right, count)
     widened = inner if item != real else 0
     return GemmSizes(aligned(inner * whole * real), aligned(GEMM_BLOCK * (whole + widened) * real))
+
+
+def _amx_sizes(rows: int, inner: int, cols: int, real: int, *, transposed: bool) -> GemmSizes:
+    """As `gemm_sizes`, of cpu/gemm_amx.cpp: everything in whole tiles."""
+    whole_rows, whole_inner, whole_cols = (-(-n // AMX_SIDE) * AMX_SIDE for n in (rows, inner, cols))
+    if transposed:
+        count = segments(rows, inner, cols, real)
+        block = 2 * AMX_SIDE * AMX_SIDE
+        own = max(block + 2 * AMX_DEEP * (whole_rows + whole_cols), whole_cols * real)
+        return GemmSizes(aligned(count * whole_rows * whole_cols * real), aligned(own), count)
+    # Before rows are multiplied, a block of the right operand is copied to their place.
+    own = max(GEMM_BLOCK * (whole_cols * real + 2 * whole_inner), 2 * AMX_SIDE * AMX_SIDE)
+    return GemmSizes(aligned(2 * whole_inner * whole_cols), aligned(own))
 
 
 def _lined(cols: int, real: int) -> int:
@@ -126,17 +145,22 @@ def copied_shape(rows: int, inner: int) -> tuple[int, int]:
     return min(GEMM_ROWS, rows), inner
 
 
-def gemm_bytes(rows: int, d: int, e: int, item: int, real: int, threads: int, variant: GemmVariant) -> int:
-    """Return the most bytes in which the products of a layer work.
+def gemm_bytes(
+    rows: int, d: int, e: int, item: int, real: int, threads: int, variant: GemmVariant, *, tiles: bool = False
+) -> int:
+    """Return the most bytes in which the products of a layer work; tiles: also by AMX.
 
     They are those of `rows` rows, or blocks of them, of widths d and e: forwards, and the gradients of weights and input.
     item, real: bytes of a stored number and of a sum.
     """
     if variant == "torch":
         return _converted_bytes(rows, d, e) if item != real else max(_copied_bytes(rows, n, item) for n in (d, e))
-    forward, input_grad = (gemm_sizes(rows, d, e, item, real, transposed=False) for d, e in ((d, e), (e, d)))
-    weight_grad = gemm_sizes(d, rows, e, item, real, transposed=True)
-    return max(sizes.total(threads) for sizes in (forward, input_grad, weight_grad))
+    shapes = (rows, d, e, False), (rows, e, d, False), (d, rows, e, True)
+    return max(
+        gemm_sizes(m, k, n, item, real, transposed=transposed, tiles=by_tiles).total(threads)
+        for m, k, n, transposed in shapes
+        for by_tiles in {False, tiles and item == 2}
+    )
 
 
 def _copied_bytes(rows: int, inner: int, item: int) -> int:

@@ -18,30 +18,17 @@ from torch import Tensor
 from mggcn import native
 from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.cpu.args import address, epilogue_args, kind_of
-from mggcn.backend.cpu.machine import Caches
+from mggcn.backend.cpu.figures import LINE, Figures
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.sizes import CHUNKS, aligned, padded_columns, real_bytes, spmm_bytes, variant_bytes
-from mggcn.backend.cpu.variants import LINE, MatrixTraits, candidates, choose_spmm, expected_ns, hub_length, key_of
+from mggcn.backend.cpu.structs import ProductArgs
+from mggcn.backend.cpu.variants import MatrixTraits, candidates, choose_spmm, expected_s, hub_length, key_of
 from mggcn.backend.sparse_products import HOPELESS, Product
 from mggcn.backend.spmm_choice import Choices, SpmmChoice, SpmmKey
 from mggcn.errors import BackendError
 
 STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
 """Places in a matrix where distinct columns are counted, entries counted at first, and how often that number doubles."""
-
-_P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-
-
-class ProductArgs(ctypes.Structure):
-    """`Product<S, O>` of cpu/spmm_product.h."""
-
-    _fields_ = (
-        *((name, _L) for name in ("num_chunks", "num_parts", "num_hubs")),
-        *((name, _P) for name in ("chunks", "parts", "hubs", "indptr", "indices", "values", "dense", "out")),
-        *((name, _P) for name in ("epilogue", "packed", "next", "sums")),
-        *((name, _L) for name in ("ld_dense", "ld_out", "ld_sums", "inner", "cols", "hub", "panel", "blocks", "ahead")),
-        *((name, _I) for name in ("accumulate", "threads")),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,37 +90,46 @@ def _cut(indptr: npt.NDArray[Any], hub: int) -> tuple[npt.NDArray[np.int64], npt
 
 
 def worth_timing(
-    matrix: MatrixTraits, width: int, item: int, caches: Caches, model: SpmmChoice, *, summed: bool
+    matrix: MatrixTraits, width: int, item: int, figures: Figures, model: SpmmChoice, *, summed: bool
 ) -> tuple[SpmmChoice, ...]:
-    """Return the variants to be timed: the model's choice, then the others, the one that it expects to be fastest first.
+    """Return the variants to be timed: the model's choice, then the best other one of each way, the fastest first.
 
     Left out are those that it expects to be hopeless, and those that work in more than a plan reckons with. Arguments as
     for `choose_spmm`.
     """
     gathered = min(matrix.columns, matrix.nnz)
-    planned = spmm_bytes(matrix.rows, gathered, matrix.nnz, width, item, real_bytes(item), caches)
-    limit = HOPELESS * expected_ns(matrix, width, item, caches, model)
-    costs = [
-        (expected_ns(matrix, width, item, caches, variant), variant)
-        for variant in candidates(matrix, width, item, caches, summed=summed).values()
+    planned = spmm_bytes(matrix.rows, gathered, matrix.nnz, width, item, real_bytes(item), figures)
+    limit = HOPELESS * expected_s(matrix, width, item, figures, model)
+    costs = {
+        variant: expected_s(matrix, width, item, figures, variant)
+        for variant in candidates(matrix, width, item, figures, summed=summed).values()
         if variant != dataclasses.replace(model, reason="") and variant_bytes(matrix, width, item, variant) <= planned
-    ]
-    return (model, *(variant for cost, variant in sorted(costs, key=lambda pair: pair[0]) if cost <= limit))
+    }
+    best: dict[str, SpmmChoice] = {}
+    for variant in sorted(costs, key=costs.__getitem__):
+        if costs[variant] <= limit:
+            best.setdefault(variant.way, variant)
+    return (model, *best.values())
 
 
 class CpuSpmm:
     """Products of matrices where sums are of the type that `dtype` sums in. choices: overrides of the model's."""
 
     def __init__(
-        self, dtype: torch.dtype, threads: int, isa: str, caches: Caches, workspace: Workspace, choices: Choices
+        self, dtype: torch.dtype, threads: int, isa: str, figures: Figures, workspace: Workspace, choices: Choices
     ) -> None:
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
         self._threads = threads
         self._isa = isa
-        self._caches = caches
+        self._figures = figures
         self._workspace = workspace
         self._choices = choices
         self._products: dict[tuple[int, int, int, bool], Product] = {}
+
+    @property
+    def figures(self) -> Figures:
+        """What the model knows of this machine."""
+        return self._figures
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -158,7 +154,7 @@ class CpuSpmm:
             unfit = "" if choice is None else self._unfit(traits, h, out, choice)
             measured = choice is not None and not unfit
             if choice is None or unfit:
-                choice = choose_spmm(traits, width, item, self._caches, summed=summed)
+                choice = choose_spmm(traits, width, item, self._figures, summed=summed)
             if unfit:
                 choice = dataclasses.replace(choice, reason=f"{choice.reason}; not as measured: {unfit}")
             # The pattern keeps its schedule alive, and so the schedule's id its own.
@@ -169,7 +165,7 @@ class CpuSpmm:
     def candidates(self, product: Product) -> dict[str, SpmmChoice]:
         """Return the variants of a product by name; the first is plain rows."""
         traits: MatrixTraits = product.pattern.schedule.traits
-        return candidates(traits, product.width, product.item, self._caches, summed=product.summed)
+        return candidates(traits, product.width, product.item, self._figures, summed=product.summed)
 
     def proposals(
         self, product: Product, adj: Sparse, h: Tensor, out: Tensor
@@ -177,7 +173,7 @@ class CpuSpmm:
         """As SparseProducts.proposals. The work space is touched, so that no variant pays for the first use of pages."""
         traits: MatrixTraits = product.pattern.schedule.traits
         width, item, summed = product.width, product.item, product.summed
-        variants = worth_timing(traits, width, item, self._caches, product.choice, summed=summed)
+        variants = worth_timing(traits, width, item, self._figures, product.choice, summed=summed)
         largest = max(variant_bytes(traits, width, item, variant) for variant in variants)
         with self._workspace.lock:
             self._workspace.take(largest).zero_()
@@ -262,9 +258,9 @@ class CpuSpmm:
                 f"a panel has rows of whole cache lines, multiples of {LINE // h.itemsize} columns; got {chosen.panel}"
             )
         packed = traits.columns * chosen.panel * h.itemsize
-        if packed > self._caches.shared_bytes:
+        if packed > self._figures.near_bytes:
             return (
-                f"a packed panel must fit the {self._caches.shared_bytes} bytes of the shared cache, which plans reckon "
-                f"with; {chosen.panel} columns of {traits.columns} rows take {packed}"
+                f"a packed panel takes at most {self._figures.near_bytes} bytes, those that are near here and "
+                f"that plans reckon with; {chosen.panel} columns of {traits.columns} rows take {packed}"
             )
         return ""

@@ -1,4 +1,4 @@
-"""Choice of the CPU's kernels: pure functions of sizes, types and caches. docs/notes/0012-spmm-cpu.md has the model.
+"""Choice of the CPU's kernels: pure functions of sizes, types and measured figures. docs/notes/0026 has the model.
 
 V rows and N columns of the matrix, D columns of the operand.
 """
@@ -7,38 +7,25 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from mggcn.backend.cpu.machine import Caches
+from mggcn.backend.cpu.figures import LINE, DenseShape, Figures
+from mggcn.backend.gather_rates import mean_row_s
 from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
 
-LINE = 64
 PANELS = (64, 128, 256)
 """Bytes of a packed row: whole cache lines; beyond four, few loads are in flight per line."""
-BLOCKS = (2, 4, 8, 16)
-"""Ranges of the operand's rows that are timed."""
-SHARE = 1 / 3
-"""Part of the shared cache that an operand gets beside indices, results and other programs."""
+BLOCKS = tuple(2**k for k in range(1, 9))
+"""Ranges of the operand's rows."""
 GAIN = 1.1
 """A variant other than whole rows must promise to be faster by this factor."""
 LINE_AHEAD, NARROW_AHEAD, WIDE_AHEAD = 64, 32, 16
 """Entries ahead whose rows are fetched early, for rows of one cache line, of two and of more."""
 WHOLE_LINES = 4
 """Cache lines of a row that are summed in registers at a time; each time the indices are read again."""
-
-# Nanoseconds of two threads, fitted on an AMD Zen 3 (bench/cpu/ways.py); only their ratios count.
-VISIT_NS = 0.3
-"""An entry: its index, the address, the loop."""
-CACHED_NS = 1.0
-"""A line from the shared cache."""
-MISSED_NS = 2.7
-"""Extra cost of a line from memory; half as much after the first of a long row, which the hardware fetches ahead."""
-LONG_LINES = 16
-PACKED_NS = 8.0
-"""A line that is read from a row of the operand and written to the packed panel."""
-ROW_NS = 9.5
-"""The begin and end of a row: mispredicted branches, the first loads, the store."""
+INDEX_BYTES = 4
 
 SEGMENT = 4096
 """Fewest entries of a part of a hub row."""
@@ -60,24 +47,23 @@ class MatrixTraits:
     reuse: tuple[tuple[int, int], ...] = ()
     empty: int = 0
 
-    def misses(self, capacity: float) -> float:
-        """Return how many entries do not find their row in a cache of `capacity` rows.
+    @property
+    def distances(self) -> tuple[tuple[int, float], ...]:
+        """How far apart the uses of a column lie: (most other columns used since, share of the entries), rising.
 
-        The working set of consecutive entries grows with their number; where it reaches the capacity, its slope is the
-        part of the entries that miss (Denning, "The working set model for program behavior", 1968). Each row misses
-        once at least.
+        The working set of consecutive entries grows with their number; where it reaches a size, its slope is the part of
+        the entries that a cache of this size misses (Denning, "The working set model for program behavior", 1968). Each
+        column's first use counts as one of the farthest.
         """
-        once = min(self.columns, self.nnz)
-        if capacity >= self.columns:
-            return once
-        entries = distinct = 0
-        slope = 1.0
+        found, entries, distinct, missing = [], 0, 0, 1.0
+        once = min(self.columns, self.nnz) / max(self.nnz, 1)
         for next_entries, next_distinct in self.reuse:
             slope = (next_distinct - distinct) / (next_entries - entries)
-            entries, distinct = next_entries, next_distinct
-            if distinct >= capacity:
-                break
-        return max(once, slope * self.nnz)
+            slope = max(min(missing, slope), once)
+            # A slope is that of the working sets between two sizes: of the one halfway.
+            found.append(((distinct + next_distinct) // 2, missing - slope))
+            entries, distinct, missing = next_entries, next_distinct, slope
+        return (*found, (max(self.columns, distinct), missing))
 
 
 def key_of(matrix: MatrixTraits, width: int, item: int, *, summed: bool) -> SpmmKey:
@@ -95,70 +81,78 @@ def hub_length(nnz: int) -> int:
     return 2 * max(SEGMENT, -(-nnz // MAX_PARTS))
 
 
-def ahead_of(line_bytes: int, operand_bytes: int, caches: Caches) -> int:
-    """Return how many entries ahead rows of `line_bytes` are fetched: none if a core's own cache holds the operand."""
-    if operand_bytes <= caches.own_bytes:
-        return 0
-    return _distance(line_bytes)
-
-
 @functools.lru_cache(maxsize=512)
-def choose_spmm(matrix: MatrixTraits, width: int, item: int, caches: Caches, *, summed: bool = True) -> SpmmChoice:
+def choose_spmm(matrix: MatrixTraits, width: int, item: int, figures: Figures, *, summed: bool = True) -> SpmmChoice:
     """Return the variant that multiplies a matrix by an operand of `width` columns of `item` bytes.
 
     summed: the result is of the type of sums, so that it can hold those of some of the blocks.
-    Cost: a few hundred operations, remembered. Every variant gives the same bits.
+    Cost: some thousand operations, remembered. Every variant gives the same bits.
     """
-    row_bytes = width * item
-    operand = matrix.columns * row_bytes
-    ahead = ahead_of(row_bytes, operand, caches)
-    whole = _whole(matrix, row_bytes, caches)
-    if operand <= SHARE * caches.shared_bytes:
-        return SpmmChoice(ahead=ahead, reason=f"the operand's {operand} bytes fit the cache")
-    best, cost = SpmmChoice(ahead=ahead, reason="neither panels nor blocks promise to be faster"), whole / GAIN
-    for size in PANELS:
-        packed = matrix.columns * size
-        promised = _panels(matrix, row_bytes, size, caches)
-        if size < row_bytes and packed <= caches.shared_bytes and promised < cost:
-            reason = f"panels of {size} bytes, {packed} in all, promise a factor of {whole / promised:.2f}"
-            best, cost = SpmmChoice("panels", size // item, 1, _distance(size), reason), promised
-    blocks = -(-operand // int(SHARE * caches.shared_bytes))
-    promised = _blocks(matrix, row_bytes, blocks)
-    if summed and matrix.ascending and promised < cost:
-        reason = f"{blocks} blocks of the operand's rows promise a factor of {whole / promised:.2f}"
-        best = SpmmChoice("blocks", 0, blocks, 0, reason)
-    return best
+    costs = {
+        choice: expected_s(matrix, width, item, figures, choice)
+        for choice in candidates(matrix, width, item, figures, summed=summed).values()
+    }
+    whole = min((choice for choice in costs if choice.way == "rows"), key=costs.__getitem__)
+    best = min(costs, key=costs.__getitem__)
+    gain = costs[whole] / costs[best]
+    if best.way == "rows" or gain < GAIN:
+        reason = f"no other variant promises to be faster than in {1e3 * costs[whole]:.2f} ms by a factor of {GAIN:g}"
+        return SpmmChoice(ahead=whole.ahead, reason=reason)
+    what = {
+        "panels": f"panels of {best.panel * item} bytes, {matrix.columns * best.panel * item} in all, promise",
+        "blocks": f"{best.blocks} blocks of the operand's rows promise",
+    }
+    return SpmmChoice(best.way, best.panel, best.blocks, best.ahead, f"{what[best.way]} a factor of {gain:.2f}")
 
 
 def candidates(
-    matrix: MatrixTraits, width: int, item: int, caches: Caches, *, summed: bool = True
+    matrix: MatrixTraits, width: int, item: int, figures: Figures, *, summed: bool = True
 ) -> dict[str, SpmmChoice]:
     """Return the variants that a product allows, by name. Arguments as for `choose_spmm`."""
     row_bytes = width * item
-    found = {"rows": SpmmChoice(), "rows ahead": SpmmChoice(ahead=_distance(row_bytes))}
+    found = {"rows": SpmmChoice(), "rows ahead": SpmmChoice(ahead=ahead_of(row_bytes))}
     for size in PANELS:
-        if size < row_bytes and matrix.columns * size <= caches.shared_bytes:
+        if size < row_bytes and matrix.columns * size <= figures.near_bytes:
             found[f"panels {size} B"] = SpmmChoice("panels", size // item)
-            found[f"panels {size} B ahead"] = SpmmChoice("panels", size // item, 1, _distance(size))
+            found[f"panels {size} B ahead"] = SpmmChoice("panels", size // item, 1, ahead_of(size))
     if summed and matrix.ascending:
         found |= {f"{count} blocks": SpmmChoice("blocks", 0, count) for count in BLOCKS if count <= matrix.columns}
     return found
 
 
-def expected_ns(matrix: MatrixTraits, width: int, item: int, caches: Caches, choice: SpmmChoice) -> float:
-    """Return what the model expects of one variant, in nanoseconds; only ratios count. Arguments as for `choose_spmm`.
-
-    Rows cost the same with and without prefetching: the model does not predict which is faster.
-    """
-    row_bytes = width * item
+def expected_s(matrix: MatrixTraits, width: int, item: int, figures: Figures, choice: SpmmChoice) -> float:
+    """Return the seconds that the figures promise of one variant. Arguments as for `choose_spmm`."""
+    row_bytes, filled = width * item, matrix.rows - matrix.empty
+    size = choice.panel * item or row_bytes
+    passes = -(-row_bytes // size)
+    begun = passes * _visits(size) * filled * figures.row_s
+    streamed: float = passes * matrix.nnz * INDEX_BYTES + matrix.rows * row_bytes
+    seconds = passes * matrix.nnz * _entry_s(matrix, size, item, figures, choice)
     if choice.way == "panels":
-        return _panels(matrix, row_bytes, choice.panel * item, caches)
+        seconds += matrix.columns * _lines(row_bytes) * figures.pack_s[size > LINE]
     if choice.way == "blocks":
-        return _blocks(matrix, row_bytes, choice.blocks)
-    return _whole(matrix, row_bytes, caches)
+        # Every row of the operand is fetched from afar once; one of the result is begun anew, read and written again in
+        # each further block in which it has entries: if these are anywhere, in so many of them.
+        far, near = (figures.entry_s(row_bytes, matrix.columns * row_bytes / n, item) for n in (1, choice.blocks))
+        seconds += min(matrix.columns, matrix.nnz) * max(far - near, 0.0)
+        seconds += matrix.nnz * _lines(row_bytes) * figures.block_s
+        met = choice.blocks * (1.0 - (1.0 - 1.0 / choice.blocks) ** (matrix.nnz / max(filled, 1)))
+        begun *= max(met, 1.0)
+        streamed += 2 * max(met - 1.0, 0.0) * filled * row_bytes
+    return seconds + begun + streamed / figures.copy_rate
 
 
-def _distance(line_bytes: int) -> int:
+def _entry_s(matrix: MatrixTraits, size: int, item: int, figures: Figures, choice: SpmmChoice) -> float:
+    """Seconds of an entry, the average over the distances of its column's uses, which blocks shorten."""
+    scale, ahead = size / choice.blocks, choice.ahead > 0
+    distances = tuple((columns * scale, share) for columns, share in matrix.distances)
+    return mean_row_s(
+        lambda footprint: figures.entry_s(size, footprint, item, ahead=ahead), matrix.columns * scale, distances
+    )
+
+
+def ahead_of(line_bytes: int) -> int:
+    """Return how many entries ahead rows of `line_bytes` are fetched, if any are."""
     return {1: LINE_AHEAD, 2: NARROW_AHEAD}.get(_lines(line_bytes), WIDE_AHEAD)
 
 
@@ -166,42 +160,12 @@ def _lines(nbytes: int) -> int:
     return -(-nbytes // LINE)
 
 
-def _misses(matrix: MatrixTraits, row_bytes: int, caches: Caches) -> float:
-    return matrix.misses(SHARE * caches.shared_bytes / row_bytes)
-
-
-def _cached(matrix: MatrixTraits, row_bytes: int) -> float:
-    """Nanoseconds if every row of the operand comes from the shared cache."""
-    lines = _lines(row_bytes)
-    visits = -(-lines // WHOLE_LINES)
-    return visits * (matrix.nnz * VISIT_NS + (matrix.rows - matrix.empty) * ROW_NS) + matrix.nnz * lines * CACHED_NS
-
-
-def _whole(matrix: MatrixTraits, row_bytes: int, caches: Caches) -> float:
-    lines = _lines(row_bytes)
-    dear = lines - max(0, lines - LONG_LINES) / 2
-    return _cached(matrix, row_bytes) + _misses(matrix, row_bytes, caches) * dear * MISSED_NS
-
-
-def _panels(matrix: MatrixTraits, row_bytes: int, size: int, caches: Caches) -> float:
-    """As _whole for every panel, which packing has brought into the cache already as far as it fits."""
-    # Hardware fetches lines in pairs: single ones are read twice.
-    packing = matrix.columns * _lines(row_bytes) * PACKED_NS * (2 if size == LINE else 1)
-    missed = max(0.0, _misses(matrix, size, caches) - min(matrix.columns, matrix.nnz))
-    return packing + -(-row_bytes // size) * (_cached(matrix, size) + missed * _lines(size) * MISSED_NS)
-
-
-def _blocks(matrix: MatrixTraits, row_bytes: int, blocks: int) -> float:
-    """Every row of the operand is fetched once; a row of the result is read and written again in every further block."""
-    lines = _lines(row_bytes)
-    fetched = matrix.columns * lines * MISSED_NS
-    again = (blocks - 1) * (matrix.rows - matrix.empty) * (ROW_NS + 2 * lines * (CACHED_NS + MISSED_NS))
-    # Rows are not fetched ahead across the end of a block, which costs a visit of each line more.
-    return _cached(matrix, row_bytes) + matrix.nnz * lines * VISIT_NS + fetched + again
+def _visits(row_bytes: int) -> int:
+    return -(-_lines(row_bytes) // WHOLE_LINES)
 
 
 GemmVariant = Literal["own", "torch"]
-"""Dense products by cpu/gemm.cpp, or by torch in the type of the sums."""
+"""Dense products by our kernels, or by torch in the type of the sums."""
 
 
 def gemm_variant(isa: str) -> GemmVariant:
@@ -213,9 +177,21 @@ def gemm_variant(isa: str) -> GemmVariant:
     return "torch" if isa == "baseline" else "own"
 
 
-def gemm_set(item: int, isa: str, *, slow_pairs: bool) -> str:
-    """Return the instruction set that multiplies numbers of `item` bytes, of those up to `isa`.
+def gemm_kernel(figures: Figures, item: int, shape: DenseShape, kernels: Sequence[str]) -> str:
+    """Return which of `kernels`, slowest by design first, multiplies numbers of `item` bytes: the fastest as measured.
 
-    slow_pairs: the processor multiplies pairs of bfloat16 at a lower rate than float32, to which it is then widened.
+    Where nothing was measured the widest that adds products one by one: pairs and tiles of bfloat16 may be slower.
     """
-    return "avx512" if slow_pairs and item == 2 and isa == "avx512_bf16" else isa
+    usable = [name for name in kernels if item == 2 or name not in PAIRED]
+    best = figures.dense_rate(item, shape, usable)
+    return best.kernel if best else [name for name in usable if name not in PAIRED][-1]
+
+
+PAIRED = ("avx512_bf16", "amx")
+"""Instruction sets whose dense products differ from those before them in bfloat16 alone."""
+
+
+def bf16_gain(figures: Figures, kernels: Sequence[str]) -> float:
+    """Return how many times as fast as in float32 dense products are in bfloat16, the slower of both shapes; 1: unknown."""
+    pairs = [[figures.dense_rate(item, shape, kernels) for item in (2, 4)] for shape in get_args(DenseShape)]
+    return min((bf16.flop_s / fp32.flop_s for bf16, fp32 in pairs if bf16 and fp32), default=1.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mggcn.backend.cpu.machine import Caches, Host
+from mggcn.backend.cpu.machine import Host
 from mggcn.errors import BackendError
 
 MIXED_PRODUCTS = "2.10"
@@ -27,7 +27,7 @@ def gpu_host() -> Host:
     if missing:
         raise BackendError(missing)
     figures = torch.cuda.get_device_properties(0)
-    return Host(figures.name, f"sm_{figures.major}{figures.minor}", figures.multi_processor_count, Caches(0, 0))
+    return Host(figures.name, f"sm_{figures.major}{figures.minor}", figures.multi_processor_count, "")
 
 
 def import_cupy() -> Any:

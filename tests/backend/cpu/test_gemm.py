@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import subprocess
 import sys
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,12 +16,14 @@ from mggcn import native
 from mggcn.backend.base import Dropout, Epilogue
 from mggcn.backend.cpu import backend as cpu_backend
 from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.backend.cpu.figures import ASSUMED, DenseShape, Figures
 from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.sizes import MAX_SEGMENTS, SEGMENTS_BYTES, segments
-from mggcn.backend.cpu.variants import GemmVariant, gemm_set, gemm_variant
+from mggcn.backend.cpu.variants import GemmVariant, gemm_kernel, gemm_variant
 from mggcn.errors import BackendError
 from tests.backend.cpu import wide_tiles
+from tests.machines import XEON, ZEN3, faster_pairs
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 8e-3}
 PRODUCERS = [("torch", "baseline"), *(("own", isa) for isa in wide_tiles.ISAS)]
@@ -194,33 +198,42 @@ def test_a_sum_is_cut_by_its_shape_alone() -> None:
     assert segments(512, 169_343, 40, 4) >= 16
 
 
+SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")
+
+
 @pytest.mark.parametrize(
-    ("isa", "slow_pairs", "way", "floats", "bfloats"),
+    ("figures", "count", "way", "floats", "bfloats"),
     [
-        ("baseline", False, "torch", "baseline", "baseline"),
-        ("avx2", False, "own", "avx2", "avx2"),
-        ("avx512", False, "own", "avx512", "avx512"),
-        ("avx512_bf16", False, "own", "avx512_bf16", "avx512_bf16"),
-        ("avx512_bf16", True, "own", "avx512_bf16", "avx512"),
-        ("avx2", True, "own", "avx2", "avx2"),
+        (ASSUMED, 1, "torch", "baseline", "baseline"),
+        (ASSUMED, 2, "own", "avx2", "avx2"),
+        (ASSUMED, 5, "own", "avx512", "avx512"),
+        (ZEN3, 2, "own", "avx2", "avx2"),
+        (XEON, 2, "own", "avx2", "avx2"),
+        (XEON, 4, "own", "avx512", "avx512"),
+        (XEON, 5, "own", "avx512", "amx"),
+        (faster_pairs(XEON), 4, "own", "avx512", "avx512_bf16"),
     ],
 )
-def test_who_multiplies(isa: str, slow_pairs: bool, way: str, floats: str, bfloats: str) -> None:
-    """Fails if bfloat16 is multiplied by torch, by instructions that are not there, or in pairs that are slow."""
-    assert gemm_variant(isa) == way
-    assert gemm_set(4, isa, slow_pairs=slow_pairs) == gemm_set(8, isa, slow_pairs=slow_pairs) == floats
-    assert gemm_set(2, isa, slow_pairs=slow_pairs) == bfloats
+def test_who_multiplies(figures: Figures, count: int, way: str, floats: str, bfloats: str) -> None:
+    """Fails if bfloat16 is multiplied by torch, by instructions that are not there, or by slow ones."""
+    usable = SETS[:count]
+    assert gemm_variant(usable[-1]) == way
+    for shape in get_args(DenseShape):
+        assert [gemm_kernel(figures, item, shape, usable) for item in (4, 8, 2)] == [floats, floats, bfloats]
 
 
-def test_a_backend_asks_the_processor_for_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a run does not multiply as gemm_set says for its type on this processor."""
-    monkeypatch.setattr(native, "dense_isa", lambda: "avx512_bf16")
-    monkeypatch.setattr(cpu_backend, "has_slow_pairs", lambda: True)
-    for dtype, name in ((torch.bfloat16, "avx512"), (torch.float32, "avx512_bf16")):
-        assert CpuBackend(dtype, 1).dense_products.name == name
-    monkeypatch.setattr(cpu_backend, "has_slow_pairs", lambda: False)
-    assert CpuBackend(torch.bfloat16, 1).dense_products.name == "avx512_bf16"
-    monkeypatch.setattr(native, "dense_isa", lambda: "baseline")
+def test_a_backend_multiplies_as_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a run does not multiply as the figures say for its type, or one shape goes by the other's figures."""
+    monkeypatch.setattr(cpu_backend, "dense_kernels", lambda: SETS)
+    slow_rows = tuple(r for r in XEON.dense if (r.kernel, r.shape) != ("amx", "rows"))
+    mixed = dataclasses.replace(XEON, dense=slow_rows)
+    for dtype, figures, name in (
+        (torch.bfloat16, XEON, "amx"),
+        (torch.bfloat16, mixed, "avx512, sums amx"),
+        (torch.float32, XEON, "avx512"),
+    ):
+        assert CpuBackend(dtype, 1, figures=figures).dense_products.name == name
+    monkeypatch.setattr(cpu_backend, "dense_kernels", lambda: SETS[:1])
     assert CpuBackend(torch.bfloat16, 1).dense_products.name == "torch"
 
 

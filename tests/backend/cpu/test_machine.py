@@ -1,4 +1,4 @@
-"""What the choice of CPU kernels reads from Linux: caches and who shares them, tiles of bfloat16."""
+"""What the choice of CPU kernels reads from Linux: the processor's name, its cores, tiles of bfloat16."""
 
 from __future__ import annotations
 
@@ -8,57 +8,41 @@ from pathlib import Path
 
 import pytest
 
+from mggcn.backend.cpu import cores
 from mggcn.backend.cpu import machine as cpu_machine
-from mggcn.backend.cpu.machine import USUAL, Caches, amx_granted, caches_of, has_amx, has_slow_pairs, processor_name
-
-MIB = 2**20
+from mggcn.backend.cpu.machine import amx_granted, has_amx, processor_name, this_host
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Another machine's files, and nothing remembered before or after."""
-    monkeypatch.setattr(cpu_machine, "CACHES", tmp_path)
     monkeypatch.setattr(cpu_machine, "CPUINFO", tmp_path / "cpuinfo")
-    for remembered in (cpu_machine._levels, has_amx):
+    for remembered in (amx_granted, has_amx):
         remembered.cache_clear()
     yield tmp_path
-    for remembered in (cpu_machine._levels, has_amx):
+    for remembered in (amx_granted, has_amx):
         remembered.cache_clear()
 
 
-def cache(folder: Path, index: int, level: int, kind: str, size: str, cpus: str) -> None:
-    place = folder / f"index{index}"
-    place.mkdir()
-    for name, text in (("level", str(level)), ("type", kind), ("size", size), ("shared_cpu_list", cpus)):
-        (place / name).write_text(text + "\n")
-
-
-def test_threads_have_their_share_of_the_last_cache(elsewhere: Path) -> None:
-    """Fails if a rank counts on the cache of the others, an instruction cache counts, or a unit is misread."""
-    cache(elsewhere, 0, 1, "Data", "32K", "0")
-    cache(elsewhere, 1, 1, "Instruction", "64K", "0")
-    cache(elsewhere, 2, 2, "Unified", "512K", "0,64")
-    cache(elsewhere, 3, 3, "Unified", "32M", "0-3,64-67")
-    assert caches_of(8) == caches_of(16) == Caches(MIB // 2, 32 * MIB)
-    assert caches_of(2) == Caches(MIB // 2, 8 * MIB)
-    assert caches_of(1) == Caches(MIB // 2, 4 * MIB)
-
-
-def test_a_machine_without_a_third_level_shares_its_second(elsewhere: Path) -> None:
-    """Fails if such a machine is taken for one that tells nothing, or gives a thread less than its own cache."""
-    cache(elsewhere, 0, 2, "Unified", "1024K", "0-3")
-    assert caches_of(4) == caches_of(1) == Caches(MIB, MIB)
-
-
-def test_a_machine_that_tells_nothing_is_a_usual_one(elsewhere: Path) -> None:
-    """Fails if missing or odd files are a traceback."""
-    assert caches_of(2) == USUAL
-    cpu_machine._levels.cache_clear()
-    cache(elsewhere, 0, 2, "Unified", "unknown", "0")
-    assert caches_of(2) == USUAL
+def test_a_machine_that_tells_nothing_has_no_tiles() -> None:
+    """Fails if missing files are a traceback."""
     assert not has_amx()
     assert not amx_granted()
     assert isinstance(processor_name(), str)
+
+
+def test_a_host_is_named_by_cores_threads_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if figures of other cores, threads or kernels would be taken for this machine's."""
+    monkeypatch.setattr(cpu_machine.native, "isa", lambda: "avx2")
+    monkeypatch.setattr(cpu_machine.native, "dense_isa", lambda: "avx512_bf16")
+    monkeypatch.setattr(cpu_machine.native, "dense_isas", lambda: ("baseline", "avx2", "avx512", "avx512_bf16"))
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda process: {9, 1, 2, 3, 6})
+    found = this_host(2)
+    assert (found.cores, found.threads, found.kernels) == ("1-3,6,9", 2, "avx2 baseline avx2 avx512 avx512_bf16")
+    monkeypatch.setattr(cpu_machine, "amx_granted", lambda: True)
+    assert this_host(2).kernels.endswith(" avx512_bf16 amx")
+    monkeypatch.setattr(cpu_machine.native, "dense_isa", lambda: "avx2")
+    assert this_host(2).kernels == "avx2 baseline avx2"
 
 
 @pytest.mark.parametrize(
@@ -77,14 +61,6 @@ def test_tiles_of_bfloat16(elsewhere: Path, flags: str, found: bool) -> None:
     assert processor_name() == "A Processor"
 
 
-def test_pairs_of_bfloat16_are_slow_on_intel(elsewhere: Path) -> None:
-    """Fails if a Xeon, with AMX or without, multiplies bfloat16 in pairs, or a Zen does not."""
-    (elsewhere / "cpuinfo").write_text("processor : 0\nvendor_id\t: GenuineIntel\nflags : avx512_bf16\n")
-    assert has_slow_pairs()
-    (elsewhere / "cpuinfo").write_text("processor : 0\nvendor_id\t: AuthenticAMD\nflags : avx512_bf16\n")
-    assert not has_slow_pairs()
-
-
 def test_tiles_are_asked_for_where_the_processor_has_them(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if Linux is asked for something else than AMX's tiles, or its answer is turned round."""
     asked: list[tuple[int, ...]] = []
@@ -94,6 +70,8 @@ def test_tiles_are_asked_for_where_the_processor_has_them(elsewhere: Path, monke
     monkeypatch.setattr(cpu_machine.ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(cpu_machine.platform, "machine", lambda: "x86_64")
     assert amx_granted()
+    assert amx_granted(), "asked once"
+    amx_granted.cache_clear()
     assert not amx_granted()
     assert asked == [(158, 0x1023, 18)] * 2
 

@@ -13,10 +13,10 @@ from mggcn import native
 from mggcn.backend.cpu import sizes as cpu_sizes
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cpu.gemm import CpuGemm
-from mggcn.backend.cpu.machine import Caches
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.spmm import make_schedule
 from mggcn.backend.cpu.variants import GemmVariant, MatrixTraits, candidates, hub_length
+from tests.machines import tight
 
 LENGTHS: dict[str, list[int]] = {
     "no rows": [],
@@ -45,13 +45,13 @@ def test_schedules_take_what_is_planned(name: str) -> None:
 
 def test_no_way_of_a_product_works_in_more_than_is_planned() -> None:
     """Fails if a way that may be chosen, or timed by `mggcn tune`, packs or remembers more than a plan reckons with."""
-    caches = Caches(2**12, 2**16)
+    figures = tight(2**16)
     for (rows, columns), width, (item, real) in itertools.product(
         ((300, 500), (5000, 700), (40, 3000)), (1, 16, 41, 300), ((4, 4), (8, 8), (2, 4))
     ):
-        planned = cpu_sizes.spmm_bytes(rows, columns, 9 * rows, width, item, real, caches)
+        planned = cpu_sizes.spmm_bytes(rows, columns, 9 * rows, width, item, real, figures)
         for summed in {True, item == real}:
-            found = candidates(MatrixTraits(rows, columns, 9 * rows), width, item, caches, summed=summed)
+            found = candidates(MatrixTraits(rows, columns, 9 * rows), width, item, figures, summed=summed)
             blocks = [way for way in found.values() if way.blocks > 1]
             assert all(columns * way.panel * item <= planned for way in found.values())
             # Also bfloat16 into float32 runs in blocks: products whose result is of the type of sums.

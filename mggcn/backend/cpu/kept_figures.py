@@ -1,0 +1,92 @@
+"""Measured figures in the user's cache folder: a file for each machine, set of cores and number of threads."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import Any, Final
+
+from mggcn.backend.cpu.cores import usable_cores
+from mggcn.backend.cpu.figures import Figures, figures_from_dict
+from mggcn.backend.cpu.machine import Host
+from mggcn.backend.cpu.measure import measure
+
+FORMAT_VERSION: Final = 1
+"""Raised when what is measured or a kernel changes: what was measured before is measured anew."""
+log = logging.getLogger(__name__)
+
+
+def figures_path(host: Host) -> Path:
+    """Return where the figures of a host are kept: below $XDG_CACHE_HOME, by default ~/.cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mggcn"
+    return cache / f"figures-{hashlib.sha256(_described(host).encode()).hexdigest()[:16]}.json"
+
+
+def figures_of(host: Host, free_bytes: int, *, anew: bool = False) -> Figures:
+    """Return the figures of this host: those that are kept, or measured now and kept.
+
+    free_bytes: of memory, of which measuring takes an eighth. anew: measure also what is kept.
+    What was measured on a busy machine is measured again on a quiet one.
+    Cost: at most 0.3 s where they are not known. A folder that cannot be written is no error: they are measured again.
+    """
+    path, busy = figures_path(host), is_busy(host.threads)
+    content = _read(path, host)
+    if content is None or anew or (content["busy"] and not busy):
+        sparse, *dense = host.kernels.split()
+        found = measure(host.threads, sparse, tuple(dense), free_bytes)
+        write_figures(path, host, found, busy=busy)
+        return found
+    return figures_from_dict(content["figures"])
+
+
+def kept_figures(host: Host) -> Figures | None:
+    """Return what is kept of a host; None if nothing is, or another version's, another machine's, or damaged."""
+    content = _read(figures_path(host), host)
+    return None if content is None else figures_from_dict(content["figures"])
+
+
+def is_busy(threads: int) -> bool:
+    """Return whether other programs take so much of the cores that figures of `threads` threads would not be theirs."""
+    return os.getloadavg()[0] > max(usable_cores() - threads, 0) + 0.5
+
+
+def _read(path: Path, host: Host) -> dict[str, Any] | None:
+    """The content of a file, if its figures are sound and this host's."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if (content["format_version"], content["host"]) != (FORMAT_VERSION, dataclasses.asdict(host)):
+            return None
+        figures_from_dict(content["figures"])
+        return content if isinstance(content["busy"], bool) else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        log.warning("%s cannot be read (%s): this machine is measured again", path, error)
+        return None
+
+
+def write_figures(path: Path, host: Host, figures: Figures, *, busy: bool = False) -> None:
+    """Keep figures, in one step. A reader sees a whole file; of two writers the last one's stays.
+
+    busy: other programs ran beside the measurement, so that a quieter moment measures again.
+    """
+    content = {"format_version": FORMAT_VERSION, "host": dataclasses.asdict(host), "busy": busy}
+    content |= {"figures": figures.to_dict()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _described(host: Host) -> str:
+    return json.dumps(dataclasses.asdict(host), sort_keys=True)

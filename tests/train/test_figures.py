@@ -1,0 +1,85 @@
+"""Measured figures choose kernels and change no bit; a run keeps those that it was started with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mggcn import assemble, assemble_rank
+from mggcn.assemble import plan_graph, plan_recorded, resolve
+from mggcn.assemble_rank import Rank
+from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.backend.cpu.figures import ASSUMED, Figures
+from mggcn.jobs import train as training
+from mggcn.jobs.folder import continued, read_run, reopen
+from mggcn.planning.record import to_dict
+from tests.graphs import make_graph, on_ranks, pattern
+from tests.machines import XEON, ZEN3, tight
+from tests.planning.test_pruning import config_of
+from tests.tuning.runs import config_of as small_run
+from tests.tuning.runs import store_of, trained
+
+
+def take(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "figures_here", lambda config: figures)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_no_bit_depends_on_the_figures(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a variant that another machine's figures choose gives other bits, or figures choose nothing."""
+    graph = make_graph(pattern("random", 400, 9), num_features=30, num_classes=5, sparse=False, weighted=True, seed=3)
+    config = config_of(ranks=2, run={"precision": precision}, hidden=(150, 70), epochs=3)
+
+    def body(rank: Rank) -> Any:
+        losses = [rank.trainer.step(epoch) for epoch in range(3)]
+        weights = [tensor.clone() for tensor in rank.trainer.runtime.weights.state_dict().values()]
+        backend: Any = rank.trainer.runtime.backend
+        return losses, weights, {product.choice.text for product in backend.sparse_products.products}
+
+    found = {}
+    for name, figures in {"zen": ZEN3, "xeon": XEON, "tight": tight(2**15), "none": ASSUMED}.items():
+        take(figures, monkeypatch)
+        found[name] = on_ranks(config, graph, body)[0]
+    losses, weights, chosen = found.pop("zen")
+    for other in found.values():
+        assert other[0] == losses
+        assert all(torch.equal(a, b) for a, b in zip(weights, other[1], strict=True))
+    assert found["tight"][2] != chosen
+
+
+def test_a_plan_keeps_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a recorded plan is taken up with the figures of another hour, or chooses its memory by others."""
+    graph = make_graph(pattern("random", 60, 9), num_features=30, num_classes=5, sparse=False, weighted=True, seed=3)
+    config = resolve(config_of(), graph)
+    take(XEON, monkeypatch)
+    plan, _ = plan_graph(config, graph)
+    assert plan.figures == XEON
+    take(ZEN3, monkeypatch)
+    again = plan_recorded(config, json.loads(json.dumps(to_dict(plan))))
+    assert again.figures == XEON
+    assert [rank.regions for rank in again.ranks] == [rank.regions for rank in plan.ranks]
+
+
+def test_a_resumed_run_takes_the_figures_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a rank chooses its kernels by what is measured when the run goes on."""
+    graph, taken = store_of(tmp_path), []
+
+    def watched(*args: Any, **settings: Any) -> CpuBackend:
+        taken.append(settings["figures"])
+        return CpuBackend(*args, **settings)
+
+    monkeypatch.setattr(assemble_rank, "CpuBackend", watched)
+    config = small_run(1)
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=2))
+    take(XEON, monkeypatch)
+    folder = trained(graph, config, tmp_path / "run")
+    take(ZEN3, monkeypatch)
+    longer = continued(folder, read_run(folder)[0], {"epochs": 3})
+    reopen(folder, longer)
+    training.resume_training(folder, longer, graph, quiet=True)
+    assert taken == [XEON, XEON]
