@@ -72,7 +72,7 @@ class ModelConfig:
     self_loops: bool = True
     """Insert the self-loops that the graph lacks."""
     bias: bool = True
-    """Add a bias after each aggregation."""
+    """Add a bias in each convolution; residuals and dense layers around convolutions have one anyway."""
     bases: int = 8
     """Of rgcn: matrices in each layer of which a relation's matrix is a weighted sum (basis decomposition)."""
 
