@@ -54,10 +54,15 @@ class Builder:
         weight = self.parameter(f"layers.{self._layers}.weight", (x.cols, cols))
         return Value(Linear(weight, self._layers), (x,), cols)
 
+    def dense(self, x: Value, cols: int) -> Value:
+        """Return x W + b, a dense layer around convolutions: model.bias is not asked."""
+        return self._plus(self.linear(x, cols))
+
     def bias(self, x: Value, name: str = "") -> Value:
         """Return x + b with a new vector, by default layers.<l>.bias; x itself if model.bias is off."""
-        if not self.config.bias:
-            return x
+        return self._plus(x, name) if self.config.bias else x
+
+    def _plus(self, x: Value, name: str = "") -> Value:
         bias = self.parameter(name or f"layers.{self._layers}.bias", (x.cols,))
         return elementwise(x, EpilogueSpec(bias=bias), self._layers)
 

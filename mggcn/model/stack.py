@@ -16,7 +16,7 @@ def stack(b: Builder, x: Value, model: ModelConfig) -> Value:
     """Return the logits (V, C)."""
     conv = CONVOLUTIONS[f"sage-{model.aggregator}" if model.kind == "sage" else model.kind]
     for width in model.dense_before:
-        x = _ended(b, b.bias(b.linear(x, width)))
+        x = _ended(b, b.dense(x, width))
     layers: list[Value] = []
     for width in model.hidden:
         x = _layer(b, x, width, conv)
@@ -25,8 +25,8 @@ def stack(b: Builder, x: Value, model: ModelConfig) -> Value:
         return conv(b, x, b.num_classes, True)
     x = _joined(b, layers or [x])
     for width in model.dense_after:
-        x = _ended(b, b.bias(b.linear(x, width)))
-    return b.bias(b.linear(x, b.num_classes))
+        x = _ended(b, b.dense(x, width))
+    return b.dense(x, b.num_classes)
 
 
 def propagated(b: Builder, x: Value, model: ModelConfig) -> Value:
@@ -51,11 +51,11 @@ def propagated(b: Builder, x: Value, model: ModelConfig) -> Value:
 def _layer(b: Builder, x: Value, width: int, conv: Convolution) -> Value:
     h = conv(b, x, width, False)
     if b.config.residual == "linear":
-        h = b.add(h, b.bias(b.linear(x, width)))
+        h = b.add(h, b.dense(x, width))
     elif b.config.residual == "identity" and x.cols == width:
         h = b.add(h, x)
     h = _ended(b, h)
-    return _ended(b, b.bias(b.linear(h, width))) if b.config.dense_between else h
+    return _ended(b, b.dense(h, width)) if b.config.dense_between else h
 
 
 def _ended(b: Builder, h: Value) -> Value:

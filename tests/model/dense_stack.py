@@ -57,6 +57,11 @@ class DenseStack:
     def dense(self, x: torch.Tensor) -> torch.Tensor:
         return self.bias(self.matrix(x))
 
+    def around(self, x: torch.Tensor) -> torch.Tensor:
+        """A dense layer around convolutions."""
+        x = self.matrix(x)
+        return x + self.p[f"layers.{self.layers}.bias"]
+
     def dropped(self, x: torch.Tensor, p: float, site: int) -> torch.Tensor:
         return x * torch.from_numpy(dropout_mask(self.ids, x.shape[1], p, SEED, EPOCH, site)) if self.training else x
 
@@ -114,7 +119,7 @@ class DenseStack:
         if model.kind == "sgc":
             return self.dense(torch.linalg.matrix_power(self.a_hat, model.hops) @ x)
         for _ in model.dense_before:
-            x = self.end(self.dense(x))
+            x = self.end(self.dense(x) if model.kind == "appnp" else self.around(x))
         if model.kind == "appnp":
             for _ in model.hidden:
                 x = self.end(self.dense(x))
@@ -126,11 +131,11 @@ class DenseStack:
         for width in model.hidden:
             h = self.conv(x)
             if model.residual == "linear":
-                h = h + self.dense(x)
+                h = h + self.around(x)
             elif model.residual == "identity" and x.shape[1] == width:
                 h = h + x
             x = self.end(h)
-            x = self.end(self.dense(x)) if model.dense_between else x
+            x = self.end(self.around(x)) if model.dense_between else x
             layers.append(x)
         if model.head == "convolution":
             return self.conv(x)
@@ -139,8 +144,8 @@ class DenseStack:
         for other in reversed(layers[:-1] if model.jumping == "max" else []):
             x = torch.where(other >= x, other, x)
         for _ in model.dense_after:
-            x = self.end(self.dense(x))
-        return self.dense(x)
+            x = self.end(self.around(x))
+        return self.around(x)
 
 
 def expected(
