@@ -73,11 +73,7 @@ class ModelConfig:
     self_loops: bool = True
     """Insert the self-loops that the graph lacks."""
     bias: bool = True
-<<<<<<< HEAD
-    """Add a bias in each convolution and dense layer."""
-=======
     """Add a bias in each convolution; residuals and dense layers around convolutions have one anyway."""
->>>>>>> recipes
     bases: int = 8
     """Of rgcn: matrices in each layer of which a relation's matrix is a weighted sum (basis decomposition)."""
 
