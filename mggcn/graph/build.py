@@ -1,4 +1,4 @@
-"""From edges of any number to sorted adjacencies, in memory or in a folder within a fixed buffer: docs/notes/0026.
+"""From edges of any number to sorted adjacencies, in memory or in a folder within a fixed buffer: docs/notes/0028.
 
 1. deal   every edge, and its reverse where that is added, to the bucket of its target's row.
 2. merge  each bucket: sort, make one edge of equal ones, write its rows of the transpose, deal its edges by source.

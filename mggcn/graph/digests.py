@@ -1,7 +1,7 @@
 """SHA-256 of files as a whole and by blocks of 1 MiB: made while a file is written, compared when a block is first read.
 
 meta.json has the digest of every file, at its end its own, and that of `blocks.sha256`: the digests of the blocks of all
-files that have several, 32 bytes each, file behind file as meta.json lists them (note 0026).
+files that have several, 32 bytes each, file behind file as meta.json lists them (note 0027).
 """
 
 from __future__ import annotations

@@ -142,7 +142,9 @@ def test_half_an_answer_is_none(server: Server, tmp_path: Path, answer: str) -> 
 def test_another_graph_is_refused(server: Server, tmp_path: Path) -> None:
     """Fails if the wrong file is taken for the data set."""
     server.content = archive(tmp_path / "made")
-    with pytest.raises(GraphError, match=r"holds 9 vertices, 6 edges, 3 features and 3 classes; ogbn-arxiv has 169343"):
+    with pytest.raises(
+        GraphError, match=r"holds 9 vertices, 6 edges, 3 features and 3 classes, but ogbn-arxiv has 169343"
+    ):
         obtain(replace(DATASETS["ogbn-arxiv"], url=server.url("arxiv.zip")), tmp_path / "data")
     assert not (tmp_path / "data" / "ogbn-arxiv").exists()
 

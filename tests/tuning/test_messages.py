@@ -118,7 +118,7 @@ def test_what_was_measured_reaches_the_plans(tmp_path: Path, monkeypatch: pytest
     said: list[str] = []
     content = tune.tune_machine(TuneSettings(2, (2, 16)), tmp_path, said.append)
     assert sizes == [2, 8]
-    assert said == ["NCCL's memory between 2 GPUs", "NCCL's memory between 8 GPUs"]
+    assert said[1:] == ["NCCL's memory between 2 GPUs", "NCCL's memory between 8 GPUs"]
     write_machine(content, tuned_path())
     found = {measured.ranks: measured for measured in read_machine(tuned_path()).nccl}
     assert {ranks: (m.collective_bytes, m.p2p_bytes) for ranks, m in found.items()} == {
