@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.cpu import ceilings
 from bench.process import Lost, Worker, alternate, for_each, started
-from bench.report import MIB, milliseconds, spread, table
+from bench.report import MIB, marked, milliseconds, spread, table
 
 OWN = "mggcn"
 TOLERANCE, TOLERANCES = 1e-4, {"bf16": 2e-2, "mixed": 2e-2}
@@ -158,9 +158,10 @@ def rows_of(found: Found, threads: int, figures: Found | None = None) -> list[li
         bound = bound_of(found, name, figures)
         cpu = min(run["cpu_seconds"] for run in found["epochs"][name][WARM_UP:]) / threads
         own = "planned_bytes" in ready
+        beside = [run.get("beside", 0.0) for run in found["epochs"][name][WARM_UP:]]
         lines.append(
             [
-                name + (" (alone)" if found["alone"] else ""),
+                marked(name + (" (alone)" if found["alone"] else ""), beside),
                 *milliseconds(seconds),
                 f"{1e3 * cpu:.1f}",
                 f"{seconds['median'] / found['seconds'][first]['median']:.2f}",

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.report import ROOT, SEED
+from bench.report import ROOT, SEED, busy_s
 
 SETTLE_S = 0.02
 """Between two contenders: until the threads of the one before have ceased to wait for work."""
@@ -187,13 +187,20 @@ def started(starts: dict[str, Callable[[], Worker]], lost: Lost) -> Any:
 
 
 def alternate(workers: Workers, rounds: int, lost: Lost) -> dict[str, list[dict[str, Any]]]:
-    """Train `rounds` epochs of every worker, in turn, in each round in another order; return what each worker told."""
+    """Train `rounds` epochs of every worker, in turn, in each round in another order; return what each worker told.
+
+    beside: the share of the cores that other programs took meanwhile.
+    """
     epochs: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
     shuffled = random.Random(SEED)
 
     def one(name: str, worker: Worker) -> None:
         time.sleep(SETTLE_S)
-        epochs[name].append(worker.ask("epoch"))
+        began, busy = time.perf_counter(), busy_s()
+        told = worker.ask("epoch")
+        others = busy_s() - busy - told.get("cpu_seconds", 0.0)
+        told["beside"] = max(0.0, others) / (time.perf_counter() - began) / (os.cpu_count() or 1)
+        epochs[name].append(told)
 
     for _ in range(rounds):
         order = {name: workers[name] for name in shuffled.sample(list(workers), len(workers))}

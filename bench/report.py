@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 MIB, GIB = 2**20, 2**30
 SEED = 20260
+DISTURBED = 0.1
+"""Share of the cores that other programs take, above which a row is marked."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "scale": {"type": float, "default": 1.0, "help": "of generated graphs; goals are for 1"},
@@ -64,6 +66,19 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def milliseconds(found: Mapping[str, float]) -> list[str]:
     """Cells of a spread of seconds: the median, and the range."""
     return [f"{1e3 * found['median']:.1f}", f"{1e3 * found['min']:.1f} .. {1e3 * found['max']:.1f}"]
+
+
+def busy_s() -> float:
+    """Seconds that this machine's cores have worked, together, for whatever program; of a virtual one, also for others."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    idle, waiting = fields[3:5]
+    return (sum(fields) - idle - waiting) / os.sysconf("SC_CLK_TCK")
+
+
+def marked(name: str, beside: Sequence[float]) -> str:
+    """A row's name, and what others took of the cores beside it if that disturbs: the median over its runs."""
+    share = statistics.median(beside) if beside else 0.0
+    return f"{name} (disturbed: others took {share:.0%})" if share > DISTURBED else name
 
 
 def verdict(what: str, value: float, goal: float, *, at_most: bool = False) -> str:
@@ -118,7 +133,17 @@ def surroundings() -> dict[str, Any]:
         "versions": versions,
         "commit": (git("rev-parse", "HEAD") or "unknown") + (" with changes in mggcn/ or cpu/" if changed else ""),
         "load_average_before": os.getloadavg()[0],
+        "gathers": gathers(),
     }
+
+
+def gathers() -> list[tuple[int, float]]:
+    """Bytes per second of rows of 256 bytes at random, by the bytes that they lie in: what this machine's caches give."""
+    from mggcn.assemble import figures_here
+    from mggcn.backend.cpu.figures import MeasuredGather
+    from mggcn.config import Config
+
+    return list(MeasuredGather(figures_here(Config())).points)  # type: ignore[arg-type]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -136,13 +161,18 @@ def write_report(what: str, title: str, body: str, record: dict[str, Any], out: 
     head = (
         f"# {title}\n\n```\n{around['command']}\n```\n\n{around['hardware']}, Linux {around['kernel']}, Python "
         f"{around['python']}, {versions}; commit {around['commit']}; {around['date']}; load average at the start "
-        f"{around['load_average_before']:.2f}. All runs: the .json file beside this one.\n\n"
+        f"{around['load_average_before']:.2f}.{_caches(around)} All runs: the .json file beside this one.\n\n"
     )
     path = folder / f"{what}_{around['hardware']}_{around['date']}"
     path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     path.with_suffix(".md").write_text(head + body)
     print(head + body)
     print(f"written: {path}.md and .json")
+
+
+def _caches(around: dict[str, Any]) -> str:
+    rates = ", ".join(f"{size / MIB:g} MiB {rate / 1e9:.0f}" for size, rate in around.get("gathers", ()))
+    return f" Rows of 256 bytes at random, all threads, GB/s by operand: {rates}." if rates else ""
 
 
 def bars(title: str, quantity: str, cells: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
 // What every kernel shares: the names of an instruction set, vectors, storage types, and the chunks of sums.
-// Each .cpp is compiled once per instruction set (MGGCN_ISA = baseline, avx2; gemm.cpp also avx512, avx512_bf16, gemm_amx.cpp amx); all
+// Each .cpp is compiled once per instruction set (MGGCN_ISA = baseline, avx2; gemm.cpp also avx512, avx512_bf16); all
 // code but the exported C functions lies in an anonymous namespace, so that no inlined copy of one set is linked into
 // the other.
 #pragma once

@@ -30,7 +30,8 @@ from mggcn.config import Config
 from mggcn.cost.machine import Machine, default_machine, tuned_path, with_figures
 from mggcn.errors import BackendError, ConfigError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
-from mggcn.memory.device import DEVICES, runs_nccl, threads_of
+from mggcn.memory.arena import ITEM_BYTES
+from mggcn.memory.device import DEVICES, OPERAND, runs_nccl, threads_of
 from mggcn.memory.units import free_bytes, human
 from mggcn.model.builder import Network
 from mggcn.partition.base import Partition
@@ -125,7 +126,13 @@ def this_machine(config: Config) -> Machine:
     # The device of a machine is all of its cores, which the ranks share.
     threads = threads_per_rank(config) * config.run.ranks
     run = dataclasses.replace(config.run, ranks=1, threads=threads, transport="auto")
-    return with_figures(machine, figures_here(dataclasses.replace(config, run=run)), threads, config.run.ranks)
+    figures, item = figures_here(dataclasses.replace(config, run=run)), ITEM_BYTES[OPERAND[config.run.precision]]
+    return with_figures(machine, figures, threads, config.run.ranks, item)
+
+
+def in_float32(config: Config) -> Config:
+    """Return the configuration of the same run in float32."""
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, precision="fp32"))
 
 
 def memory_limit(config: Config) -> int:

@@ -9,13 +9,13 @@ import argparse
 import json
 from pathlib import Path
 
-from mggcn.assemble import memory_limit, plan_graph, plan_shape, room_of, this_machine
+from mggcn.assemble import in_float32, memory_limit, plan_graph, plan_shape, room_of, this_machine
 from mggcn.commands.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.cost.machine import Machine, find_machine, shipped_machines
 from mggcn.errors import BackendError, ConfigError
 from mggcn.jobs.auto import NoChoiceError, resolve_auto, resolve_auto_shape
-from mggcn.planning.cost_text import cost_dict, cost_lines
+from mggcn.planning.cost_text import cost_dict, cost_lines, memory_alone
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Choice, choice_dict, choice_lines
@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(found if choice is None else found | {"choice": choice_dict(choice)}, indent=1))
     else:
         chosen = [] if choice is None else [*choice_lines(choice), ""]
-        notes = [*chosen, *cost_lines(plan, machine, arguments.replication)]
+        wide = machine if arguments.machine is not None else this_machine(in_float32(config))
+        notes = [*chosen, *cost_lines(plan, machine, arguments.replication), *memory_alone(plan, machine, wide)]
         room = room_of(config, None if arguments.machine is None else machine)
         print(render(plan, limit, notes, arguments.explain, room))
     return 0 if plan.largest.total_bytes <= limit else 2

@@ -227,10 +227,11 @@ def default_machine(kind: Kind, tuned: Path, gpu: str = "") -> Machine:
     return machine if machine.device.kind == kind else dataclasses.replace(assumed, nccl=machine.nccl)
 
 
-def with_figures(machine: Machine, figures: Figures, threads: int, ranks: int) -> Machine:
+def with_figures(machine: Machine, figures: Figures, threads: int, ranks: int, item: int = 4) -> Machine:
     """Return an assumed machine with the rates by which kernels are chosen, those of all threads of its ranks.
 
-    Messages, which more than one rank has, stay assumed, as what a call costs. Nothing changes if the figures are assumed.
+    item: bytes of a number of what is multiplied with the graph. Messages, which more than one rank has, stay assumed, as
+    does what a call costs. Nothing changes if the figures are assumed.
     """
     if not figures.measured:
         return machine
@@ -243,7 +244,7 @@ def with_figures(machine: Machine, figures: Figures, threads: int, ranks: int) -
         machine.device,
         cores=threads,
         copy=RateTable(figures.copy),
-        gather=MeasuredGather(figures),
+        gather=MeasuredGather(figures, item),
         row_s=0.0,
         gemm={**machine.device.gemm, **{name: min(rates) for name, rates in dense.items()}},
     )

@@ -23,6 +23,7 @@ from mggcn.assemble import (
     check_available,
     dense_products,
     host_of,
+    in_float32,
     memory_limit,
     plan_graph,
     room_of,
@@ -118,7 +119,10 @@ def prepare_run(
 def announce(plan: RunPlan, store: Path | None, reason: str, done: int = 0) -> None:
     """Print what will run, on what, and what it will take. done: epochs that a resumed run does not repeat."""
     config = plan.config
-    lines = opening_lines(plan, this_machine(config), memory_limit(config), store=store, reason=reason, done=done)
+    machines = this_machine(config), this_machine(in_float32(config))
+    lines = opening_lines(
+        plan, machines[0], memory_limit(config), store=store, reason=reason, done=done, in_float32=machines[1]
+    )
     print(*lines, sep="\n", flush=True)
 
 

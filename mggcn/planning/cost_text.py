@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from mggcn.cost.analysis import AggregationWork, aggregation_work, analyse_15d, work_lines
 from mggcn.cost.epoch import Cost
@@ -13,6 +13,10 @@ from mggcn.cost.work import KINDS
 from mggcn.planning.op_cost import EpochCost, epoch_cost, training_cost
 from mggcn.planning.run import RunPlan, plan_run
 from mggcn.planning.text import table
+
+NARROW: Final = ("bf16", "mixed")
+NARROW_GAIN: Final = 1.05
+"""How many times as fast as float32 a narrower type must be predicted to be worth its rounding beyond the memory."""
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -46,19 +50,34 @@ def cost_lines(plan: RunPlan, machine: Machine, replication: float | None = None
     return lines
 
 
+def memory_alone(plan: RunPlan, machine: Machine, in_float32: Machine) -> list[str]:
+    """Return a line that says that bf16 gains memory alone, where its epochs are not predicted to be faster; else none.
+
+    in_float32: the machine with the rates of a run in float32.
+    """
+    precision = plan.config.run.precision
+    if precision not in NARROW or machine.device.kind != "cpu":
+        return []
+    narrow, full = training_cost(plan, machine).seconds, training_cost(_otherwise(plan, precision="fp32"), in_float32)
+    if narrow * NARROW_GAIN <= full.seconds:
+        return []
+    return [
+        f"{precision} gains memory alone here: {seconds_text(narrow)} per epoch are predicted, "
+        f"{seconds_text(full.seconds)} in float32"
+    ]
+
+
 def unpruned(plan: RunPlan) -> RunPlan | None:
     """Return the plan with all rows computed in training epochs, None if they are."""
     if not plan.ranks[0].pruned:
         return None
-    run = dataclasses.replace(plan.config.run, prune="off")
-    return plan_run(
-        dataclasses.replace(plan.config, run=run),
-        plan.shape,
-        plan.stats,
-        plan.strategy,
-        plan.nccl,
-        figures=plan.figures,
-    )
+    return _otherwise(plan, prune="off")
+
+
+def _otherwise(plan: RunPlan, **run: Any) -> RunPlan:
+    """The plan of the same graph and partition with other settings of [run]."""
+    config = dataclasses.replace(plan.config, run=dataclasses.replace(plan.config.run, **run))
+    return plan_run(config, plan.shape, plan.stats, plan.strategy, plan.nccl, figures=plan.figures)
 
 
 def text_15d(machine: Machine, ranks: int) -> str:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from mggcn.cost.machine import Machine
 from mggcn.errors import MggcnError
 from mggcn.memory.device import launching
 from mggcn.memory.units import human
-from mggcn.planning.cost_text import seconds_text
+from mggcn.planning.cost_text import memory_alone, seconds_text
 from mggcn.planning.op_cost import epoch_cost
 from mggcn.planning.run import RunPlan
 from mggcn.planning.text import subject
 
 
 def opening_lines(
-    plan: RunPlan, machine: Machine, limit: int, *, store: Path | None = None, reason: str = "", done: int = 0
+    plan: RunPlan,
+    machine: Machine,
+    limit: int,
+    *,
+    store: Path | None = None,
+    reason: str = "",
+    done: int = 0,
+    in_float32: Machine | None = None,
 ) -> list[str]:
     """Return the lines with which a run starts, or continues behind `done` epochs.
 
-    limit: bytes that a rank may use. reason: why `auto` chose its strategy and order; "" if they were set.
+    limit: bytes that a rank may use. reason: why `auto` chose its strategy and order; "" if they were set. in_float32: the
+    machine with the rates of a run in float32.
     """
     config = plan.config
     graph, network = subject(plan)
@@ -31,6 +40,8 @@ def opening_lines(
     if how := launching(config.run):
         lines.append(f"an epoch is {how}")
     peak = f"predicted peak {human(plan.largest.total_bytes)} of {human(limit)} per rank"
+    with suppress(MggcnError):  # without rates no seconds are predicted, as the last line says
+        lines += memory_alone(plan, machine, in_float32 or machine)
     return [*lines, f"{peak}; {_duration(plan, machine, done)}"]
 
 

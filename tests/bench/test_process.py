@@ -101,6 +101,23 @@ def test_rounds_are_shuffled_and_complete(monkeypatch: pytest.MonkeyPatch) -> No
     assert {name: len(runs) for name, runs in found.items()} == dict.fromkeys(names, 6)
 
 
+def test_what_others_do_meanwhile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a contender's own work is taken for others', or others' for none."""
+    monkeypatch.setattr(process, "SETTLE_S", 0.0)
+    busy = iter((10.0, 13.0, 20.0, 21.0))
+    clock = iter((0.0, 2.0, 2.0, 4.0))
+    monkeypatch.setattr(process, "busy_s", lambda: next(busy))
+    monkeypatch.setattr(process.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(process.os, "cpu_count", lambda: 2)
+
+    class Asked:
+        def ask(self, _: str) -> dict[str, Any]:
+            return {"seconds": 1.0, "cpu_seconds": 2.0}
+
+    runs = alternate({"a": Asked()}, 2, {})["a"]  # type: ignore[dict-item]
+    assert [run["beside"] for run in runs] == [0.25, 0.0]
+
+
 def test_reports_quote_no_path_of_the_machine() -> None:
     """Fails if a folder outside the repository is told, or one inside is hidden."""
     inside = str(ROOT / "bench" / "results")

@@ -12,7 +12,7 @@ from bench import contest
 from bench.cpu import accuracy, ceilings, epochs, strategies, ways
 from bench.peers import epochs as peers_epochs
 from bench.peers import products
-from bench.report import GIB, MIB, spread, verdict
+from bench.report import GIB, MIB, marked, spread, verdict
 from mggcn.backend.cpu.variants import SpmmChoice, ahead_of
 from mggcn.report.bench_plots import read_plots
 from tests.machines import tight
@@ -125,20 +125,41 @@ def product(graph: str, width: int, seconds: dict[str, float]) -> dict[str, Any]
 
 
 def test_goals_of_products() -> None:
-    """Fails if the order counts where no goal allows it, DGL's bare kernel is the peer, or the least is not found."""
+    """Fails if the order counts where no goal allows it, DGL's bare kernel is the peer, or the least is not found.
+
+    Of each graph the goal against DGL comes first, then those against the fastest peer; then both leasts.
+    """
     fast = {"mggcn": 0.2, "mggcn, order by locality": 0.1, "DGL copy_u + scaling": 0.3, "DGL copy_u alone": 0.01}
     slow = {"mggcn": 0.2, "DGL copy_u + scaling": 0.1, "torch CSR": 0.5, "mggcn bf16": 0.1}
     results = [product("products-like", 128, fast), product("arxiv-like", 128, fast), product("cnr_2000", 64, slow)]
     lines = products.verdicts(results).splitlines()
     assert [(line.rsplit(": ", 1)[1].split(" (")[0], "MISSED" in line) for line in lines] == [
         ("3.00", False),
+        ("3.00", False),
         ("1.50", False),
+        ("1.50", False),
+        ("3.00", False),
         ("2.00", False),
+        ("0.50", True),
         ("0.50", True),
     ]
     row = dict(zip(products.HEAD, products.rows_of(results[2], FIGURES, 2)[2], strict=True))
     assert (row["product"], row["ms (median)"], row["CPU ms / threads"]) == ("torch CSR", "500.0", "250.0")
     assert row["time / mggcn"] == "2.50"
+
+
+def test_rows_that_others_disturbed_are_marked() -> None:
+    """Fails if a row that was measured beside other programs looks like any other, or a quiet one is marked."""
+    assert marked("mggcn", [0.02, 0.04, 0.9]) == "mggcn"
+    assert marked("mggcn", [0.02, 0.35, 0.4]) == "mggcn (disturbed: others took 35%)"
+    assert marked("mggcn", []) == "mggcn"
+    found = product("cnr_2000", 64, {"mggcn": 0.2})
+    found["kinds"]["mggcn"]["beside"] = [0.5]
+    assert products.rows_of(found, FIGURES, 2)[0][2] == "mggcn (disturbed: others took 50%)"
+    case = compared()
+    for run in case["epochs"]["DGL"]:
+        run["beside"] = 0.25
+    assert [row[0] for row in contest.rows_of(case, 2)][:2] == ["mggcn", "DGL (disturbed: others took 25%)"]
 
 
 def test_wrong_products_are_named() -> None:

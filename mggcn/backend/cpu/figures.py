@@ -114,16 +114,20 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredGather:
-    """Gathers of a CPU as plans predict them (`Gather`): each product fetches ahead where that is faster."""
+    """Gathers of a CPU as plans predict them (`Gather`), of rows of numbers of `item` bytes.
+
+    Each product fetches ahead where that is faster.
+    """
 
     figures: Figures
+    item: int = 4
 
     @property
     def points(self) -> tuple[tuple[float, float], ...]:
         return tuple((size, TYPICAL_ROW / self.row_s(TYPICAL_ROW, size)) for size in self.figures.footprints)
 
     def row_s(self, row_bytes: float, footprint: float) -> float:
-        return min(self.figures.entry_s(row_bytes, footprint, ahead=ahead) for ahead in (False, True))
+        return min(self.figures.entry_s(row_bytes, footprint, self.item, ahead=ahead) for ahead in (False, True))
 
     def slice_bytes(self, row_bytes: int, footprint: float) -> int:
         return 0

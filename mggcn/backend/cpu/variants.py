@@ -9,7 +9,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from mggcn.backend.cpu.figures import LINE, DenseShape, Figures
 from mggcn.backend.gather_rates import mean_row_s
@@ -189,9 +189,3 @@ def gemm_kernel(figures: Figures, item: int, shape: DenseShape, kernels: Sequenc
 
 PAIRED = ("avx512_bf16", "amx")
 """Instruction sets whose dense products differ from those before them in bfloat16 alone."""
-
-
-def bf16_gain(figures: Figures, kernels: Sequence[str]) -> float:
-    """Return how many times as fast as in float32 dense products are in bfloat16, the slower of both shapes; 1: unknown."""
-    pairs = [[figures.dense_rate(item, shape, kernels) for item in (2, 4)] for shape in get_args(DenseShape)]
-    return min((bf16.flop_s / fp32.flop_s for bf16, fp32 in pairs if bf16 and fp32), default=1.0)

@@ -1,0 +1,55 @@
+"""What a plan says of narrow types where this machine computes no faster in them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mggcn import assemble
+from mggcn.backend.cpu.figures import Figures
+from tests.commands.runs import run_main
+from tests.machines import XEON, ZEN3
+
+ARXIV = ["--vertices", 169343, "--edges", 2340000, "--features", 128, "--classes", 40, "--set", "model.hidden=512"]
+WITHOUT_AMX = dataclasses.replace(XEON, dense=tuple(rate for rate in XEON.dense if rate.kernel != "amx"))
+SLOW = dataclasses.replace(
+    ZEN3,
+    bf16=(2.2,) * len(ZEN3.bf16),
+    dense=tuple(dataclasses.replace(r, flop_s=r.flop_s * (0.7 if r.dtype == "bf16" else 1.0)) for r in ZEN3.dense),
+)
+
+
+@pytest.mark.parametrize(
+    ("figures", "options", "said"),
+    [
+        (XEON, ["--set", "run.precision=bf16"], ""),
+        (SLOW, ["--set", "run.precision=bf16"], "bf16 gains memory alone here: "),
+        (SLOW, ["--set", "run.precision=mixed"], "mixed gains memory alone here: "),
+        (SLOW, [], ""),
+        (SLOW, ["--set", "run.precision=bf16", "--device", "cuda", "--machine", "dgx-h100"], ""),
+    ],
+)
+def test_a_plan_says_where_memory_alone_is_gained(
+    figures: Figures,
+    options: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Fails if bf16 that the figures promise no speed of is offered as fast, or fast one as slow."""
+    monkeypatch.setattr(assemble, "figures_here", lambda config: figures)
+    assert run_main("plan", *ARXIV, *options) == 0
+    out = capsys.readouterr().out
+    assert ("gains memory alone here" in out) == bool(said)
+    assert said in out
+
+
+def test_dense_products_count(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a processor whose dense products of bf16 were measured slow is taken to be as fast as with AMX."""
+    seconds = []
+    for figures in (XEON, WITHOUT_AMX):
+        monkeypatch.setattr(assemble, "figures_here", lambda config, figures=figures: figures)
+        assert run_main("plan", *ARXIV, "--set", "run.precision=bf16", "--json") == 0
+        seconds.append(float(capsys.readouterr().out.split('"training": {\n   "seconds": ')[1].split(",")[0]))
+    assert seconds[1] > 1.3 * seconds[0]
