@@ -29,20 +29,23 @@ from mggcn.commands import (
     tune,
 )
 from mggcn.commands.remedy import remedy
-from mggcn.errors import MggcnError
+from mggcn.errors import MggcnError, one_line
 from mggcn.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; errors of mggcn print one line, others a traceback."""
     native.limit_spinning()
-    arguments = make_parser().parse_args(argv)
+    parser, given = make_parser(), sys.argv[1:] if argv is None else argv
+    if any("\0" in text for text in given):  # only a program can pass one; no path or name has it
+        parser.error("an argument holds a NUL byte")
+    arguments = parser.parse_args(given)
     try:
         code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code
     except MggcnError as error:
-        print(f"mggcn: {error}", file=sys.stderr)
+        print(f"mggcn: {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # The reader of our output went away: nothing is left to say to it.
@@ -51,6 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mggcn: interrupted", file=sys.stderr)
         return 130
+    except MemoryError as error:
+        why = one_line(str(error)) or "no more can be had"
+        print(f"mggcn: out of memory: {why}; free some, or use a smaller input", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.filename is None:
+            traceback.print_exc()
+            return 1
+        print(
+            f"mggcn: {one_line(f'{error.filename}: {error.strerror}')}; check the path and its rights", file=sys.stderr
+        )
+        return 2
     except Exception:
         traceback.print_exc()
         return 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mggcn.errors import StoreError
+from mggcn.errors import StoreError, no_regular_file
 
 BLOCK = 1 << 20
 """Bytes of a block: what a first read of one byte costs, and at most 32 bytes of digests for each MiB."""
@@ -90,6 +90,13 @@ def sealed(text: str) -> bytes:
     return body + hashlib.sha256(body).hexdigest().encode() + END
 
 
+def read_small(path: Path) -> bytes:
+    """Return a file of a store that is no array. Raises: OSError; StoreError if it is no file."""
+    if kind := no_regular_file(path):
+        raise StoreError(f"{path} is {kind}, expected a file; {REMEDY}")
+    return path.read_bytes()
+
+
 def unsealed(content: bytes, path: Path) -> bytes:
     """Return the bytes of a meta.json as they are. Raises: StoreError if it has a digest of its own, and another content.
 
@@ -120,7 +127,7 @@ def stored_digests(folder: Path, meta: Mapping[str, Any]) -> dict[str, tuple[int
         if "blocks" not in meta:
             return found
         blocks, place = meta["blocks"], 0
-        content = (folder / BLOCKS_FILE).read_bytes()
+        content = read_small(folder / BLOCKS_FILE)
         if hashlib.sha256(content).hexdigest() != blocks["sha256"]:
             raise ValueError(f"the SHA-256 of {BLOCKS_FILE} differs")
         if type(blocks["nbytes"]) is not int or not 0 < blocks["nbytes"] <= 1 << 30:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from mggcn.errors import StoreError
+from mggcn.errors import StoreError, no_regular_file
 from mggcn.graph.csr import Array
 from mggcn.graph.digests import CheckedFile, read_exactly
 
@@ -34,6 +35,8 @@ class FileRows:
         Cost: one read of some hundred bytes.
         Raises: StoreError if the file is missing, no plain C-ordered `.npy`, pickled, cut short or too long.
         """
+        if kind := no_regular_file(path):
+            raise StoreError(f"expected a readable .npy file {path}: it is {kind}; prepare the graph again")
         try:
             with path.open("rb") as file:
                 shape, dtype = _read_header(file, path)
@@ -80,15 +83,17 @@ class FileRows:
 def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     try:
         version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            shape, fortran_order, dtype = np.lib.format.read_array_header_2_0(file)
-        else:
-            raise ValueError(f"format version {version}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a header of Python 2, and of what is in a hostile one
+            if version == (1, 0):
+                shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+            elif version == (2, 0):
+                shape, fortran_order, dtype = np.lib.format.read_array_header_2_0(file)
+            else:
+                raise ValueError(f"format version {version}")
     except Exception as error:  # NumPy tokenizes and evaluates the text of a header: a hostile one raises anything
         raise StoreError(
-            f"expected a plain .npy file, {path} is not one ({error}); write it with numpy.save"
+            f"expected a plain .npy file, {path} is not one ({str(error)[:200]}); write it with numpy.save"
         ) from error
     if dtype.hasobject or dtype.fields is not None:
         raise StoreError(

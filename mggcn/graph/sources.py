@@ -15,7 +15,7 @@ import numpy as np
 import scipy.io
 import scipy.sparse as sp
 
-from mggcn.errors import GraphError, did_you_mean
+from mggcn.errors import GraphError, did_you_mean, no_regular_file
 from mggcn.graph.check import SPLIT_NAME
 from mggcn.graph.convert import PARTS, from_arrays, from_object, with_features, with_options
 from mggcn.graph.csr import Array, Graph
@@ -123,6 +123,8 @@ def find_source(source: str | Path, root: str | Path | None) -> Path:
 
 def _read_file(path: Path) -> dict[str, Any]:
     """Read the arguments of `from_arrays` that a file holds, told apart by its first bytes, then by its suffix."""
+    if kind := no_regular_file(path):
+        raise GraphError(f"{path} is {kind}, expected {KNOWN}: write what it gives to a file")
     with path.open("rb") as file:
         start = file.read(16)
     suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
@@ -267,6 +269,8 @@ def _load_companion(value: Any) -> Any:
     if not isinstance(value, str | Path):
         return value
     path = Path(value)
+    if kind := no_regular_file(path):
+        raise GraphError(f"cannot load {path}: it is {kind}; write what it gives to a file")
     try:
         return sp.load_npz(path) if path.suffix == ".npz" else np.load(path, allow_pickle=False)
     except Exception as error:  # a hostile header raises nearly anything

@@ -19,7 +19,7 @@ import numpy as np
 from mggcn.errors import StoreError
 from mggcn.graph.check import SPLIT_NAME, check_graph, index_mask
 from mggcn.graph.csr import CSR, WINDOW, ArrayRows, Graph, Rows, check_layout
-from mggcn.graph.digests import stored_digests, unsealed
+from mggcn.graph.digests import read_small, stored_digests, unsealed
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.layout import (
     ADJ_FILES,
@@ -114,7 +114,7 @@ def store_folder(graph: Graph) -> Path | None:
 
 def _read_meta(folder: Path) -> dict[str, Any]:
     try:
-        meta = json.loads(unsealed((folder / "meta.json").read_bytes(), folder / "meta.json"))
+        meta = json.loads(unsealed(read_small(folder / "meta.json"), folder / "meta.json"))
     except OSError as error:
         came = "is a folder without a readable meta.json" if folder.is_dir() else "is not a folder"
         raise StoreError(f"{folder} {came}; {EXPECTED}") from error
