@@ -1,18 +1,29 @@
-"""Turn any source (store, folder of OGB's, .npz, MatrixMarket, edge list) into a checked store with checksums."""
+"""Turn any source (store, folder of OGB's, .npz, .npy, MatrixMarket, edge list) into a checked store with checksums."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mggcn.commands.settings import whole
+from mggcn.config_values import parse_bytes
+
+if TYPE_CHECKING:
+    from mggcn.graph.csr import Graph
+    from mggcn.graph.options import GraphOptions
+    from mggcn.graph.room import Room
+
+LEAST_MEMORY = 256 << 20
+"""Least of --memory: windows of edges and their temporaries take half of it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
         "source",
-        help="store, unpacked folder of OGB's, .npz, .mtx, or edge list (.txt .tsv .csv .edges .el), the last two also .gz",
+        help="store, unpacked folder of OGB's, .npz, .npy (2, E) or (E, 2), .i32 or .i64 (pairs), .mtx, or edge list (.txt "
+        ".tsv .csv .edges .el), the last two also .gz or .zst",
     )
     parser.add_argument(
         "store", type=Path, nargs="?", help="folder to write; without it, and with --verify, SOURCE is only checked"
@@ -60,6 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--row-normalize", action="store_true", help="divide each vertex's features by their absolute sum"
     )
+    parser.add_argument(
+        "--memory",
+        type=_memory,
+        default=1 << 30,
+        metavar="BYTES",
+        help="memory for sorting edges, such as 512MiB; more edges than that go through files beside STORE (default: 1GiB)",
+    )
     parser.add_argument("--name", help="name of the graph; default: that of the source")
     parser.add_argument(
         "--verify",
@@ -71,12 +89,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, check, write, and say what came."""
+    from mggcn.commands.building import kept_if_interrupted, room_for
     from mggcn.errors import ConfigError
     from mggcn.graph.facts import describe
     from mggcn.graph.options import GraphOptions
-    from mggcn.graph.sources import load_joined, load_source
+    from mggcn.graph.room import IN_MEMORY
     from mggcn.graph.store import has_checksums, open_store
-    from mggcn.graph.store_write import write_store
+    from mggcn.graph.store_write import refuse_existing, write_store
 
     a = arguments
     if a.store is None and (a.join or not a.verify):
@@ -94,23 +113,45 @@ def run(arguments: argparse.Namespace) -> int:
         "task": a.task,
     }
     extra = {key: value for key, value in given.items() if value is not None}
-    if a.join:
-        if extra:
-            named = ", ".join(f"--{name.replace('_', '-')}" for name in extra)
-            raise ConfigError(f"{named} completes one graph; prepare each of several, then --join the stores")
-        graph = load_joined(_parts([a.source, *a.join]), options=options, verify=a.verify, name=a.name or a.store.name)
+    if a.join and extra:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in extra)
+        raise ConfigError(f"{named} completes one graph; prepare each of several, then --join the stores")
+    if a.store is None:
+        graph = _loaded(a, IN_MEMORY, options, extra)
     else:
-        graph = load_source(a.source, options=options, verify=a.verify, name=a.name, **extra)
-    if a.store is not None:
-        write_store(graph, a.store, overwrite=a.force)
-        # The files as they lie on the disk must carry the checksums that were computed while writing.
-        graph = open_store(a.store, verify=True)
+        refuse_existing(a.store, a.force)
+        with kept_if_interrupted(a.store) as folder:
+            files = [a.source, *(source.split("=", 1)[-1] for source in a.join), a.edge_types]
+            room = room_for(folder, a.memory, [Path(file) for file in files if file is not None])
+            write_store(_loaded(a, room, options, extra), a.store, overwrite=a.force)
+            # The files as they lie on the disk must carry the checksums that were computed while writing.
+            graph = open_store(a.store, verify=True)
     place, facts = a.store or a.source, describe(graph)
     unchecked = "the content was checked, there are no checksums to compare"
     print(f"{place}: {facts.summary}; {'checksums hold' if has_checksums(place) else unchecked}")
     for remark in facts.remarks():
         print(f"note: {remark}")
     return 0
+
+
+def _loaded(a: argparse.Namespace, room: Room, options: GraphOptions, extra: dict[str, Any]) -> Graph:
+    """Return the graph of one source, or of several joined."""
+    from mggcn.graph.sources import load_joined, load_source
+
+    if a.join:
+        sources = _parts([a.source, *a.join])
+        return load_joined(sources, options=options, verify=a.verify, name=a.name or a.store.name, room=room)
+    return load_source(a.source, options=options, verify=a.verify, name=a.name, room=room, **extra)
+
+
+def _memory(text: str) -> int:
+    nbytes = parse_bytes(text)
+    if nbytes < LEAST_MEMORY:
+        raise argparse.ArgumentTypeError(f"expected at least 256MiB, got {text!r}")
+    return nbytes
+
+
+_memory.__name__ = "size"  # argparse names the type in its message
 
 
 def _parts(sources: list[str]) -> list[str] | dict[str, list[str]]:

@@ -83,6 +83,7 @@ class _Build:
         self.job, self.staging, self.tell = job, staging, tell
         self.state: dict[str, Any] = {
             "stage": "deal",
+            "cuts": [],
             "next": 0,
             "listed": 0,
             "unique": 0,
@@ -137,12 +138,15 @@ class _Build:
         if capacity is None:
             whole, most = np.array([0, n], np.int64), job.edges.count * (1 + job.options.symmetrize)
             cuts = [(whole, np.array([most], np.int64)), (whole, np.array([most + added], np.int64))]
+        elif self.state["cuts"]:
+            cuts = [(np.array(bounds), np.array(sizes)) for bounds, sizes in self.state["cuts"]]
         else:
             shift = group_shift(n)
-            by_target, by_source = self._counts(shift)
-            rows = np.diff(np.minimum(np.arange(by_target.size + 1, dtype=np.int64) << shift, n)) if added else 0
-            limit = capacity
-            cuts = [cut(by_target + rows, shift, n, limit), cut(by_source + rows, shift, n, limit)]
+            counts = self._counts(shift)
+            if added:
+                counts += np.diff(np.minimum(np.arange(counts.shape[1] + 1, dtype=np.int64) << shift, n))
+            cuts = [cut(direction, shift, n, capacity) for direction in counts]
+            self.state["cuts"] = [[bounds.tolist(), sizes.tolist()] for bounds, sizes in cuts]
         fields: dict[str, npt.DTypeLike] = {"key": np.int64}
         listed = fields | ({"value": np.float64} if job.edges.weights is not None else {})
         merged = fields | ({"value": np.float64} if job.weighted else {})
@@ -152,7 +156,7 @@ class _Build:
         targets = Buckets(self.staging, "target", *cuts[0], listed, self.state["filled_t"])
         return targets, Buckets(self.staging, "source", *cuts[1], merged, self.state["filled"])
 
-    def _counts(self, shift: int) -> tuple[Array, Array]:
+    def _counts(self, shift: int) -> Array:
         """Count the edges, with reverses that are added, of each group of targets and of sources."""
         edges, groups = self.job.edges, (self.job.num_vertices - 1 >> shift) + 1
         counts = np.zeros((2, groups), np.int64)
@@ -163,7 +167,7 @@ class _Build:
             self.tell("counting edges", min(start + WINDOW, edges.count), edges.count)
         if self.job.options.symmetrize:
             counts[:] = counts.sum(0)
-        return counts[0], counts[1]
+        return counts
 
     def _room(self, buckets: Buckets) -> int:
         added = self.job.num_vertices if self.job.options.self_loops == "add" else 0

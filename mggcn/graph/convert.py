@@ -17,10 +17,12 @@ import scipy.sparse as sp
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import COLUMNS, Array, ArrayRows, Graph, Task
-from mggcn.graph.edges import Edges, of_matrix
+from mggcn.graph.edges import Edges, Survey, of_matrix
+from mggcn.graph.file_rows import FileRows
 from mggcn.graph.ids import as_ids, check_ids, numbered
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
-from mggcn.graph.structure import Room, build_adjacency, edges_of
+from mggcn.graph.room import IN_MEMORY, Room
+from mggcn.graph.structure import build_adjacency, check_columns, edges_of
 from mggcn.graph.vertex_data import (
     as_array,
     as_features,
@@ -88,7 +90,7 @@ def from_arrays(
     name: str = "graph",
     meta: Mapping[str, Any] | None = None,
     ids: Any = None,
-    room: Room | None = None,
+    room: Room = IN_MEMORY,
 ) -> Graph:
     """Make a graph from arrays. Give either `edges` (and `weights`, `edge_types`) or `adj`.
 
@@ -113,13 +115,15 @@ def from_arrays(
             )
         edges, weights, num_vertices = _from_matrix(to_numpy(adj), num_vertices)
     columns = _columns(edges, weights, edge_types)
+    check_columns(columns)
+    survey = columns.survey()
     features, labels, options = to_numpy(features), to_numpy(labels), options.resolved()
     origin = ""
     made = features if isinstance(features, str) else ""
     features = None if made else features
     if num_vertices is None:
-        num_vertices, origin = _infer_num_vertices(columns, features, labels)
-    both, relations = build_adjacency(columns, num_vertices, options, num_relations, origin, room)
+        num_vertices, origin = _infer_num_vertices(survey, features, labels)
+    both, relations = build_adjacency(columns, num_vertices, options, num_relations, origin, room, survey)
     label_rows, num_classes = as_labels(labels, num_vertices, num_classes, task)
     rows = (
         made_features(made, both.adj, both.adj_t)
@@ -260,7 +264,7 @@ def with_features(graph: Graph, kind: Any) -> Graph:
     return replace(graph, features=made_features(kind, graph.adj, graph.adj_t), meta=meta)
 
 
-def with_options(graph: Graph, options: GraphOptions, room: Room | None = None) -> Graph:
+def with_options(graph: Graph, options: GraphOptions, room: Room = IN_MEMORY) -> Graph:
     """Return the graph as `options` ask for it; what they do not touch stays where it is (in files, say)."""
     changes: dict[str, Any] = {}
     options = options.resolved()
@@ -373,14 +377,14 @@ def _matrix_from_triple(triple: tuple[Any, ...]) -> Any:
     return matrix
 
 
-def _infer_num_vertices(edges: Edges, features: Any, labels: Any) -> tuple[int, str]:
+def _infer_num_vertices(survey: Survey, features: Any, labels: Any) -> tuple[int, str]:
     """Return the number of vertices and, for a message, what it comes from if not from the edges."""
     for rows, what in ((features, "features"), (labels, "labels")):
         if rows is not None:
-            shape = rows.shape if is_sparse(rows) else as_array(rows, what).shape
+            shape = rows.shape if is_sparse(rows) or isinstance(rows, FileRows) else as_array(rows, what).shape
             count = int(shape[0]) if shape else 1  # as_features or as_labels names what is wrong
             return count, f", since the {what} have {count} rows"
-    return edges.survey().highest + 1, ""
+    return survey.highest + 1, ""
 
 
 def _meta(given: Mapping[str, Any] | None, options: GraphOptions, num_merged: int) -> dict[str, Any]:

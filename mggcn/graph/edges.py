@@ -137,3 +137,31 @@ class ColumnOf:
 
     def array(self) -> Array:
         return self.read(0, self.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class PartOf:
+    """Entries [first, first + count) of a vector."""
+
+    rows: Rows
+    first: int
+    count: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.count,)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.rows.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+    def read(self, start: int, stop: int) -> Array:
+        first, last, _ = slice(start, stop).indices(self.count)
+        return self.rows.read(self.first + first, self.first + max(first, last))
+
+    def array(self) -> Array:
+        return self.rows.array()[self.first : self.first + self.count]

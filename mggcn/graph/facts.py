@@ -14,7 +14,7 @@ from mggcn.graph.csr import CSR, WINDOW, Array, Graph, Rows, windows
 MIN_EDGES = 16
 """With fewer edges, that none has its reverse means nothing."""
 ROWS = 1 << 16
-"""Vertices whose edges are looked at together for reverses."""
+"""Most vertices whose edges are looked at together for reverses."""
 SHOWN = 5
 """Classes that a remark lists one by one."""
 MAX_CLASSES = 1 << 20
@@ -129,19 +129,29 @@ def describe(graph: Graph) -> GraphFacts:
 def is_one_way(graph: Graph) -> bool:
     """Return whether a graph has MIN_EDGES edges that are no self-loops, and none of them has its reverse.
 
-    Cost: usually the first 2^16 vertices, at most a pass over the column indices of both
-    directions.
+    Cost: usually the first 2^16 vertices, at most a pass over the column indices of both directions, in windows of bounded
+    size.
     """
     if graph.symmetric:
         return False
-    count = 0
-    for start in range(0, graph.num_vertices, ROWS):
-        stop = min(start + ROWS, graph.num_vertices)
+    count = start = 0
+    while start < graph.num_vertices:
+        stop = _few_edges(graph, start)
         forward, backward = (_keys(matrix, start, stop) for matrix in (graph.adj, graph.adj_t))
         if np.intersect1d(forward, backward, assume_unique=True).size:
             return False
         count += forward.size
+        start = stop
     return count >= MIN_EDGES
+
+
+def _few_edges(graph: Graph, start: int) -> int:
+    """Return where vertices from `start` on end: ROWS of them, or WINDOW edges either way, or one vertex."""
+    ends = []
+    for matrix in (graph.adj, graph.adj_t):
+        indptr = matrix.indptr.read(start, min(start + ROWS, graph.num_vertices) + 1)
+        ends.append(start + int(np.searchsorted(indptr, int(indptr[0]) + WINDOW, side="right")) - 1)
+    return max(start + 1, min(ends))
 
 
 def _keys(matrix: CSR, start: int, stop: int) -> Array:

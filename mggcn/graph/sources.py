@@ -5,6 +5,7 @@ Shapes: N vertices, E edges, D features, S splits.
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,20 +16,27 @@ import numpy as np
 import scipy.io
 import scipy.sparse as sp
 
-from mggcn.errors import GraphError, did_you_mean, no_regular_file
+from mggcn.errors import GraphError, StoreError, did_you_mean, no_regular_file
+from mggcn.graph.binary_edges import RAW, read_npy, read_raw
 from mggcn.graph.check import SPLIT_NAME
 from mggcn.graph.convert import PARTS, from_arrays, from_object, with_features, with_options
 from mggcn.graph.csr import Array, Graph
 from mggcn.graph.datasets import DATASETS, data_folder, obtain
 from mggcn.graph.edge_list import read_edge_list
+from mggcn.graph.file_rows import FileRows
 from mggcn.graph.join import join
 from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
+from mggcn.graph.packed import PACKED
+from mggcn.graph.room import IN_MEMORY, Room
 from mggcn.graph.store import EXPECTED, open_store
 from mggcn.graph.vertex_data import MADE, is_sparse
 
 EDGE_LISTS = (".txt", ".tsv", ".csv", ".edges", ".el", ".edgelist")
-KNOWN = f"a store, a folder of OGB's, .npz, .mtx or an edge list ({' '.join(EDGE_LISTS)}), the last two also with .gz"
+KNOWN = (
+    f"a store, a folder of OGB's, .npz, .npy, .i32, .i64, .mtx or an edge list ({' '.join(EDGE_LISTS)}), the last two also "
+    "with .gz or .zst"
+)
 
 
 def load_source(
@@ -38,6 +46,7 @@ def load_source(
     options: GraphOptions = DEFAULT_OPTIONS,
     verify: bool = False,
     name: str | None = None,
+    room: Room = IN_MEMORY,
     **arrays: Any,
 ) -> Graph:
     """Load a graph from a path, or from a name under `root`: a store, a folder of OGB's, or a file by content and suffix.
@@ -45,7 +54,7 @@ def load_source(
     `arrays` complete a file and override what it holds: num_vertices, num_classes, num_relations, and as arrays or paths of
     `.npy` (or SciPy `.npz`) files features [N, D] (or "identity", "degree"), labels [N], edge_types [E] and splits, a
     mapping from train, val, test to masks or id lists.
-    Cost: a store opens lazily; a file is read into memory.
+    Cost: a store opens lazily; edges of text and binary files go where `room` says, other files are read into memory.
     Raises: StoreError or GraphError, which say what was expected.
     """
     path = find_source(source, root)
@@ -55,12 +64,14 @@ def load_source(
             raise GraphError(
                 f"{path} is a store and complete, {', '.join(sorted(arrays))} cannot be added; leave it out"
             )
-        return with_options(with_features(open_store(path, verify), made), options)
-    found = read_ogb(path) if path.is_dir() else _read_file(path)
+        return with_options(with_features(open_store(path, verify), made), options, room)
+    found = read_ogb(path) if path.is_dir() else _read_file(path, room)
     made = {"features": arrays.pop("features")} if _is_made(arrays.get("features")) else {}
+    if "features" in arrays:
+        arrays["features"] = _load_features(arrays["features"])
     found |= made | {key: _load_companion(value) for key, value in arrays.items() if value is not None}
     meta = {"source": str(path.resolve())} | found.pop("meta", {})
-    return from_arrays(**found, options=options, name=name or path.name.split(".")[0], meta=meta)
+    return from_arrays(**found, options=options, name=name or path.name.split(".")[0], meta=meta, room=room)
 
 
 def _is_made(features: Any) -> bool:
@@ -74,6 +85,7 @@ def load_joined(
     options: GraphOptions = DEFAULT_OPTIONS,
     name: str = "graphs",
     verify: bool = False,
+    room: Room = IN_MEMORY,
 ) -> Graph:
     """Load several sources as one block-diagonal graph.
 
@@ -86,7 +98,9 @@ def load_joined(
     for number, (_, source) in enumerate(listed, start=1):
         try:
             if isinstance(source, str | Path):
-                graphs.append(load_source(source, root=root, options=options, verify=verify))
+                graphs.append(
+                    load_source(source, root=root, options=options, verify=verify, room=room.part(str(number)))
+                )
             else:
                 graphs.append(from_object(source, options=options))
         except GraphError as error:
@@ -121,21 +135,23 @@ def find_source(source: str | Path, root: str | Path | None) -> Path:
     raise GraphError(f"there is no {names}; expected {KNOWN}, or a name that `mggcn datasets` lists. {EXPECTED}")
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(path: Path, room: Room) -> dict[str, Any]:
     """Read the arguments of `from_arrays` that a file holds, told apart by its first bytes, then by its suffix."""
     if kind := no_regular_file(path):
         raise GraphError(f"{path} is {kind}, expected {KNOWN}: write what it gives to a file")
     with path.open("rb") as file:
         start = file.read(16)
-    suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
+    suffixes = path.suffixes[-2:] if path.suffix in PACKED else path.suffixes[-1:]
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), (suffixes or [""])[0].lower())
+    if kind in EDGE_LISTS:
+        return _read_edges(path, room)
     if kind not in READERS:
         raise GraphError(f"cannot recognise {path}; expected {KNOWN}: rename or convert it")
     return READERS[kind](path)
 
 
-def _read_edges(path: Path) -> dict[str, Any]:
-    found = read_edge_list(path)
+def _read_edges(path: Path, room: Room) -> dict[str, Any]:
+    found = read_edge_list(path, room.for_list(path))
     return {"edges": found.edges, "meta": {"input": {"header": found.header}} if found.header else {}}
 
 
@@ -178,7 +194,8 @@ def _read_npz(path: Path) -> dict[str, Any]:
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     ".npz": _read_npz,
     ".mtx": _read_matrix_market,
-    **dict.fromkeys(EDGE_LISTS, _read_edges),
+    ".npy": lambda path: {"edges": read_npy(path)},
+    **dict.fromkeys(RAW, lambda path: {"edges": read_raw(path)}),
 }
 """By suffix: returns the arguments of `from_arrays` that a file holds. Raises: GraphError."""
 _MAGIC = {b"PK": ".npz", b"%%MatrixMarket": ".mtx"}
@@ -260,6 +277,16 @@ def _edge_layout(members: _Members) -> dict[str, Any]:
         "labels": members.get("node_labels", "y", "labels"),
         "splits": {part: mask for part, mask in masks.items() if mask is not None},
     }
+
+
+def _load_features(value: Any) -> Any:
+    """Leave dense features of a plain `.npy` file in it, to be read by ranges; anything else as `_load_companion`."""
+    if not isinstance(value, str | Path) or Path(value).suffix != ".npy":
+        return value
+    with contextlib.suppress(StoreError):  # others are named by _load_companion
+        rows = FileRows.open(Path(value))
+        return rows if len(rows.shape) == 2 and rows.dtype.kind in "iufb" else value
+    return value
 
 
 def _load_companion(value: Any) -> Any:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import json
 import math
 import os
-import shutil
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,16 +99,27 @@ class InFolder:
     """Columns as `.npy` files of a folder beside a manifest; the same work, begun again there, goes on."""
 
     def __init__(self, folder: Path, job: Mapping[str, Any]) -> None:
-        """Open a folder for a job; what another job left there goes. Raises: StoreError if it cannot be made."""
+        """Open a folder for a job; what another job left there goes.
+
+        Raises: StoreError if it cannot be made, or another process works there.
+        """
         self.folder = folder
         self._columns: dict[str, _FileColumn] = {}
         self._job = json.loads(json.dumps(job, default=str))
-        try:
-            if self._read().get("job") != self._job:
-                shutil.rmtree(folder, ignore_errors=True)
+        with _told(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot write {folder}: {error.strerror}; check the path and its rights") from error
+            self._lock = weakref.finalize(self, os.close, os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+            try:
+                fcntl.flock(self._lock.peek()[2][0], fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[index]
+            except BlockingIOError as error:
+                raise StoreError(f"{folder} is in use: another process prepares this store; wait for it") from error
+            if self._read().get("job") != self._job:
+                for file in folder.iterdir():
+                    file.unlink()
+
+    def close(self) -> None:
+        """Let others work in the folder."""
+        self._lock()
 
     def column(self, name: str, dtype: npt.DTypeLike, capacity: int) -> Column:
         self._columns[name] = _FileColumn(self.folder / f"{name}.npy", np.dtype(dtype))
@@ -128,10 +140,6 @@ class InFolder:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(self.folder / MANIFEST)
-
-    def remove(self) -> None:
-        """Delete the folder: the work is done, or cannot be."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read(self) -> dict[str, Any]:
         try:

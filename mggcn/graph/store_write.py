@@ -35,7 +35,7 @@ def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None
     graph stores only) or the disk is full or not writable. After an error nothing is left behind.
     """
     target = Path(os.path.abspath(path))
-    _refuse_existing(target, overwrite)
+    refuse_existing(target, overwrite)
     check_graph(graph)
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
     try:
@@ -53,7 +53,9 @@ def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _refuse_existing(target: Path, overwrite: bool) -> None:
+def refuse_existing(path: str | Path, overwrite: bool) -> None:
+    """Refuse a place for a store where something is that may not be replaced; raises StoreError."""
+    target = Path(os.path.abspath(path))
     if not os.path.lexists(target):
         return
     if not overwrite:

@@ -5,31 +5,21 @@ Shapes: N vertices, E edges, R relations.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
-from mggcn.graph.build import Adjacency, Job, Tell, build
+from mggcn.graph.build import Adjacency, Job, build
 from mggcn.graph.check import MAX_VERTICES
 from mggcn.graph.csr import Array
 from mggcn.graph.edges import Edges, Survey, from_array
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.staging import InMemory, Staging
+from mggcn.graph.room import IN_MEMORY, Room
 
 NAMED = '; in Python, ids= names the rows, and ids="edges" numbers ids with gaps'
 
 
 MAX_RELATIONS = 1 << 16
-
-
-class Room(NamedTuple):
-    """Where a graph is built, and how many records of edges are sorted at once; None: all."""
-
-    staging: Staging
-    capacity: int | None = None
-    tell: Tell = lambda *_: None
 
 
 def edges_of(edges: Array, weights: Array | None = None, types: Array | None = None) -> Edges:
@@ -91,19 +81,20 @@ def build_adjacency(
     options: GraphOptions,
     num_relations: int | None = None,
     origin: str = "",
-    room: Room | None = None,
+    room: Room = IN_MEMORY,
+    survey: Survey | None = None,
 ) -> tuple[Adjacency, int]:
     """Sort edges into both adjacencies; return them and the number of relations, 0 for edges without types.
 
     All weights 1 is the same as no weights. With types both directions are stored, an edge is (source, target, type), and
     the reverse that `symmetrize` adds has the edge's type. origin: what set N, for a message, if not the caller.
+    survey: that of the edges, if it was made before.
     Cost: one pass over the edges and two sorts of E keys of 8 bytes; weights double that. Memory: as `room` says.
     Raises: GraphError as `check_job`, and for repeated edges as `options` say.
     """
     check_columns(edges)
-    job, relations = check_job(edges, edges.survey(), num_vertices, num_relations, options.resolved(), origin)
-    room = room or Room(InMemory())
-    return build(job, room.staging, room.capacity, room.tell), relations
+    job, relations = check_job(edges, survey or edges.survey(), num_vertices, num_relations, options.resolved(), origin)
+    return build(job, *room.for_build(job), room.tell), relations
 
 
 def _check_types(survey: Survey, num_relations: int | None) -> tuple[int, npt.DTypeLike]:

@@ -5,7 +5,9 @@ Shapes: N vertices, D features, S splits. Content is checked afterwards, by `che
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import scipy.sparse as sp
 from mggcn.errors import GraphError
 from mggcn.graph.check import index_mask
 from mggcn.graph.csr import CSR, Array, ArrayRows, Rows, Task
+from mggcn.graph.file_rows import FileRows
 from mggcn.graph.nonzeros import csr_if_sparse
 
 ROWS_AT_ONCE = 1 << 14
@@ -43,9 +46,10 @@ def as_features(features: Any, num_vertices: int, row_normalize: bool) -> Rows |
     """
     if features is None:
         return None
-    if not is_sparse(features):
+    in_file = isinstance(features, FileRows)
+    if not is_sparse(features) and not in_file:
         features = as_array(features, "features")
-    if features.dtype.kind not in "iufb" or features.ndim != 2 or features.shape[0] != num_vertices:
+    if features.dtype.kind not in "iufb" or len(features.shape) != 2 or features.shape[0] != num_vertices:
         raise GraphError(
             f"features must be real numbers of shape [{num_vertices}, D], got {features.dtype} of shape "
             f"{features.shape}; give one row per vertex, or leave features out"
@@ -53,6 +57,10 @@ def as_features(features: Any, num_vertices: int, row_normalize: bool) -> Rows |
     rows: Rows | CSR
     if is_sparse(features):
         rows = csr_from_scipy(features)
+    elif in_file:
+        rows = csr_if_sparse(MappedRows(features, _single))
+        if row_normalize and not isinstance(rows, CSR):
+            return MappedRows(rows, _normalized)
     else:
         with np.errstate(over="ignore"):
             rows = csr_if_sparse(ArrayRows(np.ascontiguousarray(features, dtype=np.float32)))
@@ -91,9 +99,7 @@ def normalized_rows(features: Rows | CSR) -> Rows | CSR:
     if not isinstance(features, CSR):
         dense = features.read(0, features.shape[0])
         for start in range(0, dense.shape[0], ROWS_AT_ONCE):
-            part = dense[start : start + ROWS_AT_ONCE]
-            sums = np.abs(part).sum(axis=1, dtype=np.float64, keepdims=True)
-            part /= np.where(sums > 0, sums, 1.0).astype(np.float32)
+            dense[start : start + ROWS_AT_ONCE] = _normalized(dense[start : start + ROWS_AT_ONCE])
         return ArrayRows(dense)
     indptr = features.indptr.array()
     values = np.ones(features.nnz, np.float32) if features.values is None else features.values.read(0, features.nnz)
@@ -101,6 +107,44 @@ def normalized_rows(features: Rows | CSR) -> Rows | CSR:
     sums = np.bincount(row_of, weights=np.abs(values), minlength=features.num_rows)
     values = (values / np.where(sums > 0, sums, 1.0)[row_of]).astype(np.float32)
     return CSR(features.indptr, features.indices, ArrayRows(values), features.num_cols)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedRows:
+    """Rows that are changed one by one, to float32, when they are read."""
+
+    rows: Rows
+    change: Callable[[Array], Array]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.float32)
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * math.prod(self.shape)
+
+    def read(self, start: int, stop: int) -> Array:
+        return self.change(self.rows.read(start, stop))
+
+    def array(self) -> Array:
+        return self.read(0, self.shape[0])
+
+
+def _single(rows: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return rows.astype(np.float32, copy=False)
+
+
+def _normalized(rows: Array) -> Array:
+    """Divide every row, in place, by the sum of its absolute values."""
+    sums = np.abs(rows).sum(axis=1, dtype=np.float64, keepdims=True)
+    rows /= np.where(sums > 0, sums, 1.0).astype(np.float32)
+    return rows
 
 
 def as_labels(

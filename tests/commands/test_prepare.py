@@ -12,6 +12,7 @@ import scipy.sparse as sp
 
 from mggcn.graph.csr import CSR, Graph
 from mggcn.graph.sources import load_source
+from mggcn.graph.staging import InFolder
 from tests.commands.runs import losses, refused, result, run_main
 
 SETTINGS = ["--threads", "1", "--seed", "733", "--epochs", "6", "--set", "model.hidden=16"]
@@ -131,6 +132,7 @@ def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             "3",
         ],
         "train": ["prepare", edges, store, "--labels", tmp_path / "labels.npy", "--train", tmp_path / "train.npy"],
+        "at least 256MiB": ["prepare", edges, store, "--memory", "1MiB"],
         "invalid choice": ["prepare", edges, store, "--duplicates", "maybe"],
     }
     for text, arguments in cases.items():
@@ -167,3 +169,72 @@ def test_what_prepare_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.count("\n") == 1
     assert run_main("prepare", tmp_path / "store", tmp_path / "again", "--verify", "--symmetrize") == 0
     assert "checksums hold" in capsys.readouterr().out
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A list of weighted edges, and windows and buffers so small that it is built in files."""
+    for module in ("graph.build", "graph.edges"):
+        monkeypatch.setattr(f"mggcn.{module}.WINDOW", 100)
+    monkeypatch.setattr("mggcn.graph.edge_list.BLOCK_BYTES", 500)
+    monkeypatch.setattr("mggcn.graph.edge_list.SAVE_EVERY", 4)
+    monkeypatch.setattr("mggcn.graph.build.SAVE_EVERY", 4)
+    monkeypatch.setattr("mggcn.graph.room.WINDOWS_BYTES", 0)
+    monkeypatch.setattr("mggcn.commands.prepare.LEAST_MEMORY", 0)
+    edges = np.random.default_rng(19).integers(0, 60, (2, 900))
+    lines = [f"{u},{v},{(u + v) % 5}" for u, v in edges.T.tolist()]
+    (tmp_path / "edges.csv").write_text("\n".join(["source,target,weight", *lines]))
+    return tmp_path / "edges.csv"
+
+
+def test_a_small_memory_gives_the_same_store(large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a store built in files differs from one built in memory by a byte, or files stay, or no plan is said."""
+    for options in (["--duplicates", "sum"], ["--symmetrize", "--self-loops", "add"]):
+        for memory, place in (("1GiB", "a"), ("6000", "b")):
+            arguments = ("prepare", large, tmp_path / place, "--name", "g", "--force", "--memory", memory, *options)
+            assert run_main(*arguments) == 0
+            said = capsys.readouterr().err
+            assert ("900 edges are sorted in parts: planned peak memory" in said) == (place == "b")
+        assert folder_bytes(tmp_path / "a") == folder_bytes(tmp_path / "b")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_interrupted_prepare_goes_on(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if SIGINT leaves a store or says nothing, or the same command afterwards makes another one."""
+    arguments = ("--name", "g", "--memory", "6000")
+    assert run_main("prepare", large, tmp_path / "whole", *arguments) == 0
+    save, saves = InFolder.save, 0
+
+    def interrupted(self: InFolder, state: Any) -> None:
+        nonlocal saves
+        saves += 1
+        if saves % 5 == 0:
+            raise KeyboardInterrupt
+        save(self, state)
+
+    monkeypatch.setattr(InFolder, "save", interrupted)
+    stops = 0
+    capsys.readouterr()
+    while (code := run_main("prepare", large, tmp_path / "parts", *arguments)) == 130:
+        assert ".parts.prepare stays: the same command goes on" in capsys.readouterr().err
+        assert not (tmp_path / "parts").exists()
+        stops += 1
+    assert code == 0
+    assert stops > 2
+    assert folder_bytes(tmp_path / "parts") == folder_bytes(tmp_path / "whole")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_disk_too_small_is_refused_first(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if edges are sorted before the disk is found to be too small."""
+    monkeypatch.setattr("mggcn.graph.room.free_bytes", lambda _: 10_000)
+    assert "free some space" in refused(capsys, "prepare", large, tmp_path / "store", "--memory", "6000")
+    assert not (tmp_path / ".store.prepare" / "build").exists()

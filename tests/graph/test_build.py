@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mggcn.errors import GraphError
+from mggcn.errors import GraphError, StoreError
 from mggcn.graph import build, edges
 from mggcn.graph.build import Adjacency
 from mggcn.graph.csr import CSR, Array
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.staging import MANIFEST, InFolder, Staging
-from mggcn.graph.structure import Room, build_adjacency, edges_of
+from mggcn.graph.staging import MANIFEST, InFolder, InMemory, Staging
+from mggcn.graph.structure import check_job, edges_of
 
 CASES = list(
     itertools.product(
@@ -73,9 +73,10 @@ def assert_equal(got: Adjacency, expected: Adjacency) -> None:
             np.testing.assert_array_equal(array, arrays(other)[name], name)
 
 
-def built(case: tuple[Any, ...], room: Room | None = None) -> Adjacency:
+def built(case: tuple[Any, ...], staging: Staging | None = None, capacity: int | None = None) -> Adjacency:
     found, options = listed(case)
-    return build_adjacency(found, N, options, room=room)[0]
+    job, _ = check_job(found, found.survey(), N, None, options)
+    return build.build(job, staging or InMemory(), capacity)
 
 
 @pytest.mark.covering(2)
@@ -84,7 +85,7 @@ def built(case: tuple[Any, ...], room: Room | None = None) -> Adjacency:
 def test_any_buffer_gives_the_same(small: None, tmp_path: Path, case: tuple[Any, ...], capacity: int) -> None:
     """Fails if a record is lost between buckets, sums depend on their borders, or an array has another type."""
     expected = built(case)
-    assert_equal(built(case, Room(InFolder(tmp_path / "s", {}), capacity)), expected)
+    assert_equal(built(case, InFolder(tmp_path / "s", {}), capacity), expected)
 
 
 class _StoppedError(Exception):
@@ -121,13 +122,17 @@ def test_interrupted_anywhere_gives_the_same(small: None, tmp_path: Path, case: 
     expected, stops = built(case), 0
     for number, after in ((n, after) for n in itertools.count(1) for after in (False, True)):
         folder = tmp_path / f"{number}{after}"
-        stopping: Staging = _Stopping(InFolder(folder, {"n": N}), number, after)
+        staging = InFolder(folder, {"n": N})
         try:
-            built(case, Room(stopping, 150))
+            built(case, _Stopping(staging, number, after), 150)
             break
         except _StoppedError:
             stops += 1
-        assert_equal(built(case, Room(InFolder(folder, {"n": N}), 150)), expected)
+        finally:
+            staging.close()
+        again = InFolder(folder, {"n": N})
+        assert_equal(built(case, again, 150), expected)
+        again.close()
     assert stops > 8
 
 
@@ -135,14 +140,17 @@ def test_another_job_begins_anew(small: None, tmp_path: Path) -> None:
     """Fails if what another job, or a damaged manifest, left is taken up."""
     case = (False, "merge", "keep", False, 0, "some")
     first = InFolder(tmp_path, {"job": 1})
-    built(case, Room(first, 50))
-    assert first.load()["stage"] == "turn"
-    assert InFolder(tmp_path, {"job": 1}).load()["stage"] == "turn"
-    assert not InFolder(tmp_path, {"job": 2}).load()
-    (tmp_path / MANIFEST).write_text("{")
-    assert not InFolder(tmp_path, {"job": 2}).load()
-    first.remove()
-    assert not tmp_path.exists()
+    built(case, first, 50)
+    with pytest.raises(StoreError, match="another process prepares this store"):
+        InFolder(tmp_path, {"job": 1})
+    first.close()
+    for job, manifest, stage in ((1, None, "turn"), (1, "{", None), (2, None, None)):
+        if manifest:
+            (tmp_path / MANIFEST).write_text(manifest)
+        staging = InFolder(tmp_path, {"job": job})
+        assert staging.load().get("stage") == stage
+        built(case, staging, 50)
+        staging.close()
 
 
 REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], GraphOptions, str]] = {
@@ -184,5 +192,6 @@ def test_refusals_name_the_same_edge(small: None, tmp_path: Path, case: str, cap
     make, options, message = REFUSED[case]
     ends, weights, types = make()
     columns = edges_of(ends, None if weights is None else np.asarray(weights), types)
+    job, _ = check_job(columns, columns.survey(), N, None, options)
     with pytest.raises(GraphError, match=message):
-        build_adjacency(columns, N, options, room=Room(InFolder(tmp_path / "s", {}), capacity))
+        build.build(job, InFolder(tmp_path / "s", {}), capacity)

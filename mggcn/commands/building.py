@@ -1,0 +1,62 @@
+"""What building a large graph says: its plan, how far it is, and where it goes on after an interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mggcn.graph.room import BuildPlan, Room, beside, fingerprint
+from mggcn.memory.units import human
+
+
+def room_for(folder: Path, memory: int, files: Sequence[Path]) -> Room:
+    """Return the memory and the folder for building from files, whose change makes what lies in the folder worthless."""
+    progress = _Progress()
+    found = [fingerprint(file) for file in files if file.exists()]
+    return Room(folder, memory, {"files": found}, progress.tell, _announce)
+
+
+@contextlib.contextmanager
+def kept_if_interrupted(store: Path) -> Iterator[Path]:
+    """Name the folder beside a store; say that it stays where the same command can go on from it."""
+    with beside(store) as folder:
+        try:
+            yield folder
+        except (KeyboardInterrupt, SystemExit):
+            if folder.is_dir():
+                print(f"note: {folder} stays: the same command goes on from there, or delete it", file=sys.stderr)
+            raise
+
+
+def _announce(plan: BuildPlan) -> None:
+    """Print the plan, once edges need files."""
+    print(
+        f"{plan.num_edges:,} edges are sorted in parts: planned peak memory {human(resident_bytes() + plan.buffer)}, disk "
+        f"{human(plan.disk)} beside the store and at most {human(plan.store)} for its edges",
+        file=sys.stderr,
+    )
+
+
+def resident_bytes() -> int:
+    """Return what the process holds now, in bytes."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))
+
+
+class _Progress:
+    """A bar on the second stream, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Draw at most twice a second, and the end."""
+        now = time.monotonic()
+        if total and sys.stderr.isatty() and (now > self._next or done == total):
+            self._next = now + 0.5
+            end = "\n" if done == total else ""
+            bar = "#" * (24 * done // total)
+            print(f"\r[{bar:<24}] {what} {100 * done // total} %  ", end=end, file=sys.stderr, flush=True)

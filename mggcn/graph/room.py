@@ -1,0 +1,134 @@
+"""How much memory a graph may take while it is built, and the folder that takes the rest.
+
+Without a folder all is in memory. With one, small sources stay in memory, too: the bytes of a list of edges decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mggcn.errors import StoreError
+from mggcn.graph.build import Job, Tell
+from mggcn.graph.packed import PACKED
+from mggcn.graph.staging import InFolder, InMemory, Staging, free_bytes
+
+WINDOWS_BYTES = 150 << 20
+"""Most that one window of edges takes on its way through a bucket, with all temporaries: measured, docs/notes/0026."""
+COLUMN_BYTES_PER_BYTE = 4
+"""Bytes of columns that a byte of text makes at most: `0 1` and a line's end become 16."""
+SHARE = 4
+"""One part in so many of the memory may be taken by a list's columns that stay there."""
+
+
+class BuildPlan(NamedTuple):
+    """What building takes, said before it begins."""
+
+    num_edges: int
+    buffer: int
+    """Bytes of memory, beside what the process holds and what is of the size of the vertices."""
+    disk: int
+    """Bytes of the folder at its fullest, the store not among them."""
+    store: int
+    """Bytes of the store's edges at most."""
+
+
+def _nothing(_: BuildPlan) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory in bytes, and a folder for what goes beyond it, None for memory alone."""
+
+    folder: Path | None = None
+    memory: int = 0
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """What the work depends on: of other work nothing is taken up."""
+    tell: Tell = lambda *_: None
+    announce: Callable[[BuildPlan], None] = _nothing
+
+    def part(self, name: str) -> Room:
+        """Return the room of one of several graphs."""
+        return self if self.folder is None else replace(self, folder=self.folder / name)
+
+    def for_list(self, path: Path) -> Staging:
+        """Return where the columns of a text lie, which may be packed by any ratio."""
+        size = path.stat().st_size * (1032 if path.suffix.lower() == PACKED[0] else 1)
+        small = path.suffix.lower() != PACKED[1] and size * COLUMN_BYTES_PER_BYTE * SHARE <= self.memory
+        if self.folder is None or small:
+            return InMemory()
+        return InFolder(self.folder / "list", {"file": fingerprint(path)})
+
+    def for_build(self, job: Job) -> tuple[Staging, int | None]:
+        """Return where a graph is built, and how many records are sorted at once; None: all.
+
+        Raises: StoreError if the disk has too little space.
+        """
+        records = job.edges.count * (1 + job.options.symmetrize)
+        records += job.num_vertices if job.options.self_loops == "add" else 0
+        sorting = sort_bytes(job)
+        if self.folder is None or records * (sorting + 2 * job.record_bytes()) <= self.memory // 2:
+            return InMemory(), None
+        capacity = max(1, (self.memory - WINDOWS_BYTES) // sorting)
+        entry = 4 + 4 * job.weighted + (0 if job.type_dtype is None else np.dtype(job.type_dtype).itemsize + 4)
+        pointers = 8 * (job.num_vertices + 1)
+        one, directions = records * entry + pointers, 1 if job.one_direction else 2
+        passing = 0 if job.one_direction else records * job.record_bytes()
+        plan = BuildPlan(
+            job.edges.count,
+            WINDOWS_BYTES + min(capacity, records) * sorting,
+            max(records * job.record_bytes() + passing + one, passing + directions * one),
+            directions * one,
+        )
+        folder = self.folder / "build"
+        taken = sum(file.stat().st_size for file in folder.glob("*")) if folder.is_dir() else 0
+        need, free = plan.disk + plan.store - taken, free_bytes(self.folder)
+        if need > free:
+            raise StoreError(
+                f"preparing {plan.num_edges:,} edges needs {need / 2**30:.1f} GiB of disk at {self.folder.parent}, "
+                f"{free / 2**30:.1f} GiB are free; free some space, or write the store elsewhere"
+            )
+        self.announce(plan)
+        options = asdict(job.options) | {"row_normalize": None}
+        identity = {"n": job.num_vertices, "types": str(job.type_dtype), "capacity": capacity, "options": options}
+        return InFolder(folder, {**self.identity, **identity}), capacity
+
+
+IN_MEMORY = Room()
+
+
+def sort_bytes(job: Job) -> int:
+    """Return the bytes that sorting a record takes: its key alone in place, else with an order and a copy of a field."""
+    if job.edges.weights is None and job.type_dtype is None and job.options.self_loops != "add":
+        return 8 + 8 * job.marks_reverses
+    return 2 * job.record_bytes() + 16 + 16 * (job.type_dtype is not None)
+
+
+def fingerprint(path: Path) -> list[list[Any]]:
+    """Return name, size and time of change of a file, or of all files of a folder."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    found = ((file, file.stat()) for file in files)
+    return [[os.path.abspath(file), stat.st_size, stat.st_mtime_ns] for file, stat in found]
+
+
+@contextlib.contextmanager
+def beside(store: Path) -> Iterator[Path]:
+    """Name the folder in which a store's graph is built; it goes at the end, unless the work can go on there later."""
+    target = Path(os.path.abspath(store))
+    folder = target.parent / f".{target.name}.prepare"
+    try:
+        yield folder
+    except (KeyboardInterrupt, SystemExit, StoreError):
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
