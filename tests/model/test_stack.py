@@ -96,7 +96,7 @@ def graph_of(case: Case) -> Graph:
 
 def trained(case: Case, where: Where = CPU) -> tuple[list[Trained], Graph, Any]:
     graph = graph_of(case)
-    whole_rows = case["conv"] in ("sage-max", "gat") and case["strategy"] == "slice"
+    whole_rows = case["conv"] == "sage-max" and case["strategy"] == "slice"
     strategy = "broadcast" if case["ranks"] == 1 or whole_rows else case["strategy"]
     # An identity residual reads X as it is; all else may share it sparse, in whatever order of products.
     run = {"prune": "auto", "features": "sparse" if case["sparse"] and case["residual"] != "identity" else "auto"}
