@@ -29,10 +29,10 @@ struct Attention {
   int64_t ld_out;
   T* beside;  // [V, 2 H] m and l, forwards; [V, D] the gradient of a by row, to destinations of GATv2
   int64_t ld_beside;
-  const T* a;            // [H, C] of GATv2; null: GAT
-  const int64_t* ids;    // [V] numbers of the rows
-  const int32_t* index;  // rows that a message is for, for combine
-  int64_t num_rows, heads, cols;
+  const T* a;                            // [H, C] of GATv2; null: GAT
+  const int64_t* ids;                    // [V] numbers of the rows
+  const int32_t* index;                  // rows that a message is for, for combine
+  int64_t num_rows, heads, first, cols;  // heads from `first` on of all that the model has
   double slope;
   Dropout dropout;  // of weights: counter (head / 8, number of u, number of v, 2^31 + site)
   int32_t fresh, last, threads;
@@ -203,9 +203,10 @@ MGGCN_INLINE void keep_block(const Attention<T>& a, Block<T>& b, int64_t row, in
     Dropout key = a.dropout;
     const uint32_t source = by_source ? mine : theirs, destination = by_source ? theirs : mine;
     key.layer |= 0x80000000u;
-    for (int64_t h = 0; h < a.heads; h += 8)
-      philox_words<1>(key, (int64_t)((uint64_t)destination << 32 | source), (uint32_t)(h / 8), words + h);
-    for (int64_t h = 0; h < a.heads; ++h) b.kept[h * kBlock + i] = words[h] >= key.threshold ? scale : (T)0;
+    const int64_t skipped = a.first % 8;
+    for (int64_t h = 0; h < skipped + a.heads; h += 8)
+      philox_words<1>(key, (int64_t)((uint64_t)destination << 32 | source), (uint32_t)((a.first + h) / 8), words + h);
+    for (int64_t h = 0; h < a.heads; ++h) b.kept[h * kBlock + i] = words[skipped + h] >= key.threshold ? scale : (T)0;
   }
 }
 

@@ -13,11 +13,11 @@ extern "C" __global__ void __launch_bounds__(128)
     attend(const long long* indptr, const int* indices, const storage_t* rows, long long ld, const storage_t* own,
            long long ld_own, storage_t* out, long long ld_out, storage_t* state, long long ld_state, const real_t* a,
            const long long* ids, const long long* clock, unsigned layer, unsigned threshold, float keep_scale,
-           int heads, int cols, double slope, int fresh, int last, long long num_rows) {
+           int heads, int first_head, int cols, double slope, int fresh, int last, long long num_rows) {
   const long long row = warp_number() / heads;
   const int head = (int)(warp_number() % heads), lane = (int)threadIdx.x % 32;
   if (row >= num_rows) return;
-  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, cols};
+  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols};
   const long long begin = indptr ? indptr[row] : 0, end = indptr ? indptr[row + 1] : 0;
   const int scores = a ? 0 : w.width();
   storage_t* held = state + row * ld_state + head;
@@ -75,11 +75,11 @@ extern "C" __global__ void __launch_bounds__(128)
     attend_sources(const long long* indptr, const int* indices, const storage_t* rows, long long ld,
                    const storage_t* own, long long ld_own, storage_t* out, long long ld_out, const real_t* a,
                    const long long* ids, const long long* clock, unsigned layer, unsigned threshold, float keep_scale,
-                   int heads, int cols, double slope, int fresh, long long num_rows) {
+                   int heads, int first_head, int cols, double slope, int fresh, long long num_rows) {
   const long long row = warp_number() / heads;
   const int head = (int)(warp_number() % heads), lane = (int)threadIdx.x % 32;
   if (row >= num_rows) return;
-  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, cols};
+  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols};
   const int width = w.width(), at = width + heads, begin = head * cols;
   const storage_t* x = own + row * ld_own;
   storage_t* to = out + row * ld_out;
@@ -119,12 +119,12 @@ extern "C" __global__ void __launch_bounds__(128)
     attend_destinations(const long long* indptr, const int* indices, const storage_t* rows, long long ld,
                         const storage_t* own, long long ld_own, storage_t* out, long long ld_out, storage_t* beside,
                         long long ld_beside, const real_t* a, const long long* ids, const long long* clock,
-                        unsigned layer, unsigned threshold, float keep_scale, int heads, int cols, double slope,
-                        int fresh, long long num_rows) {
+                        unsigned layer, unsigned threshold, float keep_scale, int heads, int first_head, int cols,
+                        double slope, int fresh, long long num_rows) {
   const long long row = warp_number() / heads;
   const int head = (int)(warp_number() % heads), lane = (int)threadIdx.x % 32;
   if (row >= num_rows) return;
-  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, cols};
+  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols};
   const int width = w.width(), at = width + heads, begin = head * cols;
   const storage_t* message = own + row * ld_own;
   storage_t *to = out + row * ld_out, *other = a ? beside + row * ld_beside : nullptr;

@@ -12,8 +12,8 @@ constexpr int kSpan = 4;  // columns of a lane at a time
 struct Heads {
   const real_t* a;  // [H, C] of GATv2; null: GAT
   real_t slope;
-  Dropout dropout;  // of weights: counter (head / 8, number of u, number of v, 2^31 + site)
-  int heads, cols;
+  Dropout dropout;         // of weights: counter (head / 8, number of u, number of v, 2^31 + site)
+  int heads, first, cols;  // heads from `first` on of all that the model has
   __device__ __forceinline__ int width() const { return heads * cols; }
   __device__ __forceinline__ int scored() const { return a ? width() : heads; }
   __device__ __forceinline__ int id_forwards() const { return width() + (a ? 0 : heads); }
@@ -62,8 +62,8 @@ __device__ __forceinline__ Score score(const Heads& a, int head, const storage_t
 __device__ __forceinline__ real_t factor(const Heads& a, int head, long long source, long long destination) {
   if (!a.dropout.threshold) return 1;
   const long long both = (long long)((unsigned long long)(unsigned)destination << 32 | (unsigned)source);
-  const Philox p = philox(a.dropout, both, (unsigned)head / 8);
-  return kept(p, head, a.dropout.threshold) ? (real_t)a.dropout.keep_scale : (real_t)0;
+  const Philox p = philox(a.dropout, both, (unsigned)(a.first + head) / 8);
+  return kept(p, a.first + head, a.dropout.threshold) ? (real_t)a.dropout.keep_scale : (real_t)0;
 }
 
 // The softmax from a score and what the destination's row has.

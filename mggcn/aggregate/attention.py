@@ -8,10 +8,12 @@ to the destinations. No pass has a number for each edge. docs/notes/0025-attenti
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mggcn.aggregate.edge_op import Columns, EdgeOp, Target
+from mggcn.aggregate.edge_op import Columns, EdgeOp, Share, Target
 from mggcn.aggregate.maximum import GradientRows
 from mggcn.backend.base import Dropout, KernelBackend, Sparse
 from mggcn.backend.neighbours import Heads
@@ -35,7 +37,8 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """One attention of a model. dynamic: GATv2's scores. dropout: probability; site: which mask of the epoch.
+    """One attention of a model, or heads of one from the head `first` on. dynamic: GATv2's scores. dropout: probability;
+    site: which mask of the epoch.
 
     Forwards a row is [x (D) | s (H), of GAT | its number, with dropout], and has t (H), or y (D) of GATv2, where it is a
     destination. Backwards it is [g (D) | d (H) | t or y | m (H) | 1 / l (H) | its number, with dropout].
@@ -46,6 +49,7 @@ class AttentionSpec:
     dynamic: bool
     dropout: float = 0.0
     site: int = 0
+    first: int = 0
     bound: Bound | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -71,7 +75,54 @@ class AttentionSpec:
         if self.bound is None:
             raise PlanError("attention runs as a node of a model, which binds it to weights and a clock")
         dropout = Dropout(self.dropout, self.bound.clock, self.site) if self.dropout else None
-        return Heads(self.heads, self.width // self.heads, SLOPE, self.bound.a, dropout, ids)
+        return Heads(self.heads, self.width // self.heads, SLOPE, self.bound.a, dropout, ids, self.first)
+
+    def of(self, heads: range) -> AttentionSpec:
+        """Return the attention of some of the heads."""
+        width, bound = self.width // self.heads * len(heads), self.bound
+        if bound is not None and bound.a is not None:
+            bound = Bound(bound.a[heads.start : heads.stop], bound.clock)
+        return dataclasses.replace(self, heads=len(heads), width=width, first=self.first + heads.start, bound=bound)
+
+    def columns_of(self, heads: range, fields: str) -> tuple[range, ...]:
+        """Return the columns of some heads in a row of fields: x of D columns, h of H, n of one, that of no head."""
+        cols, found, start = self.width // self.heads, [], 0
+        for name in fields:
+            step = {"x": cols, "h": 1, "n": 0}[name]
+            found.append(
+                range(start + heads.start * step, start + heads.stop * step) if step else range(start, start + 1)
+            )
+            start += self.heads * step
+        return tuple(found)
+
+    @property
+    def fields(self) -> tuple[str, str, str]:
+        """The fields of rows that travel forwards, of t or y, and of rows that travel backwards."""
+        own, number = "x" if self.dynamic else "h", "n" if self.dropout else ""
+        return f"x{'' if self.dynamic else 'h'}{number}", own, f"xh{own}hh{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionHeads:
+    """The heads of an op. make: the op from its attention; the others: what rows of its tensors are made of, as Share's."""
+
+    spec: AttentionSpec
+    make: Callable[[AttentionSpec], EdgeOp]
+    operand: str
+    local: str
+    result: str
+    kept: str
+
+    @property
+    def heads(self) -> int:
+        return self.spec.heads
+
+    def share(self, heads: range) -> Share:
+        operand, local, result, kept = (
+            self.spec.columns_of(heads, fields) for fields in (self.operand, self.local, self.result, self.kept)
+        )
+        op = self.make(self.spec.of(heads))
+        return Share(op, operand, (local,), result, (kept,) if kept else (), bool(self.spec.dropout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +144,11 @@ class Attention:
 
     def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return (BufferSpec(f"{name}.state", rows, 2 * self.spec.heads, dtype, "kept"),)
+
+    @property
+    def by_head(self) -> AttentionHeads:
+        forwards, own, _ = self.spec.fields
+        return AttentionHeads(self.spec, Attention, forwards, own, "x", "hh")
 
     def begin(self, backend: KernelBackend, target: Target) -> Attending:
         return Attending(self.spec, backend, target)
@@ -159,6 +215,11 @@ class AttentionSources:
     def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return ()
 
+    @property
+    def by_head(self) -> AttentionHeads:
+        forwards, _, backwards = self.spec.fields
+        return AttentionHeads(self.spec, AttentionSources, backwards, forwards, forwards.removesuffix("n"), "")
+
     def begin(self, backend: KernelBackend, target: Target) -> SourceRows:
         return SourceRows(self.spec, backend, target)
 
@@ -200,6 +261,13 @@ class AttentionDestinations:
 
     def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return (BufferSpec(f"{name}.weights", rows, self.spec.width, dtype, "kept"),) if self.spec.dynamic else ()
+
+    @property
+    def by_head(self) -> AttentionHeads:
+        forwards, own, backwards = self.spec.fields
+        return AttentionHeads(
+            self.spec, AttentionDestinations, forwards, backwards, own, "x" if self.spec.dynamic else ""
+        )
 
     def begin(self, backend: KernelBackend, target: Target) -> DestinationRows:
         return DestinationRows(self.spec, backend, target)

@@ -43,6 +43,32 @@ class Columns(NamedTuple):
         return Multiply(rows, columns, nnz, self.operand, reuse, result=self.result)
 
 
+class Share(NamedTuple):
+    """An op for some of its heads, and which columns of whole rows it has: of each tensor ranges, one after the other.
+
+    operand, result: of the rows that travel and of the result. local, kept: of the tensors that it reads beside its
+    operand, and of those that it keeps. numbered: whether it reads numbers of vertices, the operand's last column.
+    """
+
+    op: EdgeOp
+    operand: tuple[range, ...]
+    local: tuple[tuple[range, ...], ...]
+    result: tuple[range, ...]
+    kept: tuple[tuple[range, ...], ...]
+    numbered: bool
+
+
+class ByHead(Protocol):
+    """An op whose heads do not need each other."""
+
+    @property
+    def heads(self) -> int: ...
+
+    def share(self, heads: range) -> Share:
+        """Return the op for some of the heads, and its columns."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Rows of a result: out (V, D), what ends them, and tensors with the same rows that the op reads or keeps."""
@@ -107,6 +133,11 @@ class EdgeOp(Protocol):
         ...
 
     @property
+    def by_head(self) -> ByHead | None:
+        """The op head by head, if it has heads."""
+        ...
+
+    @property
     def additive(self) -> bool:
         """Whether partial results are rows of the result that add up: they may then be scaled, subtracted and kept."""
         ...
@@ -138,6 +169,7 @@ class Sum:
 
     name = "sum"
     columnwise = True
+    by_head = None
     additive = True
 
     @property

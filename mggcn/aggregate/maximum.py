@@ -28,6 +28,7 @@ class Maximum:
 
     name = "maximum"
     columnwise = False
+    by_head = None
     additive = False
 
     @property
@@ -85,6 +86,7 @@ class MaximumGrad:
 
     name = "gradient of the maximum"
     columnwise = False
+    by_head = None
     additive = False
 
     @property

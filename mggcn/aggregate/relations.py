@@ -103,6 +103,7 @@ class Relational:
 
     name = "relations"
     columnwise = False
+    by_head = None
     # Partial results do add up, but are of another width than what copies exchange backwards.
     additive = False
 

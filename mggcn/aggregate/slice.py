@@ -2,7 +2,8 @@
 
 Rows are redistributed into slices of columns, multiplied without any message, and redistributed back: two all-to-alls of
 about V D values per rank, whatever the graph, with equal work on all ranks under any order of the vertices. Columns are
-dealt in units of 16 bytes, one after the other; a rank beyond the number of units has none and still takes part.
+dealt in units of 16 bytes, one after the other; a rank beyond the number of units has none and still takes part. Of
+attention whole heads are dealt (slice_heads.py).
 
 On GPUs wide rows travel in two halves: the second is on the wire while the first is multiplied, and the product of the
 first returns while the second is multiplied.
@@ -21,10 +22,11 @@ from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregat
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target, single_tile
 from mggcn.aggregate.relations import upload_tile
 from mggcn.aggregate.slice_columns import UNIT_BYTES, ColumnPartition, Part, parts
+from mggcn.aggregate.slice_heads import HeadExchange, HeadSlices
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step
 from mggcn.backend.base import Epilogue, KernelBackend, Sparse
 from mggcn.config import RunConfig
-from mggcn.errors import GraphError, PlanError
+from mggcn.errors import GraphError
 from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES, BufferSpec
 from mggcn.memory.device import DEVICES
 from mggcn.partition.base import PartitionStats
@@ -103,15 +105,16 @@ class SlicePlan:
     def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
         if len(self.counts) == 1:
             return ()
-        if not op.columnwise:
-            raise PlanError(
-                f"run.strategy slice deals the columns to the ranks, and the edge operation {op.name} needs whole rows; "
-                "choose broadcast, halo or delayed"
-            )
         item = ITEM_BYTES[dtype]
+        if not op.columnwise:
+            return self.heads(op, item).buffers(name, dtype)
         units = sum(map(self.slot_units, self.parts(cols, item)))
         lines = -(-units * UNIT_BYTES // ALIGNMENT)
         return tuple(BufferSpec(f"{name}.slice{k}", lines, ALIGNMENT // item, dtype) for k in (1, 2))
+
+    def heads(self, op: EdgeOp, item_bytes: int) -> HeadSlices:
+        """Return how the heads of an op are dealt out."""
+        return HeadSlices.of(op, self.rank, self.counts, item_bytes)
 
     def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return ()
@@ -124,6 +127,8 @@ class SlicePlan:
 
         if len(self.counts) == 1:
             return (tile(cols),)
+        if not op.columnwise:
+            return self.heads(op, ITEM_BYTES[dtype]).steps(cols, self.nnz, self.reuse)
         packed: list[Step] = []
         multiplied: list[Step] = []
         unpacked: list[Step] = []
@@ -214,6 +219,10 @@ class Slice(Aggregation):
     def _aggregate(self, op: EdgeOp, matrix: Sparse, dense: Tensor, target: Target, buffers: Sequence[Tensor]) -> None:
         if not buffers:
             single_tile(op, self._backend, matrix, dense, target)
+            return
+        if not op.columnwise:
+            heads = self._plan.heads(op, dense.itemsize)
+            HeadExchange(heads, self._comm, self._backend, buffers).run(matrix, dense, target)
             return
         out, epilogue = target.out, target.epilogue
         pieces = self._pieces(dense, buffers)

@@ -21,6 +21,7 @@ class Heads:
     """How scores follow from rows. a: weights (H, C) of GATv2's scores, None for GAT's; slope: of LeakyReLU below 0.
 
     dropout: of weights, counted by head, source, destination and layer; ids int64 (V,): numbers of this rank's vertices.
+    first: number of the first of these heads among those of the model, by which masks are counted.
     """
 
     heads: int
@@ -29,6 +30,7 @@ class Heads:
     a: Tensor | None
     dropout: Dropout | None
     ids: Tensor
+    first: int = 0
 
 
 class NeighbourKernels(Protocol):

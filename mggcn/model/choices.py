@@ -12,6 +12,7 @@ from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import REAL, STORAGE
+from mggcn.model.kinds.ends import input_name
 
 SPARSE_PENALTY = 5.0
 """Multiply-adds of a GEMM in the time of one of an SpMM whose operand fits the cache."""
@@ -21,7 +22,8 @@ SPARSE_PENALTY = 5.0
 class LayerUse:
     """A dense layer as the model has it: its number from 1, its widths, what it reads and what follows.
 
-    aggregated: whether a sum over neighbours alone reads its result. normalised: whether that is A_hat, as model.norm says.
+    aggregated: whether a sum over neighbours alone reads its result. normalised: how many A_hat, as model.norm says, follow
+    each other there, each the only one to read the one before.
     first: whether it alone reads the input; shares: whether it does so beside other dense layers, and nothing else.
     """
 
@@ -29,7 +31,7 @@ class LayerUse:
     d_in: int
     d_out: int
     aggregated: bool
-    normalised: bool
+    normalised: int
     first: bool
     shares: bool = False
 
@@ -49,10 +51,10 @@ class InputShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputChoice:
-    """How the input is kept: dense or sparse, as X or as A_hat X (`aggregated`), in `nbytes`, and why."""
+    """How the input is kept: dense or sparse, as A_hat^K X, K = `aggregated`, in `nbytes`, and why."""
 
     sparse: bool = False
-    aggregated: bool = False
+    aggregated: int = 0
     nbytes: int
     reason: str = ""
 
@@ -74,9 +76,9 @@ def choose_input(
 ) -> InputChoice:
     """Choose how the input of a model of these layers is kept.
 
-    setting: run.features (auto, dense, sparse). Dense X without input dropout is kept as A_hat X: layer 1 then needs no
-    SpMM in either direction. Sparse X stays in CSR and CSC as X or as A_hat X, or becomes dense, whichever does least work
-    per epoch. Raises: PlanError for sparse where X cannot stay so.
+    setting: run.features (auto, dense, sparse). Dense X without input dropout is kept as A_hat X, under K sums one after
+    the other as A_hat^K X: layer 1 then needs no SpMM in either direction. Sparse X stays in CSR and CSC as X or as A_hat
+    X, or becomes dense, whichever does least work per epoch. Raises: PlanError for sparse where X cannot stay so.
     """
     dense = _dense_bytes(shape, precision)
     use = next((layer for layer in layers if layer.first), None)
@@ -87,8 +89,9 @@ def choose_input(
             reason = f"X is kept dense: {_no_graph(model)}"
             return InputChoice(nbytes=dense, reason=reason)
         if not model.input_dropout:
-            reason = "A X is computed once and kept instead of X: layer 1 needs no SpMM in either direction"
-            return InputChoice(aggregated=True, nbytes=dense, reason=reason)
+            name = input_name(use.normalised)
+            reason = f"{name} is computed once and kept instead of X: layer 1 needs no SpMM in either direction"
+            return InputChoice(aggregated=use.normalised, nbytes=dense, reason=reason)
         return InputChoice(nbytes=dense, reason="X is kept dense: input dropout changes it every epoch")
     return _least_work(_sparse_options(model, use, shape, precision), setting)
 
@@ -137,7 +140,7 @@ def _no_graph(model: ModelConfig) -> str:
 
 
 def _name(choice: InputChoice) -> str:
-    return f"{'sparse' if choice.sparse else 'dense'} {'A X' if choice.aggregated else 'X'}"
+    return f"{'sparse' if choice.sparse else 'dense'} {input_name(choice.aggregated)}"
 
 
 def _sparse_options(
@@ -147,16 +150,17 @@ def _sparse_options(
     graph, dropped, width = use.aggregated, model.input_dropout > 0, use.d_out
     nnz = shape.nnz or 0
     spmm = 2 * shape.adj_nnz * width if graph else 0
+    hops = max(use.normalised, 1)
     x_bytes, dense = sparse_bytes(shape, nnz, precision, dropped), _dense_bytes(shape, precision)
-    options = [(SPARSE_PENALTY * (2 * nnz * width + spmm), InputChoice(sparse=True, nbytes=x_bytes))]
+    options = [(SPARSE_PENALTY * (2 * nnz * width + hops * spmm), InputChoice(sparse=True, nbytes=x_bytes))]
     gemm = 2 * shape.rows * shape.cols * width
     if dropped or not use.normalised:
-        options.append((gemm + SPARSE_PENALTY * spmm, InputChoice(nbytes=dense)))
+        options.append((gemm + SPARSE_PENALTY * hops * spmm, InputChoice(nbytes=dense)))
     else:
         ax_bytes = sparse_bytes(shape, shape.aggregated_nnz, precision, False)
-        work = SPARSE_PENALTY * 2 * shape.aggregated_nnz * width
-        options.append((work, InputChoice(sparse=True, aggregated=True, nbytes=ax_bytes)))
-        options.append((float(gemm), InputChoice(aggregated=True, nbytes=dense)))
+        work = SPARSE_PENALTY * (2 * shape.aggregated_nnz * width + (hops - 1) * spmm)
+        options.append((work, InputChoice(sparse=True, aggregated=1, nbytes=ax_bytes)))
+        options.append((float(gemm), InputChoice(aggregated=use.normalised, nbytes=dense)))
     return options
 
 
@@ -164,7 +168,7 @@ def _sparse_options(
 class LayerChoice:
     """One layer: its number from 1, widths, and the order of its products with the reason.
 
-    products: "precomputed" (A_hat X W), "gemm-first" A_hat (H W), "aggregate-first" (A_hat H) W, or "dense" (no
+    products: "precomputed" (A_hat^K X W), "gemm-first" A_hat (H W), "aggregate-first" (A_hat H) W, or "dense" (no
     aggregation follows).
     """
 
@@ -185,7 +189,7 @@ def choose_layer(model: ModelConfig, use: LayerUse, choice: InputChoice, product
         kind = "dense"
         reason = "no sum over neighbours alone reads its result" if model.aggregates else "the model has no graph"
     elif use.first and choice.aggregated:
-        kind, reason = "precomputed", "A X is constant: no SpMM"
+        kind, reason = "precomputed", f"{input_name(choice.aggregated)} is constant: no SpMM"
     elif (use.first or use.shares) and choice.sparse:
         kind, reason = "gemm-first", f"X is sparse: SpMM at width {d_out} of X W"
     elif products != "auto":

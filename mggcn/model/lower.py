@@ -144,15 +144,15 @@ def _with_lifetimes(specs: Mapping[str, BufferSpec], ops: Sequence[Op]) -> dict[
     return {name: replace(spec, lifetime="kept") if name in kept else spec for name, spec in specs.items()}
 
 
-def lower_setup(aggregation: AggregationPlan, sizes: Sizes, cols: int, width: int) -> Program:
-    """Lower the computation of A_hat X, X of `cols` columns, by panels of `width` columns.
+def lower_setup(aggregation: AggregationPlan, sizes: Sizes, cols: int, width: int, hops: int = 1) -> Program:
+    """Lower the computation of A_hat^K X, K = hops, X of `cols` columns, by panels of `width` columns.
 
     The panels run through one op each, in order; buffer "panel" holds S_c X of the panel's columns.
     """
     panel = BufferSpec("panel", sizes.rows, width, sizes.dtype)
     slots = aggregation.buffers("panel", width, sizes.dtype)  # A X is computed once, and not rounded
     scratch = {"panel": panel.name, **{f"{SLOT}{spec.name}": spec.name for spec in slots}}
-    panels = [Panel(first, min(width, cols - first)) for first in range(0, cols, width)]
+    panels = [Panel(first, min(width, cols - first)) for first in range(0, cols, width)] * hops
     ops = tuple(Op(kind=kind, operands=(), out="", widths=(), cols=kind.width, scratch=scratch) for kind in panels)
     return Program("setup", ops, place([panel, *slots], ops))
 

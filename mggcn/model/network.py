@@ -17,9 +17,9 @@ from mggcn.model.derive import derive
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import Linear, SparseLinear
 from mggcn.model.kinds.elementwise import EpilogueSpec
-from mggcn.model.kinds.ends import DroppedValues, Input, Score
+from mggcn.model.kinds.ends import DroppedValues, Input, Score, input_name
 from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fuse_epilogues, fuse_gradients
-from mggcn.model.rewrite.patterns import does, followed_by, only_user
+from mggcn.model.rewrite.patterns import does, followed_by, in_a_row, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import prune, recompute, round_operands, spare_gradients
@@ -141,7 +141,7 @@ def num_aggregations(
     written, _ = _written(network, config, num_features, num_classes, num_relations, training=True)
     first = next((use for use in _layer_uses(written, config) if use.first), None)
     # A X is computed before the first epoch: as choose_input decides.
-    constant = first is not None and first.normalised and not sparse and not config.input_dropout
+    constant = 0 if first is None or sparse or config.input_dropout else first.normalised
     return max((above + 1 for _, above in _aggregates(written)), default=0) - constant
 
 
@@ -183,8 +183,8 @@ def _layer_uses(graph: Graph, config: ModelConfig) -> list[LayerUse]:
             layer=value.kind.layer,
             d_in=value.operands[0].cols,
             d_out=value.cols,
-            aggregated=(sums := followed_by(users, value)) is not None,
-            normalised=sums is not None and sums.is_norm(config.norm),
+            aggregated=followed_by(users, value) is not None,
+            normalised=len(in_a_row(users, value, config.norm)),
             first=value in alone,
             shares=value in shared,
         )
@@ -195,11 +195,12 @@ def _layer_uses(graph: Graph, config: ModelConfig) -> list[LayerUse]:
 
 def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[LayerChoice], log: list[str]) -> Graph:
     """Rewrite a model before its backward pass is derived: what changes here changes there, too."""
-    graph = order_products(graph, {layer.layer: layer for layer in layers})
+    graph = order_products(graph, {layer.layer: layer for layer in layers}, norm, choice.aggregated)
     turned = [layer for layer in layers if layer.products in AGGREGATED_FIRST]
     log.append(f"order of products: {len(turned)} of {len(layers)} layers aggregate first")
     graph = precompute(graph, choice, norm)
-    log.append(f"constants: {'A X is computed once' if choice.aggregated else 'no more than X'}")
+    name = input_name(choice.aggregated)
+    log.append(f"constants: {f'{name} is computed once' if choice.aggregated else 'no more than X'}")
     graph = _logged(log, "scales moved into neighbours", graph, push_scales)
     graph = _logged(log, "elementwise steps in one pass", graph, fuse_elementwise)
     graph = keep_sparse(graph, choice)

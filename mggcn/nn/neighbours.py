@@ -92,8 +92,8 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
 
     The weights are the softmax over these edges of LeakyReLU(source[u] + destination[v]), of slope 0.2, by head: the H
     columns of the scores stand for H equal parts of the columns of x. Weights of edges are not read; self-loops are those
-    of `run`. A row without in-edges gets 0. Collective as `aggregate`, and on copies of a row as there; all strategies but
-    slice.
+    of `run`. A row without in-edges gets 0. Collective as `aggregate`, and on copies of a row as there; all strategies,
+    of which slice deals out heads.
 
     Cost: three passes over the edges with rows of D + H to D + 4 H columns, and their messages.
 
@@ -108,7 +108,6 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
     Raises:
         ConfigError: The graph is shared in bf16, or dropout is no probability.
         GraphError: Tensors do not fit the graph or each other.
-        PlanError: The strategy is slice.
         CommError: As of `aggregate`.
 
     Source: Velickovic et al. 2018, eq. 1 to 4.
@@ -140,7 +139,6 @@ def attend_dynamic(
     Raises:
         ConfigError: As of `attend`.
         GraphError: As of `attend`.
-        PlanError: As of `attend`.
         CommError: As of `aggregate`.
 
     Source: Brody et al. 2022, eq. 7.

@@ -63,6 +63,7 @@ class Lowering:
         if key not in self._known:
             train = lower("train", values.training, sizes, Aggregations(training, pruned))
             evaluate = lower("evaluate", values.evaluation, sizes, Aggregations(exact, {}))
-            setup = lower_setup(exact, sizes, values.num_features, self.panel) if self.panel else None
+            hops = values.input.aggregated
+            setup = lower_setup(exact, sizes, values.num_features, self.panel, hops) if self.panel else None
             self._known[key] = Programs(train, evaluate, setup)
         return self._known[key]

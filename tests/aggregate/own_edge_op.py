@@ -32,6 +32,7 @@ class Maximum:
 
     trains: bool = True
     name = "maximum"
+    by_head = None
     additive = False
 
     @property
@@ -107,6 +108,7 @@ class MaximumGrad:
 
     name = "gradient of the maximum"
     columnwise = False
+    by_head = None
     additive = False
 
     @property

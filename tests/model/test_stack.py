@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from mggcn.assemble import plan_graph
 from mggcn.graph.csr import Graph
+from mggcn.memory.arena import BufferSpec
 from mggcn.model.kinds import combine, norms
+from mggcn.model.lower import aggregations
 from mggcn.model.network import make_values
 from mggcn.model.values import Adjoint, Value
 from tests.covering import covering
@@ -96,7 +100,7 @@ def graph_of(case: Case) -> Graph:
 
 def trained(case: Case, where: Where = CPU) -> tuple[list[Trained], Graph, Any]:
     graph = graph_of(case)
-    whole_rows = case["conv"] in ("sage-max", "gat") and case["strategy"] == "slice"
+    whole_rows = case["conv"] == "sage-max" and case["strategy"] == "slice"
     strategy = "broadcast" if case["ranks"] == 1 or whole_rows else case["strategy"]
     # An identity residual reads X as it is; all else may share it sparse, in whatever order of products.
     run = {"prune": "auto", "features": "sparse" if case["sparse"] and case["residual"] != "identity" else "auto"}
@@ -185,6 +189,25 @@ def test_planted_faults_are_seen(
         assert error_of(case) > 1e-6
     finally:
         make_values.cache_clear()
+
+
+@pytest.mark.parametrize(("ranks", "strategy", "norm"), [(1, "broadcast", "mean"), (3, "halo", "symmetric")])
+def test_sgc_sums_its_constant_features_once(ranks: int, strategy: str, norm: str) -> None:
+    """Fails if an epoch computes what no epoch changes, set-up forgets a step, or A^3 X takes more memory than X."""
+    case = case_of(conv="sgc", ranks=ranks, strategy=strategy, norm=norm, pattern="directed")
+    assert error_of(case) < TOLERANCE
+    found = config_of(ranks, strategy=strategy, **model_of(case)), graph_of(case)
+    plan = plan_graph(*found)[0]
+    assert "constants: A^3 X is computed once" in plan.ranks[0].values.explained
+    for rank in plan.ranks:
+        assert rank.input.aggregated == 3
+        assert not aggregations((*rank.train.ops, *rank.evaluate.ops))
+        assert rank.input.nbytes == BufferSpec("", rank.sizes.rows, 7, rank.sizes.dtype).nbytes
+    changing = plan_graph(
+        dataclasses.replace(found[0], model=dataclasses.replace(found[0].model, input_dropout=0.1)), found[1]
+    )[0].ranks[0]
+    assert not changing.input.aggregated
+    assert len(aggregations(changing.train.ops)) == 6
 
 
 @pytest.mark.parametrize("strategy", ["halo", "slice", "delayed"])

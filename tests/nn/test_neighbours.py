@@ -104,7 +104,7 @@ def test_the_maximum_and_its_gradient(where: Where, strategy: str, ranks: int, s
 
 @pytest.mark.covering(2, rest="slow")
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "slice"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_attention_and_its_gradients(where: Where, strategy: str, ranks: int, sample: Sample) -> None:
     """Fails if a score, a weight, a mask or one of the gradients by rows, scores and a is not the dense formula's."""

@@ -103,7 +103,9 @@ def _rows(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def _heads(heads: Heads) -> tuple[Any, ...]:
-    """A, ids, clock, layer, threshold, keep_scale, heads, cols, slope. Masks of weights are counted apart from others."""
+    """A, ids, clock, layer, threshold, keep_scale, heads, first, cols, slope. Masks of weights are counted
+    apart from others.
+    """
     drop = heads.dropout
     dropout = (None, 0, 0, 1.0) if drop is None else (drop.clock, 1 << 31 | drop.layer, drop.threshold, drop.keep_scale)
-    return heads.a, heads.ids, *dropout, heads.heads, heads.cols, heads.slope
+    return heads.a, heads.ids, *dropout, heads.heads, heads.first, heads.cols, heads.slope

@@ -147,7 +147,7 @@ def slots_of(rt: Runtime, scratch: Mapping[str, str]) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Panel(PlainKind):
-    """Columns [first, first + width) of the dense input X become those of A_hat X, in place, through the buffer `panel`."""
+    """Columns [first, first + width) of the dense input X become A_hat times them, in place, through the buffer `panel`."""
 
     stored = False
     first: int

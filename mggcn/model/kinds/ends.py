@@ -14,18 +14,23 @@ from mggcn.model.runtime import Runtime, Sizes, require
 from mggcn.model.values import Op, PlainKind, Scratch, Value
 
 
+def input_name(aggregated: int) -> str:
+    """Return the name of A_hat^K X: X, A X, A^2 X, ..."""
+    return ("X", "A X")[aggregated] if aggregated < 2 else f"A^{aggregated} X"
+
+
 @dataclass(frozen=True, slots=True)
 class Input(PlainKind):
-    """The constant input (V, D): X, or A_hat X if aggregated. scaled: a sparse one that was stored as S_c X."""
+    """The constant input (V, D): A_hat^K X, K = aggregated. scaled: a sparse one that was stored as S_c X."""
 
     stored = False
     sparse: bool = False
-    aggregated: bool = False
+    aggregated: int = 0
     scaled: bool = False
 
     @property
     def label(self) -> str:
-        return "A X" if self.aggregated else "X"
+        return input_name(self.aggregated)
 
     def run(self, rt: Runtime, op: Op) -> None:
         """Nothing is computed."""

@@ -65,6 +65,15 @@ def normalised(users: Users, x: Value) -> Normalised | None:
     return Normalised(x, tuple(links))
 
 
+def in_a_row(users: Users, x: Value, norm: str, most: int = 0) -> list[Normalised]:
+    """Return the A_hat behind each other of which each alone reads the one before, from x up; most: no more, 0 for all."""
+    found: list[Normalised] = []
+    while (sums := normalised(users, x)) and sums.is_norm(norm) and (not most or len(found) < most):
+        found.append(sums)
+        x = sums.top
+    return found
+
+
 def followed_by(users: Users, linear: Value) -> Normalised | None:
     """Return the normalised aggregation of a dense layer's result."""
     return normalised(users, linear) if isinstance(linear.kind, Linear) else None

@@ -12,19 +12,25 @@ from mggcn.model.choices import InputChoice, LayerChoice
 from mggcn.model.kinds.dense import Linear, SparseLinear
 from mggcn.model.kinds.elementwise import Elementwise
 from mggcn.model.kinds.ends import DroppedValues, Input
-from mggcn.model.rewrite.patterns import Normalised, followed_by, normalised
+from mggcn.model.rewrite.patterns import Normalised, followed_by, in_a_row
 from mggcn.model.values import Graph, Value
 
 AGGREGATED_FIRST = ("precomputed", "aggregate-first")
 
 
-def order_products(graph: Graph, layers: Mapping[int, LayerChoice]) -> Graph:
-    """Turn A_hat (H W) into (A_hat H) W in the layers of which `layers` says so."""
+def order_products(graph: Graph, layers: Mapping[int, LayerChoice], norm: str = "", constant: int = 0) -> Graph:
+    """Turn A_hat (H W) into (A_hat H) W in the layers of which `layers` says so; A_hat^K (X W) where `constant` is K.
+
+    norm: model.norm, which is asked of several sums.
+    """
     users = graph.users()
     found: dict[Value, Normalised] = {}
     for value in graph.values():
         sums = followed_by(users, value)
         if sums and isinstance(value.kind, Linear) and layers[value.kind.layer].products in AGGREGATED_FIRST:
+            if constant > 1 and layers[value.kind.layer].products == "precomputed":
+                links = [link for one in in_a_row(users, value, norm, constant) for link in one.links]
+                sums = Normalised(value, tuple(links))
             found[sums.top] = sums
     linear_of: dict[Value, Value] = {}
 
@@ -41,18 +47,16 @@ def order_products(graph: Graph, layers: Mapping[int, LayerChoice]) -> Graph:
 
 
 def precompute(graph: Graph, choice: InputChoice, norm: str) -> Graph:
-    """Take A_hat X as the input where nothing else reads X, so that no epoch computes it; norm: model.norm."""
+    """Take A_hat^K X as the input where nothing else reads X, so that no epoch computes it; norm: model.norm."""
     if not choice.aggregated:
         return graph
     users = graph.users()
-    tops = {
-        sums.top: value.cols
-        for value in graph.values()
-        if isinstance(value.kind, Input) and (sums := normalised(users, value)) and sums.is_norm(norm)
-    }
+    inputs = [value for value in graph.values() if isinstance(value.kind, Input)]
+    chains = [in_a_row(users, value, norm, choice.aggregated) for value in inputs]
+    tops = {chain[-1].top: chain[0].x.cols for chain in chains if len(chain) == choice.aggregated}
 
     def rule(old: Value, new: Value) -> Value:
-        return Value(Input(choice.sparse, aggregated=True), (), tops[old]) if old in tops else new
+        return Value(Input(choice.sparse, choice.aggregated), (), tops[old]) if old in tops else new
 
     return graph.rewritten(rule)
 
