@@ -21,7 +21,7 @@ from mggcn.graph.packed import PACKED
 from mggcn.graph.staging import InFolder, InMemory, Staging, free_bytes
 
 WINDOWS_BYTES = 150 << 20
-"""Most that one window of edges takes on its way through a bucket, with all temporaries: measured, docs/notes/0026."""
+"""Most that one window of edges takes on its way through a bucket, with all temporaries: measured, docs/notes/0028."""
 COLUMN_BYTES_PER_BYTE = 4
 """Bytes of columns that a byte of text makes at most: `0 1` and a line's end become 16."""
 SHARE = 4
