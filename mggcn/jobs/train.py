@@ -50,7 +50,7 @@ from mggcn.jobs.folder import (
 )
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
-from mggcn.jobs.weights import check_start, keep_start, start_of
+from mggcn.jobs.weights import check_start, keep_start, start_of, weights_of
 from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
 from mggcn.partition.rows.shard import check_split
@@ -146,6 +146,7 @@ def train_rank(
     make_rank.
     """
     from mggcn.assemble_rank import make_rank
+    from mggcn.train.class_scores import class_scores
     from mggcn.tuning.epochs import Tuning
 
     started = time.perf_counter() if started is None else started
@@ -173,8 +174,10 @@ def train_rank(
     taken = nccl_record(plan, comm, rank.trainer.runtime.backend)
     if not complete:
         raise Interrupted(stop.signal or signal.SIGTERM)
+    result = result_of(config, graph, plan, rank, setup_seconds, peak) | taken
+    if graph.task != "numbers":
+        result["per_class"] = class_scores(rank.trainer, comm, weights_of(folder, config))
     if comm.rank == 0:
-        result = result_of(config, graph, plan, rank, setup_seconds, peak) | taken
         tuned = summary_of(folder)
         write_json(folder / "result.json", result | ({"tuning": tuned} if tuned else {}))
     return rank

@@ -32,6 +32,7 @@ def write_page(record: RunRecord, images: Sequence[Path], path: Path, timeline: 
         _results(record.result, *_whose(record)) if record.result else "",
         "<h2>Curves</h2>",
         image(curves, "loss and scores over the epochs"),
+        *_class_scores(record),
         "<h2>Memory</h2>",
         image(memory, "buffers in the arena over the ops of an epoch, and memory by purpose"),
         *_memory_tables(record.plan),
@@ -86,6 +87,32 @@ def _scores(result: Json) -> str:
         if entry is final or entry.get("val") is not None
     ]
     return table((result["metric"], "epoch", "train", "val", "test"), rows, numeric=range(1, 5))
+
+
+def _class_scores(record: RunRecord) -> Iterable[str]:
+    """Scores of each class or label of the splits, beside the confusion matrix; only those of one split are unfolded."""
+    splits = (record.result or {}).get("per_class", {})
+    one = "label" if record.plan["graph"].get("task") == "labels" else "class"
+    shown = [name for name in ("test", "val", "train") if name in splits]
+    if shown:
+        yield f"<h2>Scores of each {one}</h2>"
+        yield f"<p>Of the weights that `mggcn predict` takes. A {one} that is never predicted has the precision 0.</p>"
+    for split in shown:
+        body = _class_table(one, splits[split])
+        yield f"<h3>{split}</h3>{body}" if split == shown[0] else details(f"{split} vertices", body)
+
+
+def _class_table(one: str, scores: Json) -> str:
+    columns = (scores[key] for key in ("precision", "recall", "f1", "support"))
+    rows = [(number, *map(_show, row)) for number, row in enumerate(zip(*columns, strict=True))]
+    listed = table((one, "precision", "recall", "F1", "vertices"), rows, numeric=range(5))
+    if one == "label":
+        return listed
+    if (matrix := scores.get("confusion")) is None:
+        return f"{listed}<p>There are too many classes for a confusion matrix.</p>"
+    names = ("confusion matrix", *(f"predicted {number}" for number in range(len(matrix))))
+    counts = [(f"class {number}", *(f"{count:,}" for count in row)) for number, row in enumerate(matrix)]
+    return f'<div class="columns">{listed}{table(names, counts, numeric=range(1, len(names)))}</div>'
 
 
 def _repeats(result: Json) -> str:

@@ -25,7 +25,7 @@ from mggcn.trace.timeline import Watch
 from mggcn.train.checkpoint import Progress, load_checkpoint, refusing_strangers, save_checkpoint, stage_state
 from mggcn.train.epoch import LOSS, SECONDS, STOP, Repeated, TrainingEpoch
 from mggcn.train.log import RunLog
-from mggcn.train.metrics import counted
+from mggcn.train.metrics import Counts, counted
 from mggcn.train.optimizer import Optimizer, follow_plateau, learning_rate
 from mggcn.train.ranking import RankingScores
 from mggcn.train.repeats import best_repeat, keep_repeat
@@ -144,15 +144,24 @@ class RankTrainer:
 
     def evaluate(self) -> Scores:
         """Run the forward pass without dropout and return the scores of the three splits."""
-        runtime = self.runtime
-        runtime.backend.activate()
-        runtime.counts.zero_()
-        self._score_again()
         if self._ranking is not None:
+            self._forward()
             return self._ranking.scores(self.logits())
+        return counted(self.metric, self.count(), self.runtime.inputs.target.known)
+
+    def count(self) -> Counts:
+        """Run the forward pass without dropout and return the counts (3, 3, C) of all ranks, valid until the next one."""
+        runtime = self.runtime
+        self._forward()
         if self._comm.size > 1:
             self._comm.all_reduce(runtime.counts, runtime.backend.record()).wait()
-        return counted(self.metric, runtime.counts.cpu().numpy(), runtime.inputs.target.known)
+        counts: Counts = runtime.counts.cpu().numpy()
+        return counts
+
+    def _forward(self) -> None:
+        self.runtime.backend.activate()
+        self.runtime.counts.zero_()
+        self._score_again()
 
     def logits(self) -> torch.Tensor:
         """Return the logits (V, C) of the last evaluation; valid until the next epoch."""

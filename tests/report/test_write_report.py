@@ -113,6 +113,26 @@ def test_repeats_whose_result_holds_plain_numbers() -> None:
     assert [number in shown for number in ("0.5000", "0.7500", "0.6250", "0.1250")] == [True] * 4
 
 
+@pytest.mark.covering(0)
+@pytest.mark.parametrize(("task", "matrix"), [("classes", True), ("classes", False), ("labels", False)])
+def test_scores_of_each_class(tmp_path: Path, task: str, matrix: bool) -> None:
+    """Fails if the page leaves out a split or a class, shows a matrix that is not there, or calls labels classes."""
+    run = write_run(tmp_path / "run")
+    scores = {"precision": [0.125, 1.0], "recall": [0.25, 0.0], "f1": [0.5, 0.0], "support": [7, 1234]}
+    split = scores | ({"confusion": [[3, 4], [5, 9876]]} if matrix else {})
+    for file, change in (("result.json", {"per_class": {"train": split, "test": split}}), ("plan.json", {})):
+        content = json.loads((run / file).read_text()) | change
+        if file == "plan.json":
+            content["graph"]["task"] = task
+        (run / file).write_text(json.dumps(content))
+    text = report(run).text
+    one = "label" if task == "labels" else "class"
+    assert f"Scores of each {one}" in text
+    assert [text.count(shown) for shown in ("0.1250", "1234", "9,876")] == [2, 2, 2 * matrix]
+    assert ("train vertices" in text, "val vertices" in text) == (True, False)
+    assert ("too many classes" in text) == (task == "classes" and not matrix)
+
+
 @pytest.mark.full
 def test_interrupted_run_gets_curves_and_a_note(tmp_path: Path) -> None:
     """The last line of the history may be torn; without result.json the validation scores name the best epoch."""
