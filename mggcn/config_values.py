@@ -105,9 +105,9 @@ def convert(hint: Any, value: Any) -> Any:
     if isinstance(value, bool):
         return _bad(value)
     if hint is int:
-        if isinstance(value, float):
-            return int(value) if value.is_integer() else _bad(value)
-        return parse_count(value) if isinstance(value, str) else operator.index(value)
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        whole = parse_count(whole) if isinstance(whole, str) else operator.index(whole)
+        return whole if abs(whole) < 1 << 63 else _bad(value)
     if hint is str:
         return str(value)
     number = float(value)

@@ -260,7 +260,9 @@ def _count(meta: Mapping[str, Any], key: str) -> int | None:
 
 
 def _highest(rows: Rows) -> int:
-    """Largest entry of an integer vector, -1 if there is none."""
+    """Largest entry of an integer vector, -1 if there is none; others are refused later."""
+    if rows.dtype.kind not in "iu":
+        return -1
     return max((int(rows.read(i, i + WINDOW).max()) for i in range(0, rows.shape[0], WINDOW)), default=-1)
 
 

@@ -212,6 +212,8 @@ def discarded_if_refused(folder: Path) -> Iterator[None]:
     except MggcnError as error:
         if error.exit_code == 2 and not (folder / "history.jsonl").exists():
             shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                Path("runs").rmdir()  # which it may have been the first in
         raise
 
 
