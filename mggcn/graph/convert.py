@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import COLUMNS, Array, ArrayRows, Graph, Task
-from mggcn.graph.edges import Edges, Survey, of_matrix
+from mggcn.graph.edges import Edges, Entries, Survey, of_matrix
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.ids import as_ids, check_ids, numbered
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
@@ -347,7 +347,10 @@ def _refuse_repeated_loops(edges: Any) -> None:
         )
 
 
-def _from_matrix(adj: Any, num_vertices: int | None) -> tuple[Array, Array | None, int]:
+def _from_matrix(adj: Any, num_vertices: int | None) -> tuple[Array | Edges, Array | None, int]:
+    if isinstance(adj, Entries):
+        _expect_rows(num_vertices, adj.num_vertices)
+        return adj.edges, None, adj.num_vertices
     if isinstance(adj, tuple):
         adj = _matrix_from_triple(adj)
     if not is_sparse(adj) or adj.ndim != 2 or adj.shape[0] != adj.shape[1]:
@@ -355,12 +358,14 @@ def _from_matrix(adj: Any, num_vertices: int | None) -> tuple[Array, Array | Non
             f"adj must be a square SciPy matrix or (indptr, indices[, values]), got {type(adj).__name__} "
             f"of shape {np.shape(adj)}; adj[u, v] stands for the edge u -> v"
         )
-    if num_vertices not in (None, adj.shape[0]):
-        raise GraphError(
-            f"num_vertices is {num_vertices}, adj has {adj.shape[0]} rows; leave num_vertices (--vertices) out"
-        )
+    _expect_rows(num_vertices, int(adj.shape[0]))
     coo = sp.coo_array(adj)
     return np.stack([coo.row, coo.col]), coo.data, int(adj.shape[0])
+
+
+def _expect_rows(num_vertices: int | None, rows: int) -> None:
+    if num_vertices not in (None, rows):
+        raise GraphError(f"num_vertices is {num_vertices}, adj has {rows} rows; leave num_vertices (--vertices) out")
 
 
 def _matrix_from_triple(triple: tuple[Any, ...]) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
+from mggcn.graph.csr import Array
 from mggcn.graph.edge_header import Header, advice, check_header, content, split_header
 from mggcn.graph.edges import Edges
 from mggcn.graph.packed import open_text, skip
@@ -50,7 +51,7 @@ def read_edge_list(path: Path, staging: Staging | None = None) -> EdgeList:
     """
     reader = _Reader(path, staging or InMemory())
     try:
-        for text, first_line, after in _blocks(path, reader.line, reader.offset):
+        for text, first_line, after in blocks(path, reader.line, reader.offset):
             reader.parse(text, first_line)
             reader.note(first_line + text.count(b"\n"), after)
     except (OSError, EOFError, zlib.error) as error:
@@ -95,18 +96,12 @@ class _Reader:
                 return
             self._begin()
             text = lines.encode("latin-1")
-        room = text.count(b"\n") + 1
-        found = {name: np.empty(room, dtype) for name, dtype in self.dtypes.items()}
-        work = EdgeTextArgs(nbytes=len(text), columns=len(found), comma=self.comma, kinds="".join(self.kinds).encode())
-        work.text = ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p)
-        for number, array in enumerate(found.values()):
-            work.out[number] = array.ctypes.data
-        kernel("mggcn_parse_edges")(ctypes.byref(work), THREADS)
-        if work.bad >= 0:
-            raise self._error(text, work.bad, first_line)
-        for name, column in self.columns.items():
-            column.write(self.count, found[name][: work.edges])
-        self.count += work.edges
+        found, bad = parse_block(text, "".join(self.kinds), self.comma)
+        if bad >= 0:
+            raise self._error(text, bad, first_line)
+        for array, column in zip(found, self.columns.values(), strict=True):
+            column.write(self.count, array)
+        self.count += found[0].size
 
     def note(self, line: int, offset: int) -> None:
         """Keep the place, now and then."""
@@ -152,7 +147,22 @@ class _Reader:
         return EdgeList(Edges(rows["u"], rows["v"], rows.get("w"), rows.get("t")), skipped)
 
 
-def _blocks(path: Path, number: int, offset: int) -> Iterator[tuple[bytes, int, int]]:
+def parse_block(text: bytes, kinds: str, comma: bool) -> tuple[list[Array], int]:
+    """Return the columns of whole lines, and the byte at which the first line that has not these begins, else -1.
+
+    kinds: "i" or "t" whole numbers as int64, "w" numbers as float64, two to four of them.
+    """
+    room = text.count(b"\n") + 1
+    found = [np.empty(room, np.float64 if kind == "w" else np.int64) for kind in kinds]
+    work = EdgeTextArgs(nbytes=len(text), columns=len(found), comma=comma, kinds=kinds.encode())
+    work.text = ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p)
+    for number, array in enumerate(found):
+        work.out[number] = array.ctypes.data
+    kernel("mggcn_parse_edges")(ctypes.byref(work), THREADS)
+    return [array[: work.edges] for array in found], int(work.bad)
+
+
+def blocks(path: Path, number: int, offset: int) -> Iterator[tuple[bytes, int, int]]:
     """Yield blocks of whole lines, the number of the first line of each, and the byte after it."""
     if offset < 0:
         return

@@ -73,6 +73,13 @@ class Edges:
         return Survey(min(ids, default=0), max(ids, default=-1), bad, min(types, default=0), max(types, default=-1))
 
 
+class Entries(NamedTuple):
+    """A square matrix that is too large for memory: entry (u, v) is the edge u -> v."""
+
+    edges: Edges
+    num_vertices: int
+
+
 def from_array(edges: Array, weights: Array | None = None, types: Array | None = None) -> Edges:
     """Return the columns of arrays [2, E], [E] and [E]; nothing is copied."""
     more = (None if column is None else ArrayRows(column) for column in (weights, types))

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.io
 import scipy.sparse as sp
 
 from mggcn.errors import GraphError, StoreError, did_you_mean, no_regular_file
@@ -25,12 +23,13 @@ from mggcn.graph.datasets import DATASETS, data_folder, obtain
 from mggcn.graph.edge_list import read_edge_list
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.join import join
+from mggcn.graph.matrix_market import read_matrix_market
 from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
 from mggcn.graph.packed import PACKED
 from mggcn.graph.room import IN_MEMORY, Room
 from mggcn.graph.store import EXPECTED, open_store
-from mggcn.graph.vertex_data import MADE, is_sparse
+from mggcn.graph.vertex_data import MADE
 
 EDGE_LISTS = (".txt", ".tsv", ".csv", ".edges", ".el", ".edgelist")
 KNOWN = (
@@ -143,8 +142,8 @@ def _read_file(path: Path, room: Room) -> dict[str, Any]:
         start = file.read(16)
     suffixes = path.suffixes[-2:] if path.suffix in PACKED else path.suffixes[-1:]
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), (suffixes or [""])[0].lower())
-    if kind in EDGE_LISTS:
-        return _read_edges(path, room)
+    if kind in _STREAMED:
+        return _STREAMED[kind](path, room)
     if kind not in READERS:
         raise GraphError(f"cannot recognise {path}; expected {KNOWN}: rename or convert it")
     return READERS[kind](path)
@@ -155,14 +154,8 @@ def _read_edges(path: Path, room: Room) -> dict[str, Any]:
     return {"edges": found.edges, "meta": {"input": {"header": found.header}} if found.header else {}}
 
 
-def _read_matrix_market(path: Path) -> dict[str, Any]:
-    try:
-        matrix: Any = scipy.io.mmread(path, spmatrix=False)
-    except (ValueError, OverflowError, OSError, EOFError, StopIteration, zlib.error) as error:
-        raise GraphError(f"{path} is not a valid MatrixMarket file: {error}; fix or re-export it") from error
-    if not is_sparse(matrix):
-        raise GraphError(f"{path} holds a dense matrix, expected `coordinate`: an entry for each edge; convert it")
-    return {"adj": matrix}
+def _read_matrix_market(path: Path, room: Room) -> dict[str, Any]:
+    return {"adj": read_matrix_market(path, room.for_list(path))}
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
@@ -193,11 +186,15 @@ def _read_npz(path: Path) -> dict[str, Any]:
 
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     ".npz": _read_npz,
-    ".mtx": _read_matrix_market,
     ".npy": lambda path: {"edges": read_npy(path)},
     **dict.fromkeys(RAW, lambda path: {"edges": read_raw(path)}),
 }
 """By suffix: returns the arguments of `from_arrays` that a file holds. Raises: GraphError."""
+_STREAMED: dict[str, Callable[[Path, Room], dict[str, Any]]] = {
+    ".mtx": _read_matrix_market,
+    **dict.fromkeys(EDGE_LISTS, _read_edges),
+}
+"""By suffix, those whose edges go where the room says."""
 _MAGIC = {b"PK": ".npz", b"%%MatrixMarket": ".mtx"}
 
 
