@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn, final
 
 from mggcn import native
+from mggcn.comm.failure import Terminated, out_of_memory
 from mggcn.commands import (
     datasets,
     doctor,
@@ -23,6 +24,7 @@ from mggcn.commands import (
     predict,
     prepare,
     report,
+    status,
     sweep,
     train,
     tune,
@@ -30,6 +32,8 @@ from mggcn.commands import (
 from mggcn.commands.remedy import remedy
 from mggcn.errors import MggcnError
 from mggcn.version import __version__
+
+MEMORY_REMEDY = "mggcn plan STORE says what a run needs; use more ranks, or end what else runs on this machine"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,10 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away: nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Terminated:
+        print("mggcn: interrupted by SIGTERM", file=sys.stderr)
+        return 143
     except KeyboardInterrupt:
         print("mggcn: interrupted", file=sys.stderr)
         return 130
-    except Exception:
+    except Exception as error:
+        if out_of_memory(error):
+            what = " ".join(str(error).split())
+            print(f"mggcn: memory ran out{f': {what}' if what else ''}; {MEMORY_REMEDY}", file=sys.stderr)
+            return 1
         traceback.print_exc()
         return 1
 
@@ -72,7 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks.")
     parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (prepare, datasets, partition, plan, train, sweep, predict, report, generate, tune, doctor):
+    for module in (prepare, datasets, partition, plan, train, sweep, predict, status, report, generate, tune, doctor):
         name = module.__name__.rpartition(".")[2]
         summary = (module.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=summary, description=module.__doc__)
