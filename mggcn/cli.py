@@ -1,6 +1,7 @@
 """The command `mggcn`: parses arguments and calls the functions that the Python API calls too.
 
-Exit codes: 0 done, 2 bad input or a plan that does not fit, 130 and 143 interrupted after saving, 1 anything else.
+Exit codes: 0 done, 2 bad input or a plan that does not fit, 130 and 143 interrupted after saving, 1 anything else
+(docs/reliability.md).
 """
 
 from __future__ import annotations

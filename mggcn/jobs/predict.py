@@ -75,6 +75,8 @@ def predict(
         if rewritten:
             write_predictions(scored, target, trained_on.task, classes=classes)
     finally:
+        # A rank process that a signal ends leaves what it wrote.
+        scored.with_name(f".{scored.name}.tmp").unlink(missing_ok=True)
         if rewritten:
             scored.unlink(missing_ok=True)
     return target

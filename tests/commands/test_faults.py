@@ -119,9 +119,18 @@ def test_an_allocation_that_fails_is_one_line(community: Path, tmp_path: Path) -
         assert end["err"].count("\n") == 1
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("who", ["a rank", "the launcher"])
-@pytest.mark.parametrize("moment", [0.0, 0.013])
+@pytest.mark.parametrize(
+    ("who", "moment"),
+    [
+        pytest.param("a rank", 0.0, marks=pytest.mark.full),
+        pytest.param("the launcher", 0.013, marks=pytest.mark.full),
+        *(
+            pytest.param(who, 0.007 * k, marks=pytest.mark.slow)
+            for k in range(1, 16)
+            for who in ("a rank", "the launcher")
+        ),
+    ],
+)
 def test_ranks_and_launchers_are_killed(community: Path, tmp_path: Path, who: str, moment: float) -> None:
     """Fails if a killed rank is not named, one outlives its launcher, or the run does not go on with the same bits."""
     folder, other = tmp_path / "run", tmp_path / "whole"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -9,10 +10,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.commands.runs import run_main
+
+SIGINT, SIGTERM = signal.SIGINT, signal.SIGTERM
+
+
+def cases(often: set[tuple[Any, ...]], *parameters: tuple[Any, ...]) -> list[Any]:
+    """All combinations, for `make test-all` those that are listed: each takes seconds."""
+    combinations = itertools.product(*parameters)
+    return [pytest.param(*c, marks=pytest.mark.full if c in often else pytest.mark.slow) for c in combinations]
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +59,20 @@ def after(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() >= began + seconds
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("moment", ["planned", "ranks start", "ranks set up"])
+@pytest.mark.parametrize(
+    ("moment", "ranks", "signum"),
+    cases(
+        {
+            ("planned", 1, SIGTERM),
+            ("ranks start", 3, SIGINT),
+            ("ranks set up", 3, SIGTERM),
+            ("ranks set up", 1, SIGINT),
+        },
+        ("planned", "ranks start", "ranks set up"),
+        (1, 3),
+        (SIGINT, SIGTERM),
+    ),
+)
 def test_set_up_ends_at_once_and_leaves_nothing(
     community: Path, tmp_path: Path, moment: str, ranks: int, signum: int
 ) -> None:
@@ -73,9 +93,14 @@ def test_set_up_ends_at_once_and_leaves_nothing(
     assert not left or "checkpoints" in left
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["early", "ranks set up", "in an epoch"])
+@pytest.mark.parametrize(
+    ("moment", "signum"),
+    cases(
+        {("ranks set up", SIGINT), ("in an epoch", SIGTERM)},
+        ("early", "ranks set up", "in an epoch"),
+        (SIGINT, SIGTERM),
+    ),
+)
 def test_under_torchrun(community: Path, tmp_path: Path, moment: str, signum: int) -> None:
     """Fails if ranks of torchrun end in a traceback of ours, or leave a folder in TMPDIR or that of a run not begun."""
     out = tmp_path / "run"
@@ -93,3 +118,25 @@ def test_under_torchrun(community: Path, tmp_path: Path, moment: str, signum: in
     assert "mggcn/" not in err, err
     assert not temporary
     assert not left or "checkpoints" in left
+
+
+@pytest.mark.parametrize(
+    ("ranks", "signum", "seconds"), cases({(1, SIGTERM, 1.0), (3, SIGINT, 2.5)}, (1, 3), (SIGINT, SIGTERM), (1.0, 2.5))
+)
+def test_a_prediction_ends_at_once(community: Path, tmp_path: Path, ranks: int, signum: int, seconds: float) -> None:
+    """Fails if a signal in a prediction is a traceback, or leaves part of the scores."""
+    out = tmp_path / "run"
+    threads = ["--ranks", ranks, *(["--transport", "threads"] if ranks > 1 else [])]
+    assert run_main("train", community, "--threads", 1, "--epochs", 2, *threads, "--quiet", "--out", out) == 0
+    config = (out / "config.toml").read_text()
+    (out / "config.toml").write_text(config.replace('transport = "threads"', 'transport = "gloo"'))
+    before = {path.name for path in out.iterdir()}
+    code, err, temporary, left = ends(tmp_path, ["mggcn", "predict", out], after(seconds), signum)
+    logs = {name for name in left if name.startswith("rank-")}
+    if code == 0:
+        assert left - logs == before | {"scores.npy"}
+        return
+    assert code == 128 + signum, err
+    assert err.count("\n") == 1, err
+    assert not temporary
+    assert left - logs in (before, before | {"scores.npy"})
