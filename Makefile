@@ -47,6 +47,11 @@ wheel: $(VENV)/wheel-installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/mggcn-*.whl
 
+# CPU kernels with AddressSanitizer and UndefinedBehaviorSanitizer under their tests: minutes to build, then some times as long.
+.PHONY: sanitize
+sanitize: $(VENV)/test-installed
+	$(BIN)/python -m tests.sanitized tests/backend tests/partition -q
+
 bench: $(VENV)/test-installed
 	$(BIN)/python bench/run_all.py --quick --out build/bench
 

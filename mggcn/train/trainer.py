@@ -24,6 +24,7 @@ from mggcn.planning.task import LOWER_IS_BETTER, better
 from mggcn.trace.timeline import Watch
 from mggcn.train.checkpoint import Progress, load_checkpoint, refusing_strangers, save_checkpoint, stage_state
 from mggcn.train.epoch import LOSS, SECONDS, STOP, Repeated, TrainingEpoch
+from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog
 from mggcn.train.metrics import Counts, counted
 from mggcn.train.optimizer import Optimizer, follow_plateau, learning_rate
@@ -40,6 +41,8 @@ class Stop:
     """The flag that a signal handler sets; all ranks see it after the same epoch."""
 
     signal: int = 0
+    saves: bool = True
+    """Whether epochs have begun, so that a signal is noted rather than obeyed at once."""
 
 
 class RankTrainer:
@@ -70,6 +73,7 @@ class RankTrainer:
         self.progress = Progress()
         self.epoch_seconds = EpochSeconds()
         self._start: Mapping[str, torch.Tensor] | None = None
+        self._heartbeat: Heartbeat | None = None
         self._initialize()
 
     def warm_start(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -171,7 +175,13 @@ class RankTrainer:
         """Return the logits (V, C) of the last evaluation on the host, in the type of the weights."""
         return self.logits().to(self.runtime.weights.flat.dtype).cpu().numpy()
 
-    def fit(self, log: RunLog, folder: Path | None, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> bool:
+    def fit(
+        self,
+        log: RunLog,
+        folder: Path | None,
+        on_epoch: Callable[[dict[str, Any]], None] | None = None,
+        heartbeat: Heartbeat | None = None,
+    ) -> bool:
         """Train until the last epoch, early stop or a signal; return whether the run is complete.
 
         Resumes from the checkpoint in `folder` if there is one; saves as configured, when stopped, and at the end.
@@ -179,6 +189,9 @@ class RankTrainer:
         self.runtime.backend.activate()
         self._resume(folder)
         log.start(self.progress.history_lines)
+        self._heartbeat = heartbeat
+        if heartbeat is not None:
+            heartbeat.begin(self.progress.run, self.progress.epoch)
         try:
             while self.progress.run < self._config.train.repeat:
                 if not self._fit_one(log, folder, on_epoch):
@@ -215,6 +228,8 @@ class RankTrainer:
             ahead = max(1, min(2 * ahead, int(queue_s / mean_s) if mean_s else 1))
             if signals[:, STOP].any():
                 return False
+            if self._heartbeat is not None and self._heartbeat.due:
+                self._heartbeat.beat(progress.run, progress.epoch, self.runtime.backend.peak_bytes())
             unsaved += mean_s * (last - first)
             late = config.checkpoint_minutes and unsaved >= 60 * config.checkpoint_minutes
             if late or (config.checkpoint_every and progress.epoch % config.checkpoint_every == 0):
