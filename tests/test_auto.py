@@ -44,9 +44,13 @@ def test_every_strategy_and_order_is_compared() -> None:
     assert set(rows) == exact | delayed | {("1.5D broadcast", "random")}
     assert not any(rows[key].candidate.exact for key in delayed - {("delayed cd-0", "")})
     assert {rows[key].verdict for key in exact | {("delayed cd-0", "")}} == {"fits"}
-    fastest = min((row for row in choice.rows if row.verdict == "fits"), key=lambda row: row.seconds or 0)
+    # An order by locality that gains less than 1.03, as on columns at random, is not taken.
+    fits = [row for row in choice.rows if row.verdict == "fits"]
+    fastest, kept = (
+        min(row.seconds or 0 for row in fits if row.candidate.order not in without) for without in ((), ("locality",))
+    )
     assert choice.chosen is not None
-    assert choice.chosen.seconds == fastest.seconds
+    assert choice.chosen.seconds == (kept if kept <= 1.03 * fastest else fastest)
     assert config.run.strategy in choice.chosen.candidate.strategy
 
 

@@ -23,10 +23,13 @@ def measure(rows: int, d: int, e: int, precision: str, rounds: int, threads: int
     """Time the three products of a layer (rows, d) to (rows, e), ours and torch's in turn after one of each."""
     import torch
 
+    from mggcn.assemble import figures_here
     from mggcn.backend.cpu.backend import CpuBackend
+    from mggcn.config import Config, RunConfig
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    backend = CpuBackend(dtype, threads)
+    figures = figures_here(Config(run=RunConfig(threads=threads)))
+    backend = CpuBackend(dtype, threads, figures=figures)
     generator = torch.Generator().manual_seed(7411)
 
     def buffer(cols: int) -> Any:

@@ -6,18 +6,24 @@ graph and width run in turn, in another order in each round, and must give the s
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import os
 import random
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.graphs import available, find_data, store_of
 from bench.process import MALLOC
-from bench.report import SEED, lines, milliseconds, parse, spread, surroundings, table, write_report
+from bench.report import SEED, lines, milliseconds, parse, spread, surroundings, table, verdict, write_report
 
 GRAPHS = "arxiv-like,reddit-like,products-like"
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -25,6 +31,8 @@ PANEL_BYTES = (64, 128, 256, 512)
 LINE = 64
 """Bytes of a cache line, to which mggcn pads its rows."""
 CHOSEN, ONE = "chosen", "1 blocks"
+MEAN_GOAL, WORST_GOAL = 1.1, 1.25
+SWEEP = "import numpy as np\na = np.zeros(2**25)\nwhile True:\n    a += 1.0"
 
 
 @dataclass(frozen=True)
@@ -79,34 +87,36 @@ def own_graph(store: str, threads: int, precision: str, ordered: bool) -> OwnGra
     return OwnGraph(backend, backend.sparse(tile.indptr, tile.indices, tile.values), scale, place, seconds)
 
 
-def ways(width: int, rows: int, figures: Any) -> dict[str, Any]:
+def ways(width: int, rows: int, figures: Any, item: int = 4) -> dict[str, Any]:
     """Every way by name: blocks of whole rows, which fetch nothing ahead; one block and panels that do, as mggcn has them.
 
-    Panels if `rows` of them packed are near by the figures of the machine.
+    Panels if `rows` of them packed are near by the figures of the machine. item: bytes of a number; blocks, whose result
+    has the type of sums, need four.
     """
     from mggcn.backend.cpu.variants import ahead_of
     from mggcn.backend.spmm_choice import SpmmChoice
 
-    found = {f"{n} blocks": SpmmChoice("blocks" if n > 1 else "rows", 0, n, 0) for n in COUNTS}
-    found["1 block, fetched ahead"] = SpmmChoice("rows", 0, 1, ahead_of(4 * width))
+    counts = COUNTS if item == 4 else COUNTS[:1]
+    found = {f"{n} blocks": SpmmChoice("blocks" if n > 1 else "rows", 0, n, 0) for n in counts}
+    found["1 block, fetched ahead"] = SpmmChoice("rows", 0, 1, ahead_of(item * width))
     for size in PANEL_BYTES:
-        if size < 4 * width and rows * size <= figures.near_bytes:
-            found[f"panels of {size} B"] = SpmmChoice("panels", size // 4, 1, ahead_of(size))
+        if size < item * width and rows * size <= figures.near_bytes:
+            found[f"panels of {size} B"] = SpmmChoice("panels", size // item, 1, ahead_of(size))
     return found
 
 
-def measure(store: Path, order: str, width: int, args: Any) -> dict[str, Any]:
+def measure(store: Path, order: str, width: int, precision: str, args: Any) -> dict[str, Any]:
     """Time every way in shuffled rounds. Raises: RuntimeError if one gives other bits."""
     import torch
 
     from bench.arrays import operand
 
-    graph = own_graph(str(store), args.threads, "fp32", order == "locality")
+    graph = own_graph(str(store), args.threads, precision, order == "locality")
     dense, out = graph.buffers(width)
-    dense[graph.place] = torch.from_numpy(operand(dense.shape[0], width))
+    dense[graph.place] = torch.from_numpy(operand(dense.shape[0], width)).to(dense.dtype)
     products = graph.backend.sparse_products
     chosen = products.choice(graph.adj, dense, out)
-    named = {CHOSEN: chosen} | ways(width, graph.adj.schedule.traits.columns, products.figures)
+    named = {CHOSEN: chosen} | ways(width, graph.adj.schedule.traits.columns, products.figures, dense.itemsize)
 
     def run(name: str) -> float:
         began = time.perf_counter()
@@ -124,14 +134,20 @@ def measure(store: Path, order: str, width: int, args: Any) -> dict[str, Any]:
     for _ in range(args.rounds):
         for name in shuffled.sample(list(named), len(named)):
             seconds[name].append(run(name))
-    return {"order": order, "width": width, "seconds": seconds, "way": f"{chosen.text}: {chosen.reason}"}
+    return {
+        "order": order,
+        "width": width,
+        "type": precision,
+        "seconds": seconds,
+        "way": f"{chosen.text}: {chosen.reason}",
+    }
 
 
 def rows_of(found: dict[str, Any]) -> list[list[Any]]:
     """The table's lines of one graph, order and width."""
     times = {name: spread(values) for name, values in found["seconds"].items()}
     best = min(line["median"] for line in times.values())
-    where = [found["graph"], found["order"], found["width"]]
+    where = [found["graph"], found["order"], found["width"], found["type"]]
     base = times[ONE]["median"]
     return [
         [*where, name, *milliseconds(t), f"{base / t['median']:.2f}", f"{t['median'] / best:.2f}"]
@@ -148,14 +164,45 @@ def plots_of(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 (count, 1000 * spread(r["seconds"][f"{count} blocks"])["median"]) for count in COUNTS
             ]
             for r in results
-            if r["width"] == width
+            if r["width"] == width and r["type"] == "fp32"
         }
         found += lines(f"Blocks of the operand's rows, width {width}", "ms", "number of blocks", points)
     return found
 
 
+def goals(results: list[dict[str, Any]]) -> str:
+    """How the chosen way fares beside the best of all: in the geometric mean, and where it fares worst."""
+    ratios = []
+    for found in results:
+        medians = {name: spread(values)["median"] for name, values in found["seconds"].items()}
+        ratios.append(medians[CHOSEN] / min(medians.values()))
+    text = verdict("chosen over best, geometric mean", statistics.geometric_mean(ratios), MEAN_GOAL, at_most=True)
+    return text + verdict("chosen over best, the worst", max(ratios), WORST_GOAL, at_most=True)
+
+
+@contextlib.contextmanager
+def swept(wanted: bool) -> Iterator[None]:
+    """Have another process write to 256 MB over and over, as a tenant does who shares the last cache.
+
+    The machine is measured anew beside it, into a folder of its own: what was measured without counts no more.
+    """
+    if not wanted:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder, subprocess.Popen([sys.executable, "-c", SWEEP]) as other:
+        os.environ["XDG_CACHE_HOME"] = folder
+        try:
+            yield
+        finally:
+            other.kill()
+
+
 def options(arguments: list[str] | None = None) -> Any:
     own = {"graphs": {"default": GRAPHS}, "widths": {"default": "128,256,512"}, "orders": {"default": "none,locality"}}
+    own |= {
+        "types": {"default": "fp32"},
+        "swept": {"action": "store_true", "help": "beside a process that sweeps 256 MB"},
+    }
     return parse(__doc__, "scale", "threads", "rounds", "data", "cache", arguments=arguments, **own)
 
 
@@ -164,22 +211,26 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None and any(os.environ.get(name) != value for name, value in MALLOC["tuned"].items()):
         # glibc reads its settings when a process starts.
         os.execve(sys.executable, [sys.executable, "-m", "bench.cpu.ways", *sys.argv[1:]], os.environ | MALLOC["tuned"])
-    record: dict[str, Any] = {"surroundings": surroundings(), "measured": []}
-    for graph in (name for name in args.graphs.split(",") if available(name, find_data(args.data))):
-        store = store_of(graph, args)
-        for order in args.orders.split(","):
-            for width in (int(text) for text in args.widths.split(",")):
-                print(f"{graph}, order {order}, width {width}", file=sys.stderr)
-                record["measured"].append({"graph": graph, **measure(store, order, width, args)})
-    head = ["graph", "order", "width", "way", "ms (median)", "min .. max", "1 block / it", "it / best"]
+    with swept(args.swept):
+        record: dict[str, Any] = {"surroundings": surroundings(), "measured": []}
+        for graph in (name for name in args.graphs.split(",") if available(name, find_data(args.data))):
+            store = store_of(graph, args)
+            for order, precision in itertools.product(args.orders.split(","), args.types.split(",")):
+                for width in (int(text) for text in args.widths.split(",")):
+                    print(f"{graph}, order {order}, width {width}, {precision}", file=sys.stderr)
+                    found = measure(store, order, width, precision, args)
+                    record["measured"].append({"graph": graph, **found})
+    head = ["graph", "order", "width", "type", "way", "ms (median)", "min .. max", "1 block / it", "it / best"]
     rows = [row for found in record["measured"] for row in rows_of(found)]
-    chosen = [[f["graph"], f["order"], f["width"], f["way"]] for f in record["measured"]]
+    chosen = [[f["graph"], f["order"], f["width"], f["type"], f["way"]] for f in record["measured"]]
+    beside = ", beside a process that sweeps 256 MB" * args.swept
     body = (
-        f"Scale {args.scale:g}, {args.threads} threads, {args.rounds} rounds, float32, malloc tuned.\n\n{table(head, rows)}"
-        f"\n{table(['graph', 'order', 'width', 'chosen, and why'], chosen)}"
+        f"Scale {args.scale:g}, {args.threads} threads, {args.rounds} rounds, malloc tuned{beside}.\n\n"
+        f"{goals(record['measured'])}\n{table(head, rows)}"
+        f"\n{table(['graph', 'order', 'width', 'type', 'chosen, and why'], chosen)}"
     )
     record["plots"] = plots_of(record["measured"])
-    write_report("blocks", "Blocks and panels of the operand", body, record, args.out)
+    write_report("blocks-swept" if args.swept else "blocks", "Blocks and panels of the operand", body, record, args.out)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from mggcn.assemble import threads_per_rank
+from mggcn.assemble import figures_here, threads_per_rank
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.sizes import workspace_bytes
 from mggcn.comm.base import Communicator
-from mggcn.config import Config
+from mggcn.config import Config, RunConfig
 from mggcn.errors import BackendError
 from mggcn.memory.device import STORAGE
 from mggcn.train.runtime import DTYPES
@@ -41,7 +41,8 @@ def backends(device: str | torch.device, threads: int, num_edges: int) -> Backen
 def _cpu(threads: int) -> BackendOf:
     from mggcn.backend.cpu.backend import CpuBackend
 
-    made = functools.cache(lambda dtype: CpuBackend(dtype, threads))
+    figures = figures_here(Config(run=RunConfig(threads=threads)))
+    made = functools.cache(lambda dtype: CpuBackend(dtype, threads, figures=figures))
 
     def backend_of(dtype: torch.dtype, cols: int) -> KernelBackend:
         _check(dtype, "CPU")
@@ -76,7 +77,7 @@ def rank_backend(
     if config.run.device == "cpu":
         from mggcn.backend.cpu.backend import CpuBackend
 
-        return CpuBackend(dtype, threads_per_rank(config))
+        return CpuBackend(dtype, threads_per_rank(config), figures=figures_here(config))
     from mggcn.backend.cuda.backend import CudaBackend
 
     item = 8 if dtype == torch.float64 else 4

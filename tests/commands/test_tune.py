@@ -32,6 +32,7 @@ def test_tune_writes_what_plans_read(
 ) -> None:
     """Fails if the figures do not land where plans look for them, cannot be read, or are not those of a computer."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(device, "FOOTPRINTS", (2**18, 2**22))
     monkeypatch.setattr(device, "GATHERED", 2**24)
     assert run_main("plan", *SHAPE, "--ranks", 2) == 0

@@ -113,12 +113,17 @@ def test_what_was_measured_reaches_the_plans(tmp_path: Path, monkeypatch: pytest
     """Fails if the figures are not written, not read, or not used by plans of this machine."""
     gpus(monkeypatch, 8)
     sizes = started_here(monkeypatch)
+    measured: list[tuple[int, bool]] = []
+    monkeypatch.setattr(tune, "figures_of", lambda host, _, *, anew: measured.append((host.threads, anew)))
     monkeypatch.setattr(tune, "device_table", lambda *_: DEVICE)
     monkeypatch.setattr(tune, "measure_links", lambda *_: [LINK])
     said: list[str] = []
     content = tune.tune_machine(TuneSettings(2, (2, 16)), tmp_path, said.append)
     assert sizes == [2, 8]
-    assert said[1:] == ["NCCL's memory between 2 GPUs", "NCCL's memory between 8 GPUs"]
+    assert measured == [(1, True), (2, True)], (
+        "those by which kernels are chosen, for the threads of every number of ranks"
+    )
+    assert said == ["what kernels are chosen by", "NCCL's memory between 2 GPUs", "NCCL's memory between 8 GPUs"]
     write_machine(content, tuned_path())
     found = {measured.ranks: measured for measured in read_machine(tuned_path()).nccl}
     assert {ranks: (m.collective_bytes, m.p2p_bytes) for ranks, m in found.items()} == {

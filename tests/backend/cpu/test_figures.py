@@ -75,6 +75,24 @@ def test_this_machine_is_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(1e6 < rate.flop_s < 1e15 for rate in found.dense)
 
 
+def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a machine whose memory comes slowly is measured for seconds, or has no figures in the end."""
+    monkeypatch.setattr(measure, "ENOUGH_S", -1.0)
+    calls: list[int] = []
+    original = measure._Measuring._product
+
+    def product(self: Any, *args: Any, **settings: Any) -> float:
+        calls.append(1)
+        return original(self, *args, **settings)
+
+    monkeypatch.setattr(measure._Measuring, "_product", product)
+    found = measure.measure(1, native.isa(), (), FREE)
+    assert found.footprints == measure.FOOTPRINTS[: measure.NEEDED]
+    assert [size for size, _ in found.copy] == [size for size in measure.COPIED if size <= 2**25]
+    assert len(calls) < 8 * measure.NEEDED + 12, "each figure by one call"
+    assert figures_from_dict(found.to_dict()) == found
+
+
 def test_figures_are_measured_once(cache: Path, measured: list[Any]) -> None:
     """Fails if a known machine is measured again, another one's figures are taken, or `mggcn tune` cannot ask anew."""
     assert figures_of(HERE, FREE) == figures_of(HERE, FREE) == XEON

@@ -23,7 +23,7 @@ from mggcn.backend.cpu.sizes import MAX_SEGMENTS, SEGMENTS_BYTES, segments
 from mggcn.backend.cpu.variants import GemmVariant, gemm_kernel, gemm_variant
 from mggcn.errors import BackendError
 from tests.backend.cpu import wide_tiles
-from tests.machines import XEON, ZEN3, faster_pairs
+from tests.machines import XEON, ZEN3, pairs_at
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 8e-3}
 PRODUCERS = [("torch", "baseline"), *(("own", isa) for isa in wide_tiles.ISAS)]
@@ -211,11 +211,14 @@ SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")
         (XEON, 2, "own", "avx2", "avx2"),
         (XEON, 4, "own", "avx512", "avx512"),
         (XEON, 5, "own", "avx512", "amx"),
-        (faster_pairs(XEON), 4, "own", "avx512", "avx512_bf16"),
+        (pairs_at(XEON, 255), 4, "own", "avx512", "avx512_bf16"),
+        (pairs_at(XEON, 140), 4, "own", "avx512", "avx512"),
     ],
 )
 def test_who_multiplies(figures: Figures, count: int, way: str, floats: str, bfloats: str) -> None:
-    """Fails if bfloat16 is multiplied by torch, by instructions that are not there, or by slow ones."""
+    """Fails if bfloat16 is multiplied by torch, by instructions that are not there, or by slow ones.
+
+    Nor may other bits be the price of a gain that is within the noise."""
     usable = SETS[:count]
     assert gemm_variant(usable[-1]) == way
     for shape in get_args(DenseShape):
