@@ -40,7 +40,8 @@ PARTIALS = 64
 class CpuBackend:
     """Kernels of the host with a fixed number of threads.
 
-    choices: measured variants of sparse products, which override the model's. exploration: tries those of the others.
+    choices: measured variants of sparse products, which override the cost model's. exploration: tries variants of all
+    other products.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class CpuBackend:
 
     @property
     def work_space_bytes(self) -> int:
-        """Bytes that products have worked in at most."""
+        """Largest work space that products have used, in bytes."""
         return self._workspace.nbytes
 
     def _run(self, name: str, dtype: torch.dtype, *args: Any, result: torch.dtype | None = None) -> None:

@@ -1,4 +1,6 @@
-"""The machine as the choice of CPU kernels sees it: caches, name, units for bfloat16. Needs no torch."""
+"""The properties of a machine on which the choice of CPU kernels depends: caches, name, units for bfloat16. Needs no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,18 @@ _TILE_DATA: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """Bytes of cache: each thread's own, and what all threads of a rank have of the one that they share."""
+    """Bytes of cache: each thread's own, and the part of the shared cache that all threads of a rank have together."""
 
     own_bytes: int
     shared_bytes: int
 
 
 USUAL = Caches(2**20, 2**24)
-"""For a machine that does not tell: a small server's share for two threads."""
+"""Assumed for a machine that does not report its caches: a small server's share for two threads."""
 
 
 def caches_of(threads: int) -> Caches:
-    """Return the caches of a rank's threads, as Linux tells them; USUAL where it does not.
+    """Return the caches of a rank's threads, as Linux reports them; USUAL where it does not.
 
     Fewer threads than cores share the last cache with other ranks: their part of it counts. More threads than cores have
     several such caches, each of which then holds the same rows of an operand: the size of one counts.

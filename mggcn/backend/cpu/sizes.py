@@ -1,4 +1,4 @@
-"""Sizes of what the CPU's kernels keep and use beside matrices and results: a plan adds them up. Needs no torch.
+"""Sizes of the memory that the CPU's kernels use besides matrices and results: a plan adds them up. Needs no torch.
 
 V rows and N columns of a sparse matrix, D columns of its operand.
 """
@@ -21,8 +21,8 @@ COLUMNS = 64
 GEMM_BLOCK = 64
 """Rows that a thread multiplies and finishes at a time: kRowBlock of cpu/gemm.cpp."""
 SUM_INNER, TILE_ROWS, NARROWEST = 128, (4, 8), 16
-"""Rows that a thread packs at a time for a sum, rows of a tile by instruction set, bytes of a row of the narrowest panel
-(cpu/gemm.cpp)."""
+"""For cpu/gemm.cpp: rows that a thread packs at a time for a sum, rows of a tile by instruction set, and bytes of a row
+of the narrowest panel."""
 SEGMENT_ROWS, MAX_SEGMENTS, SEGMENTS_BYTES = 1024, 64, 2**22
 """Rows that one thread sums at least; most parts of such a sum; bytes that their results may take together."""
 
@@ -68,7 +68,7 @@ def padded_columns(width: int) -> int:
 def segments(rows: int, inner: int, cols: int, real: int) -> int:
     """Return into how many parts a sum over `inner` rows is cut, each with a result (rows, cols) of its own.
 
-    A function of the shape alone, since it changes in which order is summed.
+    A function of the shape alone, since the number of parts changes the order of the sum.
     """
     result = max(1, rows * _lined(cols, real) * real)
     return max(1, min(-(-inner // SEGMENT_ROWS), MAX_SEGMENTS, SEGMENTS_BYTES // result))
@@ -76,7 +76,7 @@ def segments(rows: int, inner: int, cols: int, real: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GemmSizes:
-    """Where cpu/gemm.cpp works: bytes that all threads share, bytes of each thread; whole cache lines both."""
+    """The work space of cpu/gemm.cpp: bytes that all threads share, and those of each thread, in whole cache lines."""
 
     packed: int
     own: int

@@ -19,7 +19,7 @@ PANELS = (64, 128, 256)
 BLOCKS = (2, 4, 8, 16)
 """Ranges of the operand's rows that are timed."""
 SHARE = 1 / 3
-"""Part of the shared cache that an operand gets beside indices, results and other programs."""
+"""Share of the shared cache that an operand gets; indices, results and other programs take the rest."""
 GAIN = 1.1
 """A variant other than whole rows must promise to be faster by this factor."""
 LINE_AHEAD, NARROW_AHEAD, WIDE_AHEAD = 64, 32, 16
@@ -48,7 +48,7 @@ MAX_PARTS = 512
 
 @dataclass(frozen=True, slots=True)
 class MatrixTraits:
-    """A sparse matrix as the choice sees it.
+    """The traits of a sparse matrix on which the choice depends.
 
     reuse: of growing numbers of consecutive entries, the distinct columns; empty: rows without entries.
     """
@@ -61,7 +61,7 @@ class MatrixTraits:
     empty: int = 0
 
     def misses(self, capacity: float) -> float:
-        """Return how many entries do not find their row in a cache of `capacity` rows.
+        """Return how many entries miss a cache of `capacity` rows.
 
         The working set of consecutive entries grows with their number; where it reaches the capacity, its slope is the
         part of the entries that miss (Denning, "The working set model for program behavior", 1968). Each row misses
@@ -90,7 +90,7 @@ def key_of(matrix: MatrixTraits, width: int, item: int, *, summed: bool) -> Spmm
 def hub_length(nnz: int) -> int:
     """Return the most entries of a row that one thread sums; more are cut into parts of at most half as many.
 
-    A function of the matrix alone, since it changes in which order a row is summed.
+    A function of the matrix alone, since this limit changes the order in which a row is summed.
     """
     return 2 * max(SEGMENT, -(-nnz // MAX_PARTS))
 
@@ -184,7 +184,7 @@ def _whole(matrix: MatrixTraits, row_bytes: int, caches: Caches) -> float:
 
 
 def _panels(matrix: MatrixTraits, row_bytes: int, size: int, caches: Caches) -> float:
-    """As _whole for every panel, which packing has brought into the cache already as far as it fits."""
+    """The same as `_whole` for every panel, which packing has already brought into the cache as far as it fits."""
     # Hardware fetches lines in pairs: single ones are read twice.
     packing = matrix.columns * _lines(row_bytes) * PACKED_NS * (2 if size == LINE else 1)
     missed = max(0.0, _misses(matrix, size, caches) - min(matrix.columns, matrix.nnz))
