@@ -23,7 +23,7 @@ STOP_CODES: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 @final
 class Interrupted(MggcnError):  # noqa: N818  like KeyboardInterrupt: it is no error
-    """A signal ended the run, in order: what was to be saved is saved."""
+    """A signal ended the run in an orderly way: everything that must be saved has been saved."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
@@ -80,7 +80,7 @@ class Report:
         if isinstance(found, type) and issubclass(found, Exception):
             try:
                 error = found(message)
-            except TypeError:  # for example UnicodeDecodeError, which wants five arguments
+            except TypeError:  # for example UnicodeDecodeError, which takes five arguments
                 pass
         error.add_note(f"On rank {self.rank}:\n{self.traceback}")
         return error

@@ -36,8 +36,8 @@ def rank_main(
 ) -> int:
     """Connect a rank that `run_ranks` started, and run `body`. Returns 0; after a failure the process ends in here.
 
-    The exception is left in folder/rank-R.error.json for the parent. `body` stops in order by raising Interrupted
-    on all ranks: they meet once more, and leave with its exit code. With transport nccl, body calls `use_stream`.
+    The exception is left in folder/rank-R.error.json for the parent. To stop early, `body` raises Interrupted on all
+    ranks: they meet once more, and leave with its exit code. With transport nccl, body calls `use_stream`.
     """
     _die_with_parent(int(parent_path(rendezvous.parent).read_text()))
 
@@ -50,7 +50,7 @@ def rank_main(
 
 
 def torchrun_main(timeout_s: float, folder: Path, body: Callable[[Communicator], None], transport: str = "gloo") -> int:
-    """As `rank_main`, for a rank that torchrun started; a failure is also printed, since torchrun reads no reports."""
+    """Do as `rank_main` for a rank that torchrun started; also print a failure, since torchrun reads no reports."""
     rank, _, _ = _require_torchrun()
     _die_with_parent(os.getppid())
     folder.mkdir(parents=True, exist_ok=True)
