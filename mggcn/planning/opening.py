@@ -1,4 +1,6 @@
-"""What a run says before it starts: graph, model, strategy and why, predicted peak and seconds. Needs no torch."""
+"""The lines that a run prints before it starts: graph, model, strategy and why, predicted peak and seconds. Needs no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from mggcn.planning.text import subject
 def opening_lines(
     plan: RunPlan, machine: Machine, limit: int, *, store: Path | None = None, reason: str = "", done: int = 0
 ) -> list[str]:
-    """Return the lines with which a run starts, or continues behind `done` epochs.
+    """Return the lines with which a run starts, or continues after `done` epochs.
 
     limit: bytes that a rank may use. reason: why `auto` chose its strategy and order; "" if they were set.
     """

@@ -66,7 +66,7 @@ class RankPlan:
     rows: tuple[LayerRows, ...] = ()
     """What every aggregating layer computes in training epochs."""
     pruned: Mapping[int, AggregationPlan] = field(default_factory=dict)
-    """How layers aggregate that do not compute all rows, by level of the statistics' `required`."""
+    """The plans of layers that do not compute all rows, by level of the statistics' `required`."""
 
     @property
     def arena_bytes(self) -> int:
@@ -159,7 +159,7 @@ def plan_run(
 ) -> RunPlan:
     """Plan every rank. Cost: no pass over the graph.
 
-    nccl: what is known of its memory, if it moves the messages. network: the model, by default that of model.kind.
+    nccl: NCCL's memory, if NCCL moves the messages. network: the model, by default that of model.kind.
     Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program.
     """
     check_shape(shape)
