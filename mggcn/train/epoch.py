@@ -1,6 +1,6 @@
-"""One training epoch as work of the device alone: program, sums over ranks, optimiser, loss history, clock.
+"""One training epoch that runs on the device alone: program, sums over ranks, optimiser, loss history, clock.
 
-Nothing here looks at a result, so that a device may record the work once and repeat it by itself; seed and epoch,
+Nothing here reads a result, so that a device may record the work once and replay it by itself; seed and epoch,
 learning rates and losses lie on the device. An epoch's signals start from this rank's own (Books.own), which
 the end of the previous epoch copies there.
 """
@@ -29,7 +29,9 @@ LOSS, STOP, SECONDS = range(SIGNALS)
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class _Work:
-    """The work of a device in an epoch. It does not refer to its repeater: no cycle keeps a finished run's memory."""
+    """The work of a device in an epoch. It does not refer to its repeater, so no cycle keeps a finished run's memory
+    alive.
+    """
 
     plan: RankPlan
     runtime: RankRuntime
@@ -83,7 +85,7 @@ class Repeated:
 
 
 class TrainingEpoch:
-    """Runs epochs of one repeat: `run` makes one, `history` reads what they left.
+    """Runs epochs of one repeat: `run` queues one epoch, `history` reads the signals of finished ones.
 
     Device memory: history float64 (epochs, 3), learning rates (epochs,).
     """
@@ -139,7 +141,7 @@ class TrainingEpoch:
             books.signals.copy_(books.own)
 
     def run(self, epoch: int) -> None:
-        """Queue one epoch, number `epoch` from 0, as the clock says too. Raises: IndexError behind the last epoch."""
+        """Queue one epoch, number `epoch` from 0, as the clock says too. Raises: IndexError after the last epoch."""
         if epoch >= self._work.books.history.shape[0]:
             raise IndexError(f"the run has {self._work.books.history.shape[0]} epochs, epoch {epoch + 1} was requested")
         work = self._work

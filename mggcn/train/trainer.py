@@ -169,13 +169,14 @@ class RankTrainer:
     def _fit_one(self, log: RunLog, folder: Path | None, on_epoch: Callable[[dict[str, Any]], None] | None) -> bool:
         """Train one repeat; False if a signal stopped it.
 
-        Between two looks at the device lie as many epochs as it can have queued, but no evaluation and no checkpoint.
+        Between two reads of results the device gets as many epochs as it can queue, but no evaluation and no checkpoint.
         """
         config, progress, queue_s = self._config.train, self.progress, self.runtime.backend.queue_s
         self._epoch.start(self._seed, progress.epoch)
         self._epoch.set_rates(learning_rates(config, progress.rate))
-        # A look at the device waits for it, so epochs are queued until they last queue_s. The first look comes after one
-        # epoch, for its time is not known, and `ahead` at most doubles, since the next may be slower.
+        # Reading a result waits for the device, so epochs are queued until they last queue_s. The first read comes
+        # after one epoch, since its time is not known yet, and `ahead` at most doubles, since the next epochs may be
+        # slower.
         ahead, wall, unsaved = 1, 0.0, 0.0
         while progress.epoch < config.epochs and not (config.patience and progress.waited >= config.patience):
             first, last = progress.epoch, self._next_look(progress.epoch, ahead)
@@ -198,7 +199,9 @@ class RankTrainer:
         return True
 
     def _next_look(self, epoch: int, ahead: int) -> int:
-        """Return the epoch before which the host looks next: at most `ahead` later, and where something is due."""
+        """Return the epoch before which the host reads results next: at most `ahead` later, or earlier if something is
+        due.
+        """
         config = self._config.train
         due = [epoch - epoch % every + every for every in (config.eval_every, config.checkpoint_every) if every]
         return min(epoch + ahead, config.epochs, *due)
@@ -296,7 +299,7 @@ class RankTrainer:
         if found is None:
             return
         self.progress, parts = found
-        # A schedule that begins here owes nothing to a plateau before it.
+        # A schedule that begins here starts without the plateau schedule's earlier cuts.
         if self.progress.epoch <= self._config.train.schedule_start:
             self.progress.rate, self.progress.peak, self.progress.stalled = None, None, 0
         if self._config.train.repeat == 1 and self.progress.finished:
