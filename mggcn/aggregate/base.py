@@ -1,6 +1,6 @@
 """The contract of an aggregation strategy: how neighbours' rows reach a rank, forwards and backwards.
 
-V rows of this rank, D width. A strategy moves rows; what is computed from them is an EdgeOp's. Each strategy is one
+V rows of this rank, D width. A strategy moves rows; an EdgeOp computes with them. Each strategy is one
 module of this room: a Strategy, which `assemble` names, plans a rank; its AggregationPlan builds the rank's Aggregation.
 """
 
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 
 def padded_rows(block: Tensor) -> Tensor:
-    """Return rows with their padding, which travels with them so that a message is one contiguous range."""
+    """Return the rows together with their padding, so that they can be sent as one contiguous range."""
     return block.as_strided((block.shape[0], block.stride(0)), block.stride())
 
 
 def aggregate_name(layer: int, backward: bool) -> str:
-    """Return the name of a layer's aggregation, with which the names of its buffers start."""
+    """Return the name of a layer's aggregation, which is the prefix of its buffers' names."""
     return f"{'aggregate-grad' if backward else 'aggregate'}{layer}"
 
 
 class Matrix(NamedTuple):
-    """Sizes of one sparse matrix that a rank holds: a tuple, since P ranks of a plan have P tiles each."""
+    """Sizes of one sparse matrix of a rank; a tuple, because a plan holds P of them for each of P ranks."""
 
     rows: int
     nnz: int
 
 
 class AggregationPlan(Protocol):
-    """What a strategy needs and sends on one rank, known before it runs; needs no torch.
+    """The buffers and messages of a strategy on one rank, known before it runs; needs no torch.
 
-    name: of an aggregation, with which the names of its buffers start; cols: width of its result; dtype: of the rows that
-    travel; op: what it computes.
+    name: the aggregation's name, which is the prefix of its buffers' names; cols: width of the result; dtype: type of
+    the rows that are sent; op: the edge operation.
     """
 
     @property
@@ -65,7 +65,7 @@ class AggregationPlan(Protocol):
 
     @property
     def matrices_t(self) -> tuple[Matrix, ...]:
-        """Those for A; empty if the ones for A^T serve both directions."""
+        """The rank's sparse matrices for A; empty if those for A^T serve both directions."""
         ...
 
     @property
@@ -75,7 +75,7 @@ class AggregationPlan(Protocol):
 
     @property
     def period(self) -> int:
-        """Epochs after which its steps repeat: 1 unless it sends something else in each."""
+        """Number of epochs after which the steps repeat: 1 unless different epochs send different rows."""
         ...
 
     def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
@@ -96,9 +96,10 @@ class AggregationPlan(Protocol):
 
 
 class Aggregation(Protocol):
-    """Aggregates over neighbours across ranks. All ranks make the same calls in the same order: equal widths, equal ops.
+    """Aggregates over neighbours across ranks. All ranks make the same calls in the same order, with equal widths and
+    ops.
 
-    A strategy that keeps nothing from epoch to epoch takes the last three methods as they are here.
+    The defaults of the last three methods suit a strategy that keeps nothing from epoch to epoch.
     """
 
     @property
@@ -116,11 +117,12 @@ class Aggregation(Protocol):
         op: EdgeOp = SUM,
         local: Sequence[Tensor] = (),
     ) -> None:
-        """Out (V, D) = epilogue(op over the in-edges of this rank's rows); of the sum: epilogue(A^T h). Collective.
+        """Compute out (V, D) = epilogue(op over the in-edges of this rank's rows); for the sum, epilogue(A^T h).
+        Collective.
 
-        h: (V, op.columns(D).operand). `buffers` as its plan declared them for this op and width, or for a larger width of
-        which h is the first columns. Out may be columns of any wider tensor that start at a multiple of 64 bytes.
-        local: the op's own tensors with this rank's rows, as `EdgeOp.begin` takes them.
+        h: (V, op.columns(D).operand). buffers: as the plan declares them for this op and this width or a larger one.
+        Out may be columns of any wider tensor that start at a multiple of 64 bytes. local: the op's own tensors with
+        this rank's rows, as `EdgeOp.begin` takes them.
         """
         ...
 
@@ -134,36 +136,39 @@ class Aggregation(Protocol):
         op: EdgeOp = SUM,
         local: Sequence[Tensor] = (),
     ) -> None:
-        """Out (V, D) = epilogue(op over their out-edges); of the sum: epilogue(A g). g may be overwritten. Collective.
+        """Compute out (V, D) = epilogue(op over the out-edges of this rank's rows); for the sum, epilogue(A g).
+        Collective.
 
-        op: the adjoint of what went forwards. Where ranks hold copies of a row, activations are equal on all, and gradients
-        are parts of a sum over them.
+        op: the adjoint of the forward op. g may be overwritten. Where several ranks hold copies of a row, the
+        activations of all copies are equal, and their gradients are parts of a sum.
         """
         ...
 
     def begin_epoch(self, epoch: int) -> None:
-        """Called on every rank before the first op of an epoch, from 0; 0 starts afresh."""
+        """Begin an epoch: called on every rank before the epoch's first op. Epochs count from 0; epoch 0 resets all
+        state.
+        """
         return
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the tensors that survive an epoch, on the host, once every message has come. Collective.
+        """Return the tensors that survive an epoch, on the host, once every message has arrived. Collective.
 
         They are checkpointed per rank.
         """
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` gave."""
+        """Restore the tensors that `state` returned."""
         return
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
-    """What a rank's aggregations are built from.
+    """The inputs from which a rank's aggregations are built.
 
-    states: by op and name, the buffers that `state` of its plan asked for. local_index: the partition's assignment for this
-    rank, if the caller has it. required: bool (N,), the rows of A^T, so columns of A, that the aggregation computes, the
-    others being zero; None: all.
+    states: the buffers that the plan's `state` declares, by op and name. local_index: the partition's assignment for this
+    rank, if the caller has it. required: bool (N,), the rows of A^T (columns of A) that the aggregation computes; the
+    others are zero; None: all.
     """
 
     graph: Graph

@@ -39,7 +39,7 @@ class BroadcastStrategy:
     def plan(self, run: RunConfig, stats: PartitionStats, rank: int, symmetric: bool, training: bool) -> BroadcastPlan:
         nnz = row_stats(stats).tiles.nnz
         forward = tuple(nnz[rank].tolist())
-        # Tile (i, j) of A^T has the edges from part j to part i: that of A those of tile (j, i).
+        # Tile (i, j) of A^T has the edges from part j to part i; tile (i, j) of A has those from part i to part j.
         backward = forward if symmetric else tuple(nnz[:, rank].tolist())
         reuse = row_stats(stats).reuse
         return BroadcastPlan(rank, stats.counts, forward, backward, symmetric, reuse=reuse)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class DelayedStrategy:
-    """Partial aggregates over a vertex cut; run.delay says when they travel."""
+    """Partial aggregates over a vertex cut; run.delay says when they are sent."""
 
     name = "delayed"
     kind: Literal["cut"] = "cut"
@@ -48,7 +48,9 @@ class DelayedStrategy:
 
 @dataclass(frozen=True, slots=True)
 class DelayedPlan:
-    """One rank's part of a vertex cut. delay: None never sends; keep_last: roots and leaves keep what came last."""
+    """One rank's part of a vertex cut. delay: None never sends; keep_last: roots and leaves keep the last message that
+    they received.
+    """
 
     rank: int
     stats: CutStats
@@ -121,7 +123,7 @@ class DelayedPlan:
     def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         if not self.delay:
             return ()
-        # Both ends of a message are the transport's until it has come.
+        # The transport owns the buffers at both ends of a message until it has arrived.
         ends = {"leaves-out": True, "leaves-in": True, "roots-out": False, "roots-in": False}
         if self.keep_last:
             ends |= {"leaves-last": True, "roots-last": False}
@@ -170,7 +172,9 @@ class DelayedPlan:
 
 
 class LocalOnly(Aggregation):
-    """0c: partial sums stand for the whole ones, by the degree that they lack; the backward pass is the adjoint of that."""
+    """0c: partial sums, scaled up by the degree that they lack, replace the complete ones; the backward pass is the
+    adjoint.
+    """
 
     exact = False
 
@@ -229,7 +233,8 @@ class Complete(Aggregation):
     ) -> None:
         part, target, shared = self._part, Target(out, epilogue, local), op.columns(out.shape[1]).shared
         split = part.begin_split(op, h, target)
-        # While the partial results of the split rows travel, the others are computed: half of them each way.
+        # While the partial results of the split rows are on their way, the other rows are computed: half of them during
+        # each message.
         self._exchange(split, shared, out.dtype, buffers, lambda half: part.compute(op, h, target, half))
         part.end_split(split)
 
@@ -268,7 +273,7 @@ class Complete(Aggregation):
         meanwhile(1)
         arrived.wait()
         lists.add_to_roots(roots, partial)
-        # What came is used up: the same rows take the whole results back.
+        # The received rows have been added and are free again: they receive the complete results.
         lists.gather_roots(partial, roots)
         arrived = lists.send_down(self._comm, roots, leaves, backend.record())
         if roots.dtype != dtype:

@@ -85,20 +85,20 @@ class DelayedByEpochs:
 
 
 class _Shares:
-    """What stands for the sums that have not come: factors of the split rows, for each state of the bins."""
+    """Factors that scale up split rows whose remote sums have not arrived, for each state of the bins."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
 
     def apply(self, sums: Tensor, up: tuple[int, ...], down: tuple[int, ...]) -> None:
-        """Scale up the split rows but for the roots of bins `up` and the leaves of bins `down`, which have all."""
+        """Scale up all split rows except the roots of bins `up` and the leaves of bins `down`, whose sums are complete."""
         part, count = self._part, len(self._part.bins)
         if len(up) == len(down) == count:
             return
         if (up, down) not in self._known:
             if len(self._known) >= count:
-                self._known.clear()  # states of the first epochs do not come back
+                self._known.clear()  # the states of the first epochs do not recur
             shares = part.missing.copy()
             complete = [rows for number in up for rows in part.bins[number].roots]
             for rows in (*complete, *(part.bins[number].leaves for number in down)):
@@ -136,7 +136,7 @@ class _Post:
         self._have_down: set[int] = set()
 
     def exchange(self, sums: Tensor, epoch: int) -> None:
-        """Give the split rows of `sums` (V, D), local partial sums, what has come; send those of this epoch's bin."""
+        """Complete the split rows of `sums` (V, D), local partial sums, with what has arrived; send this epoch's bin."""
         partial, phase = self._part.sums(sums), epoch % len(self._bins)
         lists = self._bins[phase]
         # What this bin sent r epochs ago. All ranks wait for the same messages, in the same order.
@@ -157,13 +157,13 @@ class _Post:
             self._bins[number].add_to_roots(self._rows(self._last("roots"), number), partial)
         if phase in self._have_up:
             self._gather_roots(lists, partial, phase)
-        # Without `last` the roots add straight from where messages arrive: the next one may start only now.
+        # Without `last` the roots add straight from the receive buffer: the next message may start only now.
         arriving = self._rows("roots-in", phase)
         self._up[phase] = lists.send_up(self._comm, self._rows("leaves-out", phase), arriving, self._backend.record())
         for number in down:
             give = self._bins[number].add_to_leaves if self._keep_last else self._bins[number].scatter_leaves
             give(self._rows(self._last("leaves"), number), partial)
-        # A root has a total to send once its leaves' sums have come, and the leaves have read what came before.
+        # A root can send a total once its leaves' sums have arrived and the leaves have read the previous total.
         if phase in self._have_up:
             arriving = self._rows("leaves-in", phase)
             self._down[phase] = lists.send_down(
@@ -171,7 +171,9 @@ class _Post:
             )
 
     def _gather_roots(self, lists: DeviceLists, partial: Accumulation, phase: int) -> None:
-        """Copy the totals of a bin to where they are sent from, each without its leaf's part if the leaf has that fresh."""
+        """Copy a bin's totals to the send buffer; with `last`, without the part of the leaf, which adds its own fresh
+        sum.
+        """
         totals = self._rows("roots-out", phase)
         lists.gather_roots(partial, totals)
         if self._keep_last:
@@ -184,7 +186,9 @@ class _Post:
             self._rows(f"{end}-last", phase).copy_(self._rows(f"{end}-in", phase))
 
     def _last(self, end: str) -> str:
-        """The buffer of what came last at one end: kept apart, or where it arrived until the next message starts."""
+        """The buffer with the last message received at one end: a copy, or the receive buffer until the next message
+        starts.
+        """
         return f"{end}-last" if self._keep_last else f"{end}-in"
 
     def _rows(self, name: str, number: int) -> Tensor:
@@ -192,7 +196,7 @@ class _Post:
         return self._buffers[name][rows[number]]
 
     def forget(self) -> None:
-        """Start afresh once nothing is on its way: a message that is not waited for would arrive in the next run's rows."""
+        """Reset once no message is in flight: one that nobody waits for would overwrite the rows of the next run."""
         self._settle()
         for known in (self._up, self._down, self._have_up, self._have_down):
             known.clear()
@@ -206,7 +210,9 @@ class _Post:
                     events[number] = DONE
 
     def state(self) -> dict[str, Tensor]:
-        """Return what has come, and int64 (2, r) for each bin and way: 0 nothing, 1 sent, 2 received and sent again."""
+        """Return the messages received, and an int64 (2, r) state per direction and bin: 0 nothing, 1 sent, 2 received
+        and sent again.
+        """
         self._settle()
         kept = [name for name in self._buffers if not name.endswith("-out")]
         tensors = {f"{self._op}.{name}": self._buffers[name].cpu().contiguous() for name in kept}
@@ -217,7 +223,7 @@ class _Post:
         return tensors | {f"{self._op}.progress": progress}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` gave; nothing at all starts afresh."""
+        """Restore what `state` returned; an empty mapping resets all."""
         self.forget()
         if not state:
             return
@@ -234,7 +240,7 @@ class _Post:
 
 
 def _ranges(counts: Sequence[int]) -> list[slice]:
-    """Return the successive ranges of so many rows."""
+    """Return consecutive ranges of the given numbers of rows."""
     result, first = [], 0
     for count in counts:
         result.append(slice(first, first + count))

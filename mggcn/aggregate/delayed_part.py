@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class Part:
     """A rank's part on the device: matrices of its ranges of rows for A^T, those for A, and its lists.
 
-    lists: of all split vertices; bins: of each bin, for cd-r; missing (S,), on the host: the degree of a split vertex in
-    the whole graph over that in this part, 1 without edges here.
+    lists: those of all split vertices; bins: those of each bin, for cd-r; missing (S,), on the host: each split vertex's
+    degree in the whole graph divided by its degree in this part, 1 if it has no edges here.
     """
 
     backend: KernelBackend
@@ -82,7 +82,7 @@ class Part:
         return SUM.begin(self.backend, Target(rows))
 
     def finish(self, out: Tensor, epilogue: Epilogue | None) -> None:
-        """The epilogue on the split rows."""
+        """Apply the epilogue to the split rows."""
         if epilogue is not None and self.num_split:
             self.backend.finish(out[: self.num_split], out[: self.num_split], epilogue)
 
@@ -119,11 +119,11 @@ class DeviceLists:
         partial.scatter(message, self.leaves)
 
     def add_to_leaves(self, message: Tensor, partial: Accumulation) -> None:
-        """The leaves add what the other copies have (L, D)."""
+        """Add the sums of the other copies (L, D) to the leaves."""
         partial.combine(message, self.leaves)
 
     def add_to_roots(self, message: Tensor, partial: Accumulation) -> None:
-        """Every root adds what its leaves sent (R, D), rank after rank: within one rank's rows no root comes twice."""
+        """Add to every root what its leaves sent (R, D), rank after rank: the rows of one rank name no root twice."""
         for rows, part in self._of_ranks(message):
             partial.combine(part, rows)
 
@@ -191,7 +191,9 @@ def build_part(context: BuildContext, bounds: tuple[int, ...], bins: int, *, par
 def _missing(
     graph: Graph, tile: Tile, local_index: Assignment, rank: int, options: ShardOptions, num_split: int
 ) -> npt.NDArray[Any]:
-    """Return the degree of each split row in the whole graph over that in this part (S,). Cost: a sweep over the edges."""
+    """Return each split row's degree in the whole graph divided by its degree in this part (S,). Cost: a sweep over the
+    edges.
+    """
     # Entries, not their weights: weights of both signs may add up to next to nothing.
     pattern = dataclasses.replace(graph.adj_t, values=None)
     whole = degrees(pattern, local_index, rank, self_loops=options.self_loops, threads=options.threads)[:num_split]

@@ -1,8 +1,8 @@
 """What an aggregation computes along edges. Strategies own movement, an EdgeOp owns arithmetic.
 
-A strategy brings blocks of rows to a rank, in an order that its plan fixes. An EdgeOp says which columns a row takes along,
-adds the messages of one tile to a result, and ends the result. `Sum` is the sparse product; docs/notes/0019-edge-op.md says
-how attention fits. V rows of this rank, D columns of the result.
+A strategy brings blocks of rows to a rank, in an order that its plan fixes. An EdgeOp says which columns of a row are
+sent, adds the messages of one tile to a result, and finishes the result. `Sum` is the sparse product;
+docs/notes/0019-edge-op.md says how attention fits. V rows of this rank, D columns of the result.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Columns(NamedTuple):
-    """Columns of an op's rows, for a result of some width.
+    """Numbers of columns of an op's rows, for a result of a given width.
 
-    operand: of a row that travels. partial: of a row of the result before `end`, with what is accumulated beside it.
+    operand: of a row that is sent. partial: of a row of the result before `end`, including what is accumulated beside it.
     shared: of a row that copies of a split vertex exchange: forwards `partial`; backwards the operand's first columns,
-    which are parts of a sum over the copies, while the columns behind them are equal on all. 0: results may stay parts of a
-    sum over the copies, and nothing is exchanged.
+    which are parts of a sum over the copies; the columns after them are equal on all copies. 0: results may stay parts
+    of a sum over the copies, and nothing is exchanged.
     """
 
     operand: int
@@ -78,7 +78,7 @@ class Target:
     local: Sequence[Tensor] = ()
 
     def rows(self, first: int, last: int) -> Target:
-        """Return rows first, ... of them: the epilogue's vectors start there."""
+        """Return the rows from `first` on, with the epilogue's vectors starting there, too."""
         rows, epilogue = slice(first, last), self.epilogue
         if epilogue is not None:
             vectors = (epilogue.row_scale, epilogue.row_ids, epilogue.out_scale)
@@ -88,7 +88,9 @@ class Target:
 
 
 class Accumulation(Protocol):
-    """Some rows of one result, from `EdgeOp.begin` to `end`. Work is done in the order of the calls, as a backend's."""
+    """A range of rows of one result, from `EdgeOp.begin` to `end`. Work runs in the order of the calls, as a backend's
+    does.
+    """
 
     def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
         """Add the messages of one tile: matrix (V, N) has an entry per edge, rows (N, operand columns) are its sources.
@@ -99,19 +101,19 @@ class Accumulation(Protocol):
         ...
 
     def gather(self, index: Tensor, message: Tensor) -> None:
-        """message[i] = the partial result of row index[i]; index int32, message (len(index), partial columns)."""
+        """Write the partial result of row index[i] to message[i]; index int32, message (len(index), partial columns)."""
         ...
 
     def combine(self, message: Tensor, index: Tensor) -> None:
-        """Add other ranks' partial results, as `gather` gave them; index int32 without repeats."""
+        """Add other ranks' partial results, as `gather` wrote them, to the rows `index` (int32, without repeats)."""
         ...
 
     def scatter(self, message: Tensor, index: Tensor) -> None:
-        """Replace partial results by those of a message; index int32 without repeats."""
+        """Replace the partial results of the rows `index` (int32, without repeats) by those of a message."""
         ...
 
     def end(self) -> None:
-        """Turn partial results into the result, and apply the epilogue. Called once, behind everything else, if V > 0."""
+        """Turn partial results into the result, and apply the epilogue. Called once, after everything else, if V > 0."""
         ...
 
 
@@ -129,7 +131,7 @@ class EdgeOp(Protocol):
 
     @property
     def columnwise(self) -> bool:
-        """Whether a column of the result follows from that column of the operand and nothing else: `local` is empty."""
+        """Whether each column of the result depends on the same column of the operand alone, and `local` is empty."""
         ...
 
     @property
@@ -144,7 +146,7 @@ class EdgeOp(Protocol):
 
     @property
     def adjoint(self) -> EdgeOp:
-        """The gradient of the rows that travelled, over the transposed tiles."""
+        """The gradient with respect to the rows that were sent, computed over the transposed tiles."""
         ...
 
     def columns(self, cols: int) -> Columns:
@@ -152,11 +154,13 @@ class EdgeOp(Protocol):
         ...
 
     def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        """Return what the op writes for its adjoint, one row per row of the result: of lifetime "kept", named `name`..."""
+        """Return the buffers that the op writes for its adjoint, one row per row of the result: lifetime "kept", named
+        `name`...
+        """
         ...
 
     def begin(self, backend: KernelBackend, target: Target) -> Accumulation:
-        """Begin a result, whatever lies in target.out: all rows of a rank, a range of them, or none.
+        """Begin a result: all rows of a rank, a range of them, or none. What target.out holds is overwritten.
 
         target.local: the tensors that the op reads beside its operand, then those that `kept` declares.
         """
@@ -187,7 +191,7 @@ class Sum:
 
 
 class PartialSums:
-    """The Accumulation of `Sum`: rows of sums."""
+    """Adds up the rows of a sum, tile after tile (`Sum`)."""
 
     def __init__(self, backend: KernelBackend, target: Target) -> None:
         self._backend = backend

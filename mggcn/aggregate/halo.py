@@ -65,7 +65,7 @@ class Exchange:
 
 
 def _exchange(nnz: npt.NDArray[np.int64], needed: npt.NDArray[np.int64], rank: int) -> Exchange:
-    """Read one rank's direction from the figures of all tiles; entry (i, j): of rows of rank j that rank i needs."""
+    """Return one rank's direction from all tiles' statistics; entry (i, j) counts rows of rank j that rank i needs."""
     others = np.arange(nnz.shape[0]) != rank
     own = int(nnz[rank, rank])
     return Exchange(
@@ -78,7 +78,7 @@ def _numbers(row: npt.NDArray[np.int64]) -> tuple[int, ...]:
 
 
 def _check(halo: Halo, exchange: Exchange, rank: int) -> None:
-    """Raise PlanError unless the lists are as long as planned: else ranks would disagree about their messages."""
+    """Raise PlanError unless the lists are as long as planned; otherwise ranks would disagree about their messages."""
     if (halo.sent, halo.received) != (exchange.sent, exchange.received):
         raise PlanError(
             f"rank {rank} was planned to send {exchange.sent} rows to the ranks and to receive {exchange.received}, its "

@@ -1,8 +1,8 @@
 """The maximum of neighbours as an edge operation: GraphSAGE's pooling (Hamilton et al. 2017, eq. 3). V rows, D columns.
 
-The gradient of a column goes to one neighbour: of those that have the maximum the one of the lowest number in the whole
-graph, so that neither the number of ranks nor the order of tiles changes it. A row therefore travels with its vertex's
-number, an integer in the bits of one more column, and the winners are kept.
+The gradient of a column goes to one neighbour: among those that have the maximum, the one with the lowest number in the
+whole graph, so that neither the number of ranks nor the order of tiles changes it. A row is therefore sent with its
+vertex's number, an integer in the bits of one more column, and the winners are kept.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Maximum:
 
 
 class Largest:
-    """The Accumulation of `Maximum`: the largest values so far, and whose they are."""
+    """Keeps the largest values so far and the numbers of the vertices that they come from (`Maximum`)."""
 
     def __init__(self, backend: KernelBackend, target: Target) -> None:
         self._backend, self._target = backend, target
@@ -107,7 +107,7 @@ class MaximumGrad:
 
 
 class GradientRows:
-    """What Accumulations of gradients have in common: they are summed over copies before they travel."""
+    """The methods that all accumulations of gradients share: gradients are summed over copies before they are sent."""
 
     def __init__(self, backend: KernelBackend, target: Target) -> None:
         self._backend, self._target = backend, target
@@ -128,7 +128,7 @@ class GradientRows:
 
 
 class Won(GradientRows):
-    """The Accumulation of `MaximumGrad`."""
+    """Adds up the gradients that reach the winners, tile after tile (`MaximumGrad`)."""
 
     def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
         if matrix.nnz or not self._begun:

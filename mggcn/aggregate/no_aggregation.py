@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NoAggregation(Aggregation):
-    """Keeps nothing and sends nothing; an op that asks for it was planned wrongly."""
+    """Keeps nothing and sends nothing; calling it means that the plan is wrong."""
 
     exact = True
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class PerLayer:
-    """Passes each layer on to its own aggregation, or else to the one of all rows.
+    """Forwards each layer's calls to that layer's own aggregation, or else to the one of all rows.
 
-    Those of single layers are exact for the rows that they compute, so nothing of them survives an epoch. A row that they
-    leave out is zero before the epilogue.
+    Aggregations of single layers are exact for the rows that they compute, so they keep nothing from epoch to epoch. A
+    row that they leave out is zero before the epilogue.
     """
 
     def __init__(self, every: Aggregation, of_layer: Mapping[int, Aggregation]) -> None:

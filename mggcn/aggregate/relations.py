@@ -1,8 +1,8 @@
 """Sums over the neighbours of each relation, times the relation's own matrix: the edge operation of R-GCN.
 
-out = sum over r of A_r h W_r, where A_r averages over neighbours of relation r (Schlichtkrull et al. 2018, eq. 2). Relation
-after relation: the rows that have such neighbours are summed, multiplied and added to the result, a block of rows at a
-time, so that a row is gathered once for each edge and nothing of the size of relations times vertices exists
+out = sum over r of A_r h W_r, where A_r averages over neighbours of relation r (Schlichtkrull et al. 2018, eq. 2). For
+one relation after another, the rows that have such neighbours are summed, multiplied and added to the result, a block
+of rows at a time, so that a row is gathered once for each edge and no buffer has R times V rows
 (docs/notes/0021-relations.md). V rows of this rank, D columns of h, E of the result, R relations.
 """
 
@@ -28,9 +28,9 @@ BLOCK_ROWS = 1 << 14
 
 
 def upload_tile(backend: KernelBackend, tile: Tile) -> Sparse:
-    """Return a tile on the device; one with types by relations, in blocks of at most BLOCK_ROWS rows.
+    """Return a tile on the device; if its edges have types, split by relation into blocks of at most BLOCK_ROWS rows.
 
-    Cost: with types a stable sort of them, on the host some 25 bytes an edge; the tile's entries are put in that order.
+    Cost: with types, a stable sort and about 25 bytes per edge on the host; the tile's entries are reordered in place.
     """
     if tile.types is None:
         return backend.sparse(tile.indptr, tile.indices, tile.values)
@@ -48,7 +48,7 @@ def _by_relation(backend: KernelBackend, tile: Tile) -> Iterator[RelationRows]:
     fresh[1:] = (types[1:] != types[:-1]) | (rows[1:] != rows[:-1])
     starts = np.append(np.flatnonzero(fresh), rows.shape[0])
     bounds = np.searchsorted(types[starts[:-1]], np.arange(int(types[-1]) + 2)) if rows.size else np.zeros(1, np.int64)
-    # In place: entries that lie where the tile had them leave no room behind that the process would keep.
+    # In place: a sorted copy would leave freed memory behind that the process keeps.
     indices, values = tile.indices, tile.values
     indices[:] = indices[order]
     if values is not None:
@@ -65,10 +65,10 @@ def _by_relation(backend: KernelBackend, tile: Tile) -> Iterator[RelationRows]:
 
 @dataclass(frozen=True, slots=True)
 class RelationWork:
-    """What a `Relational` computes with, on the device.
+    """The weights, work space and gradients of a `Relational`, on the device.
 
-    weights (R, D E): W_r in row r. near (n, D), far (n, E): room for a block of n rows. gradients (R, D E): backwards,
-    those of W_r are added to them.
+    weights (R, D E): W_r in row r. near (n, D), far (n, E): room for a block of n rows. gradients (R, D E): the backward
+    pass adds the gradient of W_r to row r.
     """
 
     weights: Tensor
@@ -88,11 +88,12 @@ class RelationWork:
 
 @dataclass(frozen=True, slots=True)
 class Relational:
-    """sum_r A_r h W_r from rows of d_in columns to d_out; backward: its gradient, over the transposed tiles.
+    """Computes sum_r A_r h W_r, from rows of d_in columns to rows of d_out; backward: its gradient, over the transposed
+    tiles.
 
-    Backwards rows of the gradient travel, and the gradients of all W_r are added up beside that of h, from one sum over
-    each relation's edges: Z_r = A_r^T g gives dh += Z_r W_r^T and dW_r += h^T Z_r; h is `local`. of_rows: whether dh is
-    wanted; else the result stays zero. work: bound by the node that runs it.
+    The backward pass sends rows of the gradient, and computes the gradients of h and of all W_r from one sum over each
+    relation's edges: Z_r = A_r^T g gives dh += Z_r W_r^T and dW_r += h^T Z_r; h is `local`. of_rows: whether to compute
+    dh; otherwise the result stays zero. work: set by the node that runs the op.
     """
 
     d_in: int
@@ -122,7 +123,7 @@ class Relational:
 
 
 class RelationSums:
-    """The Accumulation of `Relational`: rows of sums, to which every tile adds its relations in their order."""
+    """Adds up rows of sums (`Relational`); every tile adds its relations in their order."""
 
     def __init__(self, op: Relational, backend: KernelBackend, target: Target) -> None:
         assert op.work is not None

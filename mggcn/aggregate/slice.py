@@ -5,7 +5,7 @@ about V D values per rank, whatever the graph, with equal work on all ranks unde
 dealt in units of 16 bytes, one after the other; a rank beyond the number of units has none and still takes part. Of
 attention whole heads are dealt (slice_heads.py).
 
-On GPUs wide rows travel in two halves: the second is on the wire while the first is multiplied, and the product of the
+On GPUs wide rows are sent in two halves: the second is on the wire while the first is multiplied, and the product of the
 first returns while the second is multiplied.
 
 N vertices, V rows of this rank, D width of a piece (all columns, or a half of them), w columns of this rank's slice.
@@ -68,7 +68,7 @@ class SliceStrategy:
 class SlicePlan:
     """Slots and messages of the feature slices for one rank; counts: rows of every rank; nnz: of the whole matrix.
 
-    overlaps: whether messages travel beside products, so that halves pay.
+    overlaps: whether messages overlap products, so that sending halves pays off.
     """
 
     rank: int
@@ -95,7 +95,7 @@ class SlicePlan:
         return () if self.symmetric else self.matrices
 
     def parts(self, cols: int, item_bytes: int) -> tuple[Part, ...]:
-        """Return this rank's part of every piece that travels by itself."""
+        """Return this rank's part of every piece that is sent by itself."""
         return parts(cols, len(self.counts), item_bytes, self.rank, halved=self.overlaps)
 
     def slot_units(self, part: Part) -> int:
@@ -156,7 +156,7 @@ class SlicePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Columns that travel together, and their part of both slots, flat."""
+    """Columns that are sent together, and their part of both slots, flat."""
 
     deal: ColumnPartition
     first: Tensor
@@ -166,12 +166,12 @@ class _Piece:
 class Slice(Aggregation):
     """The strategy on one rank; matrix, matrix_t (N, N): the whole of A^T and of A, this rank's vertices first.
 
-    Two flat slots suffice, since what one holds is done with before it is needed again; what stays here is not sent:
+    Two flat slots suffice, since each is read before it is written again; a rank sends nothing to itself:
 
         slot 1   the others' slices of these rows, sent    then   the product's slice, the others' rows sent back
         slot 2   this rank's slice of all rows             then   the others' slices of these rows
 
-    Each half has its part of both. In the order of the rank's stream, messages beside the lines that they may overlap:
+    Each half has its part of both slots. The rank's stream in order, each message beside the lines that it may overlap:
 
         pack 1
         pack 2        1 out
@@ -228,7 +228,7 @@ class Slice(Aggregation):
         pieces = self._pieces(dense, buffers)
         sent = [self._pack(piece, dense) for piece in pieces]
         returned = [self._multiply(op, matrix, piece, arrival) for piece, arrival in zip(pieces, sent, strict=True)]
-        # Masks of dropout are those of whole rows: they follow.
+        # Dropout masks are defined for whole rows, so dropout follows later.
         whole = epilogue is not None and epilogue.dropout is not None
         for piece, arrival in zip(pieces, returned, strict=True):
             arrival.wait()
@@ -249,7 +249,7 @@ class Slice(Aggregation):
         return pieces
 
     def _pack(self, piece: _Piece, dense: Tensor) -> Event:
-        """Lay a piece's slices of these rows one after the other, and send the others theirs."""
+        """Pack a piece's slices of these rows one after the other, and send each rank its slice."""
         for part, columns in self._blocks(piece.first, piece.second, piece.deal):
             self._backend.finish(dense[:, columns], part, COPY)
         return self._swap(piece, back=False)

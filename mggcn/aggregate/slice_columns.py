@@ -1,4 +1,4 @@
-"""Which columns each rank multiplies, and which of them travel together: pure functions of width, type and ranks."""
+"""Which columns each rank multiplies, and which of them are sent together: pure functions of width, type and ranks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 UNIT_BYTES = 16
-"""Columns are dealt in units of as many bytes, so that every row of every slice starts where a vector load may."""
+"""Columns are distributed in units of this many bytes, so that every row of every slice is aligned for vector loads."""
 LEAST_BYTES = 128
-"""Of a row of a half, on every rank: a whole cache line. Narrower rows would lose by slower gathers what overlap gains: an
-estimate (docs/notes/0008-strategies.md)."""
+"""Least bytes of a row of a half, on every rank: a whole cache line. Narrower rows would lose more to slower gathers than
+overlap gains: an estimate (docs/notes/0008-strategies.md)."""
 
 
 class Part(NamedTuple):
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 class ColumnPartition:
     """Which columns each rank has of a piece: `columns`, in `units` of `unit` elements each, in order of the ranks.
 
-    The last unit may end behind the last column. A larger width gives no rank fewer units.
+    The last unit may end after the last column. A larger width gives no rank fewer units.
     """
 
     unit: int
@@ -36,7 +36,7 @@ class ColumnPartition:
 
     @staticmethod
     def of(cols: int, ranks: int, item_bytes: int) -> ColumnPartition:
-        """Deal `cols` columns of `item_bytes` bytes in one piece."""
+        """Distribute `cols` columns of `item_bytes` bytes in one piece."""
         unit = UNIT_BYTES // item_bytes
         number = -(-cols // unit)
         units = tuple((number - rank + ranks - 1) // ranks for rank in range(ranks))
@@ -44,9 +44,10 @@ class ColumnPartition:
         return ColumnPartition(unit, units, tuple(slice(first, end) for first, end in pairwise(ends)))
 
     def halves(self) -> tuple[ColumnPartition, ...]:
-        """Return two pieces, the first and the other columns of each rank, or this one if a half were too narrow on one.
+        """Return two pieces, the first columns of each rank and the rest, or this piece alone if a half would be too
+        narrow.
 
-        Every rank has as many units of the first half.
+        Every rank has equally many units of the first half.
         """
         first = _half(min(self.units))
         if not first:
@@ -64,7 +65,7 @@ class ColumnPartition:
 
 
 def parts(cols: int, ranks: int, item_bytes: int, rank: int, *, halved: bool) -> tuple[Part, ...]:
-    """Return one rank's part of each piece, or of the only one: in O(1), since P ranks of a plan ask for it."""
+    """Return one rank's part of each piece, or of the only one. Cost: O(1), since a plan does this for each of P ranks."""
     unit = UNIT_BYTES // item_bytes
     number = -(-cols // unit)
     each, more = divmod(number, ranks)
@@ -78,5 +79,5 @@ def parts(cols: int, ranks: int, item_bytes: int, rank: int, *, halved: bool) ->
 
 
 def _half(units: int) -> int:
-    """Return the units of the first half of as many; 0 if it were narrower than LEAST_BYTES."""
+    """Return how many of `units` the first half takes; 0 if it would be narrower than LEAST_BYTES."""
     return units // 2 if units // 2 * UNIT_BYTES >= LEAST_BYTES else 0

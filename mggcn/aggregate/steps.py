@@ -1,4 +1,4 @@
-"""What one aggregation does on one rank, step by step, as far as its cost goes; needs no torch.
+"""The steps of one aggregation on one rank, with what determines their cost; needs no torch.
 
 A strategy lists its steps in the order in which it makes them. The plan counts products, messages and bytes from the
 list, and the cost model runs it on a described machine. V rows of this rank, D width.
@@ -20,8 +20,8 @@ class Multiply:
     nnz: int
     width: int
     reuse: tuple[float, ...] = ()
-    """How local the reads are: their shares by the distance of the row's last use, partition/locality/reuse.py's
-    BOUNDS; (): at random."""
+    """Locality of the reads: their shares by distance since the row's last use, in the classes of BOUNDS in
+    partition/locality/reuse.py; (): at random."""
     _: KW_ONLY
     result: int = 0
     """Columns of the rows that are added to; 0: `width`."""
@@ -37,7 +37,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message starts, behind the steps before it; all ranks list the same messages in the same order.
+    """A message starts after the steps before it; all ranks list the same messages in the same order.
 
     sent, received: bytes that leave this rank and that come to it. root: the sender of a broadcast.
     """
@@ -64,7 +64,7 @@ AHEAD: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The stages of a broadcast over P ranks, in one: what `plain` lists would be P^2 steps of all ranks together.
+    """All stages of a broadcast over P ranks as one step; `plain` lists them, P^2 steps over all ranks.
 
     In stage j the block of rank j is awaited and multiplied, but for this rank's own, which was multiplied before; then
     block j + AHEAD starts. The first blocks have started already. The last stage ends with the arrival of its block.
@@ -111,7 +111,7 @@ Step = Multiply | Copy | Send | Await | Stages
 
 def num_products(steps: Sequence[Step]) -> int:
     """Return the sparse products among the steps."""
-    # Of the stages but the last, one is this rank's own, unless that is the last.
+    # Stages multiplies a tile in every stage but the last and the rank's own, which may be the same stage.
     stages = (step.size - 1 - (step.rank < step.size - 1) for step in steps if isinstance(step, Stages))
     return sum(isinstance(step, Multiply) for step in steps) + sum(stages)
 

@@ -1,4 +1,4 @@
-"""The kernel backend: what a device must compute, at the level of kernels, on torch tensors of that device.
+"""The kernel backend: the kernels that a device must offer, on torch tensors of that device.
 
 Shapes: V rows of this rank, N rows of the dense operand, D input width, E output width, C classes.
 Dense tensors are (rows, cols) with unit column stride; their row stride is the leading dimension.
@@ -43,10 +43,11 @@ class Epilogue:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """How a gradient goes back through an activation: what `activation_grad` takes beside g and h.
+    """How a gradient passes back through an activation: the arguments of `activation_grad` besides g and h.
 
-    masked: whether zeros of h stop it; keep_scale: the factor of what dropout kept. h_scale, out_scale (V,), or None for
-    one: before and behind dZ, of which partials float64 (partials, D) sum the columns, None without a bias.
+    masked: whether zeros of h stop it; keep_scale: the factor of the elements that dropout kept. h_scale, out_scale (V,),
+    or None for ones: factors before and after dZ. partials: float64 (partials, D), receives the column sums of dZ; None
+    without a bias.
     """
 
     masked: bool = True
@@ -58,10 +59,11 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class LossTarget:
-    """What logits are compared with: labels int32 (V,), or of entries, real (V, T), NaN where unknown.
+    """The targets of logits: labels int32 (V,), or for losses of entries, real (V, T), NaN where unknown.
 
-    Rows count where bit 0 of mask, uint8 (V,), is set. inv_count: one over the rows that count, or their weights, or the
-    known entries in them, on all ranks. weights (C,) or None, and smoothing in [0, 1): of classes.
+    Rows count where bit 0 of mask, uint8 (V,), is set. inv_count: one over the number of rows that count, the sum of
+    their weights, or the number of known entries in them, on all ranks. For classes: weights (C,) or None, and
+    smoothing in [0, 1).
     """
 
     labels: Tensor
@@ -74,14 +76,14 @@ class LossTarget:
 EntryLoss = Literal["bce", "mse", "mae"]
 """Losses of entries: cross-entropy of a sigmoid, squared error, absolute error."""
 ENTRY_LOSSES: tuple[EntryLoss, ...] = ("bce", "mse", "mae")
-"""By the number that kernels know them by."""
+"""The losses of entries, ordered by the number that kernels use for them."""
 
 
 class KernelBackend(Protocol):
     """Kernels of one device. Outputs are written in place; nothing of note is allocated. All sums repeat bit for bit.
 
-    Work is done in the order of the calls. A device may do it later than the call: what reads its results on the host
-    (.item(), .cpu()) waits for them.
+    Work runs in the order of the calls, but a device may run it after the call has returned: reading a result on the host
+    (.item(), .cpu()) waits for it.
     """
 
     @property
@@ -93,8 +95,8 @@ class KernelBackend(Protocol):
     def dtype(self) -> torch.dtype:
         """Storage type of activations; sums, scales and weights are float32, or float64 if this is float64.
 
-        Beside float32, what is said to round may have results of bfloat16, and operands of sparse products and rows that
-        move may be bfloat16.
+        With float32, methods that say so may round results to bfloat16, and operands of sparse products and rows that are
+        moved may be bfloat16.
         """
         ...
 
@@ -109,7 +111,7 @@ class KernelBackend(Protocol):
         ...
 
     def activate(self) -> None:
-        """Let what the calling thread does next run on this rank's device, in order behind what it did before.
+        """Make the calling thread's next work run on this rank's device, after all work that the thread queued before.
 
         Call this before working for a rank: the thread may have served another rank since.
         """
@@ -124,7 +126,9 @@ class KernelBackend(Protocol):
         ...
 
     def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
-        """Write a host array into a device tensor of its shape, which may be some rows or columns, in the tensor's type."""
+        """Write a host array into a device tensor of the same shape, which may be a view of rows or columns; convert
+        its type.
+        """
         ...
 
     def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
@@ -132,12 +136,16 @@ class KernelBackend(Protocol):
         ...
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
-        """Out (V, D) = or += adj (V, N) @ h (N, D), then the epilogue. h and out: bfloat16 or of the type of sums, each."""
+        """Compute out (V, D) = or += adj (V, N) @ h (N, D), then the epilogue; h and out are each bfloat16 or of the
+        type of sums.
+        """
         ...
 
     @property
     def fuses_products(self) -> bool:
-        """Whether `matmul` applies an epilogue while rows lie in the cache; else a product should come in blocks."""
+        """Whether `matmul` applies an epilogue while rows lie in the cache; otherwise callers should multiply by blocks
+        of rows.
+        """
         ...
 
     def matmul(
@@ -150,15 +158,15 @@ class KernelBackend(Protocol):
         epilogue: Epilogue | None = None,
         first_row: int = 0,
     ) -> None:
-        """Out = or += a @ b, then the epilogue; a and b may be transposed views.
+        """Compute out = or += a @ b, then the epilogue; a and b may be transposed views.
 
-        Beside operands of bfloat16 out may be of the type of sums; if `fuses_products`, it may round float32 to bfloat16.
-        Rows of out are rows first_row, ... of the epilogue's vectors.
+        With bfloat16 operands, out may be of the type of sums; if `fuses_products`, out may be bfloat16 with float32
+        operands. Rows of out are rows first_row, ... of the epilogue's vectors.
         """
         ...
 
     def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
-        """Out = epilogue(z); z may be out, or one is bfloat16 and the other one of the type of sums.
+        """Compute out = epilogue(z); z may be out, or one of them bfloat16 and the other of the type of sums.
 
         Rows of z are rows first_row, ... of the epilogue's vectors.
         """
@@ -172,11 +180,11 @@ class KernelBackend(Protocol):
         first_row: int = 0,
         out: Tensor | None = None,
     ) -> None:
-        """H = out_scale * dZ, dZ = (h != 0) * keep_scale * h_scale * g, as `gradient` says.
+        """Overwrite h with out_scale * dZ, dZ = (h != 0) * keep_scale * h_scale * g, as `gradient` says.
 
-        out: of bfloat16 beside a float32 h, takes the result instead, rounded.
-        The mask of ReLU and dropout is read from the zeros that the forward pass stored in h. Rows from first_row = 0 on
-        begin the sums, whatever lay in partials; later rows add to them.
+        out: bfloat16 while h is float32; if given, it receives the rounded result instead of h.
+        The mask of ReLU and dropout is read from the zeros that the forward pass stored in h. A call with first_row = 0
+        overwrites partials; calls for later rows add to them.
         """
         ...
 
@@ -217,23 +225,30 @@ class KernelBackend(Protocol):
         loss: Tensor,
         partials: Tensor | None,
     ) -> None:
-        """As `softmax_xent` for targets (V, T) that are compared entry by entry; unknown entries have the gradient 0."""
+        """Do the same as `softmax_xent` for targets (V, T) that are compared entry by entry; unknown entries get the
+        gradient 0.
+        """
         ...
 
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
-        """Counts int64 (3, 3, C) += per split (bit of mask): right predictions, predictions and vertices of a class."""
+        """Add to counts int64 (3, 3, C), per split (bit of mask), each class's right predictions, predictions and
+        vertices.
+        """
         ...
 
     def entry_counts(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
-        """As `confusion` of known entries (V, T), positive above 0.5 and predicted so above the score 0."""
+        """Do the same as `confusion` for known entries (V, T), positive above 0.5 and predicted positive above the
+        score 0.
+        """
         ...
 
     def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
-        """Out (nnz,) = the values of sparse features under input dropout: the mask of the dense row."""
+        """Write the values of sparse features under input dropout, with the mask of the dense rows, to out (nnz,)."""
         ...
 
     def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        """out[i] = source[index[i]]; index int32. Here and in what follows either may be columns of a wider tensor.
+        """Copy source[index[i]] to out[i]; index int32. Here and in the next two methods both may be columns of a wider
+        tensor.
 
         One may be bfloat16 and the other one float32: rows are converted on the way.
         """
@@ -248,14 +263,14 @@ class KernelBackend(Protocol):
         ...
 
     def epoch_end(self, step: Step, books: Books) -> Callable[[], None]:
-        """Return what ends an epoch: it moves all weights, then writes the signals to the history and starts them anew.
+        """Return the end of an epoch: it updates all weights, then writes the signals to the history and resets them.
 
-        The learning rate is that of the epoch on the clock, which moves on; a call allocates nothing of note.
+        It reads the learning rate of the epoch on the clock and advances the clock; a call allocates nothing of note.
         """
         ...
 
     def record(self) -> Event:
-        """Return an event that is done when everything started so far is done."""
+        """Return an event that completes once all work started so far is done."""
         ...
 
     @property
@@ -264,14 +279,15 @@ class KernelBackend(Protocol):
         ...
 
     def timestamp(self) -> Timestamp:
-        """Return the moment at which everything started so far is done."""
+        """Return a timestamp of the moment at which all work started so far is done."""
         ...
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
-        """Return what does the same device work as `function` in every call, at less cost to the host if it can.
+        """Return a callable that does the device work of `function` in every call, at less cost to the host where
+        possible.
 
         `function` must do the same work each time, without a look at its results; its first calls are made as they are.
-        agree: asked once, by all ranks in the same call, if a device wants to change how it gets the work.
+        agree: called once, by all ranks in the same call, if a device is about to change how work is launched.
         """
         ...
 

@@ -19,9 +19,9 @@ def product_grad_by_blocks(
     gradient: Gradient,
     out: Tensor | None = None,
 ) -> None:
-    """As KernelBackend.product_grad: as many rows at a time as `block` has, which finds them in the cache."""
+    """Implement KernelBackend.product_grad with as many rows at a time as `block` has, so that they stay in the cache."""
     step = max(1, block.shape[0])
-    # Without rows, too: the sums of columns begin with the first call.
+    # The loop runs once even without rows: the first call initialises the column sums.
     for first in range(0, max(1, h.shape[0]), step):
         rows = h[first : first + step]
         part = block[: rows.shape[0]]

@@ -1,4 +1,4 @@
-"""The end of a training epoch, once gradients are summed: one step of all weights, and the epoch's books.
+"""The end of a training epoch, once gradients are summed: one step of all weights, and the epoch's records.
 
 W weights in one flat tensor, S matrices and vectors among them, K signals, a window of E epochs.
 """
@@ -22,8 +22,9 @@ CLIP_EPS = 1e-6
 class Weight:
     """One matrix or vector of the model: views into the tensors of its Step, but for the operand.
 
-    moments: Adam's two averages, or SGD's momentum if it has one; steps float32 (): those that were made.
-    operand: the copy in the type of activations that products read, its rows maybe padded; None if they read `value`.
+    moments: Adam's two averages, or SGD's momentum if it has one; steps float32 (): number of steps made so far.
+    operand: the copy that products read, in the type of activations and perhaps with padded rows; None if they read
+    `value`.
     """
 
     value: Tensor
@@ -39,8 +40,8 @@ class Step:
     """One step of all weights, as torch.optim's Adam, AdamW or SGD makes it.
 
     values, grads, moments: (W,), what no weight covers stays zero; steps float32 (S,); operands: as values, or None.
-    clip_norm: grads of a larger norm are scaled down to it, as by torch.nn.utils.clip_grad_norm_; 0: never. Whether grads
-    hold them scaled afterwards is the device's choice.
+    clip_norm: grads of a larger norm are scaled down to it, as by torch.nn.utils.clip_grad_norm_; 0: never. Afterwards
+    grads may hold either the original or the scaled gradients.
     """
 
     kind: Literal["adam", "adamw", "sgd"]
@@ -56,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """The books of an epoch: what it reads and writes beside weights.
+    """The records of an epoch: everything except weights that its end reads and writes.
 
     clock int64 (2,): seed and epoch; rates float64 (E,): learning rates; signals float64 (K,): those of the epoch, summed
     over ranks; history float64 (E, K): those of the last E epochs, epoch e in row e % E, as its rate is rates[e % E];

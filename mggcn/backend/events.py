@@ -1,4 +1,4 @@
-"""Points in a device's work: what other work waits for, and when it was."""
+"""Points in a device's work, which other work can wait for, and their times."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ DONE: Final = Done()
 
 
 class CommStream(Protocol):
-    """The stream of messages: beside the kernels on a device that has streams, else the calling thread."""
+    """The stream of messages: on a device with streams one that runs beside the kernels, otherwise the calling thread."""
 
     def working(self, after: Event | None) -> AbstractContextManager[None]:
-        """Tensor work of the block is the comm stream's, after `after`, or, without it, after the rank's work so far."""
+        """Run the block's tensor work on the comm stream, after the event `after` or, without one, after the rank's
+        work so far.
+        """
         ...
 
     def record(self) -> Event:
-        """Return an event that is done when the comm stream's work so far is."""
+        """Return an event that completes once the comm stream's work so far is done."""
         ...
 
     def timestamp(self) -> Timestamp:
@@ -55,7 +57,8 @@ class Timestamp(Protocol):
 
 
 Agree = Callable[[str], tuple[str, bool]]
-"""Tells all ranks why this one cannot go on ("": it can). Returns the first rank's reason, and whether this one says it."""
+"""Tells all ranks why this one cannot go on ("": it can). Returns the reason of the first rank that gives one, and
+whether that is this rank."""
 
 
 def alone(reason: str) -> tuple[str, bool]:
@@ -68,7 +71,7 @@ class Repeatable(Protocol):
 
     @property
     def state(self) -> str:
-        """How a device gets the work: "eager", piece by piece; "captured", whole; "refused: REASON", eager for good."""
+        """How the work is launched: "eager", piece by piece; "captured", whole; "refused: REASON", eager for good."""
         ...
 
     def __call__(self) -> None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 SLICES: Final = (128, 256, 512)
-"""Bytes of a slice of the operand's columns, of which one after the other is gathered: whole cache lines."""
+"""Bytes per row of a slice of the operand's columns; slices are gathered one after the other. Whole cache lines."""
 SLICE_GAIN: Final = 1.3
-"""Slices must promise to be faster by this factor: rows with neighbours in common hit the cache without them, too."""
+"""Slices must promise to be faster by this factor, because rows with common neighbours hit the cache even without them.
+"""
 SLICE_ROW: Final = 32
-"""Nonzeros that a row must have on average: what a slice does for each row anew is small beside them."""
+"""Least average nonzeros per row, so that the work that each slice repeats for every row stays small."""
 AGAIN_BYTES: Final = 5
 """Cost of a nonzero in every further slice: its index, and its share of what a row of SLICE_ROW nonzeros costs."""
 
@@ -72,7 +73,7 @@ class CacheRates:
         return count * self.row_s(size, footprint * size / row_bytes) + (count - 1) * AGAIN_BYTES / self.missed
 
     def scaled(self, factor: float) -> CacheRates:
-        """Return the rates of kernels that are as many times as fast."""
+        """Return the rates of kernels that are faster by a factor."""
         return CacheRates(self.cache_bytes, self.cached * factor, self.missed * factor, self.missed_row_s / factor)
 
 

@@ -1,7 +1,8 @@
-"""Edge operations at kernel level beside sums: the maximum of neighbours, and attention over them.
+"""Edge operations other than sums at kernel level: the maximum of neighbours, and attention over them.
 
-Shapes: V rows of this rank, N rows that travelled, D columns, H heads of C columns, D = H C. Rows are of the storage type,
-float32 or float64; numbers of vertices travel as integers of its size in a column of their rows.
+Shapes: V rows of this rank, N rows of the operand, some of them from other ranks, D columns, H heads of C columns, D =
+H C. Rows are of the storage type, float32 or float64; numbers of vertices travel as integers of its size in a column of
+their rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How scores follow from rows. a: weights (H, C) of GATv2's scores, None for GAT's; slope: of LeakyReLU below 0.
+    """How scores are computed from rows. a: weights (H, C) of GATv2's scores, None for GAT's; slope: of LeakyReLU below
+    0.
 
     dropout: of weights, counted by head, source, destination and layer; ids int64 (V,): numbers of this rank's vertices.
     first: number of the first of these heads among those of the model, by which masks are counted.
@@ -42,14 +44,17 @@ class NeighbourKernels(Protocol):
     def maximum(
         self, matrix: Sparse | None, rows: Tensor, out: Tensor, winners: Tensor, *, begins: bool, ends: bool
     ) -> None:
-        """Out, winners (V, D) = the maxima of a tile's rows (N, D + 1) and of what lies there, and whose they are.
+        """Take the maxima of a tile's rows (N, D + 1) and of `out` (V, D) into `out`, and their vertices into `winners`
+        (V, D).
 
         matrix: None for no entries. ends: rows without any become 0.
         """
         ...
 
     def maximum_combine(self, message: Tensor, index: Tensor, out: Tensor, winners: Tensor) -> None:
-        """The same of whole rows with their winners, (len(index), 2 D); index int32 without repeats."""
+        """Do the same with other ranks' partial results, rows with their winners (len(index), 2 D); index int32 without
+        repeats.
+        """
         ...
 
     def maximum_grad(self, matrix: Sparse, rows: Tensor, ids: Tensor, out: Tensor, *, begins: bool) -> None:
@@ -68,20 +73,21 @@ class NeighbourKernels(Protocol):
         begins: bool,
         ends: bool,
     ) -> None:
-        """Out (V, D), state (V, 2 H) = weighted sums of a tile's rows before they are divided, maxima and sums of weights.
+        """Add a tile's weighted rows to `out` (V, D), not yet divided, and update maxima and sums of weights, `state`
+        (V, 2 H).
 
         own: t (V, H) or y (V, D). matrix: None for no entries. ends: out is divided, rows without entries are 0.
         """
         ...
 
     def attend_combine(self, heads: Heads, message: Tensor, index: Tensor, out: Tensor, state: Tensor) -> None:
-        """Other ranks' [z | m | l] join those in out and state; index int32 without repeats."""
+        """Merge other ranks' [z | m | l] into out and state; index int32 without repeats."""
         ...
 
     def attend_sources(
         self, heads: Heads, matrix: Sparse, rows: Tensor, own: Tensor, out: Tensor, *, begins: bool
     ) -> None:
-        """Out += the gradients of what travelled, from rows of destinations; own: what travelled of these rows."""
+        """Add to out the gradients of the rows that were sent, from rows of destinations; own: this rank's rows as sent."""
         ...
 
     def attend_destinations(
@@ -97,7 +103,7 @@ class NeighbourKernels(Protocol):
     ) -> None:
         """Out += the gradients of t or y, from rows of sources; beside (V, D) += those of a, by row.
 
-        own: what travels backwards of these rows.
+        own: this rank's rows as sent in the backward pass.
         """
         ...
 

@@ -14,8 +14,8 @@ class Sparse:
     """A CSR matrix on the device: indptr int64 (V + 1,), indices int32 (nnz,), values (nnz,) or None for ones.
 
     Values are of the accumulation type: float32, or float64 for float64 storage.
-    schedule: how the backend that made it shares out the rows; its own type.
-    relations: the entries by relation, where a model reads types; they are then here alone.
+    schedule: how the backend that made it divides the rows among threads; the type is the backend's own.
+    relations: the entries by relation, where a model reads types; no other field then holds them.
     """
 
     indptr: Tensor

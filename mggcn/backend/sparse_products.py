@@ -1,4 +1,4 @@
-"""A device's sparse products as whoever explores their variants sees them."""
+"""A device's sparse products, as the search for their fastest variants uses them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
 
 HOPELESS = 2.0
-"""A variant is not proposed if the model expects it to take as many times what its own choice takes."""
+"""A variant is not proposed if the model expects it to take more than this multiple of the time of the model's own
+choice.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A kind of product that was asked for, and how it is done."""
+    """A kind of product that was called, and the variant that runs it."""
 
     pattern: Sparse
     width: int
@@ -69,8 +71,8 @@ class Explorer(Protocol):
     """Finds out in the calls of a run which variants are fastest (`tuning/exploration.py`)."""
 
     def explored(self, products: SparseProducts, now: Callable[[], float]) -> Spmm:
-        """Return these products, each call in the variant that finds out most.
+        """Return products that run each call in the variant whose timing is most useful.
 
-        now: the seconds of a clock, once all that was asked of the device is done.
+        now: returns the seconds of a clock once all work queued on the device is done.
         """
         ...

@@ -14,7 +14,9 @@ if TYPE_CHECKING:  # the parent of the ranks reads this room too, and needs no t
     from torch import Tensor
 
 Moving = Callable[[], AbstractContextManager[None]]
-"""Opens a block in which a transport moves data on the comm stream, all waiting for others done that it can do before."""
+"""Opens a block in which a transport moves data on the comm stream, after it has waited for other ranks as far as
+possible.
+"""
 
 
 class Communicator(Protocol):
@@ -22,8 +24,8 @@ class Communicator(Protocol):
 
     Every operation is asynchronous: it starts after the event `after` (None: after the rank's work so far) and returns
     an event; buffers belong to the transport until that event has been waited for, on the sending side too. A rank must
-    wait for each of its events, all ranks in the same order; a message may be waited for long after later ones were.
-    Tensors are contiguous; one thread of a rank makes its calls.
+    wait for each of its events, all ranks in the same order; a rank may wait for a message long after it has waited for
+    later ones. Tensors are contiguous; one thread of a rank makes its calls.
     Any call or wait may raise CommError: another rank failed or did not come, or the ranks made different calls.
     On a device that runs asynchronously, a message that fails after the wait shows in `check`.
     """
@@ -35,7 +37,8 @@ class Communicator(Protocol):
     def size(self) -> int: ...
 
     def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
-        """Move the tensors of later calls in `comm_stream`; until then they are host tensors. Collective, once at most.
+        """Move the tensors of all later calls in `comm_stream`; earlier calls take host tensors. Collective, called at
+        most once.
 
         moving: for measuring; entered around each stretch of a message that the transport itself puts on the comm stream.
         Raises: CommError if the transport cannot move data there.
@@ -66,12 +69,13 @@ class Communicator(Protocol):
     def check(self) -> None:
         """Raises: CommError if this or another rank is known to have failed. Never blocks.
 
-        To be called once the device has been waited for, before any of its results is believed.
+        Call it after waiting for the device and before using any of its results.
         """
         ...
 
     def device_bytes(self) -> Mapping[str, int]:
-        """Return what the transport itself has taken of the device so far: at its "start", and by kind of message.
+        """Return the bytes of the device that the transport itself has taken so far: at its "start", and by kind of
+        message.
 
         Measured in the calls that are compared, which come first, and exact if nobody else takes memory of the device then;
         empty where a transport takes nothing.
@@ -81,7 +85,8 @@ class Communicator(Protocol):
     def abort(self, reason: str) -> None:
         """Make every wait of every rank, now and later, raise CommError(reason); never blocks, may be called twice.
 
-        The first reason counts. Any thread may call it. A wait for something that was complete before may still return.
+        The first reason counts. Any thread may call it. A wait for an operation that was already complete may still
+        return.
         """
         ...
 

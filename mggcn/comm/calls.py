@@ -1,4 +1,4 @@
-"""One collective call of a rank, in a form in which ranks can compare theirs."""
+"""One collective call of a rank, in a form that ranks can exchange and compare."""
 
 from __future__ import annotations
 

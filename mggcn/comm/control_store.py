@@ -25,9 +25,9 @@ SLICE_S: Final = 0.25
 ROLL_CALL_S: Final = 1.0
 """Seconds that a rank which timed out lets the others answer that they wait in the same call."""
 CHECKED_CALLS: Final = 64
-"""As many calls of a rank are compared with the other ranks' before they start: what follows repeats them."""
+"""Number of a rank's calls that are compared with the other ranks' before they start; later calls repeat these."""
 LEAVE_S: Final = 3.0
-"""A rank at its end waits for the others so much longer than they wait in a call, and call the roll."""
+"""Seconds that a rank at its end waits for the others beyond the time in which they time out and call the roll."""
 FIRST_POLL_S: Final = 0.0002
 LAST_POLL_S: Final = 0.02
 
@@ -54,7 +54,7 @@ class ControlStore:
 
     @property
     def failure(self) -> str | None:
-        """The first reason to give up that this rank learnt of."""
+        """The first reason for an abort that this rank has seen."""
         return self._failure
 
     def check(self) -> None:
@@ -70,7 +70,7 @@ class ControlStore:
         self.call = call
 
     def abort(self, reason: str) -> None:
-        """Tell all ranks to give up; they look every SLICE_S. The first reason of any rank counts."""
+        """Tell all ranks to abort; they check every SLICE_S seconds. The first reason of any rank counts."""
         if self._failure is not None:
             return
         try:

@@ -113,7 +113,8 @@ class DistributedCommunicator:
                 control.look(number)
                 control.check()
                 if work.is_completed():
-                    # It may have completed after the time slice: a second wait returns at once, or raises its error.
+                    # The operation may have completed after the time slice: a second wait returns at once, or raises
+                    # its error.
                     try:
                         work.wait(timedelta(seconds=SLICE_S))
                         return
@@ -147,7 +148,7 @@ class DistributedCommunicator:
 
 @final
 class _GlooEvent:
-    """An operation that gloo performs on a thread of its own; waiting again repeats the answer."""
+    """An operation that gloo performs on a thread of its own; a second wait gives the same result."""
 
     def __init__(self, comm: DistributedCommunicator, work: dist.Work, number: int, call: Call) -> None:
         self._comm = comm

@@ -32,7 +32,7 @@ class Terminated(KeyboardInterrupt):
 
 @final
 class Interrupted(MggcnError):  # noqa: N818  like KeyboardInterrupt: it is no error
-    """A signal ended the run, in order: what was to be saved is saved."""
+    """A signal ended the run in an orderly way: everything that must be saved has been saved."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
@@ -103,7 +103,7 @@ class Report:
         if isinstance(found, type) and issubclass(found, Exception):
             try:
                 error = found(message)
-            except TypeError:  # for example UnicodeDecodeError, which wants five arguments
+            except TypeError:  # for example UnicodeDecodeError, which takes five arguments
                 pass
         error.add_note(f"On rank {self.rank}:\n{self.traceback}")
         return error

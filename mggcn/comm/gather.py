@@ -1,4 +1,4 @@
-"""Collectives of set-up between host tensors: a text of every rank, and which GPU each of them uses."""
+"""Collectives of set-up on host tensors: exchange a text of every rank, and check that each uses a GPU of its own."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def _stop(ranks: Sequence[_Rank]) -> None:
 
 def _signal_all(ranks: Sequence[_Rank], signum: int) -> None:
     for rank in ranks:
-        rank.process.send_signal(signum)  # nothing happens to one that has ended: Popen looks first
+        rank.process.send_signal(signum)  # harmless for a process that has ended: Popen checks first
 
 
 @contextmanager

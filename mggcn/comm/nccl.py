@@ -5,8 +5,9 @@ CUDA graph may record all of it. Small host tensors and barriers go through the 
 
 Every rank receives the same sums, by NCCL's design, and they are the same bits in each run on the same GPUs with the same
 NCCL: mggcn pins the ring as algorithm (comm/nccl_settings.py), and NCCL chooses protocol and channels by size, type and
-topology alone. A user's own settings of NCCL go before, and may break that promise. A device cannot be told that a message
-failed: the watchdog aborts NCCL's communicator, which frees the stream, and `check` says so.
+topology alone. A user's own settings of NCCL take precedence, and may break that promise. A failed message cannot be
+reported on the device itself: the watchdog aborts NCCL's communicator, which frees the stream, and `check` raises the
+error.
 
 Verified without a GPU, with a library of the same interface (tests/comm/fake_nccl.py): calls, orders, failures and
 messages. On GPUs nothing has been verified yet: tests/comm/test_gpu.py does it (`-m cuda` with one rank, `-m nccl`
@@ -58,7 +59,7 @@ DESTROY_S: Final = 10.0
 class NcclCommunicator:
     """One rank. Until `use_stream` has made NCCL's communicator, all tensors are host tensors.
 
-    library: cupy.cuda.nccl, or what offers the same. device_type: of the tensors that it moves.
+    library: cupy.cuda.nccl, or a module with the same functions. device_type: that of the tensors that it moves.
     capturing: whether the calling thread records a graph; calls are not compared then, since that would not be recorded.
     environ: where NCCL reads its settings; mggcn's are added before its first call.
     """
@@ -97,7 +98,8 @@ class NcclCommunicator:
         return self._control.size
 
     def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
-        """Make NCCL's communicator for the current device. The roll is called first: ncclCommInitRank has no time limit.
+        """Make NCCL's communicator for the current device. All ranks meet first, since ncclCommInitRank has no time
+        limit.
 
         The comm stream is a DeviceStream, as a CudaDevice has one.
         """
@@ -194,7 +196,7 @@ class NcclCommunicator:
     def _start(
         self, call: Call, after: Event | None, buffers: tuple[Tensor, ...], start: Callable[[Any, int], object]
     ) -> Event:
-        """Have the comm stream start a message behind `after`, once all ranks are known to ask for the same."""
+        """Start a message on the comm stream after the event `after`, once all ranks are known to make the same call."""
         control, comm_stream = self._control, self._comm_stream
         if comm_stream is None:
             raise CommError("no comm stream was given to NCCL")
@@ -225,7 +227,7 @@ class NcclCommunicator:
                 start()
             except (RuntimeError, KeyError) as error:
                 if self._capturing():
-                    raise  # the recording is given up, and what is wrong with NCCL shows in the next call
+                    raise  # the recording is abandoned, and the next call reports the error of NCCL
                 control.fail(
                     f"rank {self.rank}: NCCL failed in call {control.number} ({control.call}): {explained(error)}"
                 )
@@ -270,7 +272,7 @@ class NcclCommunicator:
 
 @final
 class _NcclEvent:
-    """A message that the comm stream will have carried; its buffers live until it is waited for.
+    """A message on the comm stream; its buffers live until the rank has waited for it.
 
     A failure that is known before or after the wait is raised.
     """

@@ -1,4 +1,4 @@
-"""The bytes of a GPU that NCCL takes: estimated from its settings, or as measured on a machine. Needs no torch."""
+"""The GPU memory that NCCL takes, in bytes: estimated from its settings, or measured on a machine. Needs no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NODE_PEERS: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class NcclSizes:
-    """Sizes from which NCCL's bytes follow."""
+    """The sizes that determine NCCL's memory."""
 
     channels: int
     """Of rings."""
@@ -83,7 +83,7 @@ class NcclMemory:
     measured: tuple[NcclMeasured, ...] = ()
 
     def found(self, ranks: int) -> NcclMeasured | None:
-        """Return the measurement for as many ranks or the next larger number, under the same sizes; None without one."""
+        """Return the measurement for this number of ranks or the next larger one with the same sizes; else None."""
         fitting = [m for m in self.measured if m.sizes == self.sizes and m.ranks >= ranks]
         return min(fitting, key=lambda m: m.ranks, default=None)
 
@@ -106,7 +106,7 @@ def memory_from_dict(content: Mapping[str, Any]) -> NcclMemory:
 
 
 def largest_taken(comm: Communicator, allocate: Callable[[int], Tensor]) -> dict[str, int]:
-    """Return the bytes that a transport took of a device in each moment, and in all: each the largest of any rank's.
+    """Return the bytes of a device that a transport took at each stage and in total, each the maximum over all ranks.
 
     allocate: returns bytes of the device, all 0. Collective.
     """

@@ -1,4 +1,4 @@
-"""The settings of NCCL's own that mggcn makes, and what the memory that NCCL takes follows from. Needs no torch.
+"""The settings of NCCL that mggcn makes, and the sizes that determine NCCL's memory. Needs no torch.
 
 NCCL reads its settings from the environment, once, when a process first calls it; a user may also write them into a file
 (NCCL_CONF_FILE, else ~/.nccl.conf; then /etc/nccl.conf). What the user set stays: mggcn adds what is missing.
@@ -61,7 +61,7 @@ def make_settings(environ: MutableMapping[str, str]) -> None:
 
 
 def sizes_of(given: Mapping[str, str]) -> NcclSizes:
-    """Return what NCCL's bytes follow from, by what the user set and what mggcn adds."""
+    """Return the sizes that determine NCCL's memory, under the user's settings and those that mggcn adds."""
     settings = missing_settings(given) | dict(given)
     most = [settings[name] for name in ("NCCL_MAX_NCHANNELS", *SAME["NCCL_MAX_NCHANNELS"]) if name in settings]
     ring = min([_number(text, MAX_CHANNELS) for text in most], default=MAX_CHANNELS)
@@ -75,7 +75,7 @@ def sizes_of(given: Mapping[str, str]) -> NcclSizes:
 
 
 def _number(text: str | None, default: int) -> int:
-    """Return a setting as NCCL reads it: what is no number, or not above 0, is as if it were not set."""
+    """Return a setting as NCCL reads it: a value that is not a positive number counts as unset."""
     try:
         found = int(text or "", 0)
     except ValueError:

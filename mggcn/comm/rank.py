@@ -38,8 +38,8 @@ def rank_main(
 ) -> int:
     """Connect a rank that `run_ranks` started, and run `body`. Returns 0; after a failure the process ends in here.
 
-    The exception is left in folder/rank-R.error.json for the parent. `body` stops in order by raising Interrupted
-    on all ranks: they meet once more, and leave with its exit code. With transport nccl, body calls `use_stream`.
+    The exception is left in folder/rank-R.error.json for the parent. To stop early, `body` raises Interrupted on all
+    ranks: they meet once more, and leave with its exit code. With transport nccl, body calls `use_stream`.
     """
     _die_with_parent(int(parent_path(rendezvous.parent).read_text()))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

@@ -42,7 +42,7 @@ class ThreadWorld:
         self._ended: set[int] = set()
 
     def end(self, rank: int) -> None:
-        """Note that a rank makes no more calls: whoever still waits for it fails at once."""
+        """Note that a rank makes no more calls: ranks that still wait for it fail at once."""
         with self._changed:
             self._ended.add(rank)
             self._changed.notify_all()
@@ -73,7 +73,7 @@ class ThreadWorld:
             return meeting
 
     def reach(self, number: int, rank: int, stage: int, event: Event) -> None:
-        """Tell the others that `rank` comes to `stage` of call `number` with `event`."""
+        """Tell the others that `rank` reaches `stage` of call `number` with `event`."""
         with self._changed:
             self.check()
             meeting = self._meetings[number]
@@ -84,7 +84,7 @@ class ThreadWorld:
             self._changed.notify_all()
 
     def await_stage(self, number: int, meeting: Meeting, stage: int, ranks: Iterable[int], waiter: int) -> list[Event]:
-        """Return the events with which `ranks` come to `stage`, once all threads have said so.
+        """Return the events with which `ranks` reach `stage`, once all their threads have announced them.
 
         Raises: CommError that names those that did not.
         """

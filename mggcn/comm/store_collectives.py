@@ -1,6 +1,6 @@
 """Collectives on small host tensors through the store: what ranks on GPUs exchange before and beside the data.
 
-A path, a peak, a score: they need no device, no capture and no second transport that could fail to connect.
+A path, a peak or a score needs no device, no capture and no second transport that could fail to connect.
 """
 
 from __future__ import annotations

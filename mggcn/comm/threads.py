@@ -6,7 +6,8 @@ early fails here too. On a GPU the threads only start copies and leave events be
 
     a buffer may be read from (READY), a slice holds its sum (REDUCED), a rank has all it requested (FINISHED)
 
-are each an event of the comm stream of the rank that says so, and whoever builds on it orders its own comm stream behind.
+are each an event on the comm stream of the rank that reports it, and a rank that depends on it orders its own comm stream
+after that event.
 """
 
 from __future__ import annotations
@@ -167,13 +168,13 @@ class ThreadCommunicator:
         return [self._reach(number, FINISHED)]
 
     def _reach(self, number: int, stage: int) -> Event:
-        """Tell the others that this rank's comm stream will have come to `stage`."""
+        """Announce the event after which this rank's comm stream has reached `stage`."""
         event = self._comm_stream.record()
         self._world.reach(number, self._rank, stage, event)
         return event
 
     def _follow(self, number: int, meeting: Meeting, stage: int, ranks: Iterable[int]) -> None:
-        """Order this rank's comm stream behind `stage` of `ranks`."""
+        """Order this rank's comm stream after `stage` of `ranks`."""
         for event in self._world.await_stage(number, meeting, stage, ranks, self._rank):
             event.wait()
 

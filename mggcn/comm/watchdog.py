@@ -1,8 +1,8 @@
 """A thread that detects failed peers, transport errors, hung library calls and a stalled device.
 
-The rank's own thread cannot: it is busy, inside a library, or waits for its device. After a failure the watchdog reports to
-all ranks, frees what waits on the device, and ends the process with a report if the rank's own thread does not come back
-to learn of it.
+The rank's own thread cannot: it is busy, inside a library, or waiting for its device. After a failure the watchdog
+informs all ranks, releases work that waits on the device, and ends the process with a report if the rank's own thread
+does not return in time to see the failure.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mggcn.errors import CommError
 
 TICK_S: Final = 0.25
 LEAVE_S: Final = 20.0
-"""After a failure the rank's thread has this long to learn of it by a call, a wait or `check`."""
+"""After a failure the rank's thread has this long to notice it in a call, a wait or `check`."""
 
 Look = Callable[[], str | None]
-"""Returns what is wrong, or None. May take a moment, must not wait for the device."""
+"""Returns what is wrong, or None. It may take a moment, but must not wait for the device."""
 
 
 class Mark(Event, Protocol):
@@ -43,7 +43,7 @@ class DeviceStream(CommStream, Protocol):
 
     @property
     def capturing(self) -> threading.Lock:
-        """Held while the rank's work is recorded into a graph: nobody else may touch its streams then."""
+        """Held while the rank's work is recorded into a graph: no other thread may touch its streams then."""
         ...
 
     def record(self) -> Mark: ...
@@ -61,7 +61,8 @@ class DeviceStream(CommStream, Protocol):
 class Heartbeat:
     """A detector of a stalled device: it leaves marks in the rank's work, and finds them passed or not.
 
-    A mark is passed once all work is done that the host had queued before: less than the time limit, or it barks.
+    The device passes a mark once it has done all work queued before it; if that takes longer than the time limit, the
+    detector reports a failure.
     """
 
     def __init__(self, comm_stream: DeviceStream, control: ControlStore) -> None:
@@ -143,7 +144,7 @@ class Watchdog:
         self._wake.set()
 
     def stop(self) -> None:
-        """Look no more; what is being looked at is finished first."""
+        """Stop looking; a check that is under way finishes first."""
         self._stopped = True
         self._wake.set()
         if self._thread is not None:

@@ -23,9 +23,9 @@ class Partition15D:
 
 
 def analyse_15d(machine: Machine, ranks: int) -> Partition15D | str:
-    """Return what a 1.5D partition would cost on `machine`, or why it cannot be said.
+    """Return the cost of a 1.5D partition on `machine`, or the reason why it is unknown.
 
-    1D: P broadcasts of N d / P rows, N d / (B l) seconds, with B links for a broadcast and l the rate of one.
+    1D: P broadcasts of N d / P rows, N d / (B l) seconds, with B links for a broadcast and l the rate of one link.
     1.5D: P / c^2 rounds of broadcasts of c N d / P rows within each of c groups, then a reduction of as many between
     them: N d / (c B_g l) + c N d / (P B_r l).
     Source: MG-GCN, section 5.1: c = 2, P = 8 give 1.5 on the links of a DGX-1 and 0.75 on those of a DGX-A100.

@@ -40,7 +40,8 @@ def predict(machine: Machine, transport: str, lists: Sequence[Sequence[Item]]) -
     program = Program(machine, transport, lists)
     found = Simulation(program)
     awaited = {segment.awaits for segment in program.segments}
-    # What no rank waits for in this epoch costs its device all the same: an older message of its kind arrives.
+    # A message that no rank waits for in this epoch still costs its device time: an older one of its kind arrives
+    # instead.
     flying = sum(
         message.end - message.start for number, message in enumerate(found.deliveries) if number not in awaited
     )
@@ -53,7 +54,7 @@ def predict(machine: Machine, transport: str, lists: Sequence[Sequence[Item]]) -
 
 
 def mean_cost(costs: Sequence[Cost]) -> Cost:
-    """Return the average of the costs of epochs that differ in what they send."""
+    """Return the average cost of epochs that send different messages."""
     count = len(costs)
     ranks = tuple(
         {kind: sum(parts[kind] for parts in same) / count for kind in KINDS}

@@ -1,4 +1,4 @@
-"""All ranks' lists of work and messages, run side by side on a described machine: what waits for what, and for how long.
+"""Simulates all ranks' lists of work and messages side by side on a described machine: what waits for what, and how long.
 
 All ranks share one link, which carries the bytes of their messages one after the other, in the order in which every rank
 lists them; a message has arrived its latency after its bytes. How much of it hides behind computing is what a strategy's
@@ -110,7 +110,7 @@ class Program:
             raise PlanError(DIFFERENT)
 
     def _last(self) -> Segment:
-        """Return the segment that goes on: a new one if the last ended with a wait."""
+        """Return the current segment: a new one if the last ended with a wait."""
         if not self.segments or self.segments[-1].awaits is not None:
             self.segments.append(Segment({}, np.zeros(self.size)))
         return self.segments[-1]
@@ -268,7 +268,7 @@ class Simulation:
         self._began = np.maximum(message.end, ended + message.takes)
         waited = self._began - ended
         if self._program.messages[segment.awaits].kind == "all_reduce":
-            # Until the last rank has come, it is waiting; the rest is the sum itself.
+            # Until the last rank arrives, a rank is waiting; the rest is the sum itself.
             idle = np.maximum(0.0, message.start - ended)
             self.parts["sums"] += waited - idle
             waited = idle

@@ -1,4 +1,6 @@
-"""Typed, strict access to a TOML file: every key is expected, of its type and in its range, or the error says so."""
+"""Typed, strict access to a TOML file: every key must be known, of its type and in its range, or an error says what is
+wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's work in a program, as the cost model sees it, and its seconds without messages. Needs no torch.
+"""A rank's work in a program for the cost model, and its seconds without messages. Needs no torch.
 
 P ranks.
 """
@@ -58,7 +58,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A buffer of `nbytes` is summed over all ranks, and all wait for it."""
+    """A buffer of `nbytes` is summed over all ranks, and all ranks wait for the sum."""
 
     nbytes: int
 
@@ -124,7 +124,7 @@ def ring_bytes(nbytes: int, ranks: int) -> int:
 def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, float]:
     """Return the seconds of a rank's work, and of its calls, where `sharing` ranks have the device.
 
-    Each rank gets its part of the rates; together, their operands take as many times the cache.
+    Each rank gets its part of the rates, and all their operands share the cache.
     Raises: PlanError if the machine's file has no rate of dense products in this precision.
     """
     moving = 0.0
@@ -170,7 +170,7 @@ def _row_s(
 
 
 def _of_distinct(numbers: npt.NDArray[np.int64], function: Callable[[int], float]) -> npt.NDArray[np.float64]:
-    """Return a function of every number; it is called once for all that are equal."""
+    """Apply a function to every number, calling it once for all equal ones."""
     distinct, which = np.unique(numbers, return_inverse=True)
     values = np.array([function(number) for number in distinct.tolist()])
     return values[which].reshape(numbers.shape)

@@ -1,4 +1,4 @@
-"""Buffers with live ranges, packed into one arena: what an epoch needs, to the byte, before it runs."""
+"""Buffers with live ranges, packed into one arena: the memory of an epoch, known to the byte before it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from mggcn.errors import PlanError
 ALIGNMENT = 64
 """Bytes: rows and buffers start on cache lines."""
 OPERAND_ALIGNMENT = 16
-"""Bytes to which rows of converted weights are padded: without it, odd widths fall to a GPU's slowest dense products."""
+"""Rows of converted weights are padded to multiples of this many bytes: without padding, odd widths get a GPU's slowest
+dense products."""
 ITEM_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8, "int64": 8}
 
 
@@ -44,7 +45,7 @@ def operand_stride(cols: int, item: int) -> int:
 
 
 def operand_nbytes(rows: int, cols: int, item: int) -> int:
-    """Return the bytes of such a matrix, up to where the next may start."""
+    """Return the bytes of such a matrix, up to the place where the next may start."""
     return -(-rows * operand_stride(cols, item) * item // ALIGNMENT) * ALIGNMENT
 
 

@@ -24,7 +24,7 @@ class DeviceModel:
     partials: int
     """Row chunks whose column sums are added in a fixed order: KernelBackend.partials."""
     is_host: bool
-    """Whether its memory is the host's, in which set-up reads and sorts."""
+    """Whether the device uses the host's memory, in which set-up reads and sorts."""
 
     def block_rows(self, row_bytes: int) -> int:
         """Return the rows of a block whose rows take `row_bytes`."""
@@ -77,7 +77,7 @@ def threads_of(run: RunConfig) -> int:
 
 
 def runs_nccl(run: RunConfig) -> bool:
-    """Return whether NCCL moves the messages of a run; that is what auto stands for on several GPUs."""
+    """Return whether NCCL moves the messages of a run, as `auto` chooses on several GPUs."""
     return run.transport == "nccl" or (run.transport == "auto" and run.ranks > 1 and not DEVICES[run.device].is_host)
 
 
@@ -95,7 +95,7 @@ def not_captured(run: RunConfig) -> str:
 
 
 def launching(run: RunConfig) -> str:
-    """Return how a GPU gets the work of an epoch, in words; "" for a device that works as it is called."""
+    """Return in words how a GPU's work is launched in an epoch; "" for a device that computes during each call."""
     if DEVICES[run.device].is_host:
         return ""
     reason = not_captured(run)

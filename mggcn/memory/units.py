@@ -1,4 +1,4 @@
-"""Bytes: how many this machine grants a process; and how they are written for people."""
+"""Memory in bytes: how much this machine grants a process, and sizes as readable text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 2**20
 def free_bytes(root: Path = Path("/")) -> int:
     """Return the bytes that new allocations may take: MemAvailable, or what the tightest control group leaves.
 
-    `root`: where proc and sys are, for tests. Without either (not Linux) memory is not limited here.
+    `root`: where proc and sys are, for tests. Without either (not Linux) the result sets no limit.
     """
     memory = machine_memory(root)
     return 2**63 - 1 if memory is None else memory.available

@@ -1,4 +1,4 @@
-"""The builder with which a model is written: every method returns a new value, and parameters come into being on the way.
+"""The builder with which a model is written: every method returns a new value and creates the parameters that it needs.
 
 A model is a function of a builder, its input and a ModelConfig that returns the logits (V, C): stack.py.
 """
@@ -30,7 +30,7 @@ from mggcn.model.values import Kind, Value
 class Builder:
     """Makes the values of one model. training: whether dropout drops.
 
-    num_classes: C; num_relations: R, 0 where edges have no types. parameters: those made so far, by name.
+    num_classes: C; num_relations: R, 0 where edges have no types. parameters: those created so far, by name.
     """
 
     config: ModelConfig
@@ -132,7 +132,7 @@ class Builder:
         return Value(HeadMean(heads, self._layers), (x,), x.cols // heads)
 
     def attention_bias(self, x: Value) -> Value:
-        """Return x + b behind attention, attention.<k>.bias of the k-th aggregation."""
+        """Return x + b after attention, where b is attention.<k>.bias of the k-th aggregation."""
         return self.bias(x, f"attention.{self._aggregates}.bias")
 
     def aggregate(self, x: Value) -> Value:

@@ -1,4 +1,4 @@
-"""What is decided before a graph of values is rewritten: how the input is kept, and the order of each layer's products.
+"""Choices made before a graph of values is rewritten: how the input is kept, and the order of each layer's products.
 
 V rows of this rank, D input width, E output width; work is counted in multiply-adds, memory in bytes.
 """
@@ -15,12 +15,12 @@ from mggcn.memory.device import REAL, STORAGE
 from mggcn.model.kinds.ends import input_name
 
 SPARSE_PENALTY = 5.0
-"""Multiply-adds of a GEMM in the time of one of an SpMM whose operand fits the cache."""
+"""Number of multiply-adds that a GEMM does in the time of one multiply-add of an SpMM whose operand fits the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerUse:
-    """A dense layer as the model has it: its number from 1, its widths, what it reads and what follows.
+    """A dense layer of the model: its number from 1, its widths, what it reads and what follows it.
 
     aggregated: whether a sum over neighbours alone reads its result. normalised: how many A_hat, as model.norm says, follow
     each other there, each the only one to read the one before.
@@ -38,7 +38,7 @@ class LayerUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputShape:
-    """What is known of the input on one rank: V rows, D features; nonzeros of X, of A's rows and of A_hat X."""
+    """The input's sizes on one rank: V rows, D features; nonzeros of X, of A's rows and of A_hat X."""
 
     rows: int
     cols: int

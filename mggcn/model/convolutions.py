@@ -1,4 +1,6 @@
-"""The convolutions that models are made of: each takes a value and a width and returns what it sends on, bias included."""
+"""The convolutions that models are made of: each takes a value and a width and returns the layer's output, bias
+included.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from mggcn.model.builder import Builder
 from mggcn.model.values import Value
 
 Convolution = Callable[[Builder, Value, int, bool], Value]
-"""From a builder, a value, the width of the result and whether it is the model's last layer."""
+"""Takes a builder, a value, the width of the result and whether this is the model's last layer."""
 
 
 def gcn(b: Builder, x: Value, width: int, last: bool) -> Value:
-    """A_hat x W + b (Kipf & Welling 2017, eq. 2). A rewrite turns the products round where that is less work."""
+    """A_hat x W + b (Kipf & Welling 2017, eq. 2). A rewrite swaps the order of the products where that is less work."""
     return b.bias(b.aggregate(b.linear(x, width)))
 
 
@@ -81,4 +83,4 @@ CONVOLUTIONS: Final[Mapping[str, Convolution]] = MappingProxyType(
         "mlp": dense,
     }
 )
-"""By model.kind, of sage with model.aggregator."""
+"""The convolutions by model.kind; for sage, by kind and model.aggregator."""

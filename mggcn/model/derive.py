@@ -15,7 +15,8 @@ def derive(logits: Value) -> Graph:
     """Return the training graph of a model: the gradients of all parameters from the loss of its logits.
 
     A value has a gradient if a parameter lies below it; the input has none. Where several nodes read a value, its gradient
-    is the sum of theirs. Raises: PlanError if a kind on the way has no adjoint, or two nodes read one parameter.
+    is the sum of theirs. Raises: PlanError if a kind between parameters and loss has no adjoint, or two nodes read one
+    parameter.
     """
     values = Graph((logits,)).values()
     depends = _depends(values)

@@ -1,7 +1,8 @@
-"""From a graph of values to a flat list of ops and the buffers of one rank: an order, storage, places in the arena.
+"""Turns a graph of values into a flat list of ops and the buffers of one rank: chooses order, storage and places in the
+arena.
 
-V rows of this rank, L layers. A result takes over the storage of an operand that nothing reads afterwards, where its kernel
-works in place: a gradient overwrites its activation.
+V rows of this rank, L layers. Where a kernel works in place, its result takes over the storage of an operand that
+nothing reads afterwards: a gradient overwrites its activation.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from mggcn.model.runtime import Sizes
 from mggcn.model.values import Graph, Op, Scratch, Value
 
 REUSE = (range(0), range(2, 3), range(1, 2**30))
-"""How many ops ago a value may have been read last whose storage a like result takes; the smallest arena wins. With two,
-the gradient of an aggregate takes the place of the aggregate, which served the weight gradient before it."""
+"""A result may take the storage of a value of equal size that was last read this many ops ago; each number is tried and
+the smallest arena wins. With two, the gradient of an aggregate replaces the aggregate, which the weight gradient read
+before.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregations:
-    """How the aggregations of a program move rows: those that compute all, and those of a level."""
+    """The plans of a program's aggregations: those that compute all rows, and those of each level."""
 
     every: AggregationPlan
     of_level: Mapping[int, AggregationPlan]
@@ -39,12 +42,12 @@ class Aggregations:
 def lower(name: str, graph: Graph, sizes: Sizes, aggregations: Aggregations) -> Program:
     """Lower a graph for one rank. Weight gradients are local sums, to be added over ranks.
 
-    Raises: PlanError for a graph that reads what nothing makes.
+    Raises: PlanError for a graph that reads a value that no node makes.
     """
     order = block_rows(graph, sizes.block_rows).values()
     best = _placed(name, order, sizes, aggregations, REUSE[0])
     for reuse in REUSE[1:]:
-        # No arena is smaller than what lives at once.
+        # No arena is smaller than the buffers that live at once.
         if best.arena.nbytes == best.arena.busiest:
             break
         best = min(best, _placed(name, order, sizes, aggregations, reuse), key=lambda program: program.arena.nbytes)
@@ -52,7 +55,7 @@ def lower(name: str, graph: Graph, sizes: Sizes, aggregations: Aggregations) -> 
 
 
 def _placed(name: str, order: Sequence[Value], sizes: Sizes, aggregations: Aggregations, reuse: range) -> Program:
-    """reuse: results also take the storage of a like value that was read last so many ops ago."""
+    """reuse: results also take the storage of a value of equal size that was last read this many ops ago."""
     names, storage = _names(order), _Storage(order, sizes, reuse)
     ops: list[Op] = []
     for index, value in enumerate(order):
@@ -89,7 +92,7 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, aggregations: Aggre
 
 
 def _names(order: Sequence[Value]) -> dict[Value, str]:
-    """A name for what every value stores: that of its op, such as linear1."""
+    """A name for the result of every value: that of its op, such as linear1."""
     names: dict[Value, str] = {}
     for value in order:
         words, _, number = value.kind.label.rpartition(" ")
@@ -137,7 +140,7 @@ class _Storage:
 
 
 def _with_lifetimes(specs: Mapping[str, BufferSpec], ops: Sequence[Op]) -> dict[str, BufferSpec]:
-    """Say which buffers carry something from the forward pass over the loss into the backward pass."""
+    """Mark the buffers that live from the forward pass into the backward pass."""
     loss = next((index for index, op in enumerate(ops) if isinstance(op.kind, Loss)), len(ops))
     before = {name for op in ops[:loss] for name in (*op.reads, *op.writes)}
     kept = before & {name for op in ops[loss:] for name in (*op.reads, *op.writes)}

@@ -1,4 +1,6 @@
-"""From a model to the values of its training epochs and evaluations: what all ranks of a run share. Needs no torch."""
+"""Turns a model into the values of its training epochs and evaluations, which all ranks of a run share. Needs no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ NETWORKS: Final[Mapping[str, Network]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What a model's choices depend on beside the model. features, products, precision: settings of the run.
+    """The settings on which a model's choices depend, besides the model itself. features, products, precision: settings
+    of the run.
 
     num_relations: of the graph's edges, 0 without types.
     """
@@ -55,10 +58,11 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """A model as values, with what was decided for all ranks.
+    """A model as values, with the choices made for all ranks.
 
-    training: down to the gradients; evaluation: down to the scores. aggregates: the sites of a training epoch, each with
-    how many more lie between it and the loss, at most. explained: what each rewrite did, for `mggcn plan --explain`.
+    training: down to the gradients; evaluation: down to the scores. aggregates: the sites of a training epoch, each
+    with the largest number of further ones between it and the loss. explained: what each rewrite did, for `mggcn plan
+    --explain`.
     """
 
     config: ModelConfig
@@ -72,7 +76,7 @@ class Values:
     explained: tuple[str, ...]
 
     def pruned(self, levels: Mapping[int, int]) -> Values:
-        """Return the same with the aggregations of training epochs, by site, computing the rows of a level alone."""
+        """Return the same network, but let the training aggregations named by site compute only the rows of a level."""
         few = ", ".join(str(site) for site in sorted(levels))
         line = (
             f"pruned rows: {f'aggregations {few} compute fewer than all' if few else 'no aggregation leaves any out'}"
@@ -86,7 +90,9 @@ class Values:
 
     @property
     def reads_all(self) -> str:
-        """A node of which every result depends on all vertices, "" if there is none: rows cannot be left out then."""
+        """The label of a node whose results depend on all vertices, so that no rows can be left out; "" if there is
+        none.
+        """
         return next((value.kind.label for value in self.training.values() if value.kind.sums_over_ranks), "")
 
     @property
@@ -137,7 +143,7 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
 def num_aggregations(
     network: Network, config: ModelConfig, num_features: int, num_classes: int, num_relations: int = 0, *, sparse: bool
 ) -> int:
-    """Return how many aggregations of a training epoch lie behind each other at most, with sparse features or dense."""
+    """Return the length of the longest chain of aggregations in a training epoch, with sparse or dense features."""
     written, _ = _written(network, config, num_features, num_classes, num_relations, training=True)
     first = next((use for use in _layer_uses(written, config) if use.first), None)
     # A X is computed before the first epoch: as choose_input decides.
@@ -204,7 +210,7 @@ def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[Laye
     graph = _logged(log, "scales moved into neighbours", graph, push_scales)
     graph = _logged(log, "elementwise steps in one pass", graph, fuse_elementwise)
     graph = keep_sparse(graph, choice)
-    # Set-up loads one input: it must be the one that every reader expects, and only products take it sparse.
+    # Set-up loads one input: every reader must expect it in that form, and only products can read it sparse.
     users = graph.users()
     for value in graph.values():
         kind = value.kind
@@ -239,7 +245,7 @@ def _logged(log: list[str], name: str, graph: Graph, rewrite: Callable[[Graph], 
 
 
 def _aggregates(forward: Graph) -> tuple[tuple[int, int], ...]:
-    """The aggregations of a model, each with the most others on a way from it to the logits."""
+    """The aggregations of a model, each with the largest number of others on a path from it to the logits."""
     above = dict.fromkeys(forward.values(), 0)
     for value in reversed(forward.values()):
         further = above[value] + isinstance(value.kind, Aggregate)

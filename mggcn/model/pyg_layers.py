@@ -1,4 +1,5 @@
-"""Layers of PyG and their twins in mggcn: the model that they make, the options that they must have, names of weights.
+"""Layers of PyG and their twins in mggcn: the model that they correspond to, the options that they must have, and the
+names of weights.
 
 D input width, E output width, R relations, B bases, H heads; layers count from 1.
 """
@@ -44,11 +45,12 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """A layer of PyG's in mggcn. model: its description by default; options: those that it must have, and the way out.
+    """A PyG layer in mggcn. model: its default description; options: those that it must have, with advice for other
+    values.
 
-    weights: the parameters of a layer, given its number, by mggcn's names. check: raises ConfigError for a layer (its
-    number, whether it is the last, itself) that another model has. added, taken: what mggcn has beside these weights, and
-    a state as the layer takes it, where mggcn has more.
+    weights: the parameters of a layer, given its number, by mggcn's names. check: raises ConfigError for a layer (number,
+    whether it is the last, module) that belongs to another model. added: parameters that only mggcn has; taken: the
+    state in the layer's form, where mggcn has more.
     """
 
     model: Callable[[Any], ModelConfig]
@@ -94,7 +96,7 @@ def _rgcn_weights(layer: int, conv: Any) -> dict[str, Weight]:
 
 
 def _bases(conv: Any) -> int:
-    """The bases of a layer; one without decomposition has one for each relation."""
+    """The number of bases of a layer; a layer without decomposition has one for each relation."""
     return int(conv.num_bases or conv.num_relations)
 
 

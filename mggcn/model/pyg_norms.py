@@ -20,7 +20,8 @@ def is_activation(part: Any, model: ModelConfig) -> bool:
 
 
 def norms_of(module: Any, inside: set[int], num_hidden: int, model: ModelConfig) -> list[Any]:
-    """Return the norms between a module's layers in order, none if the model has none: what is left of them is strange.
+    """Return the norms between a module's layers in order; none if the model has none, so that any norm counts as
+    unknown.
 
     inside: ids of the modules that are parts of layers. Raises: ConfigError for another number of norms than hidden layers,
     or norms that compute something else.

@@ -1,4 +1,4 @@
-"""What ops run on: sizes, parameters, constant inputs, and the runtime of one rank.
+"""The data that ops work on: sizes, parameters, constant inputs, and the runtime of one rank.
 
 Shapes: V rows of this rank, D input width, E output width. A_hat = S_r A^T S_c; activations are stored scaled, H' = S_c H.
 """
@@ -61,7 +61,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a rank's ops read besides buffers and weights; device tensors.
+    """The device tensors that a rank's ops read besides buffers and weights.
 
     row_scale, col_scale (V,) or None: S_r, S_c; row_ids int64 (V,): original ids; labels int32, mask uint8 (V,);
     owned int64: rows that are no copies of another rank's, None if all.
@@ -84,7 +84,7 @@ class Inputs:
 
 
 class Target(Protocol):
-    """What scores are compared with: the labels of a task.
+    """The targets of scores: the labels of a task.
 
     labels (V,) or (V, T) and mask uint8 (V,) on the device; known int64 (3, T): entries that are known on all ranks, by
     split, None for classes.
@@ -111,7 +111,7 @@ class Target(Protocol):
 
 
 class Runtime(Protocol):
-    """What ops run on: the named buffers of one rank and everything constant."""
+    """The data that ops work on: the named buffers of one rank and its constant tensors."""
 
     backend: KernelBackend
     inputs: Inputs
@@ -140,7 +140,7 @@ class Runtime(Protocol):
     def counts(self) -> Tensor: ...
 
     def sum_over_ranks(self, values: Tensor) -> None:
-        """Replace a vector by its sum over ranks, before whatever is called next; the same bits on each."""
+        """Replace a vector by its sum over ranks before the next call starts; every rank gets the same bits."""
         ...
 
 

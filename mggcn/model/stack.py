@@ -1,4 +1,4 @@
-"""The model of all kinds: dense layers, convolutions with what surrounds them, and the way to the logits.
+"""The model for all kinds: dense layers, convolutions with the steps around them, and the layers that give the logits.
 
 A layer is drop(f(norm(conv(x) + residual(x)))), f being model.activation: the order of "Classic GNNs are strong baselines"
 (Luo et al. 2024). With defaults a GCN is Kipf & Welling's (2017, eq. 2).
@@ -30,7 +30,8 @@ def stack(b: Builder, x: Value, model: ModelConfig) -> Value:
 
 
 def propagated(b: Builder, x: Value, model: ModelConfig) -> Value:
-    """Return the logits (V, C) of SGC and APPNP, which learn on vertices alone and then pass on what they found.
+    """Return the logits (V, C) of SGC and APPNP, whose weights act on single vertices and whose results are then
+    propagated.
 
     sgc: A_hat^K X W + b (Wu et al. 2019, eq. 8), W first. appnp: Z_0 = mlp(X), Z_k = (1 - a) A_hat Z_(k-1) + a Z_0
     (Klicpera et al. 2019, eq. 5), K = model.hops, a = model.teleport.

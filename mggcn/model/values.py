@@ -38,7 +38,9 @@ class Kind(Protocol):
 
     @property
     def stored(self) -> bool:
-        """Whether the result is a matrix of this rank's rows in the arena; else it goes to weights, or is an input."""
+        """Whether the result is a matrix of this rank's rows in the arena, rather than a gradient of weights or an
+        input.
+        """
         ...
 
     @property
@@ -48,7 +50,7 @@ class Kind(Protocol):
 
     @property
     def in_place(self) -> tuple[int, ...]:
-        """The operands whose memory the result may take over, the best first, where nothing reads them afterwards."""
+        """The operands whose memory the result may take over, the best first, if nothing reads them afterwards."""
         ...
 
     @property
@@ -62,7 +64,7 @@ class Kind(Protocol):
         ...
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
-        """Return the gradients of what the node computes, from that of its result."""
+        """Return the gradients of the node's operands, given the gradient of its result."""
         ...
 
     @property
@@ -71,7 +73,7 @@ class Kind(Protocol):
         ...
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
-        """Return the memory that the op needs beside operands and result, by purpose."""
+        """Return the memory that the op needs besides operands and result, by purpose."""
         ...
 
     def run(self, rt: Runtime, op: Op) -> None:
@@ -80,7 +82,7 @@ class Kind(Protocol):
 
 
 class PlainKind:
-    """What most kinds have in common: the result is a matrix of its own."""
+    """The defaults that suit most kinds: the result is a new matrix."""
 
     __slots__ = ()
     stored = True
@@ -112,7 +114,7 @@ class PlainKind:
         return type(self).__name__.lower()
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
-        """Raise PlanError: what belongs to a backward pass or to a score has no gradient."""
+        """Raise PlanError: nodes of a backward pass or a score have no gradient."""
         raise PlanError(f"the loss depends on {value}, whose kind has no adjoint; give {type(self).__name__} one")
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
@@ -192,15 +194,15 @@ class Op:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """The values that a program computes for their own sake, in the order in which it should turn to them.
+    """The values that a program must compute, in the preferred order.
 
-    Two graphs are equal if they compute the same in the same order.
+    Two graphs are equal if they compute the same values in the same order.
     """
 
     roots: tuple[Value, ...]
 
     def values(self) -> tuple[Value, ...]:
-        """Return every value that a root needs, operands before what reads them."""
+        """Return every value that a root needs, operands before their readers."""
         return tuple(_postorder(self.roots))
 
     def users(self) -> dict[Value, list[Value]]:

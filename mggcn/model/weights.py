@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HARMLESS = ("Dropout", "Identity", "TrimToLayer", "ModuleList", "ModuleDict")
-"""What may stand between the layers beside norms and the activation: what mggcn has there, too, or nothing."""
+"""Modules that may stand between the layers besides norms and the activation: mggcn has them there, too, or they do
+nothing.
+"""
 PLAIN = MappingProxyType(
     {
         "residual": "none",
@@ -30,7 +32,7 @@ PLAIN = MappingProxyType(
         "dense_after": (),
     }
 )
-"""What a model must not have beside convolutions for its layers to be PyG's, in order."""
+"""The settings that a model must not use if its layers are to match PyG's in order."""
 SYNONYMS: dict[object, str] = {"sum": "add"}
 
 
@@ -54,9 +56,10 @@ class Stack:
 def stack_of(module: Any, model: ModelConfig | None = None) -> Stack:
     """Return the convolutions and norms of a torch module.
 
-    model: which they must make; by default the one that the first makes.
-    Raises: ConfigError if it has none or several kinds, or one without sizes, or computes something else than `model` as
-    far as its parts tell: an option of a layer, parameters between the layers, another activation.
+    model: the model that they must match; by default the one that the first layer describes.
+    Raises: ConfigError if the module has no convolutions, several kinds of them, or one without sizes, or if its parts
+    show that it computes something else than `model`: an option of a layer, parameters between the layers, another
+    activation.
     """
     if not callable(getattr(module, "modules", None)):
         raise ConfigError(f"expected a torch module with {' or '.join(TWINS)} layers, got {type(module).__name__}")
@@ -88,7 +91,7 @@ def stack_of(module: Any, model: ModelConfig | None = None) -> Stack:
 
 
 def _check_rest(module: Any, convs: list[Any], norms: list[Any], model: ModelConfig) -> None:
-    """Refuse what stands between the layers and is no norm, activation or dropout of the model."""
+    """Refuse modules between the layers that are not a norm, activation or dropout of the model."""
     own = [*convs, *norms]
     known = {id(parameter) for one in own for parameter in one.parameters()}
     strange = [name for name, parameter in module.named_parameters() if id(parameter) not in known]
@@ -128,7 +131,7 @@ def _check_options(layer: int, last: bool, conv: Any, model: ModelConfig) -> Non
 
 
 def check_state(state: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are no mapping from names to torch tensors. Raises: ConfigError."""
+    """Raise ConfigError unless weights are a mapping from names to torch tensors."""
     import torch
 
     if not isinstance(state, Mapping):

@@ -22,10 +22,10 @@ MAX_IDS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class EdgeLists:
-    """Sources by destination, ascending; of repeated edges the earlier first.
+    """Sources by destination, ascending; repeated edges keep their order.
 
-    indptr int64 (N + 1,), sources int32 (E,), given int32 (E,): where each edge stood, or None if they stood so;
-    weights float32 (E,) or None; symmetric: the edges are their own reverses, each once.
+    indptr int64 (N + 1,), sources int32 (E,), given int32 (E,): the original position of each edge, or None if the
+    order is the original one; weights float32 (E,) or None; symmetric: the edges are their own reverses, each once.
     """
 
     indptr: Array
@@ -36,7 +36,7 @@ class EdgeLists:
 
 
 def of_graph(graph: Any) -> EdgeLists:
-    """Return the edges of a Graph. Cost: a copy. Raises: GraphError if it is none or damaged."""
+    """Return the edges of a Graph. Cost: a copy. Raises: GraphError if `graph` is not a Graph, or is damaged."""
     if not isinstance(graph, Graph):
         raise GraphError(
             f"expected a graph from mggcn.load(...), got {type(graph).__name__}; for edges of shape (2, E) use "

@@ -17,7 +17,7 @@ from mggcn.nn.partitioned import PartitionedGraph
 
 
 def dropout(x: Tensor, graph: PartitionedGraph, p: float = 0.5, training: bool = True) -> Tensor:
-    """Return x (V, D) with elements dropped with probability p and the others divided by that of keeping them.
+    """Return x (V, D) with elements dropped with probability p and the others divided by the probability of keeping them.
 
     The mask follows from seed and epoch (`PartitionedGraph.start_epoch`), the number of the call in the epoch, the vertex
     and the column, as in planned models: it is equal for every number of ranks, order and device, and on copies of a row.
@@ -32,7 +32,7 @@ def dropout(x: Tensor, graph: PartitionedGraph, p: float = 0.5, training: bool =
         training: False returns x.
 
     Raises:
-        ConfigError: p is no probability.
+        ConfigError: p does not lie in [0, 1).
         GraphError: x does not fit the graph.
 
     Source: Philox4x32-10 (Salmon et al. 2011), as cpu/philox.h.
@@ -48,7 +48,7 @@ def dropout(x: Tensor, graph: PartitionedGraph, p: float = 0.5, training: bool =
 
 
 class _Drop(torch.autograd.Function):
-    """Rows times the mask; its gradient is another."""
+    """Multiplies rows by the mask; the gradient does the same."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, graph: PartitionedGraph, mask: Dropout) -> Tensor:
@@ -135,7 +135,7 @@ def _on_all_ranks(x: Tensor, graph: PartitionedGraph) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Every rank reads every rank's tensor, so its gradient is the sum of what they say."""
+    """Every rank reads every rank's tensor, so a tensor's gradient is the sum of all ranks' gradients for it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, graph: PartitionedGraph) -> Tensor:

@@ -48,7 +48,7 @@ class Message:
     rhs_of: Of = "edge"
 
     def of(self, side: Side) -> Of:
-        """Return whose rows an operand has."""
+        """Return whether an operand has a row for each source, destination or edge."""
         return self.lhs_of if side == "lhs" else self.rhs_of
 
     def read_for(self, sides: Iterable[Side]) -> set[Side]:

@@ -1,7 +1,7 @@
 """Maximum of neighbours and attention over them across ranks, as differentiable torch functions.
 
-V rows of this rank, D columns, H heads of C columns, D = H C. The edge operations are those of mggcn/aggregate; what
-surrounds them here is plain torch. No pass has a number for each edge.
+V rows of this rank, D columns, H heads of C columns, D = H C. The edge operations are those of mggcn/aggregate; the
+steps around them are plain torch. No pass stores a number for each edge.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ REDUCERS: tuple[Reducer, ...] = get_args(Reducer)
 def reduce(x: Tensor, graph: PartitionedGraph, reducer: Reducer = "max") -> Tensor:
     """Return the sum, maximum or minimum of x (V, D) over the in-neighbours of each row, column by column.
 
-    A row without in-edges gets 0. Weights of edges and `norm` of `run` are those of the sum alone, which is `aggregate`. Of
-    equal values the vertex of the lowest number takes the gradient, whatever the ranks. Collective as `aggregate`, and on
-    copies of a row as there; all strategies but slice.
-
-    Cost: as `aggregate` with one column more forwards and twice the columns backwards; two more tensors (V, D).
+    A row without in-edges gets 0. Weights of edges and `norm` of `run` are those of the sum alone, which is
+    `aggregate`. Among equal values the vertex with the lowest number takes the gradient, for every number of ranks.
+    Collective, with copies of rows treated as in `aggregate`; works under all strategies but slice. Cost: as
+    `aggregate` with one column more forwards and twice the columns backwards; two more tensors (V, D).
 
     Args:
         x: Rows (V, D) in the graph's type, float32 or float64.
@@ -106,7 +105,7 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
             epoch of `PartitionedGraph.start_epoch` and each call in it.
 
     Raises:
-        ConfigError: The graph is shared in bf16, or dropout is no probability.
+        ConfigError: The graph is shared in bf16, or dropout does not lie in [0, 1).
         GraphError: Tensors do not fit the graph or each other.
         CommError: As of `aggregate`.
 
@@ -190,7 +189,9 @@ class _Attend(torch.autograd.Function):
 def _attend_gradients(
     graph: PartitionedGraph, spec: AttentionSpec, g: Tensor, travelled: Tensor, own: Tensor, state: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of what travelled, of what destinations have, and of a; a pass to the sources, one to the destinations."""
+    """Return the gradients of the rows that were sent, of the destinations' rows, and of a, in one pass to the sources
+    and one to the destinations.
+    """
     ranks, heads, width = graph.aggregation, spec.heads, spec.width
     message = _filled(ranks, spec.backwards, g)
     ends = [width, width + heads, width + heads + spec.scored]
@@ -201,7 +202,7 @@ def _attend_gradients(
     if spec.dropout:
         _write_numbers(message[:, -1:], graph.ids)
     moved = ranks.run(AttentionSources(spec), message, spec.travels, (travelled, graph.ids), backward=True)
-    # Where rows have copies, the pass to the sources leaves whole gradients in the message.
+    # Where rows have copies, the pass to the sources leaves complete gradients in the message.
     op = AttentionDestinations(spec)
     beside = (ranks.padded(width, g),) if spec.dynamic else ()
     grad = ranks.run(op, travelled, spec.scored, (message, graph.ids, *beside), backward=False)

@@ -11,7 +11,7 @@ from mggcn.errors import BackendError
 
 
 class Once(torch.autograd.Function):
-    """A gradient whose own derivative, by what it was computed from, is refused."""
+    """A gradient that refuses to be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, name: str, *made_of: Tensor | None) -> Tensor:

@@ -1,6 +1,6 @@
-"""One rank's part of a shared graph: its rows, and what a training loop of one's own asks of the other ranks.
+"""One rank's part of a shared graph: its rows, and the collective calls that your own training loop needs.
 
-N vertices, P ranks, V rows of this rank, D width. What is marked collective must be called by all ranks in one order.
+N vertices, P ranks, V rows of this rank, D width. All ranks must call the methods marked collective in one order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ DeviceOf = Callable[[Config, Communicator], Device]
 
 
 class PartitionedGraph:
-    """A rank's part of a graph, which `run` passes to your function. All ranks call what is collective, in one order.
+    """A rank's part of a graph, which `run` passes to your function. All ranks must make its collective calls in one
+    order.
 
     Raises:
         GraphError: The graph is malformed.
@@ -206,7 +207,7 @@ class PartitionedGraph:
         flat = torch.cat([present, *(g.detach().reshape(-1) for g in grads)])
         self._comm.all_reduce(flat).wait()
         found, *sums = flat.split([len(group), *(p.numel() for p in group)])
-        anywhere = here if all(here) else found.tolist()  # a look at the device, which a GPU's host would wait for
+        anywhere = here if all(here) else found.tolist()  # reads a result, for which the host would wait on a GPU
         for parameter, grad, there, summed in zip(group, grads, anywhere, sums, strict=True):
             parameter.grad = grad.copy_(summed.view_as(grad)) if there else None
 

@@ -1,4 +1,4 @@
-"""One message forwards and one gradient backwards: which kernel does it, and into which new tensor.
+"""The kernel calls for one message forwards and one gradient backwards, each into a new tensor.
 
 Shapes: N vertices, E edges, D columns; an operand of width 1 stands for all D.
 """
@@ -49,7 +49,7 @@ def gradient_of(
 ) -> Tensor:
     """Return the gradient by one operand, as wide as that; g (N, D) is the gradient by z.
 
-    winners: as reduce_messages gave them; lhs and rhs: those that Message.read_for names.
+    winners: as reduce_messages returned them; lhs and rhs: the operands that Message.read_for names.
     """
     of = message.of(side)
     out = g.new_empty((graph.num_edges if of == "edge" else graph.num_vertices, width))
@@ -73,7 +73,9 @@ def gradient_of(
 def _product(
     backend: KernelBackend, edges: EdgeRows, message: Message, lhs: Tensor, rhs: Tensor | None
 ) -> tuple[Sparse, Tensor] | None:
-    """The sparse product that a sum is, if it is one: of copied sources, or of sources times weights of edges."""
+    """Return the sparse product that computes a sum, if there is one: of copied sources, or of sources times edge
+    weights.
+    """
     if message.reducer != "sum":
         return None
     if message.op == "copy" and message.lhs_of == "source":

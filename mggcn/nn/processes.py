@@ -1,6 +1,6 @@
-"""Ranks as processes that multiprocessing starts, so that a function of a user's script can be their work.
+"""Ranks as processes that multiprocessing starts, so that they can run a function of a user's script.
 
-The function travels by name, or by value where it was typed in (a notebook, standard input) and no process could import it
+The function is sent by name, or by value if it was typed in (a notebook, standard input) and no process could import it
 (nn/typed_in.py). Its results come back through a pipe; failures are reported and watched as for the ranks that
 the command starts (comm/rank.py, comm/failure.py).
 """
@@ -46,7 +46,7 @@ TERMINATE_S = 3.0
 
 @dataclass(slots=True)
 class _Rank:
-    """A rank as the parent sees it. results: what it sent, once it did."""
+    """A rank as the parent sees it. results: empty until the rank has sent its result."""
 
     number: int
     process: SpawnProcess
@@ -55,7 +55,7 @@ class _Rank:
     ending: Ending | None = None
 
     def look(self) -> None:
-        """Take what it sent, and note how it ended."""
+        """Receive the rank's result, and note how it ended."""
         if not self.results and self.pipe.poll():
             try:
                 self.results.append(pickle.loads(self.pipe.recv_bytes()))
@@ -72,7 +72,7 @@ def run_processes(
     """Call `body` on each of P processes with its part of the graph; see run.run.
 
     Cost: a graph in memory is written to a temporary store; each process imports torch, some seconds.
-    Raises: ConfigError if body cannot travel, or an unguarded script calls this in a rank; the first error of any rank.
+    Raises: ConfigError if body cannot be sent, or an unguarded script calls this in a rank; the first error of any rank.
     """
     refuse_in_a_starting_process()
     body = portable(body)
@@ -138,7 +138,7 @@ def _work(
 
 
 class _ByValue(pickle.Pickler):
-    """Writes of a tensor that is a part of a larger one that part alone."""
+    """Pickles only the visible part of a tensor that is a view of a larger one."""
 
     def reducer_override(self, found: Any) -> Any:
         if type(found) is torch.Tensor and found.layout == torch.strided:
@@ -148,7 +148,9 @@ class _ByValue(pickle.Pickler):
 
 
 def _packed(result: Any) -> bytes:
-    """A result by value: torch would send tensors as handles to this process's memory, and the process ends."""
+    """Pickle a result by value: torch would send tensors as handles to the memory of this process, which is about to
+    end.
+    """
     packed = io.BytesIO()
     try:
         _ByValue(packed, pickle.HIGHEST_PROTOCOL).dump(result)

@@ -1,6 +1,6 @@
 """A rank's share of z = S_r A^T S_c x by any exact strategy, of its adjoint, and of other edge operations.
 
-Between plain torch tensors. V rows of this rank, D width. Rows travel padded to 64 bytes, so operands that are not are
+It works on plain torch tensors. V rows of this rank, D width. Rows are sent padded to 64 bytes, so other operands are
 copied first.
 """
 
@@ -95,8 +95,9 @@ class RankAggregation:
     def run(self, op: EdgeOp, h: Tensor, cols: int, local: Sequence[Tensor], *, backward: bool) -> Tensor:
         """Return an edge operation over the in-edges of this rank's rows, or their out-edges, (V, cols). Collective.
 
-        h: what travels, from `padded`; backwards a strategy may overwrite it, so that copies of a row hold its whole
-        gradient. local: as EdgeOp.begin takes it. Raises: as apply; PlanError if the strategy cannot run the operation.
+        h: the rows to be sent, from `padded`; backwards a strategy may overwrite it, so that copies of a row hold its
+        complete gradient. local: as EdgeOp.begin takes it. Raises: as apply; PlanError if the strategy cannot run the
+        operation.
         """
         self._backend.activate()
         self._agree(op.name, cols, backward, like=h)
@@ -106,9 +107,10 @@ class RankAggregation:
         return out
 
     def _agree(self, what: str, cols: int, adjoint: bool, like: Tensor) -> None:
-        """Compare a call with the other ranks'. Messages do not: rows are padded, so equally long for several widths.
+        """Compare a call with the other ranks' calls. Messages cannot show a difference: padding makes several widths
+        equally long.
 
-        Only the first calls, and those that are new: what follows repeats them, and a GPU would be waited for.
+        Only the first calls and new ones are compared: later calls repeat them, and the host would wait for a GPU.
         """
         if self._comm.size == 1 or (self.compared >= CHECKED_CALLS and (what, cols, adjoint) in self._agreed):
             return
@@ -128,7 +130,7 @@ class RankAggregation:
         row, col = self._row_scale, self._col_scale
         before, after = (row, col) if adjoint else (col, row)
         move = self._aggregation.backward if adjoint else self._aggregation.forward
-        # A strategy may overwrite what it takes the adjoint of, which is torch's.
+        # A strategy may overwrite its operand, and the gradient belongs to torch.
         h = self._operand(x, before, fresh=adjoint)
         move(h, out, self._buffers(x.shape[1], SUM), 1, None if after is None else Epilogue(row_scale=after))
 
@@ -145,7 +147,7 @@ class RankAggregation:
         return h
 
     def padded(self, cols: int, like: Tensor) -> Tensor:
-        """Return a new (V, cols) whose rows are padded to 64 bytes, with zeros: what is not a number may be slow."""
+        """Return a new (V, cols) whose rows are padded to 64 bytes with zeros, since NaN in the padding may be slow."""
         spec = self._spec(cols)
         whole = like.new_empty((spec.rows, spec.ld))
         whole[:, cols:].zero_()

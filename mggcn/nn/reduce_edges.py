@@ -43,7 +43,7 @@ def reduce_edges(
 ) -> Tensor:
     """Return z (N, D) with z[v] = reduction, over the edges u -> v, of lhs op rhs; DGL calls it gspmm.
 
-    A vertex without in-edges gets 0. Of equal maxima or minima the first edge takes the gradient, edges being ordered
+    A vertex without in-edges gets 0. Among equal maxima or minima the first edge takes the gradient, edges being ordered
     by destination, then source, then as given. A NaN message makes its column of z NaN, also under max and min, where
     the first NaN takes the gradient; edges that are not taken get exactly 0, whatever their values.
 
@@ -60,7 +60,7 @@ def reduce_edges(
         rhs: Right operand, with rows as `rhs_of` says.
         lhs_of: Whose rows lhs has: of the "source" or "destination" of an edge, (N, D), or of the "edge", (E, D) in the
             order of `graph.edges()`.
-        rhs_of: The same of rhs.
+        rhs_of: The same for rhs.
 
     Raises:
         ConfigError: The op, the reducer or a target is unknown.

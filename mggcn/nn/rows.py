@@ -1,4 +1,4 @@
-"""A rank's rows of what a graph holds for its vertices, as torch tensors of its device.
+"""A rank's rows of the graph's vertex data, as torch tensors on its device.
 
 N vertices, V rows of this rank, D features.
 """

@@ -1,4 +1,4 @@
-"""Ranks for a function of one's own: one, P threads of this process, P processes, or those that torchrun started."""
+"""Runs your own function on ranks: one rank, P threads of this process, P processes, or the processes of torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings by which a graph is shared out for a module of one's own, and the partition that they give.
+"""The settings by which a graph is divided among ranks for your own module, and the resulting partition.
 
 N vertices, P ranks.
 """
@@ -72,7 +72,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A graph and who holds which of its rows: the same on all ranks."""
+    """A graph and its partition, the same on all ranks."""
 
     graph: Graph
     sharing: Sharing

@@ -1,7 +1,7 @@
-"""Functions that were typed in, on their way to other processes.
+"""Sends functions that were typed in to other processes.
 
-multiprocessing sends a function by its name, and has every process import the main module to find it. Notebooks and
-standard input have none that could be imported: there cloudpickle sends the function by value.
+multiprocessing sends a function by its name, and has every process import the main module to find it. The main module
+of a notebook or of standard input cannot be imported: there cloudpickle sends the function by value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mggcn.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class _ByValue:
-    """A function as bytes, which is made again where it is called."""
+    """A function as bytes, from which the receiving process rebuilds it."""
 
     packed: bytes
 
@@ -38,7 +38,7 @@ def is_typed_in() -> bool:
 def portable(body: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function in a form that reaches other processes: itself, if they can import it.
 
-    Raises: ConfigError if it was typed in and cloudpickle is missing, or it holds something that cannot travel.
+    Raises: ConfigError if it was typed in and cloudpickle is missing, or it refers to something that cannot be pickled.
     """
     if not is_typed_in():
         return body

@@ -1,4 +1,4 @@
-"""Partitions of any kind: who holds which rows, and the sizes that a plan needs.
+"""Partitions of any kind: which rank holds which rows, and the sizes that a plan needs.
 
 N vertices, P ranks, V rows of a rank.
 """
@@ -20,15 +20,17 @@ class Partition(Protocol):
     def kind(self) -> Literal["rows", "cut"]: ...
 
     def local_index(self, rank: int) -> Assignment:
-        """Return an assignment under which the vertices of `rank` are those that it holds, with their rows there."""
+        """Return an assignment that gives `rank` exactly the vertices that it holds, with their row numbers there."""
         ...
 
     def digest(self) -> str:
-        """Return the SHA-256 of who owns what."""
+        """Return the SHA-256 of the assignment of vertices to owners."""
         ...
 
     def owned(self, rank: int) -> npt.NDArray[np.bool_] | None:
-        """Return which of the rank's rows (V,) it owns, None if all: every vertex has one owner, others hold copies."""
+        """Return which of the rank's rows (V,) it owns, None if all: every vertex has one owner, and other ranks hold
+        copies.
+        """
         ...
 
 
@@ -50,12 +52,12 @@ class PartitionStats(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether they were counted; else they are expectations of a bare shape."""
+        """Whether the numbers were counted; otherwise they are expectations for a bare shape."""
         ...
 
     @property
     def assignment_bytes(self) -> int:
-        """Bytes that set-up holds for each vertex of the graph to know who holds it."""
+        """Bytes per vertex of the graph that set-up holds to know which rank holds it."""
         ...
 
     @property
@@ -68,5 +70,5 @@ class PartitionStats(Protocol):
         ...
 
     def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> PartitionStats:
-        """Return what is to be expected of the same kind of partition of another size."""
+        """Return the expected statistics of the same kind of partition for another number of ranks."""
         ...

@@ -1,4 +1,4 @@
-"""From a graph to a partition of any kind, and to the statistics by which it is planned.
+"""Makes a partition of any kind from a graph, and the statistics from which a run is planned.
 
 N vertices, P ranks.
 """
@@ -34,7 +34,7 @@ from mggcn.partition.statistics import tile_statistics
 def make_partition(
     kind: Literal["rows", "cut"], graph: Graph, *, ranks: int, order: str, seed: int, bins: int
 ) -> Partition:
-    """Share out a graph: its rows in some order, or its edges by Libra, the split vertices dealt into `bins`.
+    """Divide a graph among ranks: its rows in some order, or its edges by Libra, with split vertices spread over `bins`.
 
     Cost: O(N) for rows; a cut, of vertices or METIS's of edges, or an order by locality is read from beside the store, or
     made there once.
@@ -89,9 +89,10 @@ def stats_of(
     training: npt.NDArray[np.bool_] | None = None,
     depth: int = 0,
 ) -> PartitionStats:
-    """Return the sizes that a partition gives to its ranks.
+    """Return the sizes of every rank's part of a partition.
 
-    training: vertices that the loss reads, bool (N,), to count what the last `depth` layers need of a partition of rows.
+    training: vertices that the loss reads, bool (N,), to count the rows that the last `depth` layers need in a
+    partition of rows.
     Cost: two to five sweeps over the edges; two for each layer that needs little of them.
     """
     threads = len(os.sched_getaffinity(0))

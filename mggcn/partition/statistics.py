@@ -1,4 +1,4 @@
-"""Cost of a partition before it is built: nonzeros and needed rows of each tile, and the stages' critical path.
+"""The cost of a partition, before it is built: nonzeros and required rows of each tile, and the stages' critical path.
 
 P ranks; tile (i, j) multiplies rows of rank j into rows of rank i.
 """
@@ -132,7 +132,7 @@ def _rows_needed(matrix: CSR, owners: Assignment, self_loops: bool) -> npt.NDArr
 def expected_statistics(
     num_vertices: int, num_edges: int, counts: tuple[int, ...], *, self_loops: bool
 ) -> TileStatistics:
-    """Return the expectation of a random assignment of a graph of which only the shape is known.
+    """Return the expected statistics of a random assignment for a graph of which only the shape is known.
 
     Self-loops are added for every vertex. Rows needed: a rank needs a row unless none of its E / N edges, on average,
     goes there: V_j (1 - (1 - V_i / N)^(E / N)), exact for regular graphs and an upper estimate for skewed ones.

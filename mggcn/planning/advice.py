@@ -17,17 +17,17 @@ from mggcn.planning.run import RunPlan, plan_ranks
 
 MAX_ADVISED_RANKS = 1024
 SAMPLING_MARGIN = 1.02
-"""On expected nonzeros: those of a real assignment scatter about them."""
+"""Margin on expected nonzeros: those of a real assignment scatter about the expectation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a run could have instead of what it asked for."""
+    """The alternatives that the machine offers to a run: other numbers of ranks, and other strategies."""
 
     per_rank: Callable[[int], int]
-    """Bytes for each of P ranks; 0 where the machine cannot have so many."""
+    """Bytes for each of P ranks; 0 if the machine cannot run so many."""
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
-    """Exact ones that share out rows."""
+    """Exact strategies that partition rows."""
 
 
 def require_fit(plan: RunPlan, limit: int, room: Room | None = None) -> None:
@@ -51,7 +51,7 @@ def smallest_ranks(plan: RunPlan, limit: int) -> int:
 def advice(plan: RunPlan, limit: int, room: Room | None = None) -> str:
     """Say what would fit, the least change first; each is planned before it is named.
 
-    room: what the machine has for other numbers of ranks; None: `limit` for each, however many there are.
+    room: the memory for other numbers of ranks; None: every rank has `limit` bytes, however many there are.
     """
     room = room or Room(lambda _: limit)
     most = min(MAX_ADVISED_RANKS, plan.shape.num_vertices)
@@ -98,7 +98,9 @@ def _widths(plan: RunPlan, limit: int) -> Iterator[str]:
 
 
 def _first(start: int, stop: int, fits: Callable[[int], bool]) -> int | None:
-    """Return the first of start .. stop - 1 that fits, None if there is none; what is above one that fits does too."""
+    """Return the first of start .. stop - 1 that fits, None if none does; everything above a value that fits fits,
+    too.
+    """
     found = start + bisect.bisect_left(range(start, stop), True, key=fits)
     return found if found < stop else None
 

@@ -32,10 +32,10 @@ def parts_cells(parts: Mapping[Any, float]) -> list[str]:
 
 
 def cost_lines(plan: RunPlan, machine: Machine, replication: float | None = None) -> list[str]:
-    """Return what a plan costs on a machine: seconds and where they go, DistGNN's work count, MG-GCN's 1.5D ratio.
+    """Return the cost of a plan on a machine: seconds by kind of work, DistGNN's work count, MG-GCN's 1.5D ratio.
 
-    replication: ranks that hold a vertex, on average, if it is not the plan's own. Raises: PlanError, ConfigError as
-    `epoch_cost`.
+    replication: average number of ranks that hold a vertex, if it differs from the plan's own. Raises: PlanError,
+    ConfigError as `epoch_cost`.
     """
     cost, whole = epoch_cost(plan, machine), unpruned(plan)
     costs = _costs(cost) | ({} if whole is None else {"training, all rows": training_cost(whole, machine)})

@@ -34,7 +34,7 @@ class RunDecisions:
     values: Values
     required: tuple[LayerRows, ...]
     levels: Mapping[int, RowStats]
-    """PartitionStats of the layers that do not compute all rows, by level of the figures' `required`."""
+    """Statistics of the layers that do not compute all rows, by level of the partition statistics' `required`."""
 
     @staticmethod
     def of(
@@ -88,7 +88,7 @@ class RunDecisions:
         )
 
     def sizes(self, rank: int) -> Sizes:
-        """Return what a rank's buffers follow from."""
+        """Return the sizes that determine a rank's buffers."""
         run = self.config.run
         rows, device = self.stats.counts[rank], DEVICES[run.device]
         return Sizes(rows=rows, dtype=STORAGE[run.precision], operand=OPERAND[run.precision], device=device)
@@ -106,7 +106,8 @@ class RunDecisions:
         return pruned_plans(self.config.run, self.levels, self.strategy, rank)
 
     def panel_width(self) -> int:
-        """Return the columns of a panel of set-up, 0 if it computes nothing: all ranks take what the largest can.
+        """Return the columns of a panel of set-up, 0 if it computes nothing: all ranks use the width that fits the
+        largest rank.
 
         Cost: the programs of a rank are lowered.
         """

@@ -31,7 +31,7 @@ from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 AFTER: Final = {"cpu": 8, "cuda": 2}
 """Calls of an epoch beside its ops: history, learning rate, optimiser, clock and signals, on a GPU two kernels."""
 MAX_PHASES: Final = 16
-"""Epochs of a period of delayed messages that are costed; their bins are of about equal size."""
+"""Most epochs of a period of delayed messages whose cost is computed; the bins are of about equal size."""
 SMALL_ROWS: Final = 2048
 SMALL_WORK: Final = 10**10
 """Rows of a rank, and FLOP of its epoch with 8 for each byte moved, up to which one thread computes: 0.2 s at most.
@@ -117,7 +117,7 @@ def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sizes:
-    """Sizes from which the work of a rank's ops follows."""
+    """The sizes that determine the work of a rank's ops."""
 
     rows: int
     dtype: str
@@ -267,7 +267,7 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
             return [s.dense(e, d, moved, s.blocks(kind.block_rows)), *finished]
         case ActivationGrad():
             return [s.passing(2 * s.row(e) + s.result(e, op.operand), calls=2)]
-    # Whatever else a model is made of reads its operands and writes its result once.
+    # All other kinds read their operands and write their result once.
     return [s.passing(sum(map(s.row, op.widths)) + s.result(e, op.operand))]
 
 

@@ -50,7 +50,7 @@ class Lowering:
         """
         values = self._values
         widths = sorted({value.cols for value in values.training.values()} | {self.panel})
-        # All that a program takes from a plan are its slots.
+        # A program depends on a plan only through its slots.
         plans = (training, exact, *(pruned[level] for level in sorted(pruned)))
         types = (sizes.dtype, sizes.operand)
         edge_ops = dict.fromkeys(v.kind.op for v in values.training.values() if isinstance(v.kind, Aggregate))

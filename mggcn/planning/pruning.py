@@ -22,10 +22,10 @@ from mggcn.partition.rows.shard import training_rows
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """What the aggregation of a layer computes in a training epoch.
+    """The rows that the aggregation of a layer computes in a training epoch.
 
-    rows, nnz: what the loss needs of it, of all ranks; None: not counted. level: of the figures' `required`; None: all rows
-    are computed.
+    rows, nnz: numbers that the loss needs, over all ranks; None: not counted. level: index into the statistics'
+    `required`; None: all rows are computed.
     """
 
     layer: int
@@ -43,11 +43,12 @@ def choose_rows(
     strategy: Strategy,
     reads_all: str = "",
 ) -> tuple[LayerRows, ...]:
-    """Choose for every aggregation of an epoch, given as its site and how many more lie between it and the loss.
+    """Choose the rows of every aggregation of an epoch, given as its site and the number of further ones between it and
+    the loss.
 
     reads_all: a node whose result depends on every row, such as batch norm; "" if there is none.
-    Where ways of several lengths lead there, the longest counts: the rows that it needs hold those of the others. Every
-    rank makes the same choice: it is made from global counts.
+    Where paths of several lengths lead to the loss, the longest counts: its rows include those of the others. Every
+    rank makes the same choice, from global counts.
     """
     aggregating = [site for site, _ in aggregates]
     if run.prune == "off":
@@ -63,7 +64,7 @@ def choose_rows(
         return _everything(aggregating, "it is not known which vertices train")
     chosen = []
     for layer, above in aggregates:
-        # Sets that are not listed are the last one, or hold it and do not pay either.
+        # Sets that are not listed equal the last one, or contain it and save too little as well.
         level = min(above, len(known) - 1)
         rows, nnz = known[level].num_rows, known[level].num_entries
         if worth_pruning(nnz, stats.num_entries):
@@ -82,7 +83,7 @@ def _everything(layers: Sequence[int], reason: str) -> tuple[LayerRows, ...]:
 
 
 def level_stats(rows: Sequence[LayerRows], stats: PartitionStats) -> dict[int, RowStats]:
-    """Return the figures of every level in use: those of all ranks, over fewer rows."""
+    """Return the statistics of every level in use: those of all ranks, for fewer rows."""
     levels = sorted({layer.level for layer in rows if layer.level is not None})
     return {level: row_stats(stats).only(level) for level in levels}
 
@@ -90,7 +91,7 @@ def level_stats(rows: Sequence[LayerRows], stats: PartitionStats) -> dict[int, R
 def pruned_plans(
     run: RunConfig, levels: Mapping[int, RowStats], strategy: Strategy, rank: int
 ) -> dict[int, AggregationPlan]:
-    """Return a rank's plan for every level: that of the same strategy over fewer rows."""
+    """Return a rank's plan for every level: that of the same strategy for fewer rows."""
     # The rows of A^T that are kept are the columns of A: two matrices, also of a symmetric graph.
     return {level: strategy.plan(run, stats, rank, False, True) for level, stats in levels.items()}
 
@@ -101,7 +102,7 @@ def levels_of(rows: Sequence[LayerRows]) -> dict[int, int]:
 
 
 def set_bytes(plans: Mapping[int, AggregationPlan]) -> int:
-    """Return the bytes for each vertex of the graph that set-up holds to know which rows are required."""
+    """Return the bytes per vertex of the graph that set-up holds to know which rows are required."""
     return max(plans) + 1 if plans else 0
 
 

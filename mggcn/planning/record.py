@@ -1,4 +1,6 @@
-"""The plan of a run as plain values: the run folder's plan.json, written and planned again from its statistics."""
+"""The plan of a run as plain values: writes the run folder's plan.json, and plans the run again from the statistics in
+it.
+"""
 
 from __future__ import annotations
 

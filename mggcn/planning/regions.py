@@ -37,7 +37,7 @@ OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
 
 @dataclass(frozen=True, slots=True)
 class RelationBlocks:
-    """At most so many rows and matrices of the relations of a tile (aggregate/relations.py)."""
+    """Upper bounds on the rows and matrices of the relations of a tile (aggregate/relations.py)."""
 
     rows: int
     blocks: int
@@ -48,17 +48,17 @@ class RelationBlocks:
         return 12 * self.rows + 8 * self.blocks
 
     def matrices(self, tile: Matrix, count: int) -> list[tuple[int, int, bool, int]]:
-        """As RankSizes._matrices: what they are on average, and, not counted, the largest that one may be."""
+        """Matrices in the form of RankSizes._matrices: the averages, and, not counted, the largest size of one."""
         rows = min(self.rows, BLOCK_ROWS)
         return [(rows, -(-tile.nnz // max(self.blocks, 1)), True, count * self.blocks), (rows, tile.nnz, True, 0)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSizes:
-    """Sizes from which a rank's bytes follow.
+    """The sizes that determine a rank's bytes.
 
     rows: V; input: how this rank's is kept.
-    forward, backward: how many it has of every size of matrix for A^T, and for A if others than those.
+    forward, backward: the number of matrices of every size for A^T, and for A if these are others.
     index_bytes: lists of rows that are sent and received; assignment_bytes: of each vertex of the graph, in set-up.
     """
 
@@ -86,7 +86,7 @@ class RankSizes:
 
     @property
     def gradient_bytes(self) -> int:
-        """As weight_bytes, of what is trained."""
+        """The same as weight_bytes for trained parameters only."""
         trained = (p for p in self.values.parameters.values() if p.trained)
         return sum(_padded(math.prod(p.shape) * self.item) for p in trained)
 
@@ -111,7 +111,7 @@ class RankSizes:
         """Peak of set-up: the assignment of all vertices (20 bytes each while drawn, some 70 for an order by locality), the
         shard, chunks of files.
 
-        On a device with memory of its own: what has arrived there.
+        On a device with memory of its own: the data already copied to it.
         """
         run, num_vertices = self.config.run, self.shape.num_vertices
         shard = regions["features"] + regions["graph"] + regions["vertex data"]

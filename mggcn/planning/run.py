@@ -67,7 +67,7 @@ class RankPlan:
     rows: tuple[LayerRows, ...] = ()
     """What every aggregating layer computes in training epochs."""
     pruned: Mapping[int, AggregationPlan] = field(default_factory=dict)
-    """How layers aggregate that do not compute all rows, by level of the statistics' `required`."""
+    """The plans of layers that do not compute all rows, by level of the statistics' `required`."""
 
     @property
     def arena_bytes(self) -> int:

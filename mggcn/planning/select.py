@@ -30,7 +30,8 @@ NEAR_ROWS: Final = 4096
 NEAR_ROW_BYTES: Final = 512
 """Bytes of a row of that width."""
 ORDER_GAIN: Final = 1.03
-"""An order by locality must promise to be faster by this factor: it has to be made, and random graphs seem to gain, too."""
+"""An order by locality must promise to be faster by this factor: making it costs time, and the model predicts a gain
+even for random graphs."""
 REPLICATED: Final = ("arena", "features", "vertex data")
 """Regions of a rank that grow with its rows."""
 
@@ -39,7 +40,7 @@ REPLICATED: Final = ("arena", "features", "vertex data")
 class Candidate:
     """One variant of a run: its names, whether its gradients are exact, and its plan or why there is none.
 
-    partition: who holds what, in words, such as "rows" or "libra, replication 1.64". settings: what makes this candidate,
+    partition: the partition in words, such as "rows" or "libra, replication 1.64". settings: what makes this candidate,
     as nested settings of a configuration, such as {"run": {"strategy": "halo", "order": "random"}}.
     """
 
@@ -57,7 +58,7 @@ class Candidate:
 
 
 Rank = Callable[["Row"], tuple[float, int, int]]
-"""By which rows are compared: the least is the best."""
+"""The key by which rows are compared: the least is the best."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +191,7 @@ def _row_15d(candidates: Sequence[Candidate], machine: Machine) -> Row | None:
 
 
 def _reason(best: Row, rows: Sequence[Row], near: int, rank: Rank) -> str:
-    """Say what was chosen, by how much it wins, and what would have been faster but may not be chosen."""
+    """Say which candidate was chosen, by how much it wins, and which would have been faster but may not be chosen."""
     text = f"{best.candidate.name} is chosen: {seconds_text(best.seconds)} per epoch predicted"
     others = [row for row in rows if row.verdict == "fits" and row is not best]
     second = min(others, key=rank, default=None)
@@ -206,7 +207,7 @@ def _reason(best: Row, rows: Sequence[Row], near: int, rank: Rank) -> str:
 
 
 def _order_reason(best: Row, others: Sequence[Row], near: int, rank: Rank) -> str:
-    """Say what the order of the chosen row is like beside the next best one under the same strategy."""
+    """Compare the order of the chosen row with the next best one under the same strategy."""
     same = [row for row in others if row.candidate.strategy == best.candidate.strategy and row.near is not None]
     other = min(same, key=rank, default=None)
     if other is None or best.near is None:

@@ -37,11 +37,11 @@ class GraphShape:
     task: Task = "classes"
     """Whether the columns of scores are of classes, several labels a vertex, or numbers."""
     num_training: int | None = None
-    """Of a bare shape: vertices that the loss reads; None: not known, or known of the graph one by one."""
+    """For a bare shape: number of vertices that the loss reads; None: not known, or read from the graph itself."""
 
 
 def graph_shape(graph: Graph, config: Config) -> GraphShape:
-    """Return what a plan needs to know of a graph.
+    """Return the sizes of a graph that a plan needs.
 
     Cost: as `features_nnz`, and for sparse features a sample of A_hat X. Raises: GraphError for a graph without features.
     """
@@ -78,7 +78,7 @@ def partition_stats(
     network: Network | None = None,
     shared: Shared | None = None,
 ) -> PartitionStats:
-    """Return the sizes of a partition, and what training epochs need of it if they may leave rows out.
+    """Return the sizes of a partition, and the rows that training epochs need if they may leave others out.
 
     shape: the graph's. Cost: a few sweeps over the edges, unless an earlier run has shared them.
     """

@@ -1,4 +1,4 @@
-"""What runs on one graph, one after the other, share: partition, its statistics, and a rank's constant inputs and tiles."""
+"""Data that successive runs on one graph share: the partition, its statistics, and a rank's constant inputs and tiles."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _EPOCHS_ALONE = {
     },
     "run": {"log", "memory_limit", "timeout_s"},
 }
-"""Settings that only epochs read. One that is not named here is taken to change what a rank holds."""
+"""Settings that only epochs read. Any other setting is assumed to change the data that a rank holds."""
 
 
 class Shared:
-    """For every purpose the newest value, which serves runs of the same key. One graph and one thread at a time."""
+    """Keeps the newest value for every purpose, for runs with the same key. One graph and one thread at a time."""
 
     def __init__(self) -> None:
         self._kept: dict[Purpose, tuple[Any, Any]] = {}
 
     def find(self, purpose: Purpose, key: Any) -> Any:
-        """Return what is kept for a key. None if that is another's, whose memory is then free."""
+        """Return the value kept for a key. If another key's value is kept, free it and return None."""
         if purpose in self._kept and self._kept[purpose][0] != key:
             del self._kept[purpose]
         return self._kept[purpose][1] if purpose in self._kept else None
@@ -40,7 +40,7 @@ class Shared:
         self._kept[purpose] = key, value
 
     def found(self, purpose: Purpose, key: Any, make: Callable[[], T]) -> T:
-        """Return what is kept for a key, or make it and keep it."""
+        """Return the value kept for a key, or make and keep it."""
         value: T | None = self.find(purpose, key)
         if value is None:
             value = make()
@@ -49,14 +49,16 @@ class Shared:
 
 
 def partition_key(config: Config) -> tuple[Any, ...]:
-    """Return what a partition depends on, beside the graph. On one rank an order that is kept has no seed."""
+    """Return the settings that a partition depends on, besides the graph. On one rank an order that is kept has no
+    seed.
+    """
     run = config.run
     seed = None if run.ranks == 1 and run.order in ("random", "none") else config.train.seed
     return run.strategy, run.ranks, run.order, run.cut_bins, seed
 
 
 def held_key(config: Config) -> tuple[Any, ...]:
-    """Return the settings on which depends what a rank holds beside weights and the arena."""
+    """Return the settings that determine the data of a rank, except weights and the arena."""
     settings = tuple(
         (table, name, value)
         for table, content in dataclasses.asdict(config).items()

@@ -1,4 +1,4 @@
-"""What a graph's labels ask for: the losses and scores that fit them, and those that `auto` stands for."""
+"""The losses and scores that fit a graph's labels, and those that `auto` stands for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOSSES: Final[Mapping[Task, tuple[str, ...]]] = MappingProxyType(
     {"classes": ("cross_entropy",), "labels": ("bce",), "numbers": ("mse", "mae")}
 )
 COUNTED: Final = ("accuracy", "balanced_accuracy", "macro_f1", "micro_f1")
-"""Scores of counts; others need the scores of all vertices in one place."""
+"""Metrics that follow from counts; others need the scores of all vertices in one place."""
 METRICS: Final[Mapping[Task, tuple[str, ...]]] = MappingProxyType(
     {
         "classes": (*COUNTED, "roc_auc", "average_precision"),
@@ -61,7 +61,7 @@ def resolve_task(train: TrainConfig, graph: Graph) -> TrainConfig:
 
 
 def _check_classes(train: TrainConfig, graph: Graph) -> None:
-    """Refuse weights and ignored labels of classes that are not there."""
+    """Refuse weights and ignored labels of classes that do not exist."""
     if graph.task != "classes":
         named = [f"train.{name}" for name, default in CLASS_SETTINGS.items() if getattr(train, name) != default]
         if named:

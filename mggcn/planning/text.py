@@ -42,7 +42,7 @@ def render(
 ) -> str:
     """Return the plan as text; with `limit` bytes per rank, the verdict first. notes: lines at its end, such as its cost.
 
-    room: as of `advice`. explain: also what each rewrite of the model did, and the ops that came of it.
+    room: as of `advice`. explain: also what each rewrite of the model did, and the resulting ops.
     """
     config, rank = plan.config, plan.largest
     lines = [
@@ -72,7 +72,7 @@ def render(
 
 
 def subject(plan: RunPlan) -> tuple[str, str]:
-    """Return in words what is planned: the graph, and the model with ranks, strategy and order."""
+    """Describe the subject of a plan in words: the graph, and the model with ranks, strategy and order."""
     config, shape = plan.config, plan.shape
     widths = " -> ".join(str(w) for w in (shape.num_features, *config.model.hidden, shape.num_classes))
     features = "dense" if shape.feature_nnz is None else f"sparse, {shape.feature_nnz:,} nonzeros"
@@ -147,7 +147,9 @@ def _training_rows(plan: RunPlan) -> list[str]:
 
 
 def _explained(rank: RankPlan) -> list[str]:
-    """What the rewrites made of the model, and the ops of a training epoch with the buffers that they read and write."""
+    """List what the rewrites did to the model, and the ops of a training epoch with the buffers that they read and
+    write.
+    """
     ops = [(op.label, ", ".join(op.reads) or "-", ", ".join(dict.fromkeys(op.writes)) or "-") for op in rank.train.ops]
     return [
         "",

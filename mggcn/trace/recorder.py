@@ -41,7 +41,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One stretch of one row; `args` as they go into the trace."""
+    """One interval of one row; `args` as they are written into the trace."""
 
     row: str
     start: Timestamp
@@ -109,7 +109,9 @@ class Recorder:
         self._add(Mark(COMPUTE, start, self._backend.timestamp(), args))
 
     def post(self, message: Message, *, in_flight: bool) -> None:
-        """Note where in the program a message is called, and when if that is what is measured."""
+        """Note the step of the program that sends a message, and the time of the call if messages are measured from
+        there.
+        """
         message.where = self._place(message.root)
         message.called = self._backend.timestamp() if in_flight else None
 
@@ -124,7 +126,7 @@ class Recorder:
 
     @contextmanager
     def moved(self, comm_stream: CommStream) -> Iterator[None]:
-        """Mark the block as a stretch in which the transport moved the current message, or a part of it."""
+        """Mark the block as an interval in which the transport moved the current message, or a part of it."""
         message = self._message
         if not self.recording or message is None:
             yield

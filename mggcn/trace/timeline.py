@@ -1,7 +1,8 @@
 """`--timeline`: three epochs of a run recorded on every rank, kernels and messages, and written as timeline.json.
 
-Wrappers do it (traced_backend.py, traced_comm.py, TracedOp); without --timeline none is made. A timeline stands between a
-rank and its backend and transport for the whole run, which is never captured: what it shows is what is launched.
+Wrappers do it (traced_backend.py, traced_comm.py, TracedOp); without --timeline none is made. The wrappers stand
+between a rank and its backend and transport for the whole run, which is never captured, so the timeline shows every
+launch.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Watch(Protocol):
 
 
 class Unwatched:
-    """Nobody watches."""
+    """A Watch that does nothing."""
 
     def epoch(self, number: int) -> AbstractContextManager[None]:
         return nullcontext()
@@ -83,7 +84,7 @@ class TracedKind(PlainKind):
 class Timeline:
     """The Watch that records. Use `backend` and `comm` in place of those given, on every rank or on none.
 
-    Recorded are RECORDED epochs after WARM_UP, or the last ones of a shorter run; of repeats the first.
+    It records RECORDED epochs after WARM_UP, or the last ones of a shorter run; of several repeats, the first.
     `ranges` opens a profiler's range for every op of the whole run.
     """
 
@@ -115,7 +116,7 @@ class Timeline:
         )
 
     def number_tiles(self, *tiles: Sequence[Sparse]) -> None:
-        """Tell which matrices are the tiles of which owners: as many lists as directions, in order of the owners."""
+        """Register the tiles of every owner: one list per direction, in order of the owners."""
         self._recorder.number_tiles(*tiles)
 
     @contextmanager
@@ -145,7 +146,7 @@ class Timeline:
             self._write()
 
     def close(self) -> None:
-        """Write what there is of a run that ended early."""
+        """Write the marks recorded so far of a run that ended early."""
         if self._seen and not self._written:
             self._write()
 

@@ -1,7 +1,7 @@
 """A communicator whose messages leave marks: wraps any Communicator, which says when it moves data on its comm stream.
 
-Which message a transport moves: the one that is being called or waited for, since transports perform the calls in
-their order. The root of a broadcast that others copy from moves nothing itself, and has no mark then.
+A transport moves the message that is being called or waited for, since transports perform calls in order. The root of a
+broadcast that others copy from moves nothing itself, and has no mark then.
 """
 
 from __future__ import annotations

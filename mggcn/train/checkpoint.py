@@ -40,11 +40,11 @@ class Progress:
     waited: int = 0
     """Evaluations since the best one."""
     rate: float | None = None
-    """What the plateau schedule has made of train.lr; None: nothing yet."""
+    """The learning rate that the plateau schedule has reached; None: train.lr, still unchanged."""
     peak: float | None = None
-    """The validation score that the plateau schedule waits to see passed."""
+    """The validation score that a later one must pass to count as better for the plateau schedule."""
     stalled: int = 0
-    """Evaluations since then."""
+    """Evaluations without a better score since then, or since the last cut."""
     history_lines: int = 0
     """Lines of history.jsonl that belong to it."""
     finished: list[dict[str, Any]] = field(default_factory=list)
@@ -96,7 +96,7 @@ def _content_sha256(tensors: Tensors) -> str:
 
 
 def _free_name(folder: Path, stem: str) -> str:
-    """A name that nothing has yet: a checkpoint never goes before the one that replaces it is complete."""
+    """An unused name: an old checkpoint is deleted only after the one that replaces it is complete."""
     return next(n for i in itertools.count() if not (folder / (n := f"{stem}-{i}" if i else stem)).exists())
 
 
@@ -105,7 +105,7 @@ STAGED = ".states"
 
 
 def stage_state(folder: Path, rank: int, state: Tensors) -> None:
-    """Leave what a rank's strategy keeps between epochs for the checkpoint that rank 0 writes after a barrier.
+    """Save the state that a rank's strategy keeps between epochs, for the checkpoint that rank 0 writes after a barrier.
 
     Raises: RunError if it fails.
     """
@@ -165,7 +165,7 @@ def _sha256(path: Path) -> str:
 
 
 def _intact(path: Path, digest: str | None) -> Path:
-    """Return a file that must have a digest, None for any. Raises: ValueError if it has another."""
+    """Return the path of a file after checking its digest (None: unchecked). Raises: ValueError if the digest differs."""
     if digest is not None and _sha256(path) != digest:
         raise ValueError(f"{path.name} is not as it was written, its SHA-256 differs")
     return path

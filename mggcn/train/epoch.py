@@ -1,4 +1,4 @@
-"""One training epoch as work of the device alone: program, sums over ranks, optimiser, loss history, clock.
+"""One training epoch that runs on the device alone: program, sums over ranks, optimiser, loss history, clock.
 
 Nothing here looks at a result, so that a device may record the work once and repeat it by itself; seed and epoch,
 learning rates and losses of a window of epochs lie on the device. An epoch's signals start from this rank's own
@@ -32,7 +32,9 @@ WINDOW = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class _Work:
-    """The work of a device in an epoch. It does not refer to its repeater: no cycle keeps a finished run's memory."""
+    """The work of a device in an epoch. It does not refer to its repeater, so no cycle keeps a finished run's memory
+    alive.
+    """
 
     plan: RankPlan
     runtime: RankRuntime
@@ -86,7 +88,7 @@ class Repeated:
 
 
 class TrainingEpoch:
-    """Runs epochs of one repeat: `run` makes one, `history` reads what they left.
+    """Runs epochs of one repeat: `run` queues one epoch, `history` reads the signals of finished ones.
 
     Device memory: history float64 (E, 3), learning rates (E,), of at most WINDOW epochs. Rates are written once a window.
     """

@@ -1,4 +1,4 @@
-"""The run folder as it is written: history and result; only rank 0 writes, and says how far it is."""
+"""Writes the run folder: history and result; only rank 0 writes, and shows its progress."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RunLog:
     def start(self, keep_lines: int) -> None:
         """Open the history, cut after `keep_lines` lines: those of epochs that a resumed run does not repeat.
 
-        The folder is named now: a run that is refused before its first epoch leaves none.
+        The folder is created only now, so that a run that is refused before its first epoch leaves none.
         """
         if self._path is None:
             return

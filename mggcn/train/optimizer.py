@@ -1,6 +1,6 @@
 """State of Adam, AdamW and SGD for the planned weights, and the learning rate of an epoch.
 
-The step itself is the backend's, with all else that ends an epoch (backend/epoch_end.py).
+The backend makes the step itself, with everything else that ends an epoch (backend/epoch_end.py).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Optimizer:
 def learning_rate(config: TrainConfig, epoch: int, rate: float | None = None) -> float:
     """Return the learning rate of an epoch (from 0): schedule times linear warm-up, both from schedule_start on.
 
-    rate: what the plateau schedule has made of train.lr (Progress.rate).
+    rate: the learning rate that the plateau schedule has reached (Progress.rate).
     """
     factor, epoch = 1.0, max(epoch - config.schedule_start, 0)
     if config.schedule == "cosine":
@@ -96,11 +96,13 @@ def learning_rates(config: TrainConfig, epochs: range, rate: float | None = None
 
 
 PLATEAU_RISE, PLATEAU_EPS = 1e-4, 1e-8
-"""By what share a score must rise to count as better, and the least cut: defaults of torch's ReduceLROnPlateau."""
+"""The relative improvement by which a score counts as better, and the smallest cut: defaults of torch's
+ReduceLROnPlateau.
+"""
 
 
 def follow_plateau(config: TrainConfig, progress: Progress, score: float, *, lower: bool = False) -> bool:
-    """Tell the plateau schedule a validation score; return whether it has cut progress.rate. lower: scores are errors."""
+    """Give the plateau schedule a validation score; return whether it has cut progress.rate. lower: scores are errors."""
     peak = progress.peak
     least = 0.0 if peak is None else PLATEAU_RISE * abs(peak)
     if peak is None or (score < peak - least if lower else score > peak + least):

@@ -1,4 +1,4 @@
-"""Complete repeats of a run: which one speaks for it, and the weights of each, in a folder of its own.
+"""Complete repeats of a run: which one represents it, and the weights of each, in a folder of its own.
 
 Checkpoints hold the newest repeat's weights alone. Needs no torch before weights are written or read.
 """
@@ -28,14 +28,15 @@ def best_repeat(finished: Sequence[dict[str, Any]], metric: str) -> dict[str, An
 
 
 def is_kept(run_folder: Path, seed: int) -> bool:
-    """Return whether the weights of a complete repeat are there; runs of earlier versions lack them."""
+    """Return whether the weights of a complete repeat exist; runs of earlier versions lack them."""
     return (run_folder / FOLDER / f"seed-{seed}").is_dir()
 
 
 def keep_repeat(run_folder: Path, seed: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Write the weights of a complete repeat; parts: "best" (validation), if there is one, and "weights" (last epoch).
 
-    Complete or absent; a resumed run that repeats the end of a repeat writes the same again. Raises: RunError if it fails.
+    The folder is complete or absent; a resumed run that trains the end of a repeat again writes the same files. Raises:
+    RunError if it fails.
     """
     from safetensors import SafetensorError
 

@@ -48,7 +48,7 @@ class Weights:
         self.flat = backend.allocate(total * dtype.itemsize).view(dtype)
         trained = sum(size for name, size in sizes.items() if parameters[name].trained)
         self.trained = self.flat[:trained]
-        """What an optimiser moves: all but statistics, which come last."""
+        """The weights that an optimiser updates: all but statistics, which come last."""
         self.grad = backend.allocate(trained * dtype.itemsize).view(dtype)
         self.views: dict[str, Tensor] = {}
         start = 0
@@ -61,7 +61,7 @@ class Weights:
         if backend.dtype != dtype:
             self._add_copies(backend)
         self.operands = {name: view for name, view in self.views.items() if view.dim() == 2} | self.copies
-        """The matrices as products read them."""
+        """The matrices in the form that products read."""
 
     def _add_copies(self, backend: KernelBackend) -> None:
         item = backend.dtype.itemsize
@@ -93,7 +93,7 @@ class Weights:
         self.refresh()
 
     def refresh(self) -> None:
-        """Give the products the weights as they are now; to be called after every change."""
+        """Update the copies of the weights that products read; call it after every change of the weights."""
         for name, operand in self.copies.items():
             operand.copy_(self.views[name])
 
@@ -137,7 +137,7 @@ class RankRuntime:
 
     @property
     def aggregation(self) -> Aggregation:
-        """That of training epochs, or the exact one of evaluation and set-up."""
+        """The aggregation of training epochs, or the exact one of evaluation and set-up."""
         return self.training if self.program == "train" else self.exact
 
     def buffer(self, name: str) -> Tensor:
@@ -188,7 +188,7 @@ def state_views(backend: KernelBackend, states: Mapping[str, Sequence[BufferSpec
 
 
 class Poisoned:
-    """Runs a program such that a read of memory that the plan did not give shows as NaN: for tests.
+    """Runs a program so that reads of memory that the plan did not grant give NaN: for tests.
 
     Before an op, every buffer whose life starts there is filled with NaN, the padding of its rows too; after it, every
     buffer whose life ends.

@@ -1,4 +1,4 @@
-"""What a run's scores are compared with: classes, or entries that are labels or numbers.
+"""The targets that a run's scores are compared with: classes, or entries that are labels or numbers.
 
 V rows of this rank, C classes, T columns of entries.
 """
@@ -108,6 +108,6 @@ def class_weights(config: TrainConfig, counts: npt.NDArray[np.int64]) -> npt.NDA
         return None
     if config.class_weights != "balanced":
         return np.array(config.weights_of_classes())
-    # A class without training vertices is in no loss; under smoothing it must not be one of infinite weight.
+    # No loss contains a class without training vertices; under smoothing its weight must still be finite.
     share = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
     return np.where(counts > 0, share, 0.0)

@@ -30,7 +30,7 @@ def require_tensorboard() -> None:
 
 
 class TensorBoard:
-    """Takes the rows of the history as they come. What a resumed run repeats hides what lies there of it.
+    """Writes the rows of the history as they arrive. Epochs that a resumed run repeats hide the earlier entries.
 
     Raises: ConfigError, when made, if the package is missing.
     """

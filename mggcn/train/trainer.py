@@ -206,7 +206,7 @@ class RankTrainer:
     def _fit_one(self, log: RunLog, folder: Path | None, on_epoch: Callable[[dict[str, Any]], None] | None) -> bool:
         """Train one repeat; False if a signal stopped it.
 
-        Between two looks at the device lie as many epochs as it can have queued, but no evaluation and no checkpoint.
+        Between two reads of results the device gets as many epochs as it can queue, but no evaluation and no checkpoint.
         """
         config, progress, queue_s = self._config.train, self.progress, self.runtime.backend.queue_s
         self._epoch.start(self._seed, progress.epoch)
@@ -239,7 +239,9 @@ class RankTrainer:
         return True
 
     def _next_look(self, epoch: int, ahead: int) -> int:
-        """Return the epoch before which the host looks next: at most `ahead` later, and where something is due."""
+        """Return the epoch before which the host reads results next: at most `ahead` later, or earlier if something is
+        due.
+        """
         config = self._config.train
         due = [epoch - epoch % every + every for every in (config.eval_every, config.checkpoint_every) if every]
         return min(epoch + ahead, config.epochs, self._epoch.window_end(epoch), *due)
@@ -337,7 +339,7 @@ class RankTrainer:
         if found is None:
             return
         self.progress, parts = found
-        # A schedule that begins here owes nothing to a plateau before it.
+        # A schedule that begins here starts without the plateau schedule's earlier cuts.
         if self.progress.epoch <= self._config.train.schedule_start:
             self.progress.rate, self.progress.peak, self.progress.stalled = None, None, 0
         if self._config.train.repeat == 1 and self.progress.finished:

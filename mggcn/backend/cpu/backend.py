@@ -87,7 +87,7 @@ class CpuBackend:
 
     @property
     def work_space_bytes(self) -> int:
-        """Bytes that products have worked in at most."""
+        """Largest work space that products have used, in bytes."""
         return self._workspace.nbytes
 
     def _run(self, name: str, dtype: torch.dtype, *args: Any, result: torch.dtype | None = None) -> None:

@@ -13,7 +13,7 @@ _before_binding: set[int] = set()
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use, or might before it was bound to some of them."""
+    """Return how many cores this process may use, or could use before `bind_rank` or `bind_gpu` bound it."""
     return len(_before_binding or os.sched_getaffinity(0))
 
 
@@ -28,7 +28,7 @@ def usable_names() -> str:
 def bind_rank(rank: int, ranks: int, threads: int, system: Path = SYSTEM) -> list[int]:
     """Bind this process, one of `ranks` on this machine, to the cores of its threads; return them.
 
-    Memory lies on the node of the core that first writes it, so a rank's memory is then its cores' own. To be called
+    Memory lies on the node of the core that first writes it, so a rank's memory is then local to its cores. Call this
     before threads are started. Does nothing, and returns none, on a machine of one node, where the ranks have more
     threads than cores, and where nodes have no room for the threads of whole ranks.
     """
@@ -43,8 +43,9 @@ def bind_rank(rank: int, ranks: int, threads: int, system: Path = SYSTEM) -> lis
 def bind_beside_gpu(pci: str, threads: int, devices: Path = PCI_DEVICES) -> list[int]:
     """Bind this process, which has a GPU, to the cores of the memory node that the GPU is wired to; return them.
 
-    What is copied to the GPU, and the process that starts its kernels, are then close to it. Several ranks share a node's
-    cores. Otherwise as `bind_rank`; does nothing either where the system does not tell, as virtual machines may not.
+    The process that launches kernels, and the memory that it copies to the GPU, are then close to it. Several ranks
+    share a node's cores. Otherwise it works as `bind_rank`; it also does nothing where the system does not name the
+    node, as in some virtual machines.
     """
     allowed = os.sched_getaffinity(0)
     cores = [core for core in cores_beside(pci, devices) if core in allowed]
@@ -82,7 +83,7 @@ def cores_of_rank(rank: int, ranks: int, threads: int, free: Sequence[Sequence[i
 def nodes(system: Path = SYSTEM) -> list[list[int]]:
     """Return the cores of every memory node, each node's physical cores before their second threads.
 
-    One without memory or cores is left out; none if the system does not tell.
+    Nodes without memory or cores are left out; the list is empty if the system does not name any.
     """
     found = []
     for folder in sorted((system / "node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])):

@@ -1,7 +1,7 @@
 """The end of an epoch on a CPU, by torch.optim's fused functional forms.
 
-They are the same kernels as its classes, whose constructors would load torch's compiler (70 MiB and 1.8 s in every rank)
-to no end.
+The optimiser classes use the same kernels, but their constructors would load torch's compiler (70 MiB and 1.8 s in every
+rank) for nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from mggcn.backend.epoch_end import BETA1, BETA2, CLIP_EPS, EPS, LOSS, STOP, Boo
 
 
 class CpuEpochEnd:
-    """Moves the weights and keeps the books; weights of one decay go together. Twin: cuda/epoch_end.cu."""
+    """Updates the weights and the epoch's records; weights with the same decay are updated together. Twin:
+    cuda/epoch_end.cu.
+    """
 
     def __init__(self, step: Step, books: Books) -> None:
         self._step = step
@@ -62,7 +64,7 @@ class CpuEpochEnd:
                 weight.operand.copy_(weight.value)
 
     def _clip(self) -> None:
-        """Scale the gradients down to the norm that they may have."""
+        """Scale the gradients down to the largest norm allowed."""
         factor = torch.linalg.vector_norm(self._step.grads, out=self._factor)
         torch.div(self._step.clip_norm, factor.add_(CLIP_EPS), out=factor)
         self._step.grads.mul_(factor.clamp_(max=1.0))

@@ -65,10 +65,10 @@ class CpuGemm:
         gradient: Gradient | None = None,
         activation: Tensor | None = None,
     ) -> None:
-        """As KernelBackend.matmul; out may be float32 beside operands of bfloat16: it is then summed in float32.
+        """Implement KernelBackend.matmul; with bfloat16 operands out may be float32, which is then summed in float32.
 
-        gradient: the product is that of an activation, and out becomes the gradient before it. This, an epilogue and
-        results of bfloat16 beside operands of float32 need the variant "own".
+        gradient: if given, the product is the gradient after an activation, and out becomes the gradient before it.
+        This, an epilogue and results of bfloat16 beside operands of float32 need the variant "own".
         """
         if not out.numel():
             return
@@ -92,7 +92,7 @@ class CpuGemm:
                 _blocks_of_rows(a, b, out, accumulate, *floats)
 
     def _without_padding(self, a: Tensor, b: Tensor, out: Tensor, accumulate: bool) -> None:
-        """Have torch multiply copies of blocks of rows: behind a row may lie NaN, and a library may read it."""
+        """Have torch multiply copies of blocks of rows: the padding of a row may hold NaN, and a library may read it."""
         with self._workspace.lock:
             (left,) = self._matrices((copied_shape(*a.shape),), a.dtype)
             for first in range(0, a.shape[0], GEMM_ROWS):
@@ -188,7 +188,7 @@ def _sum_of_blocks(
     for first in range(0, a.shape[1], GEMM_ROWS):
         rows = b[first : first + GEMM_ROWS]
         count = rows.shape[0]
-        # Gradients of weights have a transposed: its rows are then copied as they lie.
+        # For gradients of weights, a is transposed: its rows are then copied as they lie in memory.
         total.addmm_(left[:count].copy_(a[:, first : first + GEMM_ROWS].t()).t(), right[:count].copy_(rows))
     if total is not out:
         out.copy_(total)

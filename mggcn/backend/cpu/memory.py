@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 HUGE_BYTES = 2**22
-"""From here on, pages of 2 MiB: rows at random came 1.2 to 1.9 times as fast (docs/notes/0012-spmm-cpu.md)."""
+"""Allocations of at least this size use pages of 2 MiB: random rows were read 1.2 to 1.9 times as fast
+(docs/notes/0012-spmm-cpu.md)."""
 
 
 def allocate(nbytes: int) -> Tensor:
@@ -23,7 +24,7 @@ def allocate(nbytes: int) -> Tensor:
 
 
 class Workspace:
-    """Memory that is used while its lock is held, and kept: as large as the largest use so far."""
+    """Memory that is used while its lock is held and then kept; it is as large as the largest use so far."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -34,7 +35,7 @@ class Workspace:
         return self._memory.shape[0]
 
     def take(self, nbytes: int) -> Tensor:
-        """Return `nbytes` of what earlier uses may have written to; to be called with the lock held, once per use."""
+        """Return `nbytes` that earlier uses may have written to; call it with the lock held, once per use."""
         if nbytes > self._memory.shape[0]:
             self._memory = allocate(nbytes)
         return self._memory[:nbytes]

@@ -1,4 +1,4 @@
-"""Sizes of what the CPU's kernels keep and use beside matrices and results: a plan adds them up. Needs no torch.
+"""Sizes of the memory that the CPU's kernels use besides matrices and results: a plan adds them up. Needs no torch.
 
 V rows and N columns of a sparse matrix, D columns of its operand.
 """
@@ -70,7 +70,7 @@ def padded_columns(width: int) -> int:
 def segments(rows: int, inner: int, cols: int, real: int) -> int:
     """Return into how many parts a sum over `inner` rows is cut, each with a result (rows, cols) of its own.
 
-    A function of the shape alone, since it changes in which order is summed.
+    A function of the shape alone, since the number of parts changes the order of the sum.
     """
     result = max(1, rows * _lined(cols, real) * real)
     return max(1, min(-(-inner // SEGMENT_ROWS), MAX_SEGMENTS, SEGMENTS_BYTES // result))
@@ -78,7 +78,7 @@ def segments(rows: int, inner: int, cols: int, real: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GemmSizes:
-    """Where cpu/gemm.cpp works: bytes that all threads share, bytes of each thread; whole cache lines both."""
+    """The work space of cpu/gemm.cpp: bytes that all threads share, and those of each thread, in whole cache lines."""
 
     packed: int
     own: int

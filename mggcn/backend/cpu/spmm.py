@@ -1,4 +1,5 @@
-"""SpMM on the CPU: how the rows of a matrix are shared out, what the choice of a kernel knows of it, and one product.
+"""SpMM on the CPU: how rows are divided among threads, the traits that the choice of a kernel depends on, and one
+product.
 
 V rows and N columns of the matrix, D columns of the operand.
 """
@@ -33,7 +34,9 @@ STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
 
 @dataclass(frozen=True, slots=True)
 class CpuSchedule:
-    """Who sums which rows, and what the choice looks at; the pattern's, whatever the values."""
+    """Which thread sums which rows, and the traits that the choice depends on; a property of the pattern, not of the
+    values.
+    """
 
     chunks: Tensor
     """int64 (num_chunks + 1,): row ranges of about equal work, handed out dynamically."""
@@ -51,7 +54,8 @@ def make_schedule(
 ) -> CpuSchedule:
     """Return the schedule of a pattern: indptr int64 (V + 1,), indices int32 (nnz,).
 
-    Cost: one pass over the entries, and at most 4 Mi random bits. hub is for tests: a small one makes hubs of short rows.
+    Cost: one pass over the entries, and at most 4 Mi random bits. hub is for tests: a small value turns short rows into
+    hubs.
     """
     rows, nnz = indptr.shape[0] - 1, int(indptr[-1])
     chunks = np.empty(max(1, min(rows, CHUNKS)) + 1, np.int64)
@@ -94,8 +98,8 @@ def worth_timing(
 ) -> tuple[SpmmChoice, ...]:
     """Return the variants to be timed: the model's choice, then the best other one of each way, the fastest first.
 
-    Left out are those that it expects to be hopeless, and those that work in more than a plan reckons with. Arguments as
-    for `choose_spmm`.
+    Variants are left out if the model expects them to be hopeless, or if they need more work space than a plan allows
+    for. Arguments as for `choose_spmm`.
     """
     gathered = min(matrix.columns, matrix.nnz)
     planned = spmm_bytes(matrix.rows, gathered, matrix.nnz, width, item, real_bytes(item), figures)
@@ -113,7 +117,7 @@ def worth_timing(
 
 
 class CpuSpmm:
-    """Products of matrices where sums are of the type that `dtype` sums in. choices: overrides of the model's."""
+    """Products of matrices, summed in the type that `dtype` sums in. choices: override those of the model."""
 
     def __init__(
         self, dtype: torch.dtype, threads: int, isa: str, figures: Figures, workspace: Workspace, choices: Choices
@@ -157,7 +161,7 @@ class CpuSpmm:
                 choice = choose_spmm(traits, width, item, self._figures, summed=summed)
             if unfit:
                 choice = dataclasses.replace(choice, reason=f"{choice.reason}; not as measured: {unfit}")
-            # The pattern keeps its schedule alive, and so the schedule's id its own.
+            # The pattern keeps its schedule alive, so no other schedule can get the same id.
             pattern = Sparse(adj.indptr, adj.indices, None, adj.schedule)
             found = self._products[at] = Product(pattern, width, item, summed, choice, measured)
         return found

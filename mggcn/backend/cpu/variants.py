@@ -36,7 +36,7 @@ MAX_PARTS = 512
 
 @dataclass(frozen=True, slots=True)
 class MatrixTraits:
-    """A sparse matrix as the choice sees it.
+    """The traits of a sparse matrix on which the choice depends.
 
     reuse: of growing numbers of consecutive entries, the distinct columns; empty: rows without entries.
     """
@@ -77,7 +77,7 @@ def key_of(matrix: MatrixTraits, width: int, item: int, *, summed: bool) -> Spmm
 def hub_length(nnz: int) -> int:
     """Return the most entries of a row that one thread sums; more are cut into parts of at most half as many.
 
-    A function of the matrix alone, since it changes in which order a row is summed.
+    A function of the matrix alone, since this limit changes the order in which a row is summed.
     """
     return 2 * max(SEGMENT, -(-nnz // MAX_PARTS))
 

@@ -29,15 +29,15 @@ from mggcn.backend.sparse_products import Explorer, Spmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 
 QUEUE_S = 1.0
-"""The host looks at results about once in as many seconds: signals and losses are seen this late."""
+"""The host looks at results about once in this many seconds: it sees signals and losses this late."""
 
 
 class CudaBackend:
     """Kernels of one GPU for one rank.
 
-    workspace_bytes: what split hub rows may take (cuda.sizes.workspace_bytes of the largest matrix and width).
-    choices: measured slices of our own sparse products, which override the model's. exploration: times those of the
-    others; nothing is then recorded to be repeated.
+    workspace_bytes: memory that split hub rows may take (cuda.sizes.workspace_bytes of the largest matrix and width).
+    choices: measured slices of our own sparse products, which override the cost model's. exploration: times slices of all
+    other products; no work is then recorded for replay.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""The contract of a device under the CUDA backend: it compiles kernels, has events and streams, records and repeats epochs.
+"""The contract of a device under the CUDA backend: it compiles kernels, has events and streams, records and replays
+epochs.
 
 Two classes fulfil it: backend/cuda/device.py on a GPU, and the tests' emulator on the CPU.
 """

@@ -1,7 +1,8 @@
 """Work of a GPU that repeats: launched piece by piece at first, then recorded as a CUDA graph and launched whole.
 
-A recording that cannot be made is no error: nothing of it has run, and the work goes on piece by piece. NCCL asks that
-all ranks capture a message or none does (its user guide, "Using NCCL with CUDA Graphs"): ranks settle together.
+A recording that cannot be made is no error: nothing of it has run, and the work goes on piece by piece. NCCL requires
+that all ranks capture a message or none does (its user guide, "Using NCCL with CUDA Graphs"), so the ranks decide
+together.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Refusals:
 
 
 PROCESS = Refusals()
-"""Of this process, whose runs share torch's allocator: the one state that cannot belong to a run."""
+"""The refusals of this process: state that cannot belong to a run, because all runs share torch's allocator."""
 
 
 class Captured:
@@ -103,7 +104,7 @@ class Captured:
 
     def _record(self) -> tuple[torch.cuda.CUDAGraph | None, str]:
         """Return the graph, or why there is none; nothing of the work has run. Raises: CommError."""
-        # thread_local: other threads, such as the watchdog of a transport, may go on asking CUDA about events.
+        # thread_local: other threads, such as the watchdog of a transport, may still query CUDA events.
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         reason = "interrupted"
         found: list[BaseException] = []
@@ -130,7 +131,7 @@ class Captured:
         return (None if reason else graph), reason
 
     def _noting(self, found: list[BaseException]) -> None:
-        """Do the work; note what ends it, since what ends the recording then hides it."""
+        """Do the work; remember the error that ends it, since the error that ends the recording hides it."""
         try:
             self._function()
         except BaseException as error:

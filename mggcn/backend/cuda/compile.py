@@ -1,4 +1,4 @@
-"""Machine code of cuda/*.cu: compiled by the NVRTC that CuPy has, and kept on disk for the processes to come.
+"""Machine code of cuda/*.cu: compiled by the NVRTC that CuPy has, and kept on disk for later processes.
 
 cupy.RawModule would do both, but appends -ftz=true, whatever it is given: numbers below 1.2e-38 would count as zero, unlike
 in the emulator, under CUDA's own compiler and on CPUs.
@@ -31,7 +31,7 @@ def load_kernels(cupy: Any, path: Path, options: tuple[str, ...]) -> Module:
 
 
 def nvrtc_options(options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return all that NVRTC is told but the architecture: denormals are kept, which is its default."""
+    """Return all options of NVRTC except the architecture: denormals are kept, which is its default."""
     return ("--std=c++17", f"-I{folder()}", *options)
 
 
@@ -44,7 +44,7 @@ def _loaded(cupy: Any, device: int, source: str, name: str, options: tuple[str, 
 
 
 def _machine_code(cupy: Any, source: str, name: str, options: tuple[str, ...]) -> bytes:
-    """Return what was kept for these options, which hold a digest of the headers, or compile it and keep it."""
+    """Return the binary kept for these options, which include a digest of the headers, or compile it and keep it."""
     made_by = (cupy.__version__, cupy.cuda.nvrtc.getVersion(), cupy.cuda.Device().compute_capability)
     place = cache_folder() / f"mggcn-{hashlib.sha256(repr((source, options, made_by)).encode()).hexdigest()[:40]}.bin"
     kept = _read(place)
@@ -64,7 +64,7 @@ def cache_folder() -> Path:
 
 
 def _read(place: Path) -> bytes | None:
-    """Return what was kept; None if there is nothing, or something damaged."""
+    """Return the kept binary; None if it is missing or damaged."""
     try:
         text = place.read_bytes()
     except OSError:
@@ -74,7 +74,7 @@ def _read(place: Path) -> bytes | None:
 
 
 def _keep(place: Path, code: bytes) -> None:
-    """Write beside and rename: processes that start at once compile the same file."""
+    """Write a temporary file and rename it: processes that start together compile the same file."""
     place.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=".mggcn-")
     try:

@@ -1,4 +1,4 @@
-"""SpMM by cuSPARSE's generic API: the second implementation, and what the own kernels are measured against.
+"""SpMM by cuSPARSE's generic API: a second implementation, against which our own kernels are measured.
 
 Bound by ctypes: CuPy has no cusparseSpMM_preprocess, its descriptors are column-major, and a handle of one copy of the
 library must not reach another. The library is the one that torch has loaded.
@@ -44,7 +44,7 @@ class Library:
         weakref.finalize(self, _call, self._functions, "cusparseDestroy", self._handle)
 
     def created(self, name: str, *args: Any) -> ctypes.c_void_p:
-        """Return what a function creates and hands over through its first parameter."""
+        """Return the object that a function creates and returns through its first parameter."""
         made = ctypes.c_void_p()
         self.call(name, ctypes.byref(made), *args)
         return made
@@ -53,7 +53,7 @@ class Library:
         _call(self._functions, name, *args)
 
     def on_stream(self, name: str, *args: Any) -> None:
-        """Call a function whose first parameter is the handle, its work queued on the current stream."""
+        """Call a function whose first parameter is the handle, and queue its work on the current stream."""
         self.call("cusparseSetStream", self._handle, ctypes.c_void_p(self._stream()))
         self.call(name, self._handle, *args)
 
@@ -72,7 +72,9 @@ class EpilogueFn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix times operands of one shape and type: descriptors, whose dense addresses change, and what they point to."""
+    """Descriptors of a matrix and of operands of one shape and type, whose addresses change, and the memory they point
+    to.
+    """
 
     csr: ctypes.c_void_p
     h: ctypes.c_void_p
@@ -86,7 +88,7 @@ class CusparseSpmm:
     """Products by cuSPARSE: CSR with 32-bit offsets and values, row-major operands, then `finish` for the epilogue.
 
     alg3 repeats bit for bit and is prepared once for each matrix and width; alg2 does neither. Descriptors, copies and
-    work space (from `allocate`) are made when a product is first asked for, which must not be while a graph is captured.
+    work space (from `allocate`) are made at the first call of a product, which must not happen while a graph is captured.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from mggcn.backend.events import Agree, Eager, Event, Repeatable, alone
 
 
 class CudaEvent:
-    """A point in a stream's work; waiting orders the current stream behind it, the host goes on."""
+    """A point in a stream's work; waiting for it orders the current stream after it and does not block the host."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = torch.cuda.Event()
@@ -53,9 +53,9 @@ class CudaTime:
 
 
 class CudaCommStream:
-    """The stream of messages, beside the stream of kernels `compute`.
+    """The stream of messages; `compute` is the stream of kernels.
 
-    capturing: held while the rank's work is recorded as a graph: nobody else may then touch its streams.
+    capturing: held while the rank's work is recorded as a graph: no other thread may touch its streams then.
     """
 
     def __init__(self, stream: torch.cuda.Stream, compute: torch.cuda.Stream) -> None:
@@ -82,7 +82,7 @@ class CudaCommStream:
         return CudaEvent(self._stream)
 
     def mark(self) -> CudaEvent:
-        """Return a point behind the kernels so far; the messages of a repeated graph run on their stream too."""
+        """Return a point after all kernels so far; the messages of a replayed graph run on their stream, too."""
         return CudaEvent(self._compute)
 
     def timestamp(self) -> CudaTime:
@@ -172,7 +172,9 @@ class CudaDevice:
         self._comm_stream._stream.synchronize()
 
     def peak_bytes(self) -> int:
-        """Peak of torch's allocator plus what else is taken on the GPU now: exact if this process is alone on it."""
+        """Return the peak of torch's allocator plus all other memory in use on the GPU now: exact if no other process
+        uses it.
+        """
         free, total = torch.cuda.mem_get_info(self._torch_device)
         others = total - free - torch.cuda.memory_reserved(self._torch_device)
         return others + torch.cuda.max_memory_reserved(self._torch_device)
@@ -191,7 +193,7 @@ def _send(out: Tensor, pinned: Tensor) -> Callable[[], object]:
 
 
 class _ForeignStream:
-    """A stream of torch's, as CuPy's protocol for streams of others asks for it."""
+    """A stream of torch in the form that CuPy's protocol for external streams requires."""
 
     def __init__(self, address: int) -> None:
         self._address = address

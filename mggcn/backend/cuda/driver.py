@@ -1,6 +1,6 @@
 """The GPUs that CUDA shows to this process, in CUDA's own order, asked of the driver library: no context, no torch.
 
-Run as a program it prints their free bytes, for which the driver wants a context: of a process that ends at once.
+Run as a program, it prints their free bytes, for which the driver needs a context: the process ends and frees it at once.
 
     python -m mggcn.backend.cuda.driver NUM_GPUS
 """
@@ -47,9 +47,10 @@ def visible_gpus(load: Load = ctypes.CDLL) -> list[Gpu]:
 
 
 def free_bytes_in_child(num_gpus: int) -> list[int]:
-    """Return the free bytes of the first GPUs, asked by a process of its own, whose contexts end with it.
+    """Return the free bytes of the first GPUs, as a separate process reports them, whose contexts end with it.
 
-    They count as taken: some hundred MiB less than NVML tells. Cost: the start of a Python. Raises: BackendError.
+    Its contexts count as taken: the result is a few hundred MiB less than NVML reports. Cost: the start of a Python.
+    Raises: BackendError.
     """
     command = [sys.executable, "-m", __name__, str(num_gpus)]
     try:
@@ -121,7 +122,7 @@ def _checked(status: int, what: str) -> None:
 
 
 def main() -> int:
-    """Print the free bytes of as many GPUs as the command asks for."""
+    """Print the free bytes of the first NUM_GPUS GPUs, as the command line gives it."""
     try:
         print(json.dumps(free_bytes(int(sys.argv[1]))))
     except BackendError as error:

@@ -19,7 +19,7 @@ ROWS_OF_BLOCK = 4
 LONG_BLOCK = 512
 """kWarpsOfLong warps: a block per long row."""
 UNROLL = 8
-"""As Schedule.limit takes it: rows of more than four times its shortest, 256 nonzeros, are long ones."""
+"""Argument of Schedule.limit: rows of more than four times its shortest, 256 nonzeros, count as long."""
 RUN = 16
 """kRun of cuda/edge_gradient_edges.cu: edges of a group of lanes."""
 

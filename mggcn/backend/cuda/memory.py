@@ -21,9 +21,9 @@ class _Memory(ctypes.Structure):
 def gpu_free_bytes(
     num_gpus: int, load: Load = ctypes.CDLL, ask_driver: Callable[[int], list[int]] = free_bytes_in_child
 ) -> int:
-    """Return the free bytes of the GPU that has least, among the first `num_gpus` that CUDA shows to this process.
+    """Return the least free bytes of any of the first `num_gpus` GPUs that CUDA shows to this process.
 
-    Where the management library is not found, or does not tell, CUDA's driver is asked, at the cost of a process.
+    If the management library is missing or gives no answer, CUDA's driver is asked, at the cost of a process.
     Raises: BackendError if the machine has no NVIDIA driver or no GPU.
     """
     gpus = visible_gpus(load)[:num_gpus]
@@ -60,7 +60,7 @@ def _free_bytes(nvml: Any, gpu: Gpu) -> int:
 
 
 def _release_cached() -> None:
-    """Give back what torch's allocator keeps of finished runs of this process; nothing if it has used no GPU."""
+    """Free the memory that torch's allocator keeps from finished runs of this process; do nothing if it has used no GPU."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         gc.collect()

@@ -59,7 +59,7 @@ def check_cuda(precision: str) -> None:
 
 
 def missing_for_cuda() -> str:
-    """Return in one line what --device cuda lacks here and how to get it; "" if nothing."""
+    """Return in one line what --device cuda lacks on this machine and how to get it; "" if it lacks nothing."""
     if torch.version.cuda is None:
         return (
             f"run.device cuda needs a torch built for CUDA, this one ({torch.__version__}) is built for the CPU; install "

@@ -17,7 +17,7 @@ from mggcn.backend.cuda.kernels import Kernels, epilogue_args, out_option
 PARTIALS = 1024
 """Most row chunks whose sums are added in order: a block each, of which an H100 holds about as many at once."""
 CHUNK_ROWS = 16
-"""Fewer rows than this are not worth a chunk of their own."""
+"""Least rows of a chunk: fewer are not worth one of their own."""
 ROW_THREADS = 128
 SUM_THREADS = 256
 SHARED_BYTES = 47 * 1024
@@ -36,7 +36,7 @@ def vector(dtype: torch.dtype) -> int:
 
 
 def chunks(rows: int) -> int:
-    """Return the number of row chunks whose sums are taken apart."""
+    """Return the number of row chunks that are summed separately."""
     return min(PARTIALS, _ceil(rows, CHUNK_ROWS))
 
 

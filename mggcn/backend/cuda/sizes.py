@@ -1,4 +1,4 @@
-"""PartitionStats of GPUs and of the sparse kernels' own memory that a plan needs; loads no torch."""
+"""Sizes of GPUs and of the sparse kernels' own memory, as a plan needs them; loads no torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ WINDOW = 256
 LONG_ROW = 64
 """A row of at most as many nonzeros is never given to a block of its own."""
 SEGMENT = 1024
-"""Nonzeros of a part of a hub row: of more than twice as many."""
+"""Least nonzeros of a part of a hub row; a hub has more than twice as many."""
 MAX_PARTS = 8192
 """Parts that a matrix of hubs alone is cut into: eight waves of the blocks that an H100 holds, more cost only memory."""
 ALIGNMENT = 512
-"""Bytes to which a GPU's allocator rounds up."""
+"""A GPU's allocator rounds sizes up to multiples of this many bytes."""
 MAX_NNZ = 2**31 - 1
 """Most nonzeros of one matrix."""
 

@@ -1,4 +1,4 @@
-"""SpMM on a GPU by our own kernels: how the rows of a matrix are shared out, and the launches of one product.
+"""SpMM on a GPU by our own kernels: how rows are divided among threads, and the launches of one product.
 
 Work is balanced by three kinds of rows, longest first: parts of hub rows, whose sums a second kernel adds in order; long
 rows, a block each; the others, a group of lanes each, ordered by length inside windows of 256 consecutive rows, so that the
@@ -32,7 +32,7 @@ ORDERED_AT_ONCE = 2**12 * WINDOW
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Who sums which rows, in which order. All tensors are on the device."""
+    """Which threads sum which rows, in which order. All tensors are on the device."""
 
     order: Tensor
     """uint8, rows padded to whole windows: the place in its window of every row, longest first."""
@@ -67,7 +67,7 @@ def make_schedule(
     """Return the schedule of a matrix with these row pointers (host, int64).
 
     Cost: sorts of windows, about 0.1 s per million rows; on the device 1 byte per row, 4 per long row, 16 per part and hub.
-    shortest, a power of two, and segment are for tests: small ones make long rows and hubs of short ones.
+    shortest, a power of two, and segment are for tests: small values turn short rows into long rows and hubs.
     """
     nnz = int(indptr[-1])
     segment = segment or segment_length(nnz)
@@ -131,7 +131,9 @@ class OwnSpmm:
         self._choices = choices
 
     def product(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
-        """As SparseProducts.product, but nothing is remembered. An operand that is not aligned goes without slices."""
+        """Implement SparseProducts.product, remembering nothing. An operand that is not aligned is multiplied without
+        slices.
+        """
         width, item, summed = out.shape[1], h.itemsize, out.itemsize > h.itemsize
         if not _aligned(h):
             return Product(adj, width, item, summed, SpmmChoice(), measured=True)

@@ -1,8 +1,8 @@
 """Choice of the SpMM kernel and its shape for a matrix and a dense operand: a pure function of sizes and device.
 
 A piece is what a lane loads at once: 16 bytes, or one column if the operand is not aligned. A group of lanes reads a row
-of the operand; what its lanes * pieces do not cover is the next tile. A warp is 32 / lanes groups, each with a row of the
-matrix of its own.
+of the operand; the columns beyond its lanes * pieces belong to the next tile. A warp is 32 / lanes groups, each with a
+row of the matrix of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ L2_SHARE = 0.5
 RATES = CacheRates(L2_SHARE * 50 * 2**20, 4.7e12, 2.6e12, 1.8e-11)
 """An H100's, of which only ratios count here. Not measured: docs/notes/0004-spmm-gpu.md."""
 LINE_BYTES = 64
-"""Rows of operands are padded to as many bytes."""
+"""Rows of operands are padded to multiples of this many bytes."""
 TILE_COST = 0.85
 """A second tile reads indices and pointers again: idle lanes cost less up to this share of busy ones."""
 
@@ -89,7 +89,7 @@ def is_slicing(choice: SpmmChoice, itemsize: int) -> bool:
 
 
 def rates_of(traits: DeviceTraits) -> CacheRates:
-    """Return what gathers cost on a device relative to each other."""
+    """Return the relative costs of gathers on a device."""
     return dataclasses.replace(RATES, cache_bytes=L2_SHARE * traits.l2_bytes)
 
 

@@ -1,5 +1,5 @@
-"""Sums over neighbours, forwards and backwards, and their panels for a constant input; other edge operations with what they
-read and keep beside what travels. V rows of this rank, E width.
+"""Sums over neighbours, forwards and backwards, and by panels for a constant input; other edge operations, with the
+tensors that they read and keep besides the rows that are sent. V rows of this rank, E width.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SLOT = "slot "
-"""What names of the strategy's own buffers start with among an op's scratch."""
+"""Prefix of the names of the strategy's own buffers among an op's scratch."""
 
 
 class Rule(Protocol):
-    """How an edge operation that keeps rows for its gradient, or reads others than travel, is run and derived."""
+    """How to run and differentiate an edge operation that keeps rows for its gradient, or reads rows that are not
+    sent.
+    """
 
     def bound(self, op: EdgeOp, rt: Runtime) -> EdgeOp:
-        """Return the operation with what it reads of a rank's runtime."""
+        """Return the operation with the tensors that it reads from a rank's runtime."""
         ...
 
     def adjoint(self, kind: Aggregate, value: Value, gradient: Value) -> Adjoint:
@@ -38,8 +40,8 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part(PlainKind):
-    """What the node of its operand leaves beside its result: memory that its `scratch` names so, or by "" what travelled,
-    as the pass leaves it. No op: the memory lives until nothing reads it.
+    """Memory that the operand's node leaves besides its result: the scratch of this name, or for "" the rows that were
+    sent, as the pass leaves them. Runs no op: the memory lives until nothing reads it.
     """
 
     purpose: str
@@ -50,11 +52,11 @@ class Part(PlainKind):
 
 @dataclass(frozen=True, slots=True)
 class Aggregate(PlainKind):
-    """out (V, E) = finish(A^T x); backward: finish(A x). op: what is computed along edges where that is no sum.
+    """out (V, E) = finish(A^T x); backward: finish(A x). op: the edge operation, if it is not a sum.
 
     site: its number in the model, from 1. level: of the rows that it computes (planning/pruning.py), None for all.
     rule: of an op with more operands than x or with kept rows: its local tensors are the further operands, the numbers of
-    the vertices, and what it keeps. what: names a second aggregation of a site in the same direction.
+    the vertices, and what it keeps. what: name of a second aggregation of a site in the same direction.
     relations: the weights of a `Relational` op, whose backward pass reads x again, as a second operand, and writes their
     gradients.
     """
@@ -78,12 +80,12 @@ class Aggregate(PlainKind):
 
     @property
     def overwrites(self) -> tuple[int, ...]:
-        # A strategy may use the gradient up.
+        # A strategy may overwrite the gradient.
         return (0,) if self.backward else ()
 
     @property
     def name(self) -> str:
-        """Name of the aggregation, with which the names of its buffers start."""
+        """Name of the aggregation, which is the prefix of its buffers' names."""
         name = aggregate_name(self.site, self.backward)
         return f"{name}.{self.what}" if self.what else name
 

@@ -1,6 +1,6 @@
-"""What joins values: sums with factors, columns side by side, the larger of two; and activations other than ReLU.
+"""Nodes that combine values: weighted sums, columns side by side, the larger of two; and activations other than ReLU.
 
-V rows of this rank, D columns. All are passes of torch's over matrices that are there.
+V rows of this rank, D columns. All are passes of torch over existing matrices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mggcn.model.runtime import Runtime, Sizes
 from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
 
 SLOPE = 0.01
-"""Of leaky_relu below zero, as torch's default."""
+"""Slope of leaky_relu below zero, as torch's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class Activation(PlainKind):
         return f"{self.name} {self.site}"
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
-        # Of elu and leaky_relu the result tells the derivative, so that z need not be kept.
+        # The derivatives of elu and leaky_relu follow from their results, so z need not be kept.
         kept = value.operands[0] if self.name == "gelu" else value
         return Adjoint((Value(ActivationBack(self.name, self.site), (gradient, kept), value.cols),))
 
@@ -210,7 +210,7 @@ class Activation(PlainKind):
 
 @dataclass(frozen=True, slots=True)
 class ActivationBack(PlainKind):
-    """The gradient of z from that of f(z). Operands g and the result of f, of gelu its operand."""
+    """The gradient of z from that of f(z). Operands: g and the result of f, or for gelu its operand."""
 
     in_place = (0,)
     name: Literal["elu", "leaky_relu", "gelu"]

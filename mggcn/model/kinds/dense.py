@@ -55,7 +55,8 @@ def rounded_sums(value: Value, sizes: Sizes, block_rows: int) -> dict[str, Scrat
 
 @dataclass(frozen=True, slots=True)
 class Linear(PlainKind):
-    """out (V, E) = finish(x (V, D) @ W); recomputed: x is this of the constant input, made again by blocks of rows.
+    """out (V, E) = finish(x (V, D) @ W); recomputed: the epilogue of the constant input that gives x, computed again by
+    blocks of rows.
 
     block_rows: rows of a block, which the lowering sets.
     """
@@ -157,7 +158,7 @@ class LinearGrad(PlainKind):
 
 @dataclass(frozen=True, slots=True)
 class InputGrad(PlainKind):
-    """The gradient before the activation that made x: `activation` of g (V, E) @ W^T, of which a block exists at a time.
+    """The gradient before the activation that made x: `activation` of g (V, E) @ W^T, computed one block at a time.
 
     Operands g and x; the result takes the place of x, or lies beside it in another type.
     """

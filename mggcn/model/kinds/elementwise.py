@@ -1,4 +1,4 @@
-"""What is done to every element of a row: scales, bias, ReLU, dropout, and how a gradient goes back through them.
+"""Elementwise steps on rows: scales, bias, ReLU, dropout, and how a gradient passes back through them.
 
 One kind stands for any of these or several in a fixed order, since kernels apply them to a row in one pass.
 """
@@ -29,7 +29,7 @@ def scale_of(rt: Runtime, scale: Scale) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpilogueSpec:
-    """What may follow a product, by name: out_scale * drop(relu(row_scale * z + bias)).
+    """The elementwise steps that may follow a product, by name: out_scale * drop(relu(row_scale * z + bias)).
 
     bias: a parameter, "" for none. dropout: probability; site: which mask of the epoch, 0 for the input.
     """
@@ -47,7 +47,7 @@ class EpilogueSpec:
         return tuple(part for part in PARTS if getattr(self, part))
 
     def then(self, after: EpilogueSpec) -> EpilogueSpec | None:
-        """Return both in one; None if `after` does something that cannot come behind what this one does."""
+        """Return both in one; None if `after` does something that cannot follow what this one does."""
         if not self.parts or not after.parts:
             return after if not self.parts else self
         last, first = PARTS.index(self.parts[-1]), PARTS.index(after.parts[0])
@@ -155,7 +155,7 @@ class ActivationGrad(PlainKind):
         return partial_sums(value, sizes, self.sums)
 
     def gradient(self, rt: Runtime, op: Op) -> Gradient:
-        """Return what the kernel needs beside g and h."""
+        """Return the kernel's arguments besides g and h."""
         scales = scale_of(rt, self.h_scale), scale_of(rt, self.row_scale)
         return Gradient(True, keep_scale(self.dropout), *scales, partials_of(rt, op))
 
@@ -167,7 +167,7 @@ class ActivationGrad(PlainKind):
 
 
 def result_beside(h: Tensor, out: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return what a kernel that works in place takes as h, and as its separate result of another type.
+    """Return the arguments of a kernel that works in place: h, and a separate result if it has another type.
 
     The result overwrites h, unless something reads h later: then a copy of it.
     """
@@ -186,7 +186,7 @@ def sum_partials(rt: Runtime, partials: Tensor | None, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BiasGrad(PlainKind):
-    """db (D,) = the sums of the columns of g, for a gradient that no kernel sums on the way."""
+    """db (D,) = the column sums of g, for a gradient that no kernel sums while computing it."""
 
     stored = False
     bias: str

@@ -83,7 +83,7 @@ class Loss(PlainKind):
 
 @dataclass(frozen=True, slots=True)
 class Score(PlainKind):
-    """Adds what the target counts in the three splits to rt.counts; the scores z stay readable after the program."""
+    """Adds the target's counts for the three splits to rt.counts; the scores z stay readable after the program."""
 
     stored = False
 

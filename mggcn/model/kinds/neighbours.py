@@ -1,4 +1,4 @@
-"""Maximum and attention over neighbours as nodes: what surrounds their edge operations, and the gradients of both.
+"""Maximum and attention over neighbours as nodes: the steps around their edge operations, and the gradients of both.
 
 V rows of this rank, D columns, H heads of C columns, D = H C.
 """
@@ -88,7 +88,7 @@ class MaximumRule:
 class Scores(PlainKind):
     """out = [x | s | number, with dropout], t beside it, of GAT: by head s = a_s x and t = a_t x.
 
-    source, destination: parameters (H, C). The aggregation that reads it gives the gradient of x, all told.
+    source, destination: parameters (H, C). The aggregation that reads it gives the complete gradient of x.
     """
 
     has_parameters = True
@@ -171,7 +171,7 @@ class ScoresGrad(PlainKind):
         rows, cols = by_head(out, heads), width // heads
         for name, scores in ((self.source, ds), (self.destination, dt)):
             torch.addcmul(rows, scores[:, :, None], rt.parameter(name), out=rows)
-            # Products of every head's scores with every head's columns: those of its own count.
+            # Products of every head's scores with every head's columns; only those of a head with its own columns count.
             rt.backend.matmul(scores.t(), x[:, :width], products)
             for head in range(heads):
                 rt.gradient(name)[head].copy_(products[head, head * cols : (head + 1) * cols])
@@ -217,7 +217,8 @@ class AttentionRule:
         message = Value(AttentionMessage(spec, site), (gradient, value, own, state), spec.backwards)
         back = dataclasses.replace(kind, backward=True, op=AttentionSources(spec))
         sources = Value(back, (message, travelled), spec.travels)
-        # As the pass to the sources leaves it: where vertices have copies, their gradients are whole by then.
+        # The rows as the pass to the sources leaves them: where vertices have copies, their gradients are complete by
+        # then.
         whole = Value(Part(""), (sources,), spec.backwards)
         along = dataclasses.replace(kind, op=AttentionDestinations(spec), what="destinations")
         destinations = Value(along, (travelled, whole), spec.scored)

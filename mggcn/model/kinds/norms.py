@@ -46,7 +46,7 @@ class Work:
         return self.rt.buffer(self.op.scratch[f"column {number}"])[0, :rows, None]
 
     def blocks(self, *whole: Tensor) -> Iterator[tuple[slice, list[Tensor]]]:
-        """Yield rows, and all blocks; the first ones hold these rows of `whole`."""
+        """Yield a range of rows and all blocks; the first blocks hold these rows of `whole`."""
         names = [name for name in self.op.scratch if name.startswith("block ")]
         rooms = [self.rt.buffer(self.op.scratch[name]) for name in names]
         count, step = whole[0].shape[0], max(1, rooms[0].shape[0])
@@ -151,8 +151,8 @@ class LayerNormGrad(PlainKind):
 class BatchNorm(PlainKind):
     """out = gain * (z - mean) / sqrt(variance + eps) + bias, column by column (Ioffe & Szegedy 2015, algorithm 1).
 
-    Statistics are those of all N vertices, each counted once, and summed over ranks: the mean first, then the squares of
-    what is left, so that nothing cancels. The running ones, which evaluation reads, take MOMENTUM of them.
+    The statistics cover all N vertices, each counted once, and are summed over ranks: first the mean, then the squared
+    deviations, so that nothing cancels. The running statistics, which evaluation reads, move towards them by MOMENTUM.
     """
 
     has_parameters = True

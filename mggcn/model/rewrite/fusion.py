@@ -1,4 +1,4 @@
-"""What becomes one pass: elementwise steps with each other, with the product before them, and gradients likewise."""
+"""Fuses passes: elementwise steps with each other and with the product before them, and gradients likewise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Summing = Loss | ActivationGrad
 
 
 def fuse_elementwise(graph: Graph) -> Graph:
-    """Turn elementwise steps behind each other into one."""
+    """Merge consecutive elementwise steps into one."""
     users = graph.users()
 
     def rule(old: Value, new: Value) -> Value:
@@ -36,7 +36,7 @@ def fuse_elementwise(graph: Graph) -> Graph:
 
 
 def fuse_epilogues(graph: Graph) -> Graph:
-    """Let a product apply the elementwise steps that alone read it, row by row."""
+    """Let a product apply the following elementwise steps row by row, if nothing else reads it."""
     users = graph.users()
 
     def rule(old: Value, new: Value) -> Value:
@@ -65,7 +65,7 @@ def fuse_bias_gradients(graph: Graph) -> Graph:
     def fused(root: Value) -> bool:
         return isinstance(root.kind, BiasGrad) and sums.get(root.operands[0]) == root.kind.bias
 
-    # A gradient that nothing but its sum read is now computed for the sum's sake.
+    # A gradient that only its sum reads is still computed, for the sum.
     roots = tuple(
         root.operands[0] if len(users[root.operands[0]]) == 1 else None for root in graph.roots if fused(root)
     )
@@ -74,7 +74,7 @@ def fuse_bias_gradients(graph: Graph) -> Graph:
 
 
 def fuse_gradients(graph: Graph) -> Graph:
-    """Let the kernel of a gradient scale its rows for the aggregation before it, and go on from the product above it."""
+    """Fuse the kernel of a gradient with the row scale that its aggregation needs, and with the product that feeds it."""
     users = graph.users()
 
     def scaled(old: Value, new: Value) -> Value:

@@ -16,13 +16,13 @@ ROW, COL = EpilogueSpec(row_scale="row"), EpilogueSpec(out_scale="col")
 
 
 def only_user(users: Users, value: Value) -> Value | None:
-    """Return the only value that reads another one, None if none or several do."""
+    """Return the only value that reads a given one; None if none or several do."""
     readers = users[value]
     return readers[0] if len(readers) == 1 else None
 
 
 def does(value: Value, spec: EpilogueSpec) -> bool:
-    """Whether a value is just this, element by element, of its operand."""
+    """Whether a value applies exactly this epilogue to its operand."""
     return isinstance(value.kind, Elementwise) and value.kind.spec == spec
 
 

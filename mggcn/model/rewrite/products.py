@@ -1,4 +1,4 @@
-"""Which product comes first, H W or A H; what is constant is computed once; sparse features stay sparse.
+"""Chooses which product comes first, H W or A H; computes constants once; keeps sparse features sparse.
 
 Source: MG-GCN, section 4.4 and 4.3: the narrower side goes through the graph.
 """
@@ -62,14 +62,14 @@ def precompute(graph: Graph, choice: InputChoice, norm: str) -> Graph:
 
 
 def keep_sparse(graph: Graph, choice: InputChoice) -> Graph:
-    """Multiply sparse features as they are: scales of their rows are stored with them, dropout changes their values."""
+    """Multiply sparse features directly: row scales are stored in their values, and dropout changes the values."""
     if not choice.sparse:
         return graph
 
     kept: dict[tuple[float, bool], Value] = {}
 
     def stored(cols: int, dropout: float, scaled: bool) -> Value:
-        """The sparse input, of which the dropped values are made once for all readers."""
+        """The sparse input, whose values under dropout are computed once for all readers."""
         if (dropout, scaled) not in kept:
             x = Value(Input(sparse=True, scaled=scaled), (), cols)
             kept[dropout, scaled] = Value(DroppedValues(dropout), (x,), cols) if dropout else x

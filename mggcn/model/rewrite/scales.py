@@ -1,4 +1,6 @@
-"""Scales of columns of the graph move into what makes them: neighbours are stored scaled, H' = S_c H, and sent so."""
+"""Column scales of the graph move into the node that makes the operand: neighbours are stored and sent scaled, H' = S_c
+H.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from mggcn.model.values import Graph, Value
 
 
 def push_scales(graph: Graph) -> Graph:
-    """Turn S_c (H W) into (S_c H) W where nothing else reads H: the pass over H W is gone, that over H does more."""
+    """Turn S_c (H W) into (S_c H) W where nothing else reads H: this saves the pass over H W, and the pass over H does
+    more.
+    """
     users = graph.users()
 
     def moves(scale: Value) -> bool:

@@ -1,4 +1,6 @@
-"""What is rounded, made again rather than kept, computed for fewer rows, and computed by blocks of rows."""
+"""Rewrites that round values, recompute them instead of keeping them, compute fewer rows, or compute by blocks of
+rows.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ ROUNDING = Linear | SparseLinear | LinearGrad | InputGrad | ActivationGrad | Ele
 
 
 def prune(graph: Graph, levels: Mapping[int, int]) -> Graph:
-    """Let the aggregations, by site, compute the rows of a level alone: no other row of theirs is read.
+    """Let the aggregations named by site compute only the rows of a level, since nothing reads their other rows.
 
     Source: docs/notes/0011.
     """
@@ -31,7 +33,9 @@ def prune(graph: Graph, levels: Mapping[int, int]) -> Graph:
 
 
 def recompute(graph: Graph) -> Graph:
-    """Make the dropped input again, block by block, wherever a product reads it: it is as wide as the features."""
+    """Recompute the input under dropout, block by block, wherever a product reads it, since it is as wide as the
+    features.
+    """
     users = graph.users()
 
     def made_again(value: Value) -> bool:
@@ -68,7 +72,7 @@ def round_operands(graph: Graph) -> Graph:
 
 
 def block_rows(graph: Graph, rows_of: Callable[[int], int]) -> Graph:
-    """Set the rows of the blocks in which products come, from the columns of what must stay in the cache."""
+    """Set the number of rows per block of every product, from the columns that must stay in the cache."""
 
     def rule(old: Value, new: Value) -> Value:
         kind = new.kind
@@ -82,7 +86,7 @@ def block_rows(graph: Graph, rows_of: Callable[[int], int]) -> Graph:
 
 
 def spare_gradients(graph: Graph) -> Graph:
-    """Copy a gradient that an aggregation may use up while something else reads it, too."""
+    """Copy a gradient that an aggregation may overwrite while another node still reads it."""
     users = graph.users()
 
     def rule(old: Value, new: Value) -> Value:

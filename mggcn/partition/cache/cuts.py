@@ -31,7 +31,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[C]):
-    """A cut, the folder where it lies, and how long it took if it was made now, else None."""
+    """A cut, the folder that holds it, and the seconds that it took if it was made now, else None."""
 
     cut: C
     folder: Path
@@ -49,10 +49,11 @@ def cuts_folder(store: Path) -> Path:
 
 
 def find_or_make_cut(graph: Graph, settings: LibraSettings, folder: Path, force: bool = False) -> StoredCut:
-    """Return Libra's cut that lies in `folder`, a store's `cuts_folder`; make and keep it there without one, or by force.
+    """Return Libra's cut that is kept in `folder`, a store's `cuts_folder`; if there is none, or by force, make and
+    keep it.
 
     Cost: the digest of every file of the cut, or that of `libra` and of writing it.
-    Raises: StoreError if what lies there is damaged or of another graph, or if it cannot be written.
+    Raises: StoreError if the kept cut is damaged or belongs to another graph, or if it cannot be written.
     """
     target, described = folder / settings.name, {"kind": "libra", **dataclasses.asdict(settings)}
     if target.exists() and not force:

@@ -1,6 +1,7 @@
 """Cached partitions: folders of `.npy` files and a meta.json beside a store, STORE/partitions/NAME.
 
-A folder appears whole or not at all, and serves only the graph that it was made of. cuts.py knows the files of each kind.
+A folder appears complete or not at all, and is valid only for the graph that it was made from. cuts.py knows the files
+of each kind.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ S = TypeVar("S")
 def save_cached(
     folder: Path, graph: Graph, settings: Mapping[str, Any], arrays: Mapping[str, Rows], stats: Mapping[str, Any]
 ) -> None:
-    """Write a cut of a graph beside its place, flush it to the disk, and put it there instead of an older one.
+    """Write a cut of a graph to a temporary folder, flush it to the disk, and move it into place of any older one.
 
     stats: further entries of meta.json.
     Raises: StoreError if the disk is full or not writable, or something other than a cut is in the way; nothing is left.
@@ -138,7 +139,7 @@ class CachedPartition:
     meta: Mapping[str, Any]
     nbytes: int
     state: str
-    """The reason why the cut cannot be used, "" if it can; digests of files are not compared."""
+    """The reason why the cut cannot be used, "" if it can; the digests of its files are not checked."""
 
 
 def list_cached(folder: Path, graph: Graph) -> list[CachedPartition]:

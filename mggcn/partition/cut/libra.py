@@ -27,7 +27,7 @@ PERCENT = 101
 ROW_STEP = 16
 """Edges between two entries of `_CutEdges.row_at`: kRowStep of cpu/libra.cpp."""
 BLOCK = 1 << 22
-"""Edges between two moments at which Ctrl-C is heard: under a second."""
+"""Edges between two checks for Ctrl-C: under a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,10 +76,10 @@ def libra(graph: Graph, settings: LibraSettings) -> VertexCut:
 
     An edge goes to the least loaded of the parts that its ends share; else of the parts of the end with fewer edges;
     else of the parts of the one end that has any; else of all. A part that has PERCENT of the average takes no more and
-    counts nowhere, so without that limit at work this is plain Libra. Equal loads and degrees are drawn by the seed, and
-    so is the owner of a vertex among its parts. Isolated vertices even out the rows of the parts.
-    Cost: a sweep over adj, a random pass over its edges, a sweep over adj (and adj_t); memory as `libra_nbytes` says.
-    Raises: GraphError if a graph without a transpose is not symmetric.
+    counts nowhere, so without that limit at work this is plain Libra. The seed decides ties of loads and degrees, and
+    which of a vertex's parts owns it. Isolated vertices even out the rows of the parts. Cost: a sweep over adj, a
+    random pass over its edges, a sweep over adj (and adj_t); memory as `libra_nbytes` says. Raises: GraphError if a
+    graph without a transpose is not symmetric.
     """
     adj = replace(graph.adj, values=None)
     cut = _cut_edges(adj, graph.symmetric)
@@ -217,7 +217,7 @@ def _edge_parts(
     edge_part: npt.NDArray[Any],
     owner: npt.NDArray[np.uint16],
 ) -> npt.NDArray[Any]:
-    """Return the part of every entry of a matrix, in its order; `start` is used up unless `kind` is ROWS."""
+    """Return the part of every entry of a matrix, in its order; `start` is overwritten unless `kind` is ROWS."""
     out = np.empty(matrix.nnz, edge_part.dtype)
     kernel = native.kernel("mggcn_cut_edge_parts")
     wide, done = int(out.itemsize == 2), 0

@@ -25,9 +25,9 @@ from mggcn.partition.order import Assignment
 from mggcn.partition.sweep import sweep
 
 CHUNK = 1 << 18
-"""Vertices whose parts are looked at at a time."""
+"""Number of vertices whose parts are read at a time."""
 RANGES = 3
-"""Ranges of a rank's rows: the split ones, and two halves of the others, multiplied while messages travel."""
+"""Ranges of a rank's rows: the split ones, and two halves of the others, multiplied while messages are on their way."""
 
 
 def row_ranges(split: int, rows: int) -> tuple[int, ...]:
@@ -37,10 +37,11 @@ def row_ranges(split: int, rows: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CutStats:
-    """Of a vertex cut: rows and split rows of each rank; nnz: entries of A per rank and range, self-loops included.
+    """Statistics of a vertex cut: rows and split rows of each rank; nnz: entries of A per rank and range, self-loops
+    included.
 
     leaves int64 (r, P, P): entry (b, p, q) counts the leaves of rank p in bin b whose root is on rank q.
-    replication, edge_balance, split_share: of CutStatistics. reuse: how local the gathers of rank 0 are; (): not known.
+    replication, edge_balance, split_share: of CutStatistics. reuse: locality of rank 0's gathers; (): not known.
     """
 
     counts: tuple[int, ...]
@@ -141,7 +142,9 @@ class CutStats:
 
 @dataclass(frozen=True)
 class CutPartition:
-    """A vertex cut as rows of ranks; `bins`: into how many the split vertices are dealt, each root's in turn."""
+    """A vertex cut as rows of ranks; `bins`: number of bins over which the split vertices of each root are spread in
+    turn.
+    """
 
     cut: VertexCut
     bins: int = 1
@@ -245,7 +248,9 @@ def exchange_lists(partition: CutPartition, rank: int, bins: int) -> tuple[Lists
 
 
 def cut_stats(graph: Graph, partition: CutPartition, *, self_loops: bool) -> CutStats:
-    """Count what a cut gives to its ranks. Cost: one sweep over the edges and their parts, O(N P) for the lists."""
+    """Count the rows, entries and leaves that a cut gives to each rank. Cost: one sweep over the edges and their parts,
+    O(N P) for the lists.
+    """
     cut, ranks = partition.cut, partition.cut.num_parts
     split_rows, nnz = [], np.zeros((ranks, RANGES), np.int64)
     leaves = np.zeros((partition.bins, ranks, ranks), np.int64)

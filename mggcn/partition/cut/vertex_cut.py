@@ -1,4 +1,5 @@
-"""A vertex cut: every edge lies in one part, a vertex in each part that holds an edge of it; one of these owns it.
+"""A vertex cut: every edge lies in one part, and a vertex lies in each part that holds one of its edges; one of these
+parts owns it.
 
 N vertices, E stored edges, P parts, W = ceil(P / 64).
 """

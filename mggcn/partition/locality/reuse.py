@@ -21,20 +21,22 @@ from mggcn.partition.locality.chunks import row_chunks
 from mggcn.partition.order import Assignment
 
 BOUNDS: Final = tuple(256 * 4**k for k in range(12))
-"""Distances that are distinguished, in rows; the last stands for all above: kFirst and kBuckets of cpu/reuse.cpp."""
+"""The distances that are distinguished, in rows; the last stands for all larger ones: kFirst and kBuckets of
+cpu/reuse.cpp.
+"""
 SAMPLED: Final = 1 << 19
-"""Entries that are looked at, about, unless that is less than a 2^MAX_SHIFT-th of all."""
+"""Approximate number of entries that are sampled, but at least a 2^MAX_SHIFT-th of all."""
 MAX_SHIFT: Final = 8
 """A sample of a 256th of the columns resolves distances of 256 rows, the shortest that are distinguished."""
 SEED: Final = 1
 
 Shares = tuple[float, ...]
-"""Shares of the gathers, by BOUNDS, of rows that were last used at most so many rows ago, but more than the last bound."""
+"""Shares of the gathers by distance since the row's last use: up to each of BOUNDS, and above the bound before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Of the products of the ranks' own tiles, and of all others; () if there are none."""
+    """The shares for the ranks' own tiles and for all others; () if there are none."""
 
     own: Shares
     others: Shares
@@ -58,7 +60,7 @@ class Reuse:
 
 
 UNKNOWN: Final = Reuse((), ())
-"""Of a partition of which only the shape is known: its gathers are taken to be random."""
+"""The reuse of a partition of which only the shape is known: its gathers are assumed to be random."""
 
 
 def near_share(shares: Shares, rows: int) -> float:
@@ -67,7 +69,7 @@ def near_share(shares: Shares, rows: int) -> float:
 
 
 def estimate_reuse(graph: Graph, owners: Assignment, threads: int) -> Reuse:
-    """Estimate how local the products with A^T are when every rank multiplies its rows in order, tile after tile.
+    """Estimate the locality of products with A^T when every rank multiplies its rows in order, tile after tile.
 
     The first use of a row in a tile counts as one after all other rows that the tile uses.
     Cost: one sweep over the entries; a sort of M = min(nnz, max(SAMPLED, nnz / 256)) of them and M log M steps; 8 N + 40 M
@@ -78,9 +80,9 @@ def estimate_reuse(graph: Graph, owners: Assignment, threads: int) -> Reuse:
 
 
 def estimate_part_reuse(graph: Graph, held: Assignment, rank: int, threads: int) -> Shares:
-    """Estimate how local the products of one rank are that holds some of the vertices, perhaps as copies of other ranks'.
+    """Estimate the locality of the products of one rank, given the vertices that it holds, some perhaps as copies.
 
-    Every edge between vertices that it holds is taken for its own. Cost: as estimate_reuse.
+    Every edge between two of these vertices counts as the rank's own. Cost: as estimate_reuse.
     """
     shift, places, columns = _sample(graph, held, threads)
     own = places >> np.uint64(32) == np.uint64(rank << 16 | rank)

@@ -95,7 +95,7 @@ def edge_cut(graph: Graph, owner: npt.NDArray[np.uint16], num_parts: int) -> Edg
 
 
 def _halo(needed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the rows of others that each part needs, from those of each part that it needs (P, P)."""
+    """Return how many rows of other parts each part needs in all, from the counts by part (P, P)."""
     rows: npt.NDArray[np.int64] = needed.sum(1) - needed.diagonal()
     return rows
 

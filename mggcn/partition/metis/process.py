@@ -1,4 +1,4 @@
-"""METIS in a subprocess: it replaces signal handlers, prints, ignores Ctrl-C and never frees its memory.
+"""METIS in a subprocess, because it replaces signal handlers, prints, ignores Ctrl-C and never frees its memory.
 
 The graph and the result lie in memory that both processes share. N vertices, M entries.
 """
@@ -68,7 +68,7 @@ def _mapped(descriptor: int, num_vertices: int, max_entries: int, weighted: bool
 def solve(problem: Problem, parts: int, seed: int) -> None:
     """Fill in problem.part, by k-way partitioning that cuts few edges; P is 2 or more and below N.
 
-    Raises: PlanError if METIS fails or is killed, for which the one reason known is a lack of memory.
+    Raises: PlanError if METIS fails or is killed; the only known reason is a lack of memory.
     """
     numbers = (problem.descriptor, problem.num_vertices, problem.max_entries, problem.edge_weights is not None)
     command = [sys.executable, "-m", __name__, *(str(int(number)) for number in (*numbers, parts, seed))]
@@ -104,7 +104,7 @@ def _solve_here(problem: Problem, parts: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    # Nobody would want the result any more.
+    # Nobody needs the result any more.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to both; the parent ends this one
     fd, n, entries, has_weights, num_parts, chosen_seed = map(int, sys.argv[1:])

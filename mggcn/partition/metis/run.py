@@ -1,4 +1,4 @@
-"""METIS: parts of the vertices with few edges between them and about equal work, for the strategies that share out rows.
+"""METIS: parts of the vertices with few edges between them and about equal work, for the strategies that partition rows.
 
 N vertices, M entries of A + A^T, P parts.
 """

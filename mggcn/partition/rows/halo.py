@@ -1,4 +1,4 @@
-"""The halo of a rank: the rows of other ranks that its own rows multiply, compacted, and the rows that others need of it.
+"""The halo of a rank: the rows of other ranks that its own rows multiply, compacted, and its own rows that others need.
 
 N vertices, V rows of this rank, K rows of its halo, P ranks.
 """
@@ -22,7 +22,7 @@ from mggcn.partition.sweep import sweep
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """Tiles of a rank in one direction, A^T or A, and the rows that travel for them.
+    """Tiles of a rank in one direction, A^T or A, and the rows that are exchanged for them.
 
     own (V, V): its tile; halo (V, K): all its other entries, the columns in order of owner and row there.
     received: rows of the halo by owner. rows int32: its own rows that others need, in order of the receiver, then of the
@@ -102,7 +102,7 @@ def _build(
         first = sum(received)
         local[ids[np.argsort(owners.local[ids])]] = np.arange(first, first + ids.size, dtype=np.int32)
         received.append(int(ids.size))
-    # Others' rows that are not needed have no entry here, so what they are called does not matter.
+    # Other ranks' rows that are not needed have no entry here, so their numbers do not matter.
     two = Assignment((owners.owner != rank).astype(np.uint16), local, (owners.counts[rank], sum(received)))
     build = functools.partial(
         build_tiles,

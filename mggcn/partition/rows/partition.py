@@ -24,10 +24,10 @@ from mggcn.partition.statistics import TileStatistics, expected_statistics
 
 @dataclass(frozen=True)
 class RowStats:
-    """Of a partition of the rows: rows per rank, the P x P tiles of A^T, and how local their products' gathers are.
+    """Statistics of a partition of the rows: rows per rank, the P x P tiles of A^T, and the locality of their gathers.
 
-    required: what a training epoch needs of the last layer, of the one before, ..., as far as `required_stats` goes; ():
-    not known.
+    required: the rows that a training epoch needs in the last layer, in the one before, ..., as far as `required_stats`
+    goes; (): not known.
     """
 
     counts: tuple[int, ...]
@@ -60,7 +60,7 @@ class RowStats:
     def only(self, level: int) -> RowStats:
         """Return the statistics of an aggregation that computes only the rows of `required[level]`.
 
-        Its matrices for A^T and A differ, also in a symmetric graph. How local its gathers are is taken from all rows.
+        Its matrices for A^T and A differ, also in a symmetric graph. The locality of its gathers is that of all rows.
         """
         return RowStats(self.counts, self.required[level].tiles, reuse=self.reuse)
 

@@ -1,4 +1,5 @@
-"""The rows that a training epoch needs: those that the loss reads, and, layer by layer down, what these read in turn.
+"""The rows that a training epoch needs: those that the loss reads and, layer by layer downwards, the rows that these
+read.
 
 R(L) are the training vertices, R(l - 1) is R(l) with its in-neighbours. The aggregation of layer l need compute rows R(l)
 of A^T alone, and backwards columns R(l) of A, since no other row has a gradient. N vertices, P ranks, L layers.
@@ -22,8 +23,8 @@ from mggcn.partition.statistics import TileStatistics, expected_statistics
 from mggcn.partition.sweep import sweep
 
 LEAST_SAVED: Final = 0.25
-"""Share of a layer's nonzeros that must be saved: what is kept is held once more in each direction, and every row is still
-written. bench/cpu/epochs.py."""
+"""Least share of a layer's nonzeros that pruning must save: the remaining entries are stored once more in each
+direction, and every row is still written. Measured by bench/cpu/epochs.py."""
 THREADED_RANKS: Final = 256
 """Ranks up to which threads count tiles, each in 16 P^2 bytes of its own."""
 

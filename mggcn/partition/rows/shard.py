@@ -1,4 +1,4 @@
-"""The shard: what one rank holds of the graph, as host arrays with local ids.
+"""The shard: one rank's part of the graph, as host arrays with local ids.
 
 V rows of this rank, P ranks, C classes.
 """
@@ -93,7 +93,7 @@ class ShardOptions:
 def build_shard(
     graph: Graph, partition: Partition, rank: int, options: ShardOptions, local_index: Assignment | None = None
 ) -> Shard:
-    """Build what a rank holds of the vertices; its matrices are its strategy's. local_index: the partition's, if known.
+    """Build a rank's vertex data; its strategy builds the matrices. local_index: the partition's, if known.
 
     Cost: one sweep over the edges for the degrees; memory is the shard, 6 N bytes of the assignment, N bytes per split
     and chunks of 8 MiB. Raises: GraphError for negative in-degrees, missing splits or labels.

@@ -1,4 +1,4 @@
-"""Types of edges on their way into tiles: what cuts a matrix for its weights cuts it for its types, too."""
+"""Cuts the types of edges into tiles by the same function that cuts their weights."""
 
 from __future__ import annotations
 
