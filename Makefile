@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The editable install maps the modules that exist: a folder changes when one is added or moved.
 SOURCES := CMakeLists.txt $(wildcard cpu/* cuda/*) $(shell find mggcn -type d -not -name __pycache__)
+# Modules and tests are compiled once, not by every process that starts.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test test-all lint bench clean
 
@@ -21,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist wo
 test: $(VENV)/test-installed
 	$(PYTEST)
 
-# Every combination as well, and what CUDA's compilers say.
+# More combinations as well, and what CUDA's compilers say.
 test-all: $(VENV)/test-installed $(VENV)/compilers
 	$(PYTEST) -m "not slow"
 

@@ -61,7 +61,8 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
     if isinstance(source, list | tuple | dict):
         if odd := sorted(arrays.keys() - {"options", "name", "verify"}):
             raise ConfigError(
-                f"each of several graphs has its own {', '.join(odd)}; complete them one by one, then join them"
+                f"{', '.join(odd)} cannot be given for several graphs at once; load each graph with its own, then the "
+                "list of them"
             )
         check_arguments(arrays, ("verify",))
         return load_joined(source, root=root, **arrays)

@@ -29,7 +29,8 @@ class ModelConfig:
     in-neighbours of each relation, and the vertex itself, each times a matrix of its own; mlp: dense layers without the
     graph."""
     hidden: tuple[int, ...] = (128, 128)
-    """Width of each hidden layer, in features; the output layer has one column per class."""
+    """Width of each hidden layer, in features; the output layer has one column per class, or per label or number to
+    predict."""
     aggregator: Literal["gcn", "mean", "max"] = "gcn"
     """Of sage. gcn: (sum of neighbours + self) / (degree + 1) (DistGNN 6.1), whatever `norm` says: in a weighted graph the
     weighted average, where a vertex itself has the weight of its stored self-loop, or 1 without one; mean: the average of
@@ -48,7 +49,7 @@ class ModelConfig:
     """What the linear head reads: the last hidden layer, or all of them side by side, or their maximum (Xu et al.
     2018)."""
     head: Literal["convolution", "linear"] = "convolution"
-    """The output layer: a convolution, or a dense layer, as `jumping` and `dense_after` want."""
+    """The output layer: a convolution, or a dense layer, which `jumping` and `dense_after` need and therefore set."""
     dense_before: tuple[int, ...] = ()
     """Widths of dense layers before the convolutions."""
     dense_between: bool = False
@@ -72,7 +73,7 @@ class ModelConfig:
     self_loops: bool = True
     """Insert the self-loops that the graph lacks."""
     bias: bool = True
-    """Add a bias after each aggregation."""
+    """Add a bias in each convolution and dense layer."""
     bases: int = 8
     """Of rgcn: matrices in each layer of which a relation's matrix is a weighted sum (basis decomposition)."""
 

@@ -67,7 +67,7 @@ class Trainer:
         ranks: Number of ranks P that share the graph.
         out: Run folder of the first `fit`; otherwise a temporary one, deleted with the trainer.
         start_from: What to begin with instead of random weights: a run folder (its best weights), weights as `state_dict`
-            returns them, or a torch module of GCNConv layers; of the same model, on this graph or another.
+            returns them, or a torch module of PyG's layers of the same model; trained on this graph or another.
         config: All settings at once; `model`, `ranks` and `settings` override it.
         **settings: Single settings by name, such as `lr=0.01`, `seed=3`, `precision="fp64"`, `transport="threads"`.
 
@@ -382,8 +382,8 @@ class Trainer:
         Computed on one rank in this process. Cost: set-up and one forward pass.
 
         Args:
-            state: Weights as `state_dict` returns them, or a torch module of GCNConv layers, whose options are then
-                compared with the model's; a mapping, such as `from_pyg(module)`, no longer says what they were.
+            state: Weights as `state_dict` returns them, or a torch module of PyG's layers, whose options are then compared
+                with the model's; a mapping, such as `from_pyg(module)`, no longer says what they were.
             probabilities: As of `predict`.
 
         Raises:

@@ -1,11 +1,11 @@
-"""Which cases of a parametrised test the fast suite runs: a covering array; `make test-all` runs the whole product.
+"""Which cases of a parametrised test the fast suite runs: a covering array; `make test-all` runs the product.
 
     @pytest.mark.covering(2)  # every pair of values of two parameters occurs in some case
     @pytest.mark.parametrize(...)
 
 Parameters that are tuples, fixtures' too, count as one factor for each element. The cases left out are marked `full`.
 Where the whole product takes long, `covering(2, rest="slow")` leaves the other cases to `-m slow`.
-Of what a test goes through in a loop, the fixture `sample` draws a part for the fast suite.
+Of what a test goes through in a loop, the fixture `sample` draws a part, four times as much for `make test-all`.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def test_what_notebooks_show(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_processes_find_a_graph_in_memory_again(tmp_path: Path) -> None:
     """Fails if ranks of a resumed run look for the temporary store of the trainer that began it."""
-    whole = small(ranks=2)
+    whole = small(ranks=2, transport="threads")
     expected = whole.fit(epochs=4)
     trainer = small(ranks=2, out=tmp_path / "run")
     trainer.fit(epochs=2)

@@ -206,7 +206,7 @@ class AttentionDestinations:
 
 
 class DestinationRows(GradientRows):
-    """The Accumulation of `AttentionDestinations`."""
+    """Adds up the gradient of the destinations' scores, tile after tile (`AttentionDestinations`)."""
 
     def __init__(self, spec: AttentionSpec, backend: KernelBackend, target: Target) -> None:
         super().__init__(backend, target)

@@ -183,11 +183,14 @@ class KernelBackend(Protocol):
     def product_grad(
         self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient, out: Tensor | None = None
     ) -> None:
-        """As activation_grad of g = a @ b for all rows of h; block (rows, D) has room for some rows of g."""
+        """Compute activation_grad for g = a @ b without storing all of g.
+
+        block: (rows, D), room for the rows of g that are computed at a time.
+        """
         ...
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:
-        """Out (D,) = the partial sums, added in order of the chunks."""
+        """Add the partial sums of all chunks, in order of the chunks, into `out` (D,)."""
         ...
 
     def softmax_xent(
@@ -198,9 +201,10 @@ class KernelBackend(Protocol):
         loss: Tensor,
         partials: Tensor | None,
     ) -> None:
-        """Masked cross-entropy: loss float64 (1,) += its sum times inv_count, z becomes row_scale times its gradient.
+        """Add the masked cross-entropy of the logits `z` to `loss`, and overwrite `z` with its gradient.
 
-        partials: float64 (partials, C) = columns of the unscaled gradient.
+        z: (rows, C); becomes the gradient times row_scale. loss: float64 (1,); the sum over the rows of `target` times its
+        inv_count is added. partials: float64 (chunks, C); receives each chunk's column sums of the unscaled gradient.
         """
         ...
 

@@ -166,8 +166,8 @@ def _read(dataset: Dataset, files: Path) -> Graph:
     published = (dataset.vertices, dataset.edges, dataset.features, dataset.classes)
     if came != published:
         raise GraphError(
-            f"{files} holds {came[0]} vertices, {came[1]} edges, {came[2]} features and {came[3]} classes; {dataset.name} "
-            f"has {', '.join(map(str, published))}: {again}"
+            f"{files} holds {came[0]} vertices, {came[1]} edges, {came[2]} features and {came[3]} classes, but "
+            f"{dataset.name} has {published[0]}, {published[1]}, {published[2]} and {published[3]}; {again}"
         )
     return replace(graph, name=dataset.name)
 

@@ -132,7 +132,9 @@ def _file_names(folder: Path, meta: Mapping[str, Any]) -> list[str]:
     names = sorted(str(name).removesuffix(".npy") for name in recorded) if isinstance(recorded, dict) else []
     odd = [name for name in names if not name.replace("_", "").isalnum()]
     if odd or "indptr" not in names or meta.get("symmetric") != ("indptr_t" not in names):
-        raise StoreError(f"{folder / 'meta.json'}: `sha256` and `symmetric` contradict each other; prepare it again")
+        raise StoreError(
+            f"{folder / 'meta.json'}: `sha256` lists other arrays than `symmetric` says there are; prepare the graph again"
+        )
     return names
 
 

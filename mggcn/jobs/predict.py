@@ -116,21 +116,24 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
 def check_alike(
     config: Config, graph: Graph, trained_on: GraphShape, what: str = "the graph", run: str = "the run"
 ) -> None:
-    """Refuse a graph on which weights mean nothing. Raises: ConfigError for other features, or further relations."""
+    """Refuse a graph that the weights cannot be applied to.
+
+    Raises: ConfigError for another number of features, or more relations than the run was trained on.
+    """
     width, expected = graph.num_features, trained_on.num_features
     if width != expected:
         raise ConfigError(f"{what} has {width} features, {run} was trained on {expected}")
     if config.model.kind == "rgcn" and graph.num_relations > trained_on.num_relations:
         raise ConfigError(
-            f"{what} has {graph.num_relations} relations, {run} was trained on {trained_on.num_relations}; number those of "
-            "both graphs alike"
+            f"{what} has {graph.num_relations} relations, {run} was trained on {trained_on.num_relations}; the model "
+            "has no weights for the others: give edges only the types that it was trained on, with the same numbers"
         )
 
 
 def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[Config, Graph]:
-    """Return a graph that is only scored, with stand-ins for the labels and splits that a rank asks for.
+    """Return a graph that is only scored, with placeholders for the labels and splits that a rank reads.
 
-    trained_on: what the weights are of. Raises: ConfigError as `check_alike`.
+    trained_on: the graph that the weights come from. Raises: ConfigError as `check_alike`.
     """
     check_alike(config, graph, trained_on)
     relations = max(graph.num_relations, trained_on.num_relations) if graph.num_relations else 0

@@ -38,9 +38,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the buffers of a rank follow from.
+    """What determines the sizes of a rank's buffers.
 
-    rows: V. dtype: type of activations; operand: of what is multiplied with the graph, and so of messages.
+    rows: number of the rank's vertices. dtype: type of activations. operand: type of the rows that sparse products read,
+    which is also the type of messages.
     """
 
     rows: int

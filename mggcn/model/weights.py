@@ -59,7 +59,7 @@ def stack_of(module: Any, model: ModelConfig | None = None) -> Stack:
     far as its parts tell: an option of a layer, parameters between the layers, another activation.
     """
     if not callable(getattr(module, "modules", None)):
-        raise ConfigError(f"expected a torch module with GCNConv layers, got {type(module).__name__}")
+        raise ConfigError(f"expected a torch module with {' or '.join(TWINS)} layers, got {type(module).__name__}")
     found = [m for m in module.modules() if type(m).__name__ in TWINS]
     if not found:
         raise ConfigError(
@@ -106,8 +106,8 @@ def _check_rest(module: Any, convs: list[Any], norms: list[Any], model: ModelCon
         between = {"none": "", "layer": "layer norm, ", "batch": "batch norm, "}[model.norm_layer]
         raise ConfigError(
             f"mggcn has {between}{ACTIVATIONS[model.activation][0]} and dropout between {type(convs[0]).__name__} layers, "
-            f"the module also {', '.join(strange[:8])}; give the layers alone, as a torch.nn.ModuleList, if nothing of "
-            "that is part of the network, or name the model that has it, such as model=mggcn.GCN(..., norm_layer='batch')"
+            f"the module also has {', '.join(strange[:8])}; if the network does not use these, give its layers alone, as a "
+            "torch.nn.ModuleList; if it does, name a model that has them, such as model=mggcn.GCN(..., norm_layer='batch')"
         )
 
 

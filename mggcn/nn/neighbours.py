@@ -150,8 +150,8 @@ def attend_dynamic(
     check_rows(destination, graph)
     if weight.dim() != 2 or weight.numel() != source.shape[1] or destination.shape != source.shape:
         raise GraphError(
-            f"expected rows (V, H C) twice and a weight (H, C), got {tuple(source.shape)}, {tuple(destination.shape)} and "
-            f"{tuple(weight.shape)}"
+            f"expected source and destination of shape (V, H * C) and weight of shape (H, C), got {tuple(source.shape)}, "
+            f"{tuple(destination.shape)} and {tuple(weight.shape)}"
         )
     spec = _spec(graph, weight.shape[0], source.shape[1], True, dropout)
     z: Tensor = _Attend.apply(source, destination, weight, spec, graph)  # type: ignore[no-untyped-call]
@@ -159,7 +159,11 @@ def attend_dynamic(
 
 
 class _Attend(torch.autograd.Function):
-    """Attention over what travels, [x | s] or x of GATv2, for destinations that have t or y; a of GATv2."""
+    """Attention over all edges, differentiable.
+
+    moved: the rows that are sent to other ranks, [x | s] in GAT and x in GATv2. own: the destinations' t or y. a: GATv2's
+    weight (H, C), None in GAT.
+    """
 
     @staticmethod
     def forward(

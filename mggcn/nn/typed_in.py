@@ -46,15 +46,15 @@ def portable(body: Callable[..., Any]) -> Callable[..., Any]:
         import cloudpickle
     except ImportError as error:
         raise ConfigError(
-            "what is typed into a notebook or standard input reaches ranks that are processes only with the package "
+            "a function typed into a notebook or standard input can be sent to rank processes only with the package "
             "cloudpickle (pip install cloudpickle); or put the function into a module, or use transport='threads'"
         ) from error
     try:
         return _ByValue(cloudpickle.dumps(body))
     except (pickle.PicklingError, AttributeError, TypeError) as error:  # pickle raises all of them
         raise ConfigError(
-            f"what ranks that are processes do must be picklable, with all that it refers to ({error}); leave that out, or "
-            "use transport='threads'"
+            f"the function cannot be sent to rank processes, because something that it refers to cannot be pickled "
+            f"({error}); leave that out, or use transport='threads'"
         ) from error
 
 

@@ -74,8 +74,8 @@ def assign(num_vertices: int, ranks: int, order: str, seed: int) -> Assignment:
 
 
 def concatenated_by_rank(owners: Assignment, first: int = 0) -> Assignment:
-    """Return an assignment of all N vertices to one rank: those of rank `first` in order of their rows there, then of the
-    other ranks in their order.
+    """Return an assignment of all N vertices to one rank that keeps each rank's rows together and in order: rank `first`
+    comes first, then the others by number.
 
     Cost: O(N), 6 N bytes.
     """

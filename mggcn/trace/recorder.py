@@ -68,7 +68,7 @@ class Recorder:
         self._tiles: list[Sparse] = []
 
     def number_tiles(self, *tiles: Sequence[Sparse]) -> None:
-        """Learn which sparse matrix is the tile of which owner of columns: that is the stage of a product with it."""
+        """Number the tiles of each list by the rank that owns their columns, which is the stage that multiplies them."""
         for of_owner in tiles:
             self._tiles.extend(of_owner)
             self._owners.update((id(tile), owner) for owner, tile in enumerate(of_owner))

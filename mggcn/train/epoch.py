@@ -57,7 +57,11 @@ class _Work:
 
 
 class Repeated:
-    """Work that a device repeats, its messages counted each time: graphs send past the counter, recordings not at all."""
+    """Work that the backend may record once and replay, with the bytes that it sends counted on every call.
+
+    A replayed CUDA graph sends without passing through the counting communicator, so the bytes of the recorded call are
+    added for each replay.
+    """
 
     def __init__(self, function: Callable[[], None], backend: KernelBackend, comm: CountingCommunicator) -> None:
         self._comm = comm

@@ -257,7 +257,7 @@ def test_any_row_stride_is_read() -> None:
     np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_halves_compute_what_one_piece_does(where: Where, ranks: int, sample: Any) -> None:

@@ -101,7 +101,7 @@ def test_spmm_matches_float64(backend: KernelBackend, case: Case, sample: Any) -
         np.testing.assert_allclose(host(out), expected, **tolerance(backend))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_spmm_without_padding(backend: KernelBackend, sample: Any) -> None:
     """Fails if a row that is not padded is read or written beyond its end, into its neighbour or a guard."""
     for cols, weighted, accumulate in sample(itertools.product((1, 7, 40, 41), (False, True), (False, True)), 5):
@@ -109,7 +109,7 @@ def test_spmm_without_padding(backend: KernelBackend, sample: Any) -> None:
         np.testing.assert_allclose(host(out), expected, **tolerance(backend))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("parts", [(), *((p,) for p in PARTS), PARTS[:3], PARTS], ids="+".join)
 def test_every_epilogue(backend: KernelBackend, parts: tuple[str, ...]) -> None:
     """Fails if a part of the epilogue is skipped, misplaced, or takes the vectors of another row."""

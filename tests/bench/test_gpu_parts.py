@@ -52,6 +52,7 @@ def test_ceilings(toy: Settings, tmp_path: Path) -> None:
     assert len({row["row_bytes"] for row in of_kind(rows, "gather")}) == 6
 
 
+@pytest.mark.full
 def test_sparse_products(toy: Settings, tmp_path: Path) -> None:
     """Fails if a contender computes something else than float64 does, or is not there."""
     rows = of_kind(measured("spmm arxiv-like", toy, tmp_path), "spmm")

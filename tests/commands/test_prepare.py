@@ -64,7 +64,7 @@ def write_files(graph: Graph, folder: Path) -> Files:
     return Files(path, arguments, labels, masks["test"], order)
 
 
-@pytest.mark.parametrize("transport", ["threads", pytest.param("gloo", marks=pytest.mark.full)])
+@pytest.mark.parametrize("transport", ["threads", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_a_strangers_graph(data_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], transport: str) -> None:
     """Fails if an edge, a feature or a mask is lost on the way, or scores leave in another order than they came."""
     files = write_files(load_source(data_root / "cora"), tmp_path)

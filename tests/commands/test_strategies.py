@@ -38,6 +38,7 @@ def staged(community: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("strategy", EXACT)
 def test_losses_and_scores_are_those_of_broadcast(community: Path, staged: Path, tmp_path: Path, strategy: str) -> None:
     """Fails if the losses of 50 epochs with dropout, or the scores of the best weights, differ by more than rounding."""

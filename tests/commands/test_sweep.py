@@ -7,6 +7,7 @@ import json
 import queue
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,11 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixt
     """Fails if Ctrl-C loses an epoch of a running trial, or the sweep, continued, differs from one that was not."""
     write_store(small(), tmp_path / "store")
     grid = tmp_path / "grid.toml"
-    grid.write_text("[model]\nhidden = [8]\n[train]\nepochs = 600\n[grid]\ntrain.lr = [0.02, 1e-6]\n")
+    grid.write_text("[model]\nhidden = [8]\n[train]\nepochs = 250\n[grid]\ntrain.lr = [0.02, 1e-6]\n")
     process = start("sweep", grid, tmp_path / "store", "--out", tmp_path / "parts", "--set", "train.checkpoint_every=5")
     first = tmp_path / "parts" / "trials" / "001"
     while saved_epochs(first) < 5 and process.poll() is None:
-        pass
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     code, out, err = finish(process)
     assert code == 130, err

@@ -134,6 +134,7 @@ SMALL = {
 }
 
 
+@pytest.mark.full
 @ALONE
 def test_what_is_caught_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a fault that a test sees counts as missed, or the other way, or a second run starts again."""
@@ -158,6 +159,7 @@ def test_what_is_caught_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (out / "fast.md").read_text() == said
 
 
+@pytest.mark.full
 @ALONE
 def test_a_test_that_fails_anyway_catches_nothing(tmp_path: Path) -> None:
     """Fails if a fault counts as caught by a test that fails on every machine, or on this one."""

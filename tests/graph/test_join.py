@@ -131,7 +131,7 @@ def test_what_cannot_be_joined(sources: Any, message: str) -> None:
 
 
 def test_arrays_beside_several_graphs() -> None:
-    with pytest.raises(ConfigError, match="each of several graphs has its own labels"):
+    with pytest.raises(ConfigError, match="labels cannot be given for several graphs at once"):
         load([small_graph()], labels=[1])
 
 

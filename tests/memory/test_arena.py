@@ -120,7 +120,7 @@ def test_state_lives_throughout() -> None:
 SHAPES = [(), (16,), (64, 64), (512, 256, 128), (128,) * 5, (256, 16, 256), (40, 40, 40), (1,)]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("hidden", SHAPES, ids=str)
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])

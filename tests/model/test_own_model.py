@@ -133,6 +133,7 @@ def error_of(case: tuple[int, str, str], where: Where = CPU, **run: str) -> floa
     return max(map(float, errors))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("where", "case"), everywhere(CASES, lambda number: number % 5 == 2))
 def test_its_gradients_equal_autograd(where: Where, case: tuple[int, str, str]) -> None:
     """Fails if a value that several nodes read loses one's gradient, or storage is taken over while it is still read."""

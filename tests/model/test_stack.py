@@ -60,7 +60,7 @@ def drawn(count: int) -> list[Case]:
 
 
 CASES = drawn(160)
-FAST = covering([tuple((name, case[name]) for name in FACTORS if name != "pattern") for case in CASES], 2, "stack")
+FAST = covering([tuple((name, case[name]) for name in FACTORS if name != "pattern") for case in CASES], 1, "stack")
 
 
 def model_of(case: Case) -> dict[str, Any]:

@@ -178,10 +178,10 @@ def test_parts_between_the_layers_are_refused() -> None:
     for part, message in (
         (torch.nn.BatchNorm1d(12), "2.weight, 2.bias"),
         (torch.nn.Linear(4, 4), "2.weight"),
-        (torch.nn.ELU(), "also ELU; give the layers alone"),
-        (torch.nn.BatchNorm1d(12, affine=False), "also BatchNorm1d;"),
-        (PairNorm(), "also PairNorm;"),
-        (torch.nn.Sequential(torch.nn.Softmax(1), torch.nn.ReLU()), "also Softmax;"),
+        (torch.nn.ELU(), "also has ELU; if the network does not use"),
+        (torch.nn.BatchNorm1d(12, affine=False), "also has BatchNorm1d;"),
+        (PairNorm(), "also has PairNorm;"),
+        (torch.nn.Sequential(torch.nn.Softmax(1), torch.nn.ReLU()), "also has Softmax;"),
         (SAGEConv(4, 4), "has GCNConv and SAGEConv layers"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -191,9 +191,9 @@ def test_parts_between_the_layers_are_refused() -> None:
     assert len(from_pyg(pyg.GCN(9, 12, 2, 4))) == 4
     assert len(from_pyg(pyg.GCN(9, 12, 2, 4, act=torch.relu))) == 4
     assert len(from_pyg(torch.nn.ModuleList([GCNConv(9, 12, aggr="sum")]))) == 2
-    with pytest.raises(ConfigError, match="also act=tanh;"):
+    with pytest.raises(ConfigError, match="also has act=tanh;"):
         from_pyg(pyg.GCN(9, 12, 2, 4, act=torch.tanh))
-    with pytest.raises(ConfigError, match="also InstanceNorm;"):
+    with pytest.raises(ConfigError, match="also has InstanceNorm;"):
         from_pyg(pyg.GCN(9, 12, 2, 4, norm="InstanceNorm"))
     with pytest.raises(ConfigError, match=r'GCNConv is mggcn.GCN\(norm="symmetric"\), the model is sage'):
         from_pyg(torch.nn.ModuleList(layers), SAGE())
@@ -280,7 +280,7 @@ def test_modules_that_do_not_match_are_refused() -> None:
             to_pyg(state, stack((9, 12, 4)))
     with pytest.raises(ConfigError, match="expected weights as a mapping from names to tensors, got list"):
         to_pyg(cast("Any", []), stack((9, 12, 4)))
-    with pytest.raises(ConfigError, match="expected a torch module with GCNConv layers, got int"):
+    with pytest.raises(ConfigError, match=r"expected a torch module with .*GCNConv.* layers, got int"):
         trainer.scores_of(cast("Any", 3))
     with pytest.raises(ConfigError, match="Linear has none"):
         from_pyg(torch.nn.Linear(3, 2))
@@ -480,7 +480,7 @@ def network_of(kind: str, norm: str, act: str) -> tuple[Network, ModelConfig]:
     return Network(convs, norms, ACTS[act]).eval(), model
 
 
-@pytest.mark.covering(2, rest="slow")
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("act", list(ACTS))
 @pytest.mark.parametrize("norm", list(NORMS))
 @pytest.mark.parametrize("kind", list(CONVS))
@@ -514,7 +514,7 @@ def test_norms_and_activations_that_the_model_has_not_are_refused() -> None:
     changes: list[tuple[dict[str, Any], str]] = [
         ({"norm_layer": "none"}, r"norms.0.weight.*model=mggcn.GCN\(\.\.\., norm_layer='batch'\)"),
         ({"norm_layer": "layer"}, "a LayerNorm for each of 2 hidden layers, the module has 0"),
-        ({"activation": "relu"}, "ReLU and dropout between GCNConv layers, the module also ELU"),
+        ({"activation": "relu"}, "ReLU and dropout between GCNConv layers, the module also has ELU"),
         ({"residual": "linear"}, "the model has residual; copy tensors by name"),
         ({"dense_before": (5,)}, "the model has dense_before"),
     ]

@@ -70,7 +70,7 @@ def there_and_back(part: PartitionedGraph, x: Tensor, g: Tensor) -> tuple[Tensor
     return part.gather(z).cpu(), part.total(every).cpu()
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(2, rest="slow")
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
@@ -149,7 +149,7 @@ def trained_dense(graph: Graph, operator: Tensor, steps: int) -> tuple[list[floa
     return losses, {n: p.grad.numpy().copy() for n, p in net.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

@@ -54,6 +54,7 @@ def test_threads(ranks: int) -> None:
     assert torch.autograd.is_multithreading_enabled()
 
 
+@pytest.mark.full
 def test_processes(tmp_path: Path) -> None:
     """Fails if processes do not come up with their parts of a store; a graph in memory is the next test's."""
     graph = graph_of("weighted")
@@ -117,7 +118,7 @@ def test_a_rank_that_does_not_come_is_named(
         run(body, graph_of("random"), ranks=2, transport=transport, threads=1, timeout_s=timeout_s)
 
 
-@pytest.mark.parametrize("transport", ["threads", pytest.param("gloo", marks=pytest.mark.full)])
+@pytest.mark.parametrize("transport", ["threads", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_the_first_error_comes_back(transport: str) -> None:
     """Fails if a rank's error is lost behind those that follow from it, or the others wait for their time limit."""
     start = time.monotonic()

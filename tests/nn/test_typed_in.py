@@ -83,5 +83,5 @@ def test_what_a_function_holds_must_travel_too(monkeypatch: pytest.MonkeyPatch) 
     sent = pickle.loads(pickle.dumps(typed_in.portable(lambda part: weight * part)))
     assert sent(5) == 15
     lock = threading.Lock()
-    with pytest.raises(ConfigError, match="with all that it refers to"):
+    with pytest.raises(ConfigError, match="something that it refers to cannot be pickled"):
         typed_in.portable(lambda part: lock)

@@ -24,7 +24,7 @@ from tests.graphs import make_graph, pattern
 from tests.reference import dense_csr, dense_features
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("kind", ["random", "directed", "empty", "hub-row"])
 @pytest.mark.parametrize("loops", [False, True])
 def test_counts_equal_brute_force(kind: str, loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ def test_one_rank(tmp_path: Path) -> None:
         assert setting in page.text
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize(("transport", "whose"), [("gloo", "(largest rank)"), ("threads", "(all ranks)")])
 def test_the_page_says_whose_peaks_it_shows(tmp_path: Path, transport: str, whose: str) -> None:
     """Fails if the peak of one process passes for that of a run on several."""
@@ -112,6 +113,7 @@ def test_repeats_whose_result_holds_plain_numbers() -> None:
     assert [number in shown for number in ("0.5000", "0.7500", "0.6250", "0.1250")] == [True] * 4
 
 
+@pytest.mark.full
 def test_interrupted_run_gets_curves_and_a_note(tmp_path: Path) -> None:
     """The last line of the history may be torn; without result.json the validation scores name the best epoch."""
     run = write_run(tmp_path / "run", finished=False)

@@ -133,7 +133,7 @@ def test_gradients_on_hostile_graphs(where: Where, case: tuple[int, str, bool]) 
 OTHER_HOSTILE = list(itertools.product(OTHERS, (1, 2, 3, 5), ("empty", "path", "star", "hub-row", "disconnected")))
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(2, rest="slow")
 @pytest.mark.parametrize(("where", "case"), everywhere(OTHER_HOSTILE, lambda number: number % 7 == 3))
 def test_gradients_of_other_strategies_on_hostile_graphs(where: Where, case: tuple[str, int, str]) -> None:
     """Fails where a rank sends or needs nothing, everything, or rows without edges."""
@@ -147,7 +147,7 @@ def test_gradients_of_other_strategies_on_hostile_graphs(where: Where, case: tup
 LOCAL = list(itertools.product((1, 2, 3), ("empty", "path", "star", "hub-row", "disconnected"), ROW_STRATEGIES))
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(2, rest="slow")
 @pytest.mark.parametrize(("where", "case"), everywhere(LOCAL, lambda number: number % 9 == 4))
 def test_gradients_under_an_order_by_locality(where: Where, case: tuple[int, str, str]) -> None:
     """Fails if rows of another order than the vertices', or parts of different sizes, get each other's numbers."""

@@ -91,7 +91,7 @@ MODELS: list[dict[str, Any]] = [
 SORTS = (("directed", False), ("weighted", True), ("random", True))
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(2, rest="slow")
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_gradients_are_near_autograd(where: Where, cell: tuple[str, int, str]) -> None:
@@ -243,7 +243,7 @@ def test_a_run_repeats_and_resumes_bit_for_bit(name: str, delay: str, tmp_path: 
     assert any(not torch.equal(plain[1][n], w) for n, w in whole[1].items())
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_no_op_reads_memory_it_was_not_given(name: str) -> None:
     """Fails if live ranges of operands are too short: buffers are NaN before and after their planned life."""

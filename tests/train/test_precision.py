@@ -126,7 +126,7 @@ def test_bf16_training_keeps_master_weights(where: Where) -> None:
     assert rounded[0] - rounded[-1] == pytest.approx(exact[0] - exact[-1], rel=0.3)
 
 
-@pytest.mark.covering(0)
+@pytest.mark.covering(0, rest="slow")
 @pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16"])
 @pytest.mark.parametrize(("ranks", "features"), [(1, "dense"), (3, "dense"), (1, "sparse"), (2, "sparse")])
 def test_device_memory_is_as_planned(

@@ -191,7 +191,7 @@ def test_scores_are_those_of_broadcast() -> None:
         np.testing.assert_allclose(other, scores[0], rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16"])
 def test_a_gpu_holds_and_computes_what_is_planned(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:

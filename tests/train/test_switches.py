@@ -49,6 +49,7 @@ def switched(config: Config, prune: Prune, threads: int = 1) -> Config:
     return dataclasses.replace(config, run=run)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dense", DENSE)
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_under_every_switch(way: SpmmVariant, dense: GemmVariant, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +62,7 @@ def test_gradients_under_every_switch(way: SpmmVariant, dense: GemmVariant, monk
     assert way in taken
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("dense", DENSE)
 @pytest.mark.parametrize("way", WAYS)

@@ -202,6 +202,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("name", CASES)
 def test_resuming_is_as_if_nothing_had_happened(name: str, tmp_path: Path) -> None:
     """Fails if an interrupted run, continued, differs in one bit of weights or history from one that was not."""

@@ -17,9 +17,8 @@ def push_scales(graph: Graph) -> Graph:
             return False
         (product,) = scale.operands
         (h,) = product.operands
-        if (
-            isinstance(h.kind, Input) and h.kind.aggregated
-        ):  # A X is kept as it is; the pass over A X W ends the product
+        # A X is kept as it is; the pass over A X W ends the product.
+        if isinstance(h.kind, Input) and h.kind.aggregated:
             return False
         return only_user(users, product) is scale and only_user(users, product.operands[0]) is product
 

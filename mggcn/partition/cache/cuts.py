@@ -86,9 +86,10 @@ def find_or_make_edge_cut(graph: Graph, settings: MetisSettings, folder: Path, f
 def find_or_make_locality(
     graph: Graph, settings: LocalitySettings, folder: Path, force: bool = False
 ) -> StoredLocality:
-    """Return the order by locality, as `find_or_make_cut`.
+    """Return the order by locality that is kept in `folder`, or compute and keep it there.
 
-    Cost: the digest of 6 N bytes, or that of `locality` and of writing them. Raises: StoreError.
+    force: compute it even if one is kept. Cost: reading 6 N bytes and their digest; if it must be computed, that of
+    `locality` and of writing 6 N bytes. Raises: StoreError if the kept one is damaged.
     """
     target, described = folder / settings.name, {"kind": "locality", **dataclasses.asdict(settings)}
     if target.exists() and not force:

@@ -183,7 +183,9 @@ def _split_mask(
 
 
 def count_labels(graph: Graph, options: ShardOptions) -> npt.NDArray[np.int64]:
-    """Return how many vertices of each split (train, val, test) have each class, or each entry known: int64 (3, C).
+    """Return int64 (3, C): how many vertices of each split (train, val, test) have each class.
+
+    For several labels or numbers per vertex, how many vertices have a known value in each column.
 
     Cost: one pass over labels and splits.
     """

@@ -188,6 +188,7 @@ def test_bfloat16_into_sums() -> None:
     assert torch.equal(rows, blocks)
 
 
+@pytest.mark.full
 def test_parts_of_hubs_are_summed_before_they_are_added() -> None:
     """Fails if a hub is stored while threads still sum its parts: the work space holds another product's."""
     rng = np.random.default_rng(3301)

@@ -30,6 +30,7 @@ def test_bits_do_not_depend_on_the_schedule(dtype: torch.dtype) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=type_name)
 def test_long_rows_and_hubs_by_blocks(dtype: torch.dtype) -> None:
     """Fails if a long row is left out, or its warps' parts are lost: the same graph in rows of every kind."""

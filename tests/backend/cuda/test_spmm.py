@@ -117,7 +117,7 @@ MAKERS = [pytest.param(emulated, id="emulated"), pytest.param(on_gpu, id="cuda",
 TYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("dtype", TYPES)

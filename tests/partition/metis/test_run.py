@@ -63,7 +63,7 @@ def test_what_metis_is_given(kind: str, block: int, monkeypatch: pytest.MonkeyPa
     assert np.array_equal(problem.vertex_weights, expected.sum(1) + (1 if graph.symmetric else 2))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @needs_pymetis
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 41, 70])

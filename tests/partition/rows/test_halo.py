@@ -26,7 +26,7 @@ def dense_tile(tile: Tile, cols: int) -> np.ndarray:
     return sp.csr_matrix((data, tile.indices, tile.indptr), (tile.indptr.shape[0] - 1, cols)).toarray()
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 40])
 def test_halos_equal_slices(kind: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:

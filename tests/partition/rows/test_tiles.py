@@ -28,7 +28,7 @@ def looped(kind: str, n: int, self_loops: bool) -> tuple[np.ndarray, np.ndarray]
     return stored, full
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_tiles_equal_slices(kind: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
