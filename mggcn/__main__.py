@@ -8,24 +8,27 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from mggcn.comm.failure import Terminated
+from mggcn.comm.failure import Stopped, signal_of
 
 
 def main() -> int:
-    """Run the command. SIGTERM unwinds it as Ctrl-C does, wherever nothing is to be saved."""
+    """Run the command. SIGINT and SIGTERM unwind it, wherever nothing is to be saved; one that is ignored stays so."""
     try:
-        signal.signal(signal.SIGTERM, _terminate)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+                signal.signal(number, _stop)
         from mggcn import cli
 
         return cli.main()
     except KeyboardInterrupt as stop:
+        came = signal_of(stop)
         if os.environ.get("RANK", "0") == "0":  # of torchrun's ranks one speaks
-            print(f"mggcn: interrupted{' by SIGTERM' * isinstance(stop, Terminated)}", file=sys.stderr)
-        return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+            print(f"mggcn: interrupted{' by SIGTERM' * (came == signal.SIGTERM)}", file=sys.stderr)
+        return 128 + came
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise Terminated
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    raise Stopped(number)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn, final
 
 from mggcn import native
-from mggcn.comm.failure import Terminated, out_of_memory
+from mggcn.comm.failure import out_of_memory, signal_of
 from mggcn.commands import (
     datasets,
     doctor,
@@ -56,12 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away: nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Terminated:
-        print("mggcn: interrupted by SIGTERM", file=sys.stderr)
-        return 143
-    except KeyboardInterrupt:
-        print("mggcn: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(f"mggcn: interrupted{' by SIGTERM' * (signal_of(stop) == signal.SIGTERM)}", file=sys.stderr)
+        return 128 + signal_of(stop)
     except Exception as error:
         if out_of_memory(error):
             what = one_line(str(error))

@@ -18,6 +18,8 @@ MAX_RANKS = 4096
 """Ranks of a plan; more than any node has."""
 MAX_DELAY = 1000
 """Epochs that a message of the delayed strategy may take."""
+MAX_THREADS = 4096
+"""Threads of a rank: beyond what machines have, OpenMP ends the process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,7 +240,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         _settle(self, "run")
         _require(1 <= self.ranks <= MAX_RANKS, f"run.ranks must lie in 1 .. {MAX_RANKS}, got {self.ranks}")
-        _require(self.threads >= 0, f"run.threads must be 0 or more, got {self.threads}")
+        _require(0 <= self.threads <= MAX_THREADS, f"run.threads must lie in 0 .. {MAX_THREADS}, got {self.threads}")
         _require(self.memory_limit >= 0, f"run.memory_limit must be 0 or more bytes, got {self.memory_limit}")
         _require(self.timeout_s > 0, f"run.timeout_s must be positive, got {self.timeout_s}")
         _require(

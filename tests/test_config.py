@@ -214,6 +214,7 @@ def test_values_that_do_not_fit(table: str, key: str, value: object, expects: st
         (lambda: TrainConfig(seed=2**32 - 1, repeat=2), "4294967295 .. 4294967296"),
         (lambda: RunConfig(ranks=0), "run.ranks"),
         (lambda: RunConfig(threads=-1), "run.threads"),
+        (lambda: RunConfig(threads=100_000), "run.threads"),
         (lambda: RunConfig(memory_limit=-1), "run.memory_limit"),
         (lambda: RunConfig(timeout_s=0.0), "run.timeout_s"),
         (lambda: RunConfig(transport="single", ranks=2), "run.transport single"),

@@ -26,8 +26,21 @@ STOPPED: Final = 1 << 16
 
 
 @final
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came where nothing is to be saved: it unwinds like Ctrl-C."""
+class Stopped(KeyboardInterrupt):
+    """SIGINT or SIGTERM came where nothing is to be saved: both unwind like Ctrl-C.
+
+    A class of its own for SIGINT too: Python 3.11 ends by the signal, whatever main returns, if a plain KeyboardInterrupt
+    came out of a string that some module executes while it is imported.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
+
+
+def signal_of(stop: KeyboardInterrupt) -> int:
+    """Return the signal that interrupted."""
+    return stop.signum if isinstance(stop, Stopped) else signal.SIGINT
 
 
 @final

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from mggcn.comm.failure import STOP_CODES, Interrupted, Report, Terminated, out_of_memory
+from mggcn.comm.failure import STOP_CODES, Interrupted, Report, out_of_memory, signal_of
 from mggcn.errors import BackendError, CommError, MggcnError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _run(
         stopped = _stopped_by(body, comm)
         comm.close()
     except KeyboardInterrupt as stop:
-        number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
+        number = signal_of(stop)
         if folder is None and rank == 0:
             print(f"mggcn: {Interrupted(number)}", file=sys.stderr)
         if comm is not None:

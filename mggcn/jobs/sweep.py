@@ -8,7 +8,6 @@ import json
 import math
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.assemble import Group, check_available, groups_of
-from mggcn.comm.failure import Interrupted, Terminated
+from mggcn.comm.failure import Interrupted, signal_of
 from mggcn.config import Config
 from mggcn.config_files import from_toml
 from mggcn.errors import RunError
@@ -181,7 +180,7 @@ def _run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None) -> Sweep:
             if on_trial is not None:
                 on_trial(ended)
     except KeyboardInterrupt as stop:
-        raise Interrupted(signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT) from None
+        raise Interrupted(signal_of(stop)) from None
     finally:
         for worker in workers:
             worker.stop()
