@@ -144,7 +144,7 @@ class Machine:
         """Say how far the rates can be trusted; "" for measured ones."""
         return {
             "measured": "",
-            "partly": "its messages are assumed, not measured; run mggcn tune",
+            "partly": "measured, but for its messages, which are assumed; run mggcn tune",
             "described": "described from data sheets, not measured",
             "assumed": "assumed, not measured; run mggcn tune",
         }[self.origin]

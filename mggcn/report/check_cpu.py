@@ -82,7 +82,7 @@ def check_rates(units: Callable[[], DenseUnits] = dense_units) -> Finding:
     from mggcn.backend.cpu.figures import TYPICAL_ROW
 
     figures = units().figures
-    if figures is None:
+    if figures is None or not figures.measured:
         return Finding("measured rates", "ok", "none yet: the first run measures them, in 0.3 s, and keeps them")
     gathers = [
         f"{TYPICAL_ROW / figures.entry_s(TYPICAL_ROW, size, ahead=True) / 1e9:.0f} from {format_bytes(size)}"

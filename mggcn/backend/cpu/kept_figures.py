@@ -40,7 +40,7 @@ def figures_of(host: Host, free_bytes: int, *, anew: bool = False) -> Figures:
     if content is None or anew or (content["busy"] and not busy):
         sparse, *dense = host.kernels.split()
         found = measure(host.threads, sparse, tuple(dense), free_bytes)
-        write_figures(path, host, found, busy=busy)
+        write_figures(path, host, found, busy=busy or not found.measured)
         return found
     return figures_from_dict(content["figures"])
 

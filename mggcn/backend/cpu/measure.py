@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn import native
-from mggcn.backend.cpu.figures import DenseRate, DenseShape, Figures
+from mggcn.backend.cpu.figures import ASSUMED, DenseRate, DenseShape, Figures
 from mggcn.backend.cpu.sizes import gemm_sizes
 from mggcn.backend.cpu.structs import GemmArgs, ProductArgs
 from mggcn.backend.cpu.variants import PAIRED, ahead_of
@@ -40,6 +40,7 @@ ENTRIES: Final = 2**15
 CALLS: Final = 3
 ENOUGH_S: Final = 0.2
 """Seconds after which every figure is measured by one call: something else runs here."""
+ENOUGH_SHARE: Final = 0.5
 NEEDED: Final = 6
 """Footprints that are measured however long it takes: a system may need a second to find larger memory."""
 COPIED: Final = tuple(2**k for k in (20, 24, 27))
@@ -54,10 +55,13 @@ _TYPES: Final = {2: "bf16", 4: "fp32", 8: "fp64"}
 def measure(threads: int, isa: str, dense: tuple[str, ...], free_bytes: int) -> Figures:
     """Measure this machine with so many threads. Cost: at most 0.3 s on two cores, an eighth of `free_bytes`.
 
-    isa: instruction set of the sparse products; dense: those of the dense ones that may be chosen from.
+    isa: instruction set of the sparse products; dense: those of the dense ones that may be chosen from. Where others leave
+    the threads less than ENOUGH_SHARE of the time, what calls take is not the kernels': assumed figures are returned.
     """
     footprints = [size for size in FOOTPRINTS if size <= free_bytes // 8] or list(FOOTPRINTS[:2])
-    return _Measuring(threads, isa, footprints).figures(dense)
+    measuring = _Measuring(threads, isa, footprints)
+    figures = measuring.figures(dense)
+    return figures if measuring.share >= ENOUGH_SHARE else ASSUMED
 
 
 class _Measuring:
@@ -70,6 +74,7 @@ class _Measuring:
         self._out = _allocate(2**22)
         self._at = 0
         self._began = time.perf_counter()
+        self._called_s = self._worked_s = 0.0
 
     def figures(self, dense: tuple[str, ...]) -> Figures:
         plain: dict[int, list[float]] = {width: [] for width in WIDTHS}
@@ -104,6 +109,11 @@ class _Measuring:
             dense=tuple(self._dense(dense)),
         )
 
+    @property
+    def share(self) -> float:
+        """The part of the time of all calls for which the threads worked; the others had the cores for the rest."""
+        return self._worked_s / (self._threads * max(self._called_s, 1e-9))
+
     def _pass_over(self, footprint: int) -> None:
         """Read an operand in order."""
         width = WIDTHS[-1]
@@ -126,6 +136,15 @@ class _Measuring:
             return self._multiply(columns, width, item, degree, ahead)
 
         return self._least(call) / entries
+
+    def _seconds(self, function: Callable[[], None]) -> float:
+        """Seconds of a call of all threads."""
+        began, worked = time.perf_counter(), time.process_time()
+        function()
+        seconds = time.perf_counter() - began
+        self._called_s += seconds
+        self._worked_s += time.process_time() - worked
+        return seconds
 
     def _least(self, call: Callable[[], float]) -> float:
         """The least seconds of some calls: what the machine does when nothing else runs on it."""
@@ -176,7 +195,7 @@ class _Measuring:
             threads=self._threads,
         )
         kernel = native.kernel("mggcn_spmm_", _KINDS[item], self._isa)
-        return _seconds(lambda: kernel(ctypes.byref(args)))
+        return self._seconds(lambda: kernel(ctypes.byref(args)))
 
     def _block_s(self, row_s: float) -> float:
         """Seconds that a line of an entry takes longer in blocks, of rows so long that their beginnings hardly count."""
@@ -222,7 +241,7 @@ class _Measuring:
                 self._threads,
             )
 
-        return 2 * width * rows / self._least(lambda: _seconds(copy))
+        return 2 * width * rows / self._least(lambda: self._seconds(copy))
 
     def _dense(self, kernels: tuple[str, ...]) -> list[DenseRate]:
         """The rates of our kernels by type, instruction set and shape."""
@@ -262,7 +281,7 @@ class _Measuring:
         )
         kind = "bf16_f32" if summed and item == 2 else _KINDS[item]
         run = native.kernel("mggcn_gemm_", kind, kernel)
-        return 2.0 * rows * d * e / self._least(lambda: _seconds(lambda: run(ctypes.byref(args))))
+        return 2.0 * rows * d * e / self._least(lambda: self._seconds(lambda: run(ctypes.byref(args))))
 
 
 def _rising(seconds: dict[int, list[float]], row_s: float) -> tuple[tuple[float, ...], ...]:
@@ -276,12 +295,6 @@ def _rising(seconds: dict[int, list[float]], row_s: float) -> tuple[tuple[float,
     for axis in (0, 1):
         table = np.flip(np.minimum.accumulate(np.flip(table, axis), axis), axis)
     return tuple(tuple(float(f"{x:.4g}") for x in row) for row in table)
-
-
-def _seconds(function: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began
 
 
 def _allocate(nbytes: int) -> npt.NDArray[Any]:

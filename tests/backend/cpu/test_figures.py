@@ -64,6 +64,7 @@ def test_this_machine_is_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(measure, "GATHERED", 2**19)
     monkeypatch.setattr(measure, "PACKED", 2**18)
     monkeypatch.setattr(measure, "DENSE", (256, 32, 32))
+    monkeypatch.setattr(measure, "ENOUGH_SHARE", 0.0)
     found = measure.measure(2, native.isa(), dense_kernels(), 2**23)
     assert found.footprints == measure.FOOTPRINTS[:2]
     assert figures_from_dict(json.loads(json.dumps(found.to_dict()))) == found
@@ -78,6 +79,7 @@ def test_this_machine_is_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> No
 def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a machine whose memory comes slowly is measured for seconds, or has no figures in the end."""
     monkeypatch.setattr(measure, "ENOUGH_S", -1.0)
+    monkeypatch.setattr(measure, "ENOUGH_SHARE", 0.0)
     calls: list[int] = []
     original = measure._Measuring._product
 
@@ -91,6 +93,8 @@ def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [size for size, _ in found.copy] == [size for size in measure.COPIED if size <= 2**25]
     assert len(calls) < 8 * measure.NEEDED + 12, "each figure by one call"
     assert figures_from_dict(found.to_dict()) == found
+    monkeypatch.setattr(measure, "ENOUGH_SHARE", 2.0)
+    assert measure.measure(1, native.isa(), (), 2**23) == ASSUMED, "others have the cores"
 
 
 def test_figures_are_measured_once(cache: Path, measured: list[Any]) -> None:
@@ -121,6 +125,14 @@ def test_what_was_measured_beside_other_load_is_measured_again(
     monkeypatch.setattr(os, "getloadavg", lambda: (0.2, 5.0, 5.0))
     figures_of(HERE, FREE), figures_of(HERE, FREE)
     assert len(measured) == 2
+
+
+def test_figures_that_could_not_be_measured_are_not_for_good(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a machine whose cores others had is taken to be measured once they have ended."""
+    answers = iter((ASSUMED, XEON))
+    monkeypatch.setattr(kept_figures, "measure", lambda *args: next(answers))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.1, 0.1))
+    assert [figures_of(HERE, FREE) for _ in range(3)] == [ASSUMED, XEON, XEON]
 
 
 @pytest.mark.parametrize(
