@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
+from mggcn.config import ModelConfig
 from mggcn.cost.analysis import AggregationWork, aggregation_work, analyse_15d, work_lines
 from mggcn.cost.epoch import Cost
 from mggcn.cost.machine import Machine
@@ -95,8 +96,19 @@ def plan_work(plan: RunPlan, replication: float | None = None) -> AggregationWor
     """Return DistGNN's count of aggregation work for one rank of a plan."""
     shape, ranks = plan.shape, len(plan.ranks)
     held = sum(plan.stats.counts) / max(shape.num_vertices, 1) if replication is None else replication
-    widths = (shape.num_features, *plan.config.model.hidden)
+    widths = summed_widths(plan.config.model, shape.num_features, shape.num_classes)
     return aggregation_work(shape.num_vertices, shape.num_edges, widths, ranks, held)
+
+
+def summed_widths(model: ModelConfig, num_features: int, num_classes: int) -> tuple[int, ...]:
+    """Return the columns of a neighbour that each layer's sum reads: of the layer's input, as DistGNN counts them; of
+    attention those of all heads, and of sgc and appnp the classes, in every hop.
+    """
+    if model.kind in ("sgc", "appnp"):
+        return (num_classes,) * model.hops
+    inputs = (*(num_features, *model.dense_before)[-1:], *model.hidden)
+    widths = (*model.hidden, model.heads * num_classes) if model.attends else inputs
+    return widths[:-1] if model.head == "linear" else widths
 
 
 def cost_dict(plan: RunPlan, machine: Machine, replication: float | None = None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, SparseWeightGrad, WeightGrad
 from mggcn.model.kinds.elementwise import ActivationGrad, EpilogueSpec, Rounded
 from mggcn.model.kinds.ends import DroppedValues, Loss, Score
+from mggcn.model.kinds.norms import BatchNorm, BatchNormGrad, LayerNorm, LayerNormGrad, RunningNorm
 from mggcn.model.program import Program
 from mggcn.model.values import Op
 from mggcn.partition.locality.reuse import BOUNDS
@@ -265,6 +266,12 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
             finished = s.finished(kind.finish, e, kind.block_rows, rounded)
             moved = s.result(e, rounded) + s.row(d)
             return [s.dense(e, d, moved, s.blocks(kind.block_rows)), *finished]
+        case LayerNorm() | LayerNormGrad() | BatchNorm() | BatchNormGrad() | RunningNorm():
+            stored, touched, calls = kind.passes
+            rows, row = s.block_rows(e), BufferSpec("", 1, e, "fp64").nbytes
+            # Blocks are found in the cache.
+            inside = s.passing(touched * row, calls * s.blocks(rows))
+            return [s.passing(stored * s.row(e), 0), dataclasses.replace(inside, span=2 * rows * row)]
         case ActivationGrad():
             return [s.passing(2 * s.row(e) + s.result(e, op.operand), calls=2)]
     # All other kinds read their operands and write their result once.

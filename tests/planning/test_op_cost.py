@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mggcn
 from mggcn import native
+from mggcn.config import ModelConfig
+from mggcn.model.kinds import norms
+from mggcn.planning.cost_text import summed_widths
 from mggcn.planning.op_cost import SMALL_ROWS, epoch_threads
+from tests.graphs import make_graph, on_ranks, pattern
+from tests.train.test_exact import config_of
+from tests.train.test_mixed import with_run
 
 
 def _trainer(vertices: int, *hidden: int, **settings: object) -> mggcn.Trainer:
@@ -49,3 +59,70 @@ def test_waiting_is_limited_before_torch_is_loaded(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(native, "limit_spinning", lambda: asked.append("limited"))
     _trainer(60, 4)
     assert asked == ["limited"] * 2
+
+
+ROWS, COLS = 40, 9
+
+
+class Counting(TorchDispatchMode):
+    """Counts what calls read and write of matrices: of float32 ones, of float64 ones, and the calls that see the latter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored = self.blocks = self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func.is_view:
+            return found
+        read = list(args[1:] if "copy_" in func.__name__ else args)
+        touched = []
+        for tensors in (read, [found]):
+            matrices = {t.data_ptr(): t for t in tensors if isinstance(t, torch.Tensor) and t.shape == (ROWS, COLS)}
+            touched += [t.dtype for t in matrices.values()]
+        self.stored += touched.count(torch.float32)
+        self.blocks += touched.count(torch.float64)
+        self.calls += torch.float64 in touched
+        return found
+
+
+@pytest.mark.parametrize("norm_layer", ["layer", "batch"])
+def test_norms_cost_the_passes_that_they_make(norm_layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a norm reads or writes rows more or less often, or makes more or fewer calls, than plans count."""
+    kinds = [norms.LayerNorm, norms.LayerNormGrad, norms.BatchNorm, norms.BatchNormGrad, norms.RunningNorm]
+    seen = []
+    for kind in kinds:
+
+        def run(self: Any, rt: Any, op: Any, before: Any = kind.run) -> None:
+            with Counting() as counting:
+                before(self, rt, op)
+            seen.append((type(self), (counting.stored, counting.blocks, counting.calls)))
+
+        monkeypatch.setattr(kind, "run", run)
+    settings = {"num_features": 5, "num_classes": 3, "sparse": False, "weighted": False, "seed": 11}
+    graph = make_graph(pattern("random", ROWS, 6), **settings)  # type: ignore[arg-type]
+    config = with_run(config_of(1, hidden=(COLS,), norm_layer=norm_layer), precision="fp32")
+
+    def body(rank: Any) -> None:
+        rank.trainer.step(0)
+        rank.trainer.evaluate()
+
+    on_ranks(config, graph, body)
+    assert len(seen) == 3, seen
+    for kind, counted in seen:
+        assert counted == tuple(kind.passes), kind
+
+
+@pytest.mark.parametrize(
+    ("model", "widths"),
+    [
+        ({"kind": "sage", "hidden": (16, 8)}, (100, 16, 8)),
+        ({"kind": "gat", "hidden": (16, 8), "heads": 4}, (16, 8, 20)),
+        ({"kind": "gat", "hidden": (16, 8), "heads": 4, "head": "linear"}, (16, 8)),
+        ({"kind": "gin", "hidden": (16,), "dense_before": (6,), "head": "linear"}, (6,)),
+        ({"kind": "appnp", "hidden": (16,), "hops": 3}, (5, 5, 5)),
+    ],
+)
+def test_work_is_counted_where_neighbours_are_summed(model: dict[str, Any], widths: tuple[int, ...]) -> None:
+    """Fails if the columns of a layer's input are counted where attention sums those of its heads, or a head sums none."""
+    assert summed_widths(ModelConfig(**model), 100, 5) == widths

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mggcn.model.kinds.aggregate import Part
 from mggcn.model.runtime import Runtime, Sizes
@@ -20,6 +20,16 @@ EPS: Final = 1e-5
 """Added to variances, as torch does."""
 MOMENTUM: Final = 0.1
 """Share of an epoch's statistics in the running ones, as torch's default."""
+
+
+class Passes(NamedTuple):
+    """What an op moves and calls, for predictions: rows of stored matrices that it reads or writes; float64 rows of blocks
+    that it reads or writes; calls for each block.
+    """
+
+    stored: int
+    blocks: int
+    calls: int
 
 
 def room(value: Value, sizes: Sizes, blocks: int, columns: int = 0, vectors: int = 0) -> dict[str, Scratch]:
@@ -70,6 +80,7 @@ class LayerNorm(PlainKind):
     """out = gain * (z - mean) / sqrt(variance + eps) + bias, row by row (Ba et al. 2016, eq. 4)."""
 
     has_parameters = True
+    passes = Passes(2, 14, 9)
     gain: str
     bias: str
     site: int
@@ -111,6 +122,7 @@ class LayerNormGrad(PlainKind):
     """
 
     in_place = (0,)
+    passes = Passes(3, 32, 19)
     gain: str
     bias: str
     site: int
@@ -156,6 +168,7 @@ class BatchNorm(PlainKind):
     """
 
     has_parameters = True
+    passes = Passes(4, 20, 13)
     gain: str
     bias: str
     mean: str
@@ -232,6 +245,7 @@ class BatchNormGrad(PlainKind):
     """
 
     in_place = (0,)
+    passes = Passes(5, 25, 15)
     gain: str
     bias: str
     site: int
@@ -279,6 +293,7 @@ class RunningNorm(PlainKind):
 
     has_parameters = True
     in_place = (0,)
+    passes = Passes(2, 8, 5)
     gain: str
     bias: str
     mean: str
