@@ -163,7 +163,7 @@ def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     return from_tables({"model": settings | {"kind": "rgcn", "hidden": hidden}}).model
 
 
-def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: Any) -> ModelConfig:  # noqa: N802
+def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: Any) -> ModelConfig:  # noqa: N802
     """Describe a graph attention network (Velickovic et al. 2018), heads averaged in the last layer.
 
     Attention reads no weights of edges. Dropout of its weights is `attention_dropout`.
@@ -183,7 +183,7 @@ def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: An
     return from_tables({"model": settings | {"kind": "gat", "hidden": hidden, "heads": heads}}).model
 
 
-def GATv2(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: Any) -> ModelConfig:  # noqa: N802
+def GATv2(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: Any) -> ModelConfig:  # noqa: N802
     """Describe GATv2 (Brody et al. 2022), whose attention ranks neighbours by vertex: as `GAT` otherwise.
 
     Args:
@@ -224,7 +224,7 @@ def SGC(hops: int = 2, **settings: Any) -> ModelConfig:  # noqa: N802  as in tor
 
 
 def APPNP(  # noqa: N802  as in torch.nn
-    hidden: int | Sequence[int] = (64,), hops: int = 10, teleport: float = 0.1, **settings: Any
+    hidden: int | Sequence[int] = (128, 128), hops: int = 10, teleport: float = 0.1, **settings: Any
 ) -> ModelConfig:
     """Describe APPNP (Klicpera et al. 2019, eq. 5): dense layers, then K steps Z = (1 - a) A_hat Z + a Z_0.
 
