@@ -12,7 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
         "source",
-        help="store, unpacked folder of OGB's, .npz, .mtx, or edge list (.txt .tsv .csv .edges .el), the last two also .gz",
+        help="store, name of a data set (mggcn datasets lists them), unpacked folder of OGB's, .npz, .mtx, or edge list "
+        "(.txt .tsv .csv .edges .el), the last two also .gz",
     )
     parser.add_argument(
         "store", type=Path, nargs="?", help="folder to write; without it, and with --verify, SOURCE is only checked"
@@ -30,7 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=".npy (N, D), or a SciPy sparse .npz; or identity or degree, which need no file",
     )
-    parser.add_argument("--labels", type=Path, metavar="FILE", help=".npy (N,) or (N, T), -1 or NaN for unlabelled")
+    parser.add_argument(
+        "--labels",
+        type=Path,
+        metavar="FILE",
+        help=".npy (N,) of classes or numbers, or (N, T) of several labels or numbers; unknown: -1, or NaN of numbers",
+    )
     parser.add_argument(
         "--task",
         choices=("classes", "labels", "numbers"),
