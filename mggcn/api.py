@@ -27,17 +27,20 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
     Cost: a store opens lazily; everything else is read into memory.
 
     Args:
-        source: A path (store folder, `.npz`, MatrixMarket, edge list), a name under `root`, a PyG `Data`, a DGL graph, a
-            SciPy matrix, or edges (2, E), sources in row 0. A list of these is one graph of several without edges between
-            them, each with its own splits; in a mapping such as `{"train": graphs, "test": graph}` whole graphs are parts.
+        source: A path (store folder, unpacked folder of OGB's, `.npz`, MatrixMarket, edge list), a name under `root`
+            or of a data set (`mggcn datasets`), a PyG `Data`, a DGL graph, a SciPy matrix, or edges (2, E), sources in
+            row 0. A list of these is one graph of several without edges between them, each with its own splits; in a
+            mapping such as `{"train": graphs, "test": graph}` whole graphs are parts.
         root: Folder in which names of stores are looked up.
-        **arrays: What the source lacks: `features` (N, D), dense or sparse, or the names "identity" or "degree"; `labels`
-            (N,), -1 for none; `splits`, a mapping from "train", "val" and "test" to masks or ids; `weights` (E,) and
-            `edge_types` (E,), whole numbers from 0, of edges; all of NumPy, SciPy or torch. Further `num_vertices`,
-            `num_classes`, `num_relations`, `name`, `options=GraphOptions(...)`; for a store, `verify=True`. For what is in
-            memory also `ids` (N,): strings, or numbers with gaps, that name the rows in order. Edges that are an array, and
-            splits that are lists, then hold ids, not row numbers. Without features and labels `ids="edges"` numbers what
-            occurs in the edges, ascending, as is done with strings anyway. `graph.ids` keeps them, in stores too.
+        **arrays: What the source lacks: `features` (N, D), dense or sparse, or the names "identity" or "degree";
+            `labels` (N,), or (N, T) of several labels or numbers a vertex, -1 or NaN where unknown; `task`, "classes",
+            "labels" or "numbers", where labels do not look like what they are; `splits`, a mapping from "train", "val"
+            and "test" to masks or ids; `weights` (E,) and `edge_types` (E,), whole numbers from 0, of edges; all of
+            NumPy, SciPy or torch. Further `num_vertices`, `num_classes`, `num_relations`, `name`,
+            `options=GraphOptions(...)`; for a store, `verify=True`. For what is in memory also `ids` (N,): strings, or
+            numbers with gaps, that name the rows in order. Edges that are an array, and splits that are lists, then
+            hold ids, not row numbers. Without features and labels `ids="edges"` numbers what occurs in the edges,
+            ascending, as is done with strings anyway. `graph.ids` keeps them, in stores too.
 
     Warns:
         GraphWarning: No edge has its reverse, as if undirected edges had been listed once.
@@ -163,7 +166,7 @@ def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     return from_tables({"model": settings | {"kind": "rgcn", "hidden": hidden}}).model
 
 
-def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: Any) -> ModelConfig:  # noqa: N802
+def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: Any) -> ModelConfig:  # noqa: N802
     """Describe a graph attention network (Velickovic et al. 2018), heads averaged in the last layer.
 
     Attention reads no weights of edges. Dropout of its weights is `attention_dropout`.
@@ -183,7 +186,7 @@ def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: An
     return from_tables({"model": settings | {"kind": "gat", "hidden": hidden, "heads": heads}}).model
 
 
-def GATv2(hidden: int | Sequence[int] = (128, 128), heads: int = 4, **settings: Any) -> ModelConfig:  # noqa: N802
+def GATv2(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: Any) -> ModelConfig:  # noqa: N802
     """Describe GATv2 (Brody et al. 2022), whose attention ranks neighbours by vertex: as `GAT` otherwise.
 
     Args:
@@ -224,7 +227,7 @@ def SGC(hops: int = 2, **settings: Any) -> ModelConfig:  # noqa: N802  as in tor
 
 
 def APPNP(  # noqa: N802  as in torch.nn
-    hidden: int | Sequence[int] = (64,), hops: int = 10, teleport: float = 0.1, **settings: Any
+    hidden: int | Sequence[int] = (128, 128), hops: int = 10, teleport: float = 0.1, **settings: Any
 ) -> ModelConfig:
     """Describe APPNP (Klicpera et al. 2019, eq. 5): dense layers, then K steps Z = (1 - a) A_hat Z + a Z_0.
 

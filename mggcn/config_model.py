@@ -58,8 +58,8 @@ class ModelConfig:
     """Put a dense layer of the same width behind each hidden convolution."""
     dense_after: tuple[int, ...] = ()
     """Widths of dense layers between the convolutions and a linear head."""
-    hops: int = 2
-    """Of sgc and appnp: sums over neighbours, one after the other."""
+    hops: int = 0
+    """Of sgc and appnp: sums over neighbours, one after the other; 0: 2 of sgc, 10 of appnp."""
     teleport: float = 0.1
     """Of appnp: share of the dense layers' result in every step, in (0, 1]."""
     dropout: float = 0.0
@@ -91,10 +91,10 @@ class ModelConfig:
             value = getattr(self, name)
             _require(0.0 <= value < 1.0, f"model.{name} must lie in [0, 1), got {value}")
         _require(0.0 < self.teleport <= 1.0, f"model.teleport must lie in (0, 1], got {self.teleport}")
-        for name in ("hops", "bases"):
+        for name, least in (("hops", 0), ("bases", 1)):
             _require(
-                1 <= getattr(self, name) <= MAX_LAYERS,
-                f"model.{name} must lie in 1 .. {MAX_LAYERS}, got {getattr(self, name)}",
+                least <= getattr(self, name) <= MAX_LAYERS,
+                f"model.{name} must lie in {least} .. {MAX_LAYERS}, got {getattr(self, name)}",
             )
         self._check_heads()
         self._refuse_strangers()
@@ -117,16 +117,18 @@ class ModelConfig:
             ("hops",): ("sgc", "appnp"),
             ("teleport",): ("appnp",),
             ("bases",): ("rgcn",),
-            ("activation", "norm_layer", "dense_before"): _LAYERED,
+            ("hidden", "dropout", "activation", "norm_layer", "dense_before"): _LAYERED,
             ("residual", "jumping", "head", "dense_between", "dense_after"): tuple(set(_LAYERED) - {"appnp"}),
         }
         defaults = {item.name: item.default for item in fields(self)}
         for names, kinds in belong.items():
-            if self.kind not in kinds and any(getattr(self, name) != defaults[name] for name in names):
-                named = " and ".join(f"model.{name}" for name in names)
+            # No width is what sgc has, and what its run folders say.
+            odd = [n for n in names if getattr(self, n) not in (defaults[n], ()) and self.kind not in kinds]
+            if odd:
+                one = len(odd) == 1
                 raise ConfigError(
-                    f"{named} belong{'s' * (len(names) == 1)} to {', '.join(sorted(kinds))}, got model.kind {self.kind}; "
-                    "leave them out, or choose one of those"
+                    f"{' and '.join(f'model.{name}' for name in odd)} belong{'s' * one} to {', '.join(sorted(kinds))}, got "
+                    f"model.kind {self.kind}; leave {'it' if one else 'them'} out, or choose one of those"
                 )
 
     def _determine(self) -> None:
@@ -148,6 +150,8 @@ class ModelConfig:
             ("norm", "mean", mean),
             ("self_loops", False, bare),
             ("hidden", (), self.kind == "sgc"),
+            ("hops", 2, self.kind == "sgc" and not self.hops),
+            ("hops", 10, self.kind == "appnp" and not self.hops),
         ):
             if applies:
                 object.__setattr__(self, name, value)

@@ -316,7 +316,13 @@ class Trainer:
         return training.read_result(self._folder)
 
     def predict(
-        self, *, weights: str = "best", probabilities: bool = False, classes: bool = False, graph: Any = None
+        self,
+        *,
+        weights: str = "best",
+        probabilities: bool = False,
+        classes: bool = False,
+        layer: int | None = None,
+        graph: Any = None,
     ) -> npt.NDArray[Any]:
         """Return the scores of every vertex, (N, C) in the run's precision, in the graph's own order.
 
@@ -326,34 +332,39 @@ class Trainer:
             weights: Those of the "best" validation score, or of the "last" epoch; with `train.repeat`, of the best repeat.
             probabilities: Return probabilities rather than scores: softmax of classes, or of each of several labels.
             classes: Return the class of the highest score instead, (N,), or 0 and 1 for each of several labels, (N, C).
+            layer: A hidden layer, from 1, whose outputs (N, model.hidden[layer - 1]) are returned instead: embeddings.
             graph: Another graph with the same features, or anything that `load` takes, instead of the trainer's own; it
                 needs neither labels nor splits, and is scored in this process.
 
         Raises:
             RunError: Nothing was trained yet.
-            ConfigError: `weights` is neither "best" nor "last", the other graph's features or relations differ, or numbers
-                were to be classes.
+            ConfigError: `weights` is neither "best" nor "last", the other graph's features or relations differ, numbers
+                were to be classes, or there is no such layer.
         """
         _check_weights(weights)
         task = self._plan.shape.task
         prediction_files.check_kind(task, classes=classes, probabilities=probabilities)
-        scores = self._predicted(weights, probabilities, graph)
+        prediction_files.check_layer(self._config.model, layer, classes=classes, probabilities=probabilities)
+        scores = self._predicted(weights, probabilities, layer, graph)
         return prediction_files.classes_of(scores, task) if classes else scores
 
-    def _predicted(self, weights: str, probabilities: bool, graph: Any) -> npt.NDArray[np.floating]:
+    def _predicted(self, weights: str, probabilities: bool, layer: int | None, graph: Any) -> npt.NDArray[np.floating]:
         """As `predict`, without classes."""
         if graph is not None:
-            return self._scores(self.state_dict(weights), probabilities, graph)
+            return self._scores(self.state_dict(weights), probabilities, graph, layer)
         if self._folder is None:
             raise RunError("the trainer has no weights yet; call fit() first, or scores_of() with weights of your own")
         if self._in_process:
-            kept = self._rank if self._config.run.ranks == 1 else None
             state = self.state_dict(weights)
+            if layer is not None:
+                planned = predicting.plan_layer(self._config, self._graph, self._plan.shape, layer)
+                return scores_here(*planned, predicting.weights_in(planned[2], state))
+            kept = self._rank if self._config.run.ranks == 1 else None
             scores = scores_here(self._config, self._graph, self._plan, self._partition, state, kept)
             return prediction_files.probabilities_of(scores, self._plan.shape.task) if probabilities else scores
         target = Path(tempfile.mkdtemp(prefix="mggcn-")) / "scores.npy"
         try:
-            predicting.predict(self._folder, target, weights=weights, probabilities=probabilities)
+            predicting.predict(self._folder, target, weights=weights, probabilities=probabilities, layer=layer)
             return np.load(target, allow_pickle=False)  # type: ignore[no-any-return]
         finally:
             shutil.rmtree(target.parent, ignore_errors=True)
@@ -392,13 +403,17 @@ class Trainer:
         return self._scores(state if isinstance(state, Mapping) else from_pyg(state, self._config.model), probabilities)
 
     def _scores(
-        self, tensors: Mapping[str, Tensor], probabilities: bool, other: Any = None
+        self, tensors: Mapping[str, Tensor], probabilities: bool, other: Any = None, layer: int | None = None
     ) -> npt.NDArray[np.floating]:
         """Score the trainer's graph, or another one, on one rank."""
         config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
-        loaded = self._graph if other is None else other if isinstance(other, Graph) else load(other)
-        config, graph = predicting.for_scoring(config, loaded, self._plan.shape)
-        plan, partition = plan_graph(config, graph)
+        graph = self._graph if other is None else other if isinstance(other, Graph) else load(other)
+        if layer is None:
+            config, graph = predicting.for_scoring(config, graph, self._plan.shape)
+            plan, partition = plan_graph(config, graph)
+        else:
+            config, graph, plan, partition = predicting.plan_layer(config, graph, self._plan.shape, layer)
+            tensors = predicting.weights_in(plan, tensors)
         require_fit(plan, memory_limit(config))
         scores = scores_here(config, graph, plan, partition, tensors)
         return prediction_files.probabilities_of(scores, self._plan.shape.task) if probabilities else scores

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mggcn
 from mggcn import config as cfg
 from mggcn import config_files
 from mggcn.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig
@@ -343,3 +344,10 @@ def test_a_size_is_a_size_wherever_it_is_set(tmp_path: Path) -> None:
     assert config_files.with_named(Config(), {"memory_limit": "2GB"}).run.memory_limit == 2 * 10**9
     (tmp_path / "run.toml").write_text('[run]\nmemory_limit = "1GiB"\n')
     assert config_files.from_toml(tmp_path / "run.toml").run.memory_limit == 1 << 30
+
+
+@pytest.mark.parametrize("name", ["GCN", "SAGE", "GIN", "GAT", "GATv2", "SGC", "APPNP", "RGCN", "MLP"])
+def test_models_have_the_defaults_of_the_settings(name: str) -> None:
+    """Fails if a model that Python describes differs from the one that model.kind names."""
+    assert getattr(mggcn, name)() == ModelConfig(kind=name.lower())
+    assert {"SGC": 2, "APPNP": 10}.get(name, 0) == ModelConfig(kind=name.lower()).hops  # the authors' own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import mggcn
 from mggcn.cli import main
+from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.generate import community
 from mggcn.graph.store import open_store, write_store
@@ -127,6 +129,93 @@ def test_python_has_the_same_forms() -> None:
                 trainer.predict(classes=True)
         else:
             assert np.array_equal(trainer.predict(classes=True), classes_of(scores, graph.task))
+
+
+LAYERED: dict[str, dict[str, Any]] = {
+    "gcn": {"norm_layer": "batch", "dense_before": (5,)},
+    "sage": {"aggregator": "mean", "residual": "linear", "self_loops": False},
+    "gin": {"norm_layer": "layer"},
+    "gat": {"heads": 2, "activation": "elu"},
+    "mlp": {"dense_between": True},
+}
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("kind", LAYERED)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_linear_head_on_the_layers_gives_the_scores(kind: str, ranks: int) -> None:
+    """Fails if a layer is another's, is cut before its norm or activation, has dropout, or lacks a rank."""
+    graph = community(60, 240, 7, 3, seed=8)
+    settings: dict[str, Any] = {"kind": kind, "hidden": (8, 6), "jumping": "concat", "dropout": 0.5, **LAYERED[kind]}
+    where = {"ranks": ranks, "transport": "threads" if ranks > 1 else "single", "precision": "fp64", "threads": 1}
+    trainer = mggcn.Trainer(graph, ModelConfig(**settings), epochs=4, **where)
+    trainer.fit()
+    layers = [trainer.predict(layer=number) for number in (1, 2)]
+    assert [layer.shape for layer in layers] == [(60, 8), (60, 6)]
+    state = trainer.state_dict()
+    last = max(int(name.split(".")[1]) for name in state)
+    head, bias = (state[f"layers.{last}.{part}"].numpy() for part in ("weight", "bias"))
+    np.testing.assert_allclose(np.hstack(layers) @ head + bias, trainer.predict(), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(trainer.predict(layer=2, graph=graph), layers[1], rtol=1e-10, atol=1e-12)
+
+
+def test_layers_are_written_in_every_form(runs: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    """Fails if the command writes another layer than Python returns, or its columns pass for scores."""
+    for task in TASKS:
+        store, run = runs[task]
+        assert main(["predict", str(run), "--layer", "1"]) == 0
+        layer = np.load(run / "layer-1.npy")
+        np.testing.assert_allclose(layer, mggcn.Trainer.from_run(run).predict(layer=1), rtol=1e-6)
+        predict(run, tmp_path / "h.csv", layer=1, store=store)
+        header, first, *_ = (tmp_path / "h.csv").read_text().splitlines()
+        assert header == "vertex," + ",".join(f"feature_{n}" for n in range(8))
+        assert np.array_equal(np.array(first.split(",")[1:], layer.dtype), layer[0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "more", "message"),
+    [
+        (0, {}, "from 1 to 1, got 0"),
+        (2, {}, "from 1 to 1, got 2; without it the output layer is written"),
+        (1, {"classes": True}, "no classes; leave --classes"),
+    ],
+)
+def test_layers_that_are_not_there_are_refused(
+    runs: dict[str, tuple[Path, Path]], layer: int, more: dict[str, bool], message: str
+) -> None:
+    """Fails if a layer that the model lacks is found out by an error of the plan, or classes are made of embeddings."""
+    with pytest.raises(ConfigError, match=message):
+        predict(runs["classes"][1], layer=layer, **more)
+
+
+def test_a_model_without_hidden_layers_has_no_embeddings() -> None:
+    """Fails if the logits of sgc pass for a hidden layer."""
+    trainer = mggcn.Trainer(community(60, 240, 7, 3, seed=8), mggcn.SGC(), epochs=1, threads=1)
+    trainer.fit()
+    with pytest.raises(ConfigError, match="this sgc has none"):
+        trainer.predict(layer=1)
+
+
+@pytest.mark.parametrize("ids", [[7, 11, 5], ["a,b", 'say "c"', "d"]], ids=["gaps", "strings"])
+def test_tables_hold_the_ids_of_the_store(ids: list[Any], tmp_path: Path) -> None:
+    """Fails if tables name vertices by rows where the store has names, or a comma in a name makes two columns."""
+    edges = np.array([[ids[0], ids[1], ids[1], ids[2]], [ids[1], ids[0], ids[2], ids[1]]])
+    graph = mggcn.load(edges, ids=ids, features=np.eye(3, dtype=np.float32), labels=[0, 1, 0], splits={"train": ids})
+    mggcn.save(graph, tmp_path / "store")
+    settings = ["--set", "train.epochs=1", "--set", "run.threads=1", "--quiet"]
+    assert main(["train", str(tmp_path / "store"), "--out", str(tmp_path / "run"), *settings]) == 0
+    scores = np.load(predict(tmp_path / "run", tmp_path / "s.npy"))
+    predict(tmp_path / "run", tmp_path / "s.csv")
+    with (tmp_path / "s.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["vertex"] for row in rows] == list(map(str, ids))
+    assert np.array_equal(np.array([row["score_1"] for row in rows], scores.dtype), scores[:, 1])
+    if importlib.util.find_spec("pyarrow"):
+        import pyarrow.parquet
+
+        predict(tmp_path / "run", tmp_path / "s.parquet", classes=True)
+        read = pyarrow.parquet.read_table(tmp_path / "s.parquet").to_pydict()
+        assert read == {"vertex": ids, "class": scores.argmax(1).tolist()}
 
 
 def test_nothing_validated_is_not_called_best(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

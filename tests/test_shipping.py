@@ -154,3 +154,12 @@ def test_what_the_guides_name_exists() -> None:
     assert [path for path in links if not (ROOT / "docs" / path).exists()] == []
     parts = {part for found in re.findall(r"--parts ([\w,]+)", guides) for part in found.split(",")}
     assert parts <= set(re.findall(r"\"(\w+)\"", (ROOT / "bench" / "gpu" / "tasks.py").read_text()))
+
+
+def test_every_extra_is_used() -> None:
+    """Fails if an extra installs what the package never names."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    code = "\n".join(path.read_text() for path in (ROOT / "mggcn").rglob("*.py"))
+    for name, packages in extras.items():
+        imported = [re.split(r"[>=\[-]", package)[0] for package in packages]
+        assert any(re.search(rf"\b{package}\b", code) for package in imported), name

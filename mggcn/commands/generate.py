@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate, write and say what was written."""
-    from mggcn.graph.csr import COLUMNS
+    from mggcn.graph.csr import columns
     from mggcn.graph.generate import community, rmat
     from mggcn.graph.store_write import write_store
 
@@ -59,6 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
     write_store(graph, a.store, overwrite=a.force)
     print(
         f"{a.store}: {graph.num_vertices:,} vertices, {graph.num_edges:,} stored edges, "
-        f"{a.features} features, {graph.num_classes} {COLUMNS[graph.task]}"
+        f"{a.features} features, {columns(graph.task, graph.num_classes)}"
     )
     return 0

@@ -1,4 +1,4 @@
-"""Write the class scores of every vertex, in the original order, with the weights of a run."""
+"""Write the scores of every vertex, in the original order, with the weights of a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="file to write, by its suffix: .npy (N x C in the run's precision), or .csv or .parquet, with the number of "
-        "each vertex; default: RUN/scores.npy",
+        help="file to write, by its suffix: .npy (N x C in the run's precision), or .csv or .parquet, with the id of each "
+        "vertex (its number, if the store has no ids); default: RUN/scores.npy",
     )
     parser.add_argument(
         "--weights",
@@ -35,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--classes", action="store_true", help="write the class of each vertex, or 0 and 1 for each of several labels"
     )
     parser.add_argument(
+        "--layer",
+        type=int,
+        metavar="K",
+        help="write the output of the K-th hidden layer (embeddings), from 1, instead of scores; default: RUN/layer-K.npy",
+    )
+    parser.add_argument(
         "--store", type=Path, metavar="DIR", help="score another store, which has the same features and needs no labels"
     )
 
@@ -48,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         probabilities=arguments.probabilities,
         classes=arguments.classes,
+        layer=arguments.layer,
         store=arguments.store,
     )
     print(path)

@@ -17,7 +17,7 @@ from mggcn.jobs.sweep_space import Space, read_space
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("grid", nargs="?", type=Path, help="TOML file with a table [grid]; not with --resume")
-    parser.add_argument("store", nargs="?", help="store folder, or its name under --root; not with --resume")
+    parser.add_argument("store", nargs="?", help="store or data set, as of mggcn train; not with --resume")
     parser.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder of the sweep; default: runs/sweep-<graph>-<time>"

@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("store", nargs="?", help="store folder, or its name under --root; not with --resume")
+    parser.add_argument(
+        "store",
+        nargs="?",
+        help="store folder, its name under --root, or the name of a data set (mggcn datasets lists them), of which a store "
+        "is made the first time; not with --resume",
+    )
     parser.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run; default: runs/<graph>-<time>")
     parser.add_argument(

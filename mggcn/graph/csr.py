@@ -128,9 +128,15 @@ class CSR:
 
 Task = Literal["classes", "labels", "numbers"]
 COLUMNS: Mapping[Task, str] = MappingProxyType(
-    {"classes": "classes", "labels": "labels a vertex", "numbers": "targets"}
+    {"classes": "classes", "labels": "labels a vertex", "numbers": "numbers a vertex"}
 )
 """What the columns of scores are, by task."""
+
+
+def columns(task: Task, count: int) -> str:
+    """Return how many columns a task has, in words."""
+    one = {"classes": "class", "labels": "label a vertex", "numbers": "number a vertex"}
+    return f"{count} {one[task] if count == 1 else COLUMNS[task]}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,7 +225,7 @@ class Graph:
         splits = [f"{name} x {rows.shape[0]}" if rows.shape[0] > 1 else name for name, rows in self.splits.items()]
         return (
             f"{self.num_vertices:,} vertices, {self.num_edges:,} stored edges, {kind}, {features}, "
-            f"{self.num_classes} {COLUMNS[self.task]}, splits {', '.join(splits) or 'none'}"
+            f"{columns(self.task, self.num_classes)}, splits {', '.join(splits) or 'none'}"
         )
 
 

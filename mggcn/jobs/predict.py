@@ -9,6 +9,7 @@ import dataclasses
 import json
 import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,16 @@ from mggcn.graph.store import open_store
 from mggcn.jobs.folder import known_plan, read_run, seed_of_weights
 from mggcn.jobs.local import in_processes, on_local_ranks
 from mggcn.jobs.occupied import occupied
-from mggcn.jobs.prediction_files import check_kind, check_target, probabilities_of, write_predictions
+from mggcn.jobs.prediction_files import check_kind, check_layer, check_target, probabilities_of, write_predictions
 from mggcn.jobs.weights import weights_of
+from mggcn.model.stack import HiddenLayer
+from mggcn.partition.base import Partition
+from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mggcn.assemble_rank import Rank
     from mggcn.comm.base import Communicator
 
@@ -40,27 +46,31 @@ def predict(
     seed: int | None = None,
     probabilities: bool = False,
     classes: bool = False,
+    layer: int | None = None,
     store: Path | None = None,
 ) -> Path:
     """Write the scores of every vertex in the original order, (N, C) in the run's precision, as the suffix of `out` says.
 
     weights: "best" (validation) or "last"; scores are logits unless `probabilities` or `classes`. Runs on the run's ranks.
     seed: of a run with repeats, whose weights; by default those of the best validation score of all complete repeats.
+    layer: a hidden layer, from 1, whose outputs (N, model.hidden[layer - 1]) are written instead of scores.
     store: another one with the same features; it needs neither labels nor splits. Returns the path.
     Raises: RunError if the run has no checkpoint; ConfigError for a seed that it does not have, if `out` cannot be written,
     or if the features differ.
     """
     config, plan, job = read_run(folder)
-    target = out or folder / "scores.npy"
+    target = out or folder / ("scores.npy" if layer is None else f"layer-{layer}.npy")
     trained_on = GraphShape(**plan["graph"])
     check_target(target)
     check_kind(trained_on.task, classes=classes, probabilities=probabilities)
+    check_layer(config.model, layer, classes=classes, probabilities=probabilities)
     source = store or (Path(job["store"]) if job["store"] else None)
     if source is None:
         raise RunError(f"{folder} was trained on a graph in memory; name the store to predict on with --store")
     if not (folder / "checkpoints" / "latest").exists():
         raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
-    check_alike(config, open_store(source), trained_on, str(source), f"the run in {folder}")
+    graph = open_store(source)
+    check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
     rewritten = classes or target.suffix != ".npy"
     scored = target.with_name(f".{target.name}.{secrets.token_hex(4)}.npy") if rewritten else target
     arguments = {
@@ -69,11 +79,13 @@ def predict(
         "out": str(scored.resolve()),
         "weights": weights,
         "probabilities": probabilities,
+        "layer": layer,
     }
     try:
         _score(config, folder, store, arguments)
         if rewritten:
-            write_predictions(scored, target, trained_on.task, classes=classes)
+            name = "score" if layer is None else "feature"
+            write_predictions(scored, target, trained_on.task, classes=classes, ids=graph.ids, name=name)
     finally:
         # A rank process that a signal ends leaves what it wrote.
         scored.with_name(f".{scored.name}.tmp").unlink(missing_ok=True)
@@ -101,14 +113,18 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
     config, recorded, job = read_run(folder)
     # What is only evaluated needs no matrices of training epochs.
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, prune="off"))
-    graph = open_store(arguments["store"])
-    if arguments["store"] == job["store"]:
+    graph, layer = open_store(arguments["store"]), arguments["layer"]
+    trained_on = GraphShape(**recorded["graph"])
+    chosen: Mapping[str, Tensor] = weights_of(folder, config, arguments["weights"], arguments["seed"])
+    if layer is not None:
+        config, graph, plan, partition = plan_layer(config, graph, trained_on, layer)
+        chosen = weights_in(plan, chosen)
+    elif arguments["store"] == job["store"]:
         plan, partition = known_plan(folder, config, graph)
     else:
-        config, graph = for_scoring(config, graph, GraphShape(**recorded["graph"]))
+        config, graph = for_scoring(config, graph, trained_on)
         plan, partition = plan_graph(config, graph)
     rank = make_rank(config, graph, plan, partition, comm)
-    chosen = weights_of(folder, config, arguments["weights"], arguments["seed"])
     rank.trainer.runtime.weights.load_state_dict(chosen)
     write_scores(comm, rank, Path(arguments["out"]), graph, arguments["probabilities"])
 
@@ -156,6 +172,20 @@ def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[C
     train = dataclasses.replace(config.train, patience=0, **settings)
     data = dataclasses.replace(config.data, splits="main", split=0)
     return dataclasses.replace(config, train=train, data=data), graph
+
+
+def plan_layer(
+    config: Config, graph: Graph, trained_on: GraphShape, layer: int
+) -> tuple[Config, Graph, RunPlan, Partition]:
+    """Plan what ends with the output of a hidden layer, from 1, as scores. Raises: as `for_scoring`, `plan_graph`."""
+    width = config.model.hidden[layer - 1]
+    config, graph = for_scoring(config, graph, dataclasses.replace(trained_on, num_classes=width))
+    return config, graph, *plan_graph(config, graph, network=HiddenLayer(layer))
+
+
+def weights_in(plan: RunPlan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those of a run's weights that a plan has."""
+    return {name: state[name] for name in plan.ranks[0].values.parameters}
 
 
 def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, probabilities: bool) -> None:

@@ -1,20 +1,22 @@
-"""Predictions in the form that the suffix of a file names: .npy, or a table with the vertex's number, .csv or .parquet.
+"""Predictions in the form that the suffix of a file names: .npy, or a table with the vertices' ids, .csv or .parquet.
 
 N vertices, C columns of scores.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError, RunError
-from mggcn.graph.csr import Task
+from mggcn.graph.csr import Rows, Task
 
 SUFFIXES = (".npy", ".csv", ".parquet")
 ROWS = 1 << 17
@@ -40,6 +42,23 @@ def check_kind(task: Task, *, classes: bool, probabilities: bool) -> None:
         raise ConfigError("the run predicts numbers, which have neither classes nor probabilities; leave both out")
 
 
+def check_layer(model: ModelConfig, layer: int | None, *, classes: bool, probabilities: bool) -> None:
+    """Refuse embeddings of a layer that the model does not have, or classes of embeddings. Raises: ConfigError."""
+    if layer is None:
+        return
+    if classes or probabilities:
+        raise ConfigError(
+            "--layer writes the output of a hidden layer, which has no classes; leave --classes and --probabilities out"
+        )
+    if not model.hidden:
+        raise ConfigError(f"--layer needs a model with hidden layers, and this {model.kind} has none; leave it out")
+    if not 1 <= layer <= len(model.hidden):
+        raise ConfigError(
+            f"--layer expects a hidden layer from 1 to {len(model.hidden)}, got {layer}; without it the "
+            "output layer is written"
+        )
+
+
 def probabilities_of(scores: npt.NDArray[np.floating], task: Task) -> npt.NDArray[np.floating]:
     """Return softmax probabilities of classes, or each label's own; both (N, C)."""
     if task == "labels":
@@ -56,17 +75,23 @@ def classes_of(scores: npt.NDArray[np.floating], task: Task) -> Array:
     return (scores > 0).astype(np.int8) if task == "labels" else scores.argmax(1)
 
 
-def write_predictions(source: Path, target: Path, task: Task, *, classes: bool) -> None:
+def write_predictions(
+    source: Path, target: Path, task: Task, *, classes: bool, ids: Rows | None = None, name: str = "score"
+) -> None:
     """Write the scores of an .npy file in another form, beside the target, then rename. Raises: RunError.
 
-    Tables have the columns vertex and score_0, ..., or class, or label_0, ...; classes: as of `classes_of`.
+    Tables have the columns vertex and score_0, ..., or class, or label_0, ...; classes: as of `classes_of`. ids: (N,) of
+    the vertices, by default their numbers. name: of the columns of what are no scores.
     """
     scores = np.load(source, mmap_mode="r", allow_pickle=False)
     temporary = target.with_name(f".{target.name}.tmp")
     try:
-        {".npy": _write_npy, ".csv": _write_csv, ".parquet": _write_parquet}[target.suffix](
-            temporary, scores, task, classes
-        )
+        if target.suffix == ".npy":
+            _write_npy(temporary, [part for _, part in _parts(scores, task, classes, None)])
+        else:
+            names = _names(scores.shape[1], task, classes, name)
+            write = _write_csv if target.suffix == ".csv" else _write_parquet
+            write(temporary, names, _parts(scores, task, classes, ids))
         os.replace(temporary, target)
     except OSError as error:
         raise RunError(f"the scores cannot be written to {target}: {error.strerror}; choose another --out") from error
@@ -74,45 +99,45 @@ def write_predictions(source: Path, target: Path, task: Task, *, classes: bool) 
         temporary.unlink(missing_ok=True)
 
 
-def _parts(scores: Array, task: Task, classes: bool) -> Iterator[tuple[npt.NDArray[np.int64], Array]]:
-    """Yield numbers of vertices and what is written of them, (rows,) or (rows, C)."""
+def _parts(scores: Array, task: Task, classes: bool, ids: Rows | None) -> Iterator[tuple[Array, Array]]:
+    """Yield ids of vertices and what is written of them, (rows,) or (rows, C)."""
     for start in range(0, scores.shape[0], ROWS):
         part = np.asarray(scores[start : start + ROWS])
+        stop = start + part.shape[0]
         shown = classes_of(part, task) if classes else part  # type: ignore[arg-type]
-        yield np.arange(start, start + part.shape[0]), shown
+        yield np.arange(start, stop) if ids is None else ids.read(start, stop), shown
 
 
-def _names(part: Array, classes: bool) -> list[str]:
-    if part.ndim == 1:
-        return ["class"]
-    return [f"{'label' if classes else 'score'}_{column}" for column in range(part.shape[1])]
+def _names(columns: int, task: Task, classes: bool, name: str) -> list[str]:
+    if classes and task == "classes":
+        return ["vertex", "class"]
+    return ["vertex", *(f"{'label' if classes else name}_{column}" for column in range(columns))]
 
 
-def _write_npy(file: Path, scores: Array, task: Task, classes: bool) -> None:
+def _write_npy(file: Path, parts: Sequence[Array]) -> None:
     with file.open("wb") as out:
-        np.save(out, np.concatenate([part for _, part in _parts(scores, task, classes)]), allow_pickle=False)
+        np.save(out, np.concatenate(parts), allow_pickle=False)
 
 
-def _write_csv(file: Path, scores: Array, task: Task, classes: bool) -> None:
-    digits = "%.17g" if scores.dtype == np.float64 else "%.9g"
-    with file.open("w", encoding="utf-8") as out:
-        for ids, part in _parts(scores, task, classes):
-            if not ids[0]:
-                out.write(",".join(["vertex", *_names(part, classes)]) + "\n")
-            columns = part.reshape(ids.size, -1)
-            row = ",".join(["%d", *["%d" if classes else digits] * columns.shape[1]])
-            out.writelines(row % (vertex, *values) + "\n" for vertex, values in zip(ids, columns.tolist(), strict=True))
+def _write_csv(file: Path, names: Sequence[str], parts: Iterable[tuple[Array, Array]]) -> None:
+    with file.open("w", encoding="utf-8", newline="") as out:
+        table = csv.writer(out, lineterminator="\n")
+        table.writerow(names)
+        for ids, part in parts:
+            digits = {"f": "%.17g" if part.dtype == np.float64 else "%.9g"}.get(part.dtype.kind, "%d")
+            rows = zip(ids.tolist(), part.reshape(ids.size, -1).tolist(), strict=True)
+            table.writerows([vertex, *(digits % value for value in values)] for vertex, values in rows)
 
 
-def _write_parquet(file: Path, scores: Array, task: Task, classes: bool) -> None:
+def _write_parquet(file: Path, names: Sequence[str], parts: Iterable[tuple[Array, Array]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     writer = None
     try:
-        for ids, part in _parts(scores, task, classes):
+        for ids, part in parts:
             columns = np.ascontiguousarray(part.reshape(ids.size, -1).T)
-            table = pa.table({"vertex": ids, **dict(zip(_names(part, classes), columns, strict=True))})
+            table = pa.table(dict(zip(names, [ids, *columns], strict=True)))
             writer = writer or pq.ParquetWriter(file, table.schema)
             writer.write_table(table)
     finally:

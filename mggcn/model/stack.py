@@ -6,6 +6,8 @@ A layer is drop(f(norm(conv(x) + residual(x)))), f being model.activation: the o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mggcn.config import ModelConfig
 from mggcn.model.builder import Builder
 from mggcn.model.convolutions import CONVOLUTIONS, Convolution
@@ -14,15 +16,9 @@ from mggcn.model.values import Value
 
 def stack(b: Builder, x: Value, model: ModelConfig) -> Value:
     """Return the logits (V, C)."""
-    conv = CONVOLUTIONS[f"sage-{model.aggregator}" if model.kind == "sage" else model.kind]
-    for width in model.dense_before:
-        x = _ended(b, b.dense(x, width))
-    layers: list[Value] = []
-    for width in model.hidden:
-        x = _layer(b, x, width, conv)
-        layers.append(x)
+    x, *layers = _hidden(b, x, model, len(model.hidden))
     if model.head == "convolution":
-        return conv(b, x, b.num_classes, True)
+        return _convolution(model)(b, layers[-1] if layers else x, b.num_classes, True)
     x = _joined(b, layers or [x])
     for width in model.dense_after:
         x = _ended(b, b.dense(x, width))
@@ -41,12 +37,38 @@ def propagated(b: Builder, x: Value, model: ModelConfig) -> Value:
         for _ in range(model.hops):
             x = b.aggregate(x)
         return b.bias(x)
-    for width in (*model.dense_before, *model.hidden):
-        x = _ended(b, b.bias(b.linear(x, width)))
+    x = _hidden(b, x, model, len(model.hidden))[-1]
     z = first = b.bias(b.linear(x, b.num_classes))
     for _ in range(model.hops):
         z = b.blend(b.aggregate(z), first, model.teleport)
     return z
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenLayer:
+    """A run's model as far as the output of hidden layer `number`, from 1; its parameters are a part of the run's."""
+
+    number: int
+
+    def __call__(self, b: Builder, x: Value, model: ModelConfig) -> Value:
+        """Return what follows the layer's norm and activation, (V, model.hidden[number - 1])."""
+        return _hidden(b, x, model, self.number)[-1]
+
+
+def _convolution(model: ModelConfig) -> Convolution:
+    """Return what a layer computes first; the hidden layers of APPNP are those of an MLP."""
+    names = {"sage": f"sage-{model.aggregator}", "appnp": "mlp"}
+    return CONVOLUTIONS[names.get(model.kind, model.kind)]
+
+
+def _hidden(b: Builder, x: Value, model: ModelConfig, number: int) -> list[Value]:
+    """Return what the first hidden layer reads, and the outputs of the first `number` ones."""
+    for width in model.dense_before:
+        x = _ended(b, b.dense(x, width))
+    layers = [x]
+    for width in model.hidden[:number]:
+        layers.append(_layer(b, layers[-1], width, _convolution(model)))
+    return layers
 
 
 def _layer(b: Builder, x: Value, width: int, conv: Convolution) -> Value:

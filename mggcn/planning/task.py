@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mggcn.config import CLASS_SETTINGS, TrainConfig
 from mggcn.errors import ConfigError
-from mggcn.graph.csr import COLUMNS, Graph, Task
+from mggcn.graph.csr import Graph, Task, columns
 
 LOSSES: Final[Mapping[Task, tuple[str, ...]]] = MappingProxyType(
     {"classes": ("cross_entropy",), "labels": ("bce",), "numbers": ("mse", "mae")}
@@ -83,4 +83,4 @@ def _check_classes(train: TrainConfig, graph: Graph) -> None:
 
 
 def _what(graph: Graph) -> str:
-    return "one class a vertex" if graph.task == "classes" else f"{graph.num_classes} {COLUMNS[graph.task]}"
+    return "one class a vertex" if graph.task == "classes" else columns(graph.task, graph.num_classes)

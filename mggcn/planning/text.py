@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from mggcn.graph.csr import COLUMNS
+from mggcn.graph.csr import columns
 from mggcn.html import html_table
 from mggcn.memory.device import launching
 from mggcn.memory.units import human
@@ -80,7 +80,7 @@ def subject(plan: RunPlan) -> tuple[str, str]:
         f"{shape.name}: {shape.num_vertices:,} vertices, {shape.num_edges:,} edges "
         f"({'symmetric' if shape.symmetric else 'directed'}{', weighted' if shape.weighted else ''}"
         f"{f', {shape.num_relations} relations' if shape.num_relations else ''}), "
-        f"{shape.num_features:,} features ({features}), {shape.num_classes} {COLUMNS[shape.task]}",
+        f"{shape.num_features:,} features ({features}), {columns(shape.task, shape.num_classes)}",
         f"{config.model.kind} {widths}, {config.run.precision}, {len(plan.ranks)} rank{'s' * (len(plan.ranks) > 1)} on "
         f"{config.run.device}, {_strategy(plan)}",
     )

@@ -50,6 +50,10 @@ BROKEN: dict[str, tuple[Graph, str]] = {
         ),
         "not the transpose",
     ),
+    "unsorted columns": (
+        dressed(adj=csr([0, 2, 2], [1, 0], 2), adj_t=csr([0, 1, 2], [0, 0], 2)),
+        r"columns of row 0 are not strictly ascending; .*\(sum_duplicates\(\) of a SciPy matrix does both\), then prepare",
+    ),
     "float64 features": (dressed(features=ArrayRows(FEATURES.astype(np.float64))), "must be float32"),
     "no columns": (dressed(features=ArrayRows(FEATURES[:, :0])), "D > 0"),
     "short features": (dressed(features=ArrayRows(FEATURES[:4])), "one row for each of 5"),

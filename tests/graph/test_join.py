@@ -102,6 +102,27 @@ def test_whole_graphs_as_parts(tmp_path: Path) -> None:
     assert open_store(tmp_path / "c", verify=True).meta["graphs"][2] == ["other", 8]
 
 
+def test_stores_with_several_labels_join(tmp_path: Path) -> None:
+    """Fails if a row of labels is another graph's, an unknown one becomes known, or tasks or widths are mixed."""
+    labels = [np.array(rows, np.int8) for rows in ([[1, 0], [0, -1], [1, 1]], [[0, 1], [-1, -1], [1, 0]])]
+    for name, rows in zip("ab", labels, strict=True):
+        write_store(other_graph(labels=rows, num_classes=None, weights=None), tmp_path / name)
+    parser = argparse.ArgumentParser()
+    prepare.add_arguments(parser)
+    arguments = [f"train={tmp_path / 'a'}", str(tmp_path / "c"), "--join", f"test={tmp_path / 'b'}"]
+    assert prepare.run(parser.parse_args(arguments)) == 0
+    whole = open_store(tmp_path / "c", verify=True)
+    assert whole.labels is not None
+    assert (whole.task, whole.num_classes) == ("labels", 2)
+    assert whole.labels.array().tolist() == np.concatenate(labels).tolist()
+    split = {name: np.flatnonzero(mask.array()[0]).tolist() for name, mask in whole.splits.items()}
+    assert split == {"train": [0, 1, 2], "test": [3, 5]}
+    wide = other_graph(labels=np.ones((3, 3), np.int8), num_classes=None, weights=None)
+    for odd in (wide, other_graph(weights=None)):
+        with pytest.raises(GraphError):
+            load([whole, odd])
+
+
 def test_types_join() -> None:
     """Fails if relations of several graphs are not those of equal numbers, or types of two widths do not fit."""
     few = from_arrays(edges=DIRECTED, edge_types=[0, 1, 1])

@@ -94,12 +94,18 @@ def test_settings_that_do_not_fit_are_refused() -> None:
     """Fails if heads are cut into unequal parts, or settings of attention are ignored in silence."""
     with pytest.raises(ConfigError, match=r"model.hidden must hold multiples of model.heads 3, .* got \(8,\)"):
         ModelConfig(kind="gat", hidden=(8,), heads=3)
-    with pytest.raises(ConfigError, match=r"belong to gat, gatv2, got model.kind gcn"):
+    with pytest.raises(ConfigError, match=r"^model.heads belongs to gat, gatv2, got model.kind gcn"):
         ModelConfig(heads=2)
-    with pytest.raises(ConfigError, match=r"belong to gat, gatv2, got model.kind mlp"):
+    with pytest.raises(ConfigError, match=r"^model.attention_dropout belongs to gat, gatv2, got model.kind mlp"):
         ModelConfig(kind="mlp", attention_dropout=0.5)
     with pytest.raises(ConfigError, match=r"model.aggregator belongs to sage, got model.kind gcn"):
         ModelConfig(aggregator="max")
+    for name, value in (("dropout", 0.5), ("hidden", (64,)), ("activation", "elu")):
+        with pytest.raises(ConfigError, match=rf"^model.{name} belongs to appnp, .*, got model.kind sgc; leave it out"):
+            ModelConfig(kind="sgc", **{name: value})
+    with pytest.raises(ConfigError, match=r"^model.residual and model.jumping belong to .*, got model.kind appnp"):
+        ModelConfig(kind="appnp", residual="linear", jumping="max")
+    assert ModelConfig(kind="sgc", hidden=()).hidden == ()
     assert not ModelConfig(kind="sage", aggregator="max").self_loops
     with pytest.raises(ConfigError, match=r"model.heads must lie in 1 .. 64, got 65"):
         ModelConfig(kind="gatv2", hidden=(65,), heads=65)

@@ -83,7 +83,7 @@ def model_of(case: Case) -> dict[str, Any]:
             model.pop(name, None)
         model["hops"] = 3
     if case["conv"] == "sgc":
-        for name in ("norm_layer", "activation", "dense_before", "hidden"):
+        for name in ("norm_layer", "activation", "dense_before", "hidden", "dropout"):
             model.pop(name, None)
     if case["conv"] == "sage-mean":
         model["self_loops"] = case["sparse"]
