@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
         "source",
-        help="store, unpacked folder of OGB's, .npz, .npy (2, E) or (E, 2), .i32 or .i64 (pairs), .mtx, or edge list (.txt "
-        ".tsv .csv .edges .el), the last two also .gz or .zst",
+        help="store, unpacked folder of OGB's, .npz, .npy (2, E) or (E, 2), .i32 or .i64 (pairs), .parquet, .pt (a PyG Data), "
+        ".mtx, or edge list (.txt .tsv .csv .edges .el), the last two also .gz or .zst",
     )
     parser.add_argument(
         "store", type=Path, nargs="?", help="folder to write; without it, and with --verify, SOURCE is only checked"
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--features",
         metavar="FILE",
-        help=".npy (N, D), or a SciPy sparse .npz; or identity or degree, which need no file",
+        help=".npy (N, D), .parquet, or a SciPy sparse .npz; or identity or degree, which need no file",
     )
     parser.add_argument("--labels", type=Path, metavar="FILE", help=".npy (N,) or (N, T), -1 or NaN for unlabelled")
     parser.add_argument(

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from mggcn.errors import GraphError, StoreError, did_you_mean
 from mggcn.graph.binary_edges import RAW, read_npy, read_raw
 from mggcn.graph.check import SPLIT_NAME
-from mggcn.graph.convert import PARTS, from_arrays, from_object, with_features, with_options
+from mggcn.graph.convert import PARTS, from_arrays, from_object, from_pyg, with_features, with_options
 from mggcn.graph.csr import Array, Graph
 from mggcn.graph.datasets import DATASETS, data_folder, obtain
 from mggcn.graph.edge_list import read_edge_list
@@ -26,15 +26,18 @@ from mggcn.graph.join import join
 from mggcn.graph.matrix_market import read_matrix_market
 from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
-from mggcn.graph.packed import PACKED
+from mggcn.graph.packed import PACKED, most_bytes
+from mggcn.graph.parquet import num_rows, read_parquet_edges, read_parquet_features
 from mggcn.graph.room import IN_MEMORY, Room
+from mggcn.graph.saved_pyg import read_data
 from mggcn.graph.store import EXPECTED, open_store
 from mggcn.graph.vertex_data import MADE
 
+DATA = ".pt"
 EDGE_LISTS = (".txt", ".tsv", ".csv", ".edges", ".el", ".edgelist")
 KNOWN = (
-    f"a store, a folder of OGB's, .npz, .npy, .i32, .i64, .mtx or an edge list ({' '.join(EDGE_LISTS)}), the last two also "
-    "with .gz or .zst"
+    "a store, a folder of OGB's, .npz, .npy, .i32, .i64, .parquet, .pt, .mtx or an edge list "
+    f"({' '.join(EDGE_LISTS)}), the last two also with .gz or .zst"
 )
 
 
@@ -64,6 +67,10 @@ def load_source(
                 f"{path} is a store and complete, {', '.join(sorted(arrays))} cannot be added; leave it out"
             )
         return with_options(with_features(open_store(path, verify), made), options, room)
+    if path.suffix.lower() == DATA:
+        kept = {key: _load_companion(value) for key, value in arrays.items() if value is not None}
+        about = {"name": name or path.stem, "meta": {"source": str(path.resolve())}}
+        return from_pyg(read_data(path), **kept, **about, options=options, room=room)
     found = read_ogb(path) if path.is_dir() else _read_file(path, room)
     made = {"features": arrays.pop("features")} if _is_made(arrays.get("features")) else {}
     if "features" in arrays:
@@ -148,12 +155,16 @@ def _read_file(path: Path, room: Room) -> dict[str, Any]:
 
 
 def _read_edges(path: Path, room: Room) -> dict[str, Any]:
-    found = read_edge_list(path, room.for_list(path))
+    found = read_edge_list(path, room.for_list(path, most_bytes(path)))
     return {"edges": found.edges, "meta": {"input": {"header": found.header}} if found.header else {}}
 
 
 def _read_matrix_market(path: Path, room: Room) -> dict[str, Any]:
-    return {"adj": read_matrix_market(path, room.for_list(path))}
+    return {"adj": read_matrix_market(path, room.for_list(path, most_bytes(path)))}
+
+
+def _read_parquet(path: Path, room: Room) -> dict[str, Any]:
+    return {"edges": read_parquet_edges(path, room.for_list(path, 32 * num_rows(path)))}
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
@@ -190,6 +201,7 @@ READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 """By suffix: returns the arguments of `from_arrays` that a file holds. Raises: GraphError."""
 _STREAMED: dict[str, Callable[[Path, Room], dict[str, Any]]] = {
     ".mtx": _read_matrix_market,
+    ".parquet": _read_parquet,
     **dict.fromkeys(EDGE_LISTS, _read_edges),
 }
 """By suffix, those whose edges go where the room says."""
@@ -291,6 +303,8 @@ def _load_companion(value: Any) -> Any:
     if not isinstance(value, str | Path):
         return value
     path = Path(value)
+    if path.suffix == ".parquet":
+        return read_parquet_features(path)
     try:
         return sp.load_npz(path) if path.suffix == ".npz" else np.load(path, allow_pickle=False)
     except Exception as error:  # a hostile header raises nearly anything
