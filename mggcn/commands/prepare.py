@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
         "source",
-        help="store, unpacked folder of OGB's, .npz, .npy (2, E) or (E, 2), .i32 or .i64 (pairs), .parquet, .pt (a PyG Data), "
+        help="store, unpacked folder of OGB's, .npz, .npy (2, E) or (E, 2), .i32 or .i64 (pairs), .parquet, .pt (PyG Data), "
         ".mtx, or edge list (.txt .tsv .csv .edges .el), the last two also .gz or .zst",
     )
     parser.add_argument(
