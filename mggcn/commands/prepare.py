@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
         "source",
-        help="store, unpacked folder of OGB's, .npz, .npy (2, E) or (E, 2), .i32 or .i64 (pairs), .parquet, .pt (PyG Data), "
+        help="store, unpacked folder of OGB's, .npz, .npy (2, E) or (E, 2), .i32 or .i64 (pairs), .parquet, .pt (PyG), "
         ".mtx, or edge list (.txt .tsv .csv .edges .el), the last two also .gz or .zst",
     )
     parser.add_argument(
@@ -54,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{split}", type=Path, metavar="FILE", help=f".npy of {split} vertices: mask or list of ids"
         )
+    parser.add_argument(
+        "--ids",
+        metavar="FILE",
+        help="what edges and lists of vertices call the rows: .npy (N,) of whole numbers or strings, in the order of "
+        "features and labels; or edges, for all that occur in them. Default: row numbers from 0",
+    )
     parser.add_argument("--vertices", type=whole, help="number of vertices, if some have no edges and no features")
     parser.add_argument("--symmetrize", action="store_true", help="add the reverse of every edge")
     parser.add_argument(
@@ -108,6 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         "features": a.features,
         "labels": a.labels,
         "edge_types": a.edge_types,
+        "ids": a.ids,
         "splits": splits or None,
         "num_vertices": a.vertices,
         "task": a.task,

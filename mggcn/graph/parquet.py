@@ -47,6 +47,7 @@ def read_parquet_edges(path: Path, staging: Staging | None = None) -> Edges:
                 raise GraphError(f"{path}: column {name!r} must hold {expected}, got {array.dtype}; number names first")
             column.write(count, array)
         count += batch[0].size
+    importlib.import_module("pyarrow").default_memory_pool().release_unused()
     rows = [column.rows(count) for column in columns]
     named = dict(zip(kinds[2:], rows[2:], strict=True))
     return Edges(rows[0], rows[1], named.get("w"), named.get("t"))
