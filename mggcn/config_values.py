@@ -28,7 +28,8 @@ def settle(table: Any, name: str) -> None:
 
     Raises: ConfigError as `parse_field`.
     """
-    hints = _hints(type(table))
+    kind: Any = type(table)
+    hints = _hints(kind)
     for item in dataclasses.fields(table):
         object.__setattr__(table, item.name, _parsed(hints, name, item.name, getattr(table, item.name)))
 
