@@ -47,6 +47,13 @@ wheel: $(VENV)/wheel-installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/mggcn-*.whl
 
+# Changed stores, sources, settings and checkpoints: make fuzz MINUTES=30. Then every byte of headers and meta.json, and thousands of bits.
+MINUTES ?= 5
+.PHONY: fuzz
+fuzz: $(VENV)/test-installed
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	$(BIN)/python -m tests.fuzz.flips
+
 bench: $(VENV)/test-installed
 	$(BIN)/python bench/run_all.py --quick --out build/bench
 

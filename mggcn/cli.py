@@ -23,25 +23,29 @@ from mggcn.commands import (
     predict,
     prepare,
     report,
+    store,
     sweep,
     train,
     tune,
 )
 from mggcn.commands.remedy import remedy
-from mggcn.errors import MggcnError
+from mggcn.errors import MggcnError, one_line
 from mggcn.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; errors of mggcn print one line, others a traceback."""
     native.limit_spinning()
-    arguments = make_parser().parse_args(argv)
+    parser, given = make_parser(), sys.argv[1:] if argv is None else argv
+    if any("\0" in text for text in given):  # only a program can pass one; no path or name has it
+        parser.error("an argument holds a NUL byte")
+    arguments = parser.parse_args(given)
     try:
         code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code
     except MggcnError as error:
-        print(f"mggcn: {error}", file=sys.stderr)
+        print(f"mggcn: {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # The reader of our output went away: nothing is left to say to it.
@@ -50,6 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mggcn: interrupted", file=sys.stderr)
         return 130
+    except MemoryError as error:
+        why = one_line(str(error)) or "no more can be had"
+        print(f"mggcn: out of memory: {why}; free some, or use a smaller input", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.filename is None:
+            traceback.print_exc()
+            return 1
+        print(
+            f"mggcn: {one_line(f'{error.filename}: {error.strerror}')}; check the path and its rights", file=sys.stderr
+        )
+        return 2
     except Exception:
         traceback.print_exc()
         return 1
@@ -72,7 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks.")
     parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (prepare, datasets, partition, plan, train, sweep, predict, report, generate, tune, doctor):
+    for module in (prepare, store, datasets, partition, plan, train, sweep, predict, report, generate, tune, doctor):
         name = module.__name__.rpartition(".")[2]
         summary = (module.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=summary, description=module.__doc__)

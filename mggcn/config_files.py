@@ -10,7 +10,10 @@ from typing import Any
 
 from mggcn.config import TABLES, Config, ModelConfig, from_tables
 from mggcn.config_values import RENAMED, with_new_names
-from mggcn.errors import ConfigError, did_you_mean
+from mggcn.errors import ConfigError, did_you_mean, no_regular_file
+
+LARGEST = 1 << 20
+"""Bytes of a settings file, with room to spare."""
 
 
 def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) -> Config:
@@ -18,12 +21,21 @@ def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) ->
 
     saved: by a run, perhaps of an earlier version, whose names are then read as those of now.
     """
+    if kind := no_regular_file(path):
+        raise ConfigError(f"cannot read the configuration {path}: it is {kind}; name a TOML file")
     try:
         with path.open("rb") as file:
-            tables = tomllib.load(file)
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ConfigError(
+                f"the configuration {path} has more than {LARGEST >> 20} MiB; name a TOML file of settings"
+            )
+        tables = tomllib.loads(content.decode())
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ConfigError(f"{path} is not valid TOML: it is nested too deeply") from error
+    except ValueError as error:  # of the TOML, of its encoding, or of the path
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     try:
         if saved:

@@ -10,6 +10,8 @@ from mggcn.config_values import settle as _settle
 from mggcn.errors import ConfigError
 
 MAX_HEADS = 64
+MAX_LAYERS = 512
+"""Layers, hops and bases of a model: plans take seconds for that many."""
 """Heads of attention: what kernels keep scores for (cpu/attention.h)."""
 _LAYERED: Final = ("gcn", "sage", "gin", "gat", "gatv2", "rgcn", "mlp", "appnp")
 """Kinds that are made of layers with an activation."""
@@ -81,13 +83,19 @@ class ModelConfig:
         _settle(self, "model")
         for name in ("hidden", "dense_before", "dense_after"):
             widths = getattr(self, name)
+            _require(
+                len(widths) <= MAX_LAYERS, f"model.{name} must hold at most {MAX_LAYERS} widths, got {len(widths)}"
+            )
             _require(all(w > 0 for w in widths), f"model.{name} must hold positive widths, got {widths}")
         for name in ("dropout", "input_dropout", "attention_dropout"):
             value = getattr(self, name)
             _require(0.0 <= value < 1.0, f"model.{name} must lie in [0, 1), got {value}")
         _require(0.0 < self.teleport <= 1.0, f"model.teleport must lie in (0, 1], got {self.teleport}")
         for name in ("hops", "bases"):
-            _require(getattr(self, name) >= 1, f"model.{name} must be 1 or more, got {getattr(self, name)}")
+            _require(
+                1 <= getattr(self, name) <= MAX_LAYERS,
+                f"model.{name} must lie in 1 .. {MAX_LAYERS}, got {getattr(self, name)}",
+            )
         self._check_heads()
         self._refuse_strangers()
         self._determine()

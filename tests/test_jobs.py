@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from mggcn import assemble
+from mggcn.cli import main
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.config_files import from_toml
@@ -144,7 +145,7 @@ def test_extending_a_run(tmp_path: Path) -> None:
         ConfigError, match=r"keeps its settings, got seed; of \[train\] it may change epochs, patience, lr"
     ):
         run_folders.continued(folder, config, {"seed": 3})
-    save_checkpoint(folder / "checkpoints", Progress(run=1, epoch=9, finished=[{"epochs": 9}]), {})
+    save_checkpoint(folder / "checkpoints", Progress(run=1, epoch=9, finished=[{"seed": 23, "epochs": 9}]), {})
     (folder / "result.json").write_text("{}")
     assert run_folders.continued(folder, config, {"epochs": 9}) == config
     assert run_folders.continued(folder, config, {"epochs": 12}).train.epochs == 12
@@ -272,6 +273,69 @@ def test_changed_settings_are_refused(run: Path, tmp_path: Path) -> None:
             run_folders.known_plan(run, changed, graph)
     with pytest.raises(RunError, match=r"asks for delay 2, the run was planned for delay 0; put it back"):
         run_folders.known_plan(run, dataclasses.replace(config, run=dataclasses.replace(config.run, delay="2")), graph)
+
+
+EDITS = [
+    ("lr = 0.01", "lr = 0.5", r"train\.lr 0\.5, it was 0\.01"),
+    ("dropout = 0.3", "dropout = 0.2", r"model\.dropout 0\.2, it was 0\.3"),
+    ('kind = "gcn"', 'kind = "mlp"', r"model\.kind 'mlp', it was 'gcn'"),
+    ('optimizer = "adam"', 'optimizer = "sgd"', r"train\.optimizer 'sgd', it was 'adam'"),
+    ('precision = "fp32"', 'precision = "fp64"', r"run\.precision 'fp64', it was 'fp32'"),
+]
+
+
+def test_an_edited_setting_is_named(run: Path) -> None:
+    """Fails if a run goes on, or scores, with settings that it did not begin with, or does not say which."""
+    path = run / "config.toml"
+    text = path.read_text()
+    for old, new, message in EDITS:
+        path.write_text(text.replace(old, new, 1))
+        assert path.read_text() != text
+        with pytest.raises(RunError, match=message):
+            run_folders.read_run(run)
+    for command in (["train", "--resume", str(run), "--epochs", "9"], ["predict", str(run)]):
+        assert main(command) == 2
+    path.write_text(text)
+    assert main(["train", "--resume", str(run), "--epochs", "4", "--quiet"]) == 0
+    assert run_folders.read_run(run)[0].train.epochs == 4
+
+
+def test_settings_of_a_continued_run_are_known_whenever_it_is_killed(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a run that is killed between the record of new settings and config.toml cannot be resumed."""
+    config = run_folders.read_run(run)[0]
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=5))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(run_folders, "to_toml", killed)
+            with pytest.raises(KeyboardInterrupt):
+                run_folders.reopen(run, longer)
+        assert run_folders.read_run(run)[0] == config
+    assert main(["train", "--resume", str(run), "--epochs", "5", "--quiet"]) == 0
+
+
+def test_features_that_change_between_interrupt_and_resume_are_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a run goes on with other features, whether a bit flipped or the store was written again."""
+    path = tmp_path / "store" / "features.npy"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 16
+    path.write_bytes(content)
+    for command in (["train", "--resume", str(run), "--epochs", "9"], ["predict", str(run)]):
+        assert main(command) == 2
+        assert "features.npy is damaged" in capsys.readouterr().err
+    graph = graph_of()
+    assert graph.features is not None
+    other = ArrayRows(np.array(graph.features.array()) + 1)  # type: ignore[union-attr]
+    write_store(dataclasses.replace(graph, features=other), tmp_path / "store", overwrite=True)
+    assert main(["train", "--resume", str(run), "--epochs", "9"]) == 2
+    assert "has changed since (features);" in capsys.readouterr().err
 
 
 def test_plans_of_other_versions_are_refused(run: Path, tmp_path: Path) -> None:

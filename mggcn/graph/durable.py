@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -14,21 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.graph.csr import Rows
+from mggcn.graph.digests import FileDigest, Hasher, sealed
 from mggcn.graph.layout import npy_chunks, npy_nbytes
 
 
-def write_array(path: Path, rows: Rows) -> str:
-    """Write one array as `.npy`; return the SHA-256 of the file. Raises: OSError."""
-    digest = hashlib.sha256()
+def write_array(path: Path, rows: Rows) -> FileDigest:
+    """Write one array as `.npy`; return the SHA-256 of the file and of its blocks. Raises: OSError."""
+    hasher = Hasher()
     with path.open("wb", buffering=0) as file:
         _reserve(file.fileno(), npy_nbytes(rows))
         for piece in npy_chunks(rows):
-            digest.update(piece)
+            hasher.update(piece)
             view = memoryview(piece)
             while view:
                 view = view[file.write(view) :]
         os.fsync(file.fileno())
-    return digest.hexdigest()
+    return hasher.finish()
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:
@@ -43,9 +43,14 @@ def _reserve(descriptor: int, nbytes: int) -> None:
 
 
 def write_meta(path: Path, meta: Mapping[str, Any]) -> None:
-    """Write a JSON file. Raises: OSError."""
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(meta, file, indent=1, default=str)
+    """Write a JSON object with its own digest at the end. Raises: OSError."""
+    write_bytes(path, sealed(json.dumps(meta, indent=1, default=str)))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file and flush it to the disk. Raises: OSError."""
+    with path.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
 

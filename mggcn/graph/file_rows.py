@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from mggcn.errors import StoreError
+from mggcn.errors import StoreError, no_regular_file
 from mggcn.graph.csr import Array
+from mggcn.graph.digests import CheckedFile, read_exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +24,19 @@ class FileRows:
     dtype: np.dtype[Any]
     offset: int
     """Byte at which the data start."""
+    checked: CheckedFile | None = field(default=None, compare=False, repr=False)
+    """Compares every block with its digest when it is first read; None: there are none, or they were compared."""
 
     @classmethod
-    def open(cls, path: Path, *, one_row: bool = False) -> FileRows:
+    def open(cls, path: Path, *, one_row: bool = False, digests: tuple[int, bytes] | None = None) -> FileRows:
         """Parse the header and compare it with the size of the file; `one_row` presents a vector [n] as [1, n].
 
+        digests: bytes of a block and the digests of all blocks, as `stored_digests` gives them.
         Cost: one read of some hundred bytes.
         Raises: StoreError if the file is missing, no plain C-ordered `.npy`, pickled, cut short or too long.
         """
+        if kind := no_regular_file(path):
+            raise StoreError(f"expected a readable .npy file {path}: it is {kind}; prepare the graph again")
         try:
             with path.open("rb") as file:
                 shape, dtype = _read_header(file, path)
@@ -45,7 +52,8 @@ class FileRows:
                 f"{path} has {size} bytes, its header announces {expected} ({dtype} {shape}); "
                 "the file is damaged or was not written to the end: copy or prepare it again"
             )
-        return cls(path, (1, *shape) if one_row and len(shape) == 1 else shape, dtype, offset)
+        checked = None if digests is None else CheckedFile(path, size, *digests)
+        return cls(path, (1, *shape) if one_row and len(shape) == 1 else shape, dtype, offset, checked)
 
     @property
     def nbytes(self) -> int:
@@ -56,20 +64,18 @@ class FileRows:
         out = np.empty((max(0, last - first), *self.shape[1:]), self.dtype)
         if out.nbytes == 0:
             return out
-        # Unbuffered: large reads go straight into the array. One read may return fewer bytes than requested.
-        view, filled = out.reshape(-1).view(np.uint8).data, 0
+        # Unbuffered: large reads go straight into the array.
+        view, begin = out.reshape(-1).view(np.uint8).data, self.offset + first * (self.nbytes // self.shape[0])
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self.offset + first * (self.nbytes // self.shape[0]))
-            while filled < out.nbytes:
-                count = file.readinto(view[filled:])
-                if not count:
-                    raise StoreError(
-                        f"{self.path} became shorter while it was read; leave the store alone during a run"
-                    )
-                filled += count
+            if self.checked is None:
+                read_exactly(file, begin, view, self.path)
+            else:
+                self.checked.read_into(file, begin, view)
         return out
 
     def array(self) -> Array:
+        if self.checked is not None:
+            self.checked.check()
         mapped: Array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         return mapped.reshape(self.shape)
 
@@ -77,15 +83,17 @@ class FileRows:
 def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     try:
         version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            shape, fortran_order, dtype = np.lib.format.read_array_header_2_0(file)
-        else:
-            raise ValueError(f"format version {version}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a header of Python 2, and of what is in a hostile one
+            if version == (1, 0):
+                shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+            elif version == (2, 0):
+                shape, fortran_order, dtype = np.lib.format.read_array_header_2_0(file)
+            else:
+                raise ValueError(f"format version {version}")
     except Exception as error:  # NumPy tokenizes and evaluates the text of a header: a hostile one raises anything
         raise StoreError(
-            f"expected a plain .npy file, {path} is not one ({error}); write it with numpy.save"
+            f"expected a plain .npy file, {path} is not one ({str(error)[:200]}); write it with numpy.save"
         ) from error
     if dtype.hasobject or dtype.fields is not None:
         raise StoreError(

@@ -63,6 +63,16 @@ def graph_sha256(graph: Graph) -> str:
     It does not depend on where the graph came from: a stored graph and the same graph in memory agree.
     Cost: none for a store (its per-file digests are trusted), else one pass over all arrays in bounded memory.
     """
+    return digest_of(graph_digests(graph))
+
+
+def digest_of(digests: Mapping[str, Any]) -> str:
+    """Return the one digest of what `graph_digests` gives."""
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def graph_digests(graph: Graph) -> dict[str, Any]:
+    """Return what `graph_sha256` is the digest of: the digest of every array by name, and extents. Cost: as there."""
     stored = graph.meta.get("sha256", {}) if is_own(graph.meta) else {}
     digests = {}
     for name, rows in graph_arrays(replace(graph, ids=None)).items():  # training sees no names
@@ -70,10 +80,10 @@ def graph_sha256(graph: Graph) -> str:
         from_store = isinstance(rows, FileRows) and rows.path.name == f"{name}.npy"
         digests[name] = (stored.get(f"{name}.npy") if from_store else None) or _npy_sha256(rows)
     num_features = graph.features.num_cols if isinstance(graph.features, CSR) else None
-    content = {"num_features": num_features, "num_classes": graph.num_classes, "files": digests}
+    content: dict[str, Any] = {"num_features": num_features, "num_classes": graph.num_classes, "files": digests}
     if graph.num_relations:
         content["num_relations"] = graph.num_relations
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return content
 
 
 def _csr_arrays(csr: CSR, files: tuple[str, ...]) -> dict[str, Rows]:

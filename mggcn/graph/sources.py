@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from mggcn.errors import GraphError, StoreError, did_you_mean
+from mggcn.errors import GraphError, StoreError, did_you_mean, no_regular_file
 from mggcn.graph.binary_edges import RAW, read_npy, read_raw
 from mggcn.graph.check import SPLIT_NAME
 from mggcn.graph.convert import PARTS, from_arrays, from_object, from_pyg, with_features, with_options
@@ -70,7 +70,7 @@ def load_source(
                 f"{path} is a store and complete, {', '.join(sorted(arrays))} cannot be added; leave it out"
             )
         return with_options(with_features(open_store(path, verify), made), options, room)
-    if path.suffix.lower() == DATA:
+    if path.suffix.lower() == DATA and path.is_file():
         kept = {key: _load_companion(value) for key, value in arrays.items() if value is not None}
         about = {"name": name or path.stem, "meta": {"source": str(path.resolve())}}
         return from_pyg(read_data(path), **kept, **about, options=options, room=room)
@@ -152,6 +152,8 @@ def find_source(source: str | Path, root: str | Path | None) -> Path:
 
 def _read_file(path: Path, room: Room, named: bool) -> dict[str, Any]:
     """Read the arguments of `from_arrays` that a file holds, told apart by its first bytes, then by its suffix."""
+    if kind := no_regular_file(path):
+        raise GraphError(f"{path} is {kind}, expected {KNOWN}: write what it gives to a file")
     with path.open("rb") as file:
         start = file.read(16)
     suffixes = path.suffixes[-2:] if path.suffix in PACKED else path.suffixes[-1:]
@@ -303,7 +305,7 @@ def _edge_layout(members: _Members) -> dict[str, Any]:
 
 def _load_features(value: Any) -> Any:
     """Leave dense features of a plain `.npy` file in it, to be read by ranges; anything else as `_load_companion`."""
-    if not isinstance(value, str | Path) or Path(value).suffix != ".npy":
+    if not isinstance(value, str | Path) or Path(value).suffix != ".npy" or no_regular_file(Path(value)):
         return value
     with contextlib.suppress(StoreError):  # others are named by _load_companion
         rows = FileRows.open(Path(value))
@@ -318,6 +320,8 @@ def _load_companion(value: Any) -> Any:
     if not isinstance(value, str | Path) or value == "edges":
         return value
     path = Path(value)
+    if kind := no_regular_file(path):
+        raise GraphError(f"cannot load {path}: it is {kind}; write what it gives to a file")
     if path.suffix == ".parquet":
         return read_parquet_features(path)
     try:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
 from mggcn.errors import StoreError
 from mggcn.graph.check import SPLIT_NAME, check_graph, index_mask
 from mggcn.graph.csr import CSR, WINDOW, ArrayRows, Graph, Rows, check_layout
+from mggcn.graph.digests import read_small, stored_digests, unsealed
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.layout import (
     ADJ_FILES,
@@ -29,6 +31,7 @@ from mggcn.graph.layout import (
     is_own,
 )
 from mggcn.graph.store_write import write_store
+from mggcn.graph.trusted import Trusted
 
 __all__ = [
     "EXPECTED",
@@ -69,24 +72,28 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
     names = _file_names(folder, meta)
     if verify:
         _compare_checksums(folder, meta)
-    adj = _csr(folder, names, ADJ_FILES, None)
+    # Files that were compared as a whole need no comparison of their blocks.
+    digests = stored_digests(folder, meta) if is_own(meta) and not verify else {}
+    files = _Files(folder, digests, meta.get("sha256", {}))
+    adj = _csr(files, names, ADJ_FILES, None)
     symmetric = "indptr_t" not in names
-    labels = FileRows.open(folder / "labels.npy") if "labels" in names else None
+    labels = files.open("labels") if "labels" in names else None
     graph = Graph(
         name=str(meta.get("name", folder.name)),
         adj=adj,
-        adj_t=adj if symmetric else _csr(folder, names, ADJ_T_FILES, None),
-        features=_features(folder, names, meta),
+        adj_t=adj if symmetric else _csr(files, names, ADJ_T_FILES, None),
+        features=_features(files, names, meta),
         labels=labels,
-        splits={name: _split(folder, name, adj.num_rows) for name in names if SPLIT_NAME.fullmatch(name)},
+        splits={name: _split(files, name, adj.num_rows) for name in names if SPLIT_NAME.fullmatch(name)},
         num_classes=_num_classes(meta, labels),
         meta=meta,
-        ids=FileRows.open(folder / "ids.npy") if "ids" in names and is_own(meta) else None,
+        ids=files.open("ids") if "ids" in names and is_own(meta) else None,
         num_relations=0 if adj.types is None else _count(meta, "num_relations") or _highest(adj.types) + 1,
     )
     if is_own(meta):
         _compare_names(folder, names, graph)
     _compare_extents(graph, folder)
+    files.check_headers()
     if verify or not is_own(meta):
         check_graph(graph)
     return graph
@@ -107,7 +114,7 @@ def store_folder(graph: Graph) -> Path | None:
 
 def _read_meta(folder: Path) -> dict[str, Any]:
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = json.loads(unsealed(read_small(folder / "meta.json"), folder / "meta.json"))
     except OSError as error:
         came = "is a folder without a readable meta.json" if folder.is_dir() else "is not a folder"
         raise StoreError(f"{folder} {came}; {EXPECTED}") from error
@@ -155,8 +162,13 @@ def _compare_names(folder: Path, names: list[str], graph: Graph) -> None:
 
 
 def _compare_checksums(folder: Path, meta: Mapping[str, Any]) -> None:
-    for name, expected in meta.get("sha256", {}).items() if is_own(meta) else ():
+    if not is_own(meta):
+        return
+    stored_digests(folder, meta)
+    trusted = Trusted(folder)
+    for name, expected in meta["sha256"].items():
         try:
+            state = trusted.state(name)
             with (folder / name).open("rb") as file:
                 came = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
@@ -166,34 +178,69 @@ def _compare_checksums(folder: Path, meta: Mapping[str, Any]) -> None:
                 f"{folder / name} has SHA-256 {came}, meta.json expects {expected}; "
                 "the file is damaged or was edited: copy or prepare it again"
             )
+        trusted.add(name, state, expected)
 
 
-def _csr(folder: Path, names: list[str], files: tuple[str, ...], num_cols: int | None) -> CSR:
+@final
+class _Files:
+    """The arrays of a folder as they are opened, with the digests of their blocks by file name."""
+
+    def __init__(self, folder: Path, digests: Mapping[str, tuple[int, bytes]], sha256: Mapping[str, str]) -> None:
+        self.folder, self._digests, self._opened = folder, digests, list[FileRows]()
+        self._sha256, self._trusted = sha256, Trusted(folder)
+        self._known = self._trusted.known() if digests else {}
+
+    def open(self, stem: str, *, one_row: bool = False) -> FileRows:
+        """Open one; a file that was compared before, and has not changed, is trusted. Raises: StoreError."""
+        name = f"{stem}.npy"
+        state, digests = self._state(name), self._digests.get(name)
+        if digests is not None and self._known.get(name) == [*state, self._sha256[name]]:
+            digests = None
+        rows = FileRows.open(self.folder / name, one_row=one_row, digests=digests)
+        if rows.checked is not None:
+            rows.checked.complete = partial(self._trusted.add, name, state, self._sha256[name])
+        self._opened.append(rows)
+        return rows
+
+    def _state(self, name: str) -> list[int]:
+        try:
+            return self._trusted.state(name)
+        except OSError:  # which opening it will tell
+            return []
+
+    def check_headers(self) -> None:
+        """Compare the blocks that have the headers of all files. Raises: StoreError."""
+        for rows in self._opened:
+            if rows.checked is not None:
+                rows.checked.check_start()
+
+
+def _csr(files: _Files, names: list[str], stems: tuple[str, ...], num_cols: int | None) -> CSR:
     """Open a matrix; without `num_cols` it is square."""
-    indptr, indices = (FileRows.open(folder / f"{file}.npy") for file in files[:2])
-    values, *types = (FileRows.open(folder / f"{file}.npy") if file in names else None for file in files[2:])
+    indptr, indices = (files.open(stem) for stem in stems[:2])
+    values, *types = (files.open(stem) if stem in names else None for stem in stems[2:])
     typed = dict(zip(("types", "type_degrees"), types, strict=False))
     csr = CSR(indptr, indices, values, indptr.shape[0] - 1 if num_cols is None else num_cols, **typed)
-    check_layout(csr, str(folder / files[0]))
+    check_layout(csr, str(files.folder / stems[0]))
     return csr
 
 
-def _features(folder: Path, names: list[str], meta: Mapping[str, Any]) -> Rows | CSR | None:
+def _features(files: _Files, names: list[str], meta: Mapping[str, Any]) -> Rows | CSR | None:
     if "features" in names:
-        return FileRows.open(folder / "features.npy")
+        return files.open("features")
     if "features_indptr" not in names:
         return None
     num_cols = _count(meta, "num_features")
     if num_cols is None:
-        num_cols = _highest(FileRows.open(folder / "features_indices.npy")) + 1
-    return _csr(folder, names, FEATURE_FILES, num_cols)
+        num_cols = _highest(files.open("features_indices")) + 1
+    return _csr(files, names, FEATURE_FILES, num_cols)
 
 
-def _split(folder: Path, name: str, num_vertices: int) -> Rows:
-    rows = FileRows.open(folder / f"{name}.npy", one_row=True)
+def _split(files: _Files, name: str, num_vertices: int) -> Rows:
+    rows = files.open(name, one_row=True)
     if rows.dtype.kind not in "iu":
         return rows
-    return ArrayRows(index_mask(rows.read(0, 1)[0], num_vertices, f"{folder / name}.npy")[np.newaxis])
+    return ArrayRows(index_mask(rows.read(0, 1)[0], num_vertices, f"{files.folder / name}.npy")[np.newaxis])
 
 
 def _num_classes(meta: Mapping[str, Any], labels: Rows | None) -> int:
@@ -213,7 +260,9 @@ def _count(meta: Mapping[str, Any], key: str) -> int | None:
 
 
 def _highest(rows: Rows) -> int:
-    """Largest entry of an integer vector, -1 if there is none."""
+    """Largest entry of an integer vector, -1 if there is none; others are refused later."""
+    if rows.dtype.kind not in "iu":
+        return -1
     return max((int(rows.read(i, i + WINDOW).max()) for i in range(0, rows.shape[0], WINDOW)), default=-1)
 
 

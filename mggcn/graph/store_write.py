@@ -16,12 +16,15 @@ from typing import Any
 from mggcn.errors import StoreError
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import CSR, Graph, Rows
-from mggcn.graph.durable import move_folder, sync_folder, write_array, write_meta
+from mggcn.graph.digests import BLOCKS_FILE, FileDigest, digests_meta
+from mggcn.graph.durable import move_folder, sync_folder, write_array, write_bytes, write_meta
 from mggcn.graph.layout import FORMAT_VERSION, graph_arrays, npy_nbytes
 from mggcn.version import __version__
 
 CUTS = "partitions"
 """Folder of a store that may hold cuts of its graph (partition/cache/folder.py)."""
+OF_FILES = ("sha256", "blocks", "meta_sha256")
+"""Entries of meta.json that belong to the files beside it, not to the graph."""
 
 
 def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None:
@@ -39,7 +42,7 @@ def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         digests = {f"{name}.npy": write_array(temporary / f"{name}.npy", rows) for name, rows in _sorted(graph)}
-        write_meta(temporary / "meta.json", _meta(graph, digests))
+        write_digests(temporary, _meta(graph), digests)
         sync_folder(temporary)
         move_folder(temporary, target, overwrite)
     except OSError as error:
@@ -58,7 +61,7 @@ def refuse_existing(path: str | Path, overwrite: bool) -> None:
     if not overwrite:
         raise StoreError(f"{target} exists already; choose another name or pass overwrite (--force)")
     files = {file.name for file in target.iterdir()} if target.is_dir() and not target.is_symlink() else {""}
-    files -= {CUTS} if (target / CUTS).is_dir() else set()
+    files -= {CUTS, BLOCKS_FILE} if (target / CUTS).is_dir() else {BLOCKS_FILE}
     if files and ("meta.json" not in files or any(not name.endswith((".npy", ".json")) for name in files)):
         raise StoreError(f"{target} is not a graph store, so it is not overwritten; choose another name")
 
@@ -67,7 +70,15 @@ def _sorted(graph: Graph) -> list[tuple[str, Rows]]:
     return sorted(graph_arrays(graph).items())
 
 
-def _meta(graph: Graph, digests: Mapping[str, str]) -> dict[str, Any]:
+def write_digests(folder: Path, meta: Mapping[str, Any], digests: Mapping[str, FileDigest]) -> None:
+    """Write meta.json, and the digests of blocks beside it, for the arrays that lie in a folder. Raises: OSError."""
+    entries, blocks = digests_meta(digests)
+    if blocks:
+        write_bytes(folder / BLOCKS_FILE, blocks)
+    write_meta(folder / "meta.json", {**meta, **entries})
+
+
+def _meta(graph: Graph) -> dict[str, Any]:
     features = graph.features
     num_features = 0 if features is None else features.num_cols if isinstance(features, CSR) else features.shape[1]
     own = {
@@ -80,11 +91,11 @@ def _meta(graph: Graph, digests: Mapping[str, str]) -> dict[str, Any]:
         "num_features": num_features,
         "num_classes": graph.num_classes,
         "symmetric": graph.symmetric,
-        "sha256": dict(digests),
         "created_by": f"mggcn {__version__}",
     }
     if graph.task != "classes":
         own["task"] = graph.task
     if graph.num_relations:
         own["num_relations"] = graph.num_relations
-    return {"licence": "not stated", "source": "not stated"} | dict(graph.meta) | own
+    kept = {key: value for key, value in graph.meta.items() if key not in OF_FILES}
+    return {"licence": "not stated", "source": "not stated"} | kept | own

@@ -19,6 +19,7 @@ from mggcn.config_values import with_new_names
 from mggcn.errors import ConfigError, MggcnError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, store_folder
+from mggcn.jobs.began import beginnings, changed_parts, check_settings, record_change
 from mggcn.partition.base import Partition
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
@@ -168,6 +169,7 @@ def _saved_progress(folder: Path) -> Progress | None:
 def reopen(folder: Path, config: Config) -> None:
     """Have a run go on with another configuration. Killed in here, it is one that is not complete."""
     (folder / "result.json").unlink(missing_ok=True)
+    record_change(folder, config)
     temporary = folder / ".config.toml.tmp"
     temporary.write_text(to_toml(config))
     temporary.rename(folder / "config.toml")
@@ -190,7 +192,11 @@ def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:
         raise RunError(
             f"{folder} is not the folder of a run: it lacks a readable plan.json or job.json ({error})"
         ) from error
-    return from_toml(folder / "config.toml", saved=True), plan, job
+    if not isinstance(plan, dict) or not isinstance(job, dict):
+        raise RunError(f"{folder}: plan.json and job.json must hold objects; the folder is damaged, start a new run")
+    config = from_toml(folder / "config.toml", saved=True)
+    check_settings(folder, config, job)
+    return config, plan, job
 
 
 @contextlib.contextmanager
@@ -201,6 +207,8 @@ def discarded_if_refused(folder: Path) -> Iterator[None]:
     except MggcnError as error:
         if error.exit_code == 2 and not (folder / "history.jsonl").exists():
             shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                Path("runs").rmdir()  # which it may have been the first in
         raise
 
 
@@ -225,9 +233,8 @@ def write_plan(
         if measured:
             write_choices(folder / RUN_FILE, host, measured)
     write_json(folder / "plan.json", to_dict(plan) | ({} if choice is None else {"choice": choice_dict(choice)}))
-    job = {"store": None if store is None else str(store.resolve()), "graph_sha256": graph_sha256(graph)}
-    job["owners_sha256"] = partition.digest()
-    write_json(folder / "job.json", job | {"assignment": _assignment(plan.config)})
+    job = {"store": None if store is None else str(store.resolve()), "owners_sha256": partition.digest()}
+    write_json(folder / "job.json", job | {"assignment": _assignment(plan.config)} | beginnings(plan.config, graph))
 
 
 def measured_products(folder: Path, config: Config) -> Choices:
@@ -276,8 +283,10 @@ def recorded_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, 
     """Return the plan that a run folder records, and why `auto` chose it, "" if it did not. Raises: as `known_plan`."""
     _, content, job = read_run(folder)
     if job["graph_sha256"] != graph_sha256(graph):
+        parts = changed_parts(job, graph)
         raise RunError(
-            f"{job['store'] or graph.name} is not the graph that the run in {folder} was made for: it has changed since; "
+            f"{job['store'] or graph.name} is not the graph that the run in {folder} was made for: it has changed since"
+            f"{f' ({parts})' if parts else ''}; "
             "start a new run, or score it with mggcn predict --store"
         )
     planned, asked = job["assignment"], _assignment(config)

@@ -67,12 +67,13 @@ def keep_start(folder: Path, state: Mapping[str, Tensor]) -> None:
 def start_of(folder: Path) -> dict[str, Tensor] | None:
     """Return the weights that a run begins with, None if they are random. Raises: RunError if they are damaged."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+
+    from mggcn.train.checkpoint import load_tensors
 
     if not (folder / START).exists():
         return None
     try:
-        state: dict[str, Tensor] = load_file(folder / START)
-    except (OSError, SafetensorError) as error:
+        state: dict[str, Tensor] = load_tensors(folder / START)
+    except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"{folder / START} is damaged: {error}; start the run again") from error
     return state

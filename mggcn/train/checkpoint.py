@@ -5,20 +5,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from mggcn.errors import RunError
 
@@ -61,14 +63,36 @@ def _sync(path: Path) -> None:
 
 
 def save_tensors(tensors: Tensors, path: Path) -> None:
-    """Write tensors as safetensors with the permissions that the umask gives.
+    """Write tensors as safetensors, with the SHA-256 of what they hold and the permissions that the umask gives.
 
     safetensors writes a private temporary file (mode 0600) and renames it: others could not read the run.
     """
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    content = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(content, path, metadata={"sha256": _content_sha256(content)})
     path.chmod(mode)
+
+
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Return what `save_tensors` wrote; files of earlier versions have no digest.
+
+    Raises: OSError, SafetensorError, or ValueError if the tensors are not those that were written.
+    """
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+        found = {name: file.get_tensor(name) for name in file.keys()}
+    if "sha256" in metadata and metadata["sha256"] != _content_sha256(found):
+        raise ValueError(f"{path.name} is not as it was written, its SHA-256 differs")
+    return found
+
+
+def _content_sha256(tensors: Tensors) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _free_name(folder: Path, stem: str) -> str:
@@ -161,10 +185,32 @@ def read_progress(folder: Path) -> tuple[Progress, Path, dict[str, str | None]] 
         path = folder / name
         fields = json.loads(_intact(path / "progress.json", digest[0] if digest else None).read_text())
         parts = fields.pop("parts")
-        progress = Progress(**fields)
-        return progress, path, dict(parts) if digest else dict.fromkeys(parts)
+        progress = _checked(Progress(**fields))
+        digests: dict[str, str | None] = dict(parts) if digest else dict.fromkeys(parts)
+        if odd := [part for part in digests if not re.fullmatch(r"[\w-]+", part)]:
+            raise ValueError(f"{odd[0]!r} is no part of a checkpoint")
+        return progress, path, digests
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _damaged(path, error) from error
+
+
+def _checked(progress: Progress) -> Progress:
+    """Refuse values of other types: files of earlier versions have no digest. Raises: TypeError."""
+    numbers = (progress.run, progress.epoch, progress.waited, progress.stalled, progress.history_lines)
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise TypeError("expected whole numbers as its counts")
+    if any(not isinstance(value, int | float | None) for value in (progress.rate, progress.peak)):
+        raise TypeError("expected numbers as rate and peak")
+    scored = [run.get(name) for run in progress.finished for name in ("best", "final")]
+    for scores in (progress.best, progress.last, *scored):
+        if scores is not None and (
+            type(scores["epoch"]) is not int
+            or not all(isinstance(value, int | float | None) for value in scores.values())
+        ):
+            raise TypeError("expected scores as numbers")
+    if any(type(run[name]) is not int for run in progress.finished for name in ("seed", "epochs")):
+        raise TypeError("expected whole numbers as seeds and epochs")
+    return progress
 
 
 def load_checkpoint(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
@@ -176,9 +222,24 @@ def load_checkpoint(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.T
         return None
     progress, path, digests = found
     try:
-        return progress, {name: load_file(_intact(path / f"{name}.safetensors", d)) for name, d in digests.items()}
+        parts = {name: load_tensors(_intact(path / f"{name}.safetensors", d)) for name, d in digests.items()}
+        if "weights" not in parts:
+            raise ValueError("it has no weights")
+        return progress, parts
     except (OSError, ValueError, SafetensorError) as error:
         raise _damaged(path, error) from error
+
+
+@contextlib.contextmanager
+def refusing_strangers(folder: Path | None) -> Iterator[None]:
+    """Refuse tensors whose names or shapes are those of another model, optimiser or strategy. Raises: RunError."""
+    try:
+        yield
+    except (KeyError, RuntimeError) as error:
+        raise RunError(
+            f"the checkpoint in {folder} is not of this run: {error} is missing or has another shape; delete its "
+            "checkpoints and start the run again"
+        ) from error
 
 
 def _damaged(path: Path, error: Exception) -> RunError:

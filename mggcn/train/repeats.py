@@ -64,15 +64,16 @@ def load_repeat(run_folder: Path, seed: int, part: str) -> dict[str, Tensor]:
     Raises: RunError if it is not there, or damaged.
     """
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+
+    from mggcn.train.checkpoint import load_tensors
 
     if not is_kept(run_folder, seed):
         raise RunError(f"{run_folder} holds no weights of a complete run of seed {seed}; name another --seed")
     file = run_folder / FOLDER / f"seed-{seed}" / f"{part}.safetensors"
     try:
-        weights: dict[str, Tensor] = load_file(file if file.exists() else file.with_name("weights.safetensors"))
+        weights: dict[str, Tensor] = load_tensors(file if file.exists() else file.with_name("weights.safetensors"))
         return weights
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise RunError(
             f"the weights {file} are damaged: {error}; name another --seed, or start the run again"
         ) from error

@@ -22,7 +22,7 @@ from mggcn.errors import TrainError
 from mggcn.planning.run import RankPlan
 from mggcn.planning.task import LOWER_IS_BETTER, better
 from mggcn.trace.timeline import Watch
-from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint, stage_state
+from mggcn.train.checkpoint import Progress, load_checkpoint, refusing_strangers, save_checkpoint, stage_state
 from mggcn.train.epoch import LOSS, SECONDS, STOP, Repeated, TrainingEpoch
 from mggcn.train.log import RunLog
 from mggcn.train.metrics import counted
@@ -307,8 +307,9 @@ class RankTrainer:
             weights.load_state_dict(parts["best"])
             self._best.copy_(weights.flat)
         weights.load_state_dict(parts["weights"])
-        self._optimizer.load_tensors(parts.get("optimizer", {}))
-        self.runtime.training.load_state(parts.get(f"rank-{self._plan.rank}", {}))
+        with refusing_strangers(folder):
+            self._optimizer.load_tensors(parts.get("optimizer", {}))
+            self.runtime.training.load_state(parts.get(f"rank-{self._plan.rank}", {}))
 
     def summary(self) -> dict[str, Any]:
         """Return result.json's scores: metric, best, final, epochs; of several repeats the best one's, mean, deviation."""

@@ -115,7 +115,7 @@ def test_meta_is_kept_and_completed(tmp_path: Path) -> None:
 
 def edit_meta(store: Path, **changes: object) -> None:
     meta = json.loads((store / "meta.json").read_text())
-    meta.update(changes)
+    meta.update({"meta_sha256": None} | changes)
     (store / "meta.json").write_text(json.dumps({key: value for key, value in meta.items() if value is not None}))
 
 
@@ -126,8 +126,8 @@ def flip(store: Path, name: str) -> None:
 
 
 def rename_in_meta(store: Path, old: str, new: str) -> None:
-    path = store / "meta.json"
-    path.write_text(path.read_text().replace(f'"{old}.npy"', f'"{new}.npy"'))
+    digests: dict[str, str] = json.loads((store / "meta.json").read_text())["sha256"]
+    edit_meta(store, sha256={name.replace(f"{old}.npy", f"{new}.npy"): digest for name, digest in digests.items()})
 
 
 def truncate(store: Path) -> None:
@@ -182,6 +182,31 @@ def test_verify_finds_one_flipped_bit(tmp_path: Path, name: str) -> None:
     flip(tmp_path / "store", f"{name}.npy")
     with pytest.raises(StoreError, match=rf"{name}\.npy has SHA-256"):
         open_store(tmp_path / "store", verify=True)
+
+
+@pytest.mark.parametrize("name", sorted(graph_arrays(small_graph())))
+def test_opening_finds_one_flipped_bit_of_a_small_file(tmp_path: Path, name: str) -> None:
+    write_store(small_graph(), tmp_path / "store")
+    flip(tmp_path / "store", f"{name}.npy")
+    with pytest.raises(StoreError, match=rf"{name}\.npy is damaged"):
+        open_store(tmp_path / "store")
+
+
+def test_every_byte_of_meta_json_is_checked(tmp_path: Path) -> None:
+    """Fails if a byte of meta.json can change and the store opens as something else."""
+    write_store(directed(), tmp_path / "store")
+    path, sound = tmp_path / "store" / "meta.json", open_store(tmp_path / "store")
+    content = path.read_bytes()
+    mark = content.index(b"meta_sha256")
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        if place in range(
+            mark, mark + len("meta_sha256")
+        ):  # without its name the digest is gone, all else is as it was
+            assert_same(open_store(tmp_path / "store"), sound)
+            continue
+        with pytest.raises(StoreError):
+            open_store(tmp_path / "store")
 
 
 def make_foreign(store: Path) -> None:

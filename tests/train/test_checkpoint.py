@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from mggcn.errors import RunError
 from mggcn.train import checkpoint
@@ -24,9 +25,8 @@ def parts_of(value: float) -> dict[str, dict[str, torch.Tensor]]:
 
 def progress_of(epoch: int) -> Progress:
     scores = {"epoch": epoch, "train": 0.5, "val": None, "test": 0.25}
-    return Progress(
-        run=1, epoch=epoch, best=scores, last=scores, waited=2, history_lines=9, finished=[{"seed": 5, "best": scores}]
-    )
+    finished = [{"seed": 5, "epochs": epoch, "best": scores, "final": scores}]
+    return Progress(run=1, epoch=epoch, best=scores, last=scores, waited=2, history_lines=9, finished=finished)
 
 
 def test_what_is_saved_returns(tmp_path: Path) -> None:
@@ -141,6 +141,52 @@ def test_no_changed_bit_is_taken(tmp_path: Path) -> None:
                 assert file.name == "latest", (file.name, place)
         file.write_bytes(whole)
     assert load_checkpoint(tmp_path) is not None
+
+
+ODD_PROGRESS: dict[str, dict[str, object]] = {
+    "text as a count": {"epoch": "4"},
+    "fraction as a count": {"run": 0.5},
+    "negative count": {"history_lines": -1},
+    "truth as a count": {"waited": True},
+    "text as a rate": {"rate": "0.1"},
+    "list as scores": {"best": [1]},
+    "text as a score": {"last": {"epoch": 3, "val": "high"}},
+    "number as results": {"finished": 3},
+    "result without a seed": {"finished": [{"epochs": 3}]},
+    "result that is text": {"finished": ["seed"]},
+    "number as parts": {"parts": 3},
+    "path as a part": {"parts": ["../../weights"]},
+    "no weights": {"parts": ["optimizer"]},
+    "part that is no text": {"parts": [3]},
+}
+
+
+@pytest.mark.parametrize("odd", ODD_PROGRESS)
+def test_odd_progress_of_older_versions_is_refused(tmp_path: Path, odd: str) -> None:
+    """Fails if progress.json with values of other types, which no digest protects, ends in a traceback or is taken."""
+    save_checkpoint(tmp_path, progress_of(4), parts_of(1.0))
+    progress = tmp_path / "run-001-epoch-000004" / "progress.json"
+    fields = json.loads(progress.read_text())
+    progress.write_text(json.dumps(fields | {"parts": sorted(fields["parts"])} | ODD_PROGRESS[odd]))
+    (tmp_path / "latest").write_text("run-001-epoch-000004")
+    with pytest.raises(RunError, match="is damaged"):
+        load_checkpoint(tmp_path)
+
+
+def test_tensors_are_compared_with_their_own_digest(tmp_path: Path) -> None:
+    """Fails if weights that lie outside of a checkpoint, such as those a run starts from, can change in a bit."""
+    path, tensors = tmp_path / "start.safetensors", parts_of(0.3)["weights"] | {"half": torch.ones(3).bfloat16()}
+    checkpoint.save_tensors(tensors, path)
+    whole = path.read_bytes()
+    taken = 0
+    for place in range(8, len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 2]) + whole[place + 1 :])
+        with contextlib.suppress(ValueError, SafetensorError):
+            found = checkpoint.load_tensors(path)
+            taken += 1
+            assert found.keys() == tensors.keys()
+            assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    assert taken <= len('"sha256"'), "only the name of the digest may change"
 
 
 def test_checkpoints_of_older_versions_load(tmp_path: Path) -> None:

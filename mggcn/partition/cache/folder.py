@@ -20,6 +20,7 @@ import numpy as np
 
 from mggcn.errors import StoreError
 from mggcn.graph.csr import Graph, Rows
+from mggcn.graph.digests import read_small, unsealed
 from mggcn.graph.durable import move_folder, sync_folder, write_array, write_meta
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.layout import graph_sha256
@@ -54,7 +55,7 @@ def save_cached(
     try:
         temporary.mkdir(parents=True)
         ordered = sorted(arrays.items())
-        meta["sha256"] = {f"{name}.npy": write_array(temporary / f"{name}.npy", rows) for name, rows in ordered}
+        meta["sha256"] = {f"{name}.npy": write_array(temporary / f"{name}.npy", rows).sha256 for name, rows in ordered}
         write_meta(temporary / "meta.json", meta)
         sync_folder(temporary)
         move_folder(temporary, folder, overwrite=True)
@@ -89,7 +90,7 @@ def read_cached(
 def read_meta(folder: Path) -> dict[str, Any]:
     """Return what the meta.json of a cut says. Raises: StoreError if it cannot be read."""
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = json.loads(unsealed(read_small(folder / "meta.json"), folder / "meta.json"))
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{folder / 'meta.json'} cannot be read ({error}); {REMEDY}") from error
     if not isinstance(meta, dict) or meta.get("format_version") != FORMAT_VERSION or "settings" not in meta:

@@ -132,10 +132,17 @@ def no_meta(folder: Path) -> None:
 def edit(folder: Path, key: str, value: Any) -> None:
     meta = json.loads((folder / "meta.json").read_text())
     meta[key] = value
+    del meta["meta_sha256"]
     (folder / "meta.json").write_text(json.dumps(meta))
 
 
+def flip_meta(folder: Path) -> None:
+    text = (folder / "meta.json").read_text()
+    (folder / "meta.json").write_text(text.replace('"seed": ', '"reed": '))
+
+
 DAMAGES = {
+    "is not as it was written": flip_meta,
     "announces": cut_short,
     "SHA-256": flip,
     "expected a readable .npy file": remove,

@@ -1,0 +1,248 @@
+"""SHA-256 of files as a whole and by blocks of 1 MiB: made while a file is written, compared when a block is first read.
+
+meta.json has the digest of every file, at its end its own, and that of `blocks.sha256`: the digests of the blocks of all
+files that have several, 32 bytes each, file behind file as meta.json lists them (note 0026).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mggcn.errors import StoreError, no_regular_file
+
+BLOCK = 1 << 20
+"""Bytes of a block: what a first read of one byte costs, and at most 32 bytes of digests for each MiB."""
+BLOCKS_FILE = "blocks.sha256"
+WIDTH = 32
+"""Bytes of a digest."""
+THREADED = 4
+"""Unseen blocks of one read from which threads hash them: starting these takes a tenth of hashing one."""
+MARK = b',\n "meta_sha256": "'
+END = b'"\n}\n'
+REMEDY = "copy or prepare it again"
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """Digests of a file that was written: of the whole as text, of its blocks as bytes, 32 each."""
+
+    sha256: str
+    blocks: bytes
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks; 0 for an empty file."""
+        return len(self.blocks) // WIDTH
+
+
+class Hasher:
+    """Digests of a file by what is written to it, in order: whoever streams an array calls `update` with each piece."""
+
+    def __init__(self) -> None:
+        self._whole, self._block, self._filled = hashlib.sha256(), hashlib.sha256(), 0
+        self._done = bytearray()
+
+    def update(self, piece: bytes | memoryview) -> None:
+        """Take the next bytes of the file."""
+        self._whole.update(piece)
+        view = memoryview(piece).cast("B")
+        while view:
+            part, view = view[: BLOCK - self._filled], view[BLOCK - self._filled :]
+            self._block.update(part)
+            self._filled += len(part)
+            if self._filled == BLOCK:
+                self._end_block()
+
+    def _end_block(self) -> None:
+        self._done += self._block.digest()
+        self._block, self._filled = hashlib.sha256(), 0
+
+    def finish(self) -> FileDigest:
+        """Return the digests, after the last piece."""
+        if self._filled:
+            self._end_block()
+        return FileDigest(self._whole.hexdigest(), bytes(self._done))
+
+
+def digests_meta(digests: Mapping[str, FileDigest]) -> tuple[dict[str, Any], bytes]:
+    """Return what meta.json says of the files of a store, by name, and the content of `blocks.sha256`, perhaps empty."""
+    several = {name: digest for name, digest in digests.items() if digest.num_blocks > 1}
+    content = b"".join(digest.blocks for digest in several.values())
+    meta: dict[str, Any] = {"sha256": {name: digest.sha256 for name, digest in digests.items()}}
+    if several:
+        meta["blocks"] = {
+            "nbytes": BLOCK,
+            "counts": {name: digest.num_blocks for name, digest in several.items()},
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+    return meta, content
+
+
+def sealed(text: str) -> bytes:
+    """Return the JSON text of an object with the digest of all that stands before it as its last entry."""
+    body = text.rstrip().removesuffix("}").rstrip().encode() + MARK
+    return body + hashlib.sha256(body).hexdigest().encode() + END
+
+
+def read_small(path: Path) -> bytes:
+    """Return a file of a store that is no array. Raises: OSError; StoreError if it is no file."""
+    if kind := no_regular_file(path):
+        raise StoreError(f"{path} is {kind}, expected a file; {REMEDY}")
+    return path.read_bytes()
+
+
+def unsealed(content: bytes, path: Path) -> bytes:
+    """Return the bytes of a meta.json as they are. Raises: StoreError if it has a digest of its own, and another content.
+
+    Files of earlier versions have none.
+    """
+    if b'"meta_sha256"' not in content:
+        return content
+    body, mark, _ = content.rpartition(MARK)
+    body += mark
+    if content[len(body) :] != hashlib.sha256(body).hexdigest().encode() + END:
+        raise StoreError(
+            f"{path} is not as it was written, its SHA-256 differs: {REMEDY}; if you edited it, take its last entry, "
+            "meta_sha256, out of it"
+        )
+    return content
+
+
+def stored_digests(folder: Path, meta: Mapping[str, Any]) -> dict[str, tuple[int, bytes]]:
+    """Return the bytes of a block and the digests of all blocks of every file that meta.json names.
+
+    A file without digests of blocks, one of an earlier version or of one block, is a block as a whole, of 0 bytes here.
+    Cost: one read of `blocks.sha256`. Raises: StoreError if that is missing or damaged.
+    """
+    try:
+        found = {str(name): (0, bytes.fromhex(digest)) for name, digest in meta["sha256"].items()}
+        if any(len(digest) != WIDTH for _, digest in found.values()):
+            raise ValueError("a SHA-256 has 64 digits")
+        if "blocks" not in meta:
+            return found
+        blocks, place = meta["blocks"], 0
+        content = read_small(folder / BLOCKS_FILE)
+        if hashlib.sha256(content).hexdigest() != blocks["sha256"]:
+            raise ValueError(f"the SHA-256 of {BLOCKS_FILE} differs")
+        if type(blocks["nbytes"]) is not int or not 0 < blocks["nbytes"] <= 1 << 30:
+            raise ValueError(f"blocks of {blocks['nbytes']!r} bytes")
+        for name, count in blocks["counts"].items():
+            found[name] = blocks["nbytes"], content[place : place + WIDTH * count]
+            place += WIDTH * count
+        return found
+    except OSError as error:
+        raise StoreError(f"{folder / BLOCKS_FILE} cannot be read: {error.strerror}; {REMEDY}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"{folder / 'meta.json'}: the digests of files are damaged ({error}); {REMEDY}") from error
+
+
+class CheckedFile:
+    """The blocks of one file that this process has compared with their digests.
+
+    Ranks that are threads share it; two that read the same block at once both compare it.
+    """
+
+    def __init__(self, path: Path, size: int, nbytes: int, digests: bytes) -> None:
+        self._path, self._size = path, size
+        self.complete: Callable[[], None] = lambda: None
+        """Called once the last block was compared."""
+        self._nbytes = nbytes or max(size, 1)
+        self._streamed = not nbytes and size > BLOCK
+        self._digests = digests
+        self._seen = bytearray(-(-size // self._nbytes))
+        if len(digests) != WIDTH * len(self._seen):
+            raise StoreError(f"{path} has {size} bytes, which its digests in meta.json are not of; {REMEDY}")
+
+    def read_into(self, file: BinaryIO, start: int, view: memoryview) -> None:
+        """Fill `view` with the bytes of the file from `start` on.
+
+        file: open and unbuffered. Cost: as reading, or hashing in threads beside it if that is slower; blocks that are read
+        for the first time are read whole.
+        Raises: StoreError if a block is not as it was written.
+        """
+        if self._streamed and not self._seen[0]:
+            self.check()
+        stop = start + len(view)
+        blocks = range(start // self._nbytes, -(-stop // self._nbytes))
+        unseen = sum(not self._seen[block] for block in blocks)
+        if not unseen:
+            read_exactly(file, start, view, self._path)
+        elif unseen < THREADED:
+            self._compare(self._fill(file, start, view, blocks, None))
+        else:
+            with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as pool:
+                self._compare(self._fill(file, start, view, blocks, pool))
+
+    def _fill(
+        self, file: BinaryIO, start: int, view: memoryview, blocks: range, pool: Executor | None
+    ) -> dict[int, Callable[[], bytes]]:
+        """Read what is asked for; return the digests of blocks that were not seen before, or how to wait for them."""
+        found: dict[int, Callable[[], bytes]] = {}
+        for block in blocks:
+            first, last = self._extent(block)
+            low, high = max(first, start), min(last, start + len(view))
+            part = view[low - start : high - start]
+            if self._seen[block]:
+                read_exactly(file, low, part, self._path)
+                continue
+            whole = part if (low, high) == (first, last) else memoryview(bytearray(last - first))
+            read_exactly(file, first, whole, self._path)
+            if whole is not part:
+                part[:] = whole[low - first : high - first]
+            if pool is None:
+                found[block] = hashlib.sha256(whole).digest
+            else:
+                future: Future[bytes] = pool.submit(_digest, whole)
+                found[block] = future.result
+        return found
+
+    def check(self) -> None:
+        """Compare all blocks that were not seen yet, in bounded memory. Raises: StoreError."""
+        with self._path.open("rb", buffering=0) as file:
+            if self._streamed:
+                self._compare({0: hashlib.file_digest(file, "sha256").digest})
+                return
+            window = memoryview(bytearray(min(self._size, 16 * self._nbytes)))
+            for start in range(0, self._size, max(1, len(window))):
+                self.read_into(file, start, window[: self._size - start])
+
+    def check_start(self) -> None:
+        """Compare the block that has the header: a changed type or extent need not change the file's size."""
+        with self._path.open("rb", buffering=0) as file:
+            self.read_into(file, 0, memoryview(bytearray(min(1, self._size))))
+
+    def _extent(self, block: int) -> tuple[int, int]:
+        return block * self._nbytes, min((block + 1) * self._nbytes, self._size)
+
+    def _compare(self, found: Mapping[int, Callable[[], bytes]]) -> None:
+        for block, digest in found.items():
+            if digest() != self._digests[WIDTH * block : WIDTH * (block + 1)]:
+                first, last = self._extent(block)
+                raise StoreError(
+                    f"{self._path} is damaged: bytes {first} to {last - 1} are not as they were written, their SHA-256 "
+                    f"differs; {REMEDY}"
+                )
+            self._seen[block] = 1
+        if found and all(self._seen):
+            self.complete()
+
+
+def _digest(view: memoryview) -> bytes:
+    return hashlib.sha256(view).digest()
+
+
+def read_exactly(file: BinaryIO, start: int, view: memoryview, path: Path) -> None:
+    """Fill `view` from an unbuffered file; one read may return fewer bytes than requested. Raises: StoreError."""
+    file.seek(start)
+    filled = 0
+    while filled < len(view):
+        count = file.readinto(view[filled:])  # type: ignore[attr-defined]
+        if not count:
+            raise StoreError(f"{path} became shorter while it was read; leave the store alone during a run")
+        filled += count

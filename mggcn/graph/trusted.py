@@ -1,0 +1,56 @@
+"""The record of files that were compared with their digests as a whole: unchanged since, they need no comparison again.
+
+It lies in the store as `.trusted.json`, and names for each file what changes with it. Losing it costs one comparison.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+
+from mggcn.errors import StoreError
+from mggcn.graph.digests import sealed, unsealed
+
+TRUSTED_FILE = ".trusted.json"
+SETTLED_NS = 2_000_000_000
+"""A file that changed less than that before may change again within one tick of its clock, on some file systems."""
+
+
+class Trusted:
+    """What the record of a store says. Threads share it; of two processes that add to it at once, one may be lost."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lock = folder, threading.Lock()
+
+    def state(self, name: str) -> list[int]:
+        """Return what tells an unchanged file: size, times of change of content and of entry, inode. Raises: OSError."""
+        found = (self._folder / name).stat()
+        return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+    def known(self) -> dict[str, object]:
+        """Return the record: state and SHA-256 by the name of the file; empty if it is missing or damaged."""
+        path = self._folder / TRUSTED_FILE
+        try:
+            content = path.read_bytes()
+            found = json.loads(unsealed(content, path)) if content.startswith(b"{") else {}
+        except (OSError, ValueError, RecursionError, StoreError):
+            return {}
+        return found if "meta_sha256" in found else {}
+
+    def add(self, name: str, state: list[int], sha256: str) -> None:
+        """Record that a file with this state was compared; in a folder that cannot be written, nothing is."""
+        with contextlib.suppress(OSError), self._lock:
+            if self.state(name) != state or time.time_ns() - max(state[1:3]) < SETTLED_NS:
+                return
+            known = {key: value for key, value in self.known().items() if key != "meta_sha256"}
+            temporary = self._folder / f"{TRUSTED_FILE}.{secrets.token_hex(4)}.tmp"
+            try:
+                temporary.write_bytes(sealed(json.dumps(known | {name: [*state, sha256]}, indent=1)))
+                os.replace(temporary, self._folder / TRUSTED_FILE)
+            finally:
+                temporary.unlink(missing_ok=True)

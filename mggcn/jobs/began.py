@@ -1,0 +1,68 @@
+"""What a run began with, as its job.json records it: settings, and the digest of every array of its graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mggcn.config import Config, from_tables
+from mggcn.config_files import from_toml, to_tables
+from mggcn.config_values import with_new_names
+from mggcn.errors import ConfigError, RunError
+from mggcn.graph.csr import Graph
+from mggcn.graph.layout import digest_of, graph_digests
+from mggcn.train.log import write_json
+
+SHOWN = 4
+"""Settings that a refusal names."""
+
+
+def beginnings(config: Config, graph: Graph) -> dict[str, Any]:
+    """Return what job.json keeps of the settings and the data of a new run. Cost: as `graph_sha256`."""
+    digests = graph_digests(graph)
+    return {"configs": [to_tables(config)], "graph": digests, "graph_sha256": digest_of(digests)}
+
+
+def record_change(folder: Path, config: Config) -> None:
+    """Record the settings with which a run goes on, before config.toml has them: killed between the two, both are known."""
+    path = folder / "job.json"
+    job = json.loads(path.read_text()) if path.exists() else {}
+    if "configs" in job:  # that of an earlier version has none
+        before = from_toml(folder / "config.toml", saved=True)
+        write_json(path, job | {"configs": [to_tables(before), to_tables(config)]})
+
+
+def check_settings(folder: Path, config: Config, job: Mapping[str, Any]) -> None:
+    """Refuse a config.toml that is not the one that the run began, or was continued, with. Raises: RunError naming each."""
+    recorded = job.get("configs", ())
+    if isinstance(recorded, list) and to_tables(config) in recorded:
+        return
+    try:
+        known = [
+            from_tables({name: with_new_names(name, table) for name, table in tables.items()}) for tables in recorded
+        ]
+    except (ConfigError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{folder / 'job.json'} is damaged: {error}; start a new run") from error
+    if not known or config in known:
+        return
+    asked, began = to_tables(config), to_tables(known[-1])
+    changed = [(f"{table}.{key}", asked[table][key], began[table][key]) for table in asked for key in asked[table]]
+    differ = [f"{name} {came!r}, it was {was!r}" for name, came, was in changed if came != was]
+    more = f", and {len(differ) - SHOWN} more" if len(differ) > SHOWN else ""
+    raise RunError(
+        f"config.toml in {folder} is not what the run began with: {'; '.join(differ[:SHOWN])}{more}; put it back, change "
+        "what a run may change with --resume, or start a new run"
+    )
+
+
+def changed_parts(job: Mapping[str, Any], graph: Graph) -> str:
+    """Return the names of what differs between a graph and the one that a run began with, "" if that was not recorded."""
+    before, now = job.get("graph"), graph_digests(graph)
+    if not isinstance(before, dict) or not isinstance(before.get("files"), dict):
+        return ""
+    files: dict[str, str] = before["files"]
+    arrays = [name for name in sorted(files.keys() | now["files"].keys()) if files.get(name) != now["files"].get(name)]
+    extents = [name for name in now if name != "files" and before.get(name) != now[name]]
+    return ", ".join([*arrays, *extents])
