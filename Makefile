@@ -52,6 +52,13 @@ wheel: $(VENV)/wheel-installed
 sanitize: $(VENV)/test-installed
 	$(BIN)/python -m tests.sanitized tests/backend tests/partition -q
 
+# Changed stores, sources, settings and checkpoints: make fuzz MINUTES=30. Then every byte of headers and meta.json, and thousands of bits.
+MINUTES ?= 5
+.PHONY: fuzz
+fuzz: $(VENV)/test-installed
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	$(BIN)/python -m tests.fuzz.flips
+
 bench: $(VENV)/test-installed
 	$(BIN)/python bench/run_all.py --quick --out build/bench
 

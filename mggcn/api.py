@@ -70,7 +70,7 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
         check_arguments(arrays, ("verify",))
         return load_joined(source, root=root, **arrays)
     if isinstance(source, str | Path):
-        check_arguments(arrays, ("verify",))
+        check_arguments(arrays, ("verify", "ids"))
         graph = load_source(source, root=root, **arrays)
     else:
         check_arguments(arrays, ("ids",))

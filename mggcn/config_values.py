@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 import re
@@ -27,7 +28,8 @@ def settle(table: Any, name: str) -> None:
 
     Raises: ConfigError as `parse_field`.
     """
-    hints = typing.get_type_hints(type(table))
+    kind: Any = type(table)
+    hints = _hints(kind)
     for item in dataclasses.fields(table):
         object.__setattr__(table, item.name, _parsed(hints, name, item.name, getattr(table, item.name)))
 
@@ -37,7 +39,13 @@ def parse_field(kind: type, table: str, key: str, value: Any) -> Any:
 
     Raises: ConfigError if there is no such field, or the value does not fit its type.
     """
-    return _parsed(typing.get_type_hints(kind), table, key, value)
+    return _parsed(_hints(kind), table, key, value)
+
+
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    """Types of the fields of a class. Finding them takes milliseconds, and a configuration asks for a hundred."""
+    return typing.get_type_hints(kind)
 
 
 def _parsed(hints: Mapping[str, Any], table: str, key: str, value: Any) -> Any:

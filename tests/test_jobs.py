@@ -146,7 +146,7 @@ def test_extending_a_run(tmp_path: Path) -> None:
         ConfigError, match=r"keeps its settings, got seed; of \[train\] it may change epochs, patience, lr"
     ):
         run_folders.continued(folder, config, {"seed": 3})
-    save_checkpoint(folder / "checkpoints", Progress(run=1, epoch=9, finished=[{"epochs": 9}]), {})
+    save_checkpoint(folder / "checkpoints", Progress(run=1, epoch=9, finished=[{"seed": 23, "epochs": 9}]), {})
     (folder / "result.json").write_text("{}")
     assert run_folders.continued(folder, config, {"epochs": 9}) == config
     assert run_folders.continued(folder, config, {"epochs": 12}).train.epochs == 12

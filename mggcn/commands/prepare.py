@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         help="store, name of a data set (mggcn datasets lists them), unpacked folder of OGB's, .npz, .npy (2, E) or (E, 2), "
-        ".i32 or .i64 (pairs), .mtx, or edge list (.txt .tsv .csv .edges .el), the last two also .gz or .zst",
+        ".i32 or .i64 (pairs), .parquet, .pt (PyG), .mtx, or edge list (.txt .tsv .csv .edges .el), the last two also .gz or "
+        ".zst",
     )
     parser.add_argument(
         "store", type=Path, nargs="?", help="folder to write; without it, and with --verify, SOURCE is only checked"
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--features",
         metavar="FILE",
-        help=".npy (N, D), or a SciPy sparse .npz; or identity or degree, which need no file",
+        help=".npy (N, D), .parquet, or a SciPy sparse .npz; or identity or degree, which need no file",
     )
     parser.add_argument(
         "--labels",
@@ -59,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{split}", type=Path, metavar="FILE", help=f".npy of {split} vertices: mask or list of ids"
         )
+    parser.add_argument(
+        "--ids",
+        metavar="FILE",
+        help="what edges and lists of vertices call the rows: .npy (N,) of whole numbers or strings, in the order of "
+        "features and labels; or edges, for all that occur in them. Default: row numbers from 0",
+    )
     parser.add_argument("--vertices", type=whole, help="number of vertices, if some have no edges and no features")
     parser.add_argument("--symmetrize", action="store_true", help="add the reverse of every edge")
     parser.add_argument(
@@ -113,6 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         "features": a.features,
         "labels": a.labels,
         "edge_types": a.edge_types,
+        "ids": a.ids,
         "splits": splits or None,
         "num_vertices": a.vertices,
         "task": a.task,

@@ -69,6 +69,11 @@ def check_header(header: Header, first_edge: str, num_columns: int, path: Path) 
         raise GraphError(
             f"{path}, line {header.line}: expected two vertex ids, got {header.text[:80]!r}; {NUMBER_THEM}"
         )
+    return check_names(header, num_columns, path)
+
+
+def check_names(header: Header, num_columns: int, path: Path) -> tuple[str, ...]:
+    """Return which columns follow ids of any kind. Raises: GraphError for a header that names other columns."""
     names = _names(header.text)
     why = _contradiction(names, num_columns)
     more = tuple("t" if TYPES.intersection(_words(name)) else "w" for name in names[2:])
@@ -79,6 +84,11 @@ def check_header(header: Header, first_edge: str, num_columns: int, path: Path) 
             "write those columns alone, in that order (pandas: index=False), or drop the header if they are right"
         )
     return more
+
+
+def says_places(line: str) -> bool:
+    """Return whether the first two fields say source and target, in either order, as names of vertices hardly do."""
+    return sorted(str(_place(name, set())) for name in _names(line)[:2]) == ["0", "1"]
 
 
 def advice(line: str) -> str:

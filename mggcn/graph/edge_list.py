@@ -38,6 +38,8 @@ class EdgeList(NamedTuple):
     """Ids int64, weights float64 and types int64 where there are such columns."""
     header: str
     """The line of names that was skipped, empty without one."""
+    names: Array | None = None
+    """The ids that the numbers in the edges stand for, if ids may be strings and some are; else ids are whole numbers."""
 
 
 def read_edge_list(path: Path, staging: Staging | None = None) -> EdgeList:

@@ -5,14 +5,17 @@ N vertices, E edges.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mggcn.errors import ConfigError, GraphError
-from mggcn.graph.csr import Array, Graph
-from mggcn.graph.vertex_data import as_array
+from mggcn.graph.csr import WINDOW, Array, Graph
+from mggcn.graph.edges import Edges
+from mggcn.graph.vertex_data import MappedRows, as_array
 
 SHOWN = 3
 """Ids that a message lists."""
@@ -37,18 +40,60 @@ def numbered(edges: Any, ids: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
     if ids is None or (isinstance(ids, str) and ids == "edges"):
         _refuse_rows(arrays)
         known, numbers = np.unique(names, return_inverse=True)
-        found = {"edges": numbers.reshape(names.shape), "ids": known}
+        rows, order = numbers.reshape(names.shape), np.arange(known.size)
+    else:
+        known = as_ids(ids)
+        order = np.argsort(known, kind="stable")
+        rows = _rows(names, known, order, "edges")
+    return {**_completed(arrays, known, order), "edges": rows}
+
+
+def numbered_columns(edges: Edges, names: Array | None, ids: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a graph with row numbers in place of ids, as `numbered`, for edges of any number.
+
+    names: what the numbers in the columns stand for, distinct; None: themselves. Columns are changed when they are read.
+    Cost: for "edges" without names a pass over the edges; memory for the ids. Raises: as `numbered`; for missing ids
+    once they are read.
+    """
+    change: Callable[[Array], Array]
+    if isinstance(ids, str):
+        check_ids(ids)
+        _refuse_rows(arrays)
+        known = _occurring(edges) if names is None else np.sort(names)
         order = np.arange(known.size)
     else:
         known = as_ids(ids)
         order = np.argsort(known, kind="stable")
-        found = {"edges": _rows(names, known, order, "edges"), "ids": known}
+    if names is None:
+        change = partial(_rows, known=known, order=order, what="edges")
+    else:
+        change = _rows(names, known, order, "edges").__getitem__
+    columns = (MappedRows(column, change, np.dtype(np.int64)) for column in (edges.src, edges.dst))
+    numbers = replace(edges, src=next(columns), dst=next(columns))
+    return {**_completed(arrays, known, order), "edges": numbers}
+
+
+def _occurring(edges: Edges) -> Array:
+    """Return the ids in the edges, ascending."""
+    known: Array = np.empty(0, np.int64)
+    for start in range(0, edges.count, WINDOW):
+        block = edges.block(start, start + WINDOW)
+        found = np.unique(np.concatenate([block.src, block.dst]))
+        place = np.minimum(np.searchsorted(known, found), max(known.size - 1, 0))
+        fresh = found[known[place] != found] if known.size else found
+        if fresh.size:
+            known = np.sort(np.concatenate([known, fresh]))
+    return known
+
+
+def _completed(arrays: Mapping[str, Any], known: Array, order: Array) -> dict[str, Any]:
+    """Return arguments with lists of ids in splits as rows, and the ids themselves."""
     splits = {name: _numbered_split(split, known, order, name) for name, split in (arrays.get("splits") or {}).items()}
     if arrays.get("num_vertices") not in (None, known.size):
         raise GraphError(
             f"num_vertices is {arrays['num_vertices']}, there are {known.size} ids; leave num_vertices out"
         )
-    return {**arrays, **found, "splits": splits, "num_vertices": known.size}
+    return {**arrays, "ids": known, "splits": splits, "num_vertices": known.size}
 
 
 def as_ids(ids: Any) -> Array:
@@ -115,5 +160,5 @@ def _shown(values: Array) -> str:
 
 def check_ids(ids: Any) -> None:
     """Refuse a word that means nothing. Raises: ConfigError."""
-    if isinstance(ids, str) and ids != "edges":
+    if isinstance(ids, str) and ids != "edges" and not ids.endswith(".npy"):
         raise ConfigError(f'ids must be an array of N ids, or "edges" for those that occur in the edges, got {ids!r}')

@@ -37,6 +37,12 @@ def skip(file: BinaryIO, offset: int) -> None:
         offset -= len(block)
 
 
+def most_bytes(path: Path) -> int:
+    """Return the most bytes of numbers that a text holds, packed by whatever ratio: `0 1` and a line's end become 16."""
+    ratios = {".gz": 1032, ".zst": 1 << 15}
+    return 4 * path.stat().st_size * ratios.get(path.suffix.lower(), 1)
+
+
 class _Zstd(io.RawIOBase):
     """Frames of zstd one behind the other. The package's own stream takes a file that is cut short for a whole one."""
 

@@ -17,13 +17,10 @@ import numpy as np
 
 from mggcn.errors import StoreError
 from mggcn.graph.build import Job, Tell
-from mggcn.graph.packed import PACKED
 from mggcn.graph.staging import InFolder, InMemory, Staging, free_bytes
 
-WINDOWS_BYTES = 150 << 20
+WINDOWS_BYTES = 100 << 20
 """Most that one window of edges takes on its way through a bucket, with all temporaries: measured, docs/notes/0028."""
-COLUMN_BYTES_PER_BYTE = 4
-"""Bytes of columns that a byte of text makes at most: `0 1` and a line's end become 16."""
 SHARE = 4
 """One part in so many of the memory may be taken by a list's columns that stay there."""
 
@@ -59,11 +56,9 @@ class Room:
         """Return the room of one of several graphs."""
         return self if self.folder is None else replace(self, folder=self.folder / name)
 
-    def for_list(self, path: Path) -> Staging:
-        """Return where the columns of a text lie, which may be packed by any ratio."""
-        size = path.stat().st_size * (1032 if path.suffix.lower() == PACKED[0] else 1)
-        small = path.suffix.lower() != PACKED[1] and size * COLUMN_BYTES_PER_BYTE * SHARE <= self.memory
-        if self.folder is None or small:
+    def for_list(self, path: Path, nbytes: int) -> Staging:
+        """Return where the columns of a file lie, which take at most so many bytes."""
+        if self.folder is None or nbytes * SHARE <= self.memory:
             return InMemory()
         return InFolder(self.folder / "list", {"file": fingerprint(path)})
 

@@ -17,24 +17,30 @@ import scipy.sparse as sp
 from mggcn.errors import GraphError, StoreError, did_you_mean, no_regular_file
 from mggcn.graph.binary_edges import RAW, read_npy, read_raw
 from mggcn.graph.check import SPLIT_NAME
-from mggcn.graph.convert import PARTS, from_arrays, from_object, with_features, with_options
+from mggcn.graph.convert import PARTS, from_arrays, from_object, from_pyg, with_features, with_options
 from mggcn.graph.csr import Array, Graph
 from mggcn.graph.datasets import DATASETS, data_folder, obtain
-from mggcn.graph.edge_list import read_edge_list
+from mggcn.graph.edge_list import EdgeList, read_edge_list
+from mggcn.graph.edges import Edges
 from mggcn.graph.file_rows import FileRows
+from mggcn.graph.ids import numbered_columns
 from mggcn.graph.join import join
 from mggcn.graph.matrix_market import read_matrix_market
+from mggcn.graph.named_edges import holds_names, read_named_edges
 from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
-from mggcn.graph.packed import PACKED
+from mggcn.graph.packed import PACKED, most_bytes
+from mggcn.graph.parquet import num_rows, read_parquet_edges, read_parquet_features
 from mggcn.graph.room import IN_MEMORY, Room
+from mggcn.graph.saved_pyg import read_data
 from mggcn.graph.store import EXPECTED, open_store
 from mggcn.graph.vertex_data import MADE
 
+DATA = ".pt"
 EDGE_LISTS = (".txt", ".tsv", ".csv", ".edges", ".el", ".edgelist")
 KNOWN = (
-    f"a store, a folder of OGB's, .npz, .npy, .i32, .i64, .mtx or an edge list ({' '.join(EDGE_LISTS)}), the last two also "
-    "with .gz or .zst"
+    "a store, a folder of OGB's, .npz, .npy, .i32, .i64, .parquet, .pt, .mtx or an edge list "
+    f"({' '.join(EDGE_LISTS)}), the last two also with .gz or .zst"
 )
 
 
@@ -51,8 +57,8 @@ def load_source(
     """Load a graph from a path, or from a name under `root`: a store, a folder of OGB's, or a file by content and suffix.
 
     `arrays` complete a file and override what it holds: num_vertices, num_classes, num_relations, and as arrays or paths of
-    `.npy` (or SciPy `.npz`) files features [N, D] (or "identity", "degree"), labels [N], edge_types [E] and splits, a
-    mapping from train, val, test to masks or id lists.
+    `.npy` (or SciPy `.npz`) files features [N, D] (or "identity", "degree"), labels [N], edge_types [E], ids [N] (or
+    "edges", see `numbered`) and splits, a mapping from train, val, test to masks or id lists.
     Cost: a store opens lazily; edges of text and binary files go where `room` says, other files are read into memory.
     Raises: StoreError or GraphError, which say what was expected.
     """
@@ -64,12 +70,22 @@ def load_source(
                 f"{path} is a store and complete, {', '.join(sorted(arrays))} cannot be added; leave it out"
             )
         return with_options(with_features(open_store(path, verify), made), options, room)
-    found = read_ogb(path) if path.is_dir() else _read_file(path, room)
+    if path.suffix.lower() == DATA and path.is_file():
+        kept = {key: _load_companion(value) for key, value in arrays.items() if value is not None}
+        about = {"name": name or path.stem, "meta": {"source": str(path.resolve())}}
+        return from_pyg(read_data(path), **kept, **about, options=options, room=room)
+    ids = _load_companion(arrays.pop("ids", None))
+    found = read_ogb(path) if path.is_dir() else _read_file(path, room, ids is not None)
     made = {"features": arrays.pop("features")} if _is_made(arrays.get("features")) else {}
     if "features" in arrays:
         arrays["features"] = _load_features(arrays["features"])
     found |= made | {key: _load_companion(value) for key, value in arrays.items() if value is not None}
     meta = {"source": str(path.resolve())} | found.pop("meta", {})
+    names = found.pop("names", None)
+    if ids is not None:
+        if not isinstance(found.get("edges"), Edges):
+            raise GraphError(f"{path} numbers its vertices itself; ids (--ids) belong to edge lists: leave them out")
+        found = numbered_columns(found["edges"], names, ids, {key: found[key] for key in found if key != "edges"})
     return from_arrays(**found, options=options, name=name or path.name.split(".")[0], meta=meta, room=room)
 
 
@@ -134,7 +150,7 @@ def find_source(source: str | Path, root: str | Path | None) -> Path:
     raise GraphError(f"there is no {names}; expected {KNOWN}, or a name that `mggcn datasets` lists. {EXPECTED}")
 
 
-def _read_file(path: Path, room: Room) -> dict[str, Any]:
+def _read_file(path: Path, room: Room, named: bool) -> dict[str, Any]:
     """Read the arguments of `from_arrays` that a file holds, told apart by its first bytes, then by its suffix."""
     if kind := no_regular_file(path):
         raise GraphError(f"{path} is {kind}, expected {KNOWN}: write what it gives to a file")
@@ -142,6 +158,8 @@ def _read_file(path: Path, room: Room) -> dict[str, Any]:
         start = file.read(16)
     suffixes = path.suffixes[-2:] if path.suffix in PACKED else path.suffixes[-1:]
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), (suffixes or [""])[0].lower())
+    if named and kind in EDGE_LISTS and holds_names(path):
+        return _found(read_named_edges(path, room.for_list(path, most_bytes(path))))
     if kind in _STREAMED:
         return _STREAMED[kind](path, room)
     if kind not in READERS:
@@ -150,12 +168,20 @@ def _read_file(path: Path, room: Room) -> dict[str, Any]:
 
 
 def _read_edges(path: Path, room: Room) -> dict[str, Any]:
-    found = read_edge_list(path, room.for_list(path))
-    return {"edges": found.edges, "meta": {"input": {"header": found.header}} if found.header else {}}
+    return _found(read_edge_list(path, room.for_list(path, most_bytes(path))))
+
+
+def _found(text: EdgeList) -> dict[str, Any]:
+    meta = {"input": {"header": text.header}} if text.header else {}
+    return {"edges": text.edges, "meta": meta, "names": text.names}
 
 
 def _read_matrix_market(path: Path, room: Room) -> dict[str, Any]:
-    return {"adj": read_matrix_market(path, room.for_list(path))}
+    return {"adj": read_matrix_market(path, room.for_list(path, most_bytes(path)))}
+
+
+def _read_parquet(path: Path, room: Room) -> dict[str, Any]:
+    return {"edges": read_parquet_edges(path, room.for_list(path, 32 * num_rows(path)))}
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
@@ -192,6 +218,7 @@ READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 """By suffix: returns the arguments of `from_arrays` that a file holds. Raises: GraphError."""
 _STREAMED: dict[str, Callable[[Path, Room], dict[str, Any]]] = {
     ".mtx": _read_matrix_market,
+    ".parquet": _read_parquet,
     **dict.fromkeys(EDGE_LISTS, _read_edges),
 }
 """By suffix, those whose edges go where the room says."""
@@ -278,7 +305,7 @@ def _edge_layout(members: _Members) -> dict[str, Any]:
 
 def _load_features(value: Any) -> Any:
     """Leave dense features of a plain `.npy` file in it, to be read by ranges; anything else as `_load_companion`."""
-    if not isinstance(value, str | Path) or Path(value).suffix != ".npy":
+    if not isinstance(value, str | Path) or Path(value).suffix != ".npy" or no_regular_file(Path(value)):
         return value
     with contextlib.suppress(StoreError):  # others are named by _load_companion
         rows = FileRows.open(Path(value))
@@ -290,11 +317,13 @@ def _load_companion(value: Any) -> Any:
     """Load the array behind a path, each of a mapping; anything else is taken as it is."""
     if isinstance(value, Mapping):
         return {key: _load_companion(item) for key, item in value.items()}
-    if not isinstance(value, str | Path):
+    if not isinstance(value, str | Path) or value == "edges":
         return value
     path = Path(value)
     if kind := no_regular_file(path):
         raise GraphError(f"cannot load {path}: it is {kind}; write what it gives to a file")
+    if path.suffix == ".parquet":
+        return read_parquet_features(path)
     try:
         return sp.load_npz(path) if path.suffix == ".npz" else np.load(path, allow_pickle=False)
     except Exception as error:  # a hostile header raises nearly anything

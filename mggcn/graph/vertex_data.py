@@ -20,6 +20,7 @@ from mggcn.graph.file_rows import FileRows
 from mggcn.graph.nonzeros import csr_if_sparse
 
 ROWS_AT_ONCE = 1 << 14
+SINGLE: np.dtype[Any] = np.dtype(np.float32)
 MADE = ("identity", "degree")
 """Names of features that are made from the vertices or edges of a graph."""
 
@@ -111,22 +112,19 @@ def normalized_rows(features: Rows | CSR) -> Rows | CSR:
 
 @dataclass(frozen=True, slots=True)
 class MappedRows:
-    """Rows that are changed one by one, to float32, when they are read."""
+    """Rows that are changed one by one, to float32 or another type, when they are read."""
 
     rows: Rows
     change: Callable[[Array], Array]
+    dtype: np.dtype[Any] = SINGLE
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.rows.shape
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float32)
-
-    @property
     def nbytes(self) -> int:
-        return 4 * math.prod(self.shape)
+        return self.dtype.itemsize * math.prod(self.shape)
 
     def read(self, start: int, stop: int) -> Array:
         return self.change(self.rows.read(start, stop))

@@ -191,7 +191,7 @@ def test_hostile_archives_are_refused(tmp_path: Path) -> None:
         ("m.mtx", "%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 nan\n", "finite"),
         ("m.mtx", "", "not a valid MatrixMarket"),
         ("m.mtx.gz", "no gzip", "not a valid MatrixMarket"),
-        ("graph.pt", "", "cannot recognise"),
+        ("graph.bin", "", "cannot recognise"),
         ("graph", "0 1\n", "cannot recognise"),
         ("e.txt", "0 1\n1 -2\n", "vertex ids must lie"),
         ("e.txt", "0 1\n1 2147483648\n", "vertices"),

@@ -1,0 +1,38 @@
+"""A PyTorch Geometric `Data` as `torch.save` writes it, read by the unpickler that makes tensors and `Data` alone."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from mggcn.errors import GraphError
+
+CLASSES = {
+    "torch_geometric.data": ("Data",),
+    "torch_geometric.data.data": ("DataEdgeAttr", "DataTensorAttr"),
+    "torch_geometric.data.storage": ("BaseStorage", "NodeStorage", "EdgeStorage", "GlobalStorage"),
+}
+
+
+def read_data(path: Path) -> Any:
+    """Return the `Data` of a file. Raises: GraphError without PyTorch Geometric, and for files that hold anything else."""
+    import torch
+
+    try:
+        known = [getattr(importlib.import_module(module), name) for module, names in CLASSES.items() for name in names]
+    except ImportError as error:
+        raise GraphError(
+            f"{path} needs PyTorch Geometric: pip install 'mggcn[pyg]', or save arrays in an .npz"
+        ) from error
+    try:
+        with torch.serialization.safe_globals(known):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a hostile archive or pickle raises nearly anything
+        raise GraphError(
+            f"{path} is not a file of one PyTorch Geometric Data ({type(error).__name__}); other objects are never "
+            "unpickled, as that can execute code: torch.save(dataset[0], path) writes one"
+        ) from error
+    if not isinstance(found, known[0]):
+        raise GraphError(f"{path} holds {type(found).__name__}, expected one PyTorch Geometric Data: save dataset[0]")
+    return found
