@@ -54,6 +54,11 @@ fuzz: $(VENV)/test-installed
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 	$(BIN)/python -m tests.fuzz.flips
 
+# CPU kernels with AddressSanitizer and UndefinedBehaviorSanitizer under their tests: minutes to build, then some times as long.
+.PHONY: sanitize
+sanitize: $(VENV)/test-installed
+	$(BIN)/python -m tests.sanitized tests/backend tests/partition -q
+
 bench: $(VENV)/test-installed
 	$(BIN)/python bench/run_all.py --quick --out build/bench
 

@@ -1,7 +1,35 @@
-"""`python -m mggcn` is the command."""
+"""`python -m mggcn` is the command; a signal that comes while it loads ends it in one line."""
 
+from __future__ import annotations
+
+import os
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn
 
-from mggcn.cli import main
+from mggcn.comm.failure import Stopped, signal_of
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the command. SIGINT and SIGTERM unwind it, wherever nothing is to be saved; one that is ignored stays so."""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+                signal.signal(number, _stop)
+        from mggcn import cli
+
+        return cli.main()
+    except KeyboardInterrupt as stop:
+        came = signal_of(stop)
+        if os.environ.get("RANK", "0") == "0":  # of torchrun's ranks one speaks
+            print(f"mggcn: interrupted{' by SIGTERM' * (came == signal.SIGTERM)}", file=sys.stderr)
+        return 128 + came
+
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    raise Stopped(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """The command `mggcn`: parses arguments and calls the functions that the Python API calls too.
 
-Exit codes: 0 done, 2 bad input or a plan that does not fit, 130 and 143 interrupted after saving, 1 anything else.
+Exit codes: 0 done, 2 bad input or a plan that does not fit, 130 and 143 interrupted after saving, 1 anything else
+(docs/reliability.md).
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn, final
 
 from mggcn import native
+from mggcn.comm.failure import out_of_memory, signal_of
 from mggcn.commands import (
     datasets,
     doctor,
@@ -23,6 +26,7 @@ from mggcn.commands import (
     predict,
     prepare,
     report,
+    status,
     store,
     sweep,
     train,
@@ -31,6 +35,8 @@ from mggcn.commands import (
 from mggcn.commands.remedy import remedy
 from mggcn.errors import MggcnError, one_line
 from mggcn.version import __version__
+
+MEMORY_REMEDY = "mggcn plan STORE says what a run needs; use more ranks, or end what else runs on this machine"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,22 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away: nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        print("mggcn: interrupted", file=sys.stderr)
-        return 130
-    except MemoryError as error:
-        why = one_line(str(error)) or "no more can be had"
-        print(f"mggcn: out of memory: {why}; free some, or use a smaller input", file=sys.stderr)
-        return 2
-    except OSError as error:
-        if error.filename is None:
-            traceback.print_exc()
+    except KeyboardInterrupt as stop:
+        print(f"mggcn: interrupted{' by SIGTERM' * (signal_of(stop) == signal.SIGTERM)}", file=sys.stderr)
+        return 128 + signal_of(stop)
+    except Exception as error:
+        if out_of_memory(error):
+            what = " ".join(str(error).split())
+            print(f"mggcn: memory ran out{f': {what}' if what else ''}; {MEMORY_REMEDY}", file=sys.stderr)
             return 1
-        print(
-            f"mggcn: {one_line(f'{error.filename}: {error.strerror}')}; check the path and its rights", file=sys.stderr
-        )
-        return 2
-    except Exception:
+        if isinstance(error, OSError) and error.filename is not None:
+            what = one_line(f"{error.filename}: {error.strerror}")
+            print(f"mggcn: {what}; check the path and its rights", file=sys.stderr)
+            return 2
         traceback.print_exc()
         return 1
 
@@ -88,7 +90,21 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks.")
     parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (prepare, store, datasets, partition, plan, train, sweep, predict, report, generate, tune, doctor):
+    for module in (
+        prepare,
+        store,
+        datasets,
+        partition,
+        plan,
+        train,
+        sweep,
+        predict,
+        status,
+        report,
+        generate,
+        tune,
+        doctor,
+    ):
         name = module.__name__.rpartition(".")[2]
         summary = (module.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=summary, description=module.__doc__)

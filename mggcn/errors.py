@@ -49,7 +49,11 @@ class RunError(MggcnError):
 
 
 class TrainError(MggcnError):
-    """Training cannot go on, for example because the loss is no longer finite."""
+    """Training cannot go on."""
+
+
+class DivergedError(TrainError):
+    """The loss or a gradient is not finite. All ranks raise it alike; the message names the rank on which it began."""
 
 
 class CommError(MggcnError):

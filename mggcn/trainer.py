@@ -33,6 +33,8 @@ from mggcn.jobs import predict as predicting
 from mggcn.jobs import prediction_files
 from mggcn.jobs import train as training
 from mggcn.jobs.auto import resolve_auto
+from mggcn.jobs.occupied import occupied
+from mggcn.jobs.regroup import regrouped, with_ranks
 from mggcn.jobs.scores import scores_here
 from mggcn.jobs.weights import check_start, keep_start, weights_of, weights_of_run
 from mggcn.memory.units import human
@@ -200,13 +202,16 @@ class Trainer:
             keep_start(folder, self._start)
         before, self._folder = self._folder, folder
         try:
-            return self._train(folder, on_epoch)
+            with occupied(folder):
+                return self._train(folder, on_epoch)
         except BaseException as error:
             if before is not None and not isinstance(error, Interrupted):  # a signal's weights are saved
                 self._folder = before
             raise
 
-    def resume(self, epochs: int | None = None, on_epoch: OnEpoch | None = None, **schedule: Any) -> History:
+    def resume(
+        self, epochs: int | None = None, on_epoch: OnEpoch | None = None, *, ranks: int | None = None, **schedule: Any
+    ) -> History:
         """Continue the last run: one that was interrupted to its end, a complete one with more epochs.
 
         Without a new schedule the run ends bit for bit as if it had never stopped; with one, it begins where the run
@@ -215,6 +220,7 @@ class Trainer:
         Args:
             epochs: Number of epochs altogether, those that are done among them.
             on_epoch: As of `fit`.
+            ranks: Another number of ranks, where the strategy is exact; the results then differ by rounding.
             **schedule: lr, warmup, schedule and its settings (schedule_step, schedule_gamma, schedule_patience) of a new
                 schedule; patience, to go on after an early stop.
 
@@ -223,7 +229,9 @@ class Trainer:
 
         Raises:
             RunError: Nothing was trained yet.
-            ConfigError: Another setting is named, or the run has trained as many epochs already.
+            ConfigError: Another setting is named, the run has trained as many epochs already, or its strategy depends on
+                the number of ranks.
+            PlanError: The other number of ranks does not fit into memory.
             TrainError: As of `fit`.
             CommError: As of `fit`.
         """
@@ -236,11 +244,17 @@ class Trainer:
         config = run_folders.continued(self._folder, self._config, changes)
         if run_folders.is_complete(self._folder) and config == self._config:
             return _history(self._folder)
-        self._set_config(config)
-        run_folders.reopen(self._folder, config)
-        if (store := self._store()) is not None:
-            run_folders.move_store(self._folder, store)
-        return self._train(self._folder, on_epoch)
+        if ranks is not None:
+            config = with_ranks(config, ranks)
+        with occupied(self._folder):
+            if config.run.ranks != self._config.run.ranks:
+                config = regrouped(self._folder, config, self._graph, store_folder(self._graph))
+                self._plan, self._partition = run_folders.known_plan(self._folder, config, self._graph)
+            self._set_config(config)
+            run_folders.reopen(self._folder, config)
+            if (store := self._store()) is not None:
+                run_folders.move_store(self._folder, store)
+            return self._train(self._folder, on_epoch)
 
     def _check(self, on_epoch: OnEpoch | None) -> None:
         """Refuse what cannot train here. Raises: ConfigError, BackendError."""
@@ -259,7 +273,7 @@ class Trainer:
         self._rank = None
         if self._in_process:
             known = (self._plan, self._partition)
-            with local_ranks.signalled_stop() as stop:
+            with local_ranks.signalled_stop(saves=False) as stop:
                 ranks = local_ranks.on_local_ranks(
                     self._config,
                     lambda comm: training.train_rank(

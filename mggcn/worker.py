@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mggcn import native
 from mggcn.assemble import bind_process, dense_products
-from mggcn.comm.rank import rank_main
+from mggcn.comm.rank import rank_main, ready_for_signals
 from mggcn.jobs.folder import read_run
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Parse what the parent passed and run the rank."""
+    ready_for_signals()
     native.limit_spinning()
     parser = argparse.ArgumentParser(prog="mggcn.worker")
     parser.add_argument("job", choices=("train", "predict"))

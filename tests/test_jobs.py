@@ -16,6 +16,7 @@ import torch
 
 from mggcn import assemble
 from mggcn.cli import main
+from mggcn.comm.failure import Interrupted
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.config_files import from_toml
@@ -218,6 +219,23 @@ def test_signals_set_the_flag_once_and_handlers_return() -> None:
     thread.start()
     thread.join()
     assert seen == [before[1]]
+
+
+def test_before_the_first_epoch_a_signal_is_obeyed_at_once(tmp_path: Path) -> None:
+    """Fails if set-up is deaf to signals, or leaves the folder of a run that never began."""
+    with pytest.raises(Interrupted, match="SIGTERM"), local_ranks.signalled_stop(saves=False):
+        os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), local_ranks.signalled_stop(saves=False):
+        os.kill(os.getpid(), signal.SIGINT)
+    with local_ranks.signalled_stop(saves=False) as stop:
+        stop.saves = True
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal == signal.SIGINT
+    for error in (Interrupted(15), KeyboardInterrupt()):
+        folder = run_folders.make_run_folder(config_of(), "any", tmp_path / "run")
+        with pytest.raises(type(error)), run_folders.discarded_if_refused(folder):
+            raise error
+        assert not folder.exists()
 
 
 def test_softmax_of_huge_logits() -> None:

@@ -1,6 +1,6 @@
 """The end of a training epoch, once gradients are summed: one step of all weights, and the epoch's books.
 
-W weights in one flat tensor, S matrices and vectors among them, K signals, E epochs.
+W weights in one flat tensor, S matrices and vectors among them, K signals, a window of E epochs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
+LOSS, STOP, SECONDS = range(3)
+"""Columns of the signals and of their history."""
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 CLIP_EPS = 1e-6
 """Added to the norm that a gradient is divided by, as torch.nn.utils.clip_grad_norm_ does."""
@@ -57,7 +59,10 @@ class Books:
     """The books of an epoch: what it reads and writes beside weights.
 
     clock int64 (2,): seed and epoch; rates float64 (E,): learning rates; signals float64 (K,): those of the epoch, summed
-    over ranks; history float64 (E, K): those of all epochs; own float64 (K,): what the next epoch's start from.
+    over ranks; history float64 (E, K): those of the last E epochs, epoch e in row e % E, as its rate is rates[e % E];
+    own float64 (K,): what the next epoch's start from; halted int64 (1,): 0, or, once the loss or a gradient was not
+    finite, one more than the epoch; weights then stay as they were before it, and STOP of its row and of those behind it
+    is NaN, until halted is 0 again.
     """
 
     clock: Tensor
@@ -65,3 +70,4 @@ class Books:
     signals: Tensor
     own: Tensor
     history: Tensor
+    halted: Tensor

@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from torch.distributed.rendezvous import rendezvous
 
 from mggcn.comm.calls import Call, disagreement, name_ranks
+from mggcn.comm.failure import out_of_memory
 from mggcn.errors import CommError
 
 SLICE_S: Final = 0.25
@@ -154,6 +155,8 @@ def meet(rank: int, size: int, init_method: str, timeout_s: float) -> tuple[Stor
         store.set(come[rank], "")
         missing = await_keys(store, come, timeout_s)
     except (RuntimeError, OSError, ValueError) as error:
+        if out_of_memory(error):
+            raise MemoryError(f"while the rank connected: {error}") from error
         raise CommError(f"rank {rank} of {size} could not connect through {init_method}: {error}") from error
     if missing:
         raise CommError(f"rank {rank} waited {timeout_s:g} s for {name_ranks(missing)} to start")

@@ -21,6 +21,7 @@ from mggcn.backend.host import HostStream
 from mggcn.comm.base import DONE, CommStream, Event, Moving
 from mggcn.comm.calls import Call, all_reduce_call, all_to_all_call, broadcast_call, disagreement
 from mggcn.comm.control_store import CHECKED_CALLS, SLICE_S, ControlStore, loopback_interface, meet
+from mggcn.comm.failure import out_of_memory
 from mggcn.errors import CommError
 
 TRANSPORT_SLACK_S: Final = 30.0
@@ -173,6 +174,8 @@ def connect(rank: int, size: int, init_method: str, timeout_s: float, loopback: 
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, OSError, ValueError) as error:
+        if out_of_memory(error):
+            raise MemoryError(f"while the rank connected: {error}") from error
         raise CommError(f"rank {rank} of {size} could not connect through {init_method}: {error}") from error
     group = dist.group.WORLD
     if group is None:

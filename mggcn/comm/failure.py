@@ -21,6 +21,28 @@ STOP_CODES: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of a rank that saved and stopped because of a signal."""
 
 
+STOPPED: Final = 1 << 16
+"""In place of an exit code: the process lives, but does not run."""
+
+
+@final
+class Stopped(KeyboardInterrupt):
+    """SIGINT or SIGTERM came where nothing is to be saved: both unwind like Ctrl-C.
+
+    A class of its own for SIGINT too: Python 3.11 ends by the signal, whatever main returns, if a plain KeyboardInterrupt
+    came out of a string that some module executes while it is imported.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
+
+
+def signal_of(stop: KeyboardInterrupt) -> int:
+    """Return the signal that interrupted."""
+    return stop.signum if isinstance(stop, Stopped) else signal.SIGINT
+
+
 @final
 class Interrupted(MggcnError):  # noqa: N818  like KeyboardInterrupt: it is no error
     """A signal ended the run, in order: what was to be saved is saved."""
@@ -29,6 +51,20 @@ class Interrupted(MggcnError):  # noqa: N818  like KeyboardInterrupt: it is no e
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
         self.signum = signum
         self.exit_code = 128 + signum
+
+
+SHORT_OF_MEMORY: Final = (
+    *("bad_alloc", "can't allocate memory", "Cannot allocate memory", "failed to map segment", "out of memory"),
+    *("can't start new thread", "Resource temporarily unavailable"),
+)
+"""What libraries say that raise no MemoryError."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether memory, or what a thread needs of it, ran out, whatever class of error says so."""
+    if isinstance(error, MggcnError):
+        return False
+    return isinstance(error, MemoryError) or any(words in str(error) for words in SHORT_OF_MEMORY)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +92,7 @@ class Report:
             text = f"sys.exit({error.code!r}) before the work was done"
         return Report(
             rank=rank,
-            name=type(error).__name__,
+            name="MemoryError" if out_of_memory(error) else type(error).__name__,
             message=text,
             traceback="".join(traceback.format_exception(error)),
             exit_code=code,
@@ -75,7 +111,7 @@ class Report:
     def error(self) -> Exception:
         """The exception again, of its own class where a message is enough to make one."""
         found = getattr(errors, self.name, None) or getattr(builtins, self.name, None)
-        message = f"rank {self.rank}: {self.message}"
+        message = self.message if found is errors.DivergedError else f"rank {self.rank}: {self.message}"
         error: Exception = MggcnError(f"rank {self.rank}: {self.name}: {self.message}")
         if isinstance(found, type) and issubclass(found, Exception):
             try:
@@ -88,11 +124,11 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """The end of a rank that failed without being asked to stop."""
+    """The end of a rank."""
 
     rank: int
     code: int
-    """As subprocess reports it: the exit status, or minus the signal."""
+    """As subprocess reports it: the exit status, or minus the signal; STOPPED for one that a signal has stopped."""
     seen_s: float
     """CLOCK_MONOTONIC when the parent saw it."""
 
@@ -110,13 +146,16 @@ def log_path(folder: Path, rank: int) -> Path:
 def first_error(endings: Sequence[Ending], signals: Sequence[int], folder: Path) -> Exception | None:
     """The error to raise for `endings`, given the signals the parent got (the second one kills).
 
-    The earliest failure that is not a CommError, else an interruption, else the earliest CommError.
+    The earliest failure that is not a CommError, else a rank that left before others failed, else an interruption, else the
+    earliest CommError.
     """
     primary: list[tuple[float, Exception]] = []
     secondary: list[tuple[float, Exception]] = []
     stops = list(signals)
     ours = {*signals, signal.SIGKILL} if len(signals) > 1 else {*signals}
     for ending in endings:
+        if ending.code == 0:
+            continue
         report = _load(folder, ending.rank)
         if report is not None:
             (secondary if report.secondary else primary).append((report.monotonic_s, report.error()))
@@ -124,15 +163,33 @@ def first_error(endings: Sequence[Ending], signals: Sequence[int], folder: Path)
             stops.append(ending.code - 128)
         elif -ending.code not in ours:
             primary.append((ending.seen_s, CommError(_describe(ending, folder))))
-    for failures in (primary, [(0.0, Interrupted(stops[0]))] if endings and stops else [], secondary):
+    left = _left_early(endings)
+    early: list[tuple[float, Exception]] = [(left.seen_s, CommError(_describe(left, folder)))] if left else []
+    asked: list[tuple[float, Exception]] = (
+        [(0.0, Interrupted(stops[0]))] if stops and any(e.code for e in endings) else []
+    )
+    for failures in (primary, early, asked, secondary):
         if failures:
             return min(failures, key=lambda failure: failure[0])[1]
     return None
 
 
+def _left_early(endings: Sequence[Ending]) -> Ending | None:
+    """Return the first rank that ended with code 0 before another one failed or stood still; None if there is none."""
+    failed = [ending for ending in endings if ending.code not in (0, *STOP_CODES)]
+    left = min((ending for ending in endings if ending.code == 0), key=lambda ending: ending.seen_s, default=None)
+    return left if left and failed and left.seen_s < min(ending.seen_s for ending in failed) else None
+
+
 def _describe(ending: Ending, folder: Path) -> str:
     """Say how a rank ended that left no report."""
-    if ending.code >= 0:
+    if ending.code == STOPPED:
+        return (
+            f"rank {ending.rank} is stopped (SIGSTOP, a debugger), and the others waited for it in vain; resume the run"
+        )
+    if ending.code == 0:
+        how = f"rank {ending.rank} left with exit code 0 before the work was done"
+    elif ending.code > 0:
         how = f"rank {ending.rank} ended with exit code {ending.code} and did not say why"
     else:
         how = f"rank {ending.rank} was killed by {_signal_name(-ending.code)}"
@@ -152,6 +209,14 @@ def log_tail(folder: Path, rank: int) -> str:
     except OSError:
         return "(no log)"
     return text or "(empty)"
+
+
+def process_state(pid: int) -> str:
+    """Return the state of a process as Linux has it: R, S, D, Z, T (stopped), t (traced); "" if it is not known."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 def _signal_name(signum: int) -> str:

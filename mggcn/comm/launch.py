@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -11,14 +12,25 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final, final
 
-from mggcn.comm.failure import STOP_CODES, Ending, Interrupted, first_error, log_path, log_tail, report_path
+from mggcn.comm.failure import (
+    STOP_CODES,
+    STOPPED,
+    Ending,
+    Interrupted,
+    first_error,
+    log_path,
+    log_tail,
+    process_state,
+    report_path,
+)
 from mggcn.comm.rank import (
+    STOPS,
     connect_torchrun,
     gpu_index,
     parent_path,
@@ -37,6 +49,10 @@ GRACE_S: Final = 2.0
 """After the first failure the other ranks have this long to report theirs."""
 TERMINATE_S: Final = 3.0
 """Between SIGTERM and SIGKILL."""
+LEFT_S: Final = 5.0
+"""Ranks end together: once one has ended, the others have this long, on top of the time limit of a call."""
+PRIVATE: Final = ".ranks-"
+"""What the name of a launcher's own folder in the run folder begins with."""
 IMPORT_S: Final = 15.0
 """Seconds that a rank may need to start Python and import torch, on top of the time limit to connect."""
 
@@ -67,11 +83,15 @@ def run_ranks(
     Interrupted after a signal. Only the main thread can forward signals.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    remove_stale(folder)
     for rank in range(size):
         report_path(folder, rank).unlink(missing_ok=True)
-    private = Path(tempfile.mkdtemp(prefix=".ranks-", dir=folder)).resolve()
+    private = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=folder)).resolve()
     ranks: list[_Rank] = []
+    held = os.open(private, os.O_RDONLY)
     try:
+        with suppress(OSError):  # file systems without locks
+            fcntl.flock(held, fcntl.LOCK_EX)
         parent_path(private).write_text(str(os.getpid()))
         with _caught_signals() as signals:
             for rank in range(size):
@@ -80,10 +100,25 @@ def run_ranks(
     finally:
         _stop(ranks)
         shutil.rmtree(private, ignore_errors=True)
+        os.close(held)
     endings = [rank.ending for rank in ranks if rank.ending is not None]
     error = first_error(endings, signals, folder)
     if error is not None:
         raise error
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove the private folders of launchers that were killed: their locks are free."""
+    for private in folder.glob(f"{PRIVATE}*"):
+        with suppress(OSError):
+            held = os.open(private, os.O_RDONLY)
+            try:
+                # A launcher locks its folder before it leaves its number there.
+                if parent_path(private).exists():
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(private)
+            finally:
+                os.close(held)
 
 
 def _start(command: Sequence[str], rank: int, size: int, folder: Path, private: Path, env: Mapping[str, str]) -> _Rank:
@@ -93,6 +128,8 @@ def _start(command: Sequence[str], rank: int, size: int, folder: Path, private: 
     variables = {"NCCL_SOCKET_IFNAME": loopback, **os.environ, **env, "GLOO_SOCKET_IFNAME": loopback}
     # A session of its own: a Ctrl-C of the terminal reaches the parent alone, which forwards it once.
     log = None if rank == 0 else log_path(folder, rank).open("wb")
+    # A signal that comes while the rank starts Python waits until the rank can obey it in order (rank.ready_for_signals).
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         process = subprocess.Popen(
             [*command, *arguments],
@@ -103,6 +140,7 @@ def _start(command: Sequence[str], rank: int, size: int, folder: Path, private: 
             start_new_session=True,
         )
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if log is not None:
             log.close()
     return _Rank(rank, process)
@@ -116,13 +154,20 @@ def _watch(ranks: Sequence[_Rank], signals: Sequence[int], folder: Path, private
     connect_by = time.monotonic() + timeout_s + IMPORT_S
     forwarded = 0
     failed_at: float | None = None
+    left_at: float | None = None
     while any(rank.running for rank in ranks):
         time.sleep(POLL_S)
         now = time.monotonic()
         _note_endings(ranks)
-        if failed_at is None and any(rank.ending and rank.ending.code not in STOP_CODES for rank in ranks):
+        if failed_at is None and any(rank.ending and rank.ending.code not in (0, *STOP_CODES) for rank in ranks):
             failed_at = now
+            _note_stopped(ranks)
         if failed_at is not None and now > failed_at + GRACE_S:
+            return
+        if left_at is None and any(rank.ending for rank in ranks):
+            left_at = now
+        if left_at is not None and now > left_at + timeout_s + LEFT_S:
+            _refuse_early(ranks)
             return
         while forwarded < len(signals):
             _signal_all(ranks, signals[0] if forwarded == 0 else signal.SIGKILL)
@@ -139,8 +184,22 @@ def _watch(ranks: Sequence[_Rank], signals: Sequence[int], folder: Path, private
 def _note_endings(ranks: Sequence[_Rank]) -> None:
     for rank in ranks:
         code = rank.process.poll()
-        if code and rank.ending is None:
+        if code is not None and rank.ending is None:
             rank.ending = Ending(rank=rank.number, code=code, seen_s=time.monotonic())
+
+
+def _refuse_early(ranks: Sequence[_Rank]) -> None:
+    """Raises: CommError if a rank ended as if its work were done, and others still wait for it."""
+    for rank in ranks:
+        if rank.ending is not None and rank.ending.code == 0:
+            raise CommError(f"rank {rank.number} left with exit code 0, and others still waited for it; resume the run")
+
+
+def _note_stopped(ranks: Sequence[_Rank]) -> None:
+    """Note the ranks that a signal has stopped: others waited for them in vain."""
+    for rank in ranks:
+        if rank.running and process_state(rank.process.pid) in ("T", "t"):
+            rank.ending = Ending(rank=rank.number, code=STOPPED, seen_s=time.monotonic())
 
 
 def _stop(ranks: Sequence[_Rank]) -> None:
@@ -170,7 +229,7 @@ def _caught_signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    before = {signum: signal.signal(signum, remember) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.signal(signum, remember) for signum in STOPS}
     try:
         yield caught
     finally:

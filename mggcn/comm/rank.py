@@ -11,15 +11,17 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from mggcn.comm.failure import STOP_CODES, Interrupted, Report
+from mggcn.comm.failure import STOP_CODES, Interrupted, Report, out_of_memory, signal_of
 from mggcn.errors import BackendError, CommError, MggcnError
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
 
 PR_SET_PDEATHSIG: Final = 1
+STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
 End = Callable[[Exception], NoReturn]
 """Ends the process with a report of the error."""
@@ -40,6 +42,7 @@ def rank_main(
     on all ranks: they meet once more, and leave with its exit code. With transport nccl, body calls `use_stream`.
     """
     _die_with_parent(int(parent_path(rendezvous.parent).read_text()))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
     def join(end: End) -> Communicator:
         comm = _connect(transport, rank, size, f"file://{rendezvous}", timeout_s, end, loopback=True)
@@ -49,12 +52,25 @@ def rank_main(
     return _run(rank, folder, join, body)
 
 
-def torchrun_main(timeout_s: float, folder: Path, body: Callable[[Communicator], None], transport: str = "gloo") -> int:
-    """As `rank_main`, for a rank that torchrun started; a failure is also printed, since torchrun reads no reports."""
+def torchrun_main(timeout_s: float, body: Callable[[Communicator], None], transport: str = "gloo") -> int:
+    """As `rank_main`, for a rank that torchrun started; a failure is printed: torchrun reads no reports."""
     rank, _, _ = _require_torchrun()
     _die_with_parent(os.getppid())
-    folder.mkdir(parents=True, exist_ok=True)
-    return _run(rank, folder, lambda end: connect_torchrun(timeout_s, transport, end), body, show=True)
+    return _run(rank, None, lambda end: connect_torchrun(timeout_s, transport, end), body)
+
+
+def ready_for_signals() -> None:
+    """Have SIGINT and SIGTERM end this rank at once, in order: nothing is to be saved before it trains.
+
+    Its launcher blocks them while Python starts, and sends them to all ranks.
+    """
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        os._exit(128 + number)
+
+    for number in STOPS:
+        signal.signal(number, leave)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def gpu_index(rank: int, num_gpus: int) -> int:
@@ -127,23 +143,27 @@ def _require_torchrun() -> tuple[int, int, int]:
 
 def _run(
     rank: int,
-    folder: Path,
+    folder: Path | None,
     join: Callable[[End], Communicator],
     body: Callable[[Communicator], None],
-    show: bool = False,
 ) -> int:
     def end(error: Exception) -> NoReturn:
-        _leave(_tell(rank, folder, error, show).exit_code)
+        _leave(_tell(rank, folder, error).exit_code)
 
     comm: Communicator | None = None
     try:
         comm = join(end)
         stopped = _stopped_by(body, comm)
         comm.close()
-    except KeyboardInterrupt:
-        _leave(128 + signal.SIGINT)
+    except KeyboardInterrupt as stop:
+        number = signal_of(stop)
+        if folder is None and rank == 0:
+            print(f"mggcn: {Interrupted(number)}", file=sys.stderr)
+        if comm is not None:
+            comm.abort(f"rank {rank} was {Interrupted(number)}")
+        _leave(128 + number)
     except BaseException as error:
-        report = _tell(rank, folder, error, show)
+        report = _tell(rank, folder, error)
         if comm is not None:
             comm.abort(f"rank {rank} failed: {report.name}: {report.message}")
         _leave(report.exit_code)
@@ -152,17 +172,18 @@ def _run(
     return 0
 
 
-def _tell(rank: int, folder: Path, error: BaseException, show: bool) -> Report:
-    """Leave a report for the parent; print the error as well if `show`, or if the report cannot be written."""
+def _tell(rank: int, folder: Path | None, error: BaseException) -> Report:
+    """Leave a report for the parent in `folder`; without one, or if it cannot be written, print the error."""
     report = Report.of(rank, error)
     try:
-        report.save(folder)
+        if folder is not None:
+            report.save(folder)
+            return report
     except OSError as problem:
         print(f"cannot report in {folder}: {problem}", file=sys.stderr)
-        show = True
-    if show and isinstance(error, MggcnError):
-        print(f"mggcn: rank {rank}: {error}", file=sys.stderr)
-    elif show:
+    if isinstance(error, MggcnError) or out_of_memory(error):
+        print(f"mggcn: {report.error()}", file=sys.stderr)
+    else:
         print(report.traceback, file=sys.stderr)
     return report
 

@@ -6,6 +6,7 @@ The same command under `torchrun --nproc-per-node P -m mggcn train ...` is one r
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.rank import torchrun_env
 from mggcn.commands.settings import add_settings, read_settings
-from mggcn.config import Config
+from mggcn.config import Config, from_tables
 from mggcn.config_files import with_settings
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
 from mggcn.jobs import folder as run_folders
 from mggcn.jobs import train as training
+from mggcn.jobs.occupied import occupied
+from mggcn.jobs.regroup import regrouped, with_ranks
 from mggcn.jobs.weights import weights_of_run
 from mggcn.memory.units import human
 
@@ -37,8 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         type=Path,
         metavar="DIR",
-        help="continue a run; with a larger --epochs also a complete one; --set train.lr, train.schedule, ... begin a new "
-        "schedule where it stands, --set train.patience goes on after an early stop",
+        help="continue a run, also on another number of --ranks; with a larger --epochs also a complete one; "
+        "--set train.lr, train.schedule, ... begin a new schedule where it stands, --set train.patience goes on after an "
+        "early stop",
     )
     parser.add_argument(
         "--start-from",
@@ -56,13 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
     if torchrun_env() is not None:
         return _under_torchrun(arguments)
     if arguments.resume is not None:
-        result = _resume(arguments)
+        with occupied(arguments.resume) if arguments.resume.is_dir() else contextlib.nullcontext():
+            result = _resume(arguments)
     else:
         store = store_path(arguments.store, arguments.root)
         graph = open_store(store)
         planned = training.prepare_run(read_settings(arguments), graph, store, arguments.out, _start(arguments))
         train = functools.partial(training.run_training, planned, graph, quiet=arguments.quiet)
-        with run_folders.discarded_if_refused(planned.folder):
+        with occupied(planned.folder), run_folders.discarded_if_refused(planned.folder):
             if not arguments.quiet:
                 training.announce(planned.plan, store, planned.reason)
             result = _train(planned.folder, arguments.quiet, train)
@@ -92,11 +97,12 @@ def _check_which(arguments: argparse.Namespace) -> None:
 def _resume(arguments: argparse.Namespace) -> dict[str, Any]:
     """Continue a run, or extend a complete one; without changes a complete one stays as it is."""
     folder, quiet, (config, store) = arguments.resume, arguments.quiet, resumed(arguments)
-    if run_folders.is_complete(folder) and config == run_folders.read_run(folder)[0]:
+    if run_folders.is_complete(folder) and config.train == run_folders.read_run(folder)[0].train:
         if not quiet:
             print(f"the run in {folder} is complete; --epochs with a larger number extends it")
         return training.read_result(folder)
     graph = open_store(store)
+    config = regrouped(folder, config, graph, store)
     plan, reason = run_folders.recorded_plan(folder, config, graph)
     run_folders.reopen(folder, config)
     if not quiet:
@@ -133,9 +139,10 @@ def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
     given = [k for k, v in vars(arguments).items() if k.startswith("setting_") and v is not None]
     named = [text.partition("=")[0].strip() for text in arguments.set]
     known = [f"train.{name}" for name in run_folders.CONTINUABLE]
-    if arguments.config is not None or not set(named) <= set(known) or set(given) - {"setting_epochs"}:
+    if arguments.config is not None or not set(named) <= set(known) or set(given) - {"setting_epochs", "setting_ranks"}:
         raise ConfigError(
-            f"--resume keeps the run's own settings; only --epochs may be given with it, and --set {', '.join(known[1:])}"
+            "--resume keeps the run's own settings; only --epochs may be given with it, --ranks, and --set "
+            f"{', '.join(known[1:])}"
         )
     if job["store"] is None:
         raise RunError(
@@ -146,7 +153,9 @@ def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
     changes = {name: getattr(wanted, name) for name in (text.removeprefix("train.") for text in named)}
     if arguments.setting_epochs is not None:
         changes["epochs"] = arguments.setting_epochs
-    return run_folders.continued(arguments.resume, config, changes), Path(job["store"])
+    config = run_folders.continued(arguments.resume, config, changes)
+    ranks = config.run.ranks if arguments.setting_ranks is None else arguments.setting_ranks
+    return with_ranks(config, from_tables({"run": {"ranks": ranks, "transport": "auto"}}).run.ranks), Path(job["store"])
 
 
 def _start(arguments: argparse.Namespace) -> Mapping[str, Tensor] | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mggcn.assemble import host_of, partition_graph, plan_recorded
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
+from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, TrainConfig, from_tables
 from mggcn.config_files import from_toml, to_toml
 from mggcn.config_values import with_new_names
@@ -24,7 +25,7 @@ from mggcn.partition.base import Partition
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Choice, choice_dict
-from mggcn.train.log import write_json
+from mggcn.train.log import require_history, write_json
 from mggcn.train.repeats import best_repeat, is_kept
 from mggcn.tuning.record import RUN_FILE, STORE_FILE, read_choices, write_choices
 
@@ -48,17 +49,23 @@ def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file, expected a folder for the run; {ANOTHER}")
     if folder.exists() and any(folder.iterdir()):
-        resume = f", or continue that run: --resume {folder}, in Python Trainer.from_run" if _is_run(folder) else ""
+        resume = f", or continue that run: --resume {folder}, in Python Trainer.from_run" if is_run(folder) else ""
         raise RunError(f"{folder} exists and is not empty; {ANOTHER}{resume}")
+    text = to_toml(config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.toml").write_text(to_toml(config))
+        # Of two commands that found the folder empty, one makes the file.
+        with (folder / "config.toml").open("x") as file, discarded_if_refused(folder):
+            file.write(text)
+    except FileExistsError:
+        raise RunError(f"{folder} was taken by another run just now; {ANOTHER}") from None
     except OSError as error:
         raise RunError(f"the run folder {folder} cannot be written: {error.strerror}") from error
     return folder
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run."""
     return all((folder / name).is_file() for name in ("config.toml", "plan.json", "job.json"))
 
 
@@ -167,7 +174,12 @@ def _saved_progress(folder: Path) -> Progress | None:
 
 
 def reopen(folder: Path, config: Config) -> None:
-    """Have a run go on with another configuration. Killed in here, it is one that is not complete."""
+    """Have a run go on with another configuration. Killed in here, it is one that is not complete.
+
+    Raises: RunError if its history lacks epochs.
+    """
+    if (progress := _saved_progress(folder)) is not None:
+        require_history(folder, progress.history_lines)
     (folder / "result.json").unlink(missing_ok=True)
     record_change(folder, config)
     temporary = folder / ".config.toml.tmp"
@@ -201,11 +213,12 @@ def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:
 
 @contextlib.contextmanager
 def discarded_if_refused(folder: Path) -> Iterator[None]:
-    """Remove a new run folder if bad input, such as a missing split, shows before the first epoch."""
+    """Remove a new run folder if bad input, such as a missing split, or a signal comes before the first epoch."""
     try:
         yield
-    except MggcnError as error:
-        if error.exit_code == 2 and not (folder / "history.jsonl").exists():
+    except (MggcnError, KeyboardInterrupt) as error:
+        refused = not isinstance(error, MggcnError) or isinstance(error, Interrupted) or error.exit_code == 2
+        if refused and not (folder / "history.jsonl").exists():
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 Path("runs").rmdir()  # which it may have been the first in
@@ -234,7 +247,9 @@ def write_plan(
             write_choices(folder / RUN_FILE, host, measured)
     write_json(folder / "plan.json", to_dict(plan) | ({} if choice is None else {"choice": choice_dict(choice)}))
     job = {"store": None if store is None else str(store.resolve()), "owners_sha256": partition.digest()}
-    write_json(folder / "job.json", job | {"assignment": _assignment(plan.config)} | beginnings(plan.config, graph))
+    write_json(
+        folder / "job.json", job | {"assignment": _assignment(plan.config)} | beginnings(folder, plan.config, graph)
+    )
 
 
 def measured_products(folder: Path, config: Config) -> Choices:
@@ -279,9 +294,9 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Par
     return plan, partition
 
 
-def recorded_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, str]:
-    """Return the plan that a run folder records, and why `auto` chose it, "" if it did not. Raises: as `known_plan`."""
-    _, content, job = read_run(folder)
+def require_graph(folder: Path, graph: Graph) -> None:
+    """Refuse another graph than the one that a run was made for. Raises: RunError."""
+    job = read_run(folder)[2]
     if job["graph_sha256"] != graph_sha256(graph):
         parts = changed_parts(job, graph)
         raise RunError(
@@ -289,6 +304,12 @@ def recorded_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, 
             f"{f' ({parts})' if parts else ''}; "
             "start a new run, or score it with mggcn predict --store"
         )
+
+
+def recorded_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, str]:
+    """Return the plan that a run folder records, and why `auto` chose it, "" if it did not. Raises: as `known_plan`."""
+    _, content, job = read_run(folder)
+    require_graph(folder, graph)
     planned, asked = job["assignment"], _assignment(config)
     planned = with_new_names("run", planned) if isinstance(planned, dict) else {}
     if planned.keys() != asked.keys() or "partition" not in content:

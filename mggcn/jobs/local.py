@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from mggcn.assemble import dense_products, threads_per_rank
+from mggcn.comm.failure import Interrupted
 from mggcn.config import Config
 
 if TYPE_CHECKING:
@@ -46,17 +47,26 @@ def on_threads(config: Config, body: Callable[[Communicator], Any]) -> list[Any]
 
 
 @contextlib.contextmanager
-def signalled_stop() -> Iterator[Stop]:
-    """Give a flag that SIGINT and SIGTERM set, once; a second one acts at once. Elsewhere than in a main thread: unset."""
+def signalled_stop(*, saves: bool = True) -> Iterator[Stop]:
+    """Give a flag that SIGINT and SIGTERM set, once; a second one acts at once. Elsewhere than in a main thread: unset.
+
+    saves: whether there is something to save from the start. Until the flag's `saves` is true, a signal does what it did
+    before, and raises Interrupted where that was nothing.
+    """
     from mggcn.train.trainer import Stop
 
-    stop = Stop()
+    stop = Stop(saves=saves)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number: int, frame: FrameType | None) -> None:
+        if not stop.saves:
+            obey = before[signal.Signals(number)]
+            if callable(obey):
+                obey(number, frame)
+            raise Interrupted(number)
         stop.signal = number
         for s in before:
             signal.signal(s, signal.SIG_DFL)

@@ -22,6 +22,7 @@ from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.jobs.folder import known_plan, read_run, seed_of_weights
 from mggcn.jobs.local import in_processes, on_local_ranks
+from mggcn.jobs.occupied import occupied
 from mggcn.jobs.prediction_files import check_kind, check_target, probabilities_of, write_predictions
 from mggcn.jobs.weights import weights_of
 from mggcn.planning.shape import GraphShape
@@ -74,6 +75,8 @@ def predict(
         if rewritten:
             write_predictions(scored, target, trained_on.task, classes=classes)
     finally:
+        # A rank process that a signal ends leaves what it wrote.
+        scored.with_name(f".{scored.name}.tmp").unlink(missing_ok=True)
         if rewritten:
             scored.unlink(missing_ok=True)
     return target
@@ -85,7 +88,8 @@ def _score(config: Config, folder: Path, store: Path | None, arguments: dict[str
         if store is not None:
             partition_graph(config, open_store(store))  # once, before every rank looks for it
         command = [sys.executable, "-m", "mggcn.worker", "predict", str(folder), "--arguments", json.dumps(arguments)]
-        run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
+        with occupied(folder):  # ranks leave their reports and logs there
+            run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
     else:
         on_local_ranks(config, lambda comm: predict_worker(comm, folder, arguments))
 

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -18,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.assemble import Group, check_available, groups_of
-from mggcn.comm.failure import Interrupted
+from mggcn.comm.failure import Interrupted, signal_of
 from mggcn.config import Config
 from mggcn.config_files import from_toml
 from mggcn.errors import RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store
 from mggcn.jobs.folder import make_run_folder
+from mggcn.jobs.occupied import occupied
 from mggcn.jobs.sweep_space import Settings, Space
 from mggcn.jobs.sweep_worker import trial_folder
 from mggcn.planning.task import LOWER_IS_BETTER
@@ -147,6 +147,11 @@ def run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None = None) -> 
 
     A failed trial is a row of the table. Raises: Interrupted after Ctrl-C, once running trials are saved; RunError.
     """
+    with occupied(folder):
+        return _run_sweep(folder, on_trial)
+
+
+def _run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None) -> Sweep:
     sweep, store, digest, at_once = read_sweep(folder)
     groups, _ = groups_of(from_toml(folder / "config.toml", saved=True), at_once)
     left = [trial for trial in sweep.trials if trial.result is None]
@@ -174,8 +179,8 @@ def run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None = None) -> 
             _save(sweep, job)
             if on_trial is not None:
                 on_trial(ended)
-    except KeyboardInterrupt:
-        raise Interrupted(signal.SIGINT) from None
+    except KeyboardInterrupt as stop:
+        raise Interrupted(signal_of(stop)) from None
     finally:
         for worker in workers:
             worker.stop()

@@ -8,7 +8,6 @@ import json
 import platform
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -49,6 +48,8 @@ from mggcn.jobs.folder import (
 )
 from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
+from mggcn.jobs.occupied import occupied
+from mggcn.jobs.regroup import regrouped, with_ranks
 from mggcn.jobs.weights import check_start, keep_start, start_of
 from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
@@ -57,6 +58,7 @@ from mggcn.planning.advice import require_fit
 from mggcn.planning.opening import opening_lines
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shared import Shared
+from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog, write_json
 from mggcn.train.tensorboard import TensorBoard
 from mggcn.tuning.exploration import Exploration
@@ -109,9 +111,10 @@ def prepare_run(
     if start is not None:
         check_start(plan, start)
     folder = make_run_folder(config, graph.name, out)
-    write_plan(folder, plan, partition, store, graph, choice)
-    if start is not None:
-        keep_start(folder, start)
+    with discarded_if_refused(folder):
+        write_plan(folder, plan, partition, store, graph, choice)
+        if start is not None:
+            keep_start(folder, start)
     return PlannedRun(folder, config, plan, partition, "" if choice is None else choice.reason)
 
 
@@ -141,10 +144,37 @@ def train_rank(
     stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it. shared: as for
     make_rank.
     """
+    started = time.perf_counter() if started is None else started
+    heartbeat = Heartbeat(folder, comm.rank, config.train.epochs, config.train.repeat)
+    try:
+        rank = _train_rank(
+            comm, config, graph, plan, partition, folder, heartbeat, quiet, stop, started, on_epoch, shared
+        )
+    except BaseException as error:
+        heartbeat.end("interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed")
+        raise
+    heartbeat.end("complete")
+    return rank
+
+
+def _train_rank(
+    comm: Communicator,
+    config: Config,
+    graph: Graph,
+    plan: RunPlan,
+    partition: Partition,
+    folder: Path,
+    heartbeat: Heartbeat,
+    quiet: bool,
+    stop: Stop,
+    started: float,
+    on_epoch: Callable[[dict[str, Any]], None] | None,
+    shared: Shared | None,
+) -> Rank:
+    """As `train_rank`."""
     from mggcn.assemble_rank import make_rank
     from mggcn.tuning.epochs import Tuning
 
-    started = time.perf_counter() if started is None else started
     choices = measured_products(folder, config)
     log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
     store = store_folder(graph)
@@ -161,9 +191,10 @@ def train_rank(
     if (start := start_of(folder)) is not None:
         rank.trainer.warm_start(start)
     comm.barrier()
+    stop.saves = True
     setup_seconds = time.perf_counter() - started
     with logged(config, folder, on_epoch) if comm.rank == 0 else contextlib.nullcontext() as follow:
-        complete = rank.trainer.fit(log, folder, follow)
+        complete = rank.trainer.fit(log, folder, follow, heartbeat)
     rank.watch.close()
     peak = largest_peak(rank, comm)
     taken = nccl_record(plan, comm, rank.trainer.runtime.backend)
@@ -209,7 +240,7 @@ def result_of(
     trainer = rank.trainer
     return {
         **trainer.summary(),
-        "seconds_per_epoch": float(np.median(trainer.epoch_seconds)) if trainer.epoch_seconds else None,
+        "seconds_per_epoch": trainer.epoch_seconds.median(),
         "setup_seconds": setup_seconds,
         "planned_peak_bytes": plan.process_bytes,
         "measured_peak_bytes": measured_peak,
@@ -273,7 +304,7 @@ def _train_here(
 ) -> dict[str, Any]:
     """Train on one rank of this process, or on several that are threads of it."""
     config, known, folder = run.config, (run.plan, run.partition), run.folder
-    with signalled_stop() as stop:
+    with signalled_stop(saves=False) as stop:
         on_local_ranks(
             config,
             lambda comm: train_rank(
@@ -302,7 +333,7 @@ def train_worker(
     """
     config, _, job = read_run(folder)
     graph = open_store(job["store"])
-    with signalled_stop() as stop, dense_products(config):
+    with signalled_stop(saves=False) as stop, dense_products(config):
         known = known_plan(folder, config, graph) if planned is None else (planned.plan, planned.partition)
         train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started)
 
@@ -326,12 +357,12 @@ def train_under_torchrun(
             "torchrun's environment is missing; start with torchrun --nproc-per-node P -m mggcn train ..."
         )
     rank, size, _ = found
-    if config.run.ranks not in (1, size):
+    if resume is None and config.run.ranks not in (1, size):
         raise ConfigError(f"--ranks {config.run.ranks} differs from torchrun's {size} processes; leave --ranks out")
     if config.run.transport in ("single", "threads"):
         raise ConfigError(f"under torchrun run.transport must be auto, gloo or nccl, got {config.run.transport}")
-    if resume is not None and config.run.ranks != size:
-        raise ConfigError(f"the run in {resume} has {config.run.ranks} ranks, torchrun started {size} processes")
+    if resume is not None:
+        config = with_ranks(config, size)
     run = dataclasses.replace(config.run, ranks=size, transport=config.run.process_transport)
     config = dataclasses.replace(config, run=run)
     check_available(config)
@@ -342,21 +373,23 @@ def train_under_torchrun(
 
     def body(comm: Communicator) -> None:
         folder, planned = resume, None
-        if comm.rank == 0 and folder is None:
-            planned = prepare_run(config, open_store(store), store, out, start)
-            folder = planned.folder
-            if not quiet:
-                announce(planned.plan, store, planned.reason)
-        elif comm.rank == 0 and folder is not None:
-            reopen(folder, config)
-        shared = share_path(comm, folder)
-        with contextlib.nullcontext() if comm.rank or resume else discarded_if_refused(shared):
+        with contextlib.ExitStack() as held:
+            if comm.rank == 0 and folder is None:
+                planned = prepare_run(config, open_store(store), store, out, start)
+                folder = planned.folder
+                held.enter_context(occupied(folder))
+                held.enter_context(discarded_if_refused(folder))
+                if not quiet:
+                    announce(planned.plan, store, planned.reason)
+            elif comm.rank == 0 and folder is not None:
+                held.enter_context(occupied(folder))
+                reopen(folder, regrouped(folder, config, open_store(store), store))
+            shared = share_path(comm, folder)
             train_worker(comm, shared, quiet, started, planned)
-        if comm.rank == 0:
-            result.append(read_result(shared))
+            if comm.rank == 0:
+                result.append(read_result(shared))
 
-    with tempfile.TemporaryDirectory(prefix="mggcn-") as reports:
-        code = torchrun_main(config.run.timeout_s, Path(reports), body, config.run.transport)
+    code = torchrun_main(config.run.timeout_s, body, config.run.transport)
     return code, result[0] if result else None
 
 

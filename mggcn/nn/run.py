@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from mggcn.assemble_rank import gpu_of_rank
@@ -92,16 +89,12 @@ def _under_torchrun(
     """Join the ranks of this torchrun. If any rank fails, this call reports the failure and ends the process."""
     if transport in ("auto", "threads", "single"):
         transport = settings.config(size, "auto").run.process_transport
-    folder = Path(tempfile.mkdtemp(prefix="mggcn-"))
     results: list[T] = []
 
     def work(comm: Communicator) -> None:
         results.append(on_rank(body, share(graph, settings, size, transport), comm, device_of))
 
-    try:
-        code = torchrun_main(timeout_s, folder, work, transport)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    code = torchrun_main(timeout_s, work, transport)
     if code or not results:
         raise MggcnError(f"the ranks of torchrun left with exit code {code}")
     return results[0]

@@ -28,8 +28,8 @@ from mggcn.partition.locality.reuse import BOUNDS
 from mggcn.planning.regions import OPTIMIZER_STATES
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 
-AFTER: Final = {"cpu": 8, "cuda": 1}
-"""Calls of an epoch beside its ops: history, learning rate, optimiser, clock and signals, which a GPU has in one kernel."""
+AFTER: Final = {"cpu": 8, "cuda": 2}
+"""Calls of an epoch beside its ops: history, learning rate, optimiser, clock and signals, on a GPU two kernels."""
 MAX_PHASES: Final = 16
 """Epochs of a period of delayed messages that are costed; their bins are of about equal size."""
 SMALL_ROWS: Final = 2048

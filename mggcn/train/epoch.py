@@ -1,8 +1,8 @@
 """One training epoch as work of the device alone: program, sums over ranks, optimiser, loss history, clock.
 
 Nothing here looks at a result, so that a device may record the work once and repeat it by itself; seed and epoch,
-learning rates and losses lie on the device. An epoch's signals start from this rank's own (Books.own), which
-the end of the previous epoch copies there.
+learning rates and losses of a window of epochs lie on the device. An epoch's signals start from this rank's own
+(Books.own), which the end of the previous epoch copies there.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import numpy.typing as npt
 import torch
 
 from mggcn.backend.base import KernelBackend
-from mggcn.backend.epoch_end import Books
+from mggcn.backend.epoch_end import LOSS, SECONDS, STOP, Books
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import TrainConfig
 from mggcn.planning.run import SIGNALS, RankPlan
 from mggcn.trace.timeline import Watch
+from mggcn.train.nonfinite import origin_of_nonfinite
 from mggcn.train.optimizer import Optimizer, learning_rates
 from mggcn.train.runtime import RankRuntime
 
-LOSS, STOP, SECONDS = range(SIGNALS)
-"""Columns of the signals and of their history."""
+__all__ = ["LOSS", "SECONDS", "STOP", "WINDOW", "Repeated", "TrainingEpoch"]
+
+WINDOW = 4096
+"""Epochs whose learning rates and signals a device holds, 128 KiB: a run's records do not grow with its epochs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
@@ -85,7 +88,7 @@ class Repeated:
 class TrainingEpoch:
     """Runs epochs of one repeat: `run` makes one, `history` reads what they left.
 
-    Device memory: history float64 (epochs, 3), learning rates (epochs,).
+    Device memory: history float64 (E, 3), learning rates (E,), of at most WINDOW epochs. Rates are written once a window.
     """
 
     def __init__(
@@ -98,10 +101,15 @@ class TrainingEpoch:
         watch: Watch,
     ) -> None:
         backend = runtime.backend
-        rates = learning_rates(config)
-        history = backend.allocate(8 * SIGNALS * config.epochs).view(torch.float64).view(-1, SIGNALS)
+        self._config = config
+        self._rate: float | None = None
+        self._window = -1
+        rows = min(WINDOW, config.epochs)
+        rates = backend.allocate(8 * rows).view(torch.float64)
+        history = backend.allocate(8 * SIGNALS * rows).view(torch.float64).view(-1, SIGNALS)
         own = backend.allocate(8 * SIGNALS).view(torch.float64)
-        books = Books(runtime.clock, backend.upload(rates), runtime.signals, own, history)
+        halted = backend.allocate(8).view(torch.int64)
+        books = Books(runtime.clock, rates, runtime.signals, own, history, halted)
         self._work = _Work(
             plan=plan,
             runtime=runtime,
@@ -119,14 +127,24 @@ class TrainingEpoch:
         return self._repeatable.state
 
     def start(self, seed: int, epoch: int) -> None:
-        """Set seed and epoch, from 0, of the next run, and the signals that it starts from."""
+        """Set seed and epoch, from 0, of the next run, and the signals that it starts from; weights move again."""
         books = self._work.books
+        books.halted.zero_()
         books.clock.copy_(torch.tensor([seed, epoch], dtype=torch.int64))
         books.signals.copy_(books.own)
 
-    def set_rates(self, rates: npt.NDArray[np.float64]) -> None:
-        """Set the learning rates of all epochs, (epochs,)."""
-        self._work.books.rates.copy_(torch.from_numpy(rates))
+    def set_rate(self, rate: float | None) -> None:
+        """Set what the plateau schedule has made of train.lr (Progress.rate), from the next epoch on."""
+        self._rate, self._window = rate, -1
+
+    def _open_window(self, epoch: int) -> None:
+        """Have the learning rates of an epoch on the device."""
+        rates = self._work.books.rates
+        window = epoch // len(rates)
+        if window != self._window:
+            self._window = window
+            epochs = range(window * len(rates), (window + 1) * len(rates))
+            rates.copy_(torch.from_numpy(learning_rates(self._config, epochs, self._rate)))
 
     def set_signals(self, stop: float, seconds: float) -> None:
         """Set what this rank adds to the stop flag and the seconds of the epochs to come."""
@@ -140,8 +158,9 @@ class TrainingEpoch:
 
     def run(self, epoch: int) -> None:
         """Queue one epoch, number `epoch` from 0, as the clock says too. Raises: IndexError behind the last epoch."""
-        if epoch >= self._work.books.history.shape[0]:
-            raise IndexError(f"the run has {self._work.books.history.shape[0]} epochs, epoch {epoch + 1} was requested")
+        if epoch >= self._config.epochs:
+            raise IndexError(f"the run has {self._config.epochs} epochs, epoch {epoch + 1} was requested")
+        self._open_window(epoch)
         work = self._work
         work.comm.check()
         work.runtime.training.begin_epoch(epoch)
@@ -153,5 +172,23 @@ class TrainingEpoch:
         self._work.gradients()
 
     def history(self, first: int, last: int) -> npt.NDArray[np.float64]:
-        """Return the signals summed over ranks of epochs first .. last - 1, (last - first, 3). Waits for the device."""
-        return self._work.books.history[first:last].cpu().numpy()
+        """Return the signals summed over ranks of epochs first .. last - 1, (last - first, 3). Waits for the device.
+
+        The epochs lie in one window (`window_end`).
+        """
+        history = self._work.books.history
+        start = first % len(history)
+        return history[start : start + last - first].cpu().numpy()
+
+    def window_end(self, epoch: int) -> int:
+        """Return the epoch behind the window of an epoch: the host must look before it."""
+        rows = len(self._work.books.history)
+        return epoch - epoch % rows + rows
+
+    def origin(self, seed: int, epoch: int) -> str:
+        """Run an epoch again whose update was skipped; say in words where what is not finite began. Collective."""
+        work = self._work
+        self.start(seed, epoch)
+        work.runtime.training.begin_epoch(epoch)
+        with work.watch.epoch(epoch):
+            return origin_of_nonfinite(work.runtime, work.plan.train, work.comm.rank, work.comm.size)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +27,23 @@ def write_json(path: Path, content: Any) -> None:
         temporary.rename(path)
     except OSError as error:
         raise RunError(f"{path} could not be written: {error.strerror}; free space and run again") from error
+
+
+def require_history(folder: Path, lines: int) -> None:
+    """Refuse to go on with a run whose history has lost lines that its checkpoint counts. Raises: RunError."""
+    path = folder / "history.jsonl"
+    try:
+        with path.open("rb") as file:
+            found = sum(line.endswith(b"\n") for line in itertools.islice(file, lines))
+    except FileNotFoundError:
+        found = 0
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    if found < lines:
+        raise RunError(
+            f"{path} has {found} of the {lines} epochs that the checkpoint of this run stands for: it was cut or removed; "
+            "put it back, or begin a new run with these weights: mggcn train STORE --start-from RUN"
+        )
 
 
 PROGRESS_S = 10.0
@@ -51,16 +71,18 @@ class RunLog:
         """
         if self._path is None:
             return
-        kept = self._path.read_text().splitlines(keepends=True)[:keep_lines] if self._path.exists() else []
         # Beside the old one, then renamed: a crash here loses no epoch.
         temporary = self._path.with_name(f".{self._path.name}.tmp")
-        with temporary.open("w") as file:
-            file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(self._path)
-        self._file = self._path.open("a", buffering=1)  # whoever follows the file sees every epoch at once
-        self.lines = len(kept)
+        with self._written():
+            with temporary.open("w") as file:
+                if keep_lines:
+                    with self._path.open() as old:
+                        file.writelines(itertools.islice(old, keep_lines))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(self._path)
+            self._file = self._path.open("a", buffering=1)  # whoever follows the file sees every epoch at once
+        self.lines = keep_lines
         self.say(f"run folder {self._folder}")
         self._shown_s = time.monotonic()
 
@@ -69,7 +91,8 @@ class RunLog:
         self.lines += 1
         if self._file is None:
             return
-        self._file.write(json.dumps(row) + "\n")
+        with self._written():
+            self._file.write(json.dumps(row) + "\n")
         if self._says:
             self._show(row)
 
@@ -95,15 +118,25 @@ class RunLog:
     def flush(self) -> None:
         """Make what was appended durable, before a checkpoint refers to it."""
         if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            with self._written():
+                self._file.flush()
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the history and end the progress line."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):  # what a full disk refused is written once more, in vain
+                file.close()
         self._end_line()
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Raises: RunError in place of what a disk says that is full or gone."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"{self._path} could not be written: {error.strerror}; free space and resume") from error
 
     def _end_line(self) -> None:
         if self._open:

@@ -90,9 +90,9 @@ def learning_rate(config: TrainConfig, epoch: int, rate: float | None = None) ->
     return (config.lr if rate is None else rate) * factor
 
 
-def learning_rates(config: TrainConfig, rate: float | None = None) -> npt.NDArray[np.float64]:
-    """Return the learning rates of all epochs, (epochs,), as `learning_rate`."""
-    return np.array([learning_rate(config, epoch, rate) for epoch in range(config.epochs)])
+def learning_rates(config: TrainConfig, epochs: range, rate: float | None = None) -> npt.NDArray[np.float64]:
+    """Return the learning rates of some epochs, (len(epochs),), as `learning_rate`."""
+    return np.array([learning_rate(config, epoch, rate) for epoch in epochs])
 
 
 PLATEAU_RISE, PLATEAU_EPS = 1e-4, 1e-8

@@ -18,18 +18,20 @@ import torch
 
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import Config
-from mggcn.errors import TrainError
+from mggcn.errors import DivergedError
 from mggcn.planning.run import RankPlan
 from mggcn.planning.task import LOWER_IS_BETTER, better
 from mggcn.trace.timeline import Watch
 from mggcn.train.checkpoint import Progress, load_checkpoint, refusing_strangers, save_checkpoint, stage_state
 from mggcn.train.epoch import LOSS, SECONDS, STOP, Repeated, TrainingEpoch
+from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog
 from mggcn.train.metrics import counted
-from mggcn.train.optimizer import Optimizer, follow_plateau, learning_rate, learning_rates
+from mggcn.train.optimizer import Optimizer, follow_plateau, learning_rate
 from mggcn.train.ranking import RankingScores
 from mggcn.train.repeats import best_repeat, keep_repeat
 from mggcn.train.runtime import RankRuntime
+from mggcn.train.samples import EpochSeconds
 
 Scores = dict[str, float | None]
 
@@ -39,6 +41,8 @@ class Stop:
     """The flag that a signal handler sets; all ranks see it after the same epoch."""
 
     signal: int = 0
+    saves: bool = True
+    """Whether epochs have begun, so that a signal is noted rather than obeyed at once."""
 
 
 class RankTrainer:
@@ -67,8 +71,9 @@ class RankTrainer:
         self._score_again = Repeated(lambda: runtime.run(plan.evaluate), runtime.backend, comm)
         self._best = torch.zeros_like(runtime.weights.flat)
         self.progress = Progress()
-        self.epoch_seconds: list[float] = []
+        self.epoch_seconds = EpochSeconds()
         self._start: Mapping[str, torch.Tensor] | None = None
+        self._heartbeat: Heartbeat | None = None
         self._initialize()
 
     def warm_start(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -85,21 +90,24 @@ class RankTrainer:
     def gradients(self, epoch: int) -> float:
         """Run forward, loss and backward of an epoch; leave the summed gradients in weights.grad, return the loss.
 
-        Raises: TrainError if the loss is not finite.
+        Raises: DivergedError if the loss is not finite.
         """
         self.runtime.backend.activate()
         self._epoch.start(self._seed, epoch)
         self.runtime.training.begin_epoch(epoch)
         self._epoch.gradients()
         loss = float(self.runtime.signals[LOSS])
-        self._check_losses(epoch, [loss])
+        if not math.isfinite(loss):
+            raise self._diverged(epoch, loss)
         return loss
 
     def step(self, epoch: int) -> float:
         """Train one epoch and return its loss. Raises: as `gradients`."""
         self.runtime.backend.activate()
         self._epoch.start(self._seed, epoch)
-        return float(self._advance(epoch, epoch + 1)[0, LOSS])
+        signals = self._advance(epoch, epoch + 1)
+        self._refuse_skipped(epoch, signals)
+        return float(signals[0, LOSS])
 
     @property
     def states(self) -> dict[str, str]:
@@ -111,21 +119,32 @@ class RankTrainer:
         return self._config.train.seed + self.progress.run
 
     def _advance(self, first: int, last: int) -> npt.NDArray[np.float64]:
-        """Train epochs first .. last - 1 and return their signals, summed over ranks. Raises: TrainError, CommError."""
+        """Train epochs first .. last - 1 and return their signals, summed over ranks. Raises: CommError.
+
+        From an epoch on whose loss or gradient is not finite no weight is moved, and STOP is NaN.
+        """
         for epoch in range(first, last):
             self._epoch.run(epoch)
         signals = self._epoch.history(first, last)
         self._comm.check()
-        self._check_losses(first, signals[:, LOSS].tolist())
         return signals
 
-    def _check_losses(self, first: int, losses: list[float]) -> None:
-        for epoch, loss in enumerate(losses, start=first + 1):
-            if not math.isfinite(loss):
-                raise TrainError(
-                    f"the loss of epoch {epoch} is {loss}; lower train.lr (now {self._config.train.lr}) or check the "
-                    "features for huge values"
-                )
+    def _refuse_skipped(self, first: int, signals: npt.NDArray[np.float64]) -> None:
+        """Raises: DivergedError, on all ranks, if there are epochs, counted from `first`, that moved no weight."""
+        if len(signals) > (moved := _moved(signals)):
+            raise self._diverged(first + moved, float(signals[moved, LOSS]))
+
+    def _diverged(self, epoch: int, loss: float) -> DivergedError:
+        """Return the error of an epoch, from 0, that moves no weight; it names layer and rank. Collective."""
+        what = (
+            f"the gradient of epoch {epoch + 1} is not finite, its loss is {loss:.6g}"
+            if math.isfinite(loss)
+            else f"the loss of epoch {epoch + 1} is {loss}"
+        )
+        return DivergedError(
+            f"{what}; lower train.lr (now {self._config.train.lr}) or check the features for huge values; "
+            f"{self._epoch.origin(self._seed, epoch)}; the weights and the last checkpoint are those before it"
+        )
 
     def evaluate(self) -> Scores:
         """Run the forward pass without dropout and return the scores of the three splits."""
@@ -147,7 +166,13 @@ class RankTrainer:
         """Return the logits (V, C) of the last evaluation on the host, in the type of the weights."""
         return self.logits().to(self.runtime.weights.flat.dtype).cpu().numpy()
 
-    def fit(self, log: RunLog, folder: Path | None, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> bool:
+    def fit(
+        self,
+        log: RunLog,
+        folder: Path | None,
+        on_epoch: Callable[[dict[str, Any]], None] | None = None,
+        heartbeat: Heartbeat | None = None,
+    ) -> bool:
         """Train until the last epoch, early stop or a signal; return whether the run is complete.
 
         Resumes from the checkpoint in `folder` if there is one; saves as configured, when stopped, and at the end.
@@ -155,6 +180,9 @@ class RankTrainer:
         self.runtime.backend.activate()
         self._resume(folder)
         log.start(self.progress.history_lines)
+        self._heartbeat = heartbeat
+        if heartbeat is not None:
+            heartbeat.begin(self.progress.run, self.progress.epoch)
         try:
             while self.progress.run < self._config.train.repeat:
                 if not self._fit_one(log, folder, on_epoch):
@@ -173,7 +201,7 @@ class RankTrainer:
         """
         config, progress, queue_s = self._config.train, self.progress, self.runtime.backend.queue_s
         self._epoch.start(self._seed, progress.epoch)
-        self._epoch.set_rates(learning_rates(config, progress.rate))
+        self._epoch.set_rate(progress.rate)
         # A look at the device waits for it, so epochs are queued until they last queue_s. The first look comes after one
         # epoch, for its time is not known, and `ahead` at most doubles, since the next may be slower.
         ahead, wall, unsaved = 1, 0.0, 0.0
@@ -183,12 +211,16 @@ class RankTrainer:
             began = time.perf_counter()
             signals = self._advance(first, last)
             seconds = (time.perf_counter() - began) / (last - first)
+            moved = _moved(signals)
+            self._record(log, signals[:moved], seconds, on_epoch)
+            self._refuse_skipped(first, signals)
             # The mean over ranks by the last all-reduce: all ranks must queue equally many epochs.
             mean_s = float(signals[-1, SECONDS]) / self._comm.size
             ahead = max(1, min(2 * ahead, int(queue_s / mean_s) if mean_s else 1))
-            self._record(log, signals, seconds, on_epoch)
             if signals[:, STOP].any():
                 return False
+            if self._heartbeat is not None and self._heartbeat.due:
+                self._heartbeat.beat(progress.run, progress.epoch, self.runtime.backend.peak_bytes())
             unsaved += mean_s * (last - first)
             late = config.checkpoint_minutes and unsaved >= 60 * config.checkpoint_minutes
             if late or (config.checkpoint_every and progress.epoch % config.checkpoint_every == 0):
@@ -201,7 +233,7 @@ class RankTrainer:
         """Return the epoch before which the host looks next: at most `ahead` later, and where something is due."""
         config = self._config.train
         due = [epoch - epoch % every + every for every in (config.eval_every, config.checkpoint_every) if every]
-        return min(epoch + ahead, config.epochs, *due)
+        return min(epoch + ahead, config.epochs, self._epoch.window_end(epoch), *due)
 
     def _record(
         self,
@@ -213,7 +245,7 @@ class RankTrainer:
         """Write the epochs of `signals`, the last with its scores if an evaluation is due."""
         config, progress = self._config.train, self.progress
         for loss in signals[:, LOSS].tolist():
-            self.epoch_seconds.append(seconds)
+            self.epoch_seconds.add(seconds)
             rate = learning_rate(config, progress.epoch, progress.rate)
             progress.epoch += 1
             due = config.eval_every and progress.epoch % config.eval_every == 0
@@ -246,7 +278,7 @@ class RankTrainer:
             and progress.epoch > config.schedule_start
             and follow_plateau(config, progress, value, lower=self.metric in LOWER_IS_BETTER)
         ):
-            self._epoch.set_rates(learning_rates(config, progress.rate))
+            self._epoch.set_rate(progress.rate)
         return scores
 
     def _finish_repeat(self, folder: Path | None) -> None:
@@ -327,6 +359,12 @@ class RankTrainer:
                     for kind in ("best", "final")
                 }
         return result
+
+
+def _moved(signals: npt.NDArray[np.float64]) -> int:
+    """Return how many epochs moved the weights, before the first that did not."""
+    skipped = np.isnan(signals[:, STOP])
+    return int(skipped.argmax()) if skipped.any() else len(signals)
 
 
 def _known(finished: list[dict[str, Any]], kind: str, split: str) -> list[float]:

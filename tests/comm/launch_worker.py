@@ -30,7 +30,7 @@ def main() -> int:
         work(comm, options.mode, options.bad_rank, options.folder)
 
     if torchrun_env() is not None:
-        return torchrun_main(60.0, options.folder, body)
+        return torchrun_main(60.0, body)
     return rank_main(options.rank, options.size, options.rendezvous, 60.0, options.folder, body)
 
 

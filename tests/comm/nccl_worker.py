@@ -38,7 +38,7 @@ def main() -> int:
             comm.check()
 
     if torchrun_env() is not None:
-        return torchrun_main(timeout_s, Path(options.path).parent, body, "nccl")
+        return torchrun_main(timeout_s, body, "nccl")
     folder = options.rendezvous.parent.parent
     return rank_main(options.rank, options.size, options.rendezvous, timeout_s, folder, body, "nccl")
 

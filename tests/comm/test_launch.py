@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mggcn.comm import launch
-from mggcn.comm.failure import Ending, Interrupted, Report, first_error, log_path
+from mggcn.comm.failure import STOPPED, Ending, Interrupted, Report, first_error, log_path, out_of_memory
 from mggcn.comm.launch import run_ranks
 from mggcn.errors import CommError, ConfigError, GraphError, MggcnError
 from tests.comm.worlds import wait_until
@@ -220,6 +220,54 @@ def test_earliest_primary_error_wins(tmp_path: Path) -> None:
     assert str(first_error(endings, [signal.SIGTERM], tmp_path)) == "rank 2: early"
     assert isinstance(first_error(endings[:1], [], tmp_path), CommError)
     assert isinstance(first_error(endings[:1], [signal.SIGINT], tmp_path), Interrupted)
+
+
+def test_a_rank_that_left_or_stands_still_is_blamed(tmp_path: Path) -> None:
+    """Fails if the rank that others lost or waited for is not the one that is named, or a real error hides behind it."""
+    lost = report(0, CommError("rank 0 lost its connections"), 9.0, tmp_path)
+    left, stopped = (Ending(rank=1, code=code, seen_s=2.0) for code in (0, STOPPED))
+    assert str(first_error([lost, left], [], tmp_path)).startswith(
+        "rank 1 left with exit code 0 before the work was done"
+    )
+    assert str(first_error([lost, stopped], [], tmp_path)).startswith("rank 1 is stopped (SIGSTOP")
+    assert first_error([left, Ending(rank=0, code=0, seen_s=2.1)], [], tmp_path) is None
+    late = Ending(rank=1, code=0, seen_s=100.0)
+    assert str(first_error([lost, late], [], tmp_path)) == "rank 0: rank 0 lost its connections"
+    real = report(0, ConfigError("no such column"), 9.0, tmp_path)
+    assert str(first_error([real, left], [], tmp_path)) == "rank 0: no such column"
+
+
+def test_one_that_leaves_the_others_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a launcher waits for ever for ranks that wait for one that has gone, or takes that for success."""
+    monkeypatch.setattr(launch, "LEFT_S", 0.2)
+    code = "rank and os._exit(0); signal.pthread_sigmask(signal.SIG_UNBLOCK, [15]); time.sleep(60)"
+    with pytest.raises(CommError, match="rank 1 left with exit code 0, and others still waited for it"):
+        run_ranks(script(code), 2, tmp_path, timeout_s=0.3, env=ENV)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process states are read from /proc")
+def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
+    """Fails if the rank that times out is blamed for one that SIGSTOP stopped, or that one outlives the run."""
+    code = (
+        "open(os.path.join(folder, '..', f'pid-{rank}'), 'w').write(str(os.getpid()));"
+        "rank and os.kill(os.getpid(), signal.SIGSTOP); time.sleep(0.5);"
+        "from pathlib import Path; from mggcn.comm.failure import Report; from mggcn.errors import CommError;"
+        "Report.of(0, CommError('waited for ranks 1, 2')).save(Path(folder).parent); os._exit(1)"
+    )
+    with pytest.raises(CommError, match=r"^rank 1 is stopped"):
+        run_ranks(script(code), 2, tmp_path, timeout_s=30.0, env=ENV)
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+def test_memory_that_runs_out_is_told_as_such() -> None:
+    """Fails if what a library says of missing memory travels as an error of the connection or of the program."""
+    words = RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: 9 bytes")
+    error = Report.of(2, words).error()
+    assert isinstance(error, MemoryError)
+    assert str(error).startswith("rank 2: ")
+    assert out_of_memory(RuntimeError("std::bad_alloc"))
+    assert not out_of_memory(ConfigError("Cannot allocate memory"))
+    assert not out_of_memory(RuntimeError("Connection refused"))
 
 
 @pytest.mark.parametrize(("code", "signals"), [(130, []), (143, [15]), (-15, [15]), (-9, [2, 2])])

@@ -30,7 +30,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/features.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/features.md", "docs/reliability.md"])
 def test_named_files_exist(page: str) -> None:
     """Fails if a feature names a test that was moved or removed."""
     names = NAMES.findall((ROOT / page).read_text())

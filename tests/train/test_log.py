@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mggcn.train.log import PROGRESS_S, RunLog
+from mggcn.errors import RunError
+from mggcn.train.log import PROGRESS_S, RunLog, require_history
 
 ROWS: list[dict[str, Any]] = [
     {"epoch": epoch, "loss": 2.0 / epoch, "val": None if epoch % 2 else 0.5, "seconds": 4.0} for epoch in range(1, 9)
@@ -56,3 +57,25 @@ def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[st
     log.say("a word")
     log.close()
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("text", "found"), [(None, 0), ("{}\n", 1), ("{}\n{}", 1), ("{}\n{}\n{}\n", 3)])
+def test_a_history_that_lost_epochs_is_not_continued(tmp_path: Path, text: str | None, found: int) -> None:
+    """Fails if a run goes on in silence with less history than its checkpoint stands for."""
+    if text is not None:
+        (tmp_path / "history.jsonl").write_text(text)
+    require_history(tmp_path, found)
+    with pytest.raises(RunError, match=rf"has {found} of the 9 epochs .* put it back"):
+        require_history(tmp_path, 9)
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    """Fails if a row that the disk refuses is a traceback, or lost in silence."""
+    log = RunLog(tmp_path, True, 2)
+    log.start(0)
+    assert log._file is not None
+    log._file.close()
+    log._file = Path("/dev/full").open("a", buffering=1)
+    with pytest.raises(RunError, match=r"history.jsonl could not be written: No space left on device; free space"):
+        log.epoch({"epoch": 1, "loss": 0.5, "val": None, "seconds": 1.0})
+    log.close()

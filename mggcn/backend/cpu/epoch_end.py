@@ -6,13 +6,15 @@ to no end.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from mggcn.backend.epoch_end import BETA1, BETA2, CLIP_EPS, EPS, Books, Step, Weight
+from mggcn.backend.epoch_end import BETA1, BETA2, CLIP_EPS, EPS, LOSS, STOP, Books, Step, Weight
 
 
 class CpuEpochEnd:
@@ -28,9 +30,26 @@ class CpuEpochEnd:
 
     def __call__(self) -> None:
         books = self._books
-        epoch = books.clock[1:]
-        books.history.index_copy_(0, epoch, books.signals.view(1, -1))
-        torch.index_select(books.rates, 0, epoch, out=self._rate)
+        epoch = int(books.clock[1])
+        row = epoch % books.history.shape[0]
+        books.history[row].copy_(books.signals)
+        if bool(books.halted) or not self._finite():
+            books.history[row, STOP] = math.nan
+            if not books.halted:
+                books.halted.fill_(epoch + 1)
+        else:
+            self._rate.copy_(books.rates[row : row + 1])
+            self._move()
+        books.clock[1:].add_(1)
+        books.signals.copy_(books.own)
+
+    def _finite(self) -> bool:
+        """Whether the loss and all gradients are finite: a NaN is both the least and the greatest, infinity one of them."""
+        least, greatest = torch.aminmax(self._step.grads)
+        return bool(torch.isfinite(self._books.signals[LOSS] + least.double() + greatest.double()))
+
+    def _move(self) -> None:
+        """Move all weights, and their copies for products."""
         if self._step.clip_norm:
             self._clip()
         for decay, weights in self._groups:
@@ -41,8 +60,6 @@ class CpuEpochEnd:
         for weight in self._step.weights:
             if weight.operand is not None:
                 weight.operand.copy_(weight.value)
-        epoch.add_(1)
-        books.signals.copy_(books.own)
 
     def _clip(self) -> None:
         """Scale the gradients down to the norm that they may have."""

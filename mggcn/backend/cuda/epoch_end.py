@@ -1,11 +1,12 @@
 """The end of an epoch on a GPU: the launches of cuda/epoch_end.cu, and which block moves which weights.
 
-One launch, or two where gradients are clipped.
+Two launches: the norm of the gradient, which says whether it is finite and by what to clip it, then everything else.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +31,8 @@ def epoch_end(
     parts, arrived = upload(table), upload(np.zeros(1, np.int32))
     launch = functools.partial(kernels.launch, "epoch_end")
     first, second = (*step.moments, None, None)[:2]
-    factor = upload(np.ones(1)) if step.clip_norm else None
+    factor, squares = upload(np.ones(1)), upload(np.zeros(len(table)))
+    limits = (step.clip_norm or math.inf, CLIP_EPS)
     end = functools.partial(
         launch,
         "end_epoch",
@@ -56,19 +58,17 @@ def epoch_end(
         books.signals,
         books.signals.numel(),
         books.history,
+        books.history.shape[0],
         books.clock,
+        books.halted,
         arrived,
     )
-    if factor is None:
-        return end
-    squares = upload(np.zeros(len(table)))
 
-    def clipped() -> None:
-        limits = (step.clip_norm, CLIP_EPS)
+    def checked() -> None:
         launch("clip_factor", (len(table),), (THREADS,), step.grads, parts, *limits, squares, factor, arrived)
         end()
 
-    return clipped
+    return checked
 
 
 def _parts(weight: Weight) -> Iterator[tuple[int, ...]]:

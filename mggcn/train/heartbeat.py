@@ -1,0 +1,113 @@
+"""A rank's sign of life: a small file in the run folder, replaced at most once a second, which `mggcn status` reads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+EVERY_S: Final = 1.0
+FOLDER: Final = "status"
+
+
+@dataclass(kw_only=True, slots=True)
+class Pulse:
+    """What a rank says of itself. time_s: wall clock; started: when its process began, in ticks since the boot."""
+
+    rank: int
+    state: str = "set-up"
+    """set-up, training, complete, interrupted or failed."""
+    run: int = 0
+    epoch: int = 0
+    epochs: int = 0
+    repeat: int = 1
+    epoch_s: float | None = None
+    """Seconds of an epoch, evaluations and checkpoints among them: the mean since the last sign of life."""
+    memory_bytes: int = 0
+    pid: int = 0
+    started: int = 0
+    host: str = ""
+    boot: str = ""
+    time_s: float = 0.0
+
+
+class Heartbeat:
+    """Writes the pulse of one rank. It costs an epoch a look at the clock, and a second a file of 300 bytes.
+
+    A disk that is full or gone stops no run: the file then is old.
+    """
+
+    def __init__(self, folder: Path | None, rank: int, epochs: int, repeat: int) -> None:
+        self._path = None if folder is None else folder / FOLDER / f"rank-{rank}.json"
+        self._pulse = Pulse(
+            rank=rank, epochs=epochs, repeat=repeat, pid=os.getpid(), host=platform.node(), boot=boot_id()
+        )
+        self._pulse.started = started_at(os.getpid()) or 0
+        self._last_s = time.monotonic()
+        self._last_epoch = 0
+        self._write()
+
+    def begin(self, run: int, epoch: int) -> None:
+        """Say that epochs begin, at this one."""
+        self._pulse.state, self._pulse.run, self._pulse.epoch = "training", run, epoch
+        self._last_s, self._last_epoch = time.monotonic(), epoch
+        self._write()
+
+    @property
+    def due(self) -> bool:
+        """Whether a second has passed."""
+        return time.monotonic() >= self._last_s + EVERY_S
+
+    def beat(self, run: int, epoch: int, memory_bytes: int) -> None:
+        """Say how far the rank is."""
+        now = time.monotonic()
+        if run == self._pulse.run and epoch > self._last_epoch:
+            self._pulse.epoch_s = (now - self._last_s) / (epoch - self._last_epoch)
+        self._pulse.run, self._pulse.epoch, self._pulse.memory_bytes = run, epoch, memory_bytes
+        self._last_s, self._last_epoch = now, epoch
+        self._write()
+
+    def end(self, state: str) -> None:
+        """Say how it ended."""
+        self._pulse.state = state
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        self._pulse.time_s = time.time()
+        temporary = self._path.with_name(f".{self._path.name}.tmp")
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(exist_ok=True)
+            temporary.write_text(json.dumps(asdict(self._pulse)))
+            temporary.rename(self._path)
+
+
+def read_pulses(folder: Path, ranks: int) -> list[Pulse]:
+    """Return the last sign of life of each rank that gave one; damaged files count as none."""
+    found = []
+    for rank in range(ranks):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found.append(Pulse(**json.loads((folder / FOLDER / f"rank-{rank}.json").read_text())))
+    return found
+
+
+def boot_id() -> str:
+    """Return what tells this boot of this machine from others; "" where there is no such thing."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def started_at(pid: int) -> int | None:
+    """Return when a process began, in ticks since the boot: with its number it is unique. None if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,65 @@
+"""Where a loss or a gradient that is not finite began: the op and the rank, found by running the epoch once more.
+
+The epoch end has skipped the update: weights are those before the epoch, and the epoch gives the same bits again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mggcn.model.program import Program
+from mggcn.model.values import Op
+from mggcn.train.runtime import RankRuntime
+
+
+def origin_of_nonfinite(runtime: RankRuntime, program: Program, rank: int, size: int) -> str:
+    """Run a training program op by op on every rank, and say in words what is not finite first, and where. Collective.
+
+    Cost: an epoch, and a look at every result.
+    """
+    # Ranks may compute a layer in different numbers of blocks: weights and labels have one order on all of them.
+    labels = list(dict.fromkeys(op.label for op in program.ops))
+    names = [*runtime.weights.views, *labels]
+    place = _first_place(runtime, program, names)
+    places = runtime.backend.allocate(8 * size).view(torch.float64)
+    places[rank] = place + 1
+    runtime.sum_over_ranks(places)
+    found = [(int(value) - 1, r) for r, value in enumerate(places.tolist()) if value]
+    if not found:
+        return "it began where the ranks' gradients are summed" if size > 1 else "it did not come again"
+    place, rank = min(found)
+    name = names[place]
+    if place < len(runtime.weights.views):
+        return f"it began in the weight {name}, on rank {rank}, which an earlier step made too large"
+    layer = name.rpartition(" ")[2]
+    where = f"layer {layer} ({name})" if layer.isdigit() else name
+    return f"it began in {where}, on rank {rank}"
+
+
+def _first_place(runtime: RankRuntime, program: Program, names: list[str]) -> int:
+    """Return the place among `names` of what is not finite first on this rank, -1 if nothing is. Collective."""
+    place = next((i for i, view in enumerate(runtime.weights.views.values()) if not _finite(view)), -1)
+    runtime.weights.grad.zero_()
+    runtime.signals.zero_()
+    runtime.program = program.name
+    for index, op in enumerate(program.ops):
+        for placement in program.arena.placements:
+            # An op may compute a block of its result: in the rest lies what was there before.
+            if placement.first == index and placement.spec.name == op.out:
+                runtime.buffer(op.out).zero_()
+        op.run(runtime)
+        if place < 0 and not all(map(_finite, _results(runtime, op))):
+            place = len(runtime.weights.views) + names[len(runtime.weights.views) :].index(op.label)
+    return place
+
+
+def _results(runtime: RankRuntime, op: Op) -> list[Tensor]:
+    """Return what an op may have written: its result, the operands that it replaces, the loss and the gradients."""
+    replaced = [op.operands[index] for index in op.kind.overwrites]
+    views = [runtime.buffer(name) for name in {op.out, *replaced} if name]
+    return [*views, runtime.loss, runtime.weights.grad]
+
+
+def _finite(values: Tensor) -> bool:
+    return not values.is_floating_point() or bool(torch.isfinite(values).all())
