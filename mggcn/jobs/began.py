@@ -15,14 +15,24 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.layout import digest_of, graph_digests
 from mggcn.train.log import write_json
 
+FREE = ("run.memory_limit", "run.timeout_s", "run.bind", "run.log")
+"""Settings that change no result, and may be edited where a run goes on, on another machine."""
 SHOWN = 4
 """Settings that a refusal names."""
 
 
-def beginnings(config: Config, graph: Graph) -> dict[str, Any]:
-    """Return what job.json keeps of the settings and the data of a new run. Cost: as `graph_sha256`."""
-    digests = graph_digests(graph)
-    return {"configs": [to_tables(config)], "graph": digests, "graph_sha256": digest_of(digests)}
+def beginnings(folder: Path, config: Config, graph: Graph) -> dict[str, Any]:
+    """Return what job.json keeps of the settings and the data of a run that begins, or goes on, with a configuration.
+
+    config.toml may be another one until the run goes on. Cost: as `graph_sha256`.
+    """
+    digests, path = graph_digests(graph), folder / "config.toml"
+    before = [from_toml(path, saved=True)] if path.exists() else []
+    return {"configs": _tables(*before, config), "graph": digests, "graph_sha256": digest_of(digests)}
+
+
+def _tables(*configs: Config) -> list[dict[str, dict[str, Any]]]:
+    return [to_tables(config) for config in dict.fromkeys(configs)]
 
 
 def record_change(folder: Path, config: Config) -> None:
@@ -31,7 +41,7 @@ def record_change(folder: Path, config: Config) -> None:
     job = json.loads(path.read_text()) if path.exists() else {}
     if "configs" in job:  # that of an earlier version has none
         before = from_toml(folder / "config.toml", saved=True)
-        write_json(path, job | {"configs": [to_tables(before), to_tables(config)]})
+        write_json(path, job | {"configs": _tables(before, config)})
 
 
 def check_settings(folder: Path, config: Config, job: Mapping[str, Any]) -> None:
@@ -45,11 +55,13 @@ def check_settings(folder: Path, config: Config, job: Mapping[str, Any]) -> None
         ]
     except (ConfigError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{folder / 'job.json'} is damaged: {error}; start a new run") from error
-    if not known or config in known:
+    if not known:
         return
     asked, began = to_tables(config), to_tables(known[-1])
     changed = [(f"{table}.{key}", asked[table][key], began[table][key]) for table in asked for key in asked[table]]
-    differ = [f"{name} {came!r}, it was {was!r}" for name, came, was in changed if came != was]
+    differ = [f"{name} {came!r}, it was {was!r}" for name, came, was in changed if came != was and name not in FREE]
+    if config in known or not differ:
+        return
     more = f", and {len(differ) - SHOWN} more" if len(differ) > SHOWN else ""
     raise RunError(
         f"config.toml in {folder} is not what the run began with: {'; '.join(differ[:SHOWN])}{more}; put it back, change "

@@ -247,7 +247,9 @@ def write_plan(
             write_choices(folder / RUN_FILE, host, measured)
     write_json(folder / "plan.json", to_dict(plan) | ({} if choice is None else {"choice": choice_dict(choice)}))
     job = {"store": None if store is None else str(store.resolve()), "owners_sha256": partition.digest()}
-    write_json(folder / "job.json", job | {"assignment": _assignment(plan.config)} | beginnings(plan.config, graph))
+    write_json(
+        folder / "job.json", job | {"assignment": _assignment(plan.config)} | beginnings(folder, plan.config, graph)
+    )
 
 
 def measured_products(folder: Path, config: Config) -> Choices:
