@@ -22,7 +22,7 @@ MAX_DELAY = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """Table [data]: what a run reads of the store, and how."""
+    """Table [data]: the parts of the store that a run reads, and how."""
 
     row_normalize: bool = False
     """Divide each vertex's features by the sum of their absolute values (Kipf & Welling's recipe)."""
@@ -38,7 +38,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """Table [train]: how the weights are found."""
+    """Table [train]: how the model is trained."""
 
     epochs: int = 200
     """Number of steps over the whole graph."""

@@ -38,13 +38,13 @@ class ModelConfig:
     = false as PyG's SAGEConv; max: the maximum over the in-neighbours of a dense layer with ReLU, beside a weight matrix
     for the vertex itself (eq. 3): no self-loops are inserted, and weights of edges are not read."""
     activation: Literal["relu", "elu", "leaky_relu", "gelu"] = "relu"
-    """What follows each hidden layer, as torch.nn.functional's defaults."""
+    """Activation after each hidden layer, with torch.nn.functional's defaults."""
     norm_layer: Literal["none", "layer", "batch"] = "none"
-    """What normalises a hidden layer before its activation: layer norm, or batch norm over all vertices of all ranks,
-    whose running statistics evaluation reads (momentum 0.1)."""
+    """Norm of a hidden layer before its activation: layer norm, or batch norm over all vertices of all ranks, whose
+    running statistics (momentum 0.1) evaluation reads."""
     residual: Literal["none", "linear", "identity"] = "none"
-    """What is added to a hidden convolution: its input through a matrix and a bias of its own, or itself where widths
-    agree."""
+    """Residual added to a hidden convolution: linear is its input times a matrix plus a bias, identity the input
+    itself, where widths agree."""
     jumping: Literal["last", "concat", "max"] = "last"
     """What the linear head reads: the last hidden layer, or all of them side by side, or their maximum (Xu et al.
     2018)."""

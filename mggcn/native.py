@@ -239,7 +239,8 @@ def installed_or_built() -> Path:
 
 
 def limit_spinning() -> None:
-    """Let OpenMP threads wait briefly, then sleep: on busy cores libgomp's default spins a hundredfold of the work.
+    """Let OpenMP threads wait briefly, then sleep: on busy cores libgomp's default spins a hundred times as long as it
+    works.
 
     To be called before torch is loaded; what the user has set for libgomp stays.
     """
@@ -249,7 +250,7 @@ def limit_spinning() -> None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Load the library once per process. Raises: BackendError if it is missing or cannot be loaded."""
+    """Load the library, once per process. Raises: BackendError if it is missing or cannot be loaded."""
     try:
         return ctypes.CDLL(str(path()))
     except OSError as error:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Parse what the parent passed and run the rank."""
+    """Parse the parent's arguments and run the rank."""
     native.limit_spinning()
     parser = argparse.ArgumentParser(prog="mggcn.worker")
     parser.add_argument("job", choices=("train", "predict"))

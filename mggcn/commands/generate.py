@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Generate, write and say what was written."""
+    """Generate a graph, write it, and print what was written."""
     from mggcn.graph.csr import COLUMNS
     from mggcn.graph.generate import community, rmat
     from mggcn.graph.store_write import write_store

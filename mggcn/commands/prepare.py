@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, check, write, and say what came."""
+    """Load the graph, check it, write it, and print what was written."""
     from mggcn.errors import ConfigError
     from mggcn.graph.facts import describe
     from mggcn.graph.sources import load_joined, load_source
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _parts(sources: list[str]) -> list[str] | dict[str, list[str]]:
-    """Return sources as they are, or by part if the first is train=SOURCE or alike: then all are."""
+    """Return the sources as they are, or by part if the first is of the form train=SOURCE: then all must be."""
     named = [source.split("=", 1) for source in sources if source.startswith(("train=", "val=", "test="))]
     if len(named) != len(sources):
         return sources

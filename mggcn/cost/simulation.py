@@ -26,7 +26,7 @@ from mggcn.errors import PlanError
 Seconds = npt.NDArray[np.float64]
 Action = Send | Await | Sum | Staged | None
 """What ends a rank's work: None at the end of its list."""
-DIFFERENT = "the ranks of a program do not list the same messages in the same order: some rank waits for ever"
+DIFFERENT = "the ranks of a program do not list the same messages in the same order: some rank waits forever"
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class Program:
 
     def _await(self, number: int) -> None:
         if number >= len(self.messages):
-            raise PlanError(f"a rank waits for message {number}, of which it has started {len(self.messages)}")
+            raise PlanError(f"a rank waits for message {number}, but has started only {len(self.messages)}")
         self._last().awaits = number
 
     def _message(self, items: Sequence[Send | Sum]) -> Message:

@@ -116,7 +116,7 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
     check_rows(x, graph)
     heads = _heads(source, x, graph, "source")
     if _heads(destination, x, graph, "destination") != heads:
-        raise GraphError(f"source has {heads} heads, destination {destination.shape[1]}; expected as many")
+        raise GraphError(f"source has {heads} heads, but destination has {destination.shape[1]}; give both as many")
     spec = _spec(graph, heads, x.shape[1], False, dropout)
     z: Tensor = _Attend.apply(torch.cat([x, source], 1), destination, None, spec, graph)  # type: ignore[no-untyped-call]
     return z
@@ -242,6 +242,4 @@ def _heads(scores: Tensor, x: Tensor, graph: PartitionedGraph, name: str) -> int
 
 def _check_type(name: str, graph: PartitionedGraph) -> None:
     if graph.dtype == torch.bfloat16:
-        raise ConfigError(
-            f"{name} keeps numbers of vertices beside rows, for which bf16 has no room; share the graph in fp32"
-        )
+        raise ConfigError(f"{name} stores vertex numbers beside rows, which bf16 cannot hold; share the graph in fp32")

@@ -221,7 +221,7 @@ def _order_reason(best: Row, others: Sequence[Row], near: int, rank: Rank) -> st
 
 def _but(row: Row) -> str:
     if row.verdict == "fits":
-        return "gains too little for an order that nobody named"
+        return "gains too little for an order that the settings do not name"
     return "is not exact" if row.verdict == "not exact" else f"needs {human(row.memory_bytes or 0)} per rank"
 
 

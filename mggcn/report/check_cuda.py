@@ -1,7 +1,8 @@
-"""Doctor: what --device cuda needs beside a GPU: torch built for CUDA, one CuPy of the same major, kernels that compute.
+"""Doctor: the requirements of --device cuda besides a GPU: torch built for CUDA, one CuPy of the same major version,
+and kernels that compute.
 
-CuPy is imported only where a GPU and CuPy are both there, and after torch. Its own kernels need headers of CUDA's, which
-runs do without: none of them is used here.
+CuPy is imported only where a GPU and CuPy are both there, and after torch. CuPy's own kernels need CUDA's headers,
+which runs do without, so none of them is used here.
 """
 
 from __future__ import annotations

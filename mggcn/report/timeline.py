@@ -1,4 +1,4 @@
-"""timeline.json as the report uses it: stretches of time by rank and row, and the epochs that they lie in."""
+"""timeline.json in the form that the report uses: intervals of time by rank and row, and their epochs."""
 
 from __future__ import annotations
 

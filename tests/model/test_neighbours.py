@@ -222,7 +222,7 @@ def test_bfloat16_is_refused(name: str) -> None:
     """Fails if maxima or numbers of vertices are rounded to 8 bits."""
     for precision in ("bf16", "mixed"):
         config = with_run(config_of(1, hidden=(9,), **SETTINGS[name]), precision=precision)
-        with pytest.raises(PlanError, match=r"bfloat16 has no room; use run.precision fp32, tf32 or fp64"):
+        with pytest.raises(PlanError, match=r"bfloat16 cannot hold; use run.precision fp32, tf32 or fp64"):
             plan_graph(config, graph_of("random"))
 
 
@@ -231,7 +231,7 @@ def test_slices_and_delays_are_refused(name: str) -> None:
     """Fails if columns of a head are torn apart, or a part of a maximum stands for the whole."""
     for run, message in (
         ({"strategy": "slice"}, "needs whole rows; choose broadcast, halo or delayed"),
-        ({"strategy": "delayed", "delay": "none"}, "does not add up; use run.delay 0"),
+        ({"strategy": "delayed", "delay": "none"}, "do not add up; use run.delay 0"),
     ):
         with pytest.raises(PlanError, match=message):
             plan_graph(with_run(config_of(2, hidden=(9,), **SETTINGS[name]), **run), graph_of("random"))

@@ -143,7 +143,8 @@ class CusparseSpmm:
         """Offsets, columns and values as cuSPARSE takes them: made once for each matrix."""
         if adj.values is not None and adj.values.dtype != dtype:
             raise BackendError(
-                f"cuSPARSE multiplies {dtype} by edge values of {dtype} alone, these are {adj.values.dtype}; use --spmm own"
+                f"cuSPARSE multiplies {dtype} only by edge values of {dtype}, but these are {adj.values.dtype}; use "
+                "--spmm own"
             )
         key = (*_addresses(adj), dtype)
         if key not in self._matrices:

@@ -222,7 +222,9 @@ def exchange_lists(partition: CutPartition, rank: int, bins: int) -> tuple[Lists
     Raises: ConfigError for another number of bins.
     """
     if bins not in (1, partition.bins):
-        raise ConfigError(f"the split vertices are dealt into {partition.bins} bins, lists were requested for {bins}")
+        raise ConfigError(
+            f"the split vertices are spread over {partition.bins} bins, but lists were requested for {bins}"
+        )
     cut, ranks = partition.cut, partition.cut.num_parts
     ids = partition.ids(rank)
     ids = ids[: int(partition.split[ids].sum())]

@@ -36,7 +36,7 @@ class MetisSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.parts <= MAX_PARTS:
-            raise ConfigError(f"METIS is given 1 to {MAX_PARTS} parts here, got {self.parts}")
+            raise ConfigError(f"METIS can make 1 to {MAX_PARTS} parts here, got {self.parts}")
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"the seed of METIS must lie in 0 .. 2^31 - 1, got {self.seed}")
 
