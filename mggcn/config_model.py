@@ -32,11 +32,13 @@ class ModelConfig:
     """Width of each hidden layer, in features; the output layer has one column per class, or per label or number to
     predict."""
     aggregator: Literal["gcn", "mean", "max"] = "gcn"
-    """Of sage. gcn: (sum of neighbours + self) / (degree + 1) (DistGNN 6.1), whatever `norm` says: in a weighted graph the
-    weighted average, where a vertex itself has the weight of its stored self-loop, or 1 without one; mean: the average of
-    the neighbours, by edges' weights, beside a weight matrix for the vertex itself (Hamilton et al. 2017), with self_loops
-    = false as PyG's SAGEConv; max: the maximum over the in-neighbours of a dense layer with ReLU, beside a weight matrix
-    for the vertex itself (eq. 3): no self-loops are inserted, and weights of edges are not read."""
+    """For sage. gcn: (sum of neighbours + self) / (degree + 1) (DistGNN 6.1), whatever `norm` says: in a weighted graph
+    the weighted average, where a vertex itself has the weight of its stored self-loop, or 1 without one; mean: the
+    average of the neighbours, by edges' weights, beside a weight matrix for the vertex itself (Hamilton et al. 2017),
+    with self_loops = false as PyG's SAGEConv; max: the maximum over the in-neighbours of a dense layer with ReLU,
+    beside a weight matrix for the vertex itself (eq. 3): no self-loops are inserted, and weights of edges are not
+    read.
+    """
     activation: Literal["relu", "elu", "leaky_relu", "gelu"] = "relu"
     """Activation after each hidden layer, with torch.nn.functional's defaults."""
     norm_layer: Literal["none", "layer", "batch"] = "none"
@@ -57,9 +59,9 @@ class ModelConfig:
     dense_after: tuple[int, ...] = ()
     """Widths of dense layers between the convolutions and a linear head."""
     hops: int = 2
-    """Of sgc and appnp: sums over neighbours, one after the other."""
+    """For sgc and appnp: number of successive sums over neighbours."""
     teleport: float = 0.1
-    """Of appnp: share of the dense layers' result in every step, in (0, 1]."""
+    """For appnp: share of the dense layers' result in every step, in (0, 1]."""
     dropout: float = 0.0
     """Probability of dropping an activation of a hidden layer, in [0, 1)."""
     input_dropout: float = 0.0
@@ -75,7 +77,7 @@ class ModelConfig:
     bias: bool = True
     """Add a bias in each convolution and dense layer."""
     bases: int = 8
-    """Of rgcn: matrices in each layer of which a relation's matrix is a weighted sum (basis decomposition)."""
+    """For rgcn: number of basis matrices in each layer; a relation's matrix is a weighted sum of them."""
 
     def __post_init__(self) -> None:
         _settle(self, "model")

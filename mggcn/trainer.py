@@ -214,7 +214,7 @@ class Trainer:
 
         Args:
             epochs: Total number of epochs, including those already done.
-            on_epoch: As of `fit`.
+            on_epoch: As for `fit`.
             **schedule: lr, warmup, schedule and its settings (schedule_step, schedule_gamma, schedule_patience) of a new
                 schedule; patience, to go on after an early stop.
 
@@ -224,8 +224,8 @@ class Trainer:
         Raises:
             RunError: Nothing was trained yet.
             ConfigError: Another setting is named, or the run has already trained that many epochs.
-            TrainError: As of `fit`.
-            CommError: As of `fit`.
+            TrainError: As for `fit`.
+            CommError: As for `fit`.
         """
         self._check(on_epoch)
         if self._folder is None:
@@ -348,7 +348,7 @@ class Trainer:
         """Return the weights as plain tensors: `layers.<l>.weight` (D, E) and `layers.<l>.bias` (E,), l from 1.
 
         Args:
-            weights: As of `predict`.
+            weights: As for `predict`.
 
         Raises:
             RunError: Nothing was trained yet.
@@ -370,10 +370,10 @@ class Trainer:
         Args:
             state: Weights as `state_dict` returns them, or a torch module of PyG's layers, whose options are then compared
                 with the model's; a mapping, such as `from_pyg(module)`, no longer says what they were.
-            probabilities: As of `predict`.
+            probabilities: As for `predict`.
 
         Raises:
-            ConfigError: Names or shapes differ from the model's; for a module, as of `from_pyg`.
+            ConfigError: Names or shapes differ from the model's; for a module, as for `from_pyg`.
         """
         return self._scores(state if isinstance(state, Mapping) else from_pyg(state, self._config.model), probabilities)
 

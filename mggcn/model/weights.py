@@ -172,8 +172,8 @@ def to_pyg(state: Mapping[str, Tensor], module: Any, model: ModelConfig | None =
 
     Args:
         state: Weights as `Trainer.state_dict` returns them.
-        module: As of `from_pyg`, which also says when logits agree.
-        model: As of `from_pyg`.
+        module: As for `from_pyg`, which also says when logits agree.
+        model: As for `from_pyg`.
 
     Raises:
         ConfigError: The number of layers, the biases, a shape or an option differs; the module is then unchanged.

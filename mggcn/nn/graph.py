@@ -80,7 +80,7 @@ class DeviceGraph:
     def from_csr(cls, indptr: Any, indices: Any, **options: Any) -> DeviceGraph:
         """Make a graph of an adjacency by rows: row u lists the destinations of u's edges, in any order, with repeats.
 
-        Cost: as of `from_edges`.
+        Cost: as for `from_edges`.
 
         Args:
             indptr: Integers (N + 1,).
@@ -88,7 +88,7 @@ class DeviceGraph:
             **options: device, threads.
 
         Raises:
-            GraphError: As of `from_edges`.
+            GraphError: As for `from_edges`.
         """
         return cls(edge_lists.of_csr(indptr, indices), **options)
 

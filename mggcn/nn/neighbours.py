@@ -42,7 +42,7 @@ def reduce(x: Tensor, graph: PartitionedGraph, reducer: Reducer = "max") -> Tens
         ConfigError: The reducer is unknown, or the graph is shared in bf16.
         GraphError: x does not fit the graph.
         PlanError: The strategy is slice.
-        CommError: As of `aggregate`.
+        CommError: As for `aggregate`.
 
     Examples:
         >>> graph = mggcn.load(np.array([[0, 1, 2], [2, 2, 0]]))
@@ -108,7 +108,7 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
         ConfigError: The graph is shared in bf16, or dropout does not lie in [0, 1).
         GraphError: Tensors do not fit the graph or each other.
         PlanError: The strategy is slice.
-        CommError: As of `aggregate`.
+        CommError: As for `aggregate`.
 
     Source: Velickovic et al. 2018, eq. 1 to 4.
     """
@@ -134,13 +134,13 @@ def attend_dynamic(
         destination: Rows (V, D).
         weight: a (H, C), of which head h reads its columns: D = H C.
         graph: This rank's part, as `run` passes it.
-        dropout: As of `attend`.
+        dropout: As for `attend`.
 
     Raises:
-        ConfigError: As of `attend`.
-        GraphError: As of `attend`.
-        PlanError: As of `attend`.
-        CommError: As of `aggregate`.
+        ConfigError: As for `attend`.
+        GraphError: As for `attend`.
+        PlanError: As for `attend`.
+        CommError: As for `aggregate`.
 
     Source: Brody et al. 2022, eq. 7.
     """

@@ -101,7 +101,7 @@ def choose(candidates: Sequence[Candidate], machine: Machine, limit: int, room: 
     """Cost the candidates on `machine`, each rank of which may use `limit` bytes, and choose the fastest exact one.
 
     Equal predictions are decided by fewer bytes sent, then by less memory, then by the order of the candidates.
-    room: as of `advice`. Raises: PlanError, ConfigError as `training_cost`.
+    room: as for `advice`. Raises: PlanError, ConfigError as `training_cost`.
     """
     rows = [_row(candidate, machine, limit) for candidate in candidates]
     eligible = [row for row in rows if row.verdict == "fits"]

@@ -42,7 +42,7 @@ def render(
 ) -> str:
     """Return the plan as text; with `limit` bytes per rank, the verdict first. notes: lines at its end, such as its cost.
 
-    room: as of `advice`. explain: also what each rewrite of the model did, and the resulting ops.
+    room: as for `advice`. explain: also what each rewrite of the model did, and the resulting ops.
     """
     config, rank = plan.config, plan.largest
     lines = [

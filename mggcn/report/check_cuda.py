@@ -46,7 +46,7 @@ def check_torch_cuda(driver: Driver | None, compute: bool = True) -> Finding:
     kernels = torch.cuda.get_arch_list()
     strange = [gpu for gpu in driver.gpus if not has_kernels(kernels, gpu.capability)]
     if strange:
-        old = "install torch built for CUDA 12.6: newer builds leave a V100 out"
+        old = "install torch built for CUDA 12.6: newer builds do not support a V100"
         new = "install a newer torch, see pytorch.org"
         detail = f"built for CUDA {built}, with kernels for {', '.join(kernels)}: none for {strange[0]}"
         return Finding(name, "broken", detail, old if strange[0].capability < OLDEST_CUDA13 else new)

@@ -178,7 +178,7 @@ class CpuSpmm:
     def proposals(
         self, product: Product, adj: Sparse, h: Tensor, out: Tensor
     ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
-        """As SparseProducts.proposals. The work space is touched, so that no variant pays for the first use of pages."""
+        """Implement SparseProducts.proposals. Touches the work space, so that no variant pays for first use of pages."""
         traits: MatrixTraits = product.pattern.schedule.traits
         width, item, summed = product.width, product.item, product.summed
         variants = worth_timing(traits, width, item, self._caches, product.choice, summed=summed)
@@ -197,7 +197,7 @@ class CpuSpmm:
         epilogue: Epilogue | None,
         choice: SpmmChoice | None = None,
     ) -> None:
-        """As KernelBackend.spmm; out may be of the type of sums. `choice` overrides the model and the table.
+        """Implement KernelBackend.spmm; out may be of the type of sums. `choice` overrides the model and the table.
 
         Raises: BackendError for a choice that does not fit the product.
         """

@@ -103,7 +103,7 @@ class CusparseSpmm:
         weakref.finalize(self, _destroy, library, self._products)
 
     def multiply(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
-        """As KernelBackend.spmm. Raises: BackendError if bfloat16 operands meet edge values, which are float32."""
+        """Implement KernelBackend.spmm. Raises: BackendError if bfloat16 operands meet edge values, which are float32."""
         if out.shape[0] == 0:
             return
         if adj.nnz:

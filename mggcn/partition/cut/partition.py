@@ -109,7 +109,8 @@ class CutStats:
     def expected(
         num_vertices: int, num_edges: int, ranks: int, replication: float, *, bins: int, self_loops: bool
     ) -> CutStats:
-        """Return equal parts with `replication` copies of a vertex on average, a split vertex having two or the average.
+        """Return expected statistics of equal parts, where a vertex has `replication` copies on average and a split one
+        at least two.
 
         Raises: ConfigError if there are more copies than ranks or fewer than one.
         """
