@@ -61,8 +61,8 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
     if isinstance(source, list | tuple | dict):
         if odd := sorted(arrays.keys() - {"options", "name", "verify"}):
             raise ConfigError(
-                f"{', '.join(odd)} cannot be given for several graphs at once; load each graph with its own, then the "
-                "list of them"
+                f"{', '.join(odd)} cannot be given for several graphs at once; load each graph with its own, then load "
+                "the list of graphs"
             )
         check_arguments(arrays, ("verify",))
         return load_joined(source, root=root, **arrays)
@@ -154,8 +154,9 @@ def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
 
     Args:
         hidden: As for `GCN`.
-        **settings: As for `GCN`, without norm and self_loops, which this model determines, and `bases`, the basis matrices in
-            each layer; every relation's matrix is a weighted sum of them.
+        **settings: As for `GCN`, without norm and self_loops, which this model determines, and `bases`, the number of
+        basis
+            matrices in each layer; every relation's matrix is a weighted sum of them.
 
     Raises:
         ConfigError: As for `GCN`.

@@ -18,7 +18,7 @@ from mggcn.errors import BackendError
 
 LIBRARY = "mggcn/libmggcn_cpu.so"
 CHECKOUT = Path(__file__).resolve().parents[1]
-"""The folder of the package: a checkout if mggcn is not installed, and then it has a CMakeLists.txt."""
+"""The folder that holds the package: a checkout, with a CMakeLists.txt, if mggcn is not installed."""
 BUILD = CHECKOUT / "build" / "checkout"
 _REMEDY = "install mggcn with a C++ compiler present: pip install . (Debian, Ubuntu: apt-get install g++)"
 

@@ -148,7 +148,7 @@ class Trainer:
         return html_table("Trainer", {"graph": graph, "model": network, "predicted peak": peak, "state": self._state()})
 
     def _state(self) -> str:
-        """Say in words how far the last run came."""
+        """Describe the progress of the last run."""
         if self._folder is None:
             return "not trained yet"
         if not run_folders.is_complete(self._folder):

@@ -80,10 +80,10 @@ class CacheRates:
 def gathered_row_s(
     gather: Gather, row_bytes: int, footprint: int, reuse: Reuse = (), *, sharing: int = 1, long_rows: bool = False
 ) -> float:
-    """Return the seconds of a gathered row, the average over the distances between two uses of a row.
+    """Return the average seconds of a gathered row, over all distances between two uses of a row.
 
-    reuse: (): at random over the footprint. sharing: so many operands lie in the cache. long_rows: of a sparse product
-    whose rows have SLICE_ROW nonzeros on average, which may gather in slices.
+    reuse: (): at random over the footprint. sharing: number of operands that share the cache. long_rows: whether the
+    rows of the sparse product have at least SLICE_ROW nonzeros on average, so that it may gather in slices.
     """
     size = gather.slice_bytes(row_bytes, footprint * sharing) if long_rows else 0
     if not size:

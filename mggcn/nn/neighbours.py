@@ -91,8 +91,8 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
 
     The weights are the softmax over these edges of LeakyReLU(source[u] + destination[v]), of slope 0.2, by head: the H
     columns of the scores stand for H equal parts of the columns of x. Weights of edges are not read; self-loops are those
-    of `run`. A row without in-edges gets 0. Collective as `aggregate`, and on copies of a row as there; all strategies but
-    slice.
+    of `run`. A row without in-edges gets 0. Collective, with copies of rows treated as in `aggregate`; works under all
+    strategies but slice.
 
     Cost: three passes over the edges with rows of D + H to D + 4 H columns, and their messages.
 
@@ -116,7 +116,9 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
     check_rows(x, graph)
     heads = _heads(source, x, graph, "source")
     if _heads(destination, x, graph, "destination") != heads:
-        raise GraphError(f"source has {heads} heads, but destination has {destination.shape[1]}; give both as many")
+        raise GraphError(
+            f"source has {heads} heads, but destination has {destination.shape[1]}; give both the same number"
+        )
     spec = _spec(graph, heads, x.shape[1], False, dropout)
     z: Tensor = _Attend.apply(torch.cat([x, source], 1), destination, None, spec, graph)  # type: ignore[no-untyped-call]
     return z

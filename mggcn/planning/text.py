@@ -124,7 +124,7 @@ def _strategy(plan: RunPlan) -> str:
 
 
 def _training_rows(plan: RunPlan) -> list[str]:
-    """Say which rows every aggregation of a training epoch computes, and why; nothing without one."""
+    """List the rows that every aggregation of a training epoch computes, with the reason; empty without aggregations."""
     vertices, entries = plan.shape.num_vertices, plan.stats.num_entries
     rows = [
         (

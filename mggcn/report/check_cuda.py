@@ -139,7 +139,7 @@ def gathers(cupy: Any, device: str) -> bool:
 
 
 def _install(driver: Driver | None, torch_cuda: tuple[int, ...] | None) -> str:
-    """Return what installs the CuPy of torch's CUDA, or, if torch is a CPU build, of the driver's."""
+    """Return the command that installs CuPy for torch's CUDA or, if torch is a CPU build, for the driver's."""
     if torch_cuda is not None:
         return f"pip install cupy-cuda{torch_cuda[0]}x"
     return BOTH if driver is None else driver.install

@@ -54,7 +54,7 @@ class Timeline:
         return tuple(sorted(set.intersection(*seen))) if seen else ()
 
     def of(self, rank: int, row: str) -> list[Stretch]:
-        """Return the stretches of one row in the common epochs."""
+        """Return the intervals of one row in the epochs that all ranks recorded."""
         common = set(self.common_epochs)
         return [s for s in self.stretches if s.rank == rank and s.row == row and s.epoch in common]
 

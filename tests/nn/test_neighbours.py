@@ -149,7 +149,9 @@ def test_what_does_not_fit_is_refused() -> None:
     refused(ConfigError, "which bf16 cannot hold", lambda part, x: reduce(x, part), precision="bf16")
     refused(PlanError, "slice", lambda part, x: reduce(x, part), strategy="slice")
     refused(GraphError, r"source must be \(\d+, H\)", lambda part, x: attend(x, x[:-1], x, part))
-    refused(GraphError, "destination has 3; give both as many", lambda part, x: attend(x, x[:, :2], x[:, :3], part))
+    refused(
+        GraphError, "destination has 3; give both the same number", lambda part, x: attend(x, x[:, :2], x[:, :3], part)
+    )
     refused(GraphError, "6 columns must be equal parts", lambda part, x: attend(x, x[:, :4], x[:, :4], part))
     refused(GraphError, "weight of shape", lambda part, x: attend_dynamic(x, x, x.new_ones(2, 2), part))
     refused(ConfigError, "dropout must lie in", lambda part, x: attend(x, x, x, part, dropout=1.0))

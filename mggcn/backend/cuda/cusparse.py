@@ -124,7 +124,9 @@ class CusparseSpmm:
         self._run("cusparseSpMM", product.csr, product.h, product.out, h.dtype, accumulate, _address(product.buffer))
 
     def _prepared(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
-        """Descriptors and work space of a product; a CSR descriptor of its own, since preparation is kept in it."""
+        """Make the descriptors and work space of a product. It gets its own CSR descriptor, which stores the
+        preparation.
+        """
         offsets, indices, values = self._arrays(adj, h.dtype)
         sizes = (ctypes.c_int64(n) for n in (adj.num_rows, h.shape[0], adj.nnz))
         pointers = (_address(t) for t in (offsets, indices, values))

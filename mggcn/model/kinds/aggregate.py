@@ -47,7 +47,7 @@ class Part(PlainKind):
     purpose: str
 
     def run(self, rt: Runtime, op: Op) -> None:
-        """Nothing is computed."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)

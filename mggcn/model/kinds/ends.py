@@ -28,7 +28,7 @@ class Input(PlainKind):
         return "A X" if self.aggregated else "X"
 
     def run(self, rt: Runtime, op: Op) -> None:
-        """Nothing is computed."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
