@@ -155,8 +155,7 @@ def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     Args:
         hidden: As for `GCN`.
         **settings: As for `GCN`, without norm and self_loops, which this model determines, and `bases`, the number of
-        basis
-            matrices in each layer; every relation's matrix is a weighted sum of them.
+            basis matrices in each layer; every relation's matrix is a weighted sum of them.
 
     Raises:
         ConfigError: As for `GCN`.

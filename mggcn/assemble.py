@@ -190,11 +190,11 @@ def plan_graph(
     network: Network | None = None,
     shared: Shared | None = None,
 ) -> tuple[RunPlan, Partition]:
-    """Share out the vertices and plan every rank of a run on `graph`.
+    """Divide the vertices among ranks and plan every rank of a run on `graph`.
 
-    machine: on which NCCL's memory may have been measured, by default this one. network: the model, by default that of
-    model.kind. shared: by runs on this graph, one after the other. Cost: a few sweeps over the edges, unless shared.
-    Raises: ConfigError, GraphError, StoreError, PlanError.
+    machine: the one on which NCCL's memory may have been measured, by default this one. network: the model, by default
+    that of model.kind. shared: data that successive runs on this graph share. Cost: a few sweeps over the edges, unless
+    shared. Raises: ConfigError, GraphError, StoreError, PlanError.
     """
     shape, strategy = graph_shape(graph, config), STRATEGIES[config.run.strategy]
     shared = shared or Shared()

@@ -112,7 +112,7 @@ def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
     need = human(own + most)
     if most:
         need = f"{human(own + least)} to {need}"
-        parts.append(f"METIS {human(least)} to {human(most)}, the more the less the graph shrinks when it coarsens")
+        parts.append(f"METIS {human(least)} to {human(most)}, depending on how much the graph shrinks when it coarsens")
     print(f"planned memory: {need} ({', '.join(parts)}), {human(free)} are free", flush=True)
     if own + least > free:
         raise PlanError(f"the cut needs {need}, but {human(free)} are free; free memory or use a larger machine")

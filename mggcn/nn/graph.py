@@ -133,7 +133,7 @@ class DeviceGraph:
 
     @property
     def by_source(self) -> EdgeRows:
-        """Edges grouped by source, as gradients by operands of sources walk them. Cost: made on first use, by a sort."""
+        """Edges grouped by source, as gradients by operands of sources walk them. Cost: a sort on first use."""
         if self._by_source is None:
             self._by_source = self._transposed()
         return self._by_source

@@ -152,7 +152,7 @@ class CpuSpmm:
         return self.product(adj, h, out).choice
 
     def product(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
-        """Return the kind of product that these operands are, remembered."""
+        """Return the kind of product of these operands, and remember it."""
         width, item, summed = out.shape[1], h.itemsize, out.dtype == self._real
         at = (id(adj.schedule), width, item, summed)
         found = self._products.get(at)
