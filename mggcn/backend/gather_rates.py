@@ -43,7 +43,9 @@ class Gather(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheRates:
-    """A GPU's: a row comes from the L2 cache as often as a random one lies there, else from memory."""
+    """The rates of a GPU: a row comes from the L2 cache with the probability that a random row lies there, else from
+    memory.
+    """
 
     cache_bytes: float
     """Share of the operand that the cache holds."""

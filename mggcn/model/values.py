@@ -206,7 +206,7 @@ class Graph:
         return tuple(_postorder(self.roots))
 
     def users(self) -> dict[Value, list[Value]]:
-        """Return for every value those that read it, once for each operand."""
+        """Return for every value its readers, each once for every operand that reads it."""
         found: dict[Value, list[Value]] = {value: [] for value in self.values()}
         for value in found:
             for operand in value.operands:
