@@ -69,7 +69,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """List what is loaded and what would be."""
+    """List the names that are loaded and the public names that load on first use."""
     return sorted({*globals(), *__all__})
 
 

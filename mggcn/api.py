@@ -64,8 +64,8 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
     if isinstance(source, list | tuple | dict):
         if odd := sorted(arrays.keys() - {"options", "name", "verify"}):
             raise ConfigError(
-                f"{', '.join(odd)} cannot be given for several graphs at once; load each graph with its own, then the "
-                "list of them"
+                f"{', '.join(odd)} cannot be given for several graphs at once; load each graph with its own, then load "
+                "the list of graphs"
             )
         check_arguments(arrays, ("verify",))
         return load_joined(source, root=root, **arrays)
@@ -125,11 +125,11 @@ def MLP(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfi
     """Describe the network of `GCN` without the graph: a yardstick for what the graph adds.
 
     Args:
-        hidden: As of `GCN`.
-        **settings: As of `GCN`.
+        hidden: As for `GCN`.
+        **settings: As for `GCN`.
 
     Raises:
-        ConfigError: As of `GCN`.
+        ConfigError: As for `GCN`.
     """
     return from_tables({"model": settings | {"kind": "mlp", "hidden": hidden}}).model
 
@@ -142,12 +142,12 @@ def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     neighbours are pooled (Hamilton et al. 2017, eq. 3), whatever their weights.
 
     Args:
-        hidden: As of `GCN`.
-        **settings: As of `GCN`, without norm, which this model determines. PyG's SAGEConv is `aggregator="mean",
+        hidden: As for `GCN`.
+        **settings: As for `GCN`, without norm, which this model determines. PyG's SAGEConv is `aggregator="mean",
             self_loops=False`.
 
     Raises:
-        ConfigError: As of `GCN`.
+        ConfigError: As for `GCN`.
     """
     return from_tables({"model": settings | {"kind": "sage", "hidden": hidden}}).model
 
@@ -156,12 +156,12 @@ def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     """Describe R-GCN (Schlichtkrull et al. 2018) for a graph whose edges have types, as PyG's RGCNConv with `num_bases`.
 
     Args:
-        hidden: As of `GCN`.
-        **settings: As of `GCN`, without norm and self_loops, which this model determines, and `bases`, the matrices in each
-            layer of which every relation's matrix is a weighted sum.
+        hidden: As for `GCN`.
+        **settings: As for `GCN`, without norm and self_loops, which this model determines, and `bases`, the number of
+            basis matrices in each layer; every relation's matrix is a weighted sum of them.
 
     Raises:
-        ConfigError: As of `GCN`.
+        ConfigError: As for `GCN`.
     """
     return from_tables({"model": settings | {"kind": "rgcn", "hidden": hidden}}).model
 
@@ -174,10 +174,10 @@ def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: An
     Args:
         hidden: Widths of the hidden layers, of all heads together.
         heads: Heads of every layer, which must divide the widths.
-        **settings: As of `GCN`, without norm.
+        **settings: As for `GCN`, without norm.
 
     Raises:
-        ConfigError: As of `GCN`, and for widths that are no multiples of heads.
+        ConfigError: As for `GCN`, and for widths that are no multiples of heads.
 
     Examples:
         >>> mggcn.GAT(hidden=(64,), heads=8, attention_dropout=0.2).heads
@@ -190,12 +190,12 @@ def GATv2(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: 
     """Describe GATv2 (Brody et al. 2022), whose attention ranks neighbours by vertex: as `GAT` otherwise.
 
     Args:
-        hidden: As of `GAT`.
-        heads: As of `GAT`.
-        **settings: As of `GAT`.
+        hidden: As for `GAT`.
+        heads: As for `GAT`.
+        **settings: As for `GAT`.
 
     Raises:
-        ConfigError: As of `GAT`.
+        ConfigError: As for `GAT`.
     """
     return from_tables({"model": settings | {"kind": "gatv2", "hidden": hidden, "heads": heads}}).model
 
@@ -204,11 +204,11 @@ def GIN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfi
     """Describe GIN (Xu et al. 2019, eq. 4.1): sums of neighbours and (1 + eps) x through two dense layers, eps learnt.
 
     Args:
-        hidden: As of `GCN`.
-        **settings: As of `GCN`, without norm and self_loops, which this model determines.
+        hidden: As for `GCN`.
+        **settings: As for `GCN`, without norm and self_loops, which this model determines.
 
     Raises:
-        ConfigError: As of `GCN`.
+        ConfigError: As for `GCN`.
     """
     return from_tables({"model": settings | {"kind": "gin", "hidden": hidden}}).model
 
@@ -221,7 +221,7 @@ def SGC(hops: int = 2, **settings: Any) -> ModelConfig:  # noqa: N802  as in tor
         **settings: input_dropout, norm, self_loops and bias of `ModelConfig`.
 
     Raises:
-        ConfigError: As of `GCN`.
+        ConfigError: As for `GCN`.
     """
     return from_tables({"model": settings | {"kind": "sgc", "hops": hops}}).model
 
@@ -235,10 +235,10 @@ def APPNP(  # noqa: N802  as in torch.nn
         hidden: Widths of the hidden dense layers.
         hops: K.
         teleport: a, in (0, 1].
-        **settings: As of `GCN`, without what surrounds a convolution but norm_layer, activation and dense_before.
+        **settings: As for `GCN`, without what surrounds a convolution but norm_layer, activation and dense_before.
 
     Raises:
-        ConfigError: As of `GCN`.
+        ConfigError: As for `GCN`.
     """
     given = {"kind": "appnp", "hidden": hidden, "hops": hops, "teleport": teleport}
     return from_tables({"model": settings | given}).model

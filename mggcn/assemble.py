@@ -1,4 +1,4 @@
-"""From a graph and a configuration to a plan on this machine. Needs no torch.
+"""Plans a run on this machine from a graph and a configuration. Needs no torch.
 
 Only this module and assemble_rank.py name concrete classes and ask which device a run has.
 """
@@ -57,7 +57,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def resolve(config: Config, graph: Graph) -> Config:
-    """Return the configuration with what `auto` stands for on this graph and machine filled in."""
+    """Return the configuration with every `auto` replaced by the choice for this graph and machine."""
     train, run = config.train, config.run
     train = resolve_task(train, graph)
     if run.transport == "auto":
@@ -74,7 +74,7 @@ def threads_per_rank(config: Config) -> int:
 
 
 def host_of(config: Config) -> Host:
-    """Return this machine, or its first GPU, as measured variants of a run's sparse products belong to it."""
+    """Return this machine, or its first GPU, as the key of a run's measured variants of sparse products."""
     if config.run.device == "cuda":
         from mggcn.backend.cuda.presence import gpu_host
 
@@ -96,7 +96,7 @@ def figures_here(config: Config) -> Figures:
 
 
 def check_available(config: Config) -> None:
-    """Refuse what can be planned but not run here, in one line, before anything is written.
+    """Refuse a run that can be planned but not run here, in one line, before anything is written.
 
     Raises: BackendError, ConfigError.
     """
@@ -136,7 +136,9 @@ def in_float32(config: Config) -> Config:
 
 
 def memory_limit(config: Config) -> int:
-    """Return the bytes that one rank may use: as set, or an equal share of what is free, on a GPU what it has free."""
+    """Return the bytes that one rank may use: as set, or an equal share of the free memory, or on a GPU its free
+    memory.
+    """
     if config.run.memory_limit:
         return config.run.memory_limit
     if config.run.device == "cuda":
@@ -147,7 +149,7 @@ def memory_limit(config: Config) -> int:
 
 
 def room_of(config: Config, machine: Machine | None = None) -> Room:
-    """Return what a run could have on this machine, or on `machine`, with other numbers of ranks or other strategies."""
+    """Return the alternatives for a run on this machine, or on `machine`: other numbers of ranks and other strategies."""
 
     def per_rank(ranks: int) -> int:
         run = config.run
@@ -167,7 +169,7 @@ def room_of(config: Config, machine: Machine | None = None) -> Room:
 
 
 def check_ranks(config: Config, num_vertices: int, name: str, room: Room) -> None:
-    """Refuse numbers of ranks that nothing can fit, before anything is planned. Raises: PlanError."""
+    """Raise PlanError for numbers of ranks that cannot fit, before anything is planned."""
     ranks, device = config.run.ranks, config.run.device
     if ranks > num_vertices:
         raise PlanError(
@@ -185,21 +187,21 @@ def check_ranks(config: Config, num_vertices: int, name: str, room: Room) -> Non
 
 
 def partition_graph(config: Config, graph: Graph) -> Partition:
-    """Return who holds which rows of a run. Cost: O(N), or a vertex cut, which is kept beside the store."""
+    """Return the partition of a run. Cost: O(N), or a vertex cut, which is kept beside the store."""
     run = config.run
     kind = STRATEGIES[run.strategy].kind
     if kind == "cut":
         need = sum(libra_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric, run.ranks).values())
         if need > (free := free_bytes()) and not is_cached(graph, ranks=run.ranks, seed=config.train.seed):
             raise PlanError(
-                f"Libra needs {human(need)} to cut the graph, {human(free)} are free; cut it on a larger machine with "
+                f"Libra needs {human(need)} to cut the graph, but {human(free)} are free; cut it on a larger machine with "
                 f"mggcn partition --parts {run.ranks} --seed {config.train.seed}, or choose another strategy"
             )
     return make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=config.train.seed, bins=run.cut_bins)
 
 
 def nccl_memory(config: Config, machine: Machine | None = None) -> NcclMemory:
-    """Return what is known of NCCL's memory: by its settings, and as measured on a machine, by default this one.
+    """Return NCCL's memory: estimated from its settings, and as measured on a machine, by default this one.
 
     Raises: ConfigError if this machine's file cannot be read.
     """
@@ -216,11 +218,11 @@ def plan_graph(
     network: Network | None = None,
     shared: Shared | None = None,
 ) -> tuple[RunPlan, Partition]:
-    """Share out the vertices and plan every rank of a run on `graph`.
+    """Divide the vertices among ranks and plan every rank of a run on `graph`.
 
-    machine: on which NCCL's memory may have been measured, by default this one. network: the model, by default that of
-    model.kind. shared: by runs on this graph, one after the other. Cost: a few sweeps over the edges, unless shared.
-    Raises: ConfigError, GraphError, StoreError, PlanError.
+    machine: the one on which NCCL's memory may have been measured, by default this one. network: the model, by default
+    that of model.kind. shared: data that successive runs on this graph share. Cost: a few sweeps over the edges, unless
+    shared. Raises: ConfigError, GraphError, StoreError, PlanError.
     """
     shape, strategy = graph_shape(graph, config), STRATEGIES[config.run.strategy]
     shared = shared or Shared()
@@ -232,9 +234,9 @@ def plan_graph(
 
 
 def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, machine: Machine | None = None) -> RunPlan:
-    """Plan a run on a graph of which only the shape is known: in the expectation over random assignments.
+    """Plan a run on a graph of which only the shape is known, from expectations over random assignments.
 
-    replication: copies of a vertex on average, which a strategy that cuts vertices asks for. machine: as for plan_graph.
+    replication: average copies of a vertex, which a strategy that cuts vertices needs. machine: as for plan_graph.
     Raises: ConfigError.
     """
     strategy, run, loops = STRATEGIES[config.run.strategy], config.run, config.model.self_loops
@@ -269,7 +271,7 @@ def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:
 def bind_process(config: Config, rank: int) -> None:
     """Bind this process, which is one rank, to cores of one memory node, with a GPU to those beside it (run.bind = auto).
 
-    To be called before threads are started. `gpu_of_rank` reports later what is wrong with the GPU.
+    To be called before threads are started. If anything is wrong with the GPU, `gpu_of_rank` reports it later.
     """
     run = config.run
     if run.bind == "off":
@@ -284,17 +286,18 @@ def bind_process(config: Config, rank: int) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Group:
-    """What one trial of a sweep has to itself: cores, or GPUs as CUDA_VISIBLE_DEVICES names them; empty: all."""
+    """The resources of one trial of a sweep: cores, or GPUs as CUDA_VISIBLE_DEVICES names them; empty: all."""
 
     cores: tuple[int, ...] = ()
     gpus: tuple[str, ...] = ()
 
 
 def groups_of(config: Config, at_once: int = 0) -> tuple[list[Group], Config]:
-    """Share out this machine among trials of a configuration; return it with the threads that a trial then has.
+    """Divide this machine among trials of a configuration; return the configuration with the threads that each trial
+    gets.
 
     at_once: trials at the same time; 0: as many as there are cores, by run.threads (0: one) and ranks, or GPUs.
-    Raises: ConfigError; BackendError without the GPU that it asks for.
+    Raises: ConfigError; BackendError if the machine lacks a GPU that the configuration needs.
     """
     run = config.run
     cores = sorted(os.sched_getaffinity(0))
@@ -315,7 +318,7 @@ def groups_of(config: Config, at_once: int = 0) -> tuple[list[Group], Config]:
 
 
 def dense_products(config: Config) -> AbstractContextManager[None]:
-    """Return what a process trains in: torch multiplies on GPUs as run.precision says, and as before once it is left."""
+    """Return the context in which a process trains: inside it, torch multiplies on GPUs as run.precision says."""
     if config.run.device == "cpu":
         return nullcontext()
     from mggcn.backend.cuda.products import float32_products

@@ -1,4 +1,4 @@
-"""From a plan to a rank that trains: its backend, shard, inputs, aggregations and memory."""
+"""Builds a rank that can train from a plan: its backend, shard, inputs, aggregations and memory."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def make_rank(
     """Build one rank: its shard, its device memory as planned, its inputs. Collective.
 
     device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
-    choices: measured variants of sparse products. tuning: finds out those of the others in the epochs to come; it has the
-    same transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
-    shared: by runs on this graph, one after the other: one rank finds its shard, A X included, there.
-    Raises: GraphError, BackendError.
+    choices: measured variants of sparse products. tuning: times the variants of all other products in the coming
+    epochs, over the same transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
+    shared: by runs on this graph, one after the other: one rank finds its shard, A X included, there. Raises:
+    GraphError, BackendError.
     """
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
@@ -156,7 +156,7 @@ def make_rank(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RankContext:
-    """Whatever the steps of `make_rank` share."""
+    """The arguments and objects that the steps of `make_rank` share."""
 
     config: Config
     graph: Graph
@@ -194,7 +194,7 @@ def _make_timeline(config: Config, backend: KernelBackend, comm: Communicator, f
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a rank holds beside weights and the arena; no epoch changes it. split_sizes: of all ranks."""
+    """A rank's data besides weights and the arena; no epoch changes it. split_sizes: those of all ranks together."""
 
     context: _RankContext
     inputs: Inputs
@@ -203,7 +203,7 @@ class _Held:
 
 
 def _held_key(config: Config, plan: RankPlan, choices: Choices) -> tuple[Any, ...]:
-    """Return what a `_Held` depends on."""
+    """Return the settings that determine a `_Held`."""
     gpu_bytes = 0 if config.run.device == "cpu" else plan.regions["kernel work space"]
     form = plan.input.sparse, plan.input.aggregated, plan.values.input_scaled
     return held_key(config), form, levels_of(plan.rows), gpu_bytes, choices
@@ -235,7 +235,7 @@ def _hold(
 
 
 def _check_splits(train: TrainConfig, sizes: tuple[int, int, int]) -> None:
-    """Refuse what needs validation vertices where there are none. Raises: ConfigError."""
+    """Raise ConfigError if a setting needs validation vertices and there are none."""
     if sizes[1]:
         return
     if train.patience:
@@ -247,7 +247,7 @@ def _check_splits(train: TrainConfig, sizes: tuple[int, int, int]) -> None:
 
 
 def _build_aggregations(context: _RankContext) -> RankAggregations:
-    """Build how training and evaluation aggregate on the rank: tiles and messages of the run's strategy. Collective."""
+    """Build the rank's aggregations of training and evaluation: tiles and messages of the run's strategy. Collective."""
     plan, backend = context.rank_plan, context.backend
     states = state_views(backend, plan.states)
     if not context.config.model.aggregates:
@@ -266,7 +266,7 @@ def _build_aggregations(context: _RankContext) -> RankAggregations:
 
 
 def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: RankAggregations) -> RankRuntime:
-    """Allocate what epochs work in, as planned: arena, weights, counts, signals and clock."""
+    """Allocate the memory of epochs, as planned: arena, weights, counts, signals and clock."""
     plan, backend, config = context.rank_plan, context.backend, context.config
     programs = [plan.train, plan.evaluate, *([plan.setup] if plan.setup else [])]
     arena = backend.allocate(plan.arena_bytes)

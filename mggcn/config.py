@@ -24,7 +24,7 @@ MAX_THREADS = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """Table [data]: what a run reads of the store, and how."""
+    """Table [data]: the parts of the store that a run reads, and how."""
 
     row_normalize: bool = False
     """Divide each vertex's features by the sum of their absolute values (Kipf & Welling's recipe)."""
@@ -40,7 +40,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """Table [train]: how the weights are found."""
+    """Table [train]: how the model is trained."""
 
     epochs: int = 200
     """Number of steps over the whole graph."""
@@ -212,12 +212,12 @@ class RunConfig:
     multiplies the whole graph with a slice of the columns; delayed: DistGNN's partial aggregates over a vertex cut; auto:
     the exact one with the least predicted seconds that fits."""
     delay: str = "0"
-    """Of the delayed strategy: none (0c) never sends, 0 (cd-0) is exact, r >= 1 (cd-r) sends a bin of the split vertices
+    """For the delayed strategy: none (0c) never sends, 0 (cd-0) is exact, r >= 1 (cd-r) sends a bin of the split vertices
     per epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact. Other
     strategies refuse it and `stale_aggregates`; auto lists such runs and chooses an exact one."""
     stale_aggregates: Literal["discard", "reuse"] = "discard"
-    """Of cd-r, in the epochs in which a split vertex exchanges nothing: reuse adds what last came from its other copies to
-    its fresh local sum, discard scales the local sum up by the degree that it lacks (DistGNN, Algorithm 4)."""
+    """For cd-r, in epochs in which a split vertex exchanges nothing: reuse adds the sums last received from its other
+    copies to its fresh local sum; discard scales the local sum up by the degree that it lacks (DistGNN, Algorithm 4)."""
     products: Literal["auto", "gemm-first", "aggregate-first"] = "auto"
     """Order of the two products of an inner layer; auto puts the narrower side through the graph."""
     features: Literal["auto", "dense", "sparse"] = "auto"

@@ -19,7 +19,7 @@ LARGEST = 1 << 20
 def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) -> Config:
     """Read a TOML file over `base`. Raises: ConfigError if it is missing, not TOML or holds an unknown setting.
 
-    saved: by a run, perhaps of an earlier version, whose names are then read as those of now.
+    saved: whether a run saved the file, perhaps with an earlier version, whose names are then translated.
     """
     if kind := no_regular_file(path):
         raise ConfigError(f"cannot read the configuration {path}: it is {kind}; name a TOML file")
@@ -80,7 +80,7 @@ def with_settings(config: Config, settings: Sequence[str]) -> Config:
 
 
 def with_model(config: Config | None, model: ModelConfig | None) -> Config:
-    """Return the configuration with the model in it. Raises: ConfigError if one is something else, such as a name."""
+    """Return the configuration with the model in it. Raises: ConfigError if either has another type, such as a name."""
     if not isinstance(config, Config | None):
         raise ConfigError(f"config must be a mggcn.Config, got {type(config).__name__}")
     if not isinstance(model, ModelConfig | None):

@@ -34,19 +34,21 @@ class ModelConfig:
     """Width of each hidden layer, in features; the output layer has one column per class, or per label or number to
     predict."""
     aggregator: Literal["gcn", "mean", "max"] = "gcn"
-    """Of sage. gcn: (sum of neighbours + self) / (degree + 1) (DistGNN 6.1), whatever `norm` says: in a weighted graph the
-    weighted average, where a vertex itself has the weight of its stored self-loop, or 1 without one; mean: the average of
-    the neighbours, by edges' weights, beside a weight matrix for the vertex itself (Hamilton et al. 2017), with self_loops
-    = false as PyG's SAGEConv; max: the maximum over the in-neighbours of a dense layer with ReLU, beside a weight matrix
-    for the vertex itself (eq. 3): no self-loops are inserted, and weights of edges are not read."""
+    """For sage. gcn: (sum of neighbours + self) / (degree + 1) (DistGNN 6.1), whatever `norm` says: in a weighted graph
+    the weighted average, where a vertex itself has the weight of its stored self-loop, or 1 without one; mean: the
+    average of the neighbours, by edges' weights, beside a weight matrix for the vertex itself (Hamilton et al. 2017),
+    with self_loops = false as PyG's SAGEConv; max: the maximum over the in-neighbours of a dense layer with ReLU,
+    beside a weight matrix for the vertex itself (eq. 3): no self-loops are inserted, and weights of edges are not
+    read.
+    """
     activation: Literal["relu", "elu", "leaky_relu", "gelu"] = "relu"
-    """What follows each hidden layer, as torch.nn.functional's defaults."""
+    """Activation after each hidden layer, with torch.nn.functional's defaults."""
     norm_layer: Literal["none", "layer", "batch"] = "none"
-    """What normalises a hidden layer before its activation: layer norm, or batch norm over all vertices of all ranks,
-    whose running statistics evaluation reads (momentum 0.1)."""
+    """Norm of a hidden layer before its activation: layer norm, or batch norm over all vertices of all ranks, whose
+    running statistics (momentum 0.1) evaluation reads."""
     residual: Literal["none", "linear", "identity"] = "none"
-    """What is added to a hidden convolution: its input through a matrix and a bias of its own, or itself where widths
-    agree."""
+    """Residual added to a hidden convolution: linear is its input times a matrix plus a bias, identity the input
+    itself, where widths agree."""
     jumping: Literal["last", "concat", "max"] = "last"
     """What the linear head reads: the last hidden layer, or all of them side by side, or their maximum (Xu et al.
     2018)."""
@@ -61,7 +63,7 @@ class ModelConfig:
     hops: int = 0
     """Of sgc and appnp: sums over neighbours, one after the other; 0: 2 of sgc, 10 of appnp."""
     teleport: float = 0.1
-    """Of appnp: share of the dense layers' result in every step, in (0, 1]."""
+    """For appnp: share of the dense layers' result in every step, in (0, 1]."""
     dropout: float = 0.0
     """Probability of dropping an activation of a hidden layer, in [0, 1)."""
     input_dropout: float = 0.0
@@ -77,7 +79,7 @@ class ModelConfig:
     bias: bool = True
     """Add a bias in each convolution; residuals and dense layers around convolutions have one anyway."""
     bases: int = 8
-    """Of rgcn: matrices in each layer of which a relation's matrix is a weighted sum (basis decomposition)."""
+    """For rgcn: number of basis matrices in each layer; a relation's matrix is a weighted sum of them."""
 
     def __post_init__(self) -> None:
         _settle(self, "model")

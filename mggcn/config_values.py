@@ -123,7 +123,7 @@ def convert(hint: Any, value: Any) -> Any:
 
 
 def _parts(value: Any) -> Sequence[Any]:
-    """Split what may stand for a tuple: `64,64`, one number or a sequence. One comma may trail."""
+    """Split a value that may stand for a tuple: `64,64`, one number or a sequence. One trailing comma is allowed."""
     if isinstance(value, str):
         parts = value.strip().split(",")
         return parts if parts[-1] else parts[:-1]

@@ -27,7 +27,7 @@ class GraphError(MggcnError):
 
 
 class GraphWarning(UserWarning):
-    """A graph may not be the one that was meant; nothing is wrong with it otherwise."""
+    """A graph is valid but may not be what the user intended."""
 
 
 class StoreError(MggcnError):
@@ -96,7 +96,7 @@ SYNONYMS = {
     "graphsage": "sage",
     "mpi": "gloo",
 }
-"""Other libraries' words for values of settings."""
+"""Names that other libraries use for values of settings."""
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Tables for notebooks, which show an object by its `_repr_html_`."""
+"""Tables for notebooks, which display an object through its `_repr_html_`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from mggcn.errors import BackendError
 
 LIBRARY = "mggcn/libmggcn_cpu.so"
 CHECKOUT = Path(__file__).resolve().parents[1]
-"""The folder of the package: a checkout if mggcn is not installed, and then it has a CMakeLists.txt."""
+"""The folder that holds the package: a checkout, with a CMakeLists.txt, if mggcn is not installed."""
 BUILD = CHECKOUT / "build" / "checkout"
 _REMEDY = "install mggcn with a C++ compiler present: pip install . (Debian, Ubuntu: apt-get install g++)"
 
@@ -255,7 +255,8 @@ def installed_or_built() -> Path:
 
 
 def limit_spinning() -> None:
-    """Let OpenMP threads wait briefly, then sleep: on busy cores libgomp's default spins a hundredfold of the work.
+    """Let OpenMP threads wait briefly, then sleep: on busy cores libgomp's default spins a hundred times as long as it
+    works.
 
     To be called before torch is loaded; what the user has set for libgomp stays.
     """
@@ -265,7 +266,7 @@ def limit_spinning() -> None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Load the library once per process. Raises: BackendError if it is missing or cannot be loaded."""
+    """Load the library, once per process. Raises: BackendError if it is missing or cannot be loaded."""
     try:
         return ctypes.CDLL(str(path()))
     except OSError as error:

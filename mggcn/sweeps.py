@@ -41,7 +41,7 @@ def sweep(
         out: Folder of the sweep; each trial is a run folder in it. Default: `runs/sweep-<graph>-<time>`.
         at_once: Trials trained at the same time; 0: as many as there are cores or GPUs for.
         config: Settings of all trials; `model` and `settings` override it.
-        **settings: Single settings of all trials by name, as of `Trainer`.
+        **settings: Single settings of all trials by name, as for `Trainer`.
 
     Returns:
         A `Sweep`: `rows` for a table, such as `pandas.DataFrame(found.rows)`, `best` and `best_folder`.

@@ -115,20 +115,20 @@ class Trainer:
 
     @classmethod
     def from_run(cls, folder: str | Path, graph: Any = None) -> Trainer:
-        """Return the trainer of a run folder: to score, to predict, and to go on with `resume`.
+        """Return the trainer of a run folder: to score, to predict, and to continue it with `resume`.
 
         Args:
             folder: Folder of a run, also of one that the command line made or that was interrupted.
-            graph: The run's graph, if it was in memory; otherwise it is opened from its store.
+            graph: The run's graph, if it was in memory; otherwise the trainer opens it from its store.
 
         Raises:
             ConfigError: The run's graph was in memory, and no graph is given.
-            RunError: The folder is none of a run, or the graph is another one.
+            RunError: The folder is not a run folder, or the graph differs from the run's.
         """
         folder = Path(folder)
         config, _, job = run_folders.read_run(folder)
         if graph is None and (job["store"] is None or not Path(job["store"]).is_dir()):
-            where = f"lay in {job['store']}, which is gone" if job["store"] else "was in memory"
+            where = f"was in the store {job['store']}, which no longer exists" if job["store"] else "was in memory"
             raise ConfigError(f"the graph of the run in {folder} {where}; give it: Trainer.from_run(folder, graph)")
         trainer = cls.__new__(cls)
         source = open_store(job["store"]) if graph is None else graph
@@ -150,7 +150,7 @@ class Trainer:
         return html_table("Trainer", {"graph": graph, "model": network, "predicted peak": peak, "state": self._state()})
 
     def _state(self) -> str:
-        """Say in words how far the last run came."""
+        """Describe the progress of the last run."""
         if self._folder is None:
             return "not trained yet"
         if not run_folders.is_complete(self._folder):
@@ -215,7 +215,7 @@ class Trainer:
         """Continue the last run: one that was interrupted to its end, a complete one with more epochs.
 
         Without a new schedule the run ends bit for bit as if it had never stopped; with one, it begins where the run
-        stands. After an error the run is as its last checkpoint has it. Cost: set-up, and the epochs that are left.
+        stands. After an error the run is in the state of its last checkpoint. Cost: set-up, and the remaining epochs.
 
         Args:
             epochs: Number of epochs altogether, those that are done among them.
@@ -265,11 +265,11 @@ class Trainer:
         check_available(self._config)
 
     def _set_config(self, config: Config) -> None:
-        """Take other settings of training, which leave the plan as it is."""
+        """Adopt new training settings that do not change the plan."""
         self._config, self._plan = config, dataclasses.replace(self._plan, config=config)
 
     def _train(self, folder: Path, on_epoch: OnEpoch | None) -> History:
-        """Train on the ranks of this process, whose own one stays for `predict`, or on processes."""
+        """Train on ranks in this process, keeping a single one for `predict`, or on processes."""
         self._rank = None
         if self._in_process:
             known = (self._plan, self._partition)
@@ -373,7 +373,7 @@ class Trainer:
         """Return the weights as plain tensors: `layers.<l>.weight` (D, E) and `layers.<l>.bias` (E,), l from 1.
 
         Args:
-            weights: As of `predict`.
+            weights: As for `predict`.
 
         Raises:
             RunError: Nothing was trained yet.
@@ -395,10 +395,10 @@ class Trainer:
         Args:
             state: Weights as `state_dict` returns them, or a torch module of PyG's layers, whose options are then compared
                 with the model's; a mapping, such as `from_pyg(module)`, no longer says what they were.
-            probabilities: As of `predict`.
+            probabilities: As for `predict`.
 
         Raises:
-            ConfigError: Names or shapes differ from the model's; for a module, as of `from_pyg`.
+            ConfigError: Names or shapes differ from the model's; for a module, as for `from_pyg`.
         """
         return self._scores(state if isinstance(state, Mapping) else from_pyg(state, self._config.model), probabilities)
 
@@ -453,7 +453,7 @@ def _layer_order(name: str) -> tuple[int, bool]:
 
 
 def _weights_from(source: Any, model: ModelConfig) -> Mapping[str, Tensor]:
-    """Return the weights that a run begins with, from whatever holds some."""
+    """Return the weights that a run begins with: from a run folder, a mapping or a torch module."""
     if isinstance(source, str | Path):
         return weights_of_run(Path(source))
     return source if isinstance(source, Mapping) else from_pyg(source, model)

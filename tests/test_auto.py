@@ -106,7 +106,7 @@ def test_a_gpu_weighs_locality_by_its_own_cache(capsys: pytest.CaptureFixture[st
     order, rows, reason = rows_of(random, h100)
     assert order != "locality"
     if rows["locality"].seconds < rows[order].seconds:  # type: ignore[operator]
-        assert "gains too little for an order that nobody named" in reason
+        assert "gains too little for an order that the settings do not name" in reason
     # A cache that holds the whole operand gains nothing by any order.
     gather = CacheRates(1e12, *dataclasses.astuple(h100.device.gather)[1:])  # type: ignore[call-overload]
     large = dataclasses.replace(h100, device=dataclasses.replace(h100.device, gather=gather))

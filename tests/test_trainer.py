@@ -112,7 +112,7 @@ def test_a_run_of_a_store_opens_without_its_graph(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened.predict(), trainer.predict())
     assert opened.evaluate("val") == trainer.evaluate("val")
     (tmp_path / "store").rename(tmp_path / "moved")
-    with pytest.raises(ConfigError, match=r"store, which is gone; give it: Trainer.from_run\(folder, graph\)"):
+    with pytest.raises(ConfigError, match=r"store, which no longer exists; give it: Trainer.from_run\(folder, graph\)"):
         mggcn.Trainer.from_run(tmp_path / "run")
     assert mggcn.Trainer.from_run(tmp_path / "run", tmp_path / "moved").evaluate("val") == trainer.evaluate("val")
 

@@ -1,7 +1,7 @@
 """MG-GCN's staged broadcast (section 5.1, figure 2): P stages, rank j sends its rows in stage j.
 
-Every rank first multiplies its own tile, which needs no message, while the first two blocks are on the wire; then tile
-after tile, while the next block arrives in the other of two slots.
+Every rank first multiplies its own tile, which needs no message, while the first two blocks are on the wire; then it
+multiplies one tile after another, while the next block arrives in the other of two slots.
 """
 
 from __future__ import annotations

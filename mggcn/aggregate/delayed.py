@@ -106,8 +106,9 @@ class DelayedPlan:
             return ()
         if self.delay != 0 and not op.additive:
             raise PlanError(
-                f"run.delay {'none' if self.delay is None else self.delay} lets partial sums stand for whole ones, and the "
-                f"edge operation {op.name} does not add up; use run.delay 0, or the strategy broadcast or halo"
+                f"run.delay {'none' if self.delay is None else self.delay} uses partial sums in place of complete ones, "
+                f"but the results of the edge operation {op.name} do not add up; use run.delay 0, or the strategy "
+                "broadcast or halo"
             )
         if self.delay != 0:
             return ()

@@ -82,7 +82,7 @@ def _check(halo: Halo, exchange: Exchange, rank: int) -> None:
     if (halo.sent, halo.received) != (exchange.sent, exchange.received):
         raise PlanError(
             f"rank {rank} was planned to send {exchange.sent} rows to the ranks and to receive {exchange.received}, its "
-            f"part of the graph asks for {halo.sent} and {halo.received}; plan this graph and partition again"
+            f"part of the graph needs {halo.sent} and {halo.received}; plan this graph and partition again"
         )
 
 

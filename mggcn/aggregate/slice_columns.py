@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ColumnPartition:
-    """Which columns each rank has of a piece: `columns`, in `units` of `unit` elements each, in order of the ranks.
+    """The columns of a piece that each rank has, in order of the ranks: `columns`, and `units` of `unit` elements each.
 
     The last unit may end after the last column. A larger width gives no rank fewer units.
     """

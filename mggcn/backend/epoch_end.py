@@ -39,9 +39,9 @@ class Weight:
 class Step:
     """One step of all weights, as torch.optim's Adam, AdamW or SGD makes it.
 
-    values, grads, moments: (W,), what no weight covers stays zero; steps float32 (S,); operands: as values, or None.
-    clip_norm: grads of a larger norm are scaled down to it, as by torch.nn.utils.clip_grad_norm_; 0: never. Afterwards
-    grads may hold either the original or the scaled gradients.
+    values, grads, moments: (W,), elements that no weight covers stay zero; steps float32 (S,); operands: as values, or
+    None. clip_norm: grads of a larger norm are scaled down to it, as by torch.nn.utils.clip_grad_norm_; 0: never.
+    Afterwards grads may hold either the original or the scaled gradients.
     """
 
     kind: Literal["adam", "adamw", "sgd"]

@@ -75,7 +75,7 @@ class Repeatable(Protocol):
         ...
 
     def __call__(self) -> None:
-        """Do it once."""
+        """Do the work once."""
         ...
 
 

@@ -43,7 +43,9 @@ class Gather(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheRates:
-    """A GPU's: a row comes from the L2 cache as often as a random one lies there, else from memory."""
+    """The rates of a GPU: a row comes from the L2 cache with the probability that a random row lies there, else from
+    memory.
+    """
 
     cache_bytes: float
     """Share of the operand that the cache holds."""
@@ -80,10 +82,10 @@ class CacheRates:
 def gathered_row_s(
     gather: Gather, row_bytes: int, footprint: int, reuse: Reuse = (), *, sharing: int = 1, long_rows: bool = False
 ) -> float:
-    """Return the seconds of a gathered row, the average over the distances between two uses of a row.
+    """Return the average seconds of a gathered row, over all distances between two uses of a row.
 
-    reuse: (): at random over the footprint. sharing: so many operands lie in the cache. long_rows: of a sparse product
-    whose rows have SLICE_ROW nonzeros on average, which may gather in slices.
+    reuse: (): at random over the footprint. sharing: number of operands that share the cache. long_rows: whether the
+    rows of the sparse product have at least SLICE_ROW nonzeros on average, so that it may gather in slices.
     """
     size = gather.slice_bytes(row_bytes, footprint * sharing) if long_rows else 0
     if not size:

@@ -36,7 +36,7 @@ class Spmm(Protocol):
     """A sparse product of a device: our kernels, cuSPARSE, or products that are explored."""
 
     def multiply(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
-        """As KernelBackend.spmm."""
+        """Implement KernelBackend.spmm."""
         ...
 
 
@@ -63,7 +63,7 @@ class SparseProducts(Protocol):
         epilogue: Epilogue | None,
         choice: SpmmChoice | None = None,
     ) -> None:
-        """As KernelBackend.spmm. `choice` overrides the model and the table."""
+        """Implement KernelBackend.spmm. `choice` overrides the model and the table."""
         ...
 
 

@@ -30,9 +30,9 @@ class NcclSizes:
     """The sizes that determine NCCL's memory."""
 
     channels: int
-    """Of rings."""
+    """Channels of rings."""
     p2p_channels: int
-    """Of sends and receives, to each peer."""
+    """Channels of sends and receives, to each peer."""
     connection_bytes: int
     """A connection to one peer in one channel, both directions."""
     shared_bytes: int

@@ -94,7 +94,9 @@ def gpu_index(rank: int, num_gpus: int) -> int:
 
 
 def num_gpus_used(ranks: int, transport: str) -> int:
-    """Return how many GPUs of this machine a run uses, the first that its processes see: one for ranks that are threads."""
+    """Return how many GPUs of this machine a run uses, counted from the first that is visible; one if ranks are
+    threads.
+    """
     if ranks == 1 or transport in ("single", "threads"):
         return 1
     return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks))) if torchrun_env() else ranks

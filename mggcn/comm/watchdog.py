@@ -120,7 +120,8 @@ class Watchdog:
     def start(self, release: Callable[[], None]) -> None:
         """Start to look every `tick_s`.
 
-        release: frees what waits on the device; called after a failure, in a thread of its own, since it may hang itself.
+        release: frees work that waits on the device; called after a failure, in a thread of its own, since it may
+        itself hang.
         """
         self._release = release
         self._thread = threading.Thread(target=self._run, name=f"watchdog of rank {self._control.rank}", daemon=True)

@@ -1,4 +1,4 @@
-"""List the data sets that have a name, or download some and make their stores."""
+"""List the named data sets, or download some of them and make their stores."""
 
 from __future__ import annotations
 

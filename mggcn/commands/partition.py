@@ -51,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("partition needs --parts P, the number of parts, or --list")
     if a.kind != "libra" and a.edges is not None:
         which = {"metis": "METIS", "locality": "an order by locality"}[a.kind]
-        raise ConfigError(f"--edges is the order in which Libra deals edges; {which} has none: leave it out")
+        raise ConfigError(
+            f"--edges sets the order in which Libra assigns edges; {which} has no such order: leave it out"
+        )
     store = store_path(a.store, a.root)
     graph = open_store(store)
     folder = a.out or cuts_folder(store)
@@ -110,10 +112,10 @@ def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
     need = human(own + most)
     if most:
         need = f"{human(own + least)} to {need}"
-        parts.append(f"METIS {human(least)} to {human(most)}, the more the less the graph shrinks when it coarsens")
+        parts.append(f"METIS {human(least)} to {human(most)}, depending on how much the graph shrinks when it coarsens")
     print(f"planned memory: {need} ({', '.join(parts)}), {human(free)} are free", flush=True)
     if own + least > free:
-        raise PlanError(f"the cut needs {need}, {human(free)} are free; free memory or use a larger machine")
+        raise PlanError(f"the cut needs {need}, but {human(free)} are free; free memory or use a larger machine")
     if own + most > free:
         print("METIS may run out of memory", flush=True)
 
@@ -175,7 +177,7 @@ def _balance_lines(statistics: EdgeCutStatistics | LocalityStatistics) -> list[s
 
 
 def listed(graph: Graph, folder: Path) -> str:
-    """Return a table of the cuts in a folder, and what keeps any of them from being used with the graph."""
+    """Return a table of the cuts in a folder, with the reason why any of them cannot be used with the graph."""
     from mggcn.partition.cache.folder import list_cached
     from mggcn.planning.text import table
 

@@ -154,7 +154,9 @@ def _from_shape(
 
 
 def _upper_aggregated(arguments: argparse.Namespace) -> int:
-    """Nonzeros of A_hat X at most: every edge brings a row of X, and no row has more than D entries."""
+    """Return an upper bound on the nonzeros of A_hat X: every edge adds a row of X, and no row has more than D
+    entries.
+    """
     nonzeros = arguments.feature_nonzeros or 0
     per_edge = nonzeros * (arguments.edges / arguments.vertices + 1)
     return int(min(per_edge, arguments.vertices * arguments.features))

@@ -168,7 +168,7 @@ _memory.__name__ = "size"  # argparse names the type in its message
 
 
 def _parts(sources: list[str]) -> list[str] | dict[str, list[str]]:
-    """Return sources as they are, or by part if the first is train=SOURCE or alike: then all are."""
+    """Return the sources as they are, or by part if the first is of the form train=SOURCE: then all must be."""
     named = [source.split("=", 1) for source in sources if source.startswith(("train=", "val=", "test="))]
     if len(named) != len(sources):
         return sources

@@ -1,4 +1,4 @@
-"""What may have been meant by a command line that argparse refuses: a setting, a flag, a command or a value."""
+"""Suggests corrections for a command line that argparse refuses: a setting, a flag, a command or a value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mggcn.errors import did_you_mean
 
 
 def remedy(message: str, flags: Iterable[str]) -> str:
-    """Return what to write instead, as the end of a sentence; "" if nothing known comes near.
+    """Return what to write instead, as the end of a sentence; "" if nothing similar is known.
 
     message: argparse's. flags: of all commands.
     """

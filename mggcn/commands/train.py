@@ -134,7 +134,7 @@ def store_path(name: str, root: Path | None) -> Path:
         hint = f"; it holds the stores {', '.join(inside[:8])}" if inside else ""
         raise ConfigError(f"{path} is not a store: it lacks meta.json or indptr.npy{hint}")
     if not is_store(path):
-        raise ConfigError(f"{path} is not a store; make one of it with: mggcn prepare {path} STORE")
+        raise ConfigError(f"{path} is not a store; make one from it with: mggcn prepare {path} STORE")
     return path
 
 

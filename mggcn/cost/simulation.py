@@ -25,8 +25,8 @@ from mggcn.errors import PlanError
 
 Seconds = npt.NDArray[np.float64]
 Action = Send | Await | Sum | Staged | None
-"""What ends a rank's work: None at the end of its list."""
-DIFFERENT = "the ranks of a program do not list the same messages in the same order: some rank waits for ever"
+"""The action that ends a rank's work; None at the end of its list."""
+DIFFERENT = "the ranks of a program do not list the same messages in the same order: some rank waits forever"
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class Program:
 
     def _await(self, number: int) -> None:
         if number >= len(self.messages):
-            raise PlanError(f"a rank waits for message {number}, of which it has started {len(self.messages)}")
+            raise PlanError(f"a rank waits for message {number}, but has started only {len(self.messages)}")
         self._last().awaits = number
 
     def _message(self, items: Sequence[Send | Sum]) -> Message:
@@ -211,7 +211,7 @@ class Simulation:
     def _run(self) -> None:
         """Take one event after the other, the earliest first, until no rank computes or waits.
 
-        All of it in one function: of P ranks that each take part in P messages there are P^2 events.
+        This is one function for speed: P ranks that each take part in P messages have P^2 events.
         """
         segments, size, speeds = self._program.segments, self._program.size, self._speeds()
         waiting, deliveries = self._waiting, self.deliveries

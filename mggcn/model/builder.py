@@ -102,7 +102,7 @@ class Builder:
         """Return GAT's attention (Velickovic et al. 2018, eq. 1 to 4) over the neighbours' x, columns of all heads.
 
         Weights are dropped as model.attention_dropout says. Parameters: layers.<l>.source and .destination.
-        Weights of edges are not read. Raises: PlanError for a width that the heads do not divide.
+        Weights of edges are not read. Raises: PlanError for a width that is not a multiple of the number of heads.
         """
         spec, cols = self._attention(x, heads, dynamic=False), x.cols // heads
         ends = (f"layers.{self._layers}.{end}" for end in ("source", "destination"))

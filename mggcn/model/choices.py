@@ -104,7 +104,7 @@ def _shared_input(
     if not layers:
         if setting == "sparse":
             raise PlanError("run.features sparse needs a model in which only dense layers read X; use auto or dense")
-        return InputChoice(nbytes=dense, reason="X is kept dense: not dense layers alone read it")
+        return InputChoice(nbytes=dense, reason="X is kept dense: layers other than dense ones read it")
     if shape.nnz is None or setting == "dense":
         return InputChoice(nbytes=dense, reason=f"X is kept dense: {len(layers)} layers read it")
     width = sum(layer.d_out for layer in layers)

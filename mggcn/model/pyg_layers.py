@@ -72,7 +72,7 @@ def _bias(name: str, conv: Any) -> dict[str, Weight]:
 def _check_self_loops(layer: int, conv: Any, model: ModelConfig, call: str) -> None:
     if conv.add_self_loops != model.self_loops:
         raise ConfigError(
-            f"{type(conv).__name__} {layer} has add_self_loops={conv.add_self_loops}, the model "
+            f"{type(conv).__name__} {layer} has add_self_loops={conv.add_self_loops}, but the model has "
             f"self_loops={model.self_loops}; name the model that the weights are for: "
             f"model=mggcn.{call}(..., self_loops={conv.add_self_loops}), also for the Trainer"
         )
@@ -103,12 +103,12 @@ def _bases(conv: Any) -> int:
 def _check_rgcn(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
     if conv.root is None:
         raise ConfigError(
-            f"RGCNConv {layer} has root_weight=False, mggcn's R-GCN has one; give the layer a root weight"
+            f"RGCNConv {layer} has root_weight=False, but mggcn's R-GCN has one; give the layer a root weight"
         )
     if _bases(conv) != model.bases:
         has = f"num_bases={conv.num_bases}" if conv.num_bases else f"{conv.num_relations} relations without bases"
         raise ConfigError(
-            f"RGCNConv {layer} has {has}, the model bases={model.bases}; name the model that the weights are for: "
+            f"RGCNConv {layer} has {has}, but the model has bases={model.bases}; name the model that the weights are for: "
             f"model=mggcn.RGCN(..., bases={_bases(conv)}), also for the Trainer"
         )
 
@@ -154,13 +154,13 @@ def _check_attention(layer: int, last: bool, conv: Any, model: ModelConfig) -> N
     call, name = {"gat": "GAT", "gatv2": "GATv2"}[model.kind], f"{type(conv).__name__} {layer}"
     if conv.heads != model.heads:
         raise ConfigError(
-            f"{name} has heads={conv.heads}, the model heads={model.heads} in each layer; name the model that the weights "
-            f"are for: model=mggcn.{call}(..., heads={conv.heads}), also for the Trainer"
+            f"{name} has heads={conv.heads}, but the model has heads={model.heads} in each layer; name the model that "
+            f"the weights are for: model=mggcn.{call}(..., heads={conv.heads}), also for the Trainer"
         )
     if conv.heads > 1 and conv.concat is last:
         raise ConfigError(
-            f"{name} has concat={conv.concat}, mggcn's {call} joins heads in hidden layers and averages those of the last; "
-            f"give it concat={not last}"
+            f"{name} has concat={conv.concat}, but mggcn's {call} joins heads in hidden layers and averages those of "
+            f"the last; give it concat={not last}"
         )
     _check_self_loops(layer, conv, model, call)
 
@@ -188,8 +188,8 @@ def _check_sage(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
         )
     if (model.aggregator, model.self_loops) != (conv.aggr, False):
         raise ConfigError(
-            f"SAGEConv {layer} has aggr={conv.aggr!r} and no self-loops, the model aggregator={model.aggregator!r} and "
-            f"self_loops={model.self_loops}; name the model that the weights are for: "
+            f"SAGEConv {layer} has aggr={conv.aggr!r} and no self-loops, but the model has aggregator={model.aggregator!r} "
+            f"and self_loops={model.self_loops}; name the model that the weights are for: "
             f"model=mggcn.SAGE(..., aggregator={conv.aggr!r}, self_loops=False), also for the Trainer"
         )
 
@@ -220,7 +220,8 @@ def _check_gin(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
     if len(_gin_layers(conv)) != 2 or strange:
         has = ", ".join(strange) or f"{len(_gin_layers(conv))} dense layers"
         raise ConfigError(
-            f"GINConv {layer} has {has}; mggcn's GIN has two dense layers with model.activation {model.activation} between"
+            f"GINConv {layer} has {has}; mggcn's GIN has two dense layers with model.activation {model.activation} "
+            "between them"
         )
 
 

@@ -32,16 +32,16 @@ def norms_of(module: Any, inside: set[int], num_hidden: int, model: ModelConfig)
     found = [part for part in module.modules() if type(part).__name__ == name and id(part) not in inside]
     if len(found) != num_hidden:
         raise ConfigError(
-            f"the model has norm_layer={model.norm_layer!r}, a {name} for each of {num_hidden} hidden layers, the module "
-            f"has {len(found)}; give the module as many, or name the model that the weights are for"
+            f"the model has norm_layer={model.norm_layer!r}, a {name} for each of {num_hidden} hidden layers, but the "
+            f"module has {len(found)}; give the module as many, or name the model that the weights are for"
         )
     for number, norm in enumerate(found, start=1):
         options = {"eps": EPS, "mode": "node", "affine": True, "elementwise_affine": True, "track_running_stats": True}
         for option, value in options.items():
             if getattr(norm, option, value) != value:
                 raise ConfigError(
-                    f"{name} {number} has {option}={getattr(norm, option)!r}, mggcn's norms {option}={value!r}; no model "
-                    "has another"
+                    f"{name} {number} has {option}={getattr(norm, option)!r}, but mggcn's norms have {option}={value!r}; "
+                    "no model has another value"
                 )
     return found
 

@@ -102,11 +102,11 @@ class Target(Protocol):
     def loss(
         self, backend: KernelBackend, z: Tensor, row_scale: Tensor | None, loss: Tensor, partials: Tensor | None
     ) -> None:
-        """As KernelBackend.softmax_xent."""
+        """Implement KernelBackend.softmax_xent."""
         ...
 
     def count(self, backend: KernelBackend, z: Tensor, counts: Tensor) -> None:
-        """As KernelBackend.confusion."""
+        """Implement KernelBackend.confusion."""
         ...
 
 

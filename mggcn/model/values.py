@@ -90,22 +90,22 @@ class PlainKind:
 
     @property
     def has_parameters(self) -> bool:
-        """Return that it reads none."""
+        """Return False: most kinds read no parameters."""
         return False
 
     @property
     def overwrites(self) -> tuple[int, ...]:
-        """Return that no operand is used up."""
+        """Return no operand: most kinds overwrite none."""
         return ()
 
     @property
     def gradient_of(self) -> str:
-        """Return that it writes the gradient of no parameter."""
+        """Return "": most kinds write no parameter's gradient."""
         return ""
 
     @property
     def sums_over_ranks(self) -> tuple[int, ...]:
-        """Return that it sums nothing."""
+        """Return (): most kinds sum nothing over ranks."""
         return ()
 
     @property
@@ -206,7 +206,7 @@ class Graph:
         return tuple(_postorder(self.roots))
 
     def users(self) -> dict[Value, list[Value]]:
-        """Return for every value those that read it, once for each operand."""
+        """Return for every value its readers, each once for every operand that reads it."""
         found: dict[Value, list[Value]] = {value: [] for value in self.values()}
         for value in found:
             for operand in value.operands:

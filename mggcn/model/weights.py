@@ -66,12 +66,12 @@ def stack_of(module: Any, model: ModelConfig | None = None) -> Stack:
     found = [m for m in module.modules() if type(m).__name__ in TWINS]
     if not found:
         raise ConfigError(
-            f"expected a module with {' or '.join(TWINS)} layers, {type(module).__name__} has none; other layers have no "
-            "twin in mggcn"
+            f"expected a module with {' or '.join(TWINS)} layers, but {type(module).__name__} has none; other layers have "
+            "no twin in mggcn"
         )
     kinds = list(dict.fromkeys(type(conv).__name__ for conv in found))
     if len(kinds) > 1:
-        raise ConfigError(f"the module has {' and '.join(kinds)} layers, a model of mggcn has one kind")
+        raise ConfigError(f"the module has {' and '.join(kinds)} layers, but a model of mggcn has only one kind")
     if any(type(parameter).__name__ == "UninitializedParameter" for conv in found for parameter in conv.parameters()):
         raise ConfigError(
             f"a {kinds[0]}(-1, ...) has no weights before its first call; call the module once, or give sizes"
@@ -79,7 +79,8 @@ def stack_of(module: Any, model: ModelConfig | None = None) -> Stack:
     made = TWINS[kinds[0]].model(found[0]) if model is None else model
     if more := [name for name, default in PLAIN.items() if getattr(made, name) != default]:
         raise ConfigError(
-            f"weights come from and go to stacks of convolutions, norms and activations, the model has {', '.join(more)}; "
+            f"mggcn exchanges weights only with stacks of convolutions, norms and activations, but the model has "
+            f"{', '.join(more)}; "
             "copy tensors by name with Trainer.state_dict and scores_of"
         )
     inside = {id(part) for conv in found for part in conv.modules()} | {id(module)}
@@ -120,11 +121,13 @@ def _check_options(layer: int, last: bool, conv: Any, model: ModelConfig) -> Non
     twin = TWINS[name]
     made = twin.model(conv)
     if model.kind != made.kind or (made.kind == "gcn" and model.norm != made.norm):
-        raise ConfigError(f"{name} is {twin.call}, the model is {model.kind} with norm {model.norm}; choose that one")
+        raise ConfigError(
+            f"{name} is {twin.call}, but the model is {model.kind} with norm {model.norm}; choose that one"
+        )
     for option, (value, instead) in twin.options.items():
         if getattr(conv, option, value) not in (value, SYNONYMS.get(value)):
             raise ConfigError(
-                f"{name} {layer} has {option}={getattr(conv, option)!r}, mggcn's {made.kind.upper()} computes "
+                f"{name} {layer} has {option}={getattr(conv, option)!r}, but mggcn's {made.kind.upper()} computes "
                 f"{option}={value!r}; {instead}"
             )
     twin.check(layer, last, conv, model)
@@ -169,8 +172,8 @@ def to_pyg(state: Mapping[str, Tensor], module: Any, model: ModelConfig | None =
 
     Args:
         state: Weights as `Trainer.state_dict` returns them.
-        module: As of `from_pyg`, which also says when logits agree.
-        model: As of `from_pyg`.
+        module: As for `from_pyg`, which also says when logits agree.
+        model: As for `from_pyg`.
 
     Raises:
         ConfigError: The number of layers, the biases, a shape or an option differs; the module is then unchanged.
@@ -183,10 +186,12 @@ def to_pyg(state: Mapping[str, Tensor], module: Any, model: ModelConfig | None =
     names = set(given)
     for name, weight in stack.weights().items():
         if name not in given:
-            raise ConfigError(f"the module needs {name}, the weights are {', '.join(state)}")
+            raise ConfigError(f"the module needs {name}, but the weights are {', '.join(state)}")
         value = given[name].t() if weight.transposed else given[name]
         if value.shape != weight.parameter.shape:
-            raise ConfigError(f"{name} gives {tuple(value.shape)}, the module expects {tuple(weight.parameter.shape)}")
+            raise ConfigError(
+                f"{name} has shape {tuple(value.shape)}, but the module expects {tuple(weight.parameter.shape)}"
+            )
         names.discard(name)
         pairs.append((weight.parameter, value))
     if names:

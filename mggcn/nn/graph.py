@@ -80,7 +80,7 @@ class DeviceGraph:
     def from_csr(cls, indptr: Any, indices: Any, **options: Any) -> DeviceGraph:
         """Make a graph of an adjacency by rows: row u lists the destinations of u's edges, in any order, with repeats.
 
-        Cost: as of `from_edges`.
+        Cost: as for `from_edges`.
 
         Args:
             indptr: Integers (N + 1,).
@@ -88,7 +88,7 @@ class DeviceGraph:
             **options: device, threads.
 
         Raises:
-            GraphError: As of `from_edges`.
+            GraphError: As for `from_edges`.
         """
         return cls(edge_lists.of_csr(indptr, indices), **options)
 
@@ -133,7 +133,7 @@ class DeviceGraph:
 
     @property
     def by_source(self) -> EdgeRows:
-        """Edges grouped by source, as gradients by operands of sources walk them. Cost: made on first use, by a sort."""
+        """Edges grouped by source, as gradients by operands of sources walk them. Cost: a sort on first use."""
         if self._by_source is None:
             self._by_source = self._transposed()
         return self._by_source

@@ -42,7 +42,7 @@ def reduce(x: Tensor, graph: PartitionedGraph, reducer: Reducer = "max") -> Tens
         ConfigError: The reducer is unknown, or the graph is shared in bf16.
         GraphError: x does not fit the graph.
         PlanError: The strategy is slice.
-        CommError: As of `aggregate`.
+        CommError: As for `aggregate`.
 
     Examples:
         >>> graph = mggcn.load(np.array([[0, 1, 2], [2, 2, 0]]))
@@ -115,7 +115,9 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
     check_rows(x, graph)
     heads = _heads(source, x, graph, "source")
     if _heads(destination, x, graph, "destination") != heads:
-        raise GraphError(f"source has {heads} heads, destination {destination.shape[1]}; expected as many")
+        raise GraphError(
+            f"source has {heads} heads, but destination has {destination.shape[1]}; give both the same number"
+        )
     spec = _spec(graph, heads, x.shape[1], False, dropout)
     z: Tensor = _Attend.apply(torch.cat([x, source], 1), destination, None, spec, graph)  # type: ignore[no-untyped-call]
     return z
@@ -133,7 +135,7 @@ def attend_dynamic(
         destination: Rows (V, D).
         weight: a (H, C), of which head h reads its columns: D = H C.
         graph: This rank's part, as `run` passes it.
-        dropout: As of `attend`.
+        dropout: As for `attend`.
 
     Raises:
         ConfigError: As of `attend`.
@@ -240,6 +242,4 @@ def _heads(scores: Tensor, x: Tensor, graph: PartitionedGraph, name: str) -> int
 
 def _check_type(name: str, graph: PartitionedGraph) -> None:
     if graph.dtype == torch.bfloat16:
-        raise ConfigError(
-            f"{name} keeps numbers of vertices beside rows, for which bf16 has no room; share the graph in fp32"
-        )
+        raise ConfigError(f"{name} stores vertex numbers beside rows, which bf16 cannot hold; share the graph in fp32")

@@ -108,7 +108,7 @@ def _start(rank: int, arguments: tuple[Any, ...]) -> _Rank:
             process.start()
     except (pickle.PicklingError, AttributeError, TypeError) as error:  # pickle raises all of them
         raise ConfigError(
-            f"what ranks that are processes do must be picklable: a function at the top of a module, or functools.partial "
+            f"a function that rank processes run must be picklable: one at the top of a module, or functools.partial "
             f"of one ({error}); or use transport='threads'"
         ) from error
     finally:

@@ -50,7 +50,9 @@ class RankAggregation:
         # The plan of evaluation: for every strategy the exact one.
         self._plan: AggregationPlan = strategy.plan(run, shared.stats, rank, graph.symmetric, False)
         if not self._plan.exact:
-            raise ConfigError(f"aggregate is exact, and strategy {run.strategy} is not here; choose another")
+            raise ConfigError(
+                f"aggregate needs an exact strategy, and {run.strategy} is not exact here; choose another"
+            )
         context = BuildContext(
             graph=graph.untyped(), partition=shared.partition, rank=rank, options=options, backend=backend, comm=comm
         )

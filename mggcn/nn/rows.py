@@ -68,6 +68,6 @@ class VertexRows:
         if array.ndim == 0 or array.shape[0] != self._graph.num_vertices:
             raise GraphError(
                 f"expected one row for each of {self._graph.num_vertices} vertices, got shape {array.shape}; "
-                "take() wants values of the whole graph in its own order"
+                "take() expects values of the whole graph in its own order"
             )
         return self._backend.upload(np.ascontiguousarray(array[self._ids]))

@@ -51,7 +51,9 @@ class Sharing:
         if self.norm not in NORMS:
             raise ConfigError(f"norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
         if self.precision == "tf32":
-            raise ConfigError("precision tf32 rounds dense products, which are torch's here; set it there, use fp32")
+            raise ConfigError(
+                "precision tf32 rounds dense products, which torch computes here; use fp32, and set TF32 in torch"
+            )
         if self.precision == "mixed":
             raise ConfigError("precision mixed keeps rows in two types, a module of one's own in one; use fp32 or bf16")
         self.config(1, "auto")

@@ -76,6 +76,6 @@ def refuse_in_a_starting_process() -> None:
     """Refuse to start ranks while a rank imports the script that starts them. Raises: ConfigError."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
-            "a rank that is a process runs the script again to find its function, and came upon the call that starts the "
+            "a rank process runs the script again to find its function, and reached the call that starts the "
             "ranks; put that call under `if __name__ == \"__main__\":`, or use transport='threads'"
         )

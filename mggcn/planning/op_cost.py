@@ -203,7 +203,9 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int) -> Iterator[It
 
 
 def _relations(s: _Sizes, nnz: int, op: Op, kind: Aggregate) -> list[Work]:
-    """The products of relations' sums with their matrices, of at most as many rows as edges; nothing without relations."""
+    """Return the products of relations' sums with their matrices, with at most one row per edge; nothing without
+    relations.
+    """
     if kind.relations is None or not isinstance(kind.op, Relational):
         return []
     d, e = kind.op.d_in, kind.op.d_out
@@ -221,7 +223,7 @@ def _distances(row: int, reuse: Iterable[float]) -> tuple[tuple[int, float], ...
 
 
 def _work(s: _Sizes, op: Op) -> list[Work]:
-    """Return the work of an op that is no aggregation."""
+    """Return the work of an op other than an aggregation."""
     kind, e = op.kind, op.cols
     d = op.widths[0] if op.widths else 0
     rounded = op.operand

@@ -17,7 +17,7 @@ from mggcn.model.runtime import Sizes
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What a rank runs: training epochs, evaluations, and set-up if it computes anything."""
+    """The programs of a rank: training epochs, evaluations, and set-up if it computes anything."""
 
     train: Program
     evaluate: Program

@@ -74,7 +74,7 @@ def choose_rows(
             reason = f"less than {LEAST_SAVED:.0%} of the nonzeros would be saved"
             chosen.append(LayerRows(layer, rows, nnz, None, reason))
         else:
-            chosen.append(LayerRows(layer, None, None, None, "it needs no less than the layer above"))
+            chosen.append(LayerRows(layer, None, None, None, "it needs as many rows as the layer above"))
     return tuple(chosen)
 
 

@@ -101,7 +101,7 @@ def choose(candidates: Sequence[Candidate], machine: Machine, limit: int, room: 
     """Cost the candidates on `machine`, each rank of which may use `limit` bytes, and choose the fastest exact one.
 
     Equal predictions are decided by fewer bytes sent, then by less memory, then by the order of the candidates.
-    room: as of `advice`. Raises: PlanError, ConfigError as `training_cost`.
+    room: as for `advice`. Raises: PlanError, ConfigError as `training_cost`.
     """
     rows = [_row(candidate, machine, limit) for candidate in candidates]
     eligible = [row for row in rows if row.verdict == "fits"]
@@ -221,7 +221,7 @@ def _order_reason(best: Row, others: Sequence[Row], near: int, rank: Rank) -> st
 
 def _but(row: Row) -> str:
     if row.verdict == "fits":
-        return "gains too little for an order that nobody named"
+        return "gains too little for an order that the settings do not name"
     return "is not exact" if row.verdict == "not exact" else f"needs {human(row.memory_bytes or 0)} per rank"
 
 

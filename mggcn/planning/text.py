@@ -42,7 +42,7 @@ def render(
 ) -> str:
     """Return the plan as text; with `limit` bytes per rank, the verdict first. notes: lines at its end, such as its cost.
 
-    room: as of `advice`. explain: also what each rewrite of the model did, and the resulting ops.
+    room: as for `advice`. explain: also what each rewrite of the model did, and the resulting ops.
     """
     config, rank = plan.config, plan.largest
     lines = [
@@ -124,7 +124,7 @@ def _strategy(plan: RunPlan) -> str:
 
 
 def _training_rows(plan: RunPlan) -> list[str]:
-    """Say which rows every aggregation of a training epoch computes, and why; nothing without one."""
+    """List the rows that every aggregation of a training epoch computes, with the reason; empty without aggregations."""
     vertices, entries = plan.shape.num_vertices, plan.stats.num_entries
     rows = [
         (

@@ -1,4 +1,4 @@
-"""Plots of a benchmark: what the .json of a report under bench/results says is to be drawn, beside it as PNG.
+"""Plots of a benchmark: draws the plots that a report's .json under bench/results describes, as PNG files beside it.
 
 A plot is `bars`: a value of every series for every group, from 1 on a logarithmic scale, since they are ratios; or `lines`:
 points (x, y) of every series, both logarithmic.
@@ -28,7 +28,7 @@ from mggcn.report.figure import (
 Json = dict[str, Any]
 _KEYS = {"bars": ("title", "quantity", "groups", "series"), "lines": ("title", "quantity", "abscissa", "series")}
 _BAR = 0.8
-"""Of the height of a line: the bar."""
+"""Thickness of a bar, as a share of the height of its line."""
 _ROW_INCHES = 0.2
 
 
@@ -48,7 +48,7 @@ def write_bench_report(record: Path) -> list[Path]:
 
 
 def read_plots(record: Path) -> list[Json]:
-    """Read what a benchmark has to draw. Raises: RunError."""
+    """Read the plots of a benchmark. Raises: RunError."""
     try:
         content = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -81,7 +81,7 @@ def _fault(plot: object) -> str:
 
 
 def _positive(numbers: object, may_lack: bool) -> bool:
-    """Whether these are one number, which may lack, or two, all positive."""
+    """Whether these are one number, which may be missing, or two, all positive."""
     if not isinstance(numbers, list) or len(numbers) != (1 if may_lack else 2):
         return False
     real = [n for n in numbers if not (may_lack and n is None)]

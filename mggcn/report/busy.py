@@ -86,7 +86,7 @@ class Total:
     nbytes: float
     flop: float
     timed: bool
-    """Whether the seconds are those in which data moved, so that a rate has a meaning."""
+    """Whether data moved during all these seconds, so that a rate has a meaning."""
 
 
 def totals(timeline: Timeline, rank: int) -> list[Total]:

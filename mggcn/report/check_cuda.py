@@ -1,7 +1,8 @@
-"""Doctor: what --device cuda needs beside a GPU: torch built for CUDA, one CuPy of the same major, kernels that compute.
+"""Doctor: the requirements of --device cuda besides a GPU: torch built for CUDA, one CuPy of the same major version,
+and kernels that compute.
 
-CuPy is imported only where a GPU and CuPy are both there, and after torch. Its own kernels need headers of CUDA's, which
-runs do without: none of them is used here.
+CuPy is imported only where a GPU and CuPy are both there, and after torch. CuPy's own kernels need CUDA's headers,
+which runs do without, so none of them is used here.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def check_torch_cuda(driver: Driver | None, compute: bool = True) -> Finding:
     kernels = torch.cuda.get_arch_list()
     strange = [gpu for gpu in driver.gpus if not has_kernels(kernels, gpu.capability)]
     if strange:
-        old = "install torch built for CUDA 12.6: newer builds leave a V100 out"
+        old = "install torch built for CUDA 12.6: newer builds do not support a V100"
         new = "install a newer torch, see pytorch.org"
         detail = f"built for CUDA {built}, with kernels for {', '.join(kernels)}: none for {strange[0]}"
         return Finding(name, "broken", detail, old if strange[0].capability < OLDEST_CUDA13 else new)
@@ -138,7 +139,7 @@ def gathers(cupy: Any, device: str) -> bool:
 
 
 def _install(driver: Driver | None, torch_cuda: tuple[int, ...] | None) -> str:
-    """Return what installs the CuPy of torch's CUDA, or, if torch is a CPU build, of the driver's."""
+    """Return the command that installs CuPy for torch's CUDA or, if torch is a CPU build, for the driver's."""
     if torch_cuda is not None:
         return f"pip install cupy-cuda{torch_cuda[0]}x"
     return BOTH if driver is None else driver.install

@@ -14,7 +14,7 @@ __all__ = ["Finding", "diagnose", "exit_status", "render"]
 def diagnose(library: check_cpu.KernelLibrary = check_cpu.native_library, compute: bool = True) -> list[Finding]:
     """Look at everything that a run needs or can use; `library` loads the CPU kernels.
 
-    Without `compute` the GPUs are asked, but not used: nothing is taken from a training that runs on them.
+    Without `compute` the GPUs are queried but not used, so that a training that runs on them is not disturbed.
 
     Cost: seconds, most of them for importing torch. A check that needs torch is skipped if torch does not import.
     """

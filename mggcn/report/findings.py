@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     state: Literal["ok", "missing", "broken"]
@@ -21,7 +21,7 @@ class Finding:
 
 
 def guarded(name: str, probe: Callable[[], Finding]) -> Finding:
-    """Return what `probe` finds; a probe that fails is a finding too, so that one fault hides no other."""
+    """Return the finding of `probe`; a probe that fails is a finding, too, so that one fault hides no other."""
     try:
         return probe()
     except Exception as error:

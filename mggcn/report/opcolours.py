@@ -1,4 +1,4 @@
-"""One colour for each kind of op, the same in every picture of the timeline; stages are lighter and lighter."""
+"""One colour for each kind of op, the same in every picture of the timeline; each later stage is lighter."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _subtitle(record: RunRecord) -> str:
 
 
 def _whose(record: RunRecord) -> tuple[str, str]:
-    """Say whose the peaks of memory are, and whose arena and bytes sent; one rank's need no words."""
+    """Say which ranks the peak memory, arena and bytes sent belong to; nothing for a single rank."""
     if record.plan["ranks"] == 1:
         return "", ""
     together = record.config.get("run", {}).get("transport") == "threads"
@@ -69,7 +69,7 @@ def _whose(record: RunRecord) -> tuple[str, str]:
 
 
 def _results(result: Json, peak: str = "", rank: str = "") -> str:
-    """Scores of the best and the last epoch, or of every repeat, beside the costs and whose they are."""
+    """Scores of the best and the last epoch, or of every repeat, beside the costs and the ranks that they belong to."""
     costs = [
         (label.format(peak=peak, rank=rank), _quantity(key, result[key]))
         for key, label in _COSTS.items()

@@ -1,4 +1,4 @@
-"""Read a run folder into a RunRecord; what is absent or damaged is named.
+"""Reads a run folder into a RunRecord; errors name the part that is missing or damaged.
 
 config.toml, history.jsonl and plan.json must be there. result.json is written last: without it the run was interrupted.
 """

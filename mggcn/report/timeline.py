@@ -1,4 +1,4 @@
-"""timeline.json as the report uses it: stretches of time by rank and row, and the epochs that they lie in."""
+"""timeline.json in the form that the report uses: intervals of time by rank and row, and their epochs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Timeline:
         return tuple(sorted(set.intersection(*seen))) if seen else ()
 
     def of(self, rank: int, row: str) -> list[Stretch]:
-        """Return the stretches of one row in the common epochs."""
+        """Return the intervals of one row in the epochs that all ranks recorded."""
         common = set(self.common_epochs)
         return [s for s in self.stretches if s.rank == rank and s.row == row and s.epoch in common]
 

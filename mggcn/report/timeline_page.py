@@ -56,7 +56,7 @@ def _how(timeline: Timeline) -> str:
 
 
 def _ranks(timeline: Timeline) -> str:
-    """One row for each rank: the length of an epoch, what of it was computing and moving, and their overlap."""
+    """One row for each rank: the length of an epoch, the time spent computing and moving data, and their overlap."""
     shares, kinds = overlap(timeline), breakdown(timeline)
     epochs = len(timeline.common_epochs)
     rows = []

@@ -78,7 +78,7 @@ class Repeated:
 
     @property
     def state(self) -> str:
-        """As Repeatable.state."""
+        """See Repeatable.state."""
         return self._repeatable.state
 
     def __call__(self) -> None:

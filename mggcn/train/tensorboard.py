@@ -21,7 +21,7 @@ FLUSH_S = 10
 
 
 def require_tensorboard() -> None:
-    """Refuse a run that cannot be logged, before it starts. Raises: ConfigError."""
+    """Raise ConfigError if a run cannot be logged, before it starts."""
     if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError(
             "run.log tensorboard needs the package tensorboard, which is not installed: pip install tensorboard, "

@@ -281,7 +281,7 @@ def test_slices_refuse_an_op_that_needs_whole_rows() -> None:
 def test_delays_refuse_an_op_that_does_not_add_up(delay: str) -> None:
     """Fails if a part of a maximum is scaled, kept or subtracted as if it were a sum."""
     for op in (Maximum(), Maximum(trains=False)):
-        with pytest.raises(PlanError, match=rf"run.delay {delay} lets .* maximum does not add up; use run.delay 0"):
+        with pytest.raises(PlanError, match=rf"run.delay {delay} uses .* maximum do not add up; use run.delay 0"):
             plan_of("delayed", 2, delay=delay).buffers("op", COLS, "fp32", op)
     assert plan_of("delayed", 2, delay=delay).buffers("op", COLS, "fp32") == ()
 

@@ -79,10 +79,10 @@ def test_what_is_refused(
     assert "invalid choice" in refused(capsys, "partition", store, "--parts", 2, "--kind", "hash", *out)
     assert "needs --parts P" in refused(capsys, "partition", store, *out)
     by_metis = ("partition", store, "--kind", "metis", *out)
-    assert "METIS has none" in refused(capsys, *by_metis, "--parts", 2, "--edges", "stored")
+    assert "METIS has no such order" in refused(capsys, *by_metis, "--parts", 2, "--edges", "stored")
     assert "got 1025" in refused(capsys, *by_metis, "--parts", 1025)
     by_locality = ("partition", store, "--kind", "locality", *out)
-    assert "an order by locality has none" in refused(capsys, *by_locality, "--parts", 2, "--edges", "stored")
+    assert "an order by locality has no such order" in refused(capsys, *by_locality, "--parts", 2, "--edges", "stored")
     assert "1 to 1024 parts, got 0" in refused(capsys, *by_locality, "--parts", 0)
     assert "there is no nowhere" in refused(capsys, "partition", "nowhere", "--parts", 2, *out)
     with monkeypatch.context() as patch:

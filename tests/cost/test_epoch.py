@@ -191,7 +191,7 @@ def test_messages_that_nobody_waits_for() -> None:
         ([[broadcast(0, 0, 8), Await(0)], [broadcast(1, 1, 8), Await(0)]], "disagree about message 0"),
         ([[Sum(8)], [Sum(16)]], "disagree about message 0"),
         ([[Sum(8)], [Send("all_to_all", 1, 1), Await(0)]], "disagree about message 0"),
-        ([[Await(0)], [Await(0)]], "waits for message 0, of which it has started 0"),
+        ([[Await(0)], [Await(0)]], "waits for message 0, but has started only 0"),
     ],
 )
 def test_lists_that_cannot_be_run(lists: Sequence[Sequence[Item]], message: str) -> None:

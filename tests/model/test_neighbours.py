@@ -226,7 +226,7 @@ def test_bfloat16_is_refused(name: str) -> None:
     """Fails if maxima or numbers of vertices are rounded to 8 bits."""
     for precision in ("bf16", "mixed"):
         config = with_run(config_of(1, hidden=(9,), **SETTINGS[name]), precision=precision)
-        with pytest.raises(PlanError, match=r"bfloat16 has no room; use run.precision fp32, tf32 or fp64"):
+        with pytest.raises(PlanError, match=r"bfloat16 cannot hold; use run.precision fp32, tf32 or fp64"):
             plan_graph(config, graph_of("random"))
 
 

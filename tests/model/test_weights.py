@@ -135,9 +135,11 @@ def test_layers_without_self_loops_are_a_model_without() -> None:
     assert all(bool((parameter == 1).all()) for parameter in module.parameters())
     default = Trainer(directed(), GCN((12,)), threads=1)
     for action in (lambda: from_pyg(module), lambda: to_pyg(changed(), module), lambda: default.scores_of(module)):
-        with pytest.raises(ConfigError, match=r"add_self_loops=False, the model self_loops=True; .*self_loops=False\)"):
+        with pytest.raises(
+            ConfigError, match=r"add_self_loops=False, but the model has self_loops=True; .*loops=False\)"
+        ):
             action()
-    with pytest.raises(ConfigError, match=r"add_self_loops=True, the model self_loops=False"):
+    with pytest.raises(ConfigError, match=r"add_self_loops=True, but the model has self_loops=False"):
         trainer.scores_of(stack((9, 12, 4)))
 
 
@@ -151,7 +153,7 @@ def test_options_that_no_model_has_are_refused(options: dict[str, Any]) -> None:
     ((name, value),) = options.items()
     module = torch.nn.ModuleList([GCNConv(9, 12), GCNConv(12, 4, **options)])
     for action in (lambda: from_pyg(module), lambda: to_pyg(changed(), module)):
-        with pytest.raises(ConfigError, match=rf"GCNConv 2 has {name}={value!r}, mggcn's GCN computes {name}="):
+        with pytest.raises(ConfigError, match=rf"GCNConv 2 has {name}={value!r}, but mggcn's GCN computes {name}="):
             action()
 
 
@@ -195,7 +197,7 @@ def test_parts_between_the_layers_are_refused() -> None:
         from_pyg(pyg.GCN(9, 12, 2, 4, act=torch.tanh))
     with pytest.raises(ConfigError, match="also has InstanceNorm;"):
         from_pyg(pyg.GCN(9, 12, 2, 4, norm="InstanceNorm"))
-    with pytest.raises(ConfigError, match=r'GCNConv is mggcn.GCN\(norm="symmetric"\), the model is sage'):
+    with pytest.raises(ConfigError, match=r'GCNConv is mggcn.GCN\(norm="symmetric"\), but the model is sage'):
         from_pyg(torch.nn.ModuleList(layers), SAGE())
     with pytest.raises(ConfigError, match="ChebConv has none"):
         from_pyg(pyg.ChebConv(9, 4, 2))
@@ -250,8 +252,11 @@ def changed(**tensors: Tensor | None) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (changed(l2_bias=torch.ones(5)), r"layers.2.bias gives \(5,\), the module expects \(4,\)"),
-        (changed(l2_weight=torch.ones(4, 12)), r"layers.2.weight gives \(12, 4\), the module expects \(4, 12\)"),
+        (changed(l2_bias=torch.ones(5)), r"layers.2.bias has shape \(5,\), but the module expects \(4,\)"),
+        (
+            changed(l2_weight=torch.ones(4, 12)),
+            r"layers.2.weight has shape \(12, 4\), but the module expects \(4, 12\)",
+        ),
         (changed(l2_bias=None), "the module needs layers.2.bias"),
         (changed(l2_weight=None, l2_bias=None), "the module needs layers.2.weight"),
         (changed(l3_weight=torch.ones(4, 4)), "no place for layers.3.weight"),
@@ -351,16 +356,16 @@ def test_relations_that_no_model_has_are_refused() -> None:
     """Fails if a layer without a root weight, with blocks, sums or other bases passes for one of mggcn's."""
     for options, message in (
         ({"root_weight": False}, "RGCNConv 1 has root_weight=False"),
-        ({"num_blocks": 3}, "RGCNConv 1 has num_blocks=3, mggcn's RGCN computes num_blocks=None; use num_bases"),
-        ({"aggr": "add"}, "has aggr='add', mggcn's RGCN computes aggr='mean'"),
+        ({"num_blocks": 3}, "RGCNConv 1 has num_blocks=3, but mggcn's RGCN computes num_blocks=None; use num_bases"),
+        ({"aggr": "add"}, "has aggr='add', but mggcn's RGCN computes aggr='mean'"),
     ):
         with pytest.raises(ConfigError, match=message):
             from_pyg(Relations((9, 12), **options))
-    with pytest.raises(ConfigError, match=r"num_bases=2, the model bases=8; .*RGCN\(\.\.\., bases=2\)"):
+    with pytest.raises(ConfigError, match=r"num_bases=2, but the model has bases=8; .*RGCN\(\.\.\., bases=2\)"):
         from_pyg(Relations((9, 12), num_bases=2), RGCN())
-    with pytest.raises(ConfigError, match=r"3 relations without bases, the model bases=8"):
+    with pytest.raises(ConfigError, match=r"3 relations without bases, but the model has bases=8"):
         from_pyg(Relations((9, 12)), RGCN())
-    with pytest.raises(ConfigError, match=r"RGCNConv is mggcn.RGCN\(\), the model is gcn"):
+    with pytest.raises(ConfigError, match=r"RGCNConv is mggcn.RGCN\(\), but the model is gcn"):
         from_pyg(Relations((9, 12)), GCN())
     with pytest.raises(ConfigError, match="has GCNConv and RGCNConv layers"):
         from_pyg(torch.nn.ModuleList([GCNConv(9, 9), RGCNConv(9, 4, 3)]))
@@ -414,7 +419,7 @@ def test_attention_that_no_model_has_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             from_pyg(Attention(conv, (9, 12, 4), **options))
-    with pytest.raises(ConfigError, match="GATConv 1 has heads=4, the model heads=2"):
+    with pytest.raises(ConfigError, match="GATConv 1 has heads=4, but the model has heads=2"):
         from_pyg(Attention(GATConv, (9, 12, 4)), GAT(heads=2))
 
 
@@ -513,7 +518,7 @@ def test_norms_and_activations_that_the_model_has_not_are_refused() -> None:
     module, model = network_of("gcn", "batch", "elu")
     changes: list[tuple[dict[str, Any], str]] = [
         ({"norm_layer": "none"}, r"norms.0.weight.*model=mggcn.GCN\(\.\.\., norm_layer='batch'\)"),
-        ({"norm_layer": "layer"}, "a LayerNorm for each of 2 hidden layers, the module has 0"),
+        ({"norm_layer": "layer"}, "a LayerNorm for each of 2 hidden layers, but the module has 0"),
         ({"activation": "relu"}, "ReLU and dropout between GCNConv layers, the module also has ELU"),
         ({"residual": "linear"}, "the model has residual; copy tensors by name"),
         ({"dense_before": (5,)}, "the model has dense_before"),
@@ -522,7 +527,7 @@ def test_norms_and_activations_that_the_model_has_not_are_refused() -> None:
         with pytest.raises(ConfigError, match=message):
             from_pyg(module, dataclasses.replace(model, **change))
     module.norms[0].eps = 1e-3
-    with pytest.raises(ConfigError, match=r"BatchNorm1d 1 has eps=0.001, mggcn's norms eps=1e-05"):
+    with pytest.raises(ConfigError, match=r"BatchNorm1d 1 has eps=0.001, but mggcn's norms have eps=1e-05"):
         from_pyg(module, model)
     graph_norm = Network([GCNConv(9, 12), GCNConv(12, 4)], [pyg.LayerNorm(12)], torch.nn.ReLU())
     with pytest.raises(ConfigError, match="LayerNorm 1 has mode='graph'"):

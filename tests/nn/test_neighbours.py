@@ -146,10 +146,12 @@ def test_what_does_not_fit_is_refused() -> None:
             on_ranks(graph, 2, lambda part: body(part, part.features.to(part.dtype)), **named)
 
     refused(ConfigError, "reducer must be one of sum, max, min, got 'mean'", lambda part, x: reduce(x, part, "mean"))  # type: ignore[arg-type]
-    refused(ConfigError, "for which bf16 has no room", lambda part, x: reduce(x, part), precision="bf16")
+    refused(ConfigError, "which bf16 cannot hold", lambda part, x: reduce(x, part), precision="bf16")
     refused(PlanError, "slice", lambda part, x: reduce(x, part), strategy="slice")
     refused(GraphError, r"source must be \(\d+, H\)", lambda part, x: attend(x, x[:-1], x, part))
-    refused(GraphError, "destination 3; expected as many", lambda part, x: attend(x, x[:, :2], x[:, :3], part))
+    refused(
+        GraphError, "destination has 3; give both the same number", lambda part, x: attend(x, x[:, :2], x[:, :3], part)
+    )
     refused(GraphError, "6 columns must be equal parts", lambda part, x: attend(x, x[:, :4], x[:, :4], part))
     refused(GraphError, "weight of shape", lambda part, x: attend_dynamic(x, x, x.new_ones(2, 2), part))
     refused(ConfigError, "dropout must lie in", lambda part, x: attend(x, x, x, part, dropout=1.0))

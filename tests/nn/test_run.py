@@ -137,7 +137,7 @@ def test_a_process_that_vanishes_is_named() -> None:
 def test_what_cannot_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a function that no process can find ends in an error of pickle's."""
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
-    with pytest.raises(ConfigError, match="must be picklable: a function at the top of a module"):
+    with pytest.raises(ConfigError, match="must be picklable: one at the top of a module"):
         run(lambda part: part.rank, graph_of("random"), ranks=2, transport="gloo")
 
 

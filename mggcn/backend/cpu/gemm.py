@@ -114,7 +114,7 @@ class CpuGemm:
         transposed = a.stride(1) != 1
         if transposed and (a.stride(0) != 1 or gradient is not None):
             raise BackendError(
-                f"a left operand needs rows of adjacent numbers, or columns where no activation follows; got strides "
+                f"a left operand needs contiguous rows, or contiguous columns if no activation follows; got strides "
                 f"{a.stride()}; pass a contiguous copy"
             )
         real = 8 if a.dtype == torch.float64 else 4

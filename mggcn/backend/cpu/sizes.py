@@ -164,7 +164,9 @@ def gemm_bytes(
 
 
 def _copied_bytes(rows: int, inner: int, item: int) -> int:
-    """The bytes to which a left operand is copied; none if its rows are whole cache lines, as buffers are padded to."""
+    """Return the bytes of a copy of a left operand; 0 if its rows are whole cache lines, as those of padded buffers
+    are.
+    """
     return aligned(item * math.prod(copied_shape(rows, inner))) if inner * item % LINE else 0
 
 

@@ -148,7 +148,7 @@ class CpuSpmm:
         return self.product(adj, h, out).choice
 
     def product(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
-        """Return the kind of product that these operands are, remembered."""
+        """Return the kind of product of these operands, and remember it."""
         width, item, summed = out.shape[1], h.itemsize, out.dtype == self._real
         at = (id(adj.schedule), width, item, summed)
         found = self._products.get(at)
@@ -174,7 +174,7 @@ class CpuSpmm:
     def proposals(
         self, product: Product, adj: Sparse, h: Tensor, out: Tensor
     ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
-        """As SparseProducts.proposals. The work space is touched, so that no variant pays for the first use of pages."""
+        """Implement SparseProducts.proposals. Touches the work space, so that no variant pays for first use of pages."""
         traits: MatrixTraits = product.pattern.schedule.traits
         width, item, summed = product.width, product.item, product.summed
         variants = worth_timing(traits, width, item, self._figures, product.choice, summed=summed)
@@ -193,7 +193,7 @@ class CpuSpmm:
         epilogue: Epilogue | None,
         choice: SpmmChoice | None = None,
     ) -> None:
-        """As KernelBackend.spmm; out may be of the type of sums. `choice` overrides the model and the table.
+        """Implement KernelBackend.spmm; out may be of the type of sums. `choice` overrides the model and the table.
 
         Raises: BackendError for a choice that does not fit the product.
         """

@@ -38,11 +38,11 @@ class Device(Protocol):
         ...
 
     def activate(self) -> None:
-        """As KernelBackend.activate."""
+        """Implement KernelBackend.activate."""
         ...
 
     def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
-        """As KernelBackend.write."""
+        """Implement KernelBackend.write."""
         ...
 
     def compile(self, path: Path, options: tuple[str, ...]) -> Module:
@@ -60,7 +60,7 @@ class Device(Protocol):
     def timestamp(self) -> Timestamp: ...
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
-        """As KernelBackend.repeatable."""
+        """Implement KernelBackend.repeatable."""
         ...
 
     def synchronize(self) -> None: ...

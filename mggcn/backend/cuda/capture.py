@@ -74,7 +74,7 @@ class Captured:
 
     @property
     def state(self) -> str:
-        """As Repeatable.state."""
+        """See Repeatable.state."""
         return self._state
 
     def __call__(self) -> None:

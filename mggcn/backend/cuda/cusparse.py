@@ -103,7 +103,7 @@ class CusparseSpmm:
         weakref.finalize(self, _destroy, library, self._products)
 
     def multiply(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
-        """As KernelBackend.spmm. Raises: BackendError if bfloat16 operands meet edge values, which are float32."""
+        """Implement KernelBackend.spmm. Raises: BackendError if bfloat16 operands meet edge values, which are float32."""
         if out.shape[0] == 0:
             return
         if adj.nnz:
@@ -124,7 +124,9 @@ class CusparseSpmm:
         self._run("cusparseSpMM", product.csr, product.h, product.out, h.dtype, accumulate, _address(product.buffer))
 
     def _prepared(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
-        """Descriptors and work space of a product; a CSR descriptor of its own, since preparation is kept in it."""
+        """Make the descriptors and work space of a product. It gets its own CSR descriptor, which stores the
+        preparation.
+        """
         offsets, indices, values = self._arrays(adj, h.dtype)
         sizes = (ctypes.c_int64(n) for n in (adj.num_rows, h.shape[0], adj.nnz))
         pointers = (_address(t) for t in (offsets, indices, values))
@@ -143,7 +145,8 @@ class CusparseSpmm:
         """Offsets, columns and values as cuSPARSE takes them: made once for each matrix."""
         if adj.values is not None and adj.values.dtype != dtype:
             raise BackendError(
-                f"cuSPARSE multiplies {dtype} by edge values of {dtype} alone, these are {adj.values.dtype}; use --spmm own"
+                f"cuSPARSE multiplies {dtype} only by edge values of {dtype}, but these are {adj.values.dtype}; use "
+                "--spmm own"
             )
         key = (*_addresses(adj), dtype)
         if key not in self._matrices:

@@ -62,8 +62,8 @@ def missing_for_cuda() -> str:
     """Return in one line what --device cuda lacks on this machine and how to get it; "" if it lacks nothing."""
     if torch.version.cuda is None:
         return (
-            f"run.device cuda needs a torch built for CUDA, this one ({torch.__version__}) is built for the CPU; install "
-            "torch from its CUDA index (docs/install.md) or use --device cpu"
+            f"run.device cuda needs a torch built for CUDA, but this one ({torch.__version__}) is built for the CPU; "
+            "install torch from its CUDA index (docs/install.md) or use --device cpu"
         )
     if not torch.cuda.is_available():
         return (

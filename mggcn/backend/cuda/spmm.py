@@ -165,7 +165,7 @@ class OwnSpmm:
         choice: SpmmChoice | None = None,
         variant: Variant | None = None,
     ) -> None:
-        """As KernelBackend.spmm, with h of the kernels' type. `choice` overrides the slices, `variant` all.
+        """Implement KernelBackend.spmm, with h of the kernels' type. `choice` overrides the slices, `variant` all.
 
         Raises: BackendError if hubs need more workspace than there is.
         """

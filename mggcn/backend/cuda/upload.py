@@ -1,7 +1,7 @@
-"""Host arrays on their way to a GPU, through two pinned buffers: one is filled while the other is sent.
+"""Copies host arrays to a GPU through two pinned buffers: one is filled while the other is sent.
 
-A copy from ordinary memory goes through a small pinned buffer of the driver's while the host waits. Here the host reads the
-next part, often of a file, meanwhile.
+A copy from ordinary memory goes through a small pinned buffer of the driver's while the host waits. Here the host
+meanwhile reads the next part, often from a file.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Uploads:
         self._next = 0
 
     def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
-        """Out = array of the same shape, in the type of out. The array may be changed once this returns.
+        """Copy an array into out, of the same shape, and convert its type. The array may be changed once this returns.
 
-        Cost: on first use of a large array the two buffers, which stay.
+        Cost: the first large array allocates the two buffers, which are kept.
         """
         step = self._buffer_bytes // max(out[:1].numel() * out.itemsize, 1)
         if out.nbytes < self._small_bytes or step == 0 or not self._pinned():

@@ -47,7 +47,7 @@ class Part(PlainKind):
     purpose: str
 
     def run(self, rt: Runtime, op: Op) -> None:
-        """Nothing is computed."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +110,17 @@ class Aggregate(PlainKind):
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         """Return what the op keeps; the strategy's memory is its plan's.
 
-        Raises: PlanError for kept rows without a rule for their gradient, or in a type that has no room for them.
+        Raises: PlanError for kept rows without a rule for their gradient, or in a type that cannot hold them.
         """
         kept = self.op.kept(self.name, sizes.rows, value.cols, sizes.dtype)
         if kept and self.rule is None:
             raise PlanError(
                 f"the edge operation {self.op.name} keeps {', '.join(spec.name for spec in kept)} for its gradient; "
-                "give its node a rule that says what becomes of that"
+                "give its node a rule that uses them"
             )
         if self.rule is not None and "bf16" in (sizes.dtype, sizes.operand):
             raise PlanError(
-                f"{self.op.name} of neighbours keeps maxima and numbers of vertices, for which bfloat16 has no room; "
+                f"{self.op.name} of neighbours stores maxima and vertex numbers, which bfloat16 cannot hold; "
                 "use run.precision fp32, tf32 or fp64"
             )
         room = {} if self.relations is None else self.relations.scratch(self.op, sizes)  # type: ignore[arg-type]

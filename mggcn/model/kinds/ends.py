@@ -33,7 +33,7 @@ class Input(PlainKind):
         return input_name(self.aggregated)
 
     def run(self, rt: Runtime, op: Op) -> None:
-        """Nothing is computed."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,8 @@ class CutStats:
     def expected(
         num_vertices: int, num_edges: int, ranks: int, replication: float, *, bins: int, self_loops: bool
     ) -> CutStats:
-        """Return equal parts with `replication` copies of a vertex on average, a split vertex having two or the average.
+        """Return expected statistics of equal parts, where a vertex has `replication` copies on average and a split one
+        at least two.
 
         Raises: ConfigError if there are more copies than ranks or fewer than one.
         """
@@ -222,7 +223,9 @@ def exchange_lists(partition: CutPartition, rank: int, bins: int) -> tuple[Lists
     Raises: ConfigError for another number of bins.
     """
     if bins not in (1, partition.bins):
-        raise ConfigError(f"the split vertices are dealt into {partition.bins} bins, lists were requested for {bins}")
+        raise ConfigError(
+            f"the split vertices are spread over {partition.bins} bins, but lists were requested for {bins}"
+        )
     cut, ranks = partition.cut, partition.cut.num_parts
     ids = partition.ids(rank)
     ids = ids[: int(partition.split[ids].sum())]

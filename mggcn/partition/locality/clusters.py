@@ -97,7 +97,9 @@ class _Level:
 def _clustered(
     matrices: tuple[CSR, ...], volume: Counts, own: Counts | None, scale: int, draw: tuple[int, int], threads: int
 ) -> _Level:
-    """Move vertices until few move. volume (N,): of each vertex alone, used up; own: the same where rows do not say it."""
+    """Move vertices until few move. volume (N,): that of each single vertex, overwritten; own: the same where it does
+    not follow from the rows.
+    """
     num = volume.shape[0]
     ids, active = np.arange(num, dtype=np.int32), np.ones(num, np.uint8)
     required, batch = np.empty(min(num, ROWS), np.int32), np.empty(min(num, ROWS), np.uint8)

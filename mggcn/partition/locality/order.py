@@ -118,7 +118,8 @@ def locality(graph: Graph, settings: LocalitySettings, threads: int = 0) -> Loca
 def equal_ranges(entries: npt.NDArray[np.int64], parts: int) -> npt.NDArray[np.int64]:
     """Cut rows with `entries` (N,) nonzeros into consecutive ranges [b[r], b[r + 1]), b int64 (P + 1,), of equal work.
 
-    A row's work is its share of the rows plus its share of the nonzeros; it lies where its middle lies.
+    A row's work is its share of the rows plus its share of the nonzeros; it belongs to the range in which its middle
+    falls.
     """
     num = entries.shape[0]
     work = entries / max(int(entries.sum()), 1)

@@ -91,7 +91,9 @@ def _solve_here(problem: Problem, parts: int, seed: int) -> None:
     weights = None if problem.edge_weights is None else problem.edge_weights[: indices.shape[0]]
     limit = np.iinfo(pymetis.zero_copy_dtype()).max
     if max(indices.shape[0], int(problem.vertex_weights.sum())) > limit:
-        sys.exit(f"this build of METIS counts to {limit:,} only, too few for the graph; pip install -U pymetis")
+        sys.exit(
+            f"this build of METIS can count to {limit:,} only, which is too few for the graph; pip install -U pymetis"
+        )
     found = pymetis.part_graph(
         parts,
         pymetis.CSRAdjacency(problem.indptr, indices),

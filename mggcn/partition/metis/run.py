@@ -36,7 +36,7 @@ class MetisSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.parts <= MAX_PARTS:
-            raise ConfigError(f"METIS is given 1 to {MAX_PARTS} parts here, got {self.parts}")
+            raise ConfigError(f"METIS can make 1 to {MAX_PARTS} parts here, got {self.parts}")
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"the seed of METIS must lie in 0 .. 2^31 - 1, got {self.seed}")
 
@@ -89,11 +89,11 @@ def metis(graph: Graph, settings: MetisSettings) -> EdgeCut:
     """Cut a graph: parts of about equal nonzeros with few edges between them.
 
     METIS is given A + A^T without self-loops, an edge weighing the number of stored edges that it stands for, and a
-    vertex the nonzeros of its rows of A^T and of A (once if they are the same), self-loops included. Parts differ in rows,
-    and where hubs weigh more than a part in work too; P >= N gives every vertex a part of its own.
-    Cost: a sweep over adj (and adj_t), METIS in a process of its own, then the statistics; memory as `metis_memory` says.
-    Raises: BackendError without pymetis; PlanError if METIS fails, which it does when memory runs out.
-    Source: Karypis and Kumar 1998, k-way; why not the variants: docs/notes/0010-metis.md.
+    vertex the nonzeros of its rows of A^T and of A (once if they are the same), self-loops included. Parts differ in
+    their number of rows, and also in work where a hub alone weighs more than a part; P >= N gives every vertex a part
+    of its own. Cost: a sweep over adj (and adj_t), METIS in a process of its own, then the statistics; memory as
+    `metis_memory` says. Raises: BackendError without pymetis; PlanError if METIS fails, which it does when memory runs
+    out. Source: Karypis and Kumar 1998, k-way; why not the variants: docs/notes/0010-metis.md.
     """
     require_pymetis()
     return edge_cut(graph, _parts(graph, settings), settings.parts)

@@ -132,7 +132,7 @@ def transposed(matrix: Tile, num_cols: int) -> tuple[Tile, npt.NDArray[np.int32]
 def aggregated(reader: FeatureReader, shard_scale: tuple[Any, Any], *, self_loops: bool, dtype: npt.DTypeLike) -> Tile:
     """Return S_r A^T S_c X of the owned rows as CSR; `shard_scale` is S_r of the owned rows and S_c of all vertices.
 
-    Cost: the sparse product of the owned rows of A^T with all of X, which is held in memory meanwhile.
+    Cost: the sparse product of the owned rows of A^T with all of X, which is in memory during the call.
     """
     graph, owners, rank = reader.graph, reader.owners, reader.rank
     row_scale, col_scale = shard_scale
