@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         help="store, name of a data set (mggcn datasets lists them), unpacked folder of OGB's, .npz, .npy (2, E) or "
-        "(E, 2), .i32 or .i64 (pairs), .parquet, .pt (PyG), .mtx, or edge list (.txt .tsv .csv .edges .el), the last two also "
-        ".gz or .zst",
+        "(E, 2), .i32 or .i64 (pairs), .parquet, .pt (PyG), .mtx, or edge list (.txt .tsv .csv .edges .el), the last two "
+        "also .gz or .zst",
     )
     parser.add_argument(
         "store", type=Path, nargs="?", help="folder to write; without it, and with --verify, SOURCE is only checked"

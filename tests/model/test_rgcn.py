@@ -315,7 +315,7 @@ def test_what_is_refused() -> None:
         (
             with_run(config_of(2, strategy="delayed", kind="rgcn"), delay="1"),
             graph,
-            "edge operation relations does not",
+            "results of the edge operation relations do not add up",
         ),
     ):
         with pytest.raises(PlanError, match=message):
