@@ -180,7 +180,8 @@ _RANK_COLUMNS: dict[str, Callable[[Any], str]] = {
 def _rank_tables(plan: Json) -> Iterable[str]:
     shown = {key: show for key, show in _RANK_COLUMNS.items() if key in plan["per_rank"][0]}
     rows = [[show(rank[key]) if key in rank else "-" for key, show in shown.items()] for rank in plan["per_rank"]]
-    head = [key.removesuffix("_bytes").replace("_", " ").replace("num spmm", "SpMMs") for key in shown]
+    named = {"nnz": "nonzeros", "num_spmm": "sparse products", "paper_bytes": "buffers of MG-GCN's paper"}
+    head = [named.get(key, key.removesuffix("_bytes").replace("_", " ")) for key in shown]
     yield table(head, rows, numeric=range(len(head)))
     needed = plan["partition"].get("rows_needed")
     if needed and len(needed) > 1:
