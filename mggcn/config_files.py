@@ -39,7 +39,10 @@ def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) ->
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     try:
         if saved:
-            tables = {name: with_new_names(name, table) for name, table in tables.items()}
+            tables = {
+                name: with_new_names(name, table) if isinstance(table, dict) else table
+                for name, table in tables.items()
+            }
         return from_tables(tables, base)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

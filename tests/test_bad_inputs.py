@@ -364,7 +364,7 @@ def argument_cases() -> Iterator[tuple[str, Case]]:
 
 
 RUN_FILES: dict[str, list[bytes]] = {
-    "config.toml": [b"", b"\xff", b"[train]\nlr = 7", b"x = " + b"[" * 5000, b'[model]\nkind = "mlp"'],
+    "config.toml": [b"", b"\xff", b"[train]\nlr = 7", b"train = 3", b"x = " + b"[" * 5000, b'[model]\nkind = "mlp"'],
     "plan.json": [b"", b"[]", b"{}", b"\xff", b"7"],
     "job.json": [b"", b"[]", b"\xff", b"7", b'"x"'],
     "checkpoints/latest": [b"", b"x\n", b"../..\n", b"a\nb\nc\n", b"\xff\xfe", b"x" * 5000],
