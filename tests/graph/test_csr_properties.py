@@ -17,10 +17,10 @@ from mggcn.graph.digests import CheckedFile, Hasher
 from mggcn.graph.export import export
 from mggcn.graph.join import join
 from mggcn.graph.layout import graph_arrays, graph_sha256
+from mggcn.graph.options import GraphOptions
 from mggcn.graph.sources import load_source
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
-from mggcn.graph.options import GraphOptions
 from tests.graph.small import dense
 
 # Nothing is kept from run to run, and the same examples come each time: a failure on one machine is one on all.

@@ -6,8 +6,8 @@ from scipy.sparse.csgraph import connected_components
 
 from mggcn.graph import profile as profiling
 from mggcn.graph.convert import from_arrays
-from mggcn.graph.profile import profile
 from mggcn.graph.options import GraphOptions
+from mggcn.graph.profile import profile
 from tests.graph.small import small_graph
 
 N = 60
