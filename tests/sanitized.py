@@ -11,13 +11,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mggcn import native
 
 BUILD = native.CHECKOUT / "build" / "sanitize"
 LIBRARY = BUILD / Path(native.LIBRARY).name
+REPORT = BUILD / "report"
+"""Where a report goes, and with the number of its process: pytest holds what goes to stderr when the process ends."""
 OPTIONS = {
-    "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
-    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+    "ASAN_OPTIONS": f"detect_leaks=0:allocator_may_return_null=1:log_path={REPORT}",
+    "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:log_path={REPORT}",
+}
+
+
+LEFT_OUT = {
+    "test_memory_is_as_planned": "sanitizers take memory of their own",
+    "test_bits_do_not_depend_on_padding": "without -O3 the compiler joins products and sums otherwise in rests of rows",
+    "test_a_column_has_the_same_bits_alone": "as test_bits_do_not_depend_on_padding",
 }
 
 
@@ -31,6 +42,8 @@ def build() -> None:
 def main() -> int:
     """Build, and run pytest with the runtime of the sanitizers loaded before all else."""
     build()
+    for old in BUILD.glob(f"{REPORT.name}.*"):
+        old.unlink()
     runtimes = [
         subprocess.run(
             ["c++", f"-print-file-name={name}.so"], capture_output=True, text=True, check=True
@@ -38,9 +51,19 @@ def main() -> int:
         for name in ("libasan", "libubsan")
     ]
     command = [sys.executable, "-m", "pytest", "-p", "tests.sanitized", "-p", "no:cacheprovider", *sys.argv[1:]]
-    return subprocess.run(
-        command, env=OPTIONS | os.environ | {"LD_PRELOAD": " ".join(runtimes)}, check=False
-    ).returncode
+    env = OPTIONS | os.environ | {"LD_PRELOAD": " ".join(runtimes)}
+    code = subprocess.run(command, env=env, check=False).returncode
+    reports = sorted(BUILD.glob(f"{REPORT.name}.*"))
+    for report in reports:
+        print(report.read_text(errors="replace"))
+    return code or int(bool(reports))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what holds for the build without sanitizers alone."""
+    for item in items:
+        if reason := LEFT_OUT.get(item.originalname):  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 if __name__ == "__main__":

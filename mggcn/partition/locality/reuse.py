@@ -106,7 +106,8 @@ def _distances(
     order = np.argsort(places, kind="stable")
     tiles = (places >> np.uint64(32))[order]
     columns = columns[order]
-    starts = np.flatnonzero(np.diff(tiles, prepend=np.uint64(2**32), append=np.uint64(2**32))).astype(np.int64)
+    # Without a sampled edge there is no tile, but an end of the last one all the same: the kernel reads it.
+    starts = np.append(np.flatnonzero(np.diff(tiles, prepend=np.uint64(2**32))), tiles.shape[0]).astype(np.int64)
     first = tiles[starts[:-1]]
     kinds = (first >> np.uint64(16) != first & np.uint64(0xFFFF)).astype(np.uint8)
     histogram = np.zeros((2, len(BOUNDS)), np.int64)
