@@ -320,7 +320,7 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(PlanError, match=message):
             one_epoch(config, on)
-    with pytest.raises(ConfigError, match=r"model\.bases must be 1 or more"):
+    with pytest.raises(ConfigError, match=r"model\.bases must lie in 1 .. 512"):
         ModelConfig(kind="rgcn", bases=0)
 
 
