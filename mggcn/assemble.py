@@ -17,7 +17,7 @@ from mggcn.aggregate.broadcast import BroadcastStrategy
 from mggcn.aggregate.delayed import DelayedStrategy
 from mggcn.aggregate.halo import HaloStrategy
 from mggcn.aggregate.slice import SliceStrategy
-from mggcn.backend.cpu.cores import bind_beside_gpu, bind_rank
+from mggcn.backend.cpu.cores import bind_beside_gpu, bind_rank, usable_cores
 from mggcn.backend.cpu.figures import ASSUMED, Figures
 from mggcn.backend.cpu.kept_figures import figures_of
 from mggcn.backend.cpu.machine import Host, this_host
@@ -90,7 +90,8 @@ def figures_here(config: Config) -> Figures:
     if config.run.device == "cuda":
         return ASSUMED
     try:
-        return figures_of(host_of(config), free_bytes())
+        # More threads than cores take turns: what they would measure is the scheduler.
+        return figures_of(this_host(min(threads_per_rank(config), usable_cores())), free_bytes())
     except BackendError:
         return ASSUMED
 

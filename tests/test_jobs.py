@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,18 @@ def test_signals_set_the_flag_once_and_handlers_return() -> None:
     assert seen == [before[1]]
 
 
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """Python's handlers, whatever the process that runs the tests has."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("own_signals")
 def test_before_the_first_epoch_a_signal_is_obeyed_at_once(tmp_path: Path) -> None:
     """Fails if set-up is deaf to signals, or leaves the folder of a run that never began."""
     with pytest.raises(Interrupted, match="SIGTERM"), local_ranks.signalled_stop(saves=False):

@@ -15,7 +15,7 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.layout import digest_of, graph_digests
 from mggcn.train.log import write_json
 
-FREE = ("run.memory_limit", "run.timeout_s", "run.bind", "run.log")
+FREE = ("run.memory_limit", "run.timeout_s", "run.bind", "run.log", "run.transport")
 """Settings that change no result, and may be edited where a run goes on, on another machine."""
 SHOWN = 4
 """Settings that a refusal names."""

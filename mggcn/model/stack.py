@@ -64,7 +64,7 @@ def _convolution(model: ModelConfig) -> Convolution:
 def _hidden(b: Builder, x: Value, model: ModelConfig, number: int) -> list[Value]:
     """Return what the first hidden layer reads, and the outputs of the first `number` ones."""
     for width in model.dense_before:
-        x = _ended(b, b.dense(x, width))
+        x = _ended(b, b.bias(b.linear(x, width)) if model.kind == "appnp" else b.dense(x, width))
     layers = [x]
     for width in model.hidden[:number]:
         layers.append(_layer(b, layers[-1], width, _convolution(model)))

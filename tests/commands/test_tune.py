@@ -36,7 +36,8 @@ def test_tune_writes_what_plans_read(
     monkeypatch.setattr(device, "FOOTPRINTS", (2**18, 2**22))
     monkeypatch.setattr(device, "GATHERED", 2**24)
     assert run_main("plan", *SHAPE, "--ranks", 2) == 0
-    assert "measured, but for its messages, which are assumed; run mggcn tune" in capsys.readouterr().out
+    before = capsys.readouterr().out
+    assert "which are assumed; run mggcn tune" in before or "assumed, not measured; run mggcn tune" in before
     assert run_main("tune", "--ranks", "2", "--threads", "1", "--seconds", "0.01") == 0
     said = capsys.readouterr().out
     path = tmp_path / "mggcn" / "machine.toml"

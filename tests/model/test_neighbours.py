@@ -234,8 +234,8 @@ def test_slices_and_delays_are_refused() -> None:
     """Fails if a row is torn from the numbers of its winners, or a part of a maximum stands for the whole."""
     for name, run, message in (
         ("max", {"strategy": "slice"}, "needs whole rows; choose broadcast, halo or delayed"),
-        ("max", {"strategy": "delayed", "delay": "none"}, "does not add up; use run.delay 0"),
-        ("gat", {"strategy": "delayed", "delay": "none"}, "does not add up; use run.delay 0"),
+        ("max", {"strategy": "delayed", "delay": "none"}, "do not add up; use run.delay 0"),
+        ("gat", {"strategy": "delayed", "delay": "none"}, "do not add up; use run.delay 0"),
     ):
         with pytest.raises(PlanError, match=message):
             plan_graph(with_run(config_of(2, hidden=(9,), **SETTINGS[name]), **run), graph_of("random"))
