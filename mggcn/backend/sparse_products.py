@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
 
-HOPELESS = 2.0
-"""A variant is not proposed if the model expects it to take more than this multiple of the time of the model's own
-choice.
+HOPELESS = 1.5
+"""A run does not try a variant that the model expects to take this many times as long as its own choice: about what
+predictions of two variants beside each other were off at most on two machines (note 0029).
 """
 
 
@@ -48,9 +48,13 @@ class SparseProducts(Protocol):
         ...
 
     def proposals(
-        self, product: Product, adj: Sparse, h: Tensor, out: Tensor
-    ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
-        """Return the product's key in a table, and the variants to be timed, ready for it, the model's choice first."""
+        self, product: Product, adj: Sparse, h: Tensor, out: Tensor, slowest: float
+    ) -> tuple[SpmmKey, Mapping[SpmmChoice, float]]:
+        """Return the product's key in a table, and the variants to be timed, ready for it, the model's choice first.
+
+        With each variant what the model expects it to take, in a unit of its own. slowest: how many times its own choice's
+        seconds at most; infinite: all variants.
+        """
         ...
 
     def multiply(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
-import logging
 import os
 import secrets
 from pathlib import Path
@@ -29,7 +28,6 @@ RUN_FILE = "products.json"
 SUMMARY_FILE = "tuning.json"
 """In a run folder: what tuning cost so far and how many products it tried, for result.json."""
 REMEDY = "measure again with mggcn tune --store, or remove the file"
-log = logging.getLogger(__name__)
 
 
 def read_choices(path: Path, host: Host) -> Choices:
@@ -83,22 +81,22 @@ def outdated(path: Path) -> str:
 def save_findings(findings: Findings, host: Host, folder: Path, store: Path | None) -> str:
     """Add what a run found to the tables of its folder and of its graph's store, and say so in one line.
 
-    A store that cannot be written is worth a warning. Raises: StoreError or RunError if the run folder cannot be written.
+    A store that cannot be written is no error, but said. Raises: StoreError or RunError if the folder cannot be written.
     """
     if not findings.trials:
         return findings.text
     write_json(folder / SUMMARY_FILE, findings.summary(summary_of(folder)))
-    places: list[str] = []
-    if kept := findings.kept():
-        write_choices(folder / RUN_FILE, host, kept)
-        places.append(str(folder / RUN_FILE))
-        try:
-            if store is not None:
-                write_choices(store / STORE_FILE, host, kept)
-                places.append(str(store / STORE_FILE))
-        except StoreError as error:
-            log.warning("%s", error)
-    return f"{findings.text}; {'kept in ' + ' and '.join(places) if places else 'nothing was kept'}"
+    if not (kept := findings.kept()):
+        return f"{findings.text}; nothing was kept"
+    write_choices(folder / RUN_FILE, host, kept)
+    text = f"{findings.text}; kept in {folder / RUN_FILE}"
+    try:
+        if store is not None:
+            write_choices(store / STORE_FILE, host, kept)
+            text += f" and {store / STORE_FILE}"
+    except StoreError as error:
+        text += f"; {error}"
+    return text
 
 
 def summary_of(folder: Path) -> dict[str, float]:
