@@ -69,7 +69,7 @@ class _Measuring:
 
     def __init__(self, threads: int, isa: str, footprints: list[int]) -> None:
         self._threads, self._isa, self._footprints = threads, isa, footprints
-        self._memory = _mapped(footprints[-1])
+        self._memory = _mapped(max(footprints[-1], 2 * 8 * DENSE[0] * max(DENSE[1:])))
         self._columns = np.random.default_rng(SEED).integers(0, 2**31, 2**20, dtype=np.uint32)
         self._out = _allocate(2**22)
         self._at = 0

@@ -76,6 +76,15 @@ def test_this_machine_is_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(1e6 < rate.flop_s < 1e15 for rate in found.dense)
 
 
+def test_little_memory_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if operands of dense products reach beyond the memory that little free memory leaves for gathers."""
+    monkeypatch.setattr(measure, "ENOUGH_S", -1.0)
+    monkeypatch.setattr(measure, "ENOUGH_SHARE", 0.0)
+    found = measure.measure(1, native.isa(), dense_kernels(), 2**23)
+    assert found.footprints == measure.FOOTPRINTS[:2]
+    assert {rate.dtype for rate in found.dense} == {"fp32", "bf16", "fp64"}
+
+
 def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a machine whose memory comes slowly is measured for seconds, or has no figures in the end."""
     monkeypatch.setattr(measure, "ENOUGH_S", -1.0)
