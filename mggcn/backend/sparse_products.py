@@ -11,11 +11,6 @@ from torch import Tensor
 from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
 
-HOPELESS = 1.5
-"""A run does not try a variant that the model expects to take this many times as long as its own choice: about what
-predictions of two variants beside each other were off at most on two machines (note 0029).
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Product:

@@ -16,8 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mggcn.backend.sparse_products import HOPELESS
-from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
+from mggcn.backend.spmm_choice import HOPELESS, SpmmChoice, SpmmKey
 
 if TYPE_CHECKING:
     from torch import Tensor

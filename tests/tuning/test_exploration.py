@@ -14,8 +14,7 @@ import pytest
 from mggcn.backend.cpu import sizes as cpu_sizes
 from mggcn.backend.cpu.spmm import worth_timing
 from mggcn.backend.cpu.variants import MatrixTraits, candidates, choose_spmm, expected_s
-from mggcn.backend.sparse_products import HOPELESS
-from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
+from mggcn.backend.spmm_choice import HOPELESS, SpmmChoice, SpmmKey
 from mggcn.config import Config, RunConfig, TrainConfig
 from mggcn.tuning.epochs import LAST, limits_of
 from mggcn.tuning.exploration import BUDGET, KEPT_GAIN, OUT, SAMPLES, Exploration, Limits, Trial

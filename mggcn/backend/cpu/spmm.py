@@ -25,8 +25,8 @@ from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.sizes import CHUNKS, aligned, padded_columns, real_bytes, spmm_bytes, variant_bytes
 from mggcn.backend.cpu.structs import ProductArgs
 from mggcn.backend.cpu.variants import MatrixTraits, candidates, choose_spmm, expected_s, hub_length, key_of
-from mggcn.backend.sparse_products import HOPELESS, Product
-from mggcn.backend.spmm_choice import Choices, SpmmChoice, SpmmKey
+from mggcn.backend.sparse_products import Product
+from mggcn.backend.spmm_choice import HOPELESS, Choices, SpmmChoice, SpmmKey
 from mggcn.errors import BackendError
 
 STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
