@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mggcn.backend.base import Epilogue, Sparse
     from mggcn.backend.sparse_products import SparseProducts
 
-SAMPLES = 2
+SAMPLES = 3
 """Calls of a variant that count; the least seconds of them are its own: what it takes when nothing else runs."""
 OUT = 1.3
 """A variant that takes as many times the best seconds so far is tried no more; one call may be as far off by chance."""
@@ -32,8 +32,10 @@ KEPT_GAIN = 1.05
 """A variant must be faster than the model's by this factor to be taken: less may be chance."""
 BUDGET = 0.8
 """Epochs that trying may cost: the first epoch, by which the first calls are limited, is slower than those behind it."""
-REPAID = 4.0
-"""The calls that are left must be able to save as many times what trying costs: most variants turn out no faster."""
+REPAID = 8.0
+"""The calls that are left must be able to save as many times what a call of a variant takes: about two are made for
+nothing but their timing, and most variants turn out no faster.
+"""
 SHORTEST_S = 1e-4
 """Calls that are expected to take less are not tried: they are mostly Python and the waking of threads."""
 
@@ -203,7 +205,7 @@ class Exploration:
         if self._limits.epochs is None:
             return True
         left = (self._limits.epochs - self._epochs) * self._calls[at] / (self._epochs + 1)
-        return model_s >= SHORTEST_S and left * (model_s - seconds / HOPELESS) >= REPAID * SAMPLES * seconds
+        return model_s >= SHORTEST_S and left * (model_s - seconds / HOPELESS) >= REPAID * seconds
 
     def sample(self, trial: Trial, kind: Hashable, *, again: bool) -> int | None:
         """Return which variant a call takes and times; None: it is not timed.

@@ -6,13 +6,10 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
-from mggcn.planning.text import table
 from mggcn.tuning.exploration import Exploration, Trial
-
-COLUMNS: Final = ("rank", "rows", "columns", "nonzeros", "width", "bytes", "the model's variant", "taken", "gain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +61,20 @@ class Findings:
         )
 
     def lines(self) -> list[str]:
-        """Return the table of what was timed, every variant's seconds, and the model's reasons."""
-        rows, timed = [], []
-        for number, (rank, trial) in enumerate(self.trials, start=1):
+        """Return a line for each product: what the model chose and why, the least ms of each variant (and its calls), and
+        which one is taken.
+        """
+        found = []
+        for rank, trial in self.trials:
             key, model = trial.key, trial.variants[0]
-            taken = trial.variants[trial.fastest].text if trial.beaten else "the same"
-            verdict = f"{trial.gain:.2f}" + (", left open" if not trial.known else ", kept" if trial.beaten else "")
-            sizes = f"{key.rows:,}", f"{key.columns:,}", f"{key.nnz:,}", key.width, key.item
-            rows.append((rank, *sizes, model.text, taken, verdict))
-            called = [
-                f"{variant.text} {1e3 * trial.least_s(k):.2f} ({len(trial.seconds[k])})"
-                for k, variant in enumerate(trial.variants)
-                if trial.seconds[k]
-            ]
-            timed.append(f"  {number}: {'; '.join(called)}; the model: {model.reason}")
-        return [*table(COLUMNS, rows), "least ms of each variant (and calls), by line of the table:", *timed]
+            timed = zip(trial.variants, trial.seconds, strict=True)
+            called = "; ".join(f"{variant.text} {1e3 * min(s):.2f} ({len(s)})" for variant, s in timed if s)
+            found.append(
+                f"rank {rank}: {key.rows:,} x {key.columns:,}, {key.nnz:,} nonzeros, width {key.width}, {key.item} bytes; "
+                f"the model: {model.text}, {model.reason}; ms: {called}; "
+                + (f"taken: {trial.winner.text}, {trial.winner.reason}" if trial.known else "left open")
+            )
+        return found
 
 
 def to_json(exploration: Exploration) -> str:

@@ -5,6 +5,7 @@ On a CPU every variant gives the same bits: a table changes how long a product t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mggcn.backend.cpu.machine import Host
-from mggcn.backend.spmm_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey, SpmmVariant
+from mggcn.backend.spmm_choice import Choices, SpmmChoice, SpmmKey, SpmmVariant
 from mggcn.errors import RunError, StoreError
 from mggcn.train.log import write_json
 from mggcn.tuning.findings import Findings
@@ -44,14 +45,10 @@ def write_choices(path: Path, host: Host, choices: Choices) -> None:
     Tables of other hosts stay. What is damaged or another version's is replaced. Of two who write at the same time, what
     one of them adds may be lost; a reader always sees a whole file. Raises: StoreError if the file cannot be written.
     """
-    try:
+    tables: list[dict[str, Any]] = []
+    with contextlib.suppress(StoreError):
         tables = _tables(path)
-    except StoreError:
-        tables = []
-    try:
         choices = {**_choices(path, tables, host), **choices}
-    except StoreError:
-        pass
     products = [
         {"product": dataclasses.asdict(key), "way": dataclasses.asdict(choices[key])}
         for key in sorted(choices, key=dataclasses.astuple)
@@ -146,23 +143,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _tables(path: Path) -> list[dict[str, Any]]:
-    """The tables of this version."""
+    """The tables of this version, one for each host."""
     content = _read(path)
-    if content.get("format_version") != FORMAT_VERSION:
-        return []
-    tables = content.get("tables")
-    if not isinstance(tables, list):
-        raise StoreError(f"{path} holds no measured products; {REMEDY}")
-    if not all(isinstance(table, dict) and table.keys() == {"host", "products"} for table in tables):
-        raise StoreError(f"{path}: a table lacks its host or its products; {REMEDY}")
+    tables = content.get("tables") if content.get("format_version") == FORMAT_VERSION else []
+    if not isinstance(tables, list) or any(not isinstance(t, dict) or t.keys() != {"host", "products"} for t in tables):
+        raise StoreError(f"{path} holds no tables of a host and its products; {REMEDY}")
     return tables
 
 
 def _choices(path: Path, tables: list[dict[str, Any]], host: Host) -> Choices:
     """The host's table among those of a file."""
-    products = next((table["products"] for table in tables if table["host"] == dataclasses.asdict(host)), None)
-    if products is None:
-        return NO_CHOICES
+    products = next((table["products"] for table in tables if table["host"] == dataclasses.asdict(host)), ())
     try:
         return {_key(row["product"]): _variant(row["way"]) for row in products}
     except (KeyError, TypeError, ValueError) as error:

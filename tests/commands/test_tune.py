@@ -88,9 +88,9 @@ def test_tuned_products_change_no_bit(
     monkeypatch.setattr(Exploration, "add", add)
     assert run_main("tune", "--store", store, "--threads", 1, "--width", "33") == 0
     said = capsys.readouterr().out
-    assert "the model's variant" in said
-    assert "9.00, kept" in said
-    assert "; blocks, 2 0.00 (2)" in said
+    assert "the model: rows" in said
+    assert ", measured: 9.00 times as fast as rows" in said
+    assert "; blocks, 2 0.00 (3)" in said
     assert "trying variants cost" in said
     taken: list[SpmmChoice] = []
     multiply = CpuSpmm.multiply
