@@ -102,8 +102,21 @@ def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [size for size, _ in found.copy] == [size for size in measure.COPIED if size <= 2**25]
     assert len(calls) < 8 * measure.NEEDED + 12, "each figure by one call"
     assert figures_from_dict(found.to_dict()) == found
+    calls.clear()
     monkeypatch.setattr(measure, "ENOUGH_SHARE", 2.0)
     assert measure.measure(1, native.isa(), (), 2**23) == ASSUMED, "others have the cores"
+    assert len(calls) <= 2, "nothing more is measured: it would be thrown away"
+
+
+def test_calls_that_take_alike_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a quiet machine is measured three times where two calls agree, or a disturbed one is not."""
+    monkeypatch.setattr(measure, "ENOUGH_S", 1e9)
+    monkeypatch.setattr(measure, "ENOUGH_SHARE", 0.0)
+    measuring = measure._Measuring(1, native.isa(), [2**18])
+    for taken, least, left in (([1.0, 1.01, 0.5], 1.0, 1), ([1.0, 0.9, 0.5], 0.5, 0)):
+        times = iter(taken)
+        assert measuring._least(lambda times=times: next(times)) == least
+        assert len(list(times)) == left
 
 
 def test_figures_are_measured_once(cache: Path, measured: list[Any]) -> None:
