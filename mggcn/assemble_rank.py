@@ -150,7 +150,8 @@ def make_rank(
         watched = dataclasses.replace(rank_plan, train=timeline.program(rank_plan.train))
     watch: Watch = timeline or Unwatched()
     if tuning is not None and held.exploration is not None:
-        watch = tuning.watched(watch, backend.synchronize, held.exploration)
+        tuning.begin(watch, backend.synchronize, held.exploration)
+        watch = tuning
     ranking = _ranking_scores(context, inputs)
     trainer = RankTrainer(config, watched, runtime, counted, config.train.metric, ranking, stop or Stop(), watch)
     return Rank(trainer, counted, rank_plan, watch)

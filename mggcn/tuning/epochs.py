@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from mggcn.comm.base import Communicator
 from mggcn.comm.gather import gather_texts
 from mggcn.config import Config
-from mggcn.trace.timeline import Watch
+from mggcn.trace.timeline import Unwatched, Watch
 from mggcn.tuning.exploration import Exploration, Limits
 from mggcn.tuning.findings import Findings, from_json, to_json
 
@@ -30,7 +30,7 @@ def limits_of(config: Config) -> Limits | None:
 
 
 class Tuning:
-    """Explores in the epochs of a run, and reports on rank 0, once, what all ranks have found.
+    """A Watch that explores in the epochs of a run, and reports on rank 0, once, what all ranks have found.
 
     comm: the rank's transport, which carries host tensors, and after the epoch `last` what each rank has found.
     """
@@ -39,26 +39,37 @@ class Tuning:
         self, comm: Communicator, limits: Limits, report: Callable[[Findings], None], last: int = LAST
     ) -> None:
         self._comm, self._limits, self._report, self._left = comm, limits, report, last
+        self._watch: Watch = Unwatched()
+        self._synchronize: Callable[[], None] = lambda: None
         self.exploration = Exploration()
 
-    def watched(self, watch: Watch, synchronize: Callable[[], None], exploration: Exploration) -> Watch:
-        """Return a Watch that times every epoch for `exploration`, around the run's own. synchronize: waits for the
-        device.
-        """
-        self.exploration = exploration
+    def begin(self, watch: Watch, synchronize: Callable[[], None], exploration: Exploration) -> None:
+        """Time the coming epochs for `exploration`, around the run's own watch. synchronize: waits for the device."""
+        self._watch, self._synchronize, self.exploration = watch, synchronize, exploration
         exploration.open(self._limits)
-        return _TunedEpochs(watch, self, synchronize)
 
-    def epoch(self, seconds: float) -> None:
-        """Note that a training epoch is done. Collective after the last one that explores."""
+    @contextmanager
+    def epoch(self, number: int) -> Iterator[None]:
+        """As Watch.epoch. Collective after the last one that explores."""
+        self.exploration.begin()
+        began = time.perf_counter()
+        with self._watch.epoch(number):
+            yield
+        if self._left == 0:
+            return
+        self._synchronize()
+        self.exploration.epoch(time.perf_counter() - began)
         self._left -= 1
-        if self._left >= 0:
-            self.exploration.epoch(seconds)
         if self._left == 0:
             self._finish()
 
+    def doing(self, label: str) -> AbstractContextManager[None]:
+        """As Watch.doing."""
+        return self._watch.doing(label)
+
     def close(self) -> None:
         """Explore no more, also if the run ends before all is known. Collective."""
+        self._watch.close()
         if self._left > 0:
             self._left = 0
             self._finish()
@@ -68,26 +79,3 @@ class Tuning:
         texts = gather_texts(self._comm, to_json(self.exploration))
         if self._comm.rank == 0:
             self._report(from_json(texts))
-
-
-class _TunedEpochs:
-    """As Tuning.watched."""
-
-    def __init__(self, watch: Watch, tuning: Tuning, synchronize: Callable[[], None]) -> None:
-        self._watch, self._tuning, self._synchronize = watch, tuning, synchronize
-
-    @contextmanager
-    def epoch(self, number: int) -> Iterator[None]:
-        self._tuning.exploration.begin()
-        began = time.perf_counter()
-        with self._watch.epoch(number):
-            yield
-        self._synchronize()
-        self._tuning.epoch(time.perf_counter() - began)
-
-    def doing(self, label: str) -> AbstractContextManager[None]:
-        return self._watch.doing(label)
-
-    def close(self) -> None:
-        self._watch.close()
-        self._tuning.close()

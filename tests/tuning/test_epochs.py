@@ -110,7 +110,7 @@ def test_runs_try_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_products_of_training_are_told_from_those_of_evaluations() -> None:
     """Fails if the epoch loop does not say when training is on: evaluations would begin its trials."""
     tuning = Tuning(SingleCommunicator(), Limits(), lambda _: None)
-    watch = tuning.watched(Unwatched(), lambda: None, Exploration())
+    tuning.begin(Unwatched(), lambda: None, Exploration())
     begun: dict[str, list[bool]] = {"training": [], "evaluation": []}
 
     def call(at: str) -> None:
@@ -119,7 +119,7 @@ def test_products_of_training_are_told_from_those_of_evaluations() -> None:
         begun[at].append(trial is not None)
 
     for epoch in range(2):
-        with watch.epoch(epoch):
+        with tuning.epoch(epoch):
             call("training")
         call("training")
         call("evaluation")
@@ -134,17 +134,17 @@ def test_ranks_end_together_without_a_message_before() -> None:
         found: list[Findings] = []
         counted = CountingCommunicator(comm)
         tuning = Tuning(counted, Limits(), found.append)
-        watch = tuning.watched(Unwatched(), lambda: None, Exploration())
+        tuning.begin(Unwatched(), lambda: None, Exploration())
         expected = {SpmmChoice(ahead=k): 1.0 for k in range(3)}
         for epoch in range(LAST + 2):
-            with watch.epoch(epoch):
+            with tuning.epoch(epoch):
                 exploration = tuning.exploration
                 trial = exploration.trial(0, lambda _: (KEY, expected)) if comm.rank == 1 else None
                 number = None if trial is None else exploration.sample(trial, "alike", again=False)
                 if trial is not None and number is not None:
                     exploration.add(trial, "alike", number, 1e-9 * (3 - number), again=False)
             messages.append(counted.messages)
-        watch.close()
+        tuning.close()
         return messages, found
 
     ranks = on_local_ranks(config_of(3), body)
