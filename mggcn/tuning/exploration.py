@@ -183,10 +183,10 @@ class Exploration:
 
         propose: as SparseProducts.proposals, for the slowest variant.
         """
-        trial = self._trials.get(at)
-        if trial is not None and trial.known:
-            self.winners[at] = trial.winner
         if not self._open or at in self.winners:
+            return None
+        if (trial := self._trials.get(at)) is not None and trial.known:
+            self.winners[at] = trial.winner
             return None
         self._calls[at] += 1
         if self._training:

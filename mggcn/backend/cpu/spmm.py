@@ -24,7 +24,7 @@ from mggcn.backend.cpu.figures import LINE, Figures
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.sizes import CHUNKS, aligned, padded_columns, real_bytes, spmm_bytes, variant_bytes
 from mggcn.backend.cpu.structs import ProductArgs
-from mggcn.backend.cpu.variants import MatrixTraits, candidates, choose_spmm, expected_s, hub_length, key_of
+from mggcn.backend.cpu.variants import MatrixTraits, candidates, choose_spmm, costs_of, hub_length, key_of
 from mggcn.backend.sparse_products import Product
 from mggcn.backend.spmm_choice import HOPELESS, Choices, SpmmChoice, SpmmKey
 from mggcn.errors import BackendError
@@ -112,15 +112,12 @@ def worth_timing(
     """
     gathered = min(matrix.columns, matrix.nnz)
     planned = spmm_bytes(matrix.rows, gathered, matrix.nnz, width, item, real_bytes(item), figures)
-    found = {model: expected_s(matrix, width, item, figures, model)}
-    costs = {
-        variant: expected_s(matrix, width, item, figures, variant)
-        for variant in candidates(matrix, width, item, figures, summed=summed).values()
-        if variant != dataclasses.replace(model, reason="") and variant_bytes(matrix, width, item, variant) <= planned
-    }
-    ways: set[str] = set()
+    costs, ways = costs_of(matrix, width, item, figures, summed=summed), set()
+    plain = dataclasses.replace(model, reason="")
+    found = {model: costs[plain]}
     for variant in sorted(costs, key=costs.__getitem__):
-        if costs[variant] <= slowest * found[model] and (variant.way not in ways or math.isinf(slowest)):
+        fits = variant_bytes(matrix, width, item, variant) <= planned and costs[variant] <= slowest * costs[plain]
+        if fits and variant != plain and (variant.way not in ways or math.isinf(slowest)):
             ways.add(variant.way)
             found[variant] = costs[variant]
     return found
