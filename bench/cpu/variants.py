@@ -2,7 +2,7 @@
 
 Every run is `mggcn train` in a process of its own, from a store without a table and a machine without figures:
 
-by itself     as it comes: figures measured at the start, variants tried in the first epochs
+by itself     as it comes: figures measured at the start, variants tried in the first epochs of 200, of which some are run
 figures only  --tune off
 best          --tune off, with the table of `mggcn tune --store`, which has tried all variants
 """
@@ -13,9 +13,12 @@ import json
 import os
 import random
 import shutil
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +27,15 @@ from typing import Any
 from bench.contest import Case
 from bench.graphs import available, find_data, store_of
 from bench.peers.epochs import BASE, CASES
-from bench.process import mggcn
-from bench.report import SEED, listed, milliseconds, parse, spread, surroundings, table, verdict, write_report
+from bench.process import MALLOC, mggcn
+from bench.report import ROOT, SEED, listed, milliseconds, parse, spread, surroundings, table, verdict, write_report
 
 ITSELF, FIGURES, BEST = "by itself", "figures only", "best"
 FIRST = 3
-"""Epochs that do not count: from the fourth on a run should have its variants."""
+"""Epochs that do not count."""
+PLANNED = 200
+"""Epochs that runs are told to make, which decides what may repay itself: the default of train.epochs."""
+POLL_S = 0.3
 EVERY = 1000
 """Epochs that trying all may cost: as many as it takes."""
 GOAL, COST_GOAL = 1.05, 1.0
@@ -63,12 +69,28 @@ def trained(case: Case, store: Path, name: str, best: bytes, args: Any) -> dict[
     if name == BEST and best:
         place.write_bytes(best)
     with unknown_machine(), tempfile.TemporaryDirectory(prefix="mggcn-variants-") as folder:
-        words = ["train", str(store), *settings_of(case), "--threads", str(args.threads), "--epochs", str(args.epochs)]
-        words += ["--out", f"{folder}/run", "--quiet", "--tune", "auto" if name == ITSELF else "off"]
-        mggcn(*words, malloc="tuned")
-        lines = (Path(folder) / "run" / "history.jsonl").read_text().splitlines()
-        result = json.loads((Path(folder) / "run" / "result.json").read_text())
-    return {"seconds": [json.loads(line)["seconds"] for line in lines], "tuning": result.get("tuning", {})}
+        run = Path(folder) / "run"
+        words = ["train", str(store), *settings_of(case), "--threads", str(args.threads), "--epochs", str(PLANNED)]
+        words += ["--out", str(run), "--quiet", "--tune", "auto" if name == ITSELF else "off"]
+        command = [sys.executable, "-m", "mggcn", *words]
+        with subprocess.Popen(command, env=os.environ | MALLOC["tuned"], cwd=ROOT, stderr=subprocess.PIPE) as process:
+            while process.poll() is None and len(epochs_of(run)) < FIRST + args.epochs:
+                time.sleep(POLL_S)
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+            _, said = process.communicate()
+        if process.returncode not in (0, 128 + signal.SIGINT):
+            raise RuntimeError(said.decode().strip())
+        tuning = run / "tuning.json"
+        cost = json.loads(tuning.read_text()) if tuning.exists() else {}
+        return {"seconds": epochs_of(run)[: FIRST + args.epochs], "tuning": cost}
+
+
+def epochs_of(run: Path) -> list[float]:
+    """The seconds of the epochs that a run has made so far."""
+    history = run / "history.jsonl"
+    lines = history.read_text().splitlines(keepends=True) if history.exists() else []
+    return [json.loads(line)["seconds"] for line in lines if line.endswith("\n")]
 
 
 def measure(case: Case, store: Path, args: Any) -> dict[str, Any]:
@@ -133,7 +155,7 @@ def describe(results: list[dict[str, Any]], args: Any) -> str:
 def options(arguments: list[str] | None = None) -> Any:
     own: dict[str, dict[str, Any]] = {
         "cases": {"default": "", "help": "networks, separated by commas (default: all eight)"},
-        "epochs": {"type": int, "default": 60, "help": "of a run: what may repay itself is tried"},
+        "epochs": {"type": int, "default": 40, "help": "that count of each run, behind the first three"},
         "rounds": {"type": int, "default": 3, "help": "runs of each contender"},
     }
     return parse(__doc__, "scale", "threads", "data", "cache", arguments=arguments, **own)

@@ -1,9 +1,9 @@
 """Which variant a call of a sparse product takes while a run finds out which is fastest. Imports no torch.
 
 Every variant gives the same bits, so calls that a run has to make anyway do the timing, each in another variant than the
-last one; a call that overwrites its result is made once more where the budget allows it. The figures of the machine leave
-two or three variants of a product; one that is far behind after a call is out (successive halving: Jamieson and
-Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016).
+last one. The figures of the machine leave two or three variants of a product; one that is far behind after a call is out
+(successive halving: Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization",
+AISTATS 2016).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mggcn.backend.base import Epilogue, Sparse
     from mggcn.backend.sparse_products import SparseProducts
 
-SAMPLES = 3
+SAMPLES = 2
 """Calls of a variant that count; the least seconds of them are its own: what it takes when nothing else runs."""
 OUT = 1.3
 """A variant that takes as many times the best seconds so far is tried no more; one call may be as far off by chance."""
@@ -32,9 +32,9 @@ KEPT_GAIN = 1.05
 """A variant must be faster than the model's by this factor to be taken: less may be chance."""
 BUDGET = 0.8
 """Epochs that trying may cost: the first epoch, by which the first calls are limited, is slower than those behind it."""
-REPAID = 8.0
-"""The calls that are left must be able to save as many times what a call of a variant takes: about two are made for
-nothing but their timing, and most variants turn out no faster.
+REPAID = 16.0
+"""The calls that are left must be able to save as many times what a call of a variant takes, if the figures are as wrong as
+they ever were: as wrong as they mostly are, they save an eighth of that, and trying costs about as much.
 """
 SHORTEST_S = 1e-4
 """Calls that are expected to take less are not tried: they are mostly Python and the waking of threads."""
@@ -55,8 +55,6 @@ class Trial:
     dropped: list[int] = field(default_factory=list)
     """Variants that the budget does not allow."""
     kind: Hashable = None
-    calls: int = 0
-    """Timed calls that had to be made anyway."""
 
     def __post_init__(self) -> None:
         self.seconds = self.seconds or [[] for _ in self.variants]
@@ -86,8 +84,8 @@ class Trial:
 
     @property
     def spent_s(self) -> float:
-        """Seconds of all timed calls above what the fastest variant takes for those that had to be made."""
-        return sum(map(math.fsum, self.seconds)) - self.calls * self.least_s(self.fastest) if self.calls else 0.0
+        """Seconds of all timed calls above what the fastest variant takes."""
+        return math.fsum(s - self.least_s(self.fastest) for timed in self.seconds for s in timed)
 
     @property
     def gain(self) -> float:
@@ -110,8 +108,8 @@ class Trial:
 
     @property
     def known(self) -> bool:
-        """Whether nothing is left to be tried, so that a table may keep the winner."""
-        return self.next is None
+        """Whether a table may keep the winner: nothing is left to be tried, and the model's variant was called enough."""
+        return self.next is None and len(self.seconds[0]) >= SAMPLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,7 @@ class Exploration:
     @property
     def done(self) -> bool:
         """Whether nothing is left to be tried among the products that were called."""
-        return self._epochs > 1 and all(trial.known for trial in self.trials)
+        return self._epochs > 1 and all(trial.next is None for trial in self.trials)
 
     def begin(self) -> None:
         """Note that a training epoch begins: until it is done, all calls are of training."""
@@ -185,7 +183,7 @@ class Exploration:
         """
         if not self._open or at in self.winners:
             return None
-        if (trial := self._trials.get(at)) is not None and trial.known:
+        if (trial := self._trials.get(at)) is not None and trial.next is None:
             self.winners[at] = trial.winner
             return None
         self._calls[at] += 1
@@ -204,30 +202,23 @@ class Exploration:
         """Whether the calls that are left may save what trying costs, if the figures are as wrong as they ever were."""
         if self._limits.epochs is None:
             return True
-        left = (self._limits.epochs - self._epochs) * self._calls[at] / (self._epochs + 1)
+        # This call is the first of its epoch.
+        left = (self._limits.epochs - self._epochs) * max(self._calls[at] - 1, 1) / self._epochs
         return model_s >= SHORTEST_S and left * (model_s - seconds / HOPELESS) >= REPAID * seconds
 
-    def sample(self, trial: Trial, kind: Hashable, *, again: bool) -> int | None:
-        """Return which variant a call takes and times; None: it is not timed.
-
-        again: the call was just made and need not be; otherwise a variant that the budget does not allow is dropped.
-        """
+    def sample(self, trial: Trial, kind: Hashable) -> int | None:
+        """Return which variant a call takes and times; None: it is not timed. What the budget does not allow is dropped."""
         while trial.kind in (None, kind) and (number := trial.next) is not None:
-            if number == 0 and not again:
-                return number
-            extra = trial.expected_s(number) - (0.0 if again else trial.least_s(trial.fastest))
+            extra = trial.expected_s(number) - trial.least_s(trial.fastest) if trial.seconds[0] else 0.0
             if self.cost_s + extra <= self._limits.budget * self.epoch_s:
                 return number
-            if again:
-                break
             trial.dropped.append(number)
         return None
 
-    def add(self, trial: Trial, kind: Hashable, variant: int, seconds: float, *, again: bool) -> None:
+    def add(self, trial: Trial, kind: Hashable, variant: int, seconds: float) -> None:
         """Count a timed call, which makes earlier ones dearer if it is the fastest so far."""
         before, trial.kind = trial.spent_s, kind
         trial.seconds[variant].append(seconds)
-        trial.calls += not again
         self.cost_s += trial.spent_s - before
 
     def explored(self, products: SparseProducts, now: Callable[[], float]) -> ExploredSpmm:
@@ -249,20 +240,14 @@ class ExploredSpmm:
             return run()
         at = (id(product.pattern.schedule), product.width, product.item, product.summed)
         trial = self._exploration.trial(at, functools.partial(self._products.proposals, product, adj, h, out))
-        if trial is None or not self._timed(trial, _kind(adj, accumulate, epilogue), run, once=accumulate):
-            run(choice=self._exploration.winners.get(at))
-
-    def _timed(self, trial: Trial, kind: Hashable, run: Callable[..., None], *, once: bool) -> bool:
-        """Make a call in the variant that is to be timed, then in another one; False if none is. once: it adds up."""
-        for again in (False,) if once else (False, True):
-            number = self._exploration.sample(trial, kind, again=again)
-            if number is None:
-                return again
-            # Looking at the clock waits for a GPU: calls that are not timed do not.
-            began = self._now()
-            run(choice=trial.variants[number])
-            self._exploration.add(trial, kind, number, self._now() - began, again=again)
-        return True
+        kind = None if trial is None else _kind(adj, accumulate, epilogue)
+        number = None if trial is None else self._exploration.sample(trial, kind)
+        if trial is None or number is None:
+            return run(choice=self._exploration.winners.get(at))
+        # Looking at the clock waits for a GPU: calls that are not timed do not.
+        began = self._now()
+        run(choice=trial.variants[number])
+        self._exploration.add(trial, kind, number, self._now() - began)
 
 
 def _kind(adj: Sparse, accumulate: bool, epilogue: Epilogue | None) -> Hashable:

@@ -16,9 +16,9 @@ def blocks_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks take half of what other variants take, whatever a clock would say, and the best of each way is tried."""
     original, limits_of = Exploration.add, epochs.limits_of
 
-    def add(self: Exploration, trial: Trial, kind: Any, variant: int, seconds: float, *, again: bool) -> None:
+    def add(self: Exploration, trial: Trial, kind: Any, variant: int, seconds: float) -> None:
         assert seconds > 0
-        original(self, trial, kind, variant, 1e-9 if trial.variants[variant].way == "blocks" else 2e-9, again=again)
+        original(self, trial, kind, variant, 1e-9 if trial.variants[variant].way == "blocks" else 2e-9)
 
     def limits(config: Config) -> Limits | None:
         return Limits(slowest=1e9) if limits_of(config) == Limits() else limits_of(config)

@@ -73,7 +73,7 @@ def test_an_interrupted_run_keeps_what_it_knows_and_goes_on(tmp_path: Path) -> N
     """Fails if a run that is stopped while it explores loses what is clear or its cost, or goes on with another bit."""
     graph, config = store_of(tmp_path), config_of(1, tune="on")
     plain = trained(graph, config_of(1), tmp_path / "plain")
-    folder, config = stopped(graph, config, tmp_path / "run", 4)
+    folder, config = stopped(graph, config, tmp_path / "run", 5)
     kept = read_choices(tmp_path / "store" / "tuned.json", host_of(config))
     before = summary_of(folder)
     assert 0 < len(kept) == before["products"] - before["unfinished"]

@@ -172,9 +172,9 @@ def test_ranks_end_together_without_a_message_before() -> None:
             with tuning.epoch(epoch):
                 exploration = tuning.exploration
                 trial = exploration.trial(0, lambda _: (KEY, expected)) if comm.rank == 1 else None
-                number = None if trial is None else exploration.sample(trial, "alike", again=False)
+                number = None if trial is None else exploration.sample(trial, "alike")
                 if trial is not None and number is not None:
-                    exploration.add(trial, "alike", number, 1e-9 * (3 - number), again=False)
+                    exploration.add(trial, "alike", number, 1e-9 * (3 - number))
             messages.append(counted.messages)
         tuning.close()
         return messages, found
@@ -242,9 +242,9 @@ def test_a_gpu_times_its_slices_and_takes_what_was_kept(tmp_path: Path, monkeypa
     """Fails if a GPU's slices are not timed, an epoch that times them is captured, or a run does not take what was kept."""
     original = Exploration.add
 
-    def add(self: Exploration, trial: Trial, kind: Any, variant: int, seconds: float, *, again: bool) -> None:
+    def add(self: Exploration, trial: Trial, kind: Any, variant: int, seconds: float) -> None:
         assert seconds > 0
-        original(self, trial, kind, variant, 1e-9 if trial.variants[variant].way == "panels" else 2e-9, again=again)
+        original(self, trial, kind, variant, 1e-9 if trial.variants[variant].way == "panels" else 2e-9)
 
     monkeypatch.setattr(Exploration, "add", add)
     graph = store_of(tmp_path)
