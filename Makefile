@@ -16,8 +16,9 @@ train: $(VENV)/installed
 	@echo "--- GCN: the same features and the graph"
 	@$(BIN)/mggcn train stores/community --config recipes/community.toml
 
-# Most tests use one core, so they are shared out to processes.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+# Most tests use one core and now and then wait: processes share them, one more than there are cores, at most four.
+PYTEST := $(BIN)/python -m pytest --dist worksteal --numprocesses \
+  $(shell cores=$$(nproc 2>/dev/null || echo 2); if [ $$cores -lt 4 ]; then expr $$cores + 1; else echo 4; fi)
 
 # Every idea once.
 test: $(VENV)/test-installed

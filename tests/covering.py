@@ -4,12 +4,15 @@
     @pytest.mark.parametrize(...)
 
 Parameters that are tuples, fixtures' too, count as one factor for each element. The cases left out are marked `full`.
-Where the whole product takes long, `covering(2, rest="slow")` leaves the other cases to `-m slow`.
+Cases of a GPU have an array of their own: where there is none, they cover nothing.
+Where the whole product takes long, `make test-all` runs a covering array too: `covering(0, rest=1)` one of strength 1, and
+`covering(2, rest="slow")` that of `make test`; the other cases are left to `-m slow`.
 Of what a test goes through in a loop, the fixture `sample` draws a part, four times as much for `make test-all`.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import random
 from collections import defaultdict
@@ -21,23 +24,28 @@ import pytest
 T = TypeVar("T")
 Row = tuple[tuple[str, Hashable], ...]
 """The factors of a case, each with its value."""
-ELSEWHERE = ("cuda", "nccl", "slow", "full")
-"""Marks of cases that the fast suite does not run: they cover nothing."""
+ELSEWHERE = ("nccl", "slow", "full")
+"""Marks of cases that neither suite may run: they cover nothing."""
 
 
 def mark_full(items: Iterable[pytest.Item]) -> None:
     """Mark `full` what no covering array needs of the tests that ask for one."""
-    tests: defaultdict[tuple[str, str, int], list[pytest.Function]] = defaultdict(list)
+    tests: defaultdict[tuple[bool, str, str | int, int], list[pytest.Function]] = defaultdict(list)
     for item in items:
         marker = item.get_closest_marker("covering")
         if marker and isinstance(item, pytest.Function) and not any(map(item.get_closest_marker, ELSEWHERE)):
-            tests[item.nodeid.partition("[")[0], marker.kwargs.get("rest", "full"), *marker.args].append(item)
-    for (name, rest, strength), cases in tests.items():
-        chosen = covering([factors(case.callspec.params) for case in cases], strength, name)
+            on_gpu, rest = item.get_closest_marker("cuda") is not None, marker.kwargs.get("rest", "full")
+            tests[on_gpu, item.nodeid.partition("[")[0], rest, *marker.args].append(item)
+    for (_, name, rest, strength), cases in tests.items():
+        rows = [factors(case.callspec.params) for case in cases]
+        fast = covering(rows, strength, name)
+        everything = {"full": set(range(len(cases))), "slow": fast}
+        more = fast | covering(rows, rest, name) if isinstance(rest, int) else everything[rest]
         for number, case in enumerate(cases):
-            if number not in chosen:
+            if number not in fast:
                 case.add_marker("full")
-                case.add_marker(rest)
+            if number not in more:
+                case.add_marker("slow")
 
 
 def everything_runs(config: pytest.Config) -> bool:
@@ -81,9 +89,17 @@ def covering(rows: Sequence[Row], strength: int, seed: str) -> set[int]:
     combinations = [set(itertools.combinations(row, min(strength, len(row)))) for row in rows]
     missing = set().union(*combinations)
     order = random.Random(seed).sample(range(len(rows)), len(rows))
+    # What a row adds never grows: one that still adds what it did when it was last counted is the best.
+    heap = [(-len(combinations[number]), place, number) for place, number in enumerate(order)]
+    heapq.heapify(heap)
     chosen: set[int] = set()
     while missing:
-        best = max(order, key=lambda number: len(combinations[number] & missing))
-        missing -= combinations[best]
-        chosen.add(best)
+        counted, place, number = heap[0]
+        added = len(combinations[number] & missing)
+        if added == -counted:
+            heapq.heappop(heap)
+            missing -= combinations[number]
+            chosen.add(number)
+        else:
+            heapq.heapreplace(heap, (-added, place, number))
     return chosen

@@ -57,7 +57,7 @@ def small(**settings: Any) -> mggcn.Trainer:
     return mggcn.Trainer(graph, mggcn.GCN(8, dropout=0.3), **({"threads": 1, "lr": 0.02, "seed": 77} | settings))
 
 
-@pytest.mark.parametrize("transport", ["single", pytest.param("gloo", marks=pytest.mark.full)])
+@pytest.mark.parametrize("transport", ["single", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_the_best_repeat_is_scored(transport: str) -> None:
     """Fails if a trainer of several seeds tells the scores of one and has the weights of another."""
     ways: dict[str, Any] = {"transport": transport, "ranks": 1 if transport == "single" else 2, "epochs": 3}

@@ -177,4 +177,3 @@ def test_processes_find_a_graph_in_memory_again(tmp_path: Path) -> None:
     gc.collect()
     again = mggcn.Trainer.from_run(tmp_path / "run", graph_of())
     assert rows(again.resume(epochs=4)) == rows(expected)
-    np.testing.assert_array_equal(again.predict(), whole.predict())

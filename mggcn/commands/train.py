@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         type=Path,
         metavar="DIR",
-        help="continue a run, also on another number of --ranks; with a larger --epochs also a complete one; "
-        "--set train.lr, train.schedule, ... begin a new schedule where it stands, --set train.patience goes on after an "
-        "early stop",
+        help="continue a run, also on another number of --ranks or another --transport; with a larger --epochs also a "
+        "complete one; --set train.lr, train.schedule, ... begin a new schedule where it stands, --set train.patience goes "
+        "on after an early stop",
     )
     parser.add_argument(
         "--start-from",
@@ -138,15 +139,19 @@ def store_path(name: str, root: Path | None) -> Path:
     return path
 
 
+CHANGEABLE = {"setting_epochs", "setting_ranks", "setting_transport"}
+"""Flags that a resumed run takes: how its ranks run and how long it goes on, not what it computes."""
+
+
 def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
     """Return store and configuration of a run to continue, its changes applied. Raises: ConfigError, RunError."""
     config, _, job = run_folders.read_run(arguments.resume)
     given = [k for k, v in vars(arguments).items() if k.startswith("setting_") and v is not None]
     named = [text.partition("=")[0].strip() for text in arguments.set]
     known = [f"train.{name}" for name in run_folders.CONTINUABLE]
-    if arguments.config is not None or not set(named) <= set(known) or set(given) - {"setting_epochs", "setting_ranks"}:
+    if arguments.config is not None or not set(named) <= set(known) or set(given) - CHANGEABLE:
         raise ConfigError(
-            "--resume keeps the run's own settings; only --epochs may be given with it, --ranks, and --set "
+            "--resume keeps the run's own settings; only --epochs may be given with it, --ranks, --transport, and --set "
             f"{', '.join(known[1:])}"
         )
     if job["store"] is None:
@@ -160,7 +165,11 @@ def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
         changes["epochs"] = arguments.setting_epochs
     config = run_folders.continued(arguments.resume, config, changes)
     ranks = config.run.ranks if arguments.setting_ranks is None else arguments.setting_ranks
-    return with_ranks(config, from_tables({"run": {"ranks": ranks, "transport": "auto"}}).run.ranks), Path(job["store"])
+    run = from_tables({"run": {"ranks": ranks, "transport": arguments.setting_transport or "auto"}}).run
+    config = with_ranks(config, run.ranks)
+    if arguments.setting_transport is not None:
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, transport=run.transport))
+    return config, Path(job["store"])
 
 
 def _start(arguments: argparse.Namespace) -> Mapping[str, Tensor] | None:

@@ -170,7 +170,7 @@ def summed(results: list[Result], n: int) -> tuple[np.ndarray, np.ndarray]:
     return forward, backward
 
 
-@pytest.mark.covering(2, rest="slow")
+@pytest.mark.covering(1, rest=2)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

@@ -72,7 +72,7 @@ def trained(config: Config, graph: Graph, simulate: bool = False) -> tuple[list[
     return on_ranks(config, graph, body)[0]  # type: ignore[no-any-return]
 
 
-@pytest.mark.covering(2, rest="slow")
+@pytest.mark.covering(1, rest=2)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("stale_aggregates", ["reuse", "discard"])
 @pytest.mark.parametrize("delay", ["1", "2", "5"])
@@ -110,7 +110,7 @@ def test_planted_errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         assert trained(config, graph)[0] != right
 
 
-@pytest.mark.covering(0)
+@pytest.mark.covering(0, rest=1)
 @pytest.mark.parametrize("stale_aggregates", ["reuse", "discard"])
 @pytest.mark.parametrize("delay", ["1", "2", "5"])
 def test_resuming_with_messages_in_flight(delay: str, stale_aggregates: str, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def bytes_per_epoch(config: Config, graph: Graph, epochs: int) -> list[list[int]
     return on_ranks(config, graph, body)
 
 
-@pytest.mark.covering(0)
+@pytest.mark.covering(0, rest="slow")
 @pytest.mark.parametrize("kind", ["random", "directed", "hub-row"])
 def test_bytes_of_the_delays(kind: str) -> None:
     """Fails if 0c sends more than gradients, or the epochs of a period of cd-r not exactly what cd-0 sends in one."""

@@ -90,7 +90,7 @@ def multiply(backend: KernelBackend, case: Case, cols: int, weighted: bool, **op
     return out, expected if epilogue is None else finished(expected, epilogue)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest=2)
 @pytest.mark.parametrize("case", BATTERY, **NAMES)
 def test_spmm_matches_float64(backend: KernelBackend, case: Case, sample: Any) -> None:
     """Fails on a wrong row pointer, a dropped long row, a lost accumulate, a tail of columns or a write outside."""
@@ -101,7 +101,7 @@ def test_spmm_matches_float64(backend: KernelBackend, case: Case, sample: Any) -
         np.testing.assert_allclose(host(out), expected, **tolerance(backend))
 
 
-@pytest.mark.covering(0)
+@pytest.mark.covering(0, rest=1)
 def test_spmm_without_padding(backend: KernelBackend, sample: Any) -> None:
     """Fails if a row that is not padded is read or written beyond its end, into its neighbour or a guard."""
     for cols, weighted, accumulate in sample(itertools.product((1, 7, 40, 41), (False, True), (False, True)), 5):

@@ -114,7 +114,7 @@ def test_compiled_peers_are_timed(toy: Settings, tmp_path: Path, monkeypatch: py
     assert all(other == pytest.approx(losses[0], rel=1e-5) for other in losses)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_overlap(toy: Settings, tmp_path: Path) -> None:
     """Fails if a rank's messages are not recorded, or waiting at once changes what is computed."""
     rows = measured("overlap products-like", toy, tmp_path)

@@ -104,7 +104,7 @@ def test_no_task_starts_without_time(toy: Settings, tmp_path: Path) -> None:
     assert run(Task("ceilings"), tmp_path, toy, time.monotonic() + 5) == "no time left; call again with the same --out"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_task_that_fails_says_so(toy: Settings, tmp_path: Path) -> None:
     """The case does not exist: the process ends with 1, its rows with the reason."""
     task = Task("epoch", "cora 9x9")

@@ -79,8 +79,7 @@ def test_epochs_beside_peers(run: Callable[..., Record], monkeypatch: pytest.Mon
     assert max(row["loss_error"].values()) < 1e-4
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("what", ["pruning", pytest.param("setup", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", [pytest.param(what, marks=pytest.mark.slow) for what in ("pruning", "setup")])
 def test_epochs_by_settings(what: str, run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {what: ([Case("arxiv-like", (8,))], *rest) for what, (_, *rest) in epochs.EXPERIMENTS.items()}
     monkeypatch.setattr(epochs, "EXPERIMENTS", chosen)
@@ -109,7 +108,7 @@ def test_order_by_locality(run: Callable[..., Record]) -> None:
     assert set(row["halo"]) == {"random", "locality"}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_ranks(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "WAYS", [(2, 1, "threads")])
     monkeypatch.setattr(ranks, "HIDDEN", "4")
@@ -129,7 +128,7 @@ def test_delays_of_whole_runs(run: Callable[..., Record], monkeypatch: pytest.Mo
     assert row["rank"]["regions"]["messages and sums in flight"] > 0
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_strategies(run: Callable[..., Record]) -> None:
     arguments = ("--graphs", "community", "--ranks", "2", "--strategies", "halo", "--orders", "random", "--rounds", "1")
     (row,) = run("cpu.strategies", *arguments, "--machine", "assumed-cpu", shared="cache data")["results"]

@@ -158,7 +158,7 @@ def test_ranks_and_launchers_are_killed(community: Path, tmp_path: Path, who: st
         assert err.startswith("mggcn: rank 1 was killed by SIGKILL")
     done = saved_epochs(folder) + random.Random(6).randrange(2, 4)
     threads = ["--transport", "threads"]
-    assert run_main("train", "--resume", folder, "--epochs", done, "--quiet") == 0
+    assert run_main("train", "--resume", folder, *threads, "--epochs", done, "--quiet") == 0
     assert run_main("train", community, *settings, *threads, "--epochs", done, "--out", other) == 0
     assert history(folder) == history(other)
     assert not list(folder.glob(".ranks-*"))

@@ -33,7 +33,7 @@ def ranks(number: int, strategy: str = "broadcast") -> list[object]:
     return ["--ranks", number, *(["--transport", "threads", "--strategy", strategy] if number > 1 else [])]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("after", [2, 1, 6])
 @pytest.mark.parametrize("strategy", ["broadcast", "halo", "slice", "delayed"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

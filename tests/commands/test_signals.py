@@ -65,7 +65,6 @@ def after(seconds: float) -> Callable[[], bool]:
         {
             ("planned", 1, SIGTERM),
             ("ranks start", 3, SIGINT),
-            ("ranks set up", 3, SIGTERM),
             ("ranks set up", 1, SIGINT),
         },
         ("planned", "ranks start", "ranks set up"),
@@ -96,7 +95,7 @@ def test_set_up_ends_at_once_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("moment", "signum"),
     cases(
-        {("ranks set up", SIGINT), ("in an epoch", SIGTERM)},
+        {("in an epoch", SIGTERM)},
         ("early", "ranks set up", "in an epoch"),
         (SIGINT, SIGTERM),
     ),

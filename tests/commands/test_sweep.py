@@ -85,7 +85,8 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixt
     write_store(small(), tmp_path / "store")
     grid = tmp_path / "grid.toml"
     grid.write_text("[model]\nhidden = [8]\n[train]\nepochs = 250\n[grid]\ntrain.lr = [0.02, 1e-6]\n")
-    process = start("sweep", grid, tmp_path / "store", "--out", tmp_path / "parts", "--set", "train.checkpoint_every=5")
+    one = ["--at-once", 1, "--set", "train.checkpoint_every=5"]
+    process = start("sweep", grid, tmp_path / "store", *one, "--out", tmp_path / "parts")
     first = tmp_path / "parts" / "trials" / "001"
     while saved_epochs(first) < 5 and process.poll() is None:
         time.sleep(0.01)
@@ -97,7 +98,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(history(first)) == done
     assert run_main("sweep", "--resume", tmp_path / "parts") == 0
     assert "best: " in capsys.readouterr().out
-    assert run_main("sweep", grid, tmp_path / "store", "--out", tmp_path / "whole", "--quiet") == 0
+    assert run_main("sweep", grid, tmp_path / "store", *one, "--out", tmp_path / "whole", "--quiet") == 0
     for number in ("001", "002"):
         folders = [tmp_path / name / "trials" / number for name in ("parts", "whole")]
         assert history(folders[0]) == history(folders[1])

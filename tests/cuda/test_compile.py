@@ -82,9 +82,10 @@ def test_every_file_is_asked_for_in_every_type() -> None:
 @pytest.mark.parametrize(
     "targets", [ENDS, pytest.param(BETWEEN, marks=pytest.mark.slow)], ids=["oldest, newest", "others"]
 )
-def test_nvcc_compiles_every_file_without_spills(compiler: Path, targets: tuple[int, ...]) -> None:
-    """Every file, type and architecture of CUDA 13; in all shapes: bench/gpu/kernel_resources.py."""
+def test_nvcc_compiles_every_file_without_spills(compiler: Path, targets: tuple[int, ...], sample: Any) -> None:
+    """Files and types, for each a shape, and architectures of CUDA 13; in all shapes: bench/gpu/kernel_resources.py."""
     units = samples(all_units())
+    units = sample(units, len(units) // 8)
     version, compile_unit = nvcc.version(compiler), nvcc.compile_unit
     results = in_parallel(
         lambda i: kept(version, units[i], targets, lambda: compile_unit(compiler, units[i], targets)), len(units)
@@ -98,9 +99,10 @@ def test_nvcc_compiles_every_file_without_spills(compiler: Path, targets: tuple[
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", [OLD, pytest.param(CUPYS, marks=pytest.mark.slow)])
-def test_nvrtc_compiles_all_as_cupy_does(library: str, target: str) -> None:
-    """Everything that the launchers ask for. CUDA 13's nvcc knows no sm_70: the V100 is CUDA 12's."""
+def test_nvrtc_compiles_all_as_cupy_does(library: str, target: str, sample: Any) -> None:
+    """What the launchers ask for. CUDA 13's nvcc knows no sm_70: the V100 is CUDA 12's."""
     units = all_units()
+    units = sample(units, len(units) // 8)
     version, compile_unit = nvrtc.version(library), nvrtc.compile_unit
     results = in_parallel(
         lambda i: kept(version, units[i], (target,), lambda: compile_unit(library, units[i], target)), len(units)

@@ -37,11 +37,11 @@ def test_a_traceback_is_a_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_ten_seconds_find_nothing() -> None:
+def test_five_seconds_find_nothing() -> None:
     """Fails if a changed input crashes, hangs, or ends in a traceback."""
-    found = fuzz(10, seed=2718, jobs=1)
+    found = fuzz(5, seed=2718, jobs=1)
     assert not found.bad, found.bad
-    assert sum(found.counts.values()) > 50, table(found)
+    assert sum(found.counts.values()) > 20, table(found)
 
 
 def test_flipped_bits_change_no_result_in_silence(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def built(case: tuple[Any, ...], staging: Staging | None = None, capacity: int |
     return build.build(job, staging or InMemory(), capacity)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(2, rest="slow")
 @pytest.mark.parametrize("case", [case for case in CASES if not (case[4] and case[2] == "add")])
 @pytest.mark.parametrize("capacity", [1, 70, 10_000])
 def test_any_buffer_gives_the_same(small: None, tmp_path: Path, case: tuple[Any, ...], capacity: int) -> None:

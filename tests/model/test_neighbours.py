@@ -170,7 +170,7 @@ def error_of(case: Case, where: Where = CPU, prepare: Callable[[Any], None] | No
     return max(map(float, errors))
 
 
-@pytest.mark.covering(2, rest="slow")
+@pytest.mark.covering(1, rest=2)
 @pytest.mark.parametrize(("where", "case"), everywhere(CASES, lambda number: number % 17 == 2))
 def test_gradients_equal_autograd(where: Where, case: Case) -> None:
     """Fails on a weight that a tile, a rank or a copy counts twice or not at all, a lost rescaling, a wrong winner of equal

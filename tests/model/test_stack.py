@@ -127,7 +127,7 @@ def error_of(case: Case, where: Where = CPU) -> float:
 
 
 def _parameters() -> list[Any]:
-    marks = [[] if number in FAST else [pytest.mark.full] for number in range(len(CASES))]
+    marks = [[] if n in FAST else [pytest.mark.full] if n % 2 else [pytest.mark.slow] for n in range(len(CASES))]
     on_cpu = [pytest.param(CPU, n, id=f"cpu-{n}", marks=marks[n]) for n in range(len(CASES))]
     some = [n for n in range(len(CASES)) if n % 8 == 3]
     return on_cpu + [pytest.param(EMULATED, n, id=f"emulated-{n}", marks=marks[n]) for n in some]

@@ -54,26 +54,20 @@ def test_threads(ranks: int) -> None:
     assert torch.autograd.is_multithreading_enabled()
 
 
-@pytest.mark.full
-def test_processes(tmp_path: Path) -> None:
-    """Fails if processes do not come up with their parts of a store; a graph in memory is the next test's."""
-    graph = graph_of("weighted")
-    wanted = 2 * float(graph.adj.values.array().sum())  # type: ignore[union-attr]
-    write_store(graph, tmp_path / "store")
-    store = open_store(tmp_path / "store")
-    found = run(functools.partial(sums, width=2), store, ranks=2, transport="gloo", precision="fp64", threads=1)
-    assert [rank for rank, _, _ in found] == [0, 1]
-    assert [total for _, total, _ in found] == pytest.approx([wanted, wanted], rel=1e-5)
-
-
-def tensors(part: PartitionedGraph) -> dict[str, Any]:
-    return {"gathered": part.gather(part.ids), "total": part.total(1.0), "rows": torch.ones(300_000)[::2]}
+def tensors(part: PartitionedGraph, width: int) -> dict[str, Any]:
+    rows = torch.ones(300_000)[::2]
+    return {"sums": sums(part, width), "gathered": part.gather(part.ids), "total": part.total(1.0), "rows": rows}
 
 
 @pytest.mark.parametrize("transport", ["threads", pytest.param("gloo", marks=pytest.mark.full)])
-def test_tensors_come_back(transport: str) -> None:
-    """Fails if what a rank returns is gone with its process."""
-    for found in run(tensors, graph_of("random"), ranks=2, transport=transport, threads=1):
+def test_tensors_come_back(transport: str, tmp_path: Path) -> None:
+    """Fails if ranks do not come up with their parts of a store, or what one returns is gone with its process."""
+    graph = graph_of("weighted")
+    wanted = 2 * float(graph.adj.values.array().sum())  # type: ignore[union-attr]
+    write_store(graph, tmp_path / "store")
+    store, body = open_store(tmp_path / "store"), functools.partial(tensors, width=2)
+    for rank, found in enumerate(run(body, store, ranks=2, transport=transport, precision="fp64", threads=1)):
+        assert found["sums"][:2] == (rank, pytest.approx(wanted, rel=1e-5))
         assert found["gathered"].tolist() == list(range(37))
         assert found["total"].item() == 2
         assert found["rows"].sum().item() == 150_000
@@ -84,7 +78,7 @@ def returns_what_stays(part: PartitionedGraph) -> Any:
     return lambda: part
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_results_that_cannot_travel_are_refused() -> None:
     """Fails if the rank ends in an error of pickle's."""
     with pytest.raises(ConfigError, match=r"body runs in rank processes, .* picklable"):
@@ -107,7 +101,7 @@ def one_is_late(part: PartitionedGraph) -> None:
     [
         (one_goes_home, "threads", 600.0, r"rank 0 waits in call 1 .* for rank 1, which ended without"),
         (one_is_late, "threads", 0.5, r"rank 0 waited 0\.5 s for rank 1 in call 1 "),
-        pytest.param(*(one_goes_home, "gloo", 6.0, r"rank 0 waited 6 s for rank 1 in call 1 "), marks=pytest.mark.full),
+        pytest.param(*(one_goes_home, "gloo", 6.0, r"rank 0 waited 6 s for rank 1 in call 1 "), marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_does_not_come_is_named(

@@ -42,7 +42,7 @@ def test_a_function_from_standard_input_runs_in_processes() -> None:
     assert python(f"{GRAPH}{body}print({CALL})\nprint(__file__)")[0] == "[20, 21]\n<stdin>\n"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_trainer_on_standard_input_has_ranks_as_processes() -> None:
     """Fails if the ranks of a trainer look for a main module."""
     graph = (

@@ -126,7 +126,7 @@ def results(config: Config, sparse: bool, *, poisoned: bool) -> tuple[list[torch
     return [tensor for tensors, _ in ranks for tensor in tensors], sum(calls for _, calls in ranks)
 
 
-@pytest.mark.covering(1, rest="slow")
+@pytest.mark.covering(0, rest=1)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_result_depends_on_what_lies_behind_rows(

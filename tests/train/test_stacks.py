@@ -33,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.covering(0)
+@pytest.mark.covering(0, rest="slow")
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_do_not_depend_on_the_ranks(name: str) -> None:
     """Fails if ten epochs in float32 differ by more than rounding between rank counts, or at all between runs."""
