@@ -6,7 +6,9 @@ import dataclasses
 import itertools
 import math
 import random
+import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -68,6 +70,51 @@ def test_slow_variants_are_called_once_and_the_fastest_is_taken() -> None:
     assert run.exploration.cost_s == trial.spent_s == pytest.approx(2 * 0.2 + 0.4 + 2 * 0.1)
     assert run.exploration.winners["a"] == trial.winner
     assert SAMPLES * len(run.exploration.trials[0].variants) < LAST
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Four products that take half of an epoch, of three variants each, of which the figures are wrong by 0.12."""
+
+    seed: int
+    noise: float
+    """Standard deviation of a call, upwards."""
+    disturbed: float
+    """Share of the calls that take 1.3 to 2.5 times as long."""
+
+    def run(self) -> tuple[float, float, float]:
+        """Return later epochs as found and by the figures, over the best ones; and what trying cost, in epochs."""
+        draw, exploration, products = random.Random(self.seed), Exploration(), []
+        for _ in range(4):
+            expected = [1.0] + [draw.uniform(0.95, 1.5) for _ in range(2)]
+            products.append((expected, [seconds * math.exp(draw.gauss(0, 0.12)) for seconds in expected]))
+        exploration.open(Limits(200))
+        for _ in range(LAST):
+            exploration.begin()
+            for at, (expected, taken) in enumerate(products):
+                trial = exploration.trial(at, proposing(expected))
+                number = None if trial is None else exploration.sample(trial, "alike")
+                if trial is not None and number is not None:
+                    longer = draw.uniform(1.3, 2.5) if draw.random() < self.disturbed else 1.0
+                    seconds = taken[number] * longer * math.exp(abs(draw.gauss(0, self.noise)))
+                    exploration.add(trial, "alike", number, seconds)
+            exploration.epoch(8.0)
+        exploration.close()
+        of = {at: VARIANTS.index(dataclasses.replace(winner, reason="")) for at, winner in exploration.winners.items()}
+        best = 4.0 + sum(min(taken) for _, taken in products)
+        found = 4.0 + sum(taken[of.get(at, 0)] for at, (_, taken) in enumerate(products))
+        model = 4.0 + sum(taken[0] for _, taken in products)
+        return found / best, model / best, exploration.cost_s / 8.0
+
+
+@pytest.mark.parametrize(("noise", "disturbed", "found"), [(0.03, 0.0, 1.005), (0.05, 0.1, 1.008), (0.15, 0.3, 1.018)])
+def test_drawn_seconds(noise: float, disturbed: float, found: float) -> None:
+    """Fails if trying costs more than an epoch, or chooses hardly better than the figures, on quiet machines and others."""
+    runs = [Drawn(seed, noise, disturbed).run() for seed in range(7000, 7200)]
+    over, model, cost = (statistics.mean(values) for values in zip(*runs, strict=True))
+    assert 1.0 <= over <= found < 1.019 < model
+    assert cost < BUDGET
+    assert max(spent for *_, spent in runs) < 1.25
 
 
 def test_less_than_the_gain_keeps_the_model_s_way() -> None:
