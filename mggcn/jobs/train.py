@@ -40,6 +40,7 @@ from mggcn.graph.store import graph_sha256, open_store, store_folder
 from mggcn.jobs.auto import resolve_auto
 from mggcn.jobs.folder import (
     discarded_if_refused,
+    epochs_done,
     known_plan,
     make_run_folder,
     measured_products,
@@ -190,7 +191,7 @@ def _train_rank(
         if findings.trials or config.run.tune == "on":
             log.say(said)
 
-    limits = limits_of(config)
+    limits = limits_of(config, epochs_done(folder, config))
     tuning = None if limits is None else Tuning(comm, limits, report)
     rank = make_rank(
         config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning, shared=shared

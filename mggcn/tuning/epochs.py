@@ -17,16 +17,17 @@ LAST = 10
 """The epoch after which ranks report. Known beforehand, it needs no agreement between them in any epoch."""
 
 
-def limits_of(config: Config) -> Limits | None:
-    """Return what the epochs of a run try, by its settings alone, alike on all ranks; None: nothing.
+def limits_of(config: Config, done: int = 0) -> Limits | None:
+    """Return what the epochs of a run try; None, by its settings alone and so alike on all ranks: nothing.
 
-    run.tune auto leaves out runs that end before their ranks would report, GPUs, whose variants differ in the last bits,
-    and timelines, which would show epochs that are slow on purpose.
+    done: epochs that a resumed run does not repeat. run.tune auto leaves out runs that end before their ranks would report,
+    GPUs, whose variants differ in the last bits, and timelines, which would show epochs that are slow on purpose.
     """
     run, epochs = config.run, config.train.epochs * config.train.repeat
     if run.tune == "on":
         return Limits()
-    return Limits(epochs) if run.tune == "auto" and run.device == "cpu" and not run.timeline and epochs > LAST else None
+    tries = run.tune == "auto" and run.device == "cpu" and not run.timeline and epochs > LAST
+    return Limits(epochs - done) if tries else None
 
 
 class Tuning:

@@ -24,7 +24,7 @@ from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune import MOST_EPOCHS, tune_products
 from mggcn.train.trainer import Stop
 from mggcn.tuning.epochs import LAST
-from mggcn.tuning.exploration import SAMPLES
+from mggcn.tuning.exploration import SAMPLES, Exploration, Limits
 from mggcn.tuning.record import FORMAT_VERSION, read_choices
 from tests.commands.runs import history, result, same_tensors
 from tests.tuning.runs import EPOCHS, config_of, store_of, trained
@@ -85,6 +85,22 @@ def test_an_interrupted_run_keeps_what_it_knows_and_goes_on(tmp_path: Path) -> N
     assert after == summary_of(folder)
     assert (after["products"], after["beaten"] >= before["beaten"]) == (before["products"], True)
     assert after["seconds"] >= before["seconds"] > 0
+
+
+def test_a_resumed_run_has_the_epochs_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a run that goes on for a few epochs tries what only a whole run can repay."""
+    opened: list[int | None] = []
+    original = Exploration.open
+
+    def opens(self: Exploration, limits: Limits) -> None:
+        opened.append(limits.epochs)
+        original(self, limits)
+
+    monkeypatch.setattr(Exploration, "open", opens)
+    graph = store_of(tmp_path)
+    folder, config = stopped(graph, config_of(1), tmp_path / "run", EPOCHS - 2)
+    training.resume_training(folder, config, graph, quiet=True)
+    assert [epochs for epochs in opened if epochs is not None] == [EPOCHS, 2]
 
 
 @pytest.mark.usefixtures("blocks_win")

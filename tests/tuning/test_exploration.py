@@ -209,6 +209,7 @@ def test_which_runs_try() -> None:
 
     assert limits() == Limits(200)
     assert limits(6, 3) == Limits(18)
+    assert limits_of(Config(), 150) == Limits(50)
     assert limits(tune="on", epochs=3) == Limits(None)
     assert limits(LAST) is limits(tune="off") is limits(device="cuda") is limits(timeline=True) is None
 
