@@ -45,6 +45,7 @@ from mggcn.train.runtime import DTYPES, RankRuntime, Weights, arena_views, state
 from mggcn.train.targets import make_target
 from mggcn.train.trainer import RankTrainer, Stop
 from mggcn.tuning.epochs import Tuning
+from mggcn.tuning.exploration import Exploration
 
 
 @dataclass(slots=True)
@@ -122,33 +123,35 @@ def make_rank(
     threads = epoch_threads(plan, threads_per_rank(config))
     torch.set_num_threads(threads)
     rank_plan = plan.ranks[comm.rank]
-    if comm.size > 1 or tuning is not None or config.run.timeline or shared is None:
+    if comm.size > 1 or config.run.timeline or shared is None:
         shared = Shared()
-    held: _Held | None = shared.find("rank", _held_key(config, rank_plan, choices))
+    held_at = (*_held_key(config, rank_plan, choices), tuning is not None)
+    held: _Held | None = shared.find("rank", held_at)
     fresh, timeline = held is None, None
     if held is None:
-        exploration = None if tuning is None else tuning.exploration
+        exploration = None if tuning is None else Exploration()
         backend = make_backend(
             config, rank_plan, lambda: device_of(config, comm), choices, exploration, threads, plan.figures
         )
         timeline = _make_timeline(config, backend, comm, folder)
         if timeline is not None:
             backend, comm = timeline.backend, timeline.comm
-        held = _hold(config, graph, plan, partition, backend, comm)
+        held = _hold(config, graph, plan, partition, backend, comm, exploration)
     _check_splits(config.train, held.split_sizes)
     context = dataclasses.replace(held.context, config=config, plan=plan)
     backend, counted, inputs, aggregations = context.backend, context.comm, held.inputs, held.aggregations
     runtime = _allocate_runtime(context, inputs, aggregations)
     if rank_plan.setup and fresh:
         runtime.run(rank_plan.setup)
-    shared.keep("rank", _held_key(config, rank_plan, choices), held)
+    shared.keep("rank", held_at, held)
     watched = rank_plan
     if timeline is not None:
         timeline.number_tiles(*aggregations.tiles)
         watched = dataclasses.replace(rank_plan, train=timeline.program(rank_plan.train))
     watch: Watch = timeline or Unwatched()
-    if tuning is not None:
-        watch = tuning.watched(watch, backend.synchronize)
+    if tuning is not None and held.exploration is not None:
+        tuning.begin(watch, backend.synchronize, held.exploration)
+        watch = tuning
     ranking = _ranking_scores(context, inputs)
     trainer = RankTrainer(config, watched, runtime, counted, config.train.metric, ranking, stop or Stop(), watch)
     return Rank(trainer, counted, rank_plan, watch)
@@ -194,23 +197,32 @@ def _make_timeline(config: Config, backend: KernelBackend, comm: Communicator, f
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A rank's data besides weights and the arena; no epoch changes it. split_sizes: those of all ranks together."""
+    """A rank's data besides weights and the arena; no epoch changes it. split_sizes: those of all ranks together.
+    exploration: what runs have found out about the variants of its products.
+    """
 
     context: _RankContext
     inputs: Inputs
     split_sizes: tuple[int, int, int]
     aggregations: RankAggregations
+    exploration: Exploration | None
 
 
 def _held_key(config: Config, plan: RankPlan, choices: Choices) -> tuple[Any, ...]:
-    """Return the settings that determine a `_Held`."""
-    gpu_bytes = 0 if config.run.device == "cpu" else plan.regions["kernel work space"]
+    """Return the settings that determine a `_Held`. A CPU's variants are not among them: all of them give the same bits."""
+    gpu = () if config.run.device == "cpu" else (plan.regions["kernel work space"], choices)
     form = plan.input.sparse, plan.input.aggregated, plan.values.input_scaled
-    return held_key(config), form, levels_of(plan.rows), gpu_bytes, choices
+    return held_key(config), form, levels_of(plan.rows), gpu
 
 
 def _hold(
-    config: Config, graph: Graph, plan: RunPlan, partition: Partition, backend: KernelBackend, comm: Communicator
+    config: Config,
+    graph: Graph,
+    plan: RunPlan,
+    partition: Partition,
+    backend: KernelBackend,
+    comm: Communicator,
+    exploration: Exploration | None,
 ) -> _Held:
     """Read the rank's shard and features, write them to the device, and build its aggregations. Collective.
 
@@ -231,7 +243,7 @@ def _hold(
     reader = FeatureReader(graph, context.local_index, comm.rank, config.data.row_normalize)
     target, sizes = make_target(backend, graph, shard, context.shard_options, config.train)
     inputs = load_inputs(backend, shard, reader, context.rank_plan, threads_per_rank(config), target)
-    return _Held(context, inputs, sizes, _build_aggregations(context))
+    return _Held(context, inputs, sizes, _build_aggregations(context), exploration)
 
 
 def _check_splits(train: TrainConfig, sizes: tuple[int, int, int]) -> None:

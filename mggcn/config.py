@@ -225,9 +225,10 @@ class RunConfig:
     prune: Literal["auto", "off"] = "auto"
     """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
     and the strategy is exact over rows; off computes everything. Evaluation always does."""
-    tune: bool = False
-    """Have the first epochs on a CPU try the variants of its sparse products, at a cost of about 1.5 epochs, and keep
-    the fastest, in the run and beside the store; no result changes. Not together with `timeline`."""
+    tune: Literal["auto", "on", "off"] = "auto"
+    """Whether the first epochs on a CPU try the variants of its sparse products that the machine's figures leave open, at a
+    cost of at most about an epoch, and keep the fastest, in the run and beside the store; no result changes. auto: those
+    that the epochs left can repay, but not with `timeline`; on: all; off: none."""
     log: Literal["none", "tensorboard"] = "none"
     """Where the history goes beside history.jsonl. tensorboard: the run folder's tensorboard/, which TensorBoard reads."""
     timeline: bool = False
@@ -262,13 +263,13 @@ class RunConfig:
             )
         if self.transport == "single" and self.ranks > 1:
             raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
-        if self.tune and self.device == "cuda":
+        if self.tune == "on" and self.device == "cuda":
             raise ConfigError(
                 "run.tune tries variants of a CPU's sparse products, got run.device cuda; leave --tune out, and time "
                 "a GPU's with mggcn tune --store"
             )
-        if self.tune and self.timeline:
-            raise ConfigError("run.timeline would record epochs that run.tune makes slow; use one after the other")
+        if self.tune == "on" and self.timeline:
+            raise ConfigError("run.timeline would record epochs that run.tune on makes slow; use one after the other")
 
     @property
     def delay_epochs(self) -> int | None:

@@ -58,9 +58,9 @@ def _parsed(hints: Mapping[str, Any], table: str, key: str, value: Any) -> Any:
     except (TypeError, ValueError, OverflowError) as error:
         known = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
         expected = "bytes such as 512MiB or 80GiB" if size else type_name(hint)
-        raise ConfigError(
-            f"{table}.{key} expects {expected}, got {value!r}{did_you_mean(str(value), known)}"
-        ) from error
+        new = {str(was).lower(): now for was, now in REVALUED.get((table, key), {}).items()}.get(str(value).lower())
+        meant = f"; {str(value).lower()} is now {new}" if new else did_you_mean(str(value), known)
+        raise ConfigError(f"{table}.{key} expects {expected}, got {value!r}{meant}") from error
 
 
 def parse_bytes(text: str) -> int:
@@ -140,6 +140,8 @@ RENAMED: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
     ("run", "between"): ("stale_aggregates", {"local": "discard", "last": "reuse"}),
 }
 """Settings of earlier versions: the name that each has now, and its values."""
+REVALUED: dict[tuple[str, str], dict[Any, str]] = {("run", "tune"): {True: "on", False: "off"}}
+"""Settings whose values had other names in earlier versions."""
 
 
 def with_new_names(table: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,4 +151,7 @@ def with_new_names(table: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         if owner == table and old in found:
             value = found.pop(old)
             found[new] = values.get(value, value)
+    for (owner, name), values in REVALUED.items():
+        if owner == table and isinstance(found.get(name), bool):
+            found[name] = values[found[name]]
     return found

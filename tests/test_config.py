@@ -86,7 +86,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     },
 }
 
-TUNED: dict[str, dict[str, Any]] = {"run": {"tune": True}, "model": {"kind": "sage", "aggregator": "max"}}
+TUNED: dict[str, dict[str, Any]] = {"run": {"tune": "on"}, "model": {"kind": "sage", "aggregator": "max"}}
 """What goes with neither the GPU nor the timeline nor the model of CHANGED."""
 OTHER_MODELS: list[dict[str, Any]] = [{"kind": "appnp", "hops": 7, "teleport": 0.25}, {"kind": "rgcn", "bases": 3}]
 
@@ -219,8 +219,8 @@ def test_values_that_do_not_fit(table: str, key: str, value: object, expects: st
         (lambda: RunConfig(memory_limit=-1), "run.memory_limit"),
         (lambda: RunConfig(timeout_s=0.0), "run.timeout_s"),
         (lambda: RunConfig(transport="single", ranks=2), "run.transport single"),
-        (lambda: RunConfig(tune=True, device="cuda"), "got run.device cuda; leave --tune out"),
-        (lambda: RunConfig(tune=True, timeline=True), "run.tune makes slow; use one after the other"),
+        (lambda: RunConfig(tune="on", device="cuda"), "got run.device cuda; leave --tune out"),
+        (lambda: RunConfig(tune="on", timeline=True), "run.tune on makes slow; use one after the other"),
     ],
 )
 def test_ranges(make: Any, setting: str) -> None:
@@ -324,6 +324,13 @@ def test_settings_of_earlier_versions(tmp_path: Path) -> None:
     assert config_files.from_toml(path, saved=True).run.stale_aggregates == "reuse"
     assert with_new_names("run", {"between": "local", "ranks": 2}) == {"stale_aggregates": "discard", "ranks": 2}
     assert with_new_names("train", {"between": "local"}) == {"between": "local"}
+    path.write_text("[run]\ntune = true\n")
+    for read in (lambda: config_files.from_toml(path), lambda: config_files.with_settings(Config(), ["run.tune=true"])):
+        with pytest.raises(ConfigError, match=r"run\.tune expects one of auto, on, off, got .*; true is now on"):
+            read()
+    assert config_files.from_toml(path, saved=True).run.tune == "on"
+    assert with_new_names("run", {"tune": False}) == {"tune": "off"}
+    assert with_new_names("run", {"tune": "auto"}) == {"tune": "auto"}
 
 
 @pytest.mark.parametrize(

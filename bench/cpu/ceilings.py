@@ -1,6 +1,6 @@
 """What this machine's cores and memory do at best: copies and gathers by footprint, dense products; and bounds from them.
 
-Copies and gathers are those of `mggcn tune` (mggcn/tuning/device.py), dense products the faster of torch's and NumPy's.
+Copies and gathers are those of `mggcn tune`, dense products the faster of torch's and NumPy's.
 """
 
 from __future__ import annotations
@@ -34,17 +34,20 @@ def figures_of(args: Any) -> dict[str, Any]:
     return found
 
 
-def measure(threads: int, seconds: float) -> dict[str, Any]:
+def measure(threads: int) -> dict[str, Any]:
     """Return copy and gather as [bytes of the operand, bytes per second], and gemm as FLOP per second by library, shape."""
     # The libraries read these when they are loaded.
     os.environ |= {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
     from mggcn import native
 
     native.limit_spinning()
-    from mggcn.jobs.tune import cpu_backend
-    from mggcn.tuning.device import device_table
+    from mggcn.backend.cpu.kept_figures import figures_of
+    from mggcn.backend.cpu.machine import this_host
+    from mggcn.jobs.tune import device_table
+    from mggcn.memory.units import free_bytes
 
-    device = device_table(cpu_backend, threads, seconds, lambda text: print(f"measuring: {text}", file=sys.stderr))
+    print("measuring", file=sys.stderr)
+    device = device_table(figures_of(this_host(threads), free_bytes(), anew=True), threads)
     gemm = products(threads) | {f"mggcn tune {name}": rate for name, rate in device["gemm"].items()}
     return {"copy": device["copy"], "gather": device["gather"], "gemm": gemm}
 
@@ -74,11 +77,11 @@ def timed(run: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def gather_rate(ceilings: dict[str, Any], footprint: float) -> float:
-    """Bytes per second of gathers from an operand of `footprint` bytes."""
+def rate_at(points: Sequence[Sequence[float]], footprint: float) -> float:
+    """Bytes per second of gathers or copies for an operand of `footprint` bytes."""
     from mggcn.cost.machine import RateTable
 
-    return RateTable(tuple((size, rate) for size, rate in ceilings["gather"])).at(footprint)
+    return RateTable(tuple((size, rate) for size, rate in points)).at(footprint)
 
 
 def cached_rate(ceilings: dict[str, Any]) -> float:
@@ -89,7 +92,7 @@ def cached_rate(ceilings: dict[str, Any]) -> float:
 
 def gathering_s(ceilings: dict[str, Any], gathers: Sequence[Sequence[float]], cached: bool = False) -> float:
     """Seconds to gather [bytes, footprint] pairs, at the rate of each footprint or of the shared cache."""
-    rates = [cached_rate(ceilings) if cached else gather_rate(ceilings, place) for _, place in gathers]
+    rates = [cached_rate(ceilings) if cached else rate_at(ceilings["gather"], place) for _, place in gathers]
     return sum(nbytes / rate for (nbytes, _), rate in zip(gathers, rates, strict=True))
 
 
@@ -107,8 +110,8 @@ def bounds(ceilings: dict[str, Any], work: dict[str, Any]) -> dict[str, float]:
 
 def describe(ceilings: dict[str, Any]) -> str:
     rows = [
-        [f"{size / MIB:g}", f"{copy / 1e9:.1f}", f"{gather / 1e9:.1f}"]
-        for (size, copy), (_, gather) in zip(ceilings["copy"], ceilings["gather"], strict=True)
+        [f"{size / MIB:g}", f"{rate_at(ceilings['copy'], size) / 1e9:.1f}", f"{gather / 1e9:.1f}"]
+        for size, gather in ceilings["gather"]
     ]
     products = [[name, f"{rate / 1e9:.0f}"] for name, rate in ceilings["gemm"].items()]
     return (
@@ -117,10 +120,9 @@ def describe(ceilings: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    seconds = {"type": float, "default": 0.3, "help": "about how long each figure is measured"}
     as_json = {"action": "store_true", "help": "print one line of JSON instead of a report"}
-    args = parse(__doc__, "threads", arguments=arguments, seconds=seconds, json=as_json)
-    around, found = surroundings(), measure(args.threads, args.seconds)
+    args = parse(__doc__, "threads", arguments=arguments, json=as_json)
+    around, found = surroundings(), measure(args.threads)
     if args.json:
         print(json.dumps(found))
         return

@@ -3,7 +3,7 @@
 pruning       epochs that leave out rows that nothing reads; one layer's share: `mggcn train --timeline`
 sparse-input  sparse features kept sparse, and as a dense matrix
 order         random ids and the order by locality, of which cpu/locality.py says more
-setup         planning and set-up without the order, with it made now, and kept; what a run with --tune spends, in epochs
+setup         planning and set-up without the order, with it made now, and kept; what trying variants costs, in epochs
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def predicted(found: Found) -> str:
 
 
 def tuning(store: Path, case: Case, threads: int) -> dict[str, Any]:
-    """What a run with --tune says about its cost, and the seconds of its epochs and of those of a run without."""
+    """What a run says that trying variants cost, and the seconds of its epochs and of those of a run without."""
     settings = {"model.hidden": ",".join(map(str, case.hidden)), "train.eval_every": 0}
     settings |= {f"run.{key}": value for key, value in BASE.items()}
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="mggcn-tuning-") as folder:
-        for name, switch in (("plain", []), ("tuned", ["--tune"])):
+        for name, switch in (("plain", ["--tune", "off"]), ("tuned", ["--tune", "auto"])):
             (store / "tuned.json").unlink(missing_ok=True)
             out = Path(folder) / name
             common = ["--threads", str(threads), "--epochs", str(TUNED_EPOCHS), "--out", str(out), "--quiet"]
@@ -130,8 +130,8 @@ def describe(results: list[Found], args: Any) -> str:
         "order s",
         "tuning s",
         "products it changed + left open",
-        f"{TUNED_EPOCHS} epochs, s",
-        "with --tune",
+        f"{TUNED_EPOCHS} epochs, --tune off, s",
+        "by itself",
     ]
     rows = [set_up_row(found) for found in results if "tuning" in found and len(found["seconds"]) == 3]
     head += ["order and tuning in epochs", "paid back after", f"goal: {GOAL_EPOCHS} epochs, or back in {PAYS_BACK}"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,11 +10,6 @@ from torch import Tensor
 
 from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
-
-HOPELESS = 2.0
-"""A variant is not proposed if the model expects it to take more than this multiple of the time of the model's own
-choice.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +43,13 @@ class SparseProducts(Protocol):
         ...
 
     def proposals(
-        self, product: Product, adj: Sparse, h: Tensor, out: Tensor
-    ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
-        """Return the product's key in a table, and the variants to be timed, ready for it, the model's choice first."""
+        self, product: Product, adj: Sparse, h: Tensor, out: Tensor, slowest: float
+    ) -> tuple[SpmmKey, Mapping[SpmmChoice, float]]:
+        """Return the product's key in a table, and the variants to be timed, ready for it, the model's choice first.
+
+        With each variant what the model expects it to take, in a unit of its own. slowest: how many times its own choice's
+        seconds at most; infinite: all variants.
+        """
         ...
 
     def multiply(

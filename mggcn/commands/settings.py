@@ -62,10 +62,11 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tune",
         dest="setting_tune",
-        action="store_true",
-        default=None,
-        help="on a CPU: time the variants of every sparse product in the first epochs, at a cost of about 1.5 epochs, "
-        "and keep the fastest with the store",
+        nargs="?",
+        const="on",
+        metavar="auto|on|off",
+        help="on a CPU: whether the first epochs try other variants of the sparse products, at a cost of at most about "
+        "an epoch, and keep the fastest with the store; auto: if the epochs left can repay it; no word: on (default: auto)",
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _all_settings(defaults)
@@ -99,9 +100,9 @@ def read_settings(arguments: argparse.Namespace, base: Config | None = None) -> 
     config = (base or Config()) if arguments.config is None else from_toml(arguments.config, base)
     config = with_settings(config, arguments.set)
     tables: dict[str, dict[str, Any]] = {}
-    if switched_on := [name for name in ("timeline", "tune") if getattr(arguments, f"setting_{name}")]:
-        tables["run"] = dict.fromkeys(switched_on, True)
-    for table, key, _ in FLAGS.values():
+    if arguments.setting_timeline:
+        tables["run"] = {"timeline": True}
+    for table, key, _ in (*FLAGS.values(), ("run", "tune", "")):
         value = getattr(arguments, f"setting_{key}")
         if value is not None:
             tables.setdefault(table, {})[key] = value

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=whole, default=0, help="threads of all ranks together; 0: all cores")
     parser.add_argument(
-        "--seconds", type=float, help="about how long each figure is measured (default: 0.3); not with --store"
+        "--seconds", type=float, help="about how long each kind of message is measured (default: 0.3); not with --store"
     )
     group = parser.add_argument_group(
         "sparse products of a run",
@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--epochs",
         type=float,
-        help="of up to 60 epochs of the run, how many epochs' seconds trying slower variants may cost, about, before the "
-        "rest is left (default: 1.5); Ctrl-C ends them and keeps what is known",
+        help="of up to 40 epochs of the run, how many epochs' seconds trying slower variants may cost, about, before the "
+        "rest is left (default: 3); Ctrl-C ends them and keeps what is known",
     )
     group.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of the run's settings")
@@ -101,8 +101,7 @@ def _tune_products(arguments: argparse.Namespace) -> int:
     from mggcn.graph.store import open_store
     from mggcn.jobs.auto import resolve_auto
     from mggcn.jobs.local import signalled_stop
-    from mggcn.jobs.tune import MOST_EPOCHS, tune_products
-    from mggcn.tuning.exploration import BUDGET
+    from mggcn.jobs.tune import BUDGET, MOST_EPOCHS, tune_products
     from mggcn.tuning.record import STORE_FILE, check_writable, outdated, read_choices, write_choices
 
     if arguments.out is not None:
@@ -161,8 +160,7 @@ def machine_lines(machine: Machine) -> list[str]:
     from mggcn.planning.text import table
 
     device = machine.device
-    tables = zip(device.gather.points, device.copy.points, strict=True)
-    rates = [(human(size), f"{gather / 1e9:.1f}", f"{copy / 1e9:.1f}") for (size, gather), (_, copy) in tables]
+    rates = [(human(n), f"{rate / 1e9:.1f}", f"{device.copy.at(n) / 1e9:.1f}") for n, rate in device.gather.points]
     links = [
         (
             link.transport,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from mggcn.backend.cpu.figures import ITEMS, DenseShape, Figures, MeasuredGather
+from mggcn.backend.cpu.figures import ITEMS, Figures, MeasuredGather
 from mggcn.backend.gather_rates import CacheRates, Gather
 from mggcn.comm.nccl_memory import NcclMeasured, NcclSizes
 from mggcn.cost.toml_fields import Fields, read_toml
@@ -235,18 +235,14 @@ def with_figures(machine: Machine, figures: Figures, threads: int, ranks: int, i
     """
     if not figures.measured:
         return machine
-    dense: dict[str, list[float]] = {}
-    for shape in get_args(DenseShape):
-        for item, name in ITEMS.items():
-            if best := figures.dense_rate(item, shape, figures.kernels):
-                dense.setdefault(name, []).append(best.flop_s)
+    dense = {name: rate for item, name in ITEMS.items() if (rate := figures.slowest_shape(item))}
     device = dataclasses.replace(
         machine.device,
         cores=threads,
         copy=RateTable(figures.copy),
         gather=MeasuredGather(figures, item),
         row_s=0.0,
-        gemm={**machine.device.gemm, **{name: min(rates) for name, rates in dense.items()}},
+        gemm={**machine.device.gemm, **dense},
     )
     title = f"this machine ({threads} thread{'s' * (threads > 1)})"
     origin: Origin = "measured" if ranks == 1 else "partly"

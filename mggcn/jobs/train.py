@@ -62,7 +62,6 @@ from mggcn.planning.shared import Shared
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog, write_json
 from mggcn.train.tensorboard import TensorBoard
-from mggcn.tuning.exploration import Exploration
 from mggcn.tuning.findings import Findings
 from mggcn.tuning.record import RUN_FILE, STORE_FILE, outdated, save_findings, summary_of
 from mggcn.version import __version__
@@ -178,7 +177,7 @@ def _train_rank(
     """As `train_rank`."""
     from mggcn.assemble_rank import make_rank
     from mggcn.train.class_scores import class_scores
-    from mggcn.tuning.epochs import Tuning
+    from mggcn.tuning.epochs import Tuning, limits_of
 
     choices = measured_products(folder, config)
     log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
@@ -187,9 +186,12 @@ def _train_rank(
         log.say(text)
 
     def report(findings: Findings) -> None:
-        log.say(save_findings(findings, host_of(config), folder, store))
+        said = save_findings(findings, host_of(config), folder, store)
+        if findings.trials or config.run.tune == "on":
+            log.say(said)
 
-    tuning = Tuning(comm, Exploration(), report) if config.run.tune else None
+    limits = limits_of(config)
+    tuning = None if limits is None else Tuning(comm, limits, report)
     rank = make_rank(
         config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning, shared=shared
     )

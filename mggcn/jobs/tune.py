@@ -16,6 +16,7 @@ import torch
 
 from mggcn.assemble import memory_limit, plan_graph, plan_shape
 from mggcn.assemble_rank import gpu_of_rank, make_backend, make_rank
+from mggcn.backend.cpu.figures import ITEMS, Figures
 from mggcn.backend.cpu.kept_figures import figures_of
 from mggcn.backend.cpu.machine import processor_name, this_host
 from mggcn.config import Config, RunConfig
@@ -25,9 +26,8 @@ from mggcn.jobs.local import on_local_ranks
 from mggcn.memory.units import free_bytes
 from mggcn.planning.advice import require_fit
 from mggcn.planning.shape import GraphShape
-from mggcn.tuning.device import device_table
 from mggcn.tuning.epochs import Tuning
-from mggcn.tuning.exploration import Exploration
+from mggcn.tuning.exploration import Exploration, Limits
 from mggcn.tuning.findings import Findings
 from mggcn.tuning.messages import measure_links, measure_nccl
 from mggcn.version import __version__
@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
     from mggcn.train.trainer import Stop
 
-MOST_EPOCHS = 60
-"""Twelve variants three times each, and some: products that are called seldom may be left undecided."""
+MOST_EPOCHS = 40
+"""Some twenty variants twice each: products that are called seldom may be left undecided."""
+BUDGET = 3.0
+"""Epochs that trying all variants may cost by default."""
 REPORT_EVERY = 10
 """Epochs between two lines that tell how far it is."""
 
@@ -71,17 +73,74 @@ def tune_machine(settings: TuneSettings, folder: Path, report: Callable[[str], N
     Raises: CommError if ranks cannot be started.
     """
     processor = processor_name() or "unknown processor"
-    report("what kernels are chosen by")
+    report("gathers, passes and dense products, by which kernels are chosen too")
     for threads in sorted({max(1, settings.threads // ranks) for ranks in (1, *settings.ranks)}):
-        figures_of(this_host(threads), free_bytes(), anew=True)
+        figures = figures_of(this_host(threads), free_bytes(), anew=True)
+    if not figures.measured:
+        report("other programs take the cores: what follows of them is assumed; run this again on a quiet machine")
     return {
         "name": "tuned",
         "title": f"this machine ({processor}, {settings.threads} core{'s' * (settings.threads > 1)})",
-        "origin": "measured",
-        "device": device_table(cpu_backend, settings.threads, settings.seconds, report),
+        "origin": "measured" if figures.measured else "assumed",
+        "device": device_table(figures, settings.threads),
         "link": measure_links(settings.ranks, settings.threads, settings.seconds, folder, report),
         "nccl": measure_nccl(settings.ranks, folder, report),
     }
+
+
+def device_table(figures: Figures, threads: int) -> dict[str, Any]:
+    """Return the [device] table of this machine's cores together: the figures as bytes and FLOP per second, and a call.
+
+    A gathered row costs its bytes and `row_s`: rows of two widths from the nearest operand tell them apart.
+    """
+    near, wide, narrow = figures.footprints[0], figures.widths[-1], figures.widths[0]
+
+    def gathered_s(width: int, size: int) -> float:
+        return min(figures.entry_s(width, size, ahead=ahead) for ahead in (False, True))
+
+    by_byte = (gathered_s(wide, near) - gathered_s(narrow, near)) / (wide - narrow)
+    row_s = min(max(gathered_s(narrow, near) - narrow * by_byte, 0.0), 0.5 * gathered_s(narrow, near))
+    gather = [(float(size), wide / (gathered_s(wide, size) - row_s)) for size in figures.footprints]
+    probes = {name: _probe(cpu_backend(threads, name), threads) for name in ITEMS.values()}
+    dense = {item: figures.slowest_shape(item) for item in ITEMS}
+    return {
+        "kind": "cpu",
+        "count": 1,
+        "shared": True,
+        "cores": threads,
+        "memory_bytes": free_bytes(),
+        "copy": [[float(size), _digits(rate)] for size, rate in figures.copy],
+        "gather": [[size, _digits(rate)] for size, rate in gather],
+        "row_s": _digits(row_s),
+        "call_s": _digits(min(call_s for call_s, _ in probes.values())),
+        "gemm": {name: _digits(dense[item] or probes[name][1]) for item, name in ITEMS.items()},
+    }
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _probe(backend: KernelBackend, threads: int) -> tuple[float, float]:
+    """Return the seconds of a dense product with next to no work, and FLOP per second of a layer's, torch's where mggcn
+    has no kernels of its own: the best of some calls.
+    """
+
+    def least_s(rows: int, width: int) -> float:
+        a, b, out = (torch.zeros(n, width, dtype=backend.dtype) for n in (rows, width, rows))
+        found = math.inf
+        for _ in range(5):
+            began = time.perf_counter()
+            backend.matmul(a, b, out)
+            found = min(found, time.perf_counter() - began)
+        return found
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return least_s(1, 16), 2.0 * 8192 * 128**2 / least_s(8192, 128)
+    finally:
+        torch.set_num_threads(before)
 
 
 def cpu_backend(threads: int, precision: str) -> KernelBackend:
@@ -161,15 +220,15 @@ def tune_products(
     found: list[Findings] = []
 
     def body(comm: Communicator) -> None:
-        tuning = Tuning(comm, Exploration(budget), found.append)
+        tuning = Tuning(comm, Limits(budget=budget, slowest=math.inf), found.append, MOST_EPOCHS)
         rank = make_rank(config, graph, plan, partition, comm, device_of=device_of, tuning=tuning)
         runtime = rank.trainer.runtime
         for epoch in range(MOST_EPOCHS):
             rank.trainer.step(epoch)
-            # Each rank sees a signal at its own time; all must end after the same epoch.
-            stopped = torch.tensor([stop.signal])
-            comm.all_reduce(stopped).wait()
-            if tuning.finished or stopped.item():
+            # Each rank sees a signal, or is done, at its own time; all must end after the same epoch.
+            ends = torch.tensor([stop.signal, not tuning.exploration.done])
+            comm.all_reduce(ends).wait()
+            if ends[0] or not ends[1]:
                 break
             if comm.rank == 0 and (epoch + 1) % REPORT_EVERY == 0:
                 report(progress(epoch + 1, tuning.exploration))
@@ -183,9 +242,8 @@ def tune_products(
 
 def progress(epochs: int, exploration: Exploration) -> str:
     """Return how far a rank is, in words."""
-    trials = [trial for trial in exploration.trials if len(trial.variants) > 1]
-    cost = exploration.cost_s / exploration.epoch_s
+    trials, cost = exploration.trials, exploration.cost_s / exploration.epoch_s
     return (
-        f"epoch {epochs} of at most {MOST_EPOCHS}: {sum(trial.over for trial in trials)} of {len(trials)} sparse products "
+        f"epoch {epochs} of at most {MOST_EPOCHS}: {sum(trial.known for trial in trials)} of {len(trials)} sparse products "
         f"are known, at a cost of {cost:.1f} epochs so far (rank 0)"
     )

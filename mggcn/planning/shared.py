@@ -18,7 +18,7 @@ _EPOCHS_ALONE = {
         *("schedule", "schedule_step", "schedule_gamma", "schedule_patience", "schedule_start", "patience"),
         *("eval_every", "metric", "seed", "repeat", "checkpoint_every", "checkpoint_minutes"),
     },
-    "run": {"log", "memory_limit", "timeout_s"},
+    "run": {"log", "memory_limit", "timeout_s", "tune"},
 }
 """Settings that only epochs read. Any other setting is assumed to change the data that a rank holds."""
 

@@ -14,7 +14,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +25,7 @@ from mggcn.comm.nccl_memory import MOMENTS, largest_taken
 from mggcn.comm.nccl_settings import sizes_of, user_settings
 from mggcn.comm.rank import gpu_index, rank_main
 from mggcn.errors import CommError
+from mggcn.train.log import write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,12 +133,8 @@ def message_seconds(comm: Communicator, seconds: float, threads: int) -> dict[st
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A kind of message: the buffers that this rank sends in turn, and what sends the next one."""
-
-    buffers: Sequence[Tensor]
-    send: Callable[[], Event]
+Message = tuple[Sequence["Tensor"], Callable[[], "Event"]]
+"""The buffers that this rank sends in turn, and what sends the next one."""
 
 
 def _messages(comm: Communicator, count: int) -> dict[str, Message]:
@@ -150,9 +146,9 @@ def _messages(comm: Communicator, count: int) -> dict[str, Message]:
     broadcast, exchanged, summed = cycle(rows), cycle(pairs), cycle(rows)
     counts = _to_others(comm)
     return {
-        "broadcast": Message(rows, lambda: comm.broadcast(next(broadcast), next(root))),
-        "all_to_all": Message(whole, lambda: comm.all_to_all(*next(exchanged), counts, counts)),
-        "all_reduce": Message(rows, lambda: comm.all_reduce(next(summed))),
+        "broadcast": (rows, lambda: comm.broadcast(next(broadcast), next(root))),
+        "all_to_all": (whole, lambda: comm.all_to_all(*next(exchanged), counts, counts)),
+        "all_reduce": (rows, lambda: comm.all_reduce(next(summed))),
     }
 
 
@@ -174,13 +170,13 @@ def _timed(
     spent = dict.fromkeys(messages, 0.0)
     done, turns, started = 0, 3, time.perf_counter()
     while done < turns:
-        for kind, message in messages.items():
-            for buffer in message.buffers:
+        for kind, (buffers, send) in messages.items():
+            for buffer in buffers:
                 # As the kernels of a run, which write what is sent: no rank is done at the same time as the others.
                 buffer.mul_(1.0)
             began, processor = time.perf_counter(), time.process_time()
             for _ in range(calls):
-                message.send().wait()
+                send().wait()
             spent[kind] += time.process_time() - processor
             times[kind].append(_slowest(comm, (time.perf_counter() - began) / calls))
         done += 1
@@ -242,9 +238,7 @@ def main() -> int:
     def body(comm: Communicator) -> None:
         found = _on_gpu(comm) if a.transport == "nccl" else message_seconds(comm, **a.arguments)
         if comm.rank == 0:
-            temporary = a.result.with_suffix(".tmp")
-            temporary.write_text(json.dumps(found))
-            os.replace(temporary, a.result)
+            write_json(a.result, found)
 
     return rank_main(a.rank, a.size, a.rendezvous, TIMEOUTS_S[a.transport], a.folder, body, a.transport)
 

@@ -5,17 +5,17 @@ On a CPU every variant gives the same bits: a table changes how long a product t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
-import logging
 import os
 import secrets
 from pathlib import Path
 from typing import Any, get_args
 
 from mggcn.backend.cpu.machine import Host
-from mggcn.backend.spmm_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey, SpmmVariant
+from mggcn.backend.spmm_choice import Choices, SpmmChoice, SpmmKey, SpmmVariant
 from mggcn.errors import RunError, StoreError
 from mggcn.train.log import write_json
 from mggcn.tuning.findings import Findings
@@ -29,7 +29,6 @@ RUN_FILE = "products.json"
 SUMMARY_FILE = "tuning.json"
 """In a run folder: what tuning cost so far and how many products it tried, for result.json."""
 REMEDY = "measure again with mggcn tune --store, or remove the file"
-log = logging.getLogger(__name__)
 
 
 def read_choices(path: Path, host: Host) -> Choices:
@@ -46,14 +45,10 @@ def write_choices(path: Path, host: Host, choices: Choices) -> None:
     Tables of other hosts stay. What is damaged or another version's is replaced. Of two who write at the same time, what
     one of them adds may be lost; a reader always sees a whole file. Raises: StoreError if the file cannot be written.
     """
-    try:
+    tables: list[dict[str, Any]] = []
+    with contextlib.suppress(StoreError):
         tables = _tables(path)
-    except StoreError:
-        tables = []
-    try:
         choices = {**_choices(path, tables, host), **choices}
-    except StoreError:
-        pass
     products = [
         {"product": dataclasses.asdict(key), "way": dataclasses.asdict(choices[key])}
         for key in sorted(choices, key=dataclasses.astuple)
@@ -83,22 +78,22 @@ def outdated(path: Path) -> str:
 def save_findings(findings: Findings, host: Host, folder: Path, store: Path | None) -> str:
     """Add what a run found to the tables of its folder and of its graph's store, and say so in one line.
 
-    A store that cannot be written is worth a warning. Raises: StoreError or RunError if the run folder cannot be written.
+    A store that cannot be written is no error, but said. Raises: StoreError or RunError if the folder cannot be written.
     """
     if not findings.trials:
         return findings.text
     write_json(folder / SUMMARY_FILE, findings.summary(summary_of(folder)))
-    places: list[str] = []
-    if kept := findings.kept():
-        write_choices(folder / RUN_FILE, host, kept)
-        places.append(str(folder / RUN_FILE))
-        try:
-            if store is not None:
-                write_choices(store / STORE_FILE, host, kept)
-                places.append(str(store / STORE_FILE))
-        except StoreError as error:
-            log.warning("%s", error)
-    return f"{findings.text}; {'kept in ' + ' and '.join(places) if places else 'nothing was kept'}"
+    if not (kept := findings.kept()):
+        return f"{findings.text}; nothing was kept"
+    write_choices(folder / RUN_FILE, host, kept)
+    text = f"{findings.text}; kept in {folder / RUN_FILE}"
+    try:
+        if store is not None:
+            write_choices(store / STORE_FILE, host, kept)
+            text += f" and {store / STORE_FILE}"
+    except StoreError as error:
+        text += f"; {error}"
+    return text
 
 
 def summary_of(folder: Path) -> dict[str, float]:
@@ -148,23 +143,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _tables(path: Path) -> list[dict[str, Any]]:
-    """The tables of this version."""
+    """The tables of this version, one for each host."""
     content = _read(path)
-    if content.get("format_version") != FORMAT_VERSION:
-        return []
-    tables = content.get("tables")
-    if not isinstance(tables, list):
-        raise StoreError(f"{path} holds no measured products; {REMEDY}")
-    if not all(isinstance(table, dict) and table.keys() == {"host", "products"} for table in tables):
-        raise StoreError(f"{path}: a table lacks its host or its products; {REMEDY}")
+    tables = content.get("tables") if content.get("format_version") == FORMAT_VERSION else []
+    if not isinstance(tables, list) or any(not isinstance(t, dict) or t.keys() != {"host", "products"} for t in tables):
+        raise StoreError(f"{path} holds no tables of a host and its products; {REMEDY}")
     return tables
 
 
 def _choices(path: Path, tables: list[dict[str, Any]], host: Host) -> Choices:
     """The host's table among those of a file."""
-    products = next((table["products"] for table in tables if table["host"] == dataclasses.asdict(host)), None)
-    if products is None:
-        return NO_CHOICES
+    products = next((table["products"] for table in tables if table["host"] == dataclasses.asdict(host)), ())
     try:
         return {_key(row["product"]): _variant(row["way"]) for row in products}
     except (KeyError, TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench import contest
-from bench.cpu import accuracy, ceilings, epochs, strategies, ways
+from bench.cpu import accuracy, ceilings, epochs, strategies, variants, ways
 from bench.peers import epochs as peers_epochs
 from bench.peers import products
 from bench.report import GIB, MIB, marked, spread, verdict
@@ -29,7 +29,7 @@ def test_bounds() -> None:
     work = {"flop": 20e9, "gathers": [[1e9, 256 * MIB], [1e9, MIB]]}
     found = ceilings.bounds(FIGURES, work)
     assert found == pytest.approx({"dense": 0.1, "sparse": 0.11, "total": 0.21, "cached": 0.12})
-    assert ceilings.gather_rate(FIGURES, 32 * MIB) == pytest.approx(55e9), "half way in the logarithm"
+    assert ceilings.rate_at(FIGURES["gather"], 32 * MIB) == pytest.approx(55e9), "half way in the logarithm"
 
 
 def compared(**seconds: float) -> dict[str, Any]:
@@ -237,3 +237,20 @@ def test_pairs_in_the_wrong_order_are_counted() -> None:
     assert not strategies.bytes_agree({"runs": {"halo random": {"bytes_sent": [104.0], "planned_bytes": [100]}}})
     found = strategies.configurations(["halo", "delayed"], ["random", "none"])
     assert list(found) == ["halo random", "halo none", "delayed none", "delayed 0", "delayed 5"]
+
+
+def test_variants_beside_the_best() -> None:
+    """Fails if the epochs that explore count, a ratio is upside down, or a cost above the goal is met."""
+    runs = {
+        variants.ITSELF: [{"seconds": [9, 9, 9, 2.0, 2.2, 2.1], "tuning": {"epochs": 1.2, "products": 3, "beaten": 1}}],
+        variants.FIGURES: [{"seconds": [9, 9, 9, 4.0], "tuning": {}}],
+        variants.BEST: [{"seconds": [9, 9, 9, 2.0], "tuning": {}}],
+    }
+    text = variants.describe([{"case": "some", "runs": runs}], variants.options([]))
+    assert "the worst network: 1.05 (met" in text
+    assert "the dearest run: 1.20 (MISSED" in text
+    cells = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| some")
+    ]
+    assert cells[0][4:] == ["1.05", "3", "1", "1.20"]
+    assert [row[4] for row in cells] == ["1.05", "2.00", "1.00"]

@@ -15,7 +15,7 @@ import torch
 
 from bench import graphs, run_all
 from bench.contest import Case
-from bench.cpu import epochs, libra, ranks
+from bench.cpu import epochs, libra, ranks, variants
 from bench.report import ROOT
 
 Record = dict[str, Any]
@@ -87,6 +87,14 @@ def test_epochs_by_settings(what: str, run: Callable[..., Record], monkeypatch: 
     (row,) = run("cpu.epochs", "--what", what, "--rounds", "1", shared="cache data")["measured"]
     assert list(row["seconds"]) == list(chosen[what][1])
     assert what != "setup" or row["tuning"]["tuned"] > 0
+
+
+@pytest.mark.full
+def test_variants(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "CASES", {"some": Case("arxiv-like", (8,))})
+    found = run("cpu.variants", "--epochs", "5", "--rounds", "1", shared="cache data")
+    (row,) = found["measured"]
+    assert [len(run["seconds"]) for runs in row["runs"].values() for run in runs] == [5, 5, 5]
 
 
 def test_ways(run: Callable[..., Record]) -> None:

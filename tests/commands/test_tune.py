@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mggcn.backend.cpu import spmm as cpu_spmm
+from mggcn.backend.cpu import measure
 from mggcn.backend.cpu.spmm import CpuSpmm
 from mggcn.backend.spmm_choice import SpmmChoice
 from mggcn.cost.machine import read_machine
@@ -18,7 +17,6 @@ from mggcn.errors import ConfigError
 from mggcn.graph.store import write_store
 from mggcn.jobs import tune
 from mggcn.jobs.tune import TuneSettings, write_machine
-from mggcn.tuning import device
 from mggcn.tuning.exploration import BUDGET, Exploration, Trial
 from tests.commands.runs import refused, run_main
 from tests.graphs import make_graph, pattern
@@ -33,8 +31,8 @@ def test_tune_writes_what_plans_read(
     """Fails if the figures do not land where plans look for them, cannot be read, or are not those of a computer."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(device, "FOOTPRINTS", (2**18, 2**22))
-    monkeypatch.setattr(device, "GATHERED", 2**24)
+    monkeypatch.setattr(measure, "FOOTPRINTS", (2**18, 2**22))
+    monkeypatch.setattr(measure, "ENOUGH_SHARE", 0.0)
     assert run_main("plan", *SHAPE, "--ranks", 2) == 0
     before = capsys.readouterr().out
     assert "which are assumed; run mggcn tune" in before or "assumed, not measured; run mggcn tune" in before
@@ -84,17 +82,16 @@ def test_tuned_products_change_no_bit(
     # Whatever is fastest here: a variant that no model would choose wins by far.
     original = Exploration.add
 
-    def add(self: Exploration, trial: Trial, variant: int, seconds: float) -> None:
-        original(self, trial, variant, (1e-9 if trial.variants[variant].way == "blocks" else 9e-9))
+    def add(self: Exploration, trial: Trial, kind: Any, variant: int, seconds: float, *, again: bool) -> None:
+        original(self, trial, kind, variant, 1e-9 if trial.variants[variant].way == "blocks" else 9e-9, again=again)
 
     monkeypatch.setattr(Exploration, "add", add)
-    monkeypatch.setattr(cpu_spmm, "HOPELESS", math.inf)
     assert run_main("tune", "--store", store, "--threads", 1, "--width", "33") == 0
     said = capsys.readouterr().out
-    assert "the model's variant" in said
-    assert "9.00, kept" in said
+    assert "the model: rows" in said
+    assert ", measured: 9.00 times as fast as rows" in said
     assert "; blocks, 2 0.00 (3)" in said
-    assert "tuning cost" in said
+    assert "trying variants cost" in said
     taken: list[SpmmChoice] = []
     multiply = CpuSpmm.multiply
 
@@ -130,7 +127,7 @@ def test_a_damaged_table_is_measured_again(
     assert "use one after the other" in refused(capsys, *again, "--timeline")
     assert "leave --tune out" in refused(capsys, "plan", store, "--tune", "--device", "cuda")
     assert run_main(*again) == 0
-    assert "tuning has tried nothing: the epochs were too few" in capsys.readouterr().out
+    assert "no variant was left to try" in capsys.readouterr().out
     assert "tuning" not in json.loads((tmp_path / "tuned" / "result.json").read_text())
 
     def never(*_: Any) -> None:
@@ -154,7 +151,7 @@ def test_a_signal_ends_tuning_and_real_seconds_reach_the_table(
         patch.setattr(tune, "progress", lambda *_: signal.raise_signal(signal.SIGINT))
         assert run_main(*command) == 130
     out, err = capsys.readouterr()
-    assert "in up to 60 epochs of the run" in out
+    assert "in up to 40 epochs of the run" in out
     assert f"{store / 'tuned.json'} is not made" in out
     assert err == "mggcn: interrupted by SIGINT\n"
     assert not (store / "tuned.json").exists()
@@ -163,17 +160,23 @@ def test_a_signal_ends_tuning_and_real_seconds_reach_the_table(
     assert run_main(*command) == 0
     out = capsys.readouterr().out
     assert "tuned.json holds measured products of format 1" in out
-    assert "epoch 5 of at most 60: 0 of" in out
+    assert "epoch 5 of at most 40: " in out
     [table] = json.loads((store / "tuned.json").read_text())["tables"]
     assert len(table["products"]) >= 2
     assert all(row["way"]["reason"].startswith("measured: ") for row in table["products"])
 
 
 def test_the_cost_that_is_told_is_the_one_that_is_heeded(capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails if the help of tune or train tells another number of epochs than a run uses."""
-    for command, told in (("tune", "left (default: {:g})"), ("train", "at a cost of about {:g} epochs")):
+    """Fails if the help of tune tells another number of epochs than it uses, or that of train less than a run may cost."""
+    for command, told in (
+        ("tune", f"of up to {tune.MOST_EPOCHS} epochs"),
+        ("tune", f"left (default: {tune.BUDGET:g})"),
+    ):
         assert run_main(command, "--help") == 0
-        assert told.format(BUDGET) in " ".join(capsys.readouterr().out.split())
+        assert told in " ".join(capsys.readouterr().out.split())
+    assert run_main("train", "--help") == 0
+    assert "at a cost of at most about an epoch" in " ".join(capsys.readouterr().out.split())
+    assert BUDGET <= 1
 
 
 def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 from mggcn import assemble, assemble_rank
 from mggcn.assemble import plan_graph, plan_recorded, resolve
 from mggcn.assemble_rank import Rank
+from mggcn.backend.cpu import kept_figures
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cpu.figures import ASSUMED, Figures
 from mggcn.jobs import train as training
 from mggcn.jobs.folder import continued, read_run, reopen
 from mggcn.planning.record import to_dict
+from tests.commands.runs import run_main
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.machines import XEON, ZEN3, tight
 from tests.planning.test_pruning import config_of
@@ -83,3 +86,26 @@ def test_a_resumed_run_takes_the_figures_it_began_with(tmp_path: Path, monkeypat
     reopen(folder, longer)
     training.resume_training(folder, longer, graph, quiet=True)
     assert taken == [XEON, XEON]
+
+
+def test_a_second_start_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a start of a known machine measures it, whatever the command, or a number of threads is measured twice."""
+    store_of(tmp_path)
+    asked: list[int] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.1, 0.1))
+    monkeypatch.setattr(kept_figures, "measure", lambda threads, *_: asked.append(threads) or XEON)
+    store, run = tmp_path / "store", ["--threads", 1, "--set", "model.hidden=5"]
+    assert run_main("plan", store, *run) == 0
+    assert asked == [1]
+    assert run_main("train", store, *run, "--epochs", 2, "--out", tmp_path / "first", "--quiet") == 0
+    assert asked == [1], "the run takes what the plan has measured"
+    reopen(tmp_path / "first", continued(tmp_path / "first", read_run(tmp_path / "first")[0], {"epochs": 3}))
+    assert run_main("train", "--resume", tmp_path / "first", "--quiet") == 0
+    two = [*run, "--ranks", 2, "--transport", "threads", "--epochs", 1, "--quiet"]
+    assert run_main("train", store, *two, "--out", tmp_path / "second") == 0
+    known = sorted(asked)
+    assert known in ([1], [1, 2]), "no number of threads twice"
+    assert run_main("train", store, *two, "--out", tmp_path / "third") == 0
+    assert sorted(asked) == known

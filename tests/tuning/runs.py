@@ -10,10 +10,11 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
 from mggcn.jobs import train as training
+from mggcn.tuning.epochs import LAST
 from tests.graphs import make_graph, pattern
 
-EPOCHS = 28
-"""Enough for all variants, of which three at least are called three times."""
+EPOCHS = LAST + 2
+"""Enough for all variants, which are reported before the end."""
 
 
 def config_of(ranks: int, **run: Any) -> Config:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,25 +11,27 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn import assemble
+from mggcn import assemble, assemble_rank
 from mggcn.assemble import host_of, plan_graph, resolve
 from mggcn.assemble_rank import make_rank
-from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cuda import presence as cuda_presence
 from mggcn.backend.cuda import spmm as cuda_spmm
 from mggcn.backend.cuda.variants import Variant
 from mggcn.backend.events import Eager
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey
 from mggcn.comm.base import Communicator
+from mggcn.comm.counting import CountingCommunicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.errors import BackendError, ConfigError
+from mggcn.jobs import train as training
 from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune import tune_products
+from mggcn.planning.shared import Shared
 from mggcn.trace.timeline import Unwatched
 from mggcn.train.trainer import Stop
-from mggcn.tuning import record
-from mggcn.tuning.epochs import Tuning
-from mggcn.tuning.exploration import Exploration, Trial
+from mggcn.tuning import exploration, record
+from mggcn.tuning.epochs import LAST, Tuning
+from mggcn.tuning.exploration import Exploration, Limits, Trial
 from mggcn.tuning.findings import Findings
 from mggcn.tuning.record import STORE_FILE, read_choices, write_choices
 from tests.commands.runs import history, result, same_tensors
@@ -39,6 +40,8 @@ from tests.emulator.device import EmulatedDevice
 from tests.graphs import make_graph, pattern
 from tests.machines import tight
 from tests.tuning.runs import config_of, store_of, trained
+
+KEY = SpmmKey(1, 1, 1, 1, 4, True, "a")
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -50,10 +53,10 @@ def test_tuning_changes_no_bit_and_is_kept(ranks: int, tmp_path: Path, capsys: p
     assert "tuning" not in result(plain)
     assert not (tmp_path / "store" / "tuned.json").exists()
     capsys.readouterr()
-    tuning = config_of(ranks, tune=True)
+    tuning = config_of(ranks, tune="on")
     first = trained(graph, tuning, tmp_path / "first")
     said = capsys.readouterr().out
-    assert said.count("tuning cost") == 1
+    assert said.count("trying variants cost") == 1
     assert f"kept in {first / 'products.json'} and {tmp_path / 'store' / 'tuned.json'}" in said
     cost = result(first)["tuning"]
     assert cost["products"] == cost["beaten"] >= 2 * ranks
@@ -65,73 +68,124 @@ def test_tuning_changes_no_bit_and_is_kept(ranks: int, tmp_path: Path, capsys: p
     assert read_choices(first / "products.json", host_of(config)) == kept
     second = trained(graph, tuning, tmp_path / "second")
     assert "tuning" not in result(second)
-    assert "nothing was left to tune: all sparse products of these epochs were measured" in capsys.readouterr().out
+    assert "no variant was left to try: all sparse products were measured before" in capsys.readouterr().out
     for folder in (first, second):
         assert history(folder) == history(plain)
         assert same_tensors(folder, plain)
 
 
 @pytest.mark.usefixtures("blocks_win")
-def test_a_store_that_cannot_be_written_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_store_that_cannot_be_written_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails if a run is lost because others' store is read-only, the warning comes twice, or the run forgets its own."""
+    """Fails if a run is lost because others' store is read-only, nobody says so, or the run forgets its own."""
     graph = store_of(tmp_path)
     # As root, no folder is read-only: here the temporary file has no place.
     place = record._temporary
     monkeypatch.setattr(record, "_temporary", lambda path: path / "no" if path.name == STORE_FILE else place(path))
-    with caplog.at_level(logging.WARNING):
-        folder = trained(graph, config_of(1, tune=True), tmp_path / "run")
-    warnings = [record for record in caplog.records if record.name.startswith("mggcn")]
-    assert len(warnings) == 1
-    assert "tuned.json: " in warnings[0].getMessage()
-    assert "copy the store to a folder of your own" in warnings[0].getMessage()
+    folder = trained(graph, config_of(1, tune="on"), tmp_path / "run")
+    [said] = [line for line in capsys.readouterr().out.splitlines() if "trying variants" in line]
+    assert f"kept in {folder / 'products.json'}; the measured products cannot be written to {tmp_path}" in said
+    assert "copy the store to a folder of your own" in said
     assert len(read_choices(folder / "products.json", host_of(config_of(1)))) >= 2
+
+
+@pytest.mark.usefixtures("blocks_win")
+def test_runs_try_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the default tries nothing in long runs, tries in short ones or with off, or changes a bit."""
+    monkeypatch.setattr(exploration, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(exploration, "REPAID", 0.01)
+    graph = store_of(tmp_path)
+    short = config_of(2)
+    short = dataclasses.replace(short, train=dataclasses.replace(short.train, epochs=LAST))
+    plain = trained(graph, config_of(2, tune="off"), tmp_path / "plain")
+    assert "tuning" not in result(plain)
+    assert "tuning" not in result(trained(graph, short, tmp_path / "short"))
+    assert not (tmp_path / "store" / "tuned.json").exists()
+    folder = trained(graph, config_of(2), tmp_path / "run")
+    assert result(folder)["tuning"]["products"] >= 2
+    assert (tmp_path / "store" / "tuned.json").exists()
+    assert history(folder) == history(plain)
+    assert same_tensors(folder, plain)
+
+
+@pytest.mark.usefixtures("blocks_win")
+def test_runs_of_a_sweep_share_what_one_has_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if trying keeps a run from taking what the one before it holds, its findings too, or changes a bit."""
+    graph, shared = store_of(tmp_path), Shared()
+    built: list[object] = []
+    build = assemble_rank._build_aggregations
+    monkeypatch.setattr(assemble_rank, "_build_aggregations", lambda context: built.append(context) or build(context))
+    folders = []
+    for name, width in (("first", 33), ("second", 33), ("third", 40)):
+        config = config_of(1, tune="on")
+        model = dataclasses.replace(config.model, hidden=(width,))
+        config = dataclasses.replace(
+            config, model=model, run=dataclasses.replace(config.run, products="aggregate-first")
+        )
+        planned = training.prepare_run(config, graph, tmp_path / "store", tmp_path / name, shared=shared)
+        training.run_training(planned, graph, quiet=False, shared=shared)
+        folders.append(planned.folder)
+    assert len(built) == 1
+    said = [line for line in capsys.readouterr().out.splitlines() if "variant" in line]
+    assert ["trying variants cost" in line for line in said] == [True, False, True]
+    assert "no variant was left to try" in said[1]
+    assert history(folders[0]) == history(folders[1])
+    alone = trained(
+        graph, dataclasses.replace(config, run=dataclasses.replace(config.run, tune="off")), tmp_path / "alone"
+    )
+    assert history(folders[2]) == history(alone)
 
 
 def test_products_of_training_are_told_from_those_of_evaluations() -> None:
     """Fails if the epoch loop does not say when training is on: evaluations would begin its trials."""
-    tuning = Tuning(SingleCommunicator(), Exploration(), lambda _: None)
-    watch = tuning.watched(Unwatched(), lambda: None)
+    tuning = Tuning(SingleCommunicator(), Limits(), lambda _: None)
+    tuning.begin(Unwatched(), lambda: None, Exploration())
     begun: dict[str, list[bool]] = {"training": [], "evaluation": []}
 
     def call(at: str) -> None:
         key = SpmmKey(1, 1, 1, 1, 4, True, at)
-        trial = tuning.exploration.trial(at, lambda: Trial(key, (SpmmChoice(), SpmmChoice(ahead=8))))
+        trial = tuning.exploration.trial(at, lambda _: (key, {SpmmChoice(): 1.0, SpmmChoice(ahead=8): 1.0}))
         begun[at].append(trial is not None)
 
     for epoch in range(2):
-        with watch.epoch(epoch):
+        with tuning.epoch(epoch):
             call("training")
         call("training")
         call("evaluation")
-    assert begun == {"training": [False, False, True, True], "evaluation": [True, True]}
+    assert begun == {"training": [False, False, True, False], "evaluation": [True, True]}
 
 
-def test_one_slow_rank_is_waited_for() -> None:
-    """Fails if ranks end in different epochs, or one that has much to try is cut off by one that has nothing."""
+def test_ranks_end_together_without_a_message_before() -> None:
+    """Fails if ranks agree on an epoch by messages, report at different ones, or one that has nothing to say is missing."""
 
-    def body(comm: Communicator) -> tuple[int, list[Findings]]:
+    def body(comm: Communicator) -> tuple[list[int], list[Findings]]:
+        messages: list[int] = []
         found: list[Findings] = []
-        tuning = Tuning(comm, Exploration(), found.append)
-        tuning.epoch(1.0)
-        trial = Trial(SpmmKey(1, 1, 1, 1, 4, True, "a"), tuple(SpmmChoice(ahead=k) for k in range(3)))
-        epochs = 1
-        while not tuning.finished:
-            if comm.rank == 1 and (product := tuning.exploration.trial(0, lambda: trial)) is not None:
-                variant = tuning.exploration.sample(0, "alike")
-                if variant is not None:
-                    tuning.exploration.add(product, variant, 0.01 * (3 - variant))
-            tuning.epoch(1.0)
-            epochs += 1
-        tuning.finish()
-        return epochs, found
+        counted = CountingCommunicator(comm)
+        tuning = Tuning(counted, Limits(), found.append)
+        tuning.begin(Unwatched(), lambda: None, Exploration())
+        expected = {SpmmChoice(ahead=k): 1.0 for k in range(3)}
+        for epoch in range(LAST + 2):
+            with tuning.epoch(epoch):
+                exploration = tuning.exploration
+                trial = exploration.trial(0, lambda _: (KEY, expected)) if comm.rank == 1 else None
+                number = None if trial is None else exploration.sample(trial, "alike", again=False)
+                if trial is not None and number is not None:
+                    exploration.add(trial, "alike", number, 1e-9 * (3 - number), again=False)
+            messages.append(counted.messages)
+        tuning.close()
+        return messages, found
 
     ranks = on_local_ranks(config_of(3), body)
-    assert {epochs for epochs, _ in ranks} == {ranks[0][0]}
+    sent, *_ = (messages for messages, _ in ranks)
+    assert sent[: LAST - 1] == [0] * (LAST - 1)
+    assert 0 < sent[LAST - 1] == sent[-1] <= 4, "how long the texts are, then each rank's"
     assert [len(found) for _, found in ranks] == [1, 0, 0]
     [(rank, trial)] = ranks[0][1][0].trials
-    assert (rank, trial.complete, trial.winner.ahead) == (1, True, 2)
+    assert (rank, trial.known, trial.winner.ahead) == (1, True, 2)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +196,6 @@ def test_variants_keep_to_the_plan_s_memory(
 ) -> None:
     """Fails if a variant that is tried works in more than is planned, or a strategy's products are never explored."""
     monkeypatch.setattr(assemble, "figures_here", lambda config: tight(2**17))
-    monkeypatch.setattr(cpu_spmm, "HOPELESS", math.inf)
     adj = pattern("directed", 400, 9)
     graph = make_graph(adj, num_features=90, num_classes=7, sparse=True, weighted=False, seed=3)
     run: Any = {"strategy": strategy, "delay": delay, "features": "sparse"}
@@ -150,7 +203,7 @@ def test_variants_keep_to_the_plan_s_memory(
     plan, partition = plan_graph(config, graph)
 
     def body(comm: Communicator) -> tuple[float, set[str], int]:
-        tuning = Tuning(comm, Exploration(math.inf), lambda _: None)
+        tuning = Tuning(comm, Limits(budget=math.inf, slowest=math.inf), lambda _: None)
         rank = make_rank(config, graph, plan, partition, comm, tuning=tuning)
         for epoch in range(6):
             rank.trainer.step(epoch)
@@ -176,7 +229,7 @@ def test_epochs_without_a_run_folder(strategy: str, tmp_path: Path) -> None:
     run: Any = {"strategy": strategy, "delay": "none" if strategy == "delayed" else "0"}
     config = resolve(config_of(2, **run), graph)
     found = tune_products(config, graph, 2.0, lambda _: None, Stop())
-    assert all(trial.complete and trial.kept for _, trial in found.trials)
+    assert all(trial.known for _, trial in found.trials)
     # In both directions two tiles, pruned in training, so that evaluation has two more; or two parts of a vertex cut.
     each = 4 if strategy == "delayed" else 6
     assert [rank for rank, _ in found.trials] == [0] * each + [1] * each
@@ -189,9 +242,9 @@ def test_a_gpu_times_its_slices_and_takes_what_was_kept(tmp_path: Path, monkeypa
     """Fails if a GPU's slices are not timed, an epoch that times them is captured, or a run does not take what was kept."""
     original = Exploration.add
 
-    def add(self: Exploration, trial: Trial, variant: int, seconds: float) -> None:
+    def add(self: Exploration, trial: Trial, kind: Any, variant: int, seconds: float, *, again: bool) -> None:
         assert seconds > 0
-        original(self, trial, variant, 1e-9 if trial.variants[variant].way == "panels" else 2e-9)
+        original(self, trial, kind, variant, 1e-9 if trial.variants[variant].way == "panels" else 2e-9, again=again)
 
     monkeypatch.setattr(Exploration, "add", add)
     graph = store_of(tmp_path)

@@ -26,6 +26,7 @@ from mggcn.tuning import messages
 from mggcn.tuning.messages import KINDS, LARGE, link_table, message_seconds
 from tests.comm.fake_nccl import TAKEN
 from tests.comm.worlds import Nccl
+from tests.machines import XEON
 
 SHAPE = GraphShape(
     name="shape", num_vertices=100_000, num_edges=2_000_000, num_features=64, num_classes=10, symmetric=True
@@ -114,7 +115,7 @@ def test_what_was_measured_reaches_the_plans(tmp_path: Path, monkeypatch: pytest
     gpus(monkeypatch, 8)
     sizes = started_here(monkeypatch)
     measured: list[tuple[int, bool]] = []
-    monkeypatch.setattr(tune, "figures_of", lambda host, _, *, anew: measured.append((host.threads, anew)))
+    monkeypatch.setattr(tune, "figures_of", lambda host, _, *, anew: measured.append((host.threads, anew)) or XEON)
     monkeypatch.setattr(tune, "device_table", lambda *_: DEVICE)
     monkeypatch.setattr(tune, "measure_links", lambda *_: [LINK])
     said: list[str] = []
@@ -123,7 +124,11 @@ def test_what_was_measured_reaches_the_plans(tmp_path: Path, monkeypatch: pytest
     assert measured == [(1, True), (2, True)], (
         "those by which kernels are chosen, for the threads of every number of ranks"
     )
-    assert said == ["what kernels are chosen by", "NCCL's memory between 2 GPUs", "NCCL's memory between 8 GPUs"]
+    assert said == [
+        "gathers, passes and dense products, by which kernels are chosen too",
+        "NCCL's memory between 2 GPUs",
+        "NCCL's memory between 8 GPUs",
+    ]
     write_machine(content, tuned_path())
     found = {measured.ranks: measured for measured in read_machine(tuned_path()).nccl}
     assert {ranks: (m.collective_bytes, m.p2p_bytes) for ranks, m in found.items()} == {

@@ -107,6 +107,11 @@ class Figures:
         known = [r for r in self.dense if (r.dtype, r.shape) == (ITEMS[item], shape) and r.kernel in kernels]
         return max(known, key=lambda rate: rate.flop_s, default=None)
 
+    def slowest_shape(self, item: int) -> float:
+        """Return FLOP per second of the fastest kernel of the shape that goes slowest; 0 if none was measured."""
+        best = (self.dense_rate(item, shape, self.kernels) for shape in get_args(DenseShape))
+        return min((rate.flop_s for rate in best if rate is not None), default=0.0)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain values."""
         return asdict(self)

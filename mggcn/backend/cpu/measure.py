@@ -38,6 +38,8 @@ GATHERED: Final = 2**23
 ENTRIES: Final = 2**15
 """Entries of a call at most."""
 CALLS: Final = 3
+ALIKE: Final = 0.02
+"""Two calls that differ by no more than this share need no third."""
 ENOUGH_S: Final = 0.2
 """Seconds after which every figure is measured by one call: something else runs here."""
 ENOUGH_SHARE: Final = 0.5
@@ -56,12 +58,20 @@ def measure(threads: int, isa: str, dense: tuple[str, ...], free_bytes: int) -> 
     """Measure this machine with so many threads. Cost: at most 0.3 s on two cores, an eighth of `free_bytes`.
 
     isa: instruction set of the sparse products; dense: those of the dense ones that may be chosen from. Where others leave
-    the threads less than ENOUGH_SHARE of the time, what calls take is not the kernels': assumed figures are returned.
+    the threads less than ENOUGH_SHARE of the time, what calls take is not the kernels': assumed figures are returned, once
+    ENOUGH_S are spent.
     """
     footprints = [size for size in FOOTPRINTS if size <= free_bytes // 8] or list(FOOTPRINTS[:2])
     measuring = _Measuring(threads, isa, footprints)
-    figures = measuring.figures(dense)
+    try:
+        figures = measuring.figures(dense)
+    except _TooBusyError:
+        return ASSUMED
     return figures if measuring.share >= ENOUGH_SHARE else ASSUMED
+
+
+class _TooBusyError(Exception):
+    """Others have the cores: what is left to measure would say nothing."""
 
 
 class _Measuring:
@@ -69,7 +79,7 @@ class _Measuring:
 
     def __init__(self, threads: int, isa: str, footprints: list[int]) -> None:
         self._threads, self._isa, self._footprints = threads, isa, footprints
-        self._memory = _mapped(footprints[-1])
+        self._memory = _mapped(max(footprints[-1], 2 * 8 * DENSE[0] * max(DENSE[1:])))
         self._columns = np.random.default_rng(SEED).integers(0, 2**31, 2**20, dtype=np.uint32)
         self._out = _allocate(2**22)
         self._at = 0
@@ -82,7 +92,7 @@ class _Measuring:
         bf16 = []
         touched = 0
         for number, footprint in enumerate(self._footprints):
-            if number >= NEEDED and time.perf_counter() - self._began > ENOUGH_S:
+            if number >= NEEDED and self._late:
                 del self._footprints[number:]
                 break
             _touch(self._memory[touched:footprint])
@@ -108,6 +118,10 @@ class _Measuring:
             copy=tuple((size, self._copy_rate(size)) for size in COPIED if size <= touched),
             dense=tuple(self._dense(dense)),
         )
+
+    @property
+    def _late(self) -> bool:
+        return time.perf_counter() - self._began > ENOUGH_S
 
     @property
     def share(self) -> float:
@@ -148,10 +162,14 @@ class _Measuring:
 
     def _least(self, call: Callable[[], float]) -> float:
         """The least seconds of some calls: what the machine does when nothing else runs on it."""
-        found = call()
-        for _ in range(CALLS - 1):
-            if time.perf_counter() - self._began < ENOUGH_S:
-                found = min(found, call())
+        found, tries = call(), 1
+        while tries < CALLS and not self._late:
+            again, tries = call(), tries + 1
+            if abs(again - found) <= ALIKE * found:
+                tries = CALLS
+            found = min(found, again)
+        if self._late and self.share < ENOUGH_SHARE:
+            raise _TooBusyError
         return found
 
     def _multiply(self, columns: npt.NDArray[np.int32], width: int, item: int, degree: int, ahead: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,9 @@ from mggcn.backend.cpu.figures import LINE, Figures
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.sizes import CHUNKS, aligned, padded_columns, real_bytes, spmm_bytes, variant_bytes
 from mggcn.backend.cpu.structs import ProductArgs
-from mggcn.backend.cpu.variants import MatrixTraits, candidates, choose_spmm, expected_s, hub_length, key_of
-from mggcn.backend.sparse_products import HOPELESS, Product
-from mggcn.backend.spmm_choice import Choices, SpmmChoice, SpmmKey
+from mggcn.backend.cpu.variants import MatrixTraits, candidates, choose_spmm, costs_of, hub_length, key_of
+from mggcn.backend.sparse_products import Product
+from mggcn.backend.spmm_choice import HOPELESS, Choices, SpmmChoice, SpmmKey
 from mggcn.errors import BackendError
 
 STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
@@ -94,26 +95,32 @@ def _cut(indptr: npt.NDArray[Any], hub: int) -> tuple[npt.NDArray[np.int64], npt
 
 
 def worth_timing(
-    matrix: MatrixTraits, width: int, item: int, figures: Figures, model: SpmmChoice, *, summed: bool
-) -> tuple[SpmmChoice, ...]:
-    """Return the variants to be timed: the model's choice, then the best other one of each way, the fastest first.
+    matrix: MatrixTraits,
+    width: int,
+    item: int,
+    figures: Figures,
+    model: SpmmChoice,
+    *,
+    summed: bool,
+    slowest: float = HOPELESS,
+) -> dict[SpmmChoice, float]:
+    """Return the variants to be timed and their expected seconds: the model's choice, then the best other one of each way,
+    the fastest first; of a way all, if slowest is infinite.
 
-    Variants are left out if the model expects them to be hopeless, or if they need more work space than a plan allows
-    for. Arguments as for `choose_spmm`.
+    slowest: variants are left out of which the model expects more times the seconds of its choice; others if they need more
+    work space than a plan allows for. Other arguments as for `choose_spmm`.
     """
     gathered = min(matrix.columns, matrix.nnz)
     planned = spmm_bytes(matrix.rows, gathered, matrix.nnz, width, item, real_bytes(item), figures)
-    limit = HOPELESS * expected_s(matrix, width, item, figures, model)
-    costs = {
-        variant: expected_s(matrix, width, item, figures, variant)
-        for variant in candidates(matrix, width, item, figures, summed=summed).values()
-        if variant != dataclasses.replace(model, reason="") and variant_bytes(matrix, width, item, variant) <= planned
-    }
-    best: dict[str, SpmmChoice] = {}
+    costs, ways = costs_of(matrix, width, item, figures, summed=summed), set()
+    plain = dataclasses.replace(model, reason="")
+    found = {model: costs[plain]}
     for variant in sorted(costs, key=costs.__getitem__):
-        if costs[variant] <= limit:
-            best.setdefault(variant.way, variant)
-    return (model, *best.values())
+        fits = variant_bytes(matrix, width, item, variant) <= planned and costs[variant] <= slowest * costs[plain]
+        if fits and variant != plain and (variant.way not in ways or math.isinf(slowest)):
+            ways.add(variant.way)
+            found[variant] = costs[variant]
+    return found
 
 
 class CpuSpmm:
@@ -172,12 +179,12 @@ class CpuSpmm:
         return candidates(traits, product.width, product.item, self._figures, summed=product.summed)
 
     def proposals(
-        self, product: Product, adj: Sparse, h: Tensor, out: Tensor
-    ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
+        self, product: Product, adj: Sparse, h: Tensor, out: Tensor, slowest: float
+    ) -> tuple[SpmmKey, dict[SpmmChoice, float]]:
         """Implement SparseProducts.proposals. Touches the work space, so that no variant pays for first use of pages."""
         traits: MatrixTraits = product.pattern.schedule.traits
         width, item, summed = product.width, product.item, product.summed
-        variants = worth_timing(traits, width, item, self._figures, product.choice, summed=summed)
+        variants = worth_timing(traits, width, item, self._figures, product.choice, summed=summed, slowest=slowest)
         largest = max(variant_bytes(traits, width, item, variant) for variant in variants)
         with self._workspace.lock:
             self._workspace.take(largest).zero_()

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from mggcn.backend.cpu.figures import ITEMS, LINE, DenseShape, Figures
@@ -82,17 +83,13 @@ def hub_length(nnz: int) -> int:
     return 2 * max(SEGMENT, -(-nnz // MAX_PARTS))
 
 
-@functools.lru_cache(maxsize=512)
 def choose_spmm(matrix: MatrixTraits, width: int, item: int, figures: Figures, *, summed: bool = True) -> SpmmChoice:
     """Return the variant that multiplies a matrix by an operand of `width` columns of `item` bytes.
 
     summed: the result is of the type of sums, so that it can hold those of some of the blocks.
-    Cost: some thousand operations, remembered. Every variant gives the same bits.
+    Cost: as `costs_of`. Every variant gives the same bits.
     """
-    costs = {
-        choice: expected_s(matrix, width, item, figures, choice)
-        for choice in candidates(matrix, width, item, figures, summed=summed).values()
-    }
+    costs = costs_of(matrix, width, item, figures, summed=summed)
     whole = min((choice for choice in costs if choice.way == "rows"), key=costs.__getitem__)
     best = min(costs, key=costs.__getitem__)
     gain = costs[whole] / costs[best]
@@ -104,6 +101,18 @@ def choose_spmm(matrix: MatrixTraits, width: int, item: int, figures: Figures, *
         "blocks": f"{best.blocks} blocks of the operand's rows promise",
     }
     return SpmmChoice(best.way, best.panel, best.blocks, best.ahead, f"{what[best.way]} a factor of {gain:.2f}")
+
+
+@functools.lru_cache(maxsize=512)
+def costs_of(
+    matrix: MatrixTraits, width: int, item: int, figures: Figures, *, summed: bool = True
+) -> Mapping[SpmmChoice, float]:
+    """Return the seconds that the figures promise of every variant that a product allows. Arguments as for `choose_spmm`.
+
+    Cost: some thousand operations, remembered.
+    """
+    known = candidates(matrix, width, item, figures, summed=summed).values()
+    return MappingProxyType({choice: expected_s(matrix, width, item, figures, choice) for choice in known})
 
 
 def candidates(

@@ -20,7 +20,7 @@ from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.cuda.kernels import Kernels, epilogue_args, out_option
 from mggcn.backend.cuda.sizes import LONG_ROW, WINDOW, DeviceTraits, segment_length
 from mggcn.backend.cuda.variants import Variant, choose, choose_slices, is_slicing, slicings
-from mggcn.backend.sparse_products import HOPELESS, Product
+from mggcn.backend.sparse_products import Product
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices, SpmmChoice, SpmmKey
 from mggcn.errors import BackendError
 
@@ -144,11 +144,11 @@ class OwnSpmm:
         return Product(adj, width, item, summed, chosen, measured=False)
 
     def proposals(
-        self, product: Product, adj: Sparse, h: Tensor, out: Tensor
-    ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
+        self, product: Product, adj: Sparse, h: Tensor, out: Tensor, slowest: float
+    ) -> tuple[SpmmKey, dict[SpmmChoice, float]]:
         """See SparseProducts.proposals. Compiles the kernels here, so that no later call includes compilation."""
         sizes = (adj.num_rows, adj.nnz, h.shape[0], product.width, product.item)
-        slices = slicings(*sizes, self._traits, HOPELESS)
+        slices = slicings(*sizes, self._traits, slowest)
         for some in slices:
             variant = choose(product.width, product.item, True, some.panel, weighted=adj.values is not None)
             self._kernels.prepare("spmm", "spmm_balanced", _options(adj, h, out, variant))

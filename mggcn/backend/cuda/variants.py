@@ -63,9 +63,9 @@ def choose_slices(rows: int, nnz: int, inner: int, width: int, itemsize: int, tr
 
 def slicings(
     rows: int, nnz: int, inner: int, width: int, itemsize: int, traits: DeviceTraits, hopeless: float
-) -> tuple[SpmmChoice, ...]:
-    """Return the variants worth timing: the model's, then those that it expects to take less than `hopeless`
-    times as long, the fastest first.
+) -> dict[SpmmChoice, float]:
+    """Return the variants worth timing and what a row is expected to take: the model's, then those that it expects to
+    take less than `hopeless` times as long, the fastest first.
     """
     row_bytes, rates = _padded(width * itemsize), rates_of(traits)
     model = choose_slices(rows, nnz, inner, width, itemsize, traits)
@@ -75,7 +75,7 @@ def slicings(
 
     others = [sliced(size, itemsize) for size in (0, *SLICES) if size < row_bytes]
     left = sorted((choice for choice in others if choice.text != model.text), key=expected)
-    return (model, *(choice for choice in left if expected(choice) < hopeless * expected(model)))
+    return {c: expected(c) for c in (model, *left) if c is model or expected(c) < hopeless * expected(model)}
 
 
 def sliced(size: int, itemsize: int) -> SpmmChoice:

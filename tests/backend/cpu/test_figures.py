@@ -76,6 +76,15 @@ def test_this_machine_is_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(1e6 < rate.flop_s < 1e15 for rate in found.dense)
 
 
+def test_little_memory_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if operands of dense products reach beyond the memory that little free memory leaves for gathers."""
+    monkeypatch.setattr(measure, "ENOUGH_S", -1.0)
+    monkeypatch.setattr(measure, "ENOUGH_SHARE", 0.0)
+    found = measure.measure(1, native.isa(), dense_kernels(), 2**23)
+    assert found.footprints == measure.FOOTPRINTS[:2]
+    assert {rate.dtype for rate in found.dense} == {"fp32", "bf16", "fp64"}
+
+
 def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a machine whose memory comes slowly is measured for seconds, or has no figures in the end."""
     monkeypatch.setattr(measure, "ENOUGH_S", -1.0)
@@ -93,8 +102,21 @@ def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [size for size, _ in found.copy] == [size for size in measure.COPIED if size <= 2**25]
     assert len(calls) < 8 * measure.NEEDED + 12, "each figure by one call"
     assert figures_from_dict(found.to_dict()) == found
+    calls.clear()
     monkeypatch.setattr(measure, "ENOUGH_SHARE", 2.0)
     assert measure.measure(1, native.isa(), (), 2**23) == ASSUMED, "others have the cores"
+    assert len(calls) <= 2, "nothing more is measured: it would be thrown away"
+
+
+def test_calls_that_take_alike_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a quiet machine is measured three times where two calls agree, or a disturbed one is not."""
+    monkeypatch.setattr(measure, "ENOUGH_S", 1e9)
+    monkeypatch.setattr(measure, "ENOUGH_SHARE", 0.0)
+    measuring = measure._Measuring(1, native.isa(), [2**18])
+    for taken, least, left in (([1.0, 1.01, 0.5], 1.0, 1), ([1.0, 0.9, 0.5], 0.5, 0)):
+        times = iter(taken)
+        assert measuring._least(lambda times=times: next(times)) == least
+        assert len(list(times)) == left
 
 
 def test_figures_are_measured_once(cache: Path, measured: list[Any]) -> None:

@@ -1,0 +1,155 @@
+"""Epochs of a run that finds its sparse products' variants by itself, beside those with the best that trying all finds.
+
+Every run is `mggcn train` in a process of its own, from a store without a table and a machine without figures:
+
+by itself     as it comes: figures measured at the start, variants tried in the first epochs
+figures only  --tune off
+best          --tune off, with the table of `mggcn tune --store`, which has tried all variants
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.contest import Case
+from bench.graphs import available, find_data, store_of
+from bench.peers.epochs import BASE, CASES
+from bench.process import mggcn
+from bench.report import SEED, listed, milliseconds, parse, spread, surroundings, table, verdict, write_report
+
+ITSELF, FIGURES, BEST = "by itself", "figures only", "best"
+FIRST = 3
+"""Epochs that do not count: from the fourth on a run should have its variants."""
+EVERY = 1000
+"""Epochs that trying all may cost: as many as it takes."""
+GOAL, COST_GOAL = 1.05, 1.0
+
+
+@contextmanager
+def unknown_machine() -> Iterator[None]:
+    """Have commands keep and find figures in a folder that is empty at first."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory(prefix="mggcn-figures-") as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("XDG_CACHE_HOME")
+            if before is not None:
+                os.environ["XDG_CACHE_HOME"] = before
+
+
+def settings_of(case: Case) -> list[str]:
+    """The words of a command that name a network."""
+    settings = {"model.hidden": ",".join(map(str, case.hidden)), "train.eval_every": 0}
+    settings |= {f"run.{key}": value for key, value in BASE.items()}
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def trained(case: Case, store: Path, name: str, best: bytes, args: Any) -> dict[str, Any]:
+    """Train once; return the seconds of its epochs and what trying cost."""
+    place = store / "tuned.json"
+    place.unlink(missing_ok=True)
+    if name == BEST and best:
+        place.write_bytes(best)
+    with unknown_machine(), tempfile.TemporaryDirectory(prefix="mggcn-variants-") as folder:
+        words = ["train", str(store), *settings_of(case), "--threads", str(args.threads), "--epochs", str(args.epochs)]
+        words += ["--out", f"{folder}/run", "--quiet", "--tune", "auto" if name == ITSELF else "off"]
+        mggcn(*words, malloc="tuned")
+        lines = (Path(folder) / "run" / "history.jsonl").read_text().splitlines()
+        result = json.loads((Path(folder) / "run" / "result.json").read_text())
+    return {"seconds": [json.loads(line)["seconds"] for line in lines], "tuning": result.get("tuning", {})}
+
+
+def measure(case: Case, store: Path, args: Any) -> dict[str, Any]:
+    """Find the best variants, then train every contender in shuffled rounds, on a copy of the store."""
+    with tempfile.TemporaryDirectory(prefix="mggcn-variants-", dir=args.cache) as folder:
+        copy = Path(folder) / store.name
+        shutil.copytree(store, copy, ignore=shutil.ignore_patterns("tuned.json"))
+        with unknown_machine():
+            words = ["--threads", str(args.threads), "--epochs", str(EVERY), *settings_of(case)]
+            mggcn("tune", "--store", str(copy), *words, malloc="tuned")
+        best = (copy / "tuned.json").read_bytes() if (copy / "tuned.json").exists() else b""
+        runs: dict[str, list[dict[str, Any]]] = {ITSELF: [], FIGURES: [], BEST: []}
+        shuffled = random.Random(SEED)
+        for _ in range(args.rounds):
+            for name in shuffled.sample(list(runs), len(runs)):
+                runs[name].append(trained(case, copy, name, best, args))
+    return {"case": case.name, "runs": runs}
+
+
+def from_the_fourth(runs: list[dict[str, Any]]) -> list[float]:
+    return [seconds for run in runs for seconds in run["seconds"][FIRST:]]
+
+
+def cost_of(found: dict[str, Any]) -> float:
+    """Epochs that trying cost, in the dearest run."""
+    return max(float(run["tuning"].get("epochs", 0.0)) for run in found["runs"][ITSELF])
+
+
+def ratio_of(found: dict[str, Any], name: str) -> float:
+    """Seconds of an epoch over those with the best variants."""
+    medians = {name: statistics.median(from_the_fourth(runs)) for name, runs in found["runs"].items()}
+    return medians[name] / medians[BEST]
+
+
+def describe(results: list[dict[str, Any]], args: Any) -> str:
+    text = (
+        f"Scale {args.scale:g}, {args.threads} threads, {args.rounds} rounds of {args.epochs} epochs, malloc tuned.\n\n"
+    )
+    text += verdict("over the best, the worst network", max(ratio_of(f, ITSELF) for f in results), GOAL, at_most=True)
+    text += verdict("epochs that trying cost, the dearest run", max(map(cost_of, results)), COST_GOAL, at_most=True)
+    head = [
+        "case",
+        "run",
+        "ms/epoch from the 4th on",
+        "min .. max",
+        "over the best",
+        "tried",
+        "changed",
+        "cost, epochs",
+    ]
+    rows = []
+    for found in results:
+        for name, runs in found["runs"].items():
+            tuning = runs[-1]["tuning"]
+            tried = [tuning.get("products", 0), tuning.get("beaten", 0), f"{cost_of(found):.2f}"]
+            times = milliseconds(spread(from_the_fourth(runs)))
+            cells = [f"{ratio_of(found, name):.2f}", *(tried if name == ITSELF else ["", "", ""])]
+            rows.append([found["case"], name, *times, *cells])
+    return f"{text}\n{table(head, rows)}"
+
+
+def options(arguments: list[str] | None = None) -> Any:
+    own: dict[str, dict[str, Any]] = {
+        "cases": {"default": "", "help": "networks, separated by commas (default: all eight)"},
+        "epochs": {"type": int, "default": 60, "help": "of a run: what may repay itself is tried"},
+        "rounds": {"type": int, "default": 3, "help": "runs of each contender"},
+    }
+    return parse(__doc__, "scale", "threads", "data", "cache", arguments=arguments, **own)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = options(arguments)
+    record: dict[str, Any] = {"surroundings": surroundings(), "measured": []}
+    for case in (CASES[name] for name in listed(args.cases, list(CASES))):
+        if available(case.graph, find_data(args.data)):
+            print(case.name, file=sys.stderr)
+            record["measured"].append(measure(case, store_of(case.graph, args), args))
+    write_report(
+        "variants", "Variants that a run finds by itself", describe(record["measured"], args), record, args.out
+    )
+
+
+if __name__ == "__main__":
+    main()
