@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.cuda.units import all_units, samples
 from tests.emulator import module as emulator
+from tests.faults.probes import MODULE, PLUGIN, Recorded, gathered, probed
 from tests.faults.sites import Fault
 
 INCLUDED = re.compile(r'#include "(\w+\.\w+)"')
@@ -43,6 +44,8 @@ class Checkout:
         if not root.exists():
             left_out = shutil.ignore_patterns("build", ".*", "stores", "runs", "__pycache__", root.name)
             shutil.copytree(source, root, ignore=left_out)
+            if (source / "build" / "tests").exists():  # kept by content
+                shutil.copytree(source / "build" / "tests", root / "build" / "tests")
 
     def build(self) -> None:
         """Compile the kernels. Raises: SystemExit if tests in the copy would import another mggcn."""
@@ -103,6 +106,28 @@ class Checkout:
                 source.parent.mkdir(exist_ok=True)
                 source.write_text(emulator.unit(folder / unit.path.name))
                 yield [*SYNTAX, *unit.options, f"-I{emulator.HERE}", f"-I{folder}", str(source)]
+
+    def record(self, faults: list[Fault], marks: list[str]) -> Recorded:
+        """Run the tests once, with a probe at the place of each fault of Python, and return which tests came by."""
+        folder, module = self.root / "build" / "hits", self.root / MODULE
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "now").touch()
+        files = {path: (self.root / path).read_bytes() for path in {fault.path for fault in faults}}
+        names = [fault.said(files[fault.path]) for fault in faults]
+        try:
+            shutil.copy(Path(__file__).with_name("probe.py"), module)
+            for path, text in files.items():
+                of_file = [(number, fault) for number, fault in enumerate(faults) if fault.path == path]
+                (self.root / path).write_bytes(probed(text, of_file))
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN, *marks]
+            with (folder / "log").open("w") as log:
+                subprocess.run(command, cwd=self.root, stdout=log, stderr=subprocess.STDOUT, check=False)
+        finally:
+            module.unlink(missing_ok=True)
+            for path, text in files.items():
+                (self.root / path).write_bytes(text)
+        return gathered(folder, names)
 
     def first(self, fault: Fault) -> list[list[str]]:
         """Return which tests concern a fault: those that name its module, then its room, then what trains."""
