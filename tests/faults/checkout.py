@@ -21,7 +21,7 @@ from tests.faults.probes import MODULE, PLUGIN, Recorded, gathered, probed
 from tests.faults.sites import Fault
 
 INCLUDED = re.compile(r'#include "(\w+\.\w+)"')
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 SYNTAX = ("g++", "-std=c++17", "-fsyntax-only", "-w")
 TEST_S = 120
 """Seconds for one test: a fault may let it run for ever."""
