@@ -47,13 +47,16 @@ class Recorded:
 def probed(text: bytes, faults: Iterable[tuple[int, Fault]]) -> bytes:
     """Return a module with a probe beside the place of each fault: before a statement, around an expression.
 
-    Where the language takes no expression (a pattern of `match`), the probe stands before the statement.
+    Where the language takes no expression (a pattern of `match`), the probe stands before the statement; a default of an
+    argument has its probe where the function begins.
     """
     put: list[tuple[int, int, bytes]] = []
     for number, fault in faults:
         call = CALL.format(number).encode()
         around = [(fault.start, -fault.end, b"(" + call + b" or ("), (fault.end, -len(text) - 1, b"))")]
-        if fault.kind == "statement" or not _parses(_with(text, around)):
+        if (body := _body_of_default(text, fault)) is not None:
+            around = [(body[0], -len(text) - 1, call + b"\n" + b" " * body[1])]
+        elif fault.kind == "statement" or not _parses(_with(text, around)):
             start, indent = _statement(text, fault.start)
             around = [(start, -len(text) - 1, call + b"\n" + b" " * indent)]
         put += around
@@ -67,12 +70,29 @@ def _with(text: bytes, put: list[tuple[int, int, bytes]]) -> bytes:
     return text
 
 
+def _body_of_default(text: bytes, fault: Fault) -> tuple[int, int] | None:
+    """Return where the body of a function begins, and its indentation, if the fault is in a default of an argument."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            defaults = [default for default in (*node.args.defaults, *node.args.kw_defaults) if default is not None]
+            if any(_start(text, d) <= fault.start and fault.end <= _start(text, d, end=True) for d in defaults):
+                first = node.body[1:2] or node.body  # behind a docstring
+                return _start(text, first[0]), first[0].col_offset
+    return None
+
+
+def _start(text: bytes, node: ast.expr | ast.stmt, *, end: bool = False) -> int:
+    """Return where a node begins, or ends."""
+    line, column = (node.end_lineno, node.end_col_offset) if end else (node.lineno, node.col_offset)
+    return sum(map(len, text.splitlines(keepends=True)[: (line or 0) - 1])) + (column or 0)
+
+
 def _statement(text: bytes, place: int) -> tuple[int, int]:
     """Return where the innermost statement around a place begins, and its indentation."""
     line = text.count(b"\n", 0, place) + 1
     statements = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt))
     found = max((s for s in statements if s.lineno <= line <= (s.end_lineno or 0)), key=lambda s: s.lineno)
-    return sum(map(len, text.splitlines(keepends=True)[: found.lineno - 1])) + found.col_offset, found.col_offset
+    return _start(text, found), found.col_offset
 
 
 def _parses(text: bytes) -> bool:

@@ -16,11 +16,12 @@ from tests.faults.probes import Recorded, gathered, probed
 from tests.faults.sites import faults_of
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = b"""
+PYTHON = b'''
 N = 2 + 3
 
 
 def f(x, y=4):
+    """Docstring."""
     if x < 3 and y:
         x += 1
         return -(x
@@ -29,7 +30,7 @@ def f(x, y=4):
         case 5:
             raise ValueError(x)
     return [n % 2 for n in range(x)]
-"""
+'''
 
 
 def came_by(monkeypatch: pytest.MonkeyPatch, *arguments: int) -> tuple[list[object], set[str]]:
@@ -49,10 +50,10 @@ def test_a_probe_says_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a probe changes a value, or says of a branch not taken that it was."""
     results, places = came_by(monkeypatch, 6)
     assert results == [[0, 1, 0, 1, 0, 1]]
-    assert places == {"x < 3 and y", "x < 3", "3", "5", "n % 2", "2"}
+    assert places == {"4", "x < 3 and y", "x < 3", "3", "5", "n % 2", "2"}
     results, places = came_by(monkeypatch, 2)
     assert results == [-6]
-    assert places == {"x < 3 and y", "x < 3", "3", "x += 1", "1", "x * 2", "2"}
+    assert places == {"4", "x < 3 and y", "x < 3", "3", "x += 1", "1", "x * 2", "2"}
 
 
 def test_every_module_takes_its_probes() -> None:
