@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The editable install maps the modules that exist: a folder changes when one is added or moved.
 SOURCES := CMakeLists.txt $(wildcard cpu/* cuda/*) $(shell find mggcn -type d -not -name __pycache__)
-# Modules and tests are compiled once, not by every process that starts.
+# A module is compiled when it is first imported, then kept: most of what is installed never is.
 unexport PYTHONDONTWRITEBYTECODE
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile
 
 .PHONY: train test test-all lint bench clean
 
@@ -77,30 +78,30 @@ $(VENV)/pip:
 # torch first and pinned: without the constraint pip may take a build with gigabytes of CUDA libraries.
 $(VENV)/installed: $(VENV)/pip pyproject.toml constraints-cpu.txt $(SOURCES)
 	@echo "--- torch: a download of 200 MB"
-	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt torch
+	$(INSTALL) -c constraints-cpu.txt torch
 	@echo "--- mggcn: its CPU kernels are compiled, a minute and a half of processor time"
-	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt -e .
+	$(INSTALL) -c constraints-cpu.txt -e .
 	@touch $@
 
 $(VENV)/test-installed: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt --group test
+	$(INSTALL) -c constraints-cpu.txt --group test
 	@touch $@
 
 # CUDA's compilers (a download of 185 MB) for tests/cuda. Where they cannot be had, these tests look for others and, where
 # there are none, say that they skip; with CI=true they fail.
 $(VENV)/compilers: $(VENV)/pip pyproject.toml
 	rm -rf $@
-	$(BIN)/python -m pip install --quiet --target $@ --group compilers || echo "no CUDA compilers here"
+	$(INSTALL) --target $@ --group compilers || echo "no CUDA compilers here"
 	@mkdir -p $@ && touch $@
 
 $(VENV)/dev-installed: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt --group dev
+	$(INSTALL) -c constraints-cpu.txt --group dev
 	@touch $@
 
 $(VENV)/wheel-installed: $(VENV)/pip pyproject.toml
-	$(BIN)/python -m pip install --quiet --group wheel
+	$(INSTALL) --group wheel
 	@touch $@
 
 $(VENV)/docs-installed: $(VENV)/pip pyproject.toml
-	$(BIN)/python -m pip install --quiet --group docs
+	$(INSTALL) --group docs
 	@touch $@

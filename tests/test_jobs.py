@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -128,6 +129,24 @@ def test_only_a_run_that_never_began_is_discarded(tmp_path: Path, error: Excepti
     with pytest.raises(type(error)), run_folders.discarded_if_refused(folder):
         raise error
     assert folder.exists() == stays
+
+
+def test_a_last_sign_of_life_keeps_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if another rank that writes while the folder is removed leaves a folder without a run."""
+    folder, remove, times = run_folders.make_run_folder(config_of(), "any", tmp_path / "run"), shutil.rmtree, []
+
+    def meanwhile(path: Path, **options: Any) -> None:
+        remove(path, **options)
+        times.append(path)
+        if len(times) < 3:
+            (folder / "status").mkdir(parents=True)
+            (folder / "status" / "rank-1.json").write_text("{}")
+
+    monkeypatch.setattr(shutil, "rmtree", meanwhile)
+    with pytest.raises(KeyboardInterrupt), run_folders.discarded_if_refused(folder):
+        raise KeyboardInterrupt
+    assert not folder.exists()
+    assert len(times) == 3
 
 
 def test_extending_a_run(tmp_path: Path) -> None:

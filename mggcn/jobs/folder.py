@@ -219,7 +219,11 @@ def discarded_if_refused(folder: Path) -> Iterator[None]:
     except (MggcnError, KeyboardInterrupt) as error:
         refused = not isinstance(error, MggcnError) or isinstance(error, Interrupted) or error.exit_code == 2
         if refused and not (folder / "history.jsonl").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+            # Of torchrun's ranks, another may write its last sign of life while this one removes the folder.
+            for _ in range(10):
+                shutil.rmtree(folder, ignore_errors=True)
+                if not folder.exists():
+                    break
             with contextlib.suppress(OSError):
                 Path("runs").rmdir()  # which it may have been the first in
         raise

@@ -152,6 +152,8 @@ def test_grids_and_draws(tmp_path: Path) -> None:
         ("[grid]\ntrain.lr = {log = [1, 2]}", r"the range of train.lr needs a number of draws: trials = 50"),
         ("[sweep]\ntrials = 3\n[grid]\ntrain.lr = {log = [0, 2]}", r"train.lr expects a list, \{uniform"),
         ("[sweep]\ntrials = 0\n[grid]\ntrain.lr = [1]", r"sweep.trials must lie in 1 \.\."),
+        ("[sweep]\ntrials = 2.5\n[grid]\ntrain.lr = [1]", r"sweep.trials expects an integer, got 2.5"),
+        ("[sweep]\nseed = true\n[grid]\ntrain.lr = [1]", r"sweep.seed expects an integer, got True"),
         ("[sweep]\nnumber = 3\n[grid]\ntrain.lr = [1]", r"unknown setting sweep.number; known in \[sweep\] are trials"),
         ("[grid]\ntrain.rate = [0.1]", r"unknown setting train.rate; .*known in \[train\] are"),
         ("[grid]\nmodel.dropout = [0.1, 1.5]", r"model.dropout must lie in \[0, 1\), got 1.5"),

@@ -6,7 +6,7 @@ import ast
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,14 @@ class Fault:
         return f"{self.path}:{line}: {before.decode()} -> {self.after.decode()}"
 
 
-def draw(root: Path, count: int, seed: int, valid: Callable[[Fault], bool]) -> list[Fault]:
-    """Return `count` faults of a checkout that leave valid programs, by area."""
+def draw(
+    root: Path, count: int, seed: int, valid: Callable[[Fault], bool], areas: Collection[str] = tuple(AREAS)
+) -> list[Fault]:
+    """Return `count` faults of a checkout that leave valid programs, by area; of all areas, or of some their share."""
     drawn: list[Fault] = []
     for number, (area, share) in enumerate(AREAS.items()):
+        if area not in areas:
+            continue
         files = sorted(path for path in (root / area).rglob("*") if path.suffix in SUFFIXES)
         found = [fault for path in files for fault in faults_of(path.relative_to(root).as_posix(), path.read_bytes())]
         random.Random(seed + number).shuffle(found)

@@ -149,7 +149,7 @@ def test_what_is_caught_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     rows = [json.loads(line) for line in (out / "fast.jsonl").read_text().splitlines()]
     assert {row["fault"]: (row["caught"], row["by"]) for row in rows} == {
         "mggcn/sums.py:2: x + x -> (x - x)": (True, "tests/test_sums.py::test_double"),
-        "mggcn/sums.py:6: x * x -> (x + x)": (False, ""),
+        "mggcn/sums.py:6: x * x -> (x + x)": (False, "no test runs it"),
     }
     said = (out / "fast.md").read_text()
     assert "1 of 2" in said
@@ -168,13 +168,13 @@ def test_a_test_that_fails_anyway_catches_nothing(tmp_path: Path) -> None:
     ).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    options = SimpleNamespace(stages=4, suite="fast", limit=60)
+    options = SimpleNamespace(suite="fast", limit=60)
     copy, fault = Checkout(tmp_path, tmp_path / "copy"), Fault("mggcn/sums.py", 25, 26, "operator", b"-")
-    outcome, stage = faults.caught(copy, fault, options)
-    assert (outcome.caught, outcome.by, stage) == (
+    outcome, after = faults.caught(copy, fault, copy.first(fault), options)
+    assert (outcome.caught, outcome.by, after) == (
         False,
         "tests/test_sums.py::test_double fails without the fault as well",
-        1,
+        "stage 1",
     )
 
 

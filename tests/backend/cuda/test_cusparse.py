@@ -14,6 +14,7 @@ import torch
 
 from mggcn.backend.base import Epilogue, Sparse
 from mggcn.backend.cuda.cusparse import Algorithm, CusparseSpmm, Library
+from mggcn.backend.cuda.sizes import cusparse_bytes
 from mggcn.errors import BackendError
 from tests.backend.cases import BATTERY, NAMES, Case
 
@@ -175,3 +176,9 @@ def test_refusals() -> None:
 
     with pytest.raises(BackendError, match=r"needs libcusparse\.so\.12"):
         Library(lambda: 77, missing)
+
+
+def test_a_matrix_with_values_needs_no_ones() -> None:
+    """Fails if the plan counts ones that only a matrix without values needs, or forgets the 32-bit row pointers."""
+    assert cusparse_bytes(200, 5000, True, 4) == 1024
+    assert cusparse_bytes(200, 5000, False, 4) == 1024 + 20480
