@@ -5,12 +5,13 @@ Everything lies in one folder: archives as published, and a store beside them, m
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import urllib.request
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
 from mggcn.graph.ogb import read_ogb
 from mggcn.graph.options import GraphOptions
+from mggcn.graph.planetoid import PARTS, read_planetoid
 from mggcn.graph.store import is_store
 from mggcn.graph.store_write import write_store
 
@@ -35,6 +37,8 @@ Say = Callable[[str], object]
 class Dataset:
     """A published graph. files: its path in the data folder once it is unpacked; inside: in the archive.
 
+    parts: addresses behind `url` of the files of a folder, by name, where there is no archive.
+
     vertices, edges, features, classes: as published, edges before they are symmetrised; `metric` is the published score.
     """
 
@@ -42,6 +46,7 @@ class Dataset:
     url: str
     files: str
     inside: str = ""
+    parts: Mapping[str, str] = field(default_factory=dict)
     vertices: int
     edges: int
     features: int
@@ -69,6 +74,18 @@ def _reddit(path: Path) -> dict[str, Any]:
         types = found["node_types"]
         splits = {part: types == number for number, part in enumerate(("train", "val", "test"), 1)}
         return {"adj": adj, "features": found["feature"], "labels": found["label"], "splits": splits}
+
+
+def _graphsaint(path: Path) -> dict[str, Any]:
+    """Labels are a class, or a list of as many ones and zeros as there are, for each vertex."""
+    with np.load(path / "adj_full.npz", allow_pickle=False) as found:
+        adj = sp.csr_matrix((found["data"], found["indices"], found["indptr"]), found["shape"])
+    by_vertex = json.loads((path / "class_map.json").read_text())
+    roles = json.loads((path / "role.json").read_text())
+    labels = np.array([by_vertex[str(vertex)] for vertex in range(adj.shape[0])])
+    splits = {part: np.array(roles[role], np.int64) for part, role in (("train", "tr"), ("val", "va"), ("test", "te"))}
+    features = np.load(path / "feats.npy", allow_pickle=False).astype(np.float32)
+    return {"adj": adj, "features": features, "labels": labels, "splits": splits}
 
 
 def _ogb(name: str, archive: str, vertices: int, edges: int, features: int, classes: int) -> Dataset:
@@ -106,7 +123,46 @@ def _heterophily(
     )
 
 
+def _planetoid(name: str, vertices: int, edges: int, features: int, classes: int) -> Dataset:
+    commit = "af6abf468a772cc055bec88c52e4d6f51b7c37e3"
+    return Dataset(
+        name=name,
+        url=f"https://raw.githubusercontent.com/kimiyoung/planetoid/{commit}/data/",
+        files=f"{name}_raw",
+        parts={file: file for file in (f"ind.{name}.{part}" for part in PARTS)},
+        vertices=vertices,
+        edges=edges,
+        features=features,
+        classes=classes,
+        licence="MIT",
+        source="Yang et al. 2016",
+        read=read_planetoid,
+    )
+
+
+def _saint(name: str, metric: str, counts: tuple[int, int, int, int], *ids: str) -> Dataset:
+    vertices, edges, features, classes = counts
+    names = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
+    return Dataset(
+        name=name,
+        url="https://drive.usercontent.google.com/download?confirm=t&id=",
+        files=f"{name}_raw",
+        parts=dict(zip(names, ids, strict=True)),
+        vertices=vertices,
+        edges=edges,
+        features=features,
+        classes=classes,
+        metric=metric,
+        licence="not stated",
+        source="Zeng et al. 2020",
+        read=_graphsaint,
+    )
+
+
 _ALL = (
+    _planetoid("cora", 2_708, 10_556, 1_433, 7),
+    _planetoid("citeseer", 3_327, 9_104, 3_703, 6),
+    _planetoid("pubmed", 19_717, 88_648, 500, 3),
     _ogb("ogbn-arxiv", "arxiv", 169_343, 1_166_243, 128, 40),
     _ogb("ogbn-products", "products", 2_449_029, 61_859_140, 100, 47),
     _ogb("ogbn-papers100M", "papers100M-bin", 111_059_956, 1_615_685_872, 128, 172),
@@ -121,6 +177,24 @@ _ALL = (
         licence="not stated",
         source="Hamilton et al. 2017",
         read=_reddit,
+    ),
+    _saint(
+        "flickr",
+        "accuracy",
+        (89_250, 899_756, 500, 7),
+        "1crmsTbd1-2sEXsGwa2IKnIB7Zd3TmUsy",
+        "1join-XdvX3anJU_MLVtick7MgeAQiWIZ",
+        "1uxIkbtg5drHTsKt-PAsZZ4_yJmgFmle9",
+        "1htXCtuktuCW8TR8KiKfrFDAxUgekQoV7",
+    ),
+    _saint(
+        "yelp",
+        "micro_f1",
+        (716_847, 13_954_819, 300, 100),
+        "1Juwx8HtDwSzmVIJ31ooVa1WljI4U5JnA",
+        "1Zy6BZH_zLEjKlEFSduKE5tV9qqA_8VtM",
+        "1VUcBGr0T0-klqerjAjxRmAqFuld_SMWU",
+        "1NI5pa5Chpd-52eSmLW60OnB3WS5ikxq_",
     ),
     _heterophily("roman_empire", 22_662, 32_927, 300, 18),
     _heterophily("amazon_ratings", 24_492, 93_050, 300, 5),
@@ -173,31 +247,47 @@ def _read(dataset: Dataset, files: Path) -> Graph:
 
 
 def _download(dataset: Dataset, files: Path, say: Say) -> None:
-    """Fetch and unpack an archive beside its place, then move it there: complete or absent."""
+    """Fetch and unpack an archive, or all files of a folder, beside its place, then move it there: complete or absent."""
     part = files.with_name(f".{files.name}.part")
     unpacked = files.with_name(f".{files.name}.unpacked")
     try:
         files.parent.mkdir(parents=True, exist_ok=True)
         say(f"{dataset.name}: downloading {dataset.url}")
-        _fetch(dataset.url, part)
-        if dataset.url.endswith(".zip"):
-            shutil.rmtree(unpacked, ignore_errors=True)
-            with zipfile.ZipFile(part) as archive:
-                archive.extractall(unpacked)  # compares every file's checksum; names cannot lead elsewhere
-            (unpacked / dataset.inside).rename(files)
+        shutil.rmtree(unpacked, ignore_errors=True)
+        if dataset.parts:
+            unpacked.mkdir()
+            for name, address in dataset.parts.items():
+                _fetch(dataset.url + address, unpacked / name)
+            unpacked.rename(files)
         else:
-            part.rename(files)
+            _fetch(dataset.url, part)
+            if dataset.url.endswith(".zip"):
+                with zipfile.ZipFile(part) as archive:
+                    archive.extractall(unpacked)  # compares every file's checksum; names cannot lead elsewhere
+                (unpacked / dataset.inside).rename(files)
+            else:
+                part.rename(files)
     except (OSError, ValueError, HTTPException, zipfile.BadZipFile) as error:
-        what = "unpack it" if dataset.url.endswith(".zip") else "put it"
-        named = f"so that its {dataset.inside or 'files'} is the folder" if dataset.url.endswith(".zip") else "as"
         reason = getattr(error, "reason", None) or error
         raise GraphError(
-            f"{dataset.name} is not in {files.parent} and cannot be downloaded ({reason}); fetch {dataset.url} elsewhere "
-            f"and {what} {named} {files}"
+            f"{dataset.name} is not in {files.parent} and cannot be downloaded ({reason}); {_by_hand(dataset, files)}"
         ) from error
     finally:
         part.unlink(missing_ok=True)
         shutil.rmtree(unpacked, ignore_errors=True)
+
+
+def _by_hand(dataset: Dataset, files: Path) -> str:
+    """Return which files to fetch elsewhere, and where to put them."""
+    if dataset.parts:
+        addresses = ", ".join(
+            name if name == address else f"{name} (id={address})" for name, address in dataset.parts.items()
+        )
+        return f"fetch from {dataset.url} elsewhere {addresses}, and put them into the folder {files}"
+    if dataset.url.endswith(".zip"):
+        inside = dataset.inside or "files"
+        return f"fetch {dataset.url} elsewhere and unpack it so that its {inside} is the folder {files}"
+    return f"fetch {dataset.url} elsewhere and put it as {files}"
 
 
 def _fetch(url: str, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import threading
 import zipfile
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 from mggcn.cli import main
 from mggcn.errors import GraphError
@@ -21,6 +23,7 @@ from mggcn.graph import datasets
 from mggcn.graph.datasets import DATASETS, Dataset, obtain
 from mggcn.graph.store import open_store
 from tests.graph.test_ogb import EDGES, SPLIT, N, text_layout, write_table
+from tests.graph.test_planetoid import made
 
 SMALL = {"vertices": N, "edges": EDGES.shape[1], "features": 3, "classes": 3}
 
@@ -43,19 +46,21 @@ def heterophilous() -> bytes:
 
 
 class Server:
-    """Answers every request with `content`, of which it announces `announced` bytes; counts the requests."""
+    """Answers a request with the file of that name, else with `content`; announces `announced` bytes; counts requests."""
 
     def __init__(self) -> None:
         self.content, self.announced, self.status, self.requests = b"", 0, 200, 0
+        self.files: dict[str, bytes] = {}
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 server.requests += 1
+                content = server.files.get(self.path[1:], server.content)
                 self.send_response(server.status)
-                self.send_header("Content-Length", str(server.announced or len(server.content)))
+                self.send_header("Content-Length", str(server.announced or len(content)))
                 self.end_headers()
-                self.wfile.write(server.content)
+                self.wfile.write(content)
 
             def log_message(self, *_: Any) -> None:
                 """Nothing is printed."""
@@ -110,6 +115,57 @@ def test_a_single_file(server: Server, tmp_path: Path) -> None:
     graph = open_store(obtain(minesweeper(server), tmp_path, lambda _: None))
     assert graph.meta["metric"] == "roc_auc"
     assert np.flatnonzero(graph.splits["val"].read(0, 1)[0]).tolist() == [1, 4]
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["flickr", "yelp"])
+def test_a_folder_of_files(name: str, server: Server, tmp_path: Path) -> None:
+    """Fails if a file of several gets another's name, half of them count, or labels and splits are read wrongly."""
+    adj, file = sp.csr_matrix(np.eye(6, k=1) + np.eye(6, k=-1)), io.BytesIO()
+    np.savez(file, data=adj.data, indices=adj.indices, indptr=adj.indptr, shape=adj.shape)
+    labels = [[v % 2, v // 3] for v in range(6)] if name == "yelp" else [v % 2 for v in range(6)]
+    written = {
+        "adj_full.npz": file.getvalue(),
+        "feats.npy": npy(np.eye(6, 3)),
+        "class_map.json": json.dumps({str(v): labels[v] for v in reversed(range(6))}).encode(),
+        "role.json": json.dumps({"tr": [0, 1, 5], "va": [2], "te": [4, 3]}).encode(),
+    }
+    published = DATASETS[name]
+    server.files = {published.parts[part]: content for part, content in written.items()}
+    counts = {"vertices": 6, "edges": adj.nnz, "features": 3, "classes": 2}
+    small = replace(published, url=server.url(""), **counts)
+    server.files[published.parts["role.json"]], whole = b"<html>", server.files[published.parts["role.json"]]
+    with pytest.raises(
+        GraphError, match=f"_raw does not hold {name}: .*delete .*{name}_raw, and it is downloaded again"
+    ):
+        obtain(small, tmp_path, lambda _: None)
+    shutil.rmtree(tmp_path / f"{name}_raw")
+    server.files[published.parts["role.json"]] = whole
+    graph = open_store(obtain(small, tmp_path, lambda _: None))
+    assert graph.meta["metric"] == published.metric
+    assert graph.labels is not None
+    assert graph.labels.read(0, 6).tolist() == labels
+    assert np.flatnonzero(graph.splits["test"].read(0, 1)[0]).tolist() == [3, 4]
+    server.status = 404
+    with pytest.raises(GraphError, match=rf"cannot be downloaded.*role\.json \(id=.*into the folder .*{name}_raw"):
+        obtain(small, tmp_path / "other", lambda _: None)
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_planetoids_files(server: Server, tmp_path: Path) -> None:
+    """Fails if cora is not what its eight files hold."""
+    (tmp_path / "made").mkdir()
+    made(tmp_path / "made")
+    server.files = {f"ind.cora.{path.name[10:]}": path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    cora = replace(DATASETS["cora"], url=server.url(""), vertices=14, edges=8, features=5, classes=3)
+    graph = open_store(obtain(cora, tmp_path / "data", lambda _: None))
+    assert graph.symmetric
+    assert server.requests == 8
 
 
 @pytest.mark.parametrize("answer", ["cut", "announced more", "no zip", "other folder", "404"])
