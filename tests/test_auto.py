@@ -206,6 +206,9 @@ def test_a_shape_that_auto_cannot_plan_is_refused() -> None:
     shape = GraphShape(name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True)
     config = dataclasses.replace(config_of(4), run=RunConfig(ranks=4, strategy="delayed"))
     assert resolve_auto_shape(config, shape, 0.0) == (config, None)
+    few = dataclasses.replace(shape, num_vertices=3)
+    with pytest.raises(PlanError, match="4 ranks cannot share the 3 vertices of the shape"):
+        resolve_auto_shape(config, few, 0.0)
     from mggcn.assemble import plan_shape
 
     with pytest.raises(ConfigError, match="--replication"):

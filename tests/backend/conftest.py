@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -76,7 +76,3 @@ def backend(request: pytest.FixtureRequest) -> KernelBackend:
     make, how = request.param
     made: KernelBackend = make(*how)
     return made
-
-
-def pytest_make_parametrize_id(config: pytest.Config, val: Any, argname: str) -> str | None:
-    return type_name(val) if isinstance(val, torch.dtype) else None

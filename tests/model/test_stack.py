@@ -66,6 +66,15 @@ def drawn(count: int) -> list[Case]:
 CASES = drawn(160)
 FAST = covering([tuple((name, case[name]) for name in FACTORS if name != "pattern") for case in CASES], 1, "stack")
 
+# Of several layers, dense ones behind the convolutions read the last.
+FAST.add(
+    next(
+        number
+        for number, case in enumerate(CASES)
+        if (case["conv"], case["dense"], case["jumping"]) == ("gcn", "after", "last") and len(case["hidden"]) > 1
+    )
+)
+
 
 def model_of(case: Case) -> dict[str, Any]:
     """Settings of the model, without those that a kind does not have."""

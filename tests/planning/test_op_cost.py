@@ -12,21 +12,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mggcn
 from mggcn import native
 from mggcn.config import ModelConfig
+from mggcn.cost.work import Work
 from mggcn.model.kinds import norms
 from mggcn.planning.cost_text import summed_widths
-from mggcn.planning.op_cost import SMALL_ROWS, epoch_threads
+from mggcn.planning.op_cost import SMALL_ROWS, epoch_threads, program_items
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.train.test_exact import config_of
 from tests.train.test_mixed import with_run
 
 
-def _trainer(vertices: int, *hidden: int, **settings: object) -> mggcn.Trainer:
+def _trainer(vertices: int, *hidden: int, norm_layer: str = "none", **settings: object) -> mggcn.Trainer:
     """Train a GCN on a ring, on two threads."""
     ring = np.arange(vertices)
     edges = np.stack([np.tile(ring, 2), np.append(np.roll(ring, 1), np.roll(ring, -1))])
     labels, splits = ring % 3, {"train": ring[::2], "val": ring[1::2]}
     graph = mggcn.load(edges, features=np.eye(vertices, 7, dtype=np.float32), labels=labels, splits=splits)
-    return mggcn.Trainer(graph, mggcn.GCN(hidden=hidden), threads=2, **settings)
+    return mggcn.Trainer(graph, mggcn.GCN(hidden=hidden, norm_layer=norm_layer), threads=2, **settings)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,13 @@ def test_norms_cost_the_passes_that_they_make(norm_layer: str, monkeypatch: pyte
     assert len(seen) == 3, seen
     for kind, counted in seen:
         assert counted == tuple(kind.passes), kind
+
+
+def test_norms_pass_over_their_blocks_in_float64() -> None:
+    """Fails if the plan takes the blocks of a norm, which are summed in float64, for larger or smaller than they are."""
+    plan = _trainer(ROWS, 16, norm_layer="layer").plan.run
+    works = [item for item in program_items(plan, plan.ranks[0], plan.ranks[0].train) if isinstance(item, Work)]
+    assert [work.span for work in works].count(2 * ROWS * 16 * 8) == 2
 
 
 @pytest.mark.parametrize(
