@@ -135,7 +135,7 @@ def wrong(results: list[Found]) -> list[str]:
         f"{found['case']}, {name}: losses differ by {error:.1e}"
         for found in results
         for name, error in found["loss_error"].items()
-        if not error <= TOLERANCES.get(found["prepared"][name].get("precision", "fp32"), TOLERANCE)
+        if not error <= found.get("tolerance", TOLERANCES.get(found["prepared"][name].get("precision"), TOLERANCE))
     ]
 
 

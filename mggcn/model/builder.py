@@ -15,7 +15,7 @@ from mggcn.aggregate.relations import Relational
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.model.kinds.aggregate import Aggregate, Part
-from mggcn.model.kinds.combine import Activation, Blend, Concat, Larger, SelfWeight
+from mggcn.model.kinds.combine import Activation, Blend, Concat, Larger
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.kinds.elementwise import Add, EpilogueSpec, elementwise
 from mggcn.model.kinds.ends import Input
@@ -42,6 +42,11 @@ class Builder:
     _aggregates: int = 0
     _masks: int = 0
     _norms: int = 0
+
+    @property
+    def layer(self) -> int:
+        """Return the number of the last linear layer, of which names of further parameters are made; 0 before the first."""
+        return self._layers
 
     def input(self, num_features: int) -> Value:
         """Return the features X (V, D), dropped as model.input_dropout says."""
@@ -171,10 +176,6 @@ class Builder:
         if not self.training:
             return Value(RunningNorm(*both, mean, variance, self._norms), (x,), x.cols)
         return Value(BatchNorm(*both, mean, variance, self._norms, x.cols), (x,), x.cols)
-
-    def self_weight(self, x: Value) -> Value:
-        """Return (1 + eps) x with a new parameter layers.<l>.eps (1,) from 0."""
-        return Value(SelfWeight(self.parameter(f"layers.{self._layers}.eps", (1,)), self._layers), (x,), x.cols)
 
     def blend(self, a: Value, b: Value, share: float) -> Value:
         """Return (1 - share) a + share b. Raises: PlanError if their widths differ."""

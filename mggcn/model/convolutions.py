@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mggcn.model.builder import Builder
+from mggcn.model.gin import gin
 from mggcn.model.values import Value
 
 Convolution = Callable[[Builder, Value, int, bool], Value]
@@ -38,16 +39,6 @@ def sage_max(b: Builder, x: Value, width: int, last: bool) -> Value:
     """X W_r + P W_n + b, P the maximum of the in-neighbours' relu(x W_p + b_p) (Hamilton et al. 2017, eq. 3)."""
     pooled = b.maximum(b.relu(b.bias(b.linear(x, x.cols))))
     return b.bias(b.add(b.linear(x, width), b.linear(pooled, width)))
-
-
-def gin(b: Builder, x: Value, width: int, last: bool) -> Value:
-    """f(((1 + eps) x + A^T x) W_1 + b_1) W_2 + b_2 with f model.activation (Xu et al. 2019, eq. 4.1), eps learnt.
-
-    W_1 comes before the sum, which it commutes with. Parameters are those of PyG's GINConv with two dense layers.
-    """
-    h = b.linear(x, width)
-    h = b.activation(b.bias(b.add(b.self_weight(h), b.neighbours(h))))
-    return b.bias(b.linear(h, width))
 
 
 def gat(b: Builder, x: Value, width: int, last: bool) -> Value:

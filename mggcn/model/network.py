@@ -15,6 +15,7 @@ from mggcn.errors import PlanError
 from mggcn.memory.device import OPERAND, STORAGE
 from mggcn.model.builder import Builder, Network
 from mggcn.model.choices import InputChoice, InputShape, LayerChoice, LayerUse, choose_input, choose_layer
+from mggcn.model.convolutions import CONVOLUTIONS
 from mggcn.model.derive import derive
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import Linear, SparseLinear
@@ -30,7 +31,7 @@ from mggcn.model.stack import propagated, stack
 from mggcn.model.values import Graph, Value
 
 NETWORKS: Final[Mapping[str, Network]] = MappingProxyType(
-    dict.fromkeys(("gcn", "sage", "gin", "gat", "gatv2", "rgcn", "mlp"), stack)
+    dict.fromkeys((name.partition("-")[0] for name in CONVOLUTIONS), stack)
     | dict.fromkeys(("sgc", "appnp"), propagated)
 )
 """The models by model.kind."""

@@ -13,7 +13,8 @@ import torch
 
 from bench import arrays, graphs, worker
 from bench.graphs import RELABELLED, Made
-from bench.peers import worker_product, worker_pyg
+from bench.peers import worker_product, worker_pyg, worker_pyg_layers
+from bench.peers.attention import MODELS
 from bench.peers.libraries import find_peers
 from bench.report import ROOT
 from mggcn.graph.generate import community
@@ -70,6 +71,19 @@ def test_networks_agree(precomputed: bool, store: Path, tmp_path: Path) -> None:
     for kind in ("fused", "scaled", "csr", "scatter"):
         peer = worker_pyg.prepare(job | {"kind": kind, "precomputed": precomputed})
         assert [peer.epoch() for _ in range(3)] == pytest.approx(expected, rel=1e-5), kind
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_layers_agree(kind: str, store: Path, tmp_path: Path) -> None:
+    """Fails if PyG's layers start from other weights than mggcn's, or have another activation, norm or bias."""
+    job = {"store": str(store), "hidden": [8, 8], "classes": 3, "weights": str(tmp_path / "w.npz"), "threads": 1}
+    own = worker.prepare(job | {"run": {"precision": "fp64"}, "model": MODELS[kind]})
+    expected = [own.epoch() for _ in range(3)]
+    for way in ("scatter", "csr") if kind == "sage-mean" else ("scatter",):
+        facts = {"kind": kind, "way": way, "heads": 4, "batch_norm": kind == "gin", "double": way == "scatter"}
+        peer = worker_pyg_layers.prepare(job | facts)
+        error = 1e-6 if way == "scatter" else 1e-4
+        assert [peer.epoch() for _ in range(3)] == pytest.approx(expected, rel=error), way
 
 
 def test_sparse_features_and_several_splits(tmp_path: Path) -> None:

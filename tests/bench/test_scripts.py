@@ -79,6 +79,18 @@ def test_epochs_beside_peers(run: Callable[..., Record], monkeypatch: pytest.Mon
     assert max(row["loss_error"].values()) < 1e-4
 
 
+@pytest.mark.full
+def test_layers_beside_peers(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a contender is lost, or one that does not fit is started."""
+    from bench.peers import attention
+
+    arguments = ("--kinds", "gin", "--graphs", "arxiv-like", "--rounds", "1")
+    monkeypatch.setattr(attention, "EDGE_ROWS", {("gin", attention.SCATTER): 1e12})
+    (row,) = run("peers.attention", *arguments, shared="cache peers data")["measured"]
+    assert list(row["seconds"]) == ["mggcn", "PyG csr"]
+    assert row["left_out"]["PyG"].startswith("not run: it needs about")
+
+
 @pytest.mark.parametrize("what", [pytest.param(what, marks=pytest.mark.slow) for what in ("pruning", "setup")])
 def test_epochs_by_settings(what: str, run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {what: ([Case("arxiv-like", (8,))], *rest) for what, (_, *rest) in epochs.EXPERIMENTS.items()}

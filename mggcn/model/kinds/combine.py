@@ -5,13 +5,11 @@ V rows of this rank, D columns. All are passes of torch over existing matrices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mggcn.model.kinds.norms import Work, add_sums, room
-from mggcn.model.runtime import Runtime, Sizes
-from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
+from mggcn.model.runtime import Runtime
+from mggcn.model.values import Adjoint, Op, PlainKind, Value
 
 SLOPE = 0.01
 """Slope of leaky_relu below zero, as torch's default."""
@@ -49,79 +47,6 @@ class Blend(PlainKind):
         import torch
 
         torch.lerp(op.tensor(rt, 0), op.tensor(rt, 1), self.share, out=rt.buffer(op.out))
-
-
-@dataclass(frozen=True, slots=True)
-class SelfWeight(PlainKind):
-    """out = (1 + eps) * x with a parameter eps (1,)."""
-
-    has_parameters = True
-    eps: str
-    site: int
-
-    @property
-    def label(self) -> str:
-        return f"self-weight {self.site}"
-
-    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
-        (x,) = value.operands
-        effect = Value(SelfWeightGrad(self.eps, self.site), (gradient, x))
-        back = Value(SelfWeightBack(self.eps, self.site), (gradient,), x.cols)
-        return Adjoint((back,), (effect,))
-
-    def run(self, rt: Runtime, op: Op) -> None:
-        weighted(rt, self.eps, op)
-
-
-def weighted(rt: Runtime, eps: str, op: Op) -> None:
-    """Out = (1 + eps) * x."""
-    import torch
-
-    x = op.tensor(rt, 0)
-    torch.mul(x, (rt.parameter(eps) + 1).to(x.dtype), out=rt.buffer(op.out))
-
-
-@dataclass(frozen=True, slots=True)
-class SelfWeightBack(PlainKind):
-    """out = (1 + eps) * g."""
-
-    in_place = (0,)
-    eps: str
-    site: int
-
-    @property
-    def label(self) -> str:
-        return f"self-weight-grad {self.site}"
-
-    def run(self, rt: Runtime, op: Op) -> None:
-        weighted(rt, self.eps, op)
-
-
-@dataclass(frozen=True, slots=True)
-class SelfWeightGrad(PlainKind):
-    """The gradient of eps: the sum of g * x. Operands g and x."""
-
-    stored = False
-    eps: str
-    site: int
-
-    @property
-    def label(self) -> str:
-        return f"self-weight-sum {self.site}"
-
-    @property
-    def gradient_of(self) -> str:
-        return self.eps
-
-    def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
-        return room(value, sizes, blocks=2, vectors=2)
-
-    def run(self, rt: Runtime, op: Op) -> None:
-        work = Work(rt, op)
-        total = work.vector(0).zero_()
-        for _, (g, x) in work.blocks(op.tensor(rt, 0), op.tensor(rt, 1)):
-            add_sums(g.mul_(x), work.vector(1), total)
-        rt.gradient(self.eps).copy_(total.sum())
 
 
 @dataclass(frozen=True, slots=True)
