@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.config import TABLES, Config, ModelConfig, from_tables
+from mggcn.config_model import ignored_settings
 from mggcn.config_values import RENAMED, with_new_names
 from mggcn.errors import ConfigError, did_you_mean, no_regular_file
 
@@ -39,13 +40,22 @@ def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) ->
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     try:
         if saved:
-            tables = {
-                name: with_new_names(name, table) if isinstance(table, dict) else table
-                for name, table in tables.items()
-            }
+            tables = as_saved(tables)
         return from_tables(tables, base)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def as_saved(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables that a run saved, perhaps with an earlier version, as this one takes them.
+
+    Names are the new ones; what the kind of model ignores, and an earlier version saved all the same, is left out.
+    """
+    now = {name: with_new_names(name, table) if isinstance(table, dict) else table for name, table in tables.items()}
+    if isinstance(model := now.get("model"), dict):
+        ignored = ignored_settings(str(model.get("kind", ModelConfig().kind)))
+        now["model"] = {key: value for key, value in model.items() if key not in ignored}
+    return now
 
 
 def to_tables(config: Config) -> dict[str, dict[str, Any]]:

@@ -9,12 +9,27 @@ from mggcn.config_values import require as _require
 from mggcn.config_values import settle as _settle
 from mggcn.errors import ConfigError
 
-MAX_HEADS = 64
 MAX_LAYERS = 512
 """Layers, hops and bases of a model: plans take seconds for that many."""
+MAX_HEADS = 64
 """Heads of attention: what kernels keep scores for (cpu/attention.h)."""
 _LAYERED: Final = ("gcn", "sage", "gin", "gat", "gatv2", "rgcn", "mlp", "appnp")
 """Kinds that are made of layers with an activation."""
+_BELONG: Final = {
+    ("heads", "attention_dropout"): ("gat", "gatv2"),
+    ("aggregator",): ("sage",),
+    ("hops",): ("sgc", "appnp"),
+    ("teleport",): ("appnp",),
+    ("bases",): ("rgcn",),
+    ("hidden", "dropout", "activation", "norm_layer", "dense_before"): _LAYERED,
+    ("residual", "jumping", "head", "dense_between", "dense_after"): tuple(set(_LAYERED) - {"appnp"}),
+}
+"""Settings that not all kinds have, and the kinds that have them."""
+
+
+def ignored_settings(kind: str) -> set[str]:
+    """Return the settings that a kind of model does not have."""
+    return {name for names, kinds in _BELONG.items() if kind not in kinds for name in names}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,17 +128,8 @@ class ModelConfig:
 
     def _refuse_strangers(self) -> None:
         """Refuse settings that the kind would ignore."""
-        belong = {
-            ("heads", "attention_dropout"): ("gat", "gatv2"),
-            ("aggregator",): ("sage",),
-            ("hops",): ("sgc", "appnp"),
-            ("teleport",): ("appnp",),
-            ("bases",): ("rgcn",),
-            ("hidden", "dropout", "activation", "norm_layer", "dense_before"): _LAYERED,
-            ("residual", "jumping", "head", "dense_between", "dense_after"): tuple(set(_LAYERED) - {"appnp"}),
-        }
         defaults = {item.name: item.default for item in fields(self)}
-        for names, kinds in belong.items():
+        for names, kinds in _BELONG.items():
             # No width is what sgc has, and what its run folders say.
             odd = [n for n in names if getattr(self, n) not in (defaults[n], ()) and self.kind not in kinds]
             if odd:

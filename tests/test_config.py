@@ -358,3 +358,14 @@ def test_models_have_the_defaults_of_the_settings(name: str) -> None:
     """Fails if a model that Python describes differs from the one that model.kind names."""
     assert getattr(mggcn, name)() == ModelConfig(kind=name.lower())
     assert {"SGC": 2, "APPNP": 10}.get(name, 0) == ModelConfig(kind=name.lower()).hops  # the authors' own
+
+
+def test_a_saved_run_may_have_settings_that_its_kind_ignores(tmp_path: Path) -> None:
+    """Fails if a run of an earlier version, which saved them, cannot go on, or a new run may have them."""
+    path = tmp_path / "config.toml"
+    path.write_text('[model]\nkind = "gcn"\nhops = 2\nheads = 4\nhidden = [5]\n')
+    with pytest.raises(ConfigError, match="model.heads belongs to gat, gatv2"):
+        config_files.from_toml(path)
+    assert config_files.from_toml(path, saved=True).model == ModelConfig(hidden=(5,))
+    path.write_text('[model]\nkind = "sgc"\nhops = 3\ndropout = 0.25\n')
+    assert config_files.from_toml(path, saved=True).model == ModelConfig(kind="sgc", hops=3)

@@ -160,7 +160,7 @@ def locality_summary(statistics: LocalityStatistics) -> str:
         f"edges inside clusters {s.inside_share:.1%} ({s.num_clusters:,} clusters, the largest of {s.largest_cluster:,} "
         f"vertices, in {s.num_levels} levels)",
         f"average gap {s.gap:,.0f} places between the ends of an edge ({s.gap_before:,.0f} before)",
-        f"critical path {s.critical_path:.3f} (of staged products, over that of equal tiles)",
+        f"the busiest ranks of the stages of a broadcast take {s.critical_path:.3f} times an even share",
         *_balance_lines(s),
     ]
     return "\n".join(lines)

@@ -222,10 +222,15 @@ class Graph:
         width = self.num_features
         features = f"{width:,} {'sparse ' if isinstance(self.features, CSR) else ''}feature" if width else "no feature"
         features += "" if width == 1 else "s"
-        splits = [f"{name} x {rows.shape[0]}" if rows.shape[0] > 1 else name for name, rows in self.splits.items()]
+        counts = {rows.shape[0] for rows in self.splits.values()}
+        if len(counts) == 1 and counts != {1}:
+            splits = f"{counts.pop()} splits into {', '.join(self.splits)}"
+        else:
+            several = {name: f" ({rows.shape[0]})" if rows.shape[0] > 1 else "" for name, rows in self.splits.items()}
+            splits = f"splits {', '.join(name + count for name, count in several.items()) or 'none'}"
         return (
             f"{self.num_vertices:,} vertices, {self.num_edges:,} stored edges, {kind}, {features}, "
-            f"{columns(self.task, self.num_classes)}, splits {', '.join(splits) or 'none'}"
+            f"{columns(self.task, self.num_classes)}, {splits}"
         )
 
 

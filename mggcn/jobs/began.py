@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.config import Config, from_tables
-from mggcn.config_files import from_toml, to_tables
-from mggcn.config_values import with_new_names
+from mggcn.config_files import as_saved, from_toml, to_tables
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.layout import digest_of, graph_digests
@@ -50,9 +49,7 @@ def check_settings(folder: Path, config: Config, job: Mapping[str, Any]) -> None
     if isinstance(recorded, list) and to_tables(config) in recorded:
         return
     try:
-        known = [
-            from_tables({name: with_new_names(name, table) for name, table in tables.items()}) for tables in recorded
-        ]
+        known = [from_tables(as_saved(tables)) for tables in recorded]
     except (ConfigError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{folder / 'job.json'} is damaged: {error}; start a new run") from error
     if not known:

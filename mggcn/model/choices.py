@@ -127,8 +127,8 @@ def _least_work(options: Sequence[tuple[float, InputChoice]], setting: str) -> I
         if choice is not best
     )
     reason = (
-        f"{_name(best)} is kept: {work / 1e6:.1f} M weighted multiply-adds an epoch in layer 1, "
-        f"{best.nbytes / 2**20:.1f} MiB" + (f" (against {rest})" if rest else "")
+        f"{_name(best)} is kept: layer 1 takes about {work / 1e6:.1f} M multiply-adds of a dense product an epoch, and "
+        f"{best.nbytes / 2**20:.1f} MiB" + (f"; otherwise: {rest}" if rest else "")
     )
     return replace(best, reason=reason)
 

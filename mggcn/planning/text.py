@@ -244,8 +244,8 @@ def _tiles(plan: RunPlan) -> list[str]:
     statistics = row_stats(plan.stats).tiles
     kind = "counted" if statistics.exact else "expected"
     lines = [
-        f"tiles ({kind}): critical path of the stages over the ideal {statistics.critical_path_over_ideal:.3f}, "
-        f"largest tile {statistics.nnz.max():,} nonzeros"
+        f"tiles ({kind}): the busiest ranks of the stages take {statistics.critical_path_over_ideal:.3f} times an even "
+        f"share; the largest tile has {statistics.nnz.max():,} nonzeros"
     ]
     if len(plan.ranks) > SHOWN_TILES:
         return lines

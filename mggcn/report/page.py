@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mggcn.config_model import ignored_settings
 from mggcn.report.figure import format_bytes, format_count
 from mggcn.report.markup import details, escape, image, page, table
 from mggcn.report.run_folder import Json, RunRecord
@@ -201,7 +202,11 @@ def _programs(plan: Json) -> Iterable[str]:
 
 
 def _configuration(config: Json) -> str:
-    """Every setting, one table for each TOML table; loose keys come first."""
+    """Every setting that counts, one table for each TOML table; loose keys come first."""
+    model = config.get("model")
+    if isinstance(model, Mapping):
+        ignored = ignored_settings(str(model.get("kind")))
+        config = {**config, "model": {key: value for key, value in model.items() if key not in ignored}}
     loose = {key: value for key, value in config.items() if not isinstance(value, Mapping)}
     groups: list[tuple[str, Mapping[str, Any]]] = [("", loose)] if loose else []
     groups += [(f"[{name}]", group) for name, group in config.items() if isinstance(group, Mapping)]

@@ -30,7 +30,7 @@ def draw_tiles(plan: Json, path: Path) -> Path:
     title = (
         f"{float(partition['replication']):.3f} copies of a vertex on average"
         if cut
-        else f"critical path over ideal: {float(partition['critical_path_over_ideal']):.3f}"
+        else f"the busiest ranks of the stages take {float(partition['critical_path_over_ideal']):.3f} times an even share"
     )
     figure.suptitle(title, fontsize=10, color=INK)
     return save(figure, path)

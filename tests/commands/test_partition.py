@@ -159,7 +159,7 @@ def test_an_order_by_locality_is_made_and_found_again(
     for text in (
         f"edges inside clusters {s.inside_share:.1%} ({s.num_clusters:,} clusters",
         f"average gap {s.gap:,.0f} places between the ends of an edge ({s.gap_before:,.0f} before)",
-        f"critical path {s.critical_path:.3f}",
+        f"take {s.critical_path:.3f} times an even share",
         f"nonzero balance {s.nonzero_balance:.4f}",
         f"row balance {s.row_balance:.4f}",
     ):

@@ -109,7 +109,7 @@ def test_a_graph_prints_as_one_line() -> None:
     both = np.array([[0, 1], [1, 0]])
     splits = {"train": np.array([[True, False], [False, True]]), "alt_train": [0]}
     shown = repr(from_arrays(edges=both, weights=[2.0, 2.0], features=sp.csr_array(np.eye(2)), splits=splits))
-    assert "symmetric, weighted, 2 sparse features, 0 classes, splits train x 2, alt_train>" in shown
+    assert "symmetric, weighted, 2 sparse features, 0 classes, splits train (2), alt_train>" in shown
     assert "no features" in repr(from_arrays(edges=both))
 
 
