@@ -5,6 +5,7 @@ Everything lies in one folder: archives as published, and a store beside them, m
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import urllib.request
@@ -71,6 +72,33 @@ def _reddit(path: Path) -> dict[str, Any]:
         return {"adj": adj, "features": found["feature"], "labels": found["label"], "splits": splits}
 
 
+def _graphsaint(path: Path) -> dict[str, Any]:
+    """Read the four files of a graph of GraphSAINT: a class of each vertex, or a list of 0 and 1; unlisted are unknown."""
+    roles, classes = (json.loads((path / name).read_text()) for name in ("role.json", "class_map.json"))
+    listed = np.array(list(classes.values()))
+    features = np.load(path / "feats.npy", allow_pickle=False)
+    labels = np.full((len(features), *listed.shape[1:]), -1)
+    labels[np.array(list(classes), np.int64)] = listed
+    splits = {part: np.array(roles[part[:2]], np.int64) for part in ("train", "val", "test")}
+    return {"adj": sp.load_npz(path / "adj_full.npz"), "features": features, "labels": labels, "splits": splits}
+
+
+def _saint(name: str, vertices: int, edges: int, features: int, classes: int, metric: str) -> Dataset:
+    return Dataset(
+        name=name,
+        url=f"https://data.dgl.ai/dataset/{name}.zip",
+        files=f"{name}_raw",
+        vertices=vertices,
+        edges=edges,
+        features=features,
+        classes=classes,
+        metric=metric,
+        licence="not stated",
+        source="Zeng et al. 2020",
+        read=_graphsaint,
+    )
+
+
 def _ogb(name: str, archive: str, vertices: int, edges: int, features: int, classes: int) -> Dataset:
     return Dataset(
         name=name,
@@ -122,6 +150,8 @@ _ALL = (
         source="Hamilton et al. 2017",
         read=_reddit,
     ),
+    _saint("flickr", 89_250, 899_756, 500, 7, "accuracy"),
+    _saint("yelp", 716_847, 13_954_819, 300, 100, "micro_f1"),
     _heterophily("roman_empire", 22_662, 32_927, 300, 18),
     _heterophily("amazon_ratings", 24_492, 93_050, 300, 5),
     _heterophily("minesweeper", 10_000, 39_402, 7, 2, "roc_auc"),
@@ -157,7 +187,7 @@ def _read(dataset: Dataset, files: Path) -> Graph:
     again = f"delete {files}, and it is downloaded again"
     try:
         found = dataset.read(files)
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile) as error:
         raise GraphError(f"{files} does not hold {dataset.name}: {error}; {again}") from error
     listed = int(found["adj"].nnz if "adj" in found else found["edges"].shape[1])
     meta = {"metric": dataset.metric, "licence": dataset.licence, "source": f"{dataset.source}, {dataset.url}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import threading
 import zipfile
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 from mggcn.cli import main
 from mggcn.errors import GraphError
@@ -110,6 +112,55 @@ def test_a_single_file(server: Server, tmp_path: Path) -> None:
     graph = open_store(obtain(minesweeper(server), tmp_path, lambda _: None))
     assert graph.meta["metric"] == "roc_auc"
     assert np.flatnonzero(graph.splits["val"].read(0, 1)[0]).tolist() == [1, 4]
+
+
+def saint(folder: Path, classes: dict[str, Any]) -> bytes:
+    """Return the zip file of a small graph in GraphSAINT's files, which lie at its top."""
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "saint.zip", "w") as made:
+        file = io.BytesIO()
+        sp.save_npz(file, sp.csr_array(([1.0, 1.0, 1.0], ([0, 1, 4], [1, 0, 2])), shape=(5, 5)))
+        made.writestr("adj_full.npz", file.getvalue())
+        np.save(file := io.BytesIO(), np.eye(5, 3))
+        made.writestr("feats.npy", file.getvalue())
+        made.writestr("class_map.json", json.dumps(classes))
+        made.writestr("role.json", json.dumps({"tr": [3, 0], "va": [1], "te": [4]}))
+    return (folder / "saint.zip").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["flickr", "yelp"])
+def test_graphs_of_graphsaint(server: Server, tmp_path: Path, name: str) -> None:
+    """Fails if a class goes to another vertex, an unlisted vertex gets one, or a split takes another's vertices."""
+    classes = {"3": 1, "0": 0, "1": 2, "4": 1}
+    several = {vertex: [int(label == known) for label in range(3)] for vertex, known in classes.items()}
+    server.content = saint(tmp_path / "made", classes if name == "flickr" else several)
+    small = {"vertices": 5, "edges": 3, "features": 3, "classes": 3}
+    graph = open_store(
+        obtain(replace(DATASETS[name], url=server.url("saint.zip"), **small), tmp_path / "data", lambda _: None)
+    )
+    assert graph.labels is not None
+    labels = graph.labels.read(0, 5)
+    if name == "yelp":
+        assert labels[2].tolist() == [-1, -1, -1]
+        labels = np.where(labels[:, 0] < 0, -1, labels.argmax(1))
+    assert labels.tolist() == [0, 2, -1, 1, 1]
+    assert {part: np.flatnonzero(rows.read(0, 1)[0]).tolist() for part, rows in graph.splits.items()} == {
+        "train": [0, 3],
+        "val": [1],
+        "test": [4],
+    }
+    assert graph.meta["metric"] == DATASETS[name].metric
+
+
+def test_damaged_files_of_graphsaint(server: Server, tmp_path: Path) -> None:
+    """Fails if files of another form end in a traceback."""
+    server.content = saint(tmp_path / "made", {"0": [1], "1": 2, "9": 0})
+    dataset = replace(DATASETS["flickr"], url=server.url("saint.zip"))
+    with pytest.raises(GraphError, match="does not hold flickr"):
+        obtain(dataset, tmp_path / "data", lambda _: None)
+    (tmp_path / "data" / "flickr_raw" / "class_map.json").write_text("[1, 2]")
+    with pytest.raises(GraphError, match="does not hold flickr"):
+        obtain(dataset, tmp_path / "data", lambda _: None)
 
 
 @pytest.mark.parametrize("answer", ["cut", "announced more", "no zip", "other folder", "404"])
