@@ -22,13 +22,17 @@ import scipy.sparse as sp
 from mggcn.errors import GraphError
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
+from mggcn.graph.edges import Edges
 from mggcn.graph.ogb import read_ogb
 from mggcn.graph.options import GraphOptions
+from mggcn.graph.room import Room, beside, fingerprint
 from mggcn.graph.store import is_store
 from mggcn.graph.store_write import write_store
 
 BLOCK = 1 << 20
 TIMEOUT_S = 30.0
+MEMORY = 1 << 30
+"""Bytes for sorting edges, as `mggcn prepare` takes; what goes beyond lies in files beside the store."""
 Say = Callable[[str], object]
 
 
@@ -50,10 +54,10 @@ class Dataset:
     metric: str = "accuracy"
     licence: str
     source: str
-    read: Callable[[Path], dict[str, Any]]
+    read: Callable[[Path, Room], dict[str, Any]]
 
 
-def _heterophilous(path: Path) -> dict[str, Any]:
+def _heterophilous(path: Path, _: Room) -> dict[str, Any]:
     with np.load(path, allow_pickle=False) as found:
         masks = {part: found[f"{part}_masks"] for part in ("train", "val", "test")}
         return {
@@ -64,7 +68,7 @@ def _heterophilous(path: Path) -> dict[str, Any]:
         }
 
 
-def _reddit(path: Path) -> dict[str, Any]:
+def _reddit(path: Path, _: Room) -> dict[str, Any]:
     adj = sp.load_npz(path / "reddit_graph.npz")
     with np.load(path / "reddit_data.npz", allow_pickle=False) as found:
         types = found["node_types"]
@@ -72,7 +76,7 @@ def _reddit(path: Path) -> dict[str, Any]:
         return {"adj": adj, "features": found["feature"], "labels": found["label"], "splits": splits}
 
 
-def _graphsaint(path: Path) -> dict[str, Any]:
+def _graphsaint(path: Path, _: Room) -> dict[str, Any]:
     """Read the four files of a graph of GraphSAINT: a class of each vertex, or a list of 0 and 1; unlisted are unknown."""
     roles, classes = (json.loads((path / name).read_text()) for name in ("role.json", "class_map.json"))
     listed = np.array(list(classes.values()))
@@ -179,19 +183,22 @@ def obtain(dataset: Dataset, folder: Path, say: Say = print) -> Path:
     if not files.exists():
         _download(dataset, files, say)
     say(f"{dataset.name}: making the store {store}, once")
-    write_store(_read(dataset, files), store)
+    with beside(store) as work:
+        room = Room(work, MEMORY, {"files": fingerprint(files)})
+        write_store(_read(dataset, files, room), store)
     return store
 
 
-def _read(dataset: Dataset, files: Path) -> Graph:
+def _read(dataset: Dataset, files: Path, room: Room) -> Graph:
     again = f"delete {files}, and it is downloaded again"
     try:
-        found = dataset.read(files)
+        found = dataset.read(files, room)
     except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile) as error:
         raise GraphError(f"{files} does not hold {dataset.name}: {error}; {again}") from error
-    listed = int(found["adj"].nnz if "adj" in found else found["edges"].shape[1])
+    edges = found.get("edges")
+    listed = edges.count if isinstance(edges, Edges) else int(found["adj"].nnz if edges is None else edges.shape[1])
     meta = {"metric": dataset.metric, "licence": dataset.licence, "source": f"{dataset.source}, {dataset.url}"}
-    graph = from_arrays(**found, options=GraphOptions(symmetrize=True), name=dataset.name, meta=meta)
+    graph = from_arrays(**found, options=GraphOptions(symmetrize=True), name=dataset.name, meta=meta, room=room)
     came = (graph.num_vertices, listed, graph.num_features, graph.num_classes)
     published = (dataset.vertices, dataset.edges, dataset.features, dataset.classes)
     if came != published:
