@@ -1,5 +1,7 @@
 """Hundreds of bad inputs, by what they are given to: each ends with exit code 2 in one line, and writes nothing.
 
+Each takes at most 1 GiB beyond what the process held before, and at most ten seconds.
+
 Stores with files of others, files of settings and of edges, arrays, archives, run folders, arguments. A case is
 a command and what is done to sound inputs before; the fast suite draws a tenth of them.
 """
@@ -10,7 +12,9 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -394,6 +398,8 @@ def all_cases() -> dict[str, Case]:
 
 CASES = all_cases()
 PARTS = 12
+MOST_BYTES = 1 << 30
+MOST_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -440,11 +446,21 @@ def test_a_bad_input_gets_one_line(
     assert not wrong, "\n".join(wrong)
 
 
+def peak_since_last() -> int:
+    """Return the most memory the process held since the last call, in bytes; it is then reset to what it holds now."""
+    peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    Path("/proc/self/clear_refs").write_text("5")
+    assert peak is not None
+    return 1024 * int(peak[1])
+
+
 def tried(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a case; return what is wrong with how it ended, "" if nothing is."""
+    """Run a case; return what is wrong with how it ended or what it took, "" if nothing is."""
     arguments, spoil = CASES[name]
     spoil(here)
     before = names_in(here)
+    peak_since_last()
+    held, began = peak_since_last(), time.perf_counter()
     with contextlib.chdir(here):
         try:
             code = cli.main([argument.replace("{here}", str(here)) for argument in arguments])
@@ -452,6 +468,9 @@ def tried(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> str:
             code = int(left.code or 0)
         except BaseException as error:
             return f"raised {error!r:.300}"
+    seconds, taken = time.perf_counter() - began, peak_since_last() - held
+    if taken > MOST_BYTES or seconds > MOST_SECONDS:
+        return f"took {taken / 2**20:.0f} MiB and {seconds:.1f} s"
     said = capsys.readouterr()
     if code != 2:
         return f"exit code {code}, said {(said.out + said.err)[-300:]!r}"

@@ -19,6 +19,7 @@ from mggcn.commands.settings import add_settings, read_settings
 from mggcn.config import Config, from_tables
 from mggcn.config_files import with_settings
 from mggcn.errors import ConfigError, RunError
+from mggcn.graph.ogb import is_ogb
 from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
 from mggcn.jobs import folder as run_folders
@@ -130,12 +131,13 @@ def _train(folder: Path, quiet: bool, train: Callable[[], dict[str, Any]]) -> di
 def store_path(name: str, root: Path | None) -> Path:
     """Return the folder of a store. Raises: StoreError or ConfigError that says how to make one."""
     path = find_source(name, root)
-    if path.is_dir() and not is_store(path):
+    if path.is_dir() and not is_store(path) and not is_ogb(path):
         inside = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and is_store(entry))
         hint = f"; it holds the stores {', '.join(inside[:8])}" if inside else ""
         raise ConfigError(f"{path} is not a store: it lacks meta.json or indptr.npy{hint}")
     if not is_store(path):
-        raise ConfigError(f"{path} is not a store; make one from it with: mggcn prepare {path} STORE")
+        options = " --symmetrize" if is_ogb(path) else ""
+        raise ConfigError(f"{path} is not a store; make one from it with: mggcn prepare {path} STORE{options}")
     return path
 
 

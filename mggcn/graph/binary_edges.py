@@ -23,15 +23,20 @@ def read_npy(path: Path) -> Edges:
     """
     table = FileRows.open(path)
     if len(table.shape) == 2 and table.dtype.kind in "iu" and table.shape[0] == 2:
-        count = table.shape[1]
-        whole = replace(table, shape=(2 * count,))
-        return Edges(PartOf(whole, 0, count), PartOf(whole, count, count))
+        return edges_of_rows(table)
     if len(table.shape) != 2 or table.dtype.kind not in "iu" or table.shape[1] != 2:
         raise GraphError(
             f"{path} must hold edges as integers of shape [2, E] (row 0 sources) or [E, 2], got {table.dtype} of shape "
             f"{table.shape}; convert it, and give weights and types as files of their own"
         )
     return Edges(ColumnOf(table, 0), ColumnOf(table, 1))
+
+
+def edges_of_rows(table: FileRows) -> Edges:
+    """Return the edges of a file of integers [2, E], row 0 sources."""
+    count = table.shape[1]
+    whole = replace(table, shape=(2 * count,))
+    return Edges(PartOf(whole, 0, count), PartOf(whole, count, count))
 
 
 def read_raw(path: Path) -> Edges:

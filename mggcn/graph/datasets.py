@@ -10,8 +10,8 @@ import os
 import shutil
 import urllib.request
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
@@ -22,14 +22,18 @@ import scipy.sparse as sp
 from mggcn.errors import GraphError
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
+from mggcn.graph.edges import Edges
 from mggcn.graph.ogb import read_ogb
 from mggcn.graph.options import GraphOptions
 from mggcn.graph.planetoid import PARTS, read_planetoid
+from mggcn.graph.room import Room, beside, fingerprint
 from mggcn.graph.store import is_store
 from mggcn.graph.store_write import write_store
 
 BLOCK = 1 << 20
 TIMEOUT_S = 30.0
+MEMORY = 1 << 30
+"""Bytes for sorting edges, as `mggcn prepare` takes; what goes beyond lies in files beside the store."""
 Say = Callable[[str], object]
 
 
@@ -37,7 +41,7 @@ Say = Callable[[str], object]
 class Dataset:
     """A published graph. files: its path in the data folder once it is unpacked; inside: in the archive.
 
-    parts: addresses behind `url` of the files of a folder, by name, where there is no archive.
+    parts: names behind `url` of the files of a folder, where there is no archive.
 
     vertices, edges, features, classes: as published, edges before they are symmetrised; `metric` is the published score.
     """
@@ -46,7 +50,7 @@ class Dataset:
     url: str
     files: str
     inside: str = ""
-    parts: Mapping[str, str] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
     vertices: int
     edges: int
     features: int
@@ -54,10 +58,10 @@ class Dataset:
     metric: str = "accuracy"
     licence: str
     source: str
-    read: Callable[[Path], dict[str, Any]]
+    read: Callable[[Path, Room], dict[str, Any]]
 
 
-def _heterophilous(path: Path) -> dict[str, Any]:
+def _heterophilous(path: Path, _: Room) -> dict[str, Any]:
     with np.load(path, allow_pickle=False) as found:
         masks = {part: found[f"{part}_masks"] for part in ("train", "val", "test")}
         return {
@@ -68,7 +72,7 @@ def _heterophilous(path: Path) -> dict[str, Any]:
         }
 
 
-def _reddit(path: Path) -> dict[str, Any]:
+def _reddit(path: Path, _: Room) -> dict[str, Any]:
     adj = sp.load_npz(path / "reddit_graph.npz")
     with np.load(path / "reddit_data.npz", allow_pickle=False) as found:
         types = found["node_types"]
@@ -76,16 +80,31 @@ def _reddit(path: Path) -> dict[str, Any]:
         return {"adj": adj, "features": found["feature"], "labels": found["label"], "splits": splits}
 
 
-def _graphsaint(path: Path) -> dict[str, Any]:
-    """Labels are a class, or a list of as many ones and zeros as there are, for each vertex."""
-    with np.load(path / "adj_full.npz", allow_pickle=False) as found:
-        adj = sp.csr_matrix((found["data"], found["indices"], found["indptr"]), found["shape"])
-    by_vertex = json.loads((path / "class_map.json").read_text())
-    roles = json.loads((path / "role.json").read_text())
-    labels = np.array([by_vertex[str(vertex)] for vertex in range(adj.shape[0])])
-    splits = {part: np.array(roles[role], np.int64) for part, role in (("train", "tr"), ("val", "va"), ("test", "te"))}
-    features = np.load(path / "feats.npy", allow_pickle=False).astype(np.float32)
-    return {"adj": adj, "features": features, "labels": labels, "splits": splits}
+def _graphsaint(path: Path, _: Room) -> dict[str, Any]:
+    """Read the four files of a graph of GraphSAINT: a class of each vertex, or a list of 0 and 1; unlisted are unknown."""
+    roles, classes = (json.loads((path / name).read_text()) for name in ("role.json", "class_map.json"))
+    listed = np.array(list(classes.values()))
+    features = np.load(path / "feats.npy", allow_pickle=False)
+    labels = np.full((len(features), *listed.shape[1:]), -1)
+    labels[np.array(list(classes), np.int64)] = listed
+    splits = {part: np.array(roles[part[:2]], np.int64) for part in ("train", "val", "test")}
+    return {"adj": sp.load_npz(path / "adj_full.npz"), "features": features, "labels": labels, "splits": splits}
+
+
+def _saint(name: str, vertices: int, edges: int, features: int, classes: int, metric: str) -> Dataset:
+    return Dataset(
+        name=name,
+        url=f"https://data.dgl.ai/dataset/{name}.zip",
+        files=f"{name}_raw",
+        vertices=vertices,
+        edges=edges,
+        features=features,
+        classes=classes,
+        metric=metric,
+        licence="not stated",
+        source="Zeng et al. 2020",
+        read=_graphsaint,
+    )
 
 
 def _ogb(name: str, archive: str, vertices: int, edges: int, features: int, classes: int) -> Dataset:
@@ -129,33 +148,14 @@ def _planetoid(name: str, vertices: int, edges: int, features: int, classes: int
         name=name,
         url=f"https://raw.githubusercontent.com/kimiyoung/planetoid/{commit}/data/",
         files=f"{name}_raw",
-        parts={file: file for file in (f"ind.{name}.{part}" for part in PARTS)},
+        parts=tuple(f"ind.{name}.{part}" for part in PARTS),
         vertices=vertices,
         edges=edges,
         features=features,
         classes=classes,
         licence="MIT",
         source="Yang et al. 2016",
-        read=read_planetoid,
-    )
-
-
-def _saint(name: str, metric: str, counts: tuple[int, int, int, int], *ids: str) -> Dataset:
-    vertices, edges, features, classes = counts
-    names = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
-    return Dataset(
-        name=name,
-        url="https://drive.usercontent.google.com/download?confirm=t&id=",
-        files=f"{name}_raw",
-        parts=dict(zip(names, ids, strict=True)),
-        vertices=vertices,
-        edges=edges,
-        features=features,
-        classes=classes,
-        metric=metric,
-        licence="not stated",
-        source="Zeng et al. 2020",
-        read=_graphsaint,
+        read=lambda folder, _: read_planetoid(folder),
     )
 
 
@@ -178,24 +178,8 @@ _ALL = (
         source="Hamilton et al. 2017",
         read=_reddit,
     ),
-    _saint(
-        "flickr",
-        "accuracy",
-        (89_250, 899_756, 500, 7),
-        "1crmsTbd1-2sEXsGwa2IKnIB7Zd3TmUsy",
-        "1join-XdvX3anJU_MLVtick7MgeAQiWIZ",
-        "1uxIkbtg5drHTsKt-PAsZZ4_yJmgFmle9",
-        "1htXCtuktuCW8TR8KiKfrFDAxUgekQoV7",
-    ),
-    _saint(
-        "yelp",
-        "micro_f1",
-        (716_847, 13_954_819, 300, 100),
-        "1Juwx8HtDwSzmVIJ31ooVa1WljI4U5JnA",
-        "1Zy6BZH_zLEjKlEFSduKE5tV9qqA_8VtM",
-        "1VUcBGr0T0-klqerjAjxRmAqFuld_SMWU",
-        "1NI5pa5Chpd-52eSmLW60OnB3WS5ikxq_",
-    ),
+    _saint("flickr", 89_250, 899_756, 500, 7, "accuracy"),
+    _saint("yelp", 716_847, 13_954_819, 300, 100, "micro_f1"),
     _heterophily("roman_empire", 22_662, 32_927, 300, 18),
     _heterophily("amazon_ratings", 24_492, 93_050, 300, 5),
     _heterophily("minesweeper", 10_000, 39_402, 7, 2, "roc_auc"),
@@ -223,19 +207,22 @@ def obtain(dataset: Dataset, folder: Path, say: Say = print) -> Path:
     if not files.exists():
         _download(dataset, files, say)
     say(f"{dataset.name}: making the store {store}, once")
-    write_store(_read(dataset, files), store)
+    with beside(store) as work:
+        room = Room(work, MEMORY, {"files": fingerprint(files)})
+        write_store(_read(dataset, files, room), store)
     return store
 
 
-def _read(dataset: Dataset, files: Path) -> Graph:
+def _read(dataset: Dataset, files: Path, room: Room) -> Graph:
     again = f"delete {files}, and it is downloaded again"
     try:
-        found = dataset.read(files)
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        found = dataset.read(files, room)
+    except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile) as error:
         raise GraphError(f"{files} does not hold {dataset.name}: {error}; {again}") from error
-    listed = int(found["adj"].nnz if "adj" in found else found["edges"].shape[1])
+    edges = found.get("edges")
+    listed = edges.count if isinstance(edges, Edges) else int(found["adj"].nnz if edges is None else edges.shape[1])
     meta = {"metric": dataset.metric, "licence": dataset.licence, "source": f"{dataset.source}, {dataset.url}"}
-    graph = from_arrays(**found, options=GraphOptions(symmetrize=True), name=dataset.name, meta=meta)
+    graph = from_arrays(**found, options=GraphOptions(symmetrize=True), name=dataset.name, meta=meta, room=room)
     came = (graph.num_vertices, listed, graph.num_features, graph.num_classes)
     published = (dataset.vertices, dataset.edges, dataset.features, dataset.classes)
     if came != published:
@@ -256,8 +243,8 @@ def _download(dataset: Dataset, files: Path, say: Say) -> None:
         shutil.rmtree(unpacked, ignore_errors=True)
         if dataset.parts:
             unpacked.mkdir()
-            for name, address in dataset.parts.items():
-                _fetch(dataset.url + address, unpacked / name)
+            for name in dataset.parts:
+                _fetch(dataset.url + name, unpacked / name)
             unpacked.rename(files)
         else:
             _fetch(dataset.url, part)
@@ -280,10 +267,7 @@ def _download(dataset: Dataset, files: Path, say: Say) -> None:
 def _by_hand(dataset: Dataset, files: Path) -> str:
     """Return which files to fetch elsewhere, and where to put them."""
     if dataset.parts:
-        addresses = ", ".join(
-            name if name == address else f"{name} (id={address})" for name, address in dataset.parts.items()
-        )
-        return f"fetch from {dataset.url} elsewhere {addresses}, and put them into the folder {files}"
+        return f"fetch from {dataset.url} elsewhere {', '.join(dataset.parts)}, and put them into the folder {files}"
     if dataset.url.endswith(".zip"):
         inside = dataset.inside or "files"
         return f"fetch {dataset.url} elsewhere and unpack it so that its {inside} is the folder {files}"

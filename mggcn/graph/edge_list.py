@@ -48,7 +48,8 @@ def read_edge_list(path: Path, staging: Staging | None = None) -> EdgeList:
     One header line (no number in it) may precede the edges; `check_header` refuses one whose names contradict the
     order source, target, weight. Ids must be whole; `build_adjacency` checks their range. staging: where the columns lie,
     and from where an interrupted parse goes on.
-    Cost: 10 to 20 million lines a second on two cores, unpacking aside; a block of 16 MiB and its columns, 100 MB.
+    Cost: 0.14 us of processor time a line on two threads, unpacking aside; a block of 16 MiB and its
+    columns, 100 MB.
     Raises: GraphError that names the first line which is not an edge, or says why the file cannot be read.
     """
     reader = _Reader(path, staging or InMemory())

@@ -88,11 +88,11 @@ def from_array(edges: Array, weights: Array | None = None, types: Array | None =
 
 def of_matrix(adj: CSR) -> Edges:
     """Return the entries of a matrix as edges in row order; nothing is held but the row pointers."""
-    return Edges(_RowIds(adj.indptr.array()), adj.indices, adj.values, adj.types)
+    return Edges(RowIds(adj.indptr.array()), adj.indices, adj.values, adj.types)
 
 
 @dataclass(frozen=True, slots=True)
-class _RowIds:
+class RowIds:
     """The row of every entry of a CSR."""
 
     indptr: Array

@@ -9,8 +9,11 @@ Shapes: N vertices, E edges, D features.
 
 from __future__ import annotations
 
+import itertools
 import zipfile
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
+from mggcn.graph.archive import large_member
+from mggcn.graph.binary_edges import edges_of_rows
 from mggcn.graph.csr import Array
+from mggcn.graph.edge_list import read_edge_list
+from mggcn.graph.file_rows import FileRows
+from mggcn.graph.packed import most_bytes, open_text
+from mggcn.graph.room import IN_MEMORY, Room
+from mggcn.graph.staging import Staging
 
 PARTS = {"train": "train.csv.gz", "val": "valid.csv.gz", "test": "test.csv.gz"}
+ROWS_AT_ONCE = 1 << 12
 DOWNLOAD = "download and unpack the archive again"
 
 
@@ -29,42 +40,68 @@ def is_ogb(path: Path) -> bool:
     return any((path / "raw" / name).is_file() for name in ("edge.csv.gz", "data.npz", "triplet-type-list.csv.gz"))
 
 
-def read_ogb(path: Path) -> dict[str, Any]:
+def read_ogb(path: Path, room: Room = IN_MEMORY) -> dict[str, Any]:
     """Read the arguments of `from_arrays` that a folder holds: edges as published, features, labels and the split.
 
     Edges may be listed in one direction only (ogbn-products): symmetrise them. Years, species, features of edges are left.
-    Cost: of text, about 7 million ids or 2 million features a second; memory for all arrays twice. Raises: GraphError for
-    several or heterogeneous graphs, files that are missing or damaged.
+    Cost: one pass over each file; large edges and features go where the room says, other arrays are held.
+    Raises: GraphError for several or heterogeneous graphs, files that are missing or damaged.
     """
     raw = path / "raw"
     if (raw / "triplet-type-list.csv.gz").is_file():
         raise GraphError(f"{path} holds vertices and edges of several kinds; mggcn reads one kind: export one relation")
     binary = (raw / "data.npz").is_file()
-    found = _binary(raw) if binary else _text(raw)
+    found = _binary(raw, room) if binary else _text(raw, room)
     counts = found.pop("counts").reshape(-1)
     if counts.size != 1:
         raise GraphError(f"{path} holds {counts.size} graphs, expected one: node-property data sets have one")
     return {**found, "num_vertices": int(counts[0]), "splits": _splits(path / "split")}
 
 
-def _text(raw: Path) -> dict[str, Any]:
-    features = raw / "node-feat.csv.gz"
+def _text(raw: Path, room: Room) -> dict[str, Any]:
+    features, edges = raw / "node-feat.csv.gz", raw / "edge.csv.gz"
     return {
-        "edges": np.ascontiguousarray(_numbers(raw / "edge.csv.gz", np.int64, 2).T),
-        "features": _numbers(features, np.float32) if features.is_file() else None,
+        "edges": read_edge_list(edges, room.for_list(edges, most_bytes(edges))).edges,
+        "features": _table(features, room) if features.is_file() else None,
         "labels": _numbers(raw / "node-label.csv.gz", np.float64),
         "counts": _numbers(raw / "num-node-list.csv.gz", np.int64, 1),
     }
 
 
-def _binary(raw: Path) -> dict[str, Any]:
-    with _archive(raw / "data.npz") as data, _archive(raw / "node-label.npz") as label:
+def _binary(raw: Path, room: Room) -> dict[str, Any]:
+    path = raw / "data.npz"
+    with _archive(path) as data, _archive(raw / "node-label.npz") as label:
+        edges = _read(path, lambda: large_member(path, "edge_index", room, "iu"))
+        pair = edges is not None and len(edges.shape) == 2 and edges.shape[0] == 2
+        features = _read(path, lambda: large_member(path, "node_feat", room))
+        if features is None and "node_feat" in data.files:
+            features = _member(data, path, "node_feat")
         return {
-            "edges": _member(data, raw / "data.npz", "edge_index"),
-            "features": _member(data, raw / "data.npz", "node_feat") if "node_feat" in data.files else None,
+            "edges": edges_of_rows(edges) if pair else _member(data, path, "edge_index"),
+            "features": features,
             "labels": _member(label, raw / "node-label.npz", "node_label"),
-            "counts": _member(data, raw / "data.npz", "num_nodes_list"),
+            "counts": _member(data, path, "num_nodes_list"),
         }
+
+
+def _table(path: Path, room: Room) -> Any:
+    """Read a packed table of features, float32 (rows, columns), by blocks of rows."""
+    return _read(path, lambda: _rows_of(path, room.for_rows(path, most_bytes(path))))
+
+
+def _rows_of(path: Path, staging: Staging) -> Any:
+    column, count, width = staging.column("features", np.float32, 0), 0, 0
+    with open_text(path) as lines:
+        while block := list(itertools.islice(lines, ROWS_AT_ONCE)):
+            table = np.loadtxt(block, np.float32, delimiter=",", comments=None, ndmin=2)
+            width = width or table.shape[1]
+            if table.shape[1] != width:
+                raise ValueError(f"rows of {width} and of {table.shape[1]} numbers")
+            column.write(count, table.reshape(-1))
+            count += table.size
+    rows = column.rows(count)
+    shape = (count // max(width, 1), width)
+    return replace(rows, shape=shape) if isinstance(rows, FileRows) else rows.array().reshape(shape)
 
 
 def _splits(folder: Path) -> dict[str, Array]:
@@ -99,5 +136,5 @@ def _member(archive: Any, path: Path, name: str) -> Array:
 def _read(path: Path, reader: Callable[[], Any]) -> Any:
     try:
         return reader()
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:
         raise GraphError(f"cannot read {path}: {error}; {DOWNLOAD}") from error

@@ -62,6 +62,12 @@ class Room:
             return InMemory()
         return InFolder(self.folder / "list", {"file": fingerprint(path)})
 
+    def for_rows(self, path: Path, nbytes: int) -> Staging:
+        """Return where the numbers of a table lie, which take at most so many bytes; a table is read anew each time."""
+        if self.folder is None or nbytes * SHARE <= self.memory:
+            return InMemory()
+        return InFolder(self.folder / "table", {"file": fingerprint(path)})
+
     def for_build(self, job: Job) -> tuple[Staging, int | None]:
         """Return where a graph is built, and how many records are sorted at once; None: all.
 

@@ -6,7 +6,6 @@ Shapes: N vertices, E edges, D features, S splits.
 from __future__ import annotations
 
 import contextlib
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ import scipy.sparse as sp
 
 from mggcn.errors import GraphError, StoreError, did_you_mean, no_regular_file
 from mggcn.graph.binary_edges import RAW, read_npy, read_raw
-from mggcn.graph.check import SPLIT_NAME
 from mggcn.graph.convert import PARTS, from_arrays, from_object, from_pyg, with_features, with_options
-from mggcn.graph.csr import Array, Graph
+from mggcn.graph.csr import Graph
 from mggcn.graph.datasets import DATASETS, data_folder, obtain
 from mggcn.graph.edge_list import EdgeList, read_edge_list
 from mggcn.graph.edges import Edges
@@ -27,6 +25,7 @@ from mggcn.graph.ids import numbered_columns
 from mggcn.graph.join import join
 from mggcn.graph.matrix_market import read_matrix_market
 from mggcn.graph.named_edges import holds_names, read_named_edges
+from mggcn.graph.npz import read_npz
 from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
 from mggcn.graph.packed import PACKED, most_bytes
@@ -75,7 +74,7 @@ def load_source(
         about = {"name": name or path.stem, "meta": {"source": str(path.resolve())}}
         return from_pyg(read_data(path), **kept, **about, options=options, room=room)
     ids = _load_companion(arrays.pop("ids", None))
-    found = read_ogb(path) if path.is_dir() else _read_file(path, room, ids is not None)
+    found = read_ogb(path, room) if path.is_dir() else _read_file(path, room, ids is not None)
     made = {"features": arrays.pop("features")} if _is_made(arrays.get("features")) else {}
     if "features" in arrays:
         arrays["features"] = _load_features(arrays["features"])
@@ -184,123 +183,19 @@ def _read_parquet(path: Path, room: Room) -> dict[str, Any]:
     return {"edges": read_parquet_edges(path, room.for_list(path, 32 * num_rows(path)))}
 
 
-def _read_npz(path: Path) -> dict[str, Any]:
-    """Read one of four layouts, distinguished by their keys."""
-    try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is not a zip file, or it is truncated")
-        with np.load(path, allow_pickle=False) as archive:
-            members = _Members(path, archive)
-            if {"format", "data", "shape"} <= members.keys:
-                return {"adj": sp.load_npz(path)}
-            if "adj_indptr" in members.keys:
-                return _graph_data(members)
-            if "indptr" in members.keys:
-                return _own_layout(members)
-            if {"edges", "edge_index"} & members.keys:
-                return _edge_layout(members)
-            keys = ", ".join(sorted(members.keys))
-    except GraphError:
-        raise
-    except Exception as error:  # a hostile zip folder or array header raises nearly anything
-        raise GraphError(f"{path} is not a valid .npz archive: {error}; fix or re-export it") from error
-    raise GraphError(
-        f"{path} holds {keys}; expected scipy.sparse.save_npz, or the keys indptr, indices (values, features, labels, "
-        "train, val, test), or adj_indptr, adj_indices, adj_data, adj_shape, or edge_index"
-    )
-
-
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    ".npz": _read_npz,
     ".npy": lambda path: {"edges": read_npy(path)},
     **dict.fromkeys(RAW, lambda path: {"edges": read_raw(path)}),
 }
 """By suffix: returns the arguments of `from_arrays` that a file holds. Raises: GraphError."""
 _STREAMED: dict[str, Callable[[Path, Room], dict[str, Any]]] = {
     ".mtx": _read_matrix_market,
+    ".npz": read_npz,
     ".parquet": _read_parquet,
     **dict.fromkeys(EDGE_LISTS, _read_edges),
 }
 """By suffix, those whose edges go where the room says."""
 _MAGIC = {b"PK": ".npz", b"%%MatrixMarket": ".mtx"}
-
-
-class _Members:
-    """The arrays of an archive, loaded one by one: those that nobody asks for may be pickled."""
-
-    def __init__(self, path: Path, archive: Any) -> None:
-        self.path = path
-        self.archive = archive
-        self.keys: set[str] = set(archive.files)
-
-    def get(self, *names: str) -> Any:
-        """Load the first of these that exists, else None."""
-        for name in names:
-            if name in self.keys:
-                return self._load(name)
-        return None
-
-    def need(self, name: str) -> Array:
-        """Load an array that must be there."""
-        if name not in self.keys:
-            raise GraphError(f"{self.path}: expected the key {name}, got {', '.join(sorted(self.keys))}; add it")
-        return self._load(name)
-
-    def matrix(self, prefix: str) -> Any:
-        """Load a CSR matrix stored as prefix + indptr, indices, data, shape; a missing shape is inferred."""
-        data, indices, indptr = (self.need(f"{prefix}{part}") for part in ("data", "indices", "indptr"))
-        shape: Any = self.get(f"{prefix}shape")
-        if shape is None:
-            shape = (indptr.size - 1, int(indices.max()) + 1 if indices.size else 0)
-        matrix: Any = sp.csr_array((data, indices, indptr), shape=shape)
-        matrix.check_format(full_check=True)
-        return matrix
-
-    def _load(self, name: str) -> Array:
-        try:
-            array: Array = self.archive[name]
-        except ValueError as error:
-            if "allow_pickle" not in str(error):
-                raise
-            raise GraphError(
-                f"{self.path}: {name} is pickled, and mggcn never unpickles because that can execute code; "
-                "load the file where you trust it and save plain arrays (scipy.sparse.save_npz for matrices)"
-            ) from error
-        return array
-
-
-def _own_layout(members: _Members) -> dict[str, Any]:
-    values = members.get("values")
-    return {
-        "adj": (members.need("indptr"), members.need("indices"), *([] if values is None else [values])),
-        "features": members.matrix("features_") if "features_indptr" in members.keys else members.get("features"),
-        "labels": members.get("labels"),
-        "splits": {key: members.get(key) for key in sorted(members.keys) if SPLIT_NAME.fullmatch(key)},
-    }
-
-
-def _graph_data(members: _Members) -> dict[str, Any]:
-    """Layout of Shchur's gnn-benchmark and of GraphData."""
-    sparse = "attr_indptr" in members.keys
-    return {
-        "adj": members.matrix("adj_"),
-        "features": members.matrix("attr_") if sparse else members.get("attr_matrix", "attr"),
-        "labels": members.get("labels"),
-    }
-
-
-def _edge_layout(members: _Members) -> dict[str, Any]:
-    """edge_index [2, E] as in PyG and OGB, or edges [E, 2] as in the heterophilous graphs of Platonov et al."""
-    edges = members.get("edge_index") if "edge_index" in members.keys else members.need("edges").T
-    masks = {part: members.get(f"{part}_masks", f"{part}_mask", part) for part in ("train", "val", "test")}
-    return {
-        "edges": edges,
-        "weights": members.get("edge_weight"),
-        "edge_types": members.get("edge_type"),
-        "features": members.get("node_features", "node_feat", "x", "features"),
-        "labels": members.get("node_labels", "y", "labels"),
-        "splits": {part: mask for part, mask in masks.items() if mask is not None},
-    }
 
 
 def _load_features(value: Any) -> Any:

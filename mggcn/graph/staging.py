@@ -106,7 +106,7 @@ class InFolder:
         self.folder = folder
         self._columns: dict[str, _FileColumn] = {}
         self._job = json.loads(json.dumps(job, default=str))
-        with _told(folder):
+        with told(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = weakref.finalize(self, os.close, os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
             try:
@@ -131,7 +131,7 @@ class InFolder:
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Flush all columns and replace the manifest. Raises: StoreError if the disk is full."""
-        with _told(self.folder):
+        with told(self.folder):
             for column in self._columns.values():
                 column.flush()
             temporary = self.folder / f"{MANIFEST}.tmp"
@@ -159,7 +159,7 @@ class _FileColumn:
     def write(self, position: int, entries: Array) -> None:
         data = np.ascontiguousarray(entries, self.dtype)
         view, at = data.view(np.uint8).data, self._at(position)
-        with _told(self.path), self.path.open("r+b", buffering=0) as file:
+        with told(self.path), self.path.open("r+b", buffering=0) as file:
             file.seek(at)
             while view:
                 view = view[file.write(view) :]
@@ -168,7 +168,7 @@ class _FileColumn:
         return FileRows(self.path, (stop,), self.dtype, HEADER_BYTES).read(start, stop)
 
     def rows(self, length: int) -> Rows:
-        with _told(self.path), self.path.open("r+b", buffering=0) as file:
+        with told(self.path), self.path.open("r+b", buffering=0) as file:
             file.write(_header(self.dtype, length))
             file.truncate(self._at(length))
         return FileRows(self.path, (length,), self.dtype, HEADER_BYTES)
@@ -199,7 +199,7 @@ def _header(dtype: np.dtype[Any], length: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def told(path: Path) -> Iterator[None]:
     """Say in one line why a file cannot be written."""
     try:
         yield

@@ -117,46 +117,6 @@ def test_a_single_file(server: Server, tmp_path: Path) -> None:
     assert np.flatnonzero(graph.splits["val"].read(0, 1)[0]).tolist() == [1, 4]
 
 
-def npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize("name", ["flickr", "yelp"])
-def test_a_folder_of_files(name: str, server: Server, tmp_path: Path) -> None:
-    """Fails if a file of several gets another's name, half of them count, or labels and splits are read wrongly."""
-    adj, file = sp.csr_matrix(np.eye(6, k=1) + np.eye(6, k=-1)), io.BytesIO()
-    np.savez(file, data=adj.data, indices=adj.indices, indptr=adj.indptr, shape=adj.shape)
-    labels = [[v % 2, v // 3] for v in range(6)] if name == "yelp" else [v % 2 for v in range(6)]
-    written = {
-        "adj_full.npz": file.getvalue(),
-        "feats.npy": npy(np.eye(6, 3)),
-        "class_map.json": json.dumps({str(v): labels[v] for v in reversed(range(6))}).encode(),
-        "role.json": json.dumps({"tr": [0, 1, 5], "va": [2], "te": [4, 3]}).encode(),
-    }
-    published = DATASETS[name]
-    server.files = {published.parts[part]: content for part, content in written.items()}
-    counts = {"vertices": 6, "edges": adj.nnz, "features": 3, "classes": 2}
-    small = replace(published, url=server.url(""), **counts)
-    server.files[published.parts["role.json"]], whole = b"<html>", server.files[published.parts["role.json"]]
-    with pytest.raises(
-        GraphError, match=f"_raw does not hold {name}: .*delete .*{name}_raw, and it is downloaded again"
-    ):
-        obtain(small, tmp_path, lambda _: None)
-    shutil.rmtree(tmp_path / f"{name}_raw")
-    server.files[published.parts["role.json"]] = whole
-    graph = open_store(obtain(small, tmp_path, lambda _: None))
-    assert graph.meta["metric"] == published.metric
-    assert graph.labels is not None
-    assert graph.labels.read(0, 6).tolist() == labels
-    assert np.flatnonzero(graph.splits["test"].read(0, 1)[0]).tolist() == [3, 4]
-    server.status = 404
-    with pytest.raises(GraphError, match=rf"cannot be downloaded.*role\.json \(id=.*into the folder .*{name}_raw"):
-        obtain(small, tmp_path / "other", lambda _: None)
-    assert list((tmp_path / "other").iterdir()) == []
-
-
 def test_planetoids_files(server: Server, tmp_path: Path) -> None:
     """Fails if cora is not what its eight files hold."""
     (tmp_path / "made").mkdir()
@@ -166,6 +126,59 @@ def test_planetoids_files(server: Server, tmp_path: Path) -> None:
     graph = open_store(obtain(cora, tmp_path / "data", lambda _: None))
     assert graph.symmetric
     assert server.requests == 8
+    server.status = 404
+    with pytest.raises(GraphError, match=r"cannot be downloaded.*ind\.cora\.ty, .*into the folder .*cora_raw"):
+        obtain(cora, tmp_path / "other", lambda _: None)
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def saint(folder: Path, classes: dict[str, Any]) -> bytes:
+    """Return the zip file of a small graph in GraphSAINT's files, which lie at its top."""
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "saint.zip", "w") as made:
+        file = io.BytesIO()
+        sp.save_npz(file, sp.csr_array(([1.0, 1.0, 1.0], ([0, 1, 4], [1, 0, 2])), shape=(5, 5)))
+        made.writestr("adj_full.npz", file.getvalue())
+        np.save(file := io.BytesIO(), np.eye(5, 3))
+        made.writestr("feats.npy", file.getvalue())
+        made.writestr("class_map.json", json.dumps(classes))
+        made.writestr("role.json", json.dumps({"tr": [3, 0], "va": [1], "te": [4]}))
+    return (folder / "saint.zip").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["flickr", "yelp"])
+def test_graphs_of_graphsaint(server: Server, tmp_path: Path, name: str) -> None:
+    """Fails if a class goes to another vertex, an unlisted vertex gets one, or a split takes another's vertices."""
+    classes = {"3": 1, "0": 0, "1": 2, "4": 1}
+    several = {vertex: [int(label == known) for label in range(3)] for vertex, known in classes.items()}
+    server.content = saint(tmp_path / "made", classes if name == "flickr" else several)
+    small = {"vertices": 5, "edges": 3, "features": 3, "classes": 3}
+    graph = open_store(
+        obtain(replace(DATASETS[name], url=server.url("saint.zip"), **small), tmp_path / "data", lambda _: None)
+    )
+    assert graph.labels is not None
+    labels = graph.labels.read(0, 5)
+    if name == "yelp":
+        assert labels[2].tolist() == [-1, -1, -1]
+        labels = np.where(labels[:, 0] < 0, -1, labels.argmax(1))
+    assert labels.tolist() == [0, 2, -1, 1, 1]
+    assert {part: np.flatnonzero(rows.read(0, 1)[0]).tolist() for part, rows in graph.splits.items()} == {
+        "train": [0, 3],
+        "val": [1],
+        "test": [4],
+    }
+    assert graph.meta["metric"] == DATASETS[name].metric
+
+
+def test_damaged_files_of_graphsaint(server: Server, tmp_path: Path) -> None:
+    """Fails if files of another form end in a traceback."""
+    server.content = saint(tmp_path / "made", {"0": [1], "1": 2, "9": 0})
+    dataset = replace(DATASETS["flickr"], url=server.url("saint.zip"))
+    with pytest.raises(GraphError, match="does not hold flickr"):
+        obtain(dataset, tmp_path / "data", lambda _: None)
+    (tmp_path / "data" / "flickr_raw" / "class_map.json").write_text("[1, 2]")
+    with pytest.raises(GraphError, match="does not hold flickr"):
+        obtain(dataset, tmp_path / "data", lambda _: None)
 
 
 @pytest.mark.parametrize("answer", ["cut", "announced more", "no zip", "other folder", "404"])

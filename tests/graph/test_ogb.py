@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mggcn.cli import main
 from mggcn.errors import GraphError
 from mggcn.graph.csr import Graph
 from mggcn.graph.ogb import is_ogb
@@ -85,6 +86,16 @@ def test_edges_of_one_direction_are_symmetrised(folder: Path) -> None:
     """Fails if options do not reach a folder."""
     graph = load_source(folder, options=GraphOptions(symmetrize=True))
     assert pairs(graph) == set(map(tuple, EDGES.T.tolist())) | set(map(tuple, EDGES[::-1].T.tolist()))
+
+
+def test_the_command_line_leads_to_a_store(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if training on a folder is refused without the command that helps, or that command does not help."""
+    assert main(["train", str(folder)]) == 2
+    command = capsys.readouterr().err.split("make one from it with: mggcn ")[1].split()
+    store = str(tmp_path / "store")
+    assert main([store if word == "STORE" else word for word in command]) == 0
+    assert main(["train", store, "--epochs", "2", "--threads", "1", "--out", str(tmp_path / "run")]) == 0
+    assert "accuracy" in capsys.readouterr().out
 
 
 def cut(path: Path) -> None:
