@@ -2,8 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The editable install maps the modules that exist: a folder changes when one is added or moved.
-SOURCES := CMakeLists.txt $(wildcard cpu/* cuda/*) $(shell find mggcn -type d -not -name __pycache__)
+SOURCES := CMakeLists.txt $(wildcard cpu/* cuda/*) $(VENV)/modules
 # A module is compiled when it is first imported, then kept: most of what is installed never is.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile
@@ -74,6 +73,14 @@ $(VENV)/pip:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@touch $@
+
+# The editable install maps the modules that exist: this list changes when one is added or moved.
+$(VENV)/modules: $(VENV)/pip FORCE
+	@find mggcn -name '*.py' | sort >$@.now
+	@if cmp -s $@.now $@; then rm $@.now; else mv $@.now $@; fi
+
+.PHONY: FORCE
+FORCE:
 
 # torch first and pinned: without the constraint pip may take a build with gigabytes of CUDA libraries.
 $(VENV)/installed: $(VENV)/pip pyproject.toml constraints-cpu.txt $(SOURCES)

@@ -165,7 +165,7 @@ class TrainConfig:
         _require(0 <= self.seed and last < 2**32, f"train.seed .. seed + repeat - 1 must lie in [0, 2^32), got {seeds}")
 
     def weights_of_classes(self) -> tuple[float, ...]:
-        """Return the numbers of class_weights. Raises: ConfigError if it holds none."""
+        """Return the weights in class_weights. Raises: ConfigError if it is not a list of numbers."""
         try:
             numbers = tuple(float(part) for part in self.class_weights.split(","))
         except ValueError:

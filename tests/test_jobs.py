@@ -325,6 +325,20 @@ def test_changed_settings_are_refused(run: Path, tmp_path: Path) -> None:
         run_folders.known_plan(run, dataclasses.replace(config, run=dataclasses.replace(config.run, delay="2")), graph)
 
 
+def test_a_run_of_an_earlier_version_goes_on(run: Path) -> None:
+    """Fails if settings that the kind ignores, which earlier versions saved, keep a run from going on or from scoring."""
+    path, text = run / "config.toml", (run / "config.toml").read_text()
+    path.write_text(text.replace("hops = 0", "hops = 2", 1))
+    assert path.read_text() != text
+    job = json.loads((run / "job.json").read_text())
+    for config in job["configs"]:
+        config["model"]["hops"] = 2
+    (run / "job.json").write_text(json.dumps(job))
+    assert main(["predict", str(run)]) == 0
+    assert main(["train", "--resume", str(run), "--epochs", "4", "--quiet"]) == 0
+    assert run_folders.read_run(run)[0].model.hops == 0
+
+
 EDITS = [
     ("lr = 0.01", "lr = 0.5", r"train\.lr 0\.5, it was 0\.01"),
     ("dropout = 0.3", "dropout = 0.2", r"model\.dropout 0\.2, it was 0\.3"),

@@ -104,7 +104,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionHeads:
-    """The heads of an op. make: the op from its attention; the others: what rows of its tensors are made of, as Share's."""
+    """The heads of an op. make: makes the op from its attention; the others: fields of a row of its tensors as in Share."""
 
     spec: AttentionSpec
     make: Callable[[AttentionSpec], EdgeOp]

@@ -1,6 +1,6 @@
 """Measure this machine's memory, cores and transports, so that plans predict seconds; takes less than a minute.
 
-With --store: find out the fastest variant of each sparse product of a run on it, in epochs of the run, and keep it there.
+With --store: find the fastest variant of each sparse product of a run on that store, and keep it there.
 """
 
 from __future__ import annotations

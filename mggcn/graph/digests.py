@@ -1,7 +1,7 @@
 """SHA-256 of files as a whole and by blocks of 1 MiB: made while a file is written, compared when a block is first read.
 
 meta.json has the digest of every file, at its end its own, and that of `blocks.sha256`: the digests of the blocks of all
-files that have several, 32 bytes each, file behind file as meta.json lists them (note 0027).
+files that have several, 32 bytes each, in the order in which meta.json lists them (note 0027).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FileDigest:
 
 
 class Hasher:
-    """Digests of a file by what is written to it, in order: whoever streams an array calls `update` with each piece."""
+    """Digests of a file as it is written: the writer of an array calls `update` with each piece, in order."""
 
     def __init__(self) -> None:
         self._whole, self._block, self._filled = hashlib.sha256(), hashlib.sha256(), 0
@@ -71,7 +71,7 @@ class Hasher:
 
 
 def digests_meta(digests: Mapping[str, FileDigest]) -> tuple[dict[str, Any], bytes]:
-    """Return what meta.json says of the files of a store, by name, and the content of `blocks.sha256`, perhaps empty."""
+    """Return the entries of meta.json for a store's files, by name, and the content of `blocks.sha256`, perhaps empty."""
     several = {name: digest for name, digest in digests.items() if digest.num_blocks > 1}
     content = b"".join(digest.blocks for digest in several.values())
     meta: dict[str, Any] = {"sha256": {name: digest.sha256 for name, digest in digests.items()}}

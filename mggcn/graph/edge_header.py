@@ -42,7 +42,7 @@ def split(line: str) -> list[str]:
 
 
 def split_header(text: str, first_line: int) -> tuple[str, Header | None]:
-    """Make a comment of a first line without numbers, so that line numbers stay right; return that line, too.
+    """Turn a first line without numbers into a comment, which keeps line numbers right, and return it as well.
 
     A line of numbers between other separators or in quotes is no header: parsing it says what is wrong.
     """

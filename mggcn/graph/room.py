@@ -122,7 +122,7 @@ def fingerprint(path: Path) -> list[list[Any]]:
 
 @contextlib.contextmanager
 def beside(store: Path) -> Iterator[Path]:
-    """Name the folder in which a store's graph is built; it goes at the end, unless the work can go on there later."""
+    """Name the folder in which a store's graph is built; it is removed at the end, unless work can go on there later."""
     target = Path(os.path.abspath(store))
     folder = target.parent / f".{target.name}.prepare"
     try:

@@ -99,7 +99,7 @@ class InFolder:
     """Columns as `.npy` files of a folder beside a manifest; the same work, begun again there, goes on."""
 
     def __init__(self, folder: Path, job: Mapping[str, Any]) -> None:
-        """Open a folder for a job; what another job left there goes.
+        """Open a folder for a job; what another job left there is removed.
 
         Raises: StoreError if it cannot be made, or another process works there.
         """

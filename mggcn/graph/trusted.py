@@ -1,6 +1,6 @@
 """The record of files that were compared with their digests as a whole: unchanged since, they need no comparison again.
 
-It lies in the store as `.trusted.json`, and names for each file what changes with it. Losing it costs one comparison.
+It lies in the store as `.trusted.json` and records each file's size, times and inode. Losing it costs one comparison.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run folder belongs to one command at a time, whose death gives it back; what an earlier one left half written goes."""
+"""A run folder belongs to one command at a time; what a killed command left half written is removed by the next."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from mggcn.planning.advice import require_fit
 def with_ranks(config: Config, ranks: int) -> Config:
     """Return the configuration of a run with another number of ranks.
 
-    Raises: ConfigError if its strategy's results or state depend on the number, or the number is none.
+    Raises: ConfigError if its strategy's results or state depend on the number, or the number is impossible.
     """
     run = config.run
     if ranks == run.ranks:

@@ -1,4 +1,4 @@
-"""How runs are doing, from what they leave in their folders: signs of life, checkpoint, history, result. Needs no torch."""
+"""The state of runs, from the files in their folders: signs of life, checkpoint, history, result. Needs no torch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RunStatus:
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """Return the run folders among and directly in some folders, those of sweeps too. Raises: RunError for none."""
+    """Return the run folders among some folders and directly inside them, sweeps' too. Raises: RunError for none."""
     found: list[Path] = []
     for path in paths:
         inside = [path] if is_run(path) else [*path.glob("*"), *path.glob("trials/*"), *path.glob("*/trials/*")]
@@ -71,7 +71,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 
 
 def status_of(folder: Path) -> RunStatus:
-    """Return how a run is doing. Cost: a few small files. Raises: RunError, ConfigError for a folder of no run."""
+    """Return the state of a run. Cost: a few small files. Raises: RunError, ConfigError for a folder of no run."""
     config, plan, _ = read_run(folder)
     pulses = read_pulses(folder, config.run.ranks)
     ranks = tuple(_rank_status(pulse) for pulse in pulses)
@@ -127,7 +127,7 @@ def _rank_status(pulse: Pulse) -> RankStatus:
 
 
 def _state(first: Pulse, ranks: tuple[RankStatus, ...]) -> str:
-    """The state of a run without a result: its worst rank's, or what rank 0 says it does."""
+    """The state of a run without a result: that of its worst rank, or what rank 0 reports."""
     states = {rank.state for rank in ranks}
     for state, told in (("failed", "failed"), ("interrupted", "interrupted"), ("gone", "killed")):
         if state in states:
@@ -158,7 +158,7 @@ def _last_row(folder: Path) -> dict[str, Any] | None:
 
 
 def line_of(run: RunStatus) -> str:
-    """Say in a line what a run does, how far it is, how fast, and how long it takes."""
+    """Describe a run in one line: its state, progress, speed and time left."""
     parts = [f"{run.folder}: {run.state}"]
     if run.repeat > 1:
         parts.append(f"run {run.run + 1} of {run.repeat}")

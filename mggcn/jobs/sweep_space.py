@@ -76,7 +76,7 @@ def with_trial(base: Config, settings: Settings) -> Config:
 def read_space(path: Path) -> tuple[Space, Config]:
     """Read a sweep's file: [grid], [sweep] with trials and seed, and tables of settings that all trials have.
 
-    Raises: ConfigError if it is missing, not TOML, or says something else.
+    Raises: ConfigError if it is missing, not TOML, or holds anything else.
     """
     try:
         tables = tomllib.loads(path.read_text())

@@ -42,7 +42,7 @@ def train_trial(
     if (folder / "checkpoints" / "latest").exists():
         return training.resume_training(folder, read_run(folder)[0], graph, quiet=True)
     shutil.rmtree(folder, ignore_errors=True)
-    config = with_trial(from_toml(sweep / "config.toml"), settings)
+    config = with_trial(from_toml(sweep / "config.toml", saved=True), settings)
     planned = training.prepare_run(config, graph, store, folder, shared=shared, at_once=sharing)
     return training.run_training(planned, graph, quiet=True, shared=shared)
 

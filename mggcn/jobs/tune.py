@@ -241,7 +241,7 @@ def tune_products(
 
 
 def progress(epochs: int, exploration: Exploration) -> str:
-    """Return how far a rank is, in words."""
+    """Describe the progress of a rank."""
     trials, cost = exploration.trials, exploration.cost_s / exploration.epoch_s
     return (
         f"epoch {epochs} of at most {MOST_EPOCHS}: {sum(trial.known for trial in trials)} of {len(trials)} sparse products "

@@ -132,7 +132,7 @@ class RunLog:
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
-        """Raises: RunError in place of what a disk says that is full or gone."""
+        """Raise RunError where the disk is full or gone."""
         try:
             yield
         except OSError as error:

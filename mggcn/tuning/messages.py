@@ -211,7 +211,7 @@ def nccl_bytes(comm: Communicator, zeros: Callable[[int], Tensor]) -> dict[str, 
 
 
 def _on_gpu(comm: Communicator) -> dict[str, int]:
-    """As `nccl_bytes`, on a GPU of this rank's own."""
+    """Measure `nccl_bytes` on this rank's GPU."""
     import torch
 
     from mggcn.backend.cuda.device import CudaDevice

@@ -79,7 +79,7 @@ def test_epochs_beside_peers(run: Callable[..., Record], monkeypatch: pytest.Mon
     assert max(row["loss_error"].values()) < 1e-4
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_layers_beside_peers(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a contender is lost, or one that does not fit is started."""
     from bench.peers import attention

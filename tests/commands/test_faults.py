@@ -123,7 +123,7 @@ def test_an_allocation_that_fails_is_one_line(community: Path, tmp_path: Path) -
     ("who", "moment"),
     [
         pytest.param("a rank", 0.0, marks=pytest.mark.full),
-        pytest.param("the launcher", 0.013, marks=pytest.mark.full),
+        pytest.param("the launcher", 0.013, marks=pytest.mark.slow),
         *(
             pytest.param(who, 0.007 * k, marks=pytest.mark.slow)
             for k in range(1, 16)

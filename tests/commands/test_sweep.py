@@ -56,7 +56,7 @@ def test_trials_are_runs_of_their_own(tmp_path: Path) -> None:
         assert same_tensors(folder, alone)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_second_call_trains_what_is_left(tmp_path: Path) -> None:
     """Fails if a complete trial is trained again, a failed one is not, or another graph is taken for the sweep's."""
     write_store(small(), tmp_path / "store")

@@ -90,6 +90,6 @@ def test_a_process_of_a_test_writes_too(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).with_name("probe.py"), tmp_path / probes.MODULE)
     (package / "__init__.py").write_text(f"{probes.CALL.format(1)}\ndef f(): {probes.CALL.format(2)}\nf()\nf()\n")
     for test in ({}, {"PYTEST_CURRENT_TEST": "t::inherited[a b] (call)"}):
-        subprocess.run([sys.executable, "-c", "import mggcn"], cwd=tmp_path, env=test, check=True)
+        subprocess.run([sys.executable, "-S", "-c", "import mggcn"], cwd=tmp_path, env=test, check=True)
     lines = (folder / "hits").read_text().splitlines()
     assert lines == ["1\t", "2\tt::started", "1\t", "2\tt::inherited[a b]"]

@@ -137,7 +137,7 @@ CASES = list(
 """Ranks; strategy and order; graph; hidden widths; dropout. 7 divides none of their numbers, so all pairs come in turn."""
 
 
-@pytest.mark.covering(2, rest="slow")
+@pytest.mark.covering(1, rest=2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients_equal_the_dense_formula(
     case: tuple[int, tuple[str, str], str, tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch

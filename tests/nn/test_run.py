@@ -145,7 +145,7 @@ pathlib.Path(sys.argv[1], "found-" + os.environ["RANK"]).write_text(repr(found))
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_under_torchrun(tmp_path: Path) -> None:
     """Fails if a script under torchrun starts ranks of its own, or is not the rank that it was told to be."""
     script = tmp_path / "script.py"

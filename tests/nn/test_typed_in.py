@@ -35,7 +35,7 @@ def python(source: str, *arguments: str, code: int = 0) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_function_from_standard_input_runs_in_processes() -> None:
     """Fails if what is typed in, and what it refers to, does not reach the ranks."""
     body = "offset = 10\ndef rows(part):\n    return offset * part.num_rows + part.rank\n"

@@ -77,7 +77,7 @@ def graph_of(kind: str, depth: int, sparse: bool) -> Graph:
     )
 
 
-@pytest.mark.covering(2, rest="slow")
+@pytest.mark.covering(1, rest=2)
 @pytest.mark.parametrize(("where", "cell"), everywhere(OUTER, lambda number: number % 5 == 2))
 def test_gradients_equal_autograd(where: Where, cell: tuple[int, int, str]) -> None:
     """Fails on a skipped SpMM, a transposed tile, a wrong scale, a lost bias, a mask that depends on the partition."""
@@ -118,7 +118,7 @@ def test_the_sample_covers_every_pair() -> None:
 HOSTILE = list(itertools.product((1, 3, 5), ("empty", "path", "star", "hub-row", "disconnected"), (True, False)))
 
 
-@pytest.mark.covering(2, rest="slow")
+@pytest.mark.covering(1, rest=2)
 @pytest.mark.parametrize(("where", "case"), everywhere(HOSTILE, lambda number: number % 3 == 1))
 def test_gradients_on_hostile_graphs(where: Where, case: tuple[int, str, bool]) -> None:
     """Fails where empty rows, one dense row or a rank without edges are special."""
@@ -147,7 +147,7 @@ def test_gradients_of_other_strategies_on_hostile_graphs(where: Where, case: tup
 LOCAL = list(itertools.product((1, 2, 3), ("empty", "path", "star", "hub-row", "disconnected"), ROW_STRATEGIES))
 
 
-@pytest.mark.covering(2, rest="slow")
+@pytest.mark.covering(1, rest=2)
 @pytest.mark.parametrize(("where", "case"), everywhere(LOCAL, lambda number: number % 9 == 4))
 def test_gradients_under_an_order_by_locality(where: Where, case: tuple[int, str, str]) -> None:
     """Fails if rows of another order than the vertices', or parts of different sizes, get each other's numbers."""
@@ -161,7 +161,7 @@ def test_gradients_under_an_order_by_locality(where: Where, case: tuple[int, str
 CHOICES = list(itertools.product(("gemm-first", "aggregate-first"), ("auto", "dense", "sparse"), (True, False)))
 
 
-@pytest.mark.covering(2, rest="slow")
+@pytest.mark.covering(1, rest=2)
 @pytest.mark.parametrize(("where", "case"), everywhere(CHOICES, lambda number: number % 3 == 0))
 def test_gradients_for_every_choice(where: Where, case: tuple[str, str, bool]) -> None:
     """Fails if a forced order of products or a forced kind of features takes another path wrongly."""

@@ -144,7 +144,7 @@ class CpuSpmm:
 
     @property
     def products(self) -> tuple[Product, ...]:
-        """The kinds of products asked for so far, in the order in which they came first."""
+        """The kinds of products so far, in order of their first call."""
         return tuple(self._products.values())
 
     def choice(self, adj: Sparse, h: Tensor, out: Tensor) -> SpmmChoice:
