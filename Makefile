@@ -76,8 +76,7 @@ $(VENV)/pip:
 
 # The editable install maps the modules that exist: this list changes when one is added or moved.
 $(VENV)/modules: $(VENV)/pip FORCE
-	@find mggcn -name '*.py' | sort >$@.now
-	@if cmp -s $@.now $@; then rm $@.now; else mv $@.now $@; fi
+	@find mggcn -name '*.py' | sort >$@.$$$$; if cmp -s $@.$$$$ $@; then rm $@.$$$$; else mv $@.$$$$ $@; fi
 
 .PHONY: FORCE
 FORCE:
