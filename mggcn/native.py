@@ -212,7 +212,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 def path() -> Path:
-    """Return where the compiled library lies. Raises: BackendError if mggcn is neither installed nor built in place."""
+    """Return where the compiled library lies.
+
+    Raises: BackendError if mggcn is neither installed nor built in place, or was built in place from older sources.
+    """
     try:
         found = Path(str(metadata.distribution("mggcn").locate_file(LIBRARY)))
     except metadata.PackageNotFoundError as error:
@@ -222,9 +225,21 @@ def path() -> Path:
             raise BackendError(
                 f"mggcn is imported but not installed, so its CPU kernels are missing; {_REMEDY}{in_place}"
             ) from error
+        _check_age(found)
     if not found.exists():
         raise BackendError(f"the CPU kernels are missing at {found}; {_REMEDY}")
     return found
+
+
+def _check_age(built: Path) -> None:
+    """Raise BackendError if a source is newer than the library: its kernels may take other arguments than are passed."""
+    changed = built.stat().st_mtime_ns
+    newer = [source for source in (CHECKOUT / "cpu").glob("*") if source.stat().st_mtime_ns > changed]
+    if newer:
+        raise BackendError(
+            f"{newer[0].relative_to(CHECKOUT)} is newer than the CPU kernels in {built.parent}; "
+            "build them again: python -m mggcn.native"
+        )
 
 
 def build() -> Path:
@@ -242,7 +257,9 @@ def build() -> Path:
             ) from error
         if done.returncode:
             raise BackendError(f"the CPU kernels do not build in {BUILD}:\n{done.stdout}{done.stderr}")
-    return BUILD / Path(LIBRARY).name
+    built = BUILD / Path(LIBRARY).name
+    built.touch()  # a source that nothing includes makes no new library
+    return built
 
 
 def installed_or_built() -> Path:

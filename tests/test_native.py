@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +35,20 @@ def test_what_is_missing_and_what_helps(not_installed: Path, monkeypatch: pytest
         native.path()
     monkeypatch.setattr(native, "CHECKOUT", tmp_path)
     with pytest.raises(BackendError, match=r"apt-get install g\+\+\)$"):
+        native.path()
+
+
+def test_kernels_older_than_their_sources(not_installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fails if kernels of other sources are called: their arguments may lie elsewhere."""
+    monkeypatch.setattr(native, "CHECKOUT", tmp_path)
+    source, library = tmp_path / "cpu" / "spmm.cpp", not_installed / "libmggcn_cpu.so"
+    for file, age in ((source, 1), (library, 2)):
+        file.parent.mkdir()
+        file.touch()
+        os.utime(file, (age, age))
+    assert native.path() == library
+    os.utime(source, (3, 3))
+    with pytest.raises(BackendError, match=r"cpu/spmm\.cpp is newer than .* python -m mggcn\.native"):
         native.path()
 
 
