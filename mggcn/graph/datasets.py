@@ -5,7 +5,6 @@ Everything lies in one folder: archives as published, and a store beside them, m
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import urllib.request
@@ -16,9 +15,6 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import scipy.sparse as sp
-
 from mggcn.errors import GraphError
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
@@ -26,6 +22,7 @@ from mggcn.graph.edges import Edges
 from mggcn.graph.ogb import read_ogb
 from mggcn.graph.options import GraphOptions
 from mggcn.graph.planetoid import PARTS, read_planetoid
+from mggcn.graph.published import read_graphsaint, read_heterophilous, read_ppi, read_reddit
 from mggcn.graph.room import Room, beside, fingerprint
 from mggcn.graph.store import is_store
 from mggcn.graph.store_write import write_store
@@ -61,36 +58,6 @@ class Dataset:
     read: Callable[[Path, Room], dict[str, Any]]
 
 
-def _heterophilous(path: Path, _: Room) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as found:
-        masks = {part: found[f"{part}_masks"] for part in ("train", "val", "test")}
-        return {
-            "edges": found["edges"].T,
-            "features": found["node_features"],
-            "labels": found["node_labels"],
-            "splits": masks,
-        }
-
-
-def _reddit(path: Path, _: Room) -> dict[str, Any]:
-    adj = sp.load_npz(path / "reddit_graph.npz")
-    with np.load(path / "reddit_data.npz", allow_pickle=False) as found:
-        types = found["node_types"]
-        splits = {part: types == number for number, part in enumerate(("train", "val", "test"), 1)}
-        return {"adj": adj, "features": found["feature"], "labels": found["label"], "splits": splits}
-
-
-def _graphsaint(path: Path, _: Room) -> dict[str, Any]:
-    """Read the four files of a graph of GraphSAINT: a class of each vertex, or a list of 0 and 1; unlisted are unknown."""
-    roles, classes = (json.loads((path / name).read_text()) for name in ("role.json", "class_map.json"))
-    listed = np.array(list(classes.values()))
-    features = np.load(path / "feats.npy", allow_pickle=False)
-    labels = np.full((len(features), *listed.shape[1:]), -1)
-    labels[np.array(list(classes), np.int64)] = listed
-    splits = {part: np.array(roles[part[:2]], np.int64) for part in ("train", "val", "test")}
-    return {"adj": sp.load_npz(path / "adj_full.npz"), "features": features, "labels": labels, "splits": splits}
-
-
 def _saint(name: str, vertices: int, edges: int, features: int, classes: int, metric: str) -> Dataset:
     return Dataset(
         name=name,
@@ -103,7 +70,7 @@ def _saint(name: str, vertices: int, edges: int, features: int, classes: int, me
         metric=metric,
         licence="not stated",
         source="Zeng et al. 2020",
-        read=_graphsaint,
+        read=read_graphsaint,
     )
 
 
@@ -138,7 +105,7 @@ def _heterophily(
         metric=metric,
         licence="MIT",
         source="Platonov et al. 2023",
-        read=_heterophilous,
+        read=read_heterophilous,
     )
 
 
@@ -176,9 +143,22 @@ _ALL = (
         classes=41,
         licence="not stated",
         source="Hamilton et al. 2017",
-        read=_reddit,
+        read=read_reddit,
     ),
     _saint("flickr", 89_250, 899_756, 500, 7, "accuracy"),
+    Dataset(
+        name="ppi",
+        url="https://data.dgl.ai/dataset/ppi.zip",
+        files="ppi_raw",
+        vertices=56_944,
+        edges=793_632,
+        features=50,
+        classes=121,
+        metric="micro_f1",
+        licence="not stated",
+        source="Zitnik & Leskovec 2017",
+        read=read_ppi,
+    ),
     _saint("yelp", 716_847, 13_954_819, 300, 100, "micro_f1"),
     _heterophily("roman_empire", 22_662, 32_927, 300, 18),
     _heterophily("amazon_ratings", 24_492, 93_050, 300, 5),

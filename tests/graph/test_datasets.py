@@ -170,6 +170,50 @@ def test_graphs_of_graphsaint(server: Server, tmp_path: Path, name: str) -> None
     assert graph.meta["metric"] == DATASETS[name].metric
 
 
+def tissues(folder: Path) -> bytes:
+    """Return the zip file of three small graphs of 4, 3 and 2 vertices in PPI's files."""
+    folder.mkdir()
+    listed = {"train": (4, [(0, 1), (1, 0), (2, 3), (2, 2)]), "valid": (3, [(0, 2)]), "test": (2, [(1, 0)])}
+    with zipfile.ZipFile(folder / "ppi.zip", "w") as made:
+        for name, (count, links) in listed.items():
+            graph = {"nodes": [{"id": v} for v in range(count)], "links": [dict(source=u, target=v) for u, v in links]}
+            made.writestr(f"{name}_graph.json", json.dumps(graph))
+            for what, table in (("feats", np.full((count, 2), count)), ("labels", np.eye(count, 3))):
+                np.save(file := io.BytesIO(), table)
+                made.writestr(f"{name}_{what}.npy", file.getvalue())
+    return (folder / "ppi.zip").read_bytes()
+
+
+def test_tissues_are_parts_of_one_graph(server: Server, tmp_path: Path) -> None:
+    """Fails if an edge crosses from one tissue to another, is counted twice, or features or labels are another's."""
+    server.content = tissues(tmp_path / "made")
+    small = {"vertices": 9, "edges": 4, "features": 2, "classes": 3}
+    dataset = replace(DATASETS["ppi"], url=server.url("ppi.zip"), **small)
+    graph = open_store(obtain(dataset, tmp_path / "data", lambda _: None))
+    assert graph.labels is not None
+    assert graph.labels.read(0, 9).tolist() == np.concatenate([np.eye(n, 3) for n in (4, 3, 2)]).tolist()
+    pointers, neighbours = graph.adj.indptr.read(0, 10), graph.adj.indices.read(0, 8)
+    pairs = {(row, int(v)) for row in range(9) for v in neighbours[pointers[row] : pointers[row + 1]]}
+    assert pairs == {(0, 1), (1, 0), (2, 3), (3, 2), (4, 6), (6, 4), (7, 8), (8, 7)}
+    assert {part: np.flatnonzero(rows.read(0, 1)[0]).tolist() for part, rows in graph.splits.items()} == {
+        "train": [0, 1, 2, 3],
+        "val": [4, 5, 6],
+        "test": [7, 8],
+    }
+
+
+def test_tissues_that_link_others_vertices(server: Server, tmp_path: Path) -> None:
+    """Fails if a damaged link joins two tissues in silence."""
+    server.content = tissues(tmp_path / "made")
+    dataset = replace(DATASETS["ppi"], url=server.url("ppi.zip"))
+    with pytest.raises(GraphError, match="has 56944, 793632, 50 and 121"):
+        obtain(dataset, tmp_path / "data", lambda _: None)
+    file = tmp_path / "data" / "ppi_raw" / "test_graph.json"
+    file.write_text(json.dumps({"links": [{"source": 0, "target": 5}]}))
+    with pytest.raises(GraphError, match=r"does not hold ppi: test_graph\.json links vertices 0 to 5 of 2"):
+        obtain(dataset, tmp_path / "data", lambda _: None)
+
+
 def test_damaged_files_of_graphsaint(server: Server, tmp_path: Path) -> None:
     """Fails if files of another form end in a traceback."""
     server.content = saint(tmp_path / "made", {"0": [1], "1": 2, "9": 0})
