@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from mggcn.graph.csr import WINDOW, Array
 from mggcn.graph.edge_header import Header, check_header
 from mggcn.graph.edges import Edges
 from mggcn.graph.staging import Column, InMemory, Staging
+
+POOL = "ARROW_DEFAULT_MEMORY_POOL"
 
 
 def num_rows(path: Path) -> int:
@@ -47,7 +50,7 @@ def read_parquet_edges(path: Path, staging: Staging | None = None) -> Edges:
                 raise GraphError(f"{path}: column {name!r} must hold {expected}, got {array.dtype}; number names first")
             column.write(count, array)
         count += batch[0].size
-    importlib.import_module("pyarrow").default_memory_pool().release_unused()
+    _arrow().default_memory_pool().release_unused()
     rows = [column.rows(count) for column in columns]
     named = dict(zip(kinds[2:], rows[2:], strict=True))
     return Edges(rows[0], rows[1], named.get("w"), named.get("t"))
@@ -69,8 +72,25 @@ def read_parquet_features(path: Path) -> npt.NDArray[np.float32]:
     return table
 
 
+def _arrow() -> Any:
+    """Import pyarrow with a memory pool that gives back what is freed, so that a plan can count on it.
+
+    Which pool it is is settled when the first one is asked for; the user's choice stays.
+    """
+    chosen = os.environ.get(POOL)
+    os.environ.setdefault(POOL, "system")
+    try:
+        arrow: Any = importlib.import_module("pyarrow")
+        arrow.default_memory_pool()
+    finally:
+        if chosen is None:
+            os.environ.pop(POOL, None)
+    return arrow
+
+
 def _open(path: Path) -> Any:
     try:
+        _arrow()
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise GraphError(f"{path} needs pyarrow: pip install 'mggcn[parquet]', or convert it") from error
