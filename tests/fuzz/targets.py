@@ -12,19 +12,21 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mggcn import cli
 from mggcn.config import Config
 from mggcn.config_files import from_toml, to_toml
 from mggcn.errors import MggcnError, StoreError
+from mggcn.graph.datasets import DATASETS, obtain
 from mggcn.graph.digests import Hasher
 from mggcn.graph.layout import graph_arrays
 from mggcn.graph.sources import load_source
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_digests, write_store
 from tests.fuzz.mutate import mutate
+from tests.graph.test_planetoid import made as planetoid_files
 from tests.graphs import make_graph, pattern
 from tests.test_bad_inputs import EDGES, HEADERS, MATRIX_MARKET, NPZ, TOML
 
@@ -78,6 +80,45 @@ def readers() -> list[Target]:
         Target("companion", 4, companion),
         Target("settings", 4, toml),
     ]
+
+
+def libraries(sound: Path) -> list[Target]:
+    """Files of other libraries' forms: Parquet, a saved Data of PyG's, the pickles of Planetoid."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import torch
+    from torch_geometric.data import Data
+
+    ends = np.arange(40)
+    columns = {"source": ends, "target": ends * 7 % 40, "weight": ends / 7}
+    pq.write_table(pa.table(columns), sound / "edges.parquet", compression="snappy", row_group_size=16)
+    data = Data(
+        x=torch.ones(40, 2), edge_index=torch.from_numpy(np.stack([ends, ends * 7 % 40])), y=torch.arange(40) % 3
+    )
+    torch.save(data, sound / "data.pt")
+    (sound / "cora_raw").mkdir()
+    planetoid_files(sound / "cora_raw")
+    cora = replace(DATASETS["cora"], vertices=14, edges=8, features=5, classes=3)
+
+    def source(name: str, weight: int) -> Target:
+        content = (sound / name).read_bytes()
+
+        def run(folder: Path, rng: random.Random) -> None:
+            (folder / name).write_bytes(mutate(content, [content], rng))
+            load_source(folder / name)
+
+        return Target(name, weight, run)
+
+    def planetoid(folder: Path, rng: random.Random) -> None:
+        shutil.copytree(sound / "cora_raw", folder / "cora_raw")
+        files = sorted((folder / "cora_raw").iterdir())
+        contents = [file.read_bytes() for file in files]
+        at = rng.randrange(len(files))
+        files[at].write_bytes(mutate(contents[at], contents, rng))
+        obtain(cora, folder, lambda _: None)
+
+    return [source("edges.parquet", 3), source("data.pt", 2), Target("planetoid", 3, planetoid)]
 
 
 def stores(sound: Path) -> list[Target]:
@@ -174,7 +215,7 @@ def checkpoints(sound: Path) -> list[Target]:
 
 def all_targets(sound: Path) -> list[Target]:
     """Make the corpora in a folder; return what is fuzzed."""
-    return [*readers(), *stores(sound), *checkpoints(sound)]
+    return [*readers(), *libraries(sound), *stores(sound), *checkpoints(sound)]
 
 
 __all__ = ["MggcnError", "Target", "all_targets"]
