@@ -13,6 +13,7 @@ import shutil
 import statistics
 import sys
 import time
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,12 @@ def row_file(folder: Path, recipe: str, run: dict[str, int]) -> Path:
 def measure(names: list[str], data: Path, args: Any) -> None:
     """Train every run that has no row yet."""
     around = surroundings()
-    for recipe in names:
-        store = store_of(graph_of(recipe), data, args.rows)
-        for run in runs_of(recipe):
+    for turn in zip_longest(*([(recipe, run) for run in runs_of(recipe)] for recipe in names)):
+        for recipe, run in filter(None, turn):
             file = row_file(args.rows, recipe, run)
             if file.exists():
                 continue
+            store = store_of(graph_of(recipe), data, args.rows)
             row = trained(recipe, run, store, args.rows / "run", args) | {"commit": around["commit"]}
             file.parent.mkdir(parents=True, exist_ok=True)
             part = file.with_suffix(".part")

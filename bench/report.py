@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -75,6 +76,22 @@ def busy_s() -> float:
     return (sum(fields) - idle - waiting) / os.sysconf("SC_CLK_TCK")
 
 
+def own_s() -> float:
+    """Processor seconds of this process and of those that it has started and seen end."""
+    return sum(os.times()[:4])
+
+
+def taken_by_others(began: Sequence[float]) -> float:
+    """The share of the cores that other programs have taken since `began`: a clock's time, `busy_s` and `own_s` then.
+
+    0 if that is unknown or less than a second ago, which `busy_s` is too coarse for.
+    """
+    if not began or time.monotonic() - began[0] < 1:
+        return 0.0
+    clock, busy, own = began
+    return max(busy_s() - busy - (own_s() - own), 0.0) / ((time.monotonic() - clock) * (os.cpu_count() or 1))
+
+
 def marked(name: str, beside: Sequence[float]) -> str:
     """A row's name, and what others took of the cores beside it if that disturbs: the median over its runs."""
     share = statistics.median(beside) if beside else 0.0
@@ -90,10 +107,11 @@ def verdict(what: str, value: float, goal: float, *, at_most: bool = False) -> s
 
 def hardware() -> str:
     """A short name of this machine's processor and the cores that may be used, for the name of a file."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.partition(":")[2] for line in lines if line.startswith("model name")), platform.machine())
-    words = "".join(c if c.isalnum() else " " for c in name.lower()).split()
-    return "-".join([*words[:3], f"{len(os.sched_getaffinity(0))}cpu"])
+    from mggcn.backend.cpu.machine import processor_name
+
+    name = re.sub(r"\((r|tm)\)|\b(cpu|processor|family|model|stepping)\b", " ", processor_name().lower())
+    words = re.findall(r"[a-z0-9]+", name) or [platform.machine()]
+    return "-".join([*words[:4], f"{len(os.sched_getaffinity(0))}cpu"])
 
 
 def shown(argument: str) -> str:
@@ -115,6 +133,8 @@ def command_line() -> str:
 
 def surroundings() -> dict[str, Any]:
     """What a report must say of where and with what it was made."""
+    from mggcn.backend.cpu.machine import processor_name
+
     versions = {}
     for package in ("mggcn", "torch", "numpy", "scipy", "torch_geometric"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -127,23 +147,29 @@ def surroundings() -> dict[str, Any]:
     return {
         "command": command_line(),
         "hardware": hardware(),
+        "processor": processor_name(),
         "date": time.strftime("%Y-%m-%d"),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "versions": versions,
         "commit": (git("rev-parse", "HEAD") or "unknown") + (" with changes in mggcn/ or cpu/" if changed else ""),
         "load_average_before": os.getloadavg()[0],
+        "began": [time.monotonic(), busy_s(), own_s()],
         "gathers": gathers(),
     }
 
 
 def gathers() -> list[tuple[int, float]]:
-    """Bytes per second of rows of 256 bytes at random, by the bytes that they lie in: what this machine's caches give."""
+    """Bytes per second of rows of 256 bytes at random, by the bytes that they lie in: what this machine's caches give.
+
+    Nothing where other programs have the cores: what is assumed then says nothing of this machine.
+    """
     from mggcn.assemble import figures_here
     from mggcn.backend.cpu.figures import MeasuredGather
     from mggcn.config import Config
 
-    return list(MeasuredGather(figures_here(Config())).points)  # type: ignore[arg-type]
+    figures = figures_here(Config())
+    return list(MeasuredGather(figures).points) if figures.measured else []  # type: ignore[arg-type]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -157,11 +183,15 @@ def write_report(what: str, title: str, body: str, record: dict[str, Any], out: 
     folder = out or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     around = record["surroundings"]
+    share = taken_by_others(around.get("began", ()))
+    around["taken_by_others"] = share
+    disturbed = f" **Other programs took {share:.0%} of the cores meanwhile: measure it again.**" * (share > DISTURBED)
     versions = ", ".join(f"{name} {version}" for name, version in around["versions"].items())
+    machine = around.get("processor") or around["hardware"]
     head = (
-        f"# {title}\n\n```\n{around['command']}\n```\n\n{around['hardware']}, Linux {around['kernel']}, Python "
+        f"# {title}\n\n```\n{around['command']}\n```\n\n{machine}, Linux {around['kernel']}, Python "
         f"{around['python']}, {versions}; commit {around['commit']}; {around['date']}; load average at the start "
-        f"{around['load_average_before']:.2f}.{_caches(around)} All runs: the .json file beside this one.\n\n"
+        f"{around['load_average_before']:.2f}.{disturbed}{_caches(around)} All runs: the .json file beside this one.\n\n"
     )
     path = folder / f"{what}_{around['hardware']}_{around['date']}"
     path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
@@ -172,7 +202,9 @@ def write_report(what: str, title: str, body: str, record: dict[str, Any], out: 
 
 def _caches(around: dict[str, Any]) -> str:
     rates = ", ".join(f"{size / MIB:g} MiB {rate / 1e9:.0f}" for size, rate in around.get("gathers", ()))
-    return f" Rows of 256 bytes at random, all threads, GB/s by operand: {rates}." if rates else ""
+    if not rates:
+        return " Its caches were not measured: other programs had the cores."
+    return f" Rows of 256 bytes at random, all threads, GB/s by operand: {rates}."
 
 
 def bars(title: str, quantity: str, cells: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:

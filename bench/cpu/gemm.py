@@ -11,10 +11,11 @@ import sys
 from typing import Any
 
 from bench.cpu.ceilings import timed
-from bench.report import parse, spread, surroundings, table, write_report
+from bench.report import parse, spread, surroundings, table, verdict, write_report
 
 WIDTHS = "128x512,512x40,128x256,256x256,256x40,602x512,512x41,128x16,16x40"
 """Input and output of the layers of the networks of bench/peers/epochs.py."""
+SUMS_GOAL = 3.0
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 HEAD = ("type", "product", "D x E", "ours GFLOP/s", "IQR", "torch GFLOP/s", "IQR", "ours / torch", "apart")
 
@@ -67,6 +68,20 @@ def line(found: dict[str, Any]) -> list[Any]:
     return [found["type"], found["product"], found["shape"], *cells, f"{found['ratio']:.2f}", f"{found['apart']:.0e}"]
 
 
+def sums_goals(results: list[dict[str, Any]]) -> str:
+    """With AMX: h^T g in bf16, summed in float32, beside our float32, at widths of 128 and more."""
+    rates = {
+        (found["shape"], found["type"]): found["rates"]["own"]["median"]
+        for found in results
+        if found["product"] == "h^T g" and min(map(int, found["shape"].split(" x "))) >= 128
+    }
+    shapes = [shape for shape, precision in rates if precision == "bf16" and (shape, "fp32") in rates]
+    return "".join(
+        verdict(f"h^T g {shape}, bf16 over fp32", rates[shape, "bf16"] / rates[shape, "fp32"], SUMS_GOAL)
+        for shape in shapes
+    )
+
+
 def main(arguments: list[str] | None = None) -> None:
     own: dict[str, dict[str, Any]] = {
         "rows": {"type": int, "default": 169_343, "help": "V, the vertices: as many as arxiv has"},
@@ -75,21 +90,24 @@ def main(arguments: list[str] | None = None) -> None:
     }
     args = parse(__doc__, "threads", "rounds", arguments=arguments, **own)
     from mggcn import native
+    from mggcn.backend.cpu.machine import dense_kernels
 
     native.limit_spinning()
     import torch
 
     torch.set_num_threads(args.threads)
-    record: dict[str, Any] = {"surroundings": surroundings(), "kernels": native.sets_in_use(), "measured": []}
+    record: dict[str, Any] = {"surroundings": surroundings(), "kernels": dense_kernels(), "measured": []}
     for precision in args.types.split(","):
         for pair in args.widths.split(","):
             print(f"{precision} {pair}", file=sys.stderr)
             d, e = map(int, pair.split("x"))
             record["measured"] += measure(args.rows, d, e, precision, args.rounds, args.threads)
+    kernels = dense_kernels()
     wins = sum(found["ratio"] >= 1 for found in record["measured"])
     body = (
         f"{args.rows:,} rows, {args.threads} threads, medians of {args.rounds} rounds in turn. Ours "
-        f"({native.sets_in_use()}) is the faster one of {wins} of {len(record['measured'])} products.\n\n"
+        f"({', '.join(kernels)}) is the faster one of {wins} of {len(record['measured'])} products.\n\n"
+        + (sums_goals(record["measured"]) if "amx" in kernels else "")
         + table(HEAD, [line(found) for found in record["measured"]])
     )
     write_report("gemm", "Dense products of layers", body, record, args.out)

@@ -182,19 +182,24 @@ def goals(results: list[dict[str, Any]]) -> str:
 
 @contextlib.contextmanager
 def swept(wanted: bool) -> Iterator[None]:
-    """Have another process write to 256 MB over and over, as a tenant does who shares the last cache.
+    """Have another process write to 256 MB over and over on a core of its own, as a tenant does who shares the last cache.
 
-    The machine is measured anew beside it, into a folder of its own: what was measured without counts no more.
+    This process keeps to the other cores. The machine is measured anew beside it, into a folder of its own: what was
+    measured without counts no more.
     """
     if not wanted:
         yield
         return
-    with tempfile.TemporaryDirectory() as folder, subprocess.Popen([sys.executable, "-c", SWEEP]) as other:
-        os.environ["XDG_CACHE_HOME"] = folder
-        try:
-            yield
-        finally:
-            other.kill()
+    *own, last = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", SWEEP]
+        with subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, [last])) as other:
+            os.sched_setaffinity(0, own)
+            os.environ["XDG_CACHE_HOME"] = folder
+            try:
+                yield
+            finally:
+                other.kill()
 
 
 def options(arguments: list[str] | None = None) -> Any:
@@ -208,11 +213,17 @@ def options(arguments: list[str] | None = None) -> Any:
 
 def main(arguments: list[str] | None = None) -> None:
     args = options(arguments)
+    if args.swept and args.threads >= len(os.sched_getaffinity(0)):
+        raise SystemExit(
+            f"--swept needs a core for the other process: {args.threads} threads have them all; --threads 1"
+        )
     if arguments is None and any(os.environ.get(name) != value for name, value in MALLOC["tuned"].items()):
         # glibc reads its settings when a process starts.
         os.execve(sys.executable, [sys.executable, "-m", "bench.cpu.ways", *sys.argv[1:]], os.environ | MALLOC["tuned"])
     with swept(args.swept):
         record: dict[str, Any] = {"surroundings": surroundings(), "measured": []}
+        if not record["surroundings"]["gathers"]:
+            raise SystemExit("other programs have the cores: nothing was measured by which a way could be chosen")
         for graph in (name for name in args.graphs.split(",") if available(name, find_data(args.data))):
             store = store_of(graph, args)
             for order, precision in itertools.product(args.orders.split(","), args.types.split(",")):
