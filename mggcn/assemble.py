@@ -83,7 +83,7 @@ def host_of(config: Config) -> Host:
 
 
 def figures_here(config: Config) -> Figures:
-    """Return what was measured of the threads of a rank on this machine; measure it if they are not known.
+    """Return a rank's share of what was measured of all threads on this machine; measure it if they are not known.
 
     Cost: at most 0.3 s once, for each number of threads and set of cores. Without compiled kernels: assumed figures.
     """
@@ -91,7 +91,8 @@ def figures_here(config: Config) -> Figures:
         return ASSUMED
     try:
         # More threads than cores take turns: what they would measure is the scheduler.
-        return figures_of(this_host(min(threads_per_rank(config), usable_cores())), free_bytes())
+        threads = min(threads_per_rank(config) * config.run.ranks, usable_cores())
+        return figures_of(this_host(threads), free_bytes()).shared(config.run.ranks)
     except BackendError:
         return ASSUMED
 
@@ -112,7 +113,8 @@ def check_available(config: Config) -> None:
 def this_machine(config: Config) -> Machine:
     """Return the machine on which seconds are predicted unless another is named: this one, as tuned, described or assumed.
 
-    Of a CPU that was not tuned the messages are assumed, the rest are the figures by which kernels are chosen.
+    Of a CPU that was not tuned the messages are assumed, the rest are the figures by which kernels are chosen. A tuned
+    file has gathers of float32; those of bfloat16 are the figures', too.
 
     Raises: ConfigError if the tuned file cannot be read.
     """
@@ -122,13 +124,18 @@ def this_machine(config: Config) -> Machine:
 
         gpu = gpu_name()
     machine = default_machine(config.run.device, tuned_path(), gpu)
-    if machine.origin != "assumed" or config.run.device == "cuda":
+    item = ITEM_BYTES[OPERAND[config.run.precision]]
+    if config.run.device == "cuda" or machine.origin == "described" or (machine.origin == "measured" and item != 2):
         return machine
     # The device of a machine is all of its cores, which the ranks share.
     threads = threads_per_rank(config) * config.run.ranks
     run = dataclasses.replace(config.run, ranks=1, threads=threads, transport="auto")
-    figures, item = figures_here(dataclasses.replace(config, run=run)), ITEM_BYTES[OPERAND[config.run.precision]]
-    return with_figures(machine, figures, threads, config.run.ranks, item)
+    figures = figures_here(dataclasses.replace(config, run=run))
+    found = with_figures(machine, figures, threads, config.run.ranks, item)
+    if machine.origin == "assumed":
+        return found
+    device = dataclasses.replace(machine.device, gather=found.device.gather, row_s=found.device.row_s)
+    return dataclasses.replace(machine, device=device)
 
 
 def in_float32(config: Config) -> Config:

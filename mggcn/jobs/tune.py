@@ -74,8 +74,7 @@ def tune_machine(settings: TuneSettings, folder: Path, report: Callable[[str], N
     """
     processor = processor_name() or "unknown processor"
     report("gathers, passes and dense products, by which kernels are chosen too")
-    for threads in sorted({max(1, settings.threads // ranks) for ranks in (1, *settings.ranks)}):
-        figures = figures_of(this_host(threads), free_bytes(), anew=True)
+    figures = figures_of(this_host(settings.threads), free_bytes(), anew=True)
     if not figures.measured:
         report("other programs take the cores: what follows of them is assumed; run this again on a quiet machine")
     return {

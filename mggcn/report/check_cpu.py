@@ -49,6 +49,8 @@ class DenseUnits:
     figures: Figures | None
     amx: bool
     granted: bool
+    threads: int = 1
+    """Of which the figures are: the most of which any are kept."""
 
 
 def dense_units() -> DenseUnits:
@@ -57,7 +59,10 @@ def dense_units() -> DenseUnits:
     from mggcn.backend.cpu.kept_figures import kept_figures
     from mggcn.backend.cpu.machine import amx_granted, dense_kernels, has_amx, this_host
 
-    return DenseUnits(dense_kernels(), kept_figures(this_host(usable_cores())), has_amx(), amx_granted())
+    cores = usable_cores()
+    kept = ((threads, kept_figures(this_host(threads))) for threads in range(cores, 0, -1))
+    threads, figures = next(((threads, figures) for threads, figures in kept if figures is not None), (cores, None))
+    return DenseUnits(dense_kernels(), figures, has_amx(), amx_granted(), threads)
 
 
 def check_dense(units: Callable[[], DenseUnits] = dense_units) -> Finding:
@@ -69,8 +74,11 @@ def check_dense(units: Callable[[], DenseUnits] = dense_units) -> Finding:
     if gemm_variant(here.kernels[-1]) == "torch":
         types = "float32, float64 by torch, bfloat16 converted for it: no dense kernels of ours for this processor"
     else:
-        by = {item: gemm_kernel(here.figures or ASSUMED, item, "rows", here.kernels) for item in (4, 2)}
-        types = f"float32, float64 by {by[4]}, bfloat16 by {by[2]}" + ("" if here.figures else " until it is measured")
+        figures = here.figures or ASSUMED
+        by = {item: gemm_kernel(figures, item, "rows", here.kernels) for item in (4, 2)}
+        types = f"float32, float64 by {by[4]}, bfloat16 by {by[2]}"
+        sums = gemm_kernel(figures, 2, "sums", here.kernels)
+        types += f" (h^T g by {sums})" * (sums != by[2]) + " until it is measured" * (not figures.measured)
     amx = "not shown by the system"
     if here.amx:
         amx = "granted by the system" if here.granted else "refused by the system"
@@ -81,18 +89,23 @@ def check_rates(units: Callable[[], DenseUnits] = dense_units) -> Finding:
     """Show what was measured of this machine, by which kernels are chosen."""
     from mggcn.backend.cpu.figures import TYPICAL_ROW
 
-    figures = units().figures
-    if figures is None or not figures.measured:
+    here = units()
+    figures = here.figures
+    if figures is None:
         return Finding("measured rates", "ok", "none yet: the first run measures them, in 0.3 s, and keeps them")
+    if not figures.measured:
+        return Finding("measured rates", "ok", "none yet: other programs had the cores; the next run measures them")
     gathers = [
         f"{TYPICAL_ROW / figures.entry_s(TYPICAL_ROW, size, ahead=True) / 1e9:.0f} from {format_bytes(size)}"
         for size in figures.footprints
     ]
+    threads = f"{here.threads} thread{'s' * (here.threads > 1)}"
     dense = [f"{r.dtype} {r.shape} {r.kernel} {r.flop_s / 1e9:.0f}" for r in figures.dense]
     return Finding(
         "measured rates",
         "ok",
-        f"rows of {TYPICAL_ROW} bytes at random, GB/s: {', '.join(gathers)}; passes {figures.copy_rate / 1e9:.0f} GB/s; "
+        f"{threads}; rows of {TYPICAL_ROW} bytes at random, GB/s: {', '.join(gathers)}; "
+        f"passes {figures.copy_rate / 1e9:.0f} GB/s; "
         f"dense products, GFLOP/s: {', '.join(dense) or 'torch alone'}; measured anew by mggcn tune",
     )
 

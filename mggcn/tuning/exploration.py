@@ -31,7 +31,7 @@ OUT = 1.3
 KEPT_GAIN = 1.05
 """A variant must be faster than the model's by this factor to be taken: less may be chance."""
 BUDGET = 0.8
-"""Epochs that trying may cost: the first epoch, by which the first calls are limited, is slower than those behind it."""
+"""Epochs that trying may cost, less than the one that was promised: a call may take longer than was expected."""
 REPAID = 16.0
 """The calls that are left must be able to save as many times what a call of a variant takes, if the figures are as wrong as
 they ever were: as wrong as they mostly are, they save an eighth of that, and trying costs about as much.
@@ -54,6 +54,8 @@ class Trial:
     seconds: list[list[float]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     """Variants that the budget does not allow."""
+    left_out: bool = False
+    """Whether this run has too few calls for some variants, which a longer one would try."""
     kind: Hashable = None
 
     def __post_init__(self) -> None:
@@ -109,7 +111,7 @@ class Trial:
     @property
     def known(self) -> bool:
         """Whether a table may keep the winner: nothing is left to be tried, and the model's variant was called enough."""
-        return self.next is None and len(self.seconds[0]) >= SAMPLES
+        return self.next is None and len(self.seconds[0]) >= SAMPLES and not self.left_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,8 @@ class Exploration:
             key, expected = propose(self._limits.slowest)
             model = next(iter(expected))
             some = {v: s for v, s in expected.items() if v is model or self._may_repay(at, expected[model], s)}
-            self._trials[at] = Trial(key, tuple(some), tuple(some.values())) if len(some) > 1 else None
+            trial = Trial(key, tuple(some), tuple(some.values()), left_out=len(some) < len(expected))
+            self._trials[at] = trial if len(some) > 1 else None
         return self._trials[at]
 
     def _may_repay(self, at: Hashable, model_s: float, seconds: float) -> bool:
@@ -207,11 +210,17 @@ class Exploration:
         return model_s >= SHORTEST_S and left * (model_s - seconds / HOPELESS) >= REPAID * seconds
 
     def sample(self, trial: Trial, kind: Hashable) -> int | None:
-        """Return which variant a call takes and times; None: it is not timed. What the budget does not allow is dropped."""
+        """Return which variant a call takes and times; None: it is not timed. What the budget does not allow is dropped.
+
+        The first epoch is slower than those behind it: while it is the only one, half the budget waits for the second.
+        """
+        allowed = self._limits.budget * self.epoch_s * (0.5 if self._epochs == 1 else 1.0)
         while trial.kind in (None, kind) and (number := trial.next) is not None:
             extra = trial.expected_s(number) - trial.least_s(trial.fastest) if trial.seconds[0] else 0.0
-            if self.cost_s + extra <= self._limits.budget * self.epoch_s:
+            if self.cost_s + extra <= allowed:
                 return number
+            if self._epochs == 1:
+                return None
             trial.dropped.append(number)
         return None
 

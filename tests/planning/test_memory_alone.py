@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from pathlib import Path
 
 import pytest
 
 from mggcn import assemble
 from mggcn.backend.cpu.figures import Figures
+from mggcn.cost.machine import tuned_path
 from tests.commands.runs import run_main
+from tests.cost.test_machine import GOOD
 from tests.machines import XEON, ZEN3
 
 ARXIV = ["--vertices", 169343, "--edges", 2340000, "--features", 128, "--classes", 40, "--set", "model.hidden=512"]
@@ -53,3 +57,22 @@ def test_dense_products_count(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         assert run_main("plan", *ARXIV, "--set", "run.precision=bf16", "--json") == 0
         seconds.append(float(capsys.readouterr().out.split('"training": {\n   "seconds": ')[1].split(",")[0]))
     assert seconds[1] > 1.3 * seconds[0]
+
+
+def test_a_tuned_file_hides_no_slow_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if `mggcn tune`, whose file has gathers of float32, makes bf16 look twice as fast as it was measured."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    tuned_path().parent.mkdir()
+    rates = {
+        "fp32 = 1e11": "fp32 = 1e11, bf16 = 1e11",
+        "memory_bytes = 1000": "memory_bytes = 100000000000",
+        "8e9": "4e10",
+    }
+    tuned_path().write_text(functools.reduce(lambda text, change: text.replace(*change), rates.items(), GOOD))
+    for ratio in (4.0, 0.5):
+        figures = dataclasses.replace(ZEN3, bf16=(ratio,) * len(ZEN3.bf16))
+        monkeypatch.setattr(assemble, "figures_here", lambda config, figures=figures: figures)
+        assert run_main("plan", *ARXIV, "--set", "run.precision=bf16") == 0
+        assert ("bf16 gains memory alone here: " in capsys.readouterr().out) == (ratio > 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mggcn.backend.cpu import cores, kept_figures
 from mggcn.backend.cpu.figures import ASSUMED
 from mggcn.report import doctor
 from mggcn.report.findings import Finding, exit_status, guarded, render
@@ -108,16 +109,31 @@ def test_dense_products_are_named(units: Any, expected: str) -> None:
     assert expected in finding.detail
 
 
+def test_rates_of_fewer_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if doctor says that nothing was measured after runs that took some of the cores."""
+    monkeypatch.setattr(cores, "usable_cores", lambda: 8)
+    monkeypatch.setattr(kept_figures, "kept_figures", lambda host: ZEN3 if host.threads == 3 else None)
+    assert doctor.check_cpu.check_rates().detail.startswith("3 threads; rows of 256 bytes")
+
+
 def test_measured_rates_are_shown() -> None:
     """Fails if doctor shows other rates than were measured, or takes a machine that was not measured for a broken one."""
     xeon = doctor.check_cpu.check_rates(lambda: doctor.check_cpu.DenseUnits(KERNELS, XEON, True, True))
-    for told in ("57 from 256 KiB", "7 from 256 MiB", "passes 16 GB/s", "bf16 sums amx 400", "mggcn tune"):
+    for told in (
+        "57 from 256 KiB",
+        "7 from 256 MiB",
+        "passes 16 GB/s",
+        "bf16 sums amx 400",
+        "mggcn tune",
+        "1 thread; ",
+    ):
         assert told in xeon.detail
     for figures in (None, ASSUMED):
         none = doctor.check_cpu.check_rates(
             functools.partial(doctor.check_cpu.DenseUnits, KERNELS, figures, True, True)
         )
         assert (none.state, none.detail[:8]) == ("ok", "none yet")
+        assert ("had the cores" in none.detail) == (figures is ASSUMED)
 
 
 def test_a_check_that_fails_is_a_finding() -> None:

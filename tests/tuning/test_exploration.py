@@ -178,6 +178,28 @@ def test_an_exploration_keeps_to_its_budget() -> None:
         assert (budget == 9.0) == all(trial.beaten for trial in run.exploration.trials)
 
 
+def test_a_slow_first_epoch_allows_half() -> None:
+    """Fails if the first epoch, slower than those behind it, lets trying cost more than promised, or decides for good."""
+    for later, third in ((8.0, [0, None, 1, 0]), (4.0, [0, None, 0, None])):
+        run = Calls(Limits(), [1.0, 4.0])
+        run.epoch(*"aabb", seconds=8.0)
+        assert run.epoch(*"aabb", seconds=later) == [0, 1, 0, None]
+        assert run.epoch(*"aabb", seconds=later) == third
+        assert run.exploration.cost_s <= BUDGET * later
+        assert run.exploration.done
+
+
+@pytest.mark.parametrize(("epochs", "known"), [(100, False), (400, True)])
+def test_what_a_short_run_leaves_out_is_open_to_longer_ones(epochs: int, known: bool) -> None:
+    """Fails if a table of a short run keeps a variant from all runs behind it."""
+    run = Calls(Limits(epochs), [0.01, 0.01, 0.013])
+    for _ in range(9):
+        run.epoch()
+    [trial] = run.exploration.trials
+    assert (len(trial.variants), trial.known) == (2 + known, known)
+    assert bool(Findings(((0, trial),), 0.0, 1.0).kept()) == known
+
+
 @pytest.mark.parametrize(
     ("epochs", "calls", "model_s", "other", "tried"),
     [

@@ -121,9 +121,7 @@ def test_what_was_measured_reaches_the_plans(tmp_path: Path, monkeypatch: pytest
     said: list[str] = []
     content = tune.tune_machine(TuneSettings(2, (2, 16)), tmp_path, said.append)
     assert sizes == [2, 8]
-    assert measured == [(1, True), (2, True)], (
-        "those by which kernels are chosen, for the threads of every number of ranks"
-    )
+    assert measured == [(2, True)], "all threads together, of which ranks take their share"
     assert said == [
         "gathers, passes and dense products, by which kernels are chosen too",
         "NCCL's memory between 2 GPUs",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 DenseShape = Literal["rows", "sums"]
@@ -111,6 +111,29 @@ class Figures:
         """Return FLOP per second of the fastest kernel of the shape that goes slowest; 0 if none was measured."""
         best = (self.dense_rate(item, shape, self.kernels) for shape in get_args(DenseShape))
         return min((rate.flop_s for rate in best if rate is not None), default=0.0)
+
+    def shared(self, ranks: int) -> Figures:
+        """Return the figures of one of several ranks which are all at work, from those of all their threads together.
+
+        Each has a part of every rate, and its operand lies in the caches beside those of the others.
+        """
+        if ranks == 1:
+            return self
+
+        def times(table: Sequence[float]) -> tuple[float, ...]:
+            return tuple(ranks * seconds for seconds in table)
+
+        return replace(
+            self,
+            footprints=tuple(size // ranks for size in self.footprints),
+            plain_s=tuple(map(times, self.plain_s)),
+            ahead_s=tuple(map(times, self.ahead_s)),
+            row_s=ranks * self.row_s,
+            block_s=ranks * self.block_s,
+            pack_s=(ranks * self.pack_s[0], ranks * self.pack_s[1]),
+            copy=tuple((size // ranks, rate / ranks) for size, rate in self.copy),
+            dense=tuple(replace(rate, flop_s=rate.flop_s / ranks) for rate in self.dense),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain values."""

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from mggcn.backend.cpu.cores import usable_cores
 from mggcn.backend.cpu.figures import Figures, figures_from_dict
-from mggcn.backend.cpu.machine import Host
+from mggcn.backend.cpu.machine import Host, machine_digest
 from mggcn.backend.cpu.measure import measure
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """Raised when what is measured or a kernel changes: what was measured before is measured anew."""
 log = logging.getLogger(__name__)
 
@@ -25,14 +25,16 @@ log = logging.getLogger(__name__)
 def figures_path(host: Host) -> Path:
     """Return where the figures of a host are kept: below $XDG_CACHE_HOME, by default ~/.cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mggcn"
-    return cache / f"figures-{hashlib.sha256(_described(host).encode()).hexdigest()[:16]}.json"
+    return (
+        cache / f"figures-{hashlib.sha256(json.dumps(_described(host), sort_keys=True).encode()).hexdigest()[:16]}.json"
+    )
 
 
 def figures_of(host: Host, free_bytes: int, *, anew: bool = False) -> Figures:
     """Return the figures of this host: those that are kept, or measured now and kept.
 
     free_bytes: of memory, of which measuring takes an eighth. anew: measure also what is kept.
-    What was measured on a busy machine is measured again on a quiet one.
+    What was measured on a busy machine is measured again on a quiet one. Where others have the cores, what is kept stays.
     Cost: at most 0.3 s where they are not known. A folder that cannot be written is no error: they are measured again.
     """
     path, busy = figures_path(host), is_busy(host.threads)
@@ -40,6 +42,8 @@ def figures_of(host: Host, free_bytes: int, *, anew: bool = False) -> Figures:
     if content is None or anew or (content["busy"] and not busy):
         sparse, *dense = host.kernels.split()
         found = measure(host.threads, sparse, tuple(dense), free_bytes)
+        if not found.measured and content is not None:
+            return figures_from_dict(content["figures"])
         write_figures(path, host, found, busy=busy or not found.measured)
         return found
     return figures_from_dict(content["figures"])
@@ -60,7 +64,7 @@ def _read(path: Path, host: Host) -> dict[str, Any] | None:
     """The content of a file, if its figures are sound and this host's."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if (content["format_version"], content["host"]) != (FORMAT_VERSION, dataclasses.asdict(host)):
+        if (content["format_version"], content["host"]) != (FORMAT_VERSION, _described(host)):
             return None
         figures_from_dict(content["figures"])
         return content if isinstance(content["busy"], bool) else None
@@ -76,7 +80,7 @@ def write_figures(path: Path, host: Host, figures: Figures, *, busy: bool = Fals
 
     busy: other programs ran beside the measurement, so that a quieter moment measures again.
     """
-    content = {"format_version": FORMAT_VERSION, "host": dataclasses.asdict(host), "busy": busy}
+    content = {"format_version": FORMAT_VERSION, "host": _described(host), "busy": busy}
     content |= {"figures": figures.to_dict()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     with contextlib.suppress(OSError):
@@ -88,5 +92,6 @@ def write_figures(path: Path, host: Host, figures: Figures, *, busy: bool = Fals
             temporary.unlink(missing_ok=True)
 
 
-def _described(host: Host) -> str:
-    return json.dumps(dataclasses.asdict(host), sort_keys=True)
+def _described(host: Host) -> dict[str, Any]:
+    """A host of this machine: others of its kind, which may share the folder, have figures of their own."""
+    return dataclasses.asdict(host) | {"machine": machine_digest()}

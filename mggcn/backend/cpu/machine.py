@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import platform
 import sys
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from mggcn import native
 from mggcn.backend.cpu.cores import usable_names
 
 CPUINFO = Path("/proc/cpuinfo")
+MACHINE_ID = Path("/etc/machine-id")
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64
 _ARCH_PRCTL: Final = 158
 _REQUEST_PERMISSION: Final = 0x1023
 _TILE_DATA: Final = 18
+_X86_NUMBERS: Final = {"cpu family": "family", "model": "model", "stepping": "stepping"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,24 @@ class Host:
 
 
 def processor_name() -> str:
-    """Return the processor's name as the kernel gives it, for the record of a run and for what was measured on it."""
-    return _field("model name") or _core_design() or platform.processor()
+    """Return the processor's name and numbers as the kernel gives them, for records and for what was measured on it.
+
+    The numbers tell generations apart that a virtual machine gives one name.
+    """
+    name = _field("model name")
+    if not name:
+        return _core_design() or platform.processor()
+    numbers = [f"{short} {value}" for key, short in _X86_NUMBERS.items() if (value := _field(key))]
+    return f"{name} ({', '.join(numbers)})" if numbers else name
+
+
+def machine_digest() -> str:
+    """Return what tells this machine from others of its kind, with which it may share a home folder."""
+    try:
+        own = MACHINE_ID.read_text().strip()
+    except OSError:
+        own = ""
+    return hashlib.sha256((own or platform.node()).encode()).hexdigest()[:16]
 
 
 def _core_design() -> str:
@@ -45,7 +64,8 @@ def _core_design() -> str:
 
 
 def _field(name: str) -> str:
-    return next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith(name)), "")
+    fields = (line.partition(":") for line in _cpuinfo())
+    return next((value.strip() for key, _, value in fields if key.strip() == name), "")
 
 
 def _cpuinfo() -> list[str]:

@@ -33,10 +33,15 @@ BF16_WIDTH: Final = 256
 DEGREE: Final = 32
 """Entries of a row of the matrix."""
 CHUNK_ROWS: Final = 64
+"""Most rows of a chunk, which one thread takes whole."""
+CHUNKS: Final = 8
+"""Chunks for each thread, where the rows suffice: the last ones to be taken then make no difference."""
 GATHERED: Final = 2**23
-"""Bytes that a call gathers at most."""
+"""Bytes that a call of two threads gathers at most; one of more threads as many times as much."""
 ENTRIES: Final = 2**15
-"""Entries of a call at most."""
+"""Entries of a call of two threads at most; likewise."""
+MOST: Final = 16
+"""Times of which calls of many threads are larger at most: 32 threads and more share what 32 have."""
 CALLS: Final = 3
 ALIKE: Final = 0.02
 """Two calls that differ by no more than this share need no third."""
@@ -79,9 +84,10 @@ class _Measuring:
 
     def __init__(self, threads: int, isa: str, footprints: list[int]) -> None:
         self._threads, self._isa, self._footprints = threads, isa, footprints
+        self._larger = min(max(threads // 2, 1), MOST)
         self._memory = _mapped(max(footprints[-1], 2 * 8 * DENSE[0] * max(DENSE[1:])))
         self._columns = np.random.default_rng(SEED).integers(0, 2**31, 2**20, dtype=np.uint32)
-        self._out = _allocate(2**22)
+        self._out = _allocate(self._larger * ENTRIES // 2 * WIDTHS[0] * 2)
         self._at = 0
         self._began = time.perf_counter()
         self._called_s = self._worked_s = 0.0
@@ -132,14 +138,14 @@ class _Measuring:
         """Read an operand in order."""
         width = WIDTHS[-1]
         rows = footprint // width
-        self._multiply(np.arange(rows, dtype=np.int32), width, 4, min(rows, DEGREE * 64), 0)
+        self._multiply(np.arange(rows, dtype=np.int32), width, 4, DEGREE, 0)
 
     def _entry_s(self, footprint: int, width: int, item: int = 4, ahead: int = 0) -> float:
         return self._gather(width, footprint, DEGREE, item, ahead)
 
     def _gather(self, width: int, footprint: int, degree: int, item: int = 4, ahead: int = 0) -> float:
         """Seconds of an entry, rows at random, other ones in each call; of a call that is long enough to be seen."""
-        entries = min(ENTRIES, GATHERED // width) // degree * degree
+        entries = self._larger * min(ENTRIES, GATHERED // width) // degree * degree
         mask = np.uint32(footprint // width - 1)
 
         def call() -> float:
@@ -190,7 +196,8 @@ class _Measuring:
         blocks: int = 1,
     ) -> float:
         rows = indptr.size - 1
-        chunks = np.append(np.arange(0, rows, CHUNK_ROWS), rows).astype(np.int64)
+        step = min(max(rows // (CHUNKS * self._threads), 1), CHUNK_ROWS)
+        chunks = np.append(np.arange(0, rows, step), rows).astype(np.int64)
         packed = _allocate(inner * panel * item) if panel else None
         following = np.zeros(rows, np.int64)
         args = ProductArgs(
@@ -218,15 +225,16 @@ class _Measuring:
     def _block_s(self, row_s: float) -> float:
         """Seconds that a line of an entry takes longer in blocks, of rows so long that their beginnings hardly count."""
         width, blocks, degree = BF16_WIDTH, 4, 256
-        inner, rows = self._footprints[1] // width, ENTRIES // degree
-        columns = np.sort((self._columns[:ENTRIES] % np.uint32(inner)).astype(np.int32).reshape(rows, degree)).ravel()
-        indptr = np.arange(0, ENTRIES + 1, degree, dtype=np.int64)
+        inner, entries = self._footprints[1] // width, self._larger * ENTRIES
+        rows = entries // degree
+        columns = np.sort((self._columns[:entries] % np.uint32(inner)).astype(np.int32).reshape(rows, degree)).ravel()
+        indptr = np.arange(0, entries + 1, degree, dtype=np.int64)
         whole, cut = (
             self._least(partial(self._product, indptr, columns, width, 4, inner=inner, blocks=count))
             for count in (1, blocks)
         )
         longer = cut - whole - (blocks - 1) * rows * row_s
-        return max(longer, 0.01 * whole) / (ENTRIES * width // 64)
+        return max(longer, 0.01 * whole) / (entries * width // 64)
 
     def _pack_s(self, size: int) -> float:
         """Seconds of a line that goes from the operand's rows to panels of `size` bytes: a product of nearly no entries."""

@@ -188,10 +188,10 @@ def gemm_variant(isa: str) -> GemmVariant:
 
 
 def gemm_kernel(figures: Figures, item: int, shape: DenseShape, kernels: Sequence[str]) -> str:
-    """Return which of `kernels`, slowest by design first, multiplies numbers of `item` bytes: the fastest as measured.
+    """Return which of `kernels`, slowest by design first, multiplies numbers of `item` bytes, by what was measured.
 
     First comes the widest that adds products one by one; another one, which may round otherwise, must be measured to be
-    faster by OTHER_GAIN, so that no run has other bits for a measurement's noise.
+    faster by OTHER_GAIN than the one that it takes the place of, so that no run has other bits for a measurement's noise.
     """
     single = [name for name in kernels if name not in PAIRED]
     measured = {r.kernel: r.flop_s for r in figures.dense if (r.dtype, r.shape) == (ITEMS[item], shape)}

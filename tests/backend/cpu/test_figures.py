@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import math
@@ -58,6 +59,17 @@ def test_what_is_near() -> None:
     assert level.near_bytes == level.footprints[-1]
 
 
+def test_ranks_share_a_machine() -> None:
+    """Fails if a rank of several chooses kernels as if it had the caches and the memory for itself."""
+    assert ZEN3.shared(1) is ZEN3
+    half = ZEN3.shared(2)
+    assert figures_from_dict(json.loads(json.dumps(half.to_dict()))) == half
+    assert half.entry_s(256, 2**22) == pytest.approx(2 * ZEN3.entry_s(256, 2**23))
+    assert half.near_bytes == pytest.approx(ZEN3.near_bytes / 2, rel=1e-6)
+    assert half.dense_rate(4, "rows", half.kernels).flop_s == ZEN3.dense_rate(4, "rows", ZEN3.kernels).flop_s / 2  # type: ignore[union-attr]
+    assert half.copy_rate == ZEN3.copy_rate / 2
+
+
 def test_this_machine_is_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a figure is none of a computer, falls where it must rise, or is of kernels that do not run here."""
     monkeypatch.setattr(measure, "ENTRIES", 2**12)
@@ -108,6 +120,33 @@ def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) <= 2, "nothing more is measured: it would be thrown away"
 
 
+@pytest.mark.parametrize("threads", [1, 3, 8, 48, 200])
+def test_every_thread_has_work(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a server's rates are those of the few threads that got a chunk, or a call writes beyond its result."""
+    calls: list[tuple[int, int, int]] = []
+
+    def kernel(name: str, kind: str, isa: str) -> Any:
+        def run(args: Any, *_: Any) -> None:
+            if name == "mggcn_spmm_":
+                p = args._obj
+                calls.append((p.num_chunks, p.inner, p.cols * (2 if kind == "bf16" else 4) * (last(p) + 1)))
+
+        return run
+
+    def last(product: Any) -> int:
+        chunks = ctypes.cast(product.chunks, ctypes.POINTER(ctypes.c_int64))
+        return int(chunks[product.num_chunks]) - 1
+
+    monkeypatch.setattr(measure.native, "kernel", kernel)
+    monkeypatch.setattr(measure, "ENOUGH_SHARE", 0.0)
+    measuring = measure._Measuring(threads, native.isa(), list(measure.FOOTPRINTS[:5]))
+    measuring.figures(())
+    gathers = [chunks for chunks, inner, _ in calls if not inner]
+    assert len(gathers) > 40
+    assert sum(chunks >= 4 * min(threads, 32) for chunks in gathers) >= len(gathers) - 5, "but for passes over operands"
+    assert max(nbytes for *_, nbytes in calls) <= measuring._out.size
+
+
 def test_calls_that_take_alike_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a quiet machine is measured three times where two calls agree, or a disturbed one is not."""
     monkeypatch.setattr(measure, "ENOUGH_S", 1e9)
@@ -119,7 +158,7 @@ def test_calls_that_take_alike_are_not_repeated(monkeypatch: pytest.MonkeyPatch)
         assert len(list(times)) == left
 
 
-def test_figures_are_measured_once(cache: Path, measured: list[Any]) -> None:
+def test_figures_are_measured_once(cache: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a known machine is measured again, another one's figures are taken, or `mggcn tune` cannot ask anew."""
     assert figures_of(HERE, FREE) == figures_of(HERE, FREE) == XEON
     assert measured == [(2, "avx2", ("baseline", "avx2"), FREE)]
@@ -130,11 +169,14 @@ def test_figures_are_measured_once(cache: Path, measured: list[Any]) -> None:
     assert figures_of(HERE, FREE, anew=True) == XEON
     assert len(measured) == 6
     assert len(list(cache.iterdir())) == 5
+    monkeypatch.setattr(kept_figures, "machine_digest", lambda: "another machine that shares the folder")
+    figures_of(HERE, FREE)
+    assert len(measured) == 7
     # A file that was copied from elsewhere is another machine's, whatever its name.
     moved = dataclasses.replace(HERE, processor="c")
     figures_path(moved).write_text(figures_path(HERE).read_text())
     figures_of(moved, FREE)
-    assert len(measured) == 7
+    assert len(measured) == 8
 
 
 def test_what_was_measured_beside_other_load_is_measured_again(
@@ -155,6 +197,9 @@ def test_figures_that_could_not_be_measured_are_not_for_good(cache: Path, monkey
     monkeypatch.setattr(kept_figures, "measure", lambda *args: next(answers))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.1, 0.1))
     assert [figures_of(HERE, FREE) for _ in range(3)] == [ASSUMED, XEON, XEON]
+    monkeypatch.setattr(kept_figures, "measure", lambda *args: ASSUMED)
+    assert figures_of(HERE, FREE, anew=True) == XEON, "a busy minute costs no good figures"
+    assert figures_of(HERE, FREE) == XEON
 
 
 @pytest.mark.parametrize(
@@ -162,7 +207,7 @@ def test_figures_that_could_not_be_measured_are_not_for_good(cache: Path, monkey
     [
         lambda text: text[: len(text) // 2],
         lambda text: "[]",
-        lambda text: text.replace('"format_version": 1', '"format_version": 0'),
+        lambda text: text.replace('"format_version": 2', '"format_version": 1'),
         lambda text: text.replace('"row_s"', '"rows"'),
         lambda text: text.replace('"row_s": ', '"row_s": -'),
         lambda text: text.replace('"rows"', '"columns"'),

@@ -10,7 +10,7 @@ import pytest
 
 from mggcn.backend.cpu import cores
 from mggcn.backend.cpu import machine as cpu_machine
-from mggcn.backend.cpu.machine import amx_granted, has_amx, processor_name, this_host
+from mggcn.backend.cpu.machine import amx_granted, has_amx, machine_digest, processor_name, this_host
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +74,23 @@ def test_tiles_are_asked_for_where_the_processor_has_them(elsewhere: Path, monke
     amx_granted.cache_clear()
     assert not amx_granted()
     assert asked == [(158, 0x1023, 18)] * 2
+
+
+def test_generations_of_one_name_are_told_apart(elsewhere: Path) -> None:
+    """Fails if what was measured on one of a vendor's generations is taken on another of the same name."""
+    (elsewhere / "cpuinfo").write_text("cpu family : 25\nmodel : 1\nmodel name : AMD EPYC\nstepping : 1\n")
+    assert processor_name() == "AMD EPYC (family 25, model 1, stepping 1)"
+
+
+def test_machines_of_one_kind_are_told_apart(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if machines that share a home folder take each other's figures, or one machine is two."""
+    monkeypatch.setattr(cpu_machine, "MACHINE_ID", elsewhere / "machine-id")
+    monkeypatch.setattr(cpu_machine.platform, "node", lambda: "node-1")
+    by_name = machine_digest()
+    (elsewhere / "machine-id").write_text("0123456789abcdef\n")
+    assert by_name != machine_digest() == machine_digest()
+    (elsewhere / "machine-id").write_text("\n")
+    assert machine_digest() == by_name
 
 
 def test_a_processor_without_a_name_goes_by_its_numbers(elsewhere: Path) -> None:
