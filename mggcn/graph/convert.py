@@ -300,11 +300,14 @@ def _pyg_edges(data: Any) -> tuple[Any, Any]:
     """Return edges [2, E] and weights [E] or None; adj_t is what the ToSparseTensor transform leaves."""
     if getattr(data, "edge_index", None) is not None:
         return to_numpy(data.edge_index), to_numpy(getattr(data, "edge_weight", None))
-    matrix = to_numpy(data.adj_t)
+    adj_t = getattr(data, "adj_t", None)
+    matrix = to_numpy(adj_t)
     if is_sparse(matrix):
         coo = sp.coo_array(matrix)
         return np.stack([coo.col, coo.row]), coo.data
-    row, col, value = data.adj_t.coo()
+    if not hasattr(adj_t, "coo"):
+        raise GraphError("the Data has no edges: expected edge_index [2, E], or adj_t of the ToSparseTensor transform")
+    row, col, value = adj_t.coo()
     return np.stack([to_numpy(col), to_numpy(row)]), to_numpy(value)
 
 

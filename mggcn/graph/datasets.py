@@ -197,7 +197,16 @@ def _read(dataset: Dataset, files: Path, room: Room) -> Graph:
     again = f"delete {files}, and it is downloaded again"
     try:
         found = dataset.read(files, room)
-    except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile) as error:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+        zipfile.BadZipFile,
+    ) as error:
         raise GraphError(f"{files} does not hold {dataset.name}: {error}; {again}") from error
     edges = found.get("edges")
     listed = edges.count if isinstance(edges, Edges) else int(found["adj"].nnz if edges is None else edges.shape[1])

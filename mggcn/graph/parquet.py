@@ -95,8 +95,10 @@ def _open(path: Path) -> Any:
     except ImportError as error:
         raise GraphError(f"{path} needs pyarrow: pip install 'mggcn[parquet]', or convert it") from error
     try:
-        return parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:
+        file = parquet.ParquetFile(path)
+        file.schema_arrow  # noqa: B018 - is converted now, and may be of no known type
+        return file
+    except (OSError, ValueError, NotImplementedError) as error:
         raise _invalid(path, error) from error
 
 

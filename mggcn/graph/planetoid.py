@@ -29,8 +29,40 @@ def _made(kind: type, *_: object) -> object:
     return _Matrix()
 
 
-def _array(*_: object) -> Array:
-    return np.empty(0, np.int8)
+class _Dtype:
+    """Takes the code of a pickled dtype, such as f4, and its order of bytes; NumPy's own follows whatever state it gets."""
+
+    def __init__(self, code: object, *_: object) -> None:
+        self.code, self.order = code, "<"
+
+    def __setstate__(self, state: Any) -> None:
+        self.order = state[1]
+
+
+class _Array:
+    """Takes the state of a pickled array, from which NumPy would make one that reads anywhere."""
+
+    state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def numbers(self) -> Array:
+        """Return the array. Raises: ValueError unless it is of one or two dimensions, of numbers that are all there."""
+        try:
+            _, shape, kind, by_columns, content = self.state
+            dtype = np.dtype(f"{'>' if kind.order == '>' else '<'}{kind.code}")
+            content = content.encode("latin1") if isinstance(content, str) else content
+            if not re.fullmatch(r"[iuf][1248]", kind.code) or not 1 <= len(shape) <= 2:
+                raise ValueError(f"of type {kind.code} and shape {shape}")
+            flat = np.frombuffer(content, dtype)
+            return flat.reshape(shape, order="F" if by_columns else "C").astype(dtype.newbyteorder("="))
+        except (TypeError, AttributeError, OverflowError, UnicodeError) as error:
+            raise ValueError(f"it is no array ({error})") from error
+
+
+def _array(*_: object) -> _Array:
+    return _Array()
 
 
 _KNOWN: Final = {
@@ -41,7 +73,7 @@ _KNOWN: Final = {
     ("scipy.sparse.csr", "csr_matrix"): _Matrix,
     ("numpy.core.multiarray", "_reconstruct"): _array,
     ("numpy", "ndarray"): "what _reconstruct is told to make",
-    ("numpy", "dtype"): np.dtype,
+    ("numpy", "dtype"): _Dtype,
 }
 
 
@@ -112,10 +144,10 @@ def _features(path: Path) -> sp.csr_matrix:
     found = _load(path)
     if not isinstance(found, _Matrix):
         raise ValueError(f"{path.name} holds {type(found).__name__}, expected a sparse matrix")
-    parts = [vars(found).get(name) for name in ("data", "indices", "indptr", "_shape")]
-    if not all(isinstance(part, np.ndarray) and part.dtype.kind in "iuf" for part in parts[:3]):
+    *parts, shape = (vars(found).get(name) for name in ("data", "indices", "indptr", "_shape"))
+    if not all(isinstance(part, _Array) for part in parts):
         raise ValueError(f"{path.name} lacks an array of its sparse matrix")
-    data, indices, indptr, shape = parts
+    data, indices, indptr = (part.numbers() for part in parts)
     matrix: sp.csr_matrix = sp.csr_matrix((data, indices, indptr), shape)  # type: ignore[arg-type]
     matrix.check_format(full_check=True)
     return matrix
@@ -123,7 +155,8 @@ def _features(path: Path) -> sp.csr_matrix:
 
 def _classes(path: Path) -> Array:
     found = _load(path)
-    if not (isinstance(found, np.ndarray) and found.ndim == 2 and found.dtype.kind in "iuf" and found.shape[1]):
+    found = found.numbers() if isinstance(found, _Array) else np.empty(0)
+    if found.ndim != 2 or not found.shape[1]:
         raise ValueError(f"{path.name} does not hold an array of a column for each class")
     return np.where(found.any(1), found.argmax(1), -1)
 
@@ -133,8 +166,11 @@ def _edges(path: Path, num_vertices: int) -> Array:
     found = _load(path)
     if not isinstance(found, dict) or not all(isinstance(part, list) for part in found.values()):
         raise ValueError(f"{path.name} does not hold a list of neighbours for each vertex")
-    sources = np.repeat(np.array(list(found), np.int64), [len(part) for part in found.values()])
-    targets = np.array([v for part in found.values() for v in part], np.int64)
+    try:
+        sources = np.repeat(np.array(list(found), np.int64), [len(part) for part in found.values()])
+        targets = np.array([v for part in found.values() for v in part], np.int64)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"{path.name} names a vertex that is no number of 64 bits ({error})") from error
     if sources.size and not 0 <= min(sources.min(), targets.min()) <= max(sources.max(), targets.max()) < num_vertices:
         raise ValueError(f"{path.name} names a vertex outside 0 .. {num_vertices - 1}")
     kept = np.unique(sources * num_vertices + targets)

@@ -35,4 +35,10 @@ def read_data(path: Path) -> Any:
         ) from error
     if not isinstance(found, known[0]):
         raise GraphError(f"{path} holds {type(found).__name__}, expected one PyTorch Geometric Data: save dataset[0]")
-    return found
+    try:
+        # Its parts may be anything that the unpickler makes: a Data of its own keeps what it can.
+        sound = known[0].from_dict(found.to_dict())
+        sound.num_nodes  # noqa: B018 - is inferred from what is there
+    except Exception as error:
+        raise GraphError(f"{path} holds a damaged PyTorch Geometric Data ({error}); save it again") from error
+    return sound

@@ -90,11 +90,20 @@ def build_adjacency(
     the reverse that `symmetrize` adds has the edge's type. origin: what set N, for a message, if not the caller.
     survey: that of the edges, if it was made before.
     Cost: one pass over the edges and two sorts of E keys of 8 bytes; weights double that. Memory: as `room` says.
-    Raises: GraphError as `check_job`, and for repeated edges as `options` say.
+    Raises: GraphError as `check_job`, for repeated edges as `options` say, and for more vertices than edges that do not fit
+    the memory.
     """
     check_columns(edges)
     job, relations = check_job(edges, survey or edges.survey(), num_vertices, num_relations, options.resolved(), origin)
-    return build(job, *room.for_build(job), room.tell), relations
+    try:
+        return build(job, *room.for_build(job), room.tell), relations
+    except MemoryError as error:
+        if num_vertices <= edges.count:
+            raise
+        raise GraphError(
+            f"{num_vertices:,} vertices, of which {edges.count:,} edges reach few, do not fit the memory ({error}); "
+            f"number them from 0 without gaps{NAMED}"
+        ) from error
 
 
 def _check_types(survey: Survey, num_relations: int | None) -> tuple[int, npt.DTypeLike]:

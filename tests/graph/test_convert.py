@@ -12,6 +12,7 @@ import torch
 from torch_geometric.data import Data
 
 from mggcn.errors import ConfigError, GraphError
+from mggcn.graph import structure
 from mggcn.graph.convert import (
     check_arguments,
     from_arrays,
@@ -341,3 +342,16 @@ def test_real_graphs_survive_conversion(data_root: Path, name: str) -> None:
     if not isinstance(graph.features, CSR | None):  # one-hot features come back as a CSR
         graph = replace(graph, features=csr_if_sparse(graph.features))
     assert graph_sha256(again) == graph_sha256(graph)
+
+
+def test_far_more_vertices_than_edges_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if one huge id takes all memory and is then called a lack of memory, or a large graph's lack is called ids."""
+
+    def full(*_: Any) -> Any:
+        raise MemoryError("Unable to allocate 2.00 GiB")
+
+    monkeypatch.setattr(structure, "build", full)
+    with pytest.raises(GraphError, match=r"268,435,457 vertices, of which 1 edges reach few, .*number them from 0"):
+        from_arrays(edges=np.array([[0], [2**28]]))
+    with pytest.raises(MemoryError):
+        from_arrays(edges=np.array([[0, 1, 0], [1, 0, 0]]))

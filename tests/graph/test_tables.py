@@ -83,6 +83,20 @@ def test_a_saved_data(tmp_path: Path) -> None:
     assert graph_sha256(graph) == graph_sha256(from_object(data, options=options, labels=np.array([1, 1, 0, 0, 1])))
 
 
+def test_a_saved_data_of_odd_parts_is_one_line(tmp_path: Path) -> None:
+    """Fails if a Data whose parts are not those of a Data, or that has no edges, ends in a traceback."""
+    pytest.importorskip("torch_geometric")
+    from torch_geometric.data import Data
+    from torch_geometric.data.storage import GlobalStorage
+
+    odd = Data(x=torch.ones(2, 1), edge_index=torch.zeros(2, 1, dtype=torch.int64))
+    object.__setattr__(odd, "_store", GlobalStorage({"x": 3}))
+    for data, message in ((odd, "Data"), (Data(x=torch.ones(2, 1)), r"no edges: expected edge_index \[2, E\]")):
+        torch.save(data, tmp_path / "odd.pt")
+        with pytest.raises(GraphError, match=message):
+            load_source(tmp_path / "odd.pt")
+
+
 def test_other_saved_objects_are_not_unpickled(tmp_path: Path) -> None:
     """Fails if a pickle runs code, or damage ends in anything but a line."""
 
