@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 from mggcn.errors import GraphError
+from mggcn.graph.csr import CSR, ArrayRows
 from mggcn.partition import sweep as sweep_module
 from mggcn.partition.order import assign
 from mggcn.partition.rows import tiles as tiles_module
@@ -16,6 +18,38 @@ from mggcn.partition.rows.tiles import RowColumnMask, build_tiles, check_tile_nn
 from tests.graphs import csr, pattern
 
 KINDS = ["random", "directed", "weighted", "hub-row", "empty", "star"]
+
+
+@dataclass
+class Exchanged:
+    """Rows that are others from the second read on."""
+
+    rows: list[np.ndarray]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows[0].shape
+
+    dtype, nbytes = np.dtype(np.int32), 4
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return (self.rows.pop(0) if len(self.rows) > 1 else self.rows[0])[start:stop]
+
+    def array(self) -> np.ndarray:
+        return self.rows[0]
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("then", [[3, 4, 5], [0, 1, 3]])
+def test_a_matrix_that_changes_between_the_sweeps_is_refused(loops: bool, weighted: bool, then: list[int]) -> None:
+    """Fails if a row takes more entries than were counted, which would lie outside its tile, or fewer, left unwritten."""
+    indptr = np.array([0, 3, 3, 3, 3, 3, 3])
+    columns = Exchanged([np.array([0, 1, 2], np.int32), np.array(then, np.int32)])
+    values = ArrayRows(np.ones(3, np.float32)) if weighted else None
+    matrix = CSR(ArrayRows(indptr), columns, values, 6)
+    with pytest.raises(GraphError, match=r"changed between two sweeps over it; .* start again"):
+        build_tiles(matrix, assign(6, 2, "none", 1), 0, self_loops=loops, dtype="f4", threads=1)
 
 
 def looped(kind: str, n: int, self_loops: bool) -> tuple[np.ndarray, np.ndarray]:
