@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mggcn.errors import StoreError
+from mggcn.graph import durable
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.store import open_store
@@ -202,6 +203,8 @@ def test_a_failed_write_leaves_what_was(step: str, tmp_path: Path, monkeypatch: 
     other = LibraSettings(parts=3, seed=5)
     with monkeypatch.context() as patch:
         patch.setattr(*((os, "rename") if step == "os.rename" else (cache, step)), full)
+        if step == "os.rename":
+            patch.setattr(durable, "exchange", full)
         for settings in (SETTINGS, other):
             with pytest.raises(StoreError, match="No space left on device; free some space"):
                 find_or_make_cut(graph, settings, made.folder.parent, force=True)
