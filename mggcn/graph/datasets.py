@@ -5,11 +5,13 @@ Everything lies in one folder: archives as published, and a store beside them, m
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
@@ -178,19 +180,60 @@ def data_folder(root: str | Path | None = None) -> Path:
 def obtain(dataset: Dataset, folder: Path, say: Say = print) -> Path:
     """Return the store of a data set in `folder`: made from its files, which are downloaded if they are not there.
 
+    Of several commands, or ranks of torchrun, that want it at once, one makes it and the others wait.
     Cost: a download, once; then as `mggcn prepare` of the files, once. Raises: GraphError for what cannot be downloaded,
     which says what to put where, and for files of another graph than the published one; StoreError for an unwritable store.
     """
     store, files = folder / dataset.name, folder / dataset.files
     if is_store(store):
         return store
-    if not files.exists():
-        _download(dataset, files, say)
-    say(f"{dataset.name}: making the store {store}, once")
-    with beside(store) as work:
-        room = Room(work, MEMORY, {"files": fingerprint(files)})
-        write_store(_read(dataset, files, room), store)
+    with _alone(folder / f".{dataset.name}.lock", lambda: say(f"{dataset.name}: waiting for another that makes it")):
+        if is_store(store):
+            return store
+        if not files.exists():
+            _download(dataset, files, say)
+        say(f"{dataset.name}: making the store {store}, once")
+        with beside(store) as work:
+            room = Room(work, MEMORY, {"files": fingerprint(files)})
+            write_store(_read(dataset, files, room), store)
     return store
+
+
+@contextlib.contextmanager
+def _alone(path: Path, waits: Callable[[], object]) -> Iterator[None]:
+    """Let one command, or rank of torchrun, in at a time; `path`, the lock, is gone at the end.
+
+    In folders that cannot be written, and on file systems without locks, all go on.
+    """
+    lock = None
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = _locked(path, waits)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            path.unlink(missing_ok=True)
+            os.close(lock)
+
+
+def _locked(path: Path, waits: Callable[[], object]) -> int:
+    """Return the descriptor of a file that is locked and still there. Raises: OSError."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waits()
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its holder has removed it, so that it keeps nobody out
 
 
 def _read(dataset: Dataset, files: Path, room: Room) -> Graph:

@@ -6,11 +6,13 @@ files that have several, 32 bytes each, in the order in which meta.json lists th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -142,6 +144,29 @@ def stored_digests(folder: Path, meta: Mapping[str, Any]) -> dict[str, tuple[int
         raise StoreError(f"{folder / 'meta.json'}: the digests of files are damaged ({error}); {REMEDY}") from error
 
 
+FileState = tuple[int, int, int, int]
+"""What tells a file from another one of its name: device, inode, bytes, nanoseconds of the last change of its content."""
+
+
+def file_state(file: BinaryIO) -> FileState:
+    """Return the state of an open file."""
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def open_again(path: Path, opened: FileState) -> FileIO:
+    """Open a file that was opened before, unbuffered. Raises: StoreError if it was replaced or has changed since."""
+    with contextlib.suppress(FileNotFoundError):
+        file = FileIO(path)
+        if file_state(file) == opened:
+            return file
+        file.close()
+    raise StoreError(
+        f"{path} was replaced or changed since it was opened: let the command that writes {path.parent} end, then "
+        "start again"
+    )
+
+
 class CheckedFile:
     """The blocks of one file that this process has compared with their digests.
 
@@ -159,7 +184,7 @@ class CheckedFile:
         if len(digests) != WIDTH * len(self._seen):
             raise StoreError(f"{path} has {size} bytes, which its digests in meta.json are not of; {REMEDY}")
 
-    def read_into(self, file: BinaryIO, start: int, view: memoryview) -> None:
+    def read_into(self, file: FileIO, start: int, view: memoryview) -> None:
         """Fill `view` with the bytes of the file from `start` on.
 
         file: open and unbuffered. Cost: as reading, or hashing in threads beside it if that is slower; blocks that are read
@@ -167,7 +192,7 @@ class CheckedFile:
         Raises: StoreError if a block is not as it was written.
         """
         if self._streamed and not self._seen[0]:
-            self.check()
+            self.check(file)
         stop = start + len(view)
         blocks = range(start // self._nbytes, -(-stop // self._nbytes))
         unseen = sum(not self._seen[block] for block in blocks)
@@ -180,7 +205,7 @@ class CheckedFile:
                 self._compare(self._fill(file, start, view, blocks, pool))
 
     def _fill(
-        self, file: BinaryIO, start: int, view: memoryview, blocks: range, pool: Executor | None
+        self, file: FileIO, start: int, view: memoryview, blocks: range, pool: Executor | None
     ) -> dict[int, Callable[[], bytes]]:
         """Read what is asked for; return the digests of blocks that were not seen before, or how to wait for them."""
         found: dict[int, Callable[[], bytes]] = {}
@@ -202,20 +227,19 @@ class CheckedFile:
                 found[block] = future.result
         return found
 
-    def check(self) -> None:
+    def check(self, file: FileIO) -> None:
         """Compare all blocks that were not seen yet, in bounded memory. Raises: StoreError."""
-        with self._path.open("rb", buffering=0) as file:
-            if self._streamed:
-                self._compare({0: hashlib.file_digest(file, "sha256").digest})
-                return
-            window = memoryview(bytearray(min(self._size, 16 * self._nbytes)))
-            for start in range(0, self._size, max(1, len(window))):
-                self.read_into(file, start, window[: self._size - start])
+        if self._streamed:
+            file.seek(0)
+            self._compare({0: hashlib.file_digest(file, "sha256").digest})
+            return
+        window = memoryview(bytearray(min(self._size, 16 * self._nbytes)))
+        for start in range(0, self._size, max(1, len(window))):
+            self.read_into(file, start, window[: self._size - start])
 
-    def check_start(self) -> None:
+    def check_start(self, file: FileIO) -> None:
         """Compare the block that has the header: a changed type or extent need not change the file's size."""
-        with self._path.open("rb", buffering=0) as file:
-            self.read_into(file, 0, memoryview(bytearray(min(1, self._size))))
+        self.read_into(file, 0, memoryview(bytearray(min(1, self._size))))
 
     def _extent(self, block: int) -> tuple[int, int]:
         return block * self._nbytes, min((block + 1) * self._nbytes, self._size)
@@ -237,12 +261,12 @@ def _digest(view: memoryview) -> bytes:
     return hashlib.sha256(view).digest()
 
 
-def read_exactly(file: BinaryIO, start: int, view: memoryview, path: Path) -> None:
+def read_exactly(file: FileIO, start: int, view: memoryview, path: Path) -> None:
     """Fill `view` from an unbuffered file; one read may return fewer bytes than requested. Raises: StoreError."""
     file.seek(start)
     filled = 0
     while filled < len(view):
-        count = file.readinto(view[filled:])  # type: ignore[attr-defined]
+        count = file.readinto(view[filled:])
         if not count:
             raise StoreError(f"{path} became shorter while it was read; leave the store alone during a run")
         filled += count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from mggcn.errors import StoreError, no_regular_file
 from mggcn.graph.csr import Array
-from mggcn.graph.digests import CheckedFile, read_exactly
+from mggcn.graph.digests import CheckedFile, FileState, file_state, open_again, read_exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class FileRows:
     """Byte at which the data start."""
     checked: CheckedFile | None = field(default=None, compare=False, repr=False)
     """Compares every block with its digest when it is first read; None: there are none, or they were compared."""
+    opened: FileState | None = field(default=None, compare=False, repr=False)
+    """What every later look at the file must find; None: anything, as while it is still being written."""
 
     @classmethod
     def open(cls, path: Path, *, one_row: bool = False, digests: tuple[int, bytes] | None = None) -> FileRows:
@@ -41,11 +44,12 @@ class FileRows:
             with path.open("rb") as file:
                 shape, dtype = _read_header(file, path)
                 offset = file.tell()
-            size = path.stat().st_size
+                opened = file_state(file)
         except OSError as error:
             raise StoreError(
                 f"expected a readable .npy file {path}: {error.strerror}; prepare the graph again"
             ) from error
+        size = opened[2]
         expected = offset + math.prod(shape) * dtype.itemsize
         if size != expected:
             raise StoreError(
@@ -53,20 +57,23 @@ class FileRows:
                 "the file is damaged or was not written to the end: copy or prepare it again"
             )
         checked = None if digests is None else CheckedFile(path, size, *digests)
-        return cls(path, (1, *shape) if one_row and len(shape) == 1 else shape, dtype, offset, checked)
+        return cls(path, (1, *shape) if one_row and len(shape) == 1 else shape, dtype, offset, checked, opened)
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def _open(self) -> FileIO:
+        """Open the file unbuffered: large reads go straight into the array. Raises: StoreError if it is another one now."""
+        return FileIO(self.path) if self.opened is None else open_again(self.path, self.opened)
 
     def read(self, start: int, stop: int) -> Array:
         first, last, _ = slice(start, stop).indices(self.shape[0])
         out = np.empty((max(0, last - first), *self.shape[1:]), self.dtype)
         if out.nbytes == 0:
             return out
-        # Unbuffered: large reads go straight into the array.
         view, begin = out.reshape(-1).view(np.uint8).data, self.offset + first * (self.nbytes // self.shape[0])
-        with self.path.open("rb", buffering=0) as file:
+        with self._open() as file:
             if self.checked is None:
                 read_exactly(file, begin, view, self.path)
             else:
@@ -74,10 +81,17 @@ class FileRows:
         return out
 
     def array(self) -> Array:
+        with self._open() as file:
+            if self.checked is not None:
+                self.checked.check(file)
+            mapped: Array = np.memmap(file, self.dtype, "r", self.offset, self.shape)
+        return mapped
+
+    def check_start(self) -> None:
+        """Compare the block that has the header, where it was not compared yet. Raises: StoreError."""
         if self.checked is not None:
-            self.checked.check()
-        mapped: Array = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        return mapped.reshape(self.shape)
+            with self._open() as file:
+                self.checked.check_start(file)
 
 
 def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -7,9 +7,11 @@ somebody else's: it is checked in full when it opens.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -65,9 +67,11 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
 
     Cost: a few reads for each file. With `verify`, or for a folder that mggcn did not write, every file is read and
     checked in bounded memory; `verify` also compares the SHA-256 of every file with the one in meta.json.
-    Raises: StoreError if the folder is not a store or is damaged, GraphError if it does not hold a valid graph.
+    Raises: StoreError if the folder is not a store, is damaged or is replaced meanwhile, GraphError if it does not hold a
+    valid graph.
     """
     folder = Path(path)
+    identity = _identity(folder)
     meta = _read_meta(folder)
     names = _file_names(folder, meta)
     if verify:
@@ -96,7 +100,17 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
     files.check_headers()
     if verify or not is_own(meta):
         check_graph(graph)
+    if _identity(folder) != identity:
+        raise StoreError(f"{folder} was replaced while it was opened; start again")
     return graph
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return what tells a folder from another one of its name, None if there is none."""
+    with contextlib.suppress(OSError):
+        found = folder.stat()
+        return found.st_dev, found.st_ino
+    return None
 
 
 def store_folder(graph: Graph) -> Path | None:
@@ -193,12 +207,14 @@ class _Files:
     def open(self, stem: str, *, one_row: bool = False) -> FileRows:
         """Open one; a file that was compared before, and has not changed, is trusted. Raises: StoreError."""
         name = f"{stem}.npy"
-        state, digests = self._state(name), self._digests.get(name)
-        if digests is not None and self._known.get(name) == [*state, self._sha256[name]]:
-            digests = None
-        rows = FileRows.open(self.folder / name, one_row=one_row, digests=digests)
-        if rows.checked is not None:
-            rows.checked.complete = partial(self._trusted.add, name, state, self._sha256[name])
+        rows = FileRows.open(self.folder / name, one_row=one_row, digests=self._digests.get(name))
+        if (checked := rows.checked) is not None:
+            # Looked at after the file was opened: one that replaces it meanwhile is in no record.
+            state = self._state(name)
+            if self._known.get(name) == [*state, self._sha256[name]]:
+                rows = replace(rows, checked=None)
+            else:
+                checked.complete = partial(self._trusted.add, name, state, self._sha256[name])
         self._opened.append(rows)
         return rows
 
@@ -211,8 +227,7 @@ class _Files:
     def check_headers(self) -> None:
         """Compare the blocks that have the headers of all files. Raises: StoreError."""
         for rows in self._opened:
-            if rows.checked is not None:
-                rows.checked.check_start()
+            rows.check_start()
 
 
 def _csr(files: _Files, names: list[str], stems: tuple[str, ...], num_cols: int | None) -> CSR:

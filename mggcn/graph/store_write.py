@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from mggcn.errors import StoreError
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import CSR, Graph, Rows
 from mggcn.graph.digests import BLOCKS_FILE, FileDigest, digests_meta
-from mggcn.graph.durable import move_folder, sync_folder, write_array, write_bytes, write_meta
+from mggcn.graph.durable import move_folder, new_folder, sync_folder, write_array, write_bytes, write_meta
 from mggcn.graph.layout import FORMAT_VERSION, graph_arrays, npy_nbytes
 from mggcn.version import __version__
 
@@ -37,20 +35,16 @@ def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None
     target = Path(os.path.abspath(path))
     refuse_existing(target, overwrite)
     check_graph(graph)
-    temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
-        digests = {f"{name}.npy": write_array(temporary / f"{name}.npy", rows) for name, rows in _sorted(graph)}
-        write_digests(temporary, _meta(graph), digests)
-        sync_folder(temporary)
-        move_folder(temporary, target, overwrite)
+        with new_folder(target) as temporary:
+            digests = {f"{name}.npy": write_array(temporary / f"{name}.npy", rows) for name, rows in _sorted(graph)}
+            write_digests(temporary, _meta(graph), digests)
+            sync_folder(temporary)
+            move_folder(temporary, target, overwrite)
     except OSError as error:
         need = sum(npy_nbytes(rows) for rows in graph_arrays(graph).values())
         room = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "; check the path and its rights"
         raise StoreError(f"cannot write {target} ({need / 2**20:.1f} MiB): {error.strerror or error}{room}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def refuse_existing(path: str | Path, overwrite: bool) -> None:

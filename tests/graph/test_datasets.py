@@ -6,8 +6,10 @@ import io
 import json
 import shutil
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -107,6 +109,31 @@ def test_an_archive_becomes_a_store_once(server: Server, tmp_path: Path, capsys:
     shutil.rmtree(store)
     obtain(arxiv(server), folder)  # from the files
     assert server.requests == 1
+
+
+def test_commands_and_ranks_that_want_the_same_data_set_make_it_once(server: Server, tmp_path: Path) -> None:
+    """Fails if two that begin at once download twice, remove each other's files, or one of them ends in an error."""
+    server.content = archive(tmp_path / "made")
+    other_is_here, told = threading.Event(), list[str]()
+
+    def first(line: str) -> None:
+        told.append(line)
+        other_is_here.wait(5)
+
+    def second(line: str) -> None:
+        told.append(line)
+        other_is_here.set()
+
+    folder = tmp_path / "data"
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(obtain, arxiv(server), folder, first)
+        while not told:
+            time.sleep(0.001)
+        two = pool.submit(obtain, arxiv(server), folder, second)
+        assert one.result() == two.result() == folder / "ogbn-arxiv"
+    assert server.requests == 1
+    assert [line.partition(": ")[2].split()[0] for line in told] == ["downloading", "waiting", "making"]
+    assert sorted(path.name for path in folder.iterdir()) == ["ogbn-arxiv", "ogbn_arxiv"]
 
 
 def test_a_single_file(server: Server, tmp_path: Path) -> None:

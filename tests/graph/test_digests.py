@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from mggcn.errors import GraphError, StoreError
 from mggcn.graph import digests, trusted
+from mggcn.graph import store as store_module
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
 from mggcn.graph.digests import BLOCK, BLOCKS_FILE, CheckedFile, Hasher, digests_meta
@@ -171,6 +173,56 @@ def test_unchanged_files_are_compared_once(store: Path, monkeypatch: pytest.Monk
     record.unlink()
     open_store(store, verify=True)
     assert compared(store, monkeypatch) == 0
+
+
+def assert_refused(graph: Graph) -> None:
+    for rows in graph_arrays(graph).values():
+        for read in (lambda rows=rows: rows.read(0, 1), rows.array):
+            with pytest.raises(StoreError, match=r"store/\w+\.npy was replaced or changed .* start again"):
+                read()
+
+
+@pytest.mark.parametrize("known", ["seen", "trusted"])
+def test_a_store_that_is_replaced_while_it_is_read_is_refused(
+    store: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    """Fails if what needs no comparison any more is read from another store of the same name and sizes."""
+    if known == "trusted":
+        monkeypatch.setattr(trusted, "SETTLED_NS", 0)
+        compared(store, monkeypatch)
+    before = open_store(store)
+    for rows in graph_arrays(before).values():
+        rows.read(0, rows.shape[0])
+    write_store(graph, store, overwrite=True)
+    assert_refused(before)
+    after = open_store(store)
+    shutil.rmtree(store)
+    assert_refused(after)
+
+
+def test_a_file_that_changes_after_it_was_read_is_refused(store: Path) -> None:
+    """Fails if a block that was compared is read again after somebody wrote into it."""
+    rows = features(store)
+    rows.read(0, ROWS)
+    flip(store / "features.npy", 3 * BLOCK)
+    os.utime(store / "features.npy", ns=(10**18, 10**18))
+    with pytest.raises(StoreError, match=r"features\.npy was replaced or changed .* start again"):
+        rows.read(0, 1)
+
+
+def test_a_store_that_is_replaced_while_it_is_opened_is_refused(
+    store: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if files of one store go with the meta.json, or the verdict, of another."""
+    real = store_module._compare_checksums
+
+    def then_replaced(*arguments: Any) -> None:
+        real(*arguments)
+        write_store(graph, store, overwrite=True)
+
+    monkeypatch.setattr(store_module, "_compare_checksums", then_replaced)
+    with pytest.raises(StoreError, match="store was replaced while it was opened; start again"):
+        open_store(store, verify=True)
 
 
 def test_a_store_that_cannot_be_written_is_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

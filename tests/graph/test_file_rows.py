@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,5 +92,7 @@ def test_missing_and_shrinking_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(PLAIN)
     rows = FileRows.open(tmp_path / "a.npy")
     (tmp_path / "a.npy").write_bytes(PLAIN[:-8])
-    with pytest.raises(StoreError, match="became shorter"):
+    with pytest.raises(StoreError, match=r"a\.npy was replaced or changed since it was opened"):
         rows.read(0, 100)
+    with pytest.raises(StoreError, match="became shorter"):
+        replace(rows, opened=None).read(0, 100)

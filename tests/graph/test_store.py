@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mggcn.errors import GraphError, StoreError
+from mggcn.graph import durable
 from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.layout import graph_arrays, graph_sha256
 from mggcn.graph.store import is_store, open_store, store_folder
@@ -307,6 +308,8 @@ def test_failure_at_any_step_leaves_nothing_behind(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, operation, fail)
+            if operation == "rename":
+                patch.setattr(durable, "exchange", lambda *_: False)
             try:
                 write_store(directed(), store, overwrite=True)
                 break

@@ -1,5 +1,7 @@
 """Partitions of every kind, read from beside a store or made and cached there: the files of each and its meta.json.
 
+What is read is range-checked, since kernels follow it: a digest tells whether a file is as it was written, no more.
+
 Libra: parts uint64 (N, W), owner uint16 (N,), edge_part uint8 or uint16 (E,), edge_part_t unless the graph is symmetric.
 METIS: owner uint16 (N,). Order by locality: owner uint16 (N,), local int32 (N,).
 """
@@ -15,18 +17,29 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
+from mggcn.errors import StoreError
 from mggcn.graph.csr import ArrayRows, Graph, Rows
 from mggcn.graph.store_write import CUTS
-from mggcn.partition.cache.folder import Form, read_cached, read_statistics, save_cached, statistics_meta
+from mggcn.partition.cache.folder import (
+    REMEDY,
+    Form,
+    read_cached,
+    read_statistics,
+    save_cached,
+    statistics_meta,
+)
 from mggcn.partition.cut.libra import LibraSettings, libra
 from mggcn.partition.cut.vertex_cut import CutStatistics, VertexCut, num_words, part_dtype
 from mggcn.partition.locality.order import LocalityOrder, LocalitySettings, LocalityStatistics, locality
 from mggcn.partition.metis.edge_cut import EdgeCut, EdgeCutStatistics
 from mggcn.partition.metis.run import MetisSettings, metis
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import MAX_RANKS, Assignment
 
 C = TypeVar("C")
+CHUNK = 1 << 18
+"""Number of vertices that are checked at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +138,7 @@ def _read_vertex_cut(folder: Path, graph: Graph, settings: Mapping[str, Any]) ->
     parts, owner = (files[name].read(0, graph.num_vertices) for name in ("parts", "owner"))
     edge_part = files["edge_part"]
     statistics = read_statistics(folder, meta.get("statistics"), CutStatistics, num_parts)
+    _check_parts(folder, parts, owner, statistics.rows_per_part)
     return VertexCut(
         num_parts=num_parts,
         parts=parts,
@@ -140,7 +154,9 @@ def _read_edge_cut(folder: Path, graph: Graph, settings: Mapping[str, Any]) -> E
     forms: dict[str, Form] = {"owner": (np.dtype(np.uint16), (graph.num_vertices,))}
     meta, files = read_cached(folder, graph, settings, forms)
     statistics = read_statistics(folder, meta.get("statistics"), EdgeCutStatistics, num_parts)
-    return EdgeCut(num_parts, files["owner"].read(0, graph.num_vertices), statistics)
+    owner = files["owner"].read(0, graph.num_vertices)
+    _check_owners(folder, owner, statistics.rows_per_part)
+    return EdgeCut(num_parts, owner, statistics)
 
 
 def _read_locality(folder: Path, graph: Graph, settings: Mapping[str, Any]) -> LocalityOrder:
@@ -149,4 +165,60 @@ def _read_locality(folder: Path, graph: Graph, settings: Mapping[str, Any]) -> L
     meta, files = read_cached(folder, graph, settings, forms)
     statistics = read_statistics(folder, meta.get("statistics"), LocalityStatistics, int(settings["parts"]))
     owner, local = (files[name].read(0, num) for name in ("owner", "local"))
+    _check_owners(folder, owner, statistics.rows_per_part)
+    _check_rows(folder, owner, local, statistics.rows_per_part)
     return LocalityOrder(Assignment(owner, local, statistics.rows_per_part), statistics)
+
+
+def _check_owners(folder: Path, owner: npt.NDArray[np.uint16], rows_per_part: tuple[int, ...]) -> None:
+    """Refuse parts that do not exist, and parts of other sizes than meta.json says. Raises: StoreError."""
+    came = np.zeros(MAX_RANKS + 1, np.int64)
+    for start in range(0, owner.shape[0], CHUNK):
+        came += np.bincount(owner[start : start + CHUNK], minlength=came.size)
+    num_parts = len(rows_per_part)
+    if came[num_parts:].any() or came[:num_parts].tolist() != list(rows_per_part):
+        raise _damaged(folder, f"owner.npy gives vertices to other parts than the {num_parts} that meta.json counts")
+
+
+def _check_rows(
+    folder: Path, owner: npt.NDArray[np.uint16], local: npt.NDArray[np.int32], rows_per_part: tuple[int, ...]
+) -> None:
+    """Refuse rows outside their part, and rows of two vertices; the parts were checked. Raises: StoreError."""
+    sizes = np.array(rows_per_part, np.int64)
+    starts = np.cumsum(sizes) - sizes
+    taken = np.zeros(owner.shape[0], np.bool_)
+    for start in range(0, owner.shape[0], CHUNK):
+        part, row = owner[start : start + CHUNK], local[start : start + CHUNK]
+        if (row < 0).any() or (row >= sizes[part]).any():
+            raise _damaged(folder, "local.npy has rows that their part does not")
+        taken[starts[part] + row] = True
+    if not taken.all():  # as many rows as vertices: one that nobody took means one taken twice
+        raise _damaged(folder, "local.npy gives a row to two vertices")
+
+
+def _check_parts(
+    folder: Path, parts: npt.NDArray[np.uint64], owner: npt.NDArray[np.uint16], rows_per_part: tuple[int, ...]
+) -> None:
+    """Refuse owners that are none of their vertex's parts, and part sets of other sizes than meta.json says.
+
+    Cost: P passes over chunks of N words. Raises: StoreError.
+    """
+    num_parts = len(rows_per_part)
+    came = [0] * num_parts
+    for start in range(0, owner.shape[0], CHUNK):
+        words, own = parts[start : start + CHUNK], owner[start : start + CHUNK].astype(np.int64)
+        if (own >= num_parts).any():
+            raise _damaged(folder, f"owner.npy names other parts than the {num_parts} that there are")
+        held = np.take_along_axis(words, own[:, np.newaxis] // 64, 1)[:, 0] >> (own % 64).astype(np.uint64)
+        if not (held & np.uint64(1)).all():
+            raise _damaged(folder, "owner.npy gives a vertex to a part that it does not lie in")
+        if num_parts % 64 and (words[:, -1] >> np.uint64(num_parts % 64)).any():
+            raise _damaged(folder, f"parts.npy names other parts than the {num_parts} that there are")
+        for part in range(num_parts):
+            came[part] += int(np.count_nonzero(words[:, part // 64] & np.uint64(1 << part % 64)))
+    if came != list(rows_per_part):
+        raise _damaged(folder, "parts.npy has other numbers of vertices in its parts than meta.json counts")
+
+
+def _damaged(folder: Path, what: str) -> StoreError:
+    return StoreError(f"{folder}: {what}; the files are damaged, or not of one cut: {REMEDY}")

@@ -10,8 +10,6 @@ import dataclasses
 import hashlib
 import json
 import re
-import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ import numpy as np
 from mggcn.errors import StoreError
 from mggcn.graph.csr import Graph, Rows
 from mggcn.graph.digests import read_small, unsealed
-from mggcn.graph.durable import move_folder, sync_folder, write_array, write_meta
+from mggcn.graph.durable import move_folder, new_folder, sync_folder, write_array, write_meta
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.layout import graph_sha256
 from mggcn.version import __version__
@@ -52,20 +50,19 @@ def save_cached(
         **stats,
         "created_by": f"mggcn {__version__}",
     }
-    temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
     try:
-        temporary.mkdir(parents=True)
-        ordered = sorted(arrays.items())
-        meta["sha256"] = {f"{name}.npy": write_array(temporary / f"{name}.npy", rows).sha256 for name, rows in ordered}
-        write_meta(temporary / "meta.json", meta)
-        sync_folder(temporary)
-        move_folder(temporary, folder, overwrite=True)
+        with new_folder(folder) as temporary:
+            ordered = sorted(arrays.items())
+            meta["sha256"] = {
+                f"{name}.npy": write_array(temporary / f"{name}.npy", rows).sha256 for name, rows in ordered
+            }
+            write_meta(temporary / "meta.json", meta)
+            sync_folder(temporary)
+            move_folder(temporary, folder, overwrite=True)
     except OSError as error:
         raise StoreError(
             f"cannot write {folder}: {error.strerror or error}; free some space or choose another place (--out)"
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def read_cached(

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.errors import ConfigError
-from mggcn.graph.csr import CSR, Graph, Rows
+from mggcn.errors import ConfigError, StoreError
+from mggcn.graph.csr import CSR, Array, Graph, Rows
 from mggcn.partition.base import Partition, PartitionStats
 from mggcn.partition.cut.vertex_cut import CutStatistics, VertexCut
 from mggcn.partition.locality.reuse import Shares
@@ -269,7 +269,7 @@ def cut_stats(graph: Graph, partition: CutPartition, *, self_loops: bool) -> Cut
         own, bins = cut.owner[ids[:split]], partition.bin_of[ids[:split]]
         away = own != rank
         np.add.at(leaves, (bins[away], rank, own[away].astype(np.int64)), 1)
-    for rows, columns, part, _ in _entries(graph.adj_t, cut.edge_part_t):
+    for rows, columns, part, _ in _entries(graph.adj_t, cut.edge_part_t, ranks):
         nnz += np.bincount(part * RANGES + range_of[rows], minlength=nnz.size).reshape(nnz.shape)
         stored[rows[rows == columns]] = True
     if self_loops:
@@ -288,14 +288,27 @@ def cut_stats(graph: Graph, partition: CutPartition, *, self_loops: bool) -> Cut
     )
 
 
-def _entries(matrix: CSR, edge_part: Rows):  # type: ignore[no-untyped-def]
+def _entries(matrix: CSR, edge_part: Rows, num_parts: int):  # type: ignore[no-untyped-def]
     """Yield (row, column, part, value or None) of the entries of a matrix, in its order, some at a time."""
     done = 0
     for chunk in sweep(matrix):
         count = chunk.indices.shape[0]
         rows = np.repeat(np.arange(chunk.first, chunk.first + chunk.rows), np.diff(chunk.indptr))
-        yield rows, chunk.indices, edge_part.read(done, done + count).astype(np.int64), chunk.values
+        yield rows, chunk.indices, read_parts(edge_part, done, done + count, num_parts).astype(np.int64), chunk.values
         done += count
+
+
+def read_parts(edge_part: Rows, start: int, stop: int, num_parts: int) -> Array:
+    """Return the parts of some entries. Raises: StoreError if one is none of the cut's."""
+    parts: Array = edge_part.read(start, stop)
+    if parts.size and parts.max() >= num_parts:
+        raise damaged_cut(f"names part {parts.max()} for an edge, of {num_parts} parts")
+    return parts
+
+
+def damaged_cut(what: str) -> StoreError:
+    """Return the error of a cut that was kept and cannot be right."""
+    return StoreError(f"the vertex cut {what}; it is damaged: make it again with mggcn partition --force")
 
 
 def cut_partition(partition: Partition) -> CutPartition:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.graph.csr import CSR, Rows
-from mggcn.partition.cut.partition import CutPartition
+from mggcn.partition.cut.partition import CutPartition, damaged_cut, read_parts
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.tiles import Tile, check_tile_nnz
 from mggcn.partition.rows.typed import typed_tiles
@@ -32,7 +32,7 @@ def cut_tile(
 
     edge_part: part of every entry, in the order of the matrix. A row keeps its order; an added diagonal comes last.
     Cost: two sweeps over the matrix, six with types; besides the tile chunks of some 60 MiB.
-    Raises: GraphError for 2^31 entries or more.
+    Raises: GraphError for 2^31 entries or more; StoreError for parts that the cut or an edge's ends do not have.
     """
 
     def cut(one: CSR) -> tuple[Tile, ...]:
@@ -81,15 +81,18 @@ def _cut(
 
 
 def _own_entries(matrix: CSR, edge_part: Rows, held: Assignment, rank: int):  # type: ignore[no-untyped-def]
-    """Yield (row, column, value or None) of the part's entries, in local ids, some at a time."""
+    """Yield (row, column, value or None) of the part's entries, in local ids, some at a time. Raises: StoreError."""
     done = 0
     for chunk in sweep(matrix):
         count = chunk.indices.shape[0]
-        mine = np.flatnonzero(edge_part.read(done, done + count) == rank)
+        mine = np.flatnonzero(read_parts(edge_part, done, done + count, held.num_ranks) == rank)
         done += count
         row = np.searchsorted(chunk.indptr, mine, side="right") - 1 + chunk.first
         value = None if chunk.values is None else chunk.values[mine]
-        yield held.local[row].astype(np.int64), held.local[chunk.indices[mine]], value
+        rows, columns = held.local[row], held.local[chunk.indices[mine]]
+        if mine.size and min(rows.min(), columns.min()) < 0:
+            raise damaged_cut(f"has an edge in part {rank} of which an end lies elsewhere")
+        yield rows.astype(np.int64), columns, value
 
 
 def row_slices(tile: Tile, bounds: tuple[int, ...]) -> tuple[Tile, ...]:

@@ -95,7 +95,7 @@ def build_tiles(
 
     Columns ascend in each row, but for inserted diagonals, which come last where the rank keeps the original order.
     Cost: two sweeps over the matrix in chunks of 8 MiB; besides the tiles nothing of the size of the graph is held.
-    Raises: GraphError if a tile has 2^31 nonzeros or more.
+    Raises: GraphError if a tile has 2^31 nonzeros or more, or the matrix is another one in the second sweep.
     """
     ranks, rows = owners.num_ranks, owners.counts[rank]
     indptr = np.zeros((ranks, rows + 1), np.int64)
@@ -109,12 +109,15 @@ def build_tiles(
     weighted = matrix.values is not None
     indices = [np.empty(int(p[-1]), np.int32) for p in indptr]
     values = [np.empty(int(p[-1]), dtype) if weighted else None for p in indptr]
-    addresses = (ctypes.c_void_p * ranks)(*[a.ctypes.data for a in indices])
+    changed = ctypes.c_int32(0)
+    addresses = (ctypes.c_void_p * (ranks + 1))(*[a.ctypes.data for a in indices], ctypes.addressof(changed))
     value_addresses = (ctypes.c_void_p * ranks)(*[None if a is None else a.ctypes.data for a in values])
     wide = int(np.dtype(dtype) == np.float64)
     for chunk in sweep(matrix):
         arguments = sweep_arguments(chunk, owners, rank, self_loops, only)
         fill(ctypes.byref(arguments), indptr.ctypes.data, addresses, value_addresses, wide, ranks, threads)
+    if changed.value:
+        raise GraphError("the matrix changed between two sweeps over it; leave the graph alone, and start again")
     tiles = tuple(Tile(p, i, v) for p, i, v in zip(indptr, indices, values, strict=True))
     sort = native.kernel("mggcn_tile_sort")
     for owner, (p, tile) in enumerate(zip(indptr, tiles, strict=True)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from mggcn.errors import StoreError
+from mggcn.graph import durable
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.store import open_store
@@ -22,9 +25,13 @@ from mggcn.partition.cache.cuts import (
     cuts_folder,
     find_or_make_cut,
     find_or_make_edge_cut,
+    find_or_make_locality,
 )
 from mggcn.partition.cache.folder import list_cached
 from mggcn.partition.cut.libra import LibraSettings
+from mggcn.partition.cut.partition import CutPartition, cut_stats
+from mggcn.partition.cut.tiles import cut_tile
+from mggcn.partition.locality.order import LocalitySettings
 from mggcn.partition.metis.run import MetisSettings
 from tests.partition.cut.test_libra import dense_of, graph_of, same
 from tests.partition.metis.test_run import needs_pymetis
@@ -196,6 +203,8 @@ def test_a_failed_write_leaves_what_was(step: str, tmp_path: Path, monkeypatch: 
     other = LibraSettings(parts=3, seed=5)
     with monkeypatch.context() as patch:
         patch.setattr(*((os, "rename") if step == "os.rename" else (cache, step)), full)
+        if step == "os.rename":
+            patch.setattr(durable, "exchange", full)
         for settings in (SETTINGS, other):
             with pytest.raises(StoreError, match="No space left on device; free some space"):
                 find_or_make_cut(graph, settings, made.folder.parent, force=True)
@@ -273,6 +282,98 @@ def test_an_edge_cut_of_another_graph_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"was made of another graph than small is now .* --force"):
         find_or_make_edge_cut(other, METIS, made.folder.parent)
     assert find_or_make_edge_cut(other, METIS, made.folder.parent, force=True).seconds is not None
+
+
+LOCALITY = LocalitySettings(parts=3, seed=17)
+
+
+def forge(folder: Path, name: str, change: Callable[[Any], Any]) -> None:
+    """Change an array and its digest alike."""
+    path = folder / f"{name}.npy"
+    array = np.load(path)
+    change(array)
+    np.save(path, array)
+    digests = json.loads((folder / "meta.json").read_text())["sha256"]
+    edit(folder, "sha256", digests | {path.name: hashlib.sha256(path.read_bytes()).hexdigest()})
+
+
+def put(place: Any, value: Any) -> Callable[[Any], None]:
+    def change(array: Any) -> None:
+        array[place] = value
+
+    return change
+
+
+def swap_owner(owner: Any) -> None:
+    owner[np.flatnonzero(owner == 0)[0]] = 1
+
+
+def repeat_row(local: Any) -> None:
+    local[np.flatnonzero(local == 0)[0]] = 1
+
+
+FORGED = {
+    "libra": [
+        ("owner", put(7, 5), "owner.npy names other parts than the 5"),
+        ("owner", put(7, 65535), "owner.npy names other parts than the 5"),
+        ("parts", put((7, 0), 0), "gives a vertex to a part that it does not lie in"),
+        ("parts", put((7, 0), 2**64 - 1), "parts.npy names other parts than the 5"),
+        ("parts", put(np.s_[:], 31), "parts.npy has other numbers of vertices"),
+    ],
+    "metis": [("owner", put(7, 5), "owner.npy gives vertices"), ("owner", swap_owner, "owner.npy gives vertices")],
+    "locality": [
+        ("local", put(5, 2**30), "rows that their part does not"),
+        ("local", put(5, -1), "rows that their part does not"),
+        ("local", repeat_row, "a row to two vertices"),
+        ("owner", put(5, 3), "owner.npy gives vertices"),
+        ("owner", swap_owner, "owner.npy gives vertices"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", ["libra", pytest.param("metis", marks=needs_pymetis), "locality"])
+def test_what_kernels_follow_is_checked_whatever_the_digests_say(kind: str, tmp_path: Path) -> None:
+    """Fails if a vertex is given to a rank or a row that is not there, or a row to two: kernels would write beside it."""
+    write_store(graph_of(dense_of("random")), tmp_path / "store")
+    graph, folder = open_store(tmp_path / "store"), cuts_folder(tmp_path / "store")
+    find: dict[str, Callable[[bool], Any]] = {
+        "libra": lambda force: find_or_make_cut(graph, SETTINGS, folder, force),
+        "metis": lambda force: find_or_make_edge_cut(graph, METIS, folder, force),
+        "locality": lambda force: find_or_make_locality(graph, LOCALITY, folder, force),
+    }
+    for name, change, text in FORGED[kind]:
+        made = find[kind](True)
+        forge(made.folder, name, change)
+        with pytest.raises(StoreError, match=f"{text}.*--force"):
+            find[kind](False)
+
+
+def test_parts_of_edges_are_checked_as_they_are_read(tmp_path: Path) -> None:
+    """Fails if an edge is left out, or lies in a part of which one of its ends has no row there."""
+    graph, made = stored("random", tmp_path / "store")
+    assert graph.symmetric
+    folder = made.folder.parent
+
+    def tiles() -> None:
+        partition = CutPartition(find_or_make_cut(graph, SETTINGS, folder).cut)
+        for rank in range(5):
+            held, part = partition.local_index(rank), partition.cut.edge_part_t
+            cut_tile(graph.adj_t, part, partition, held, rank, self_loops=True, dtype="f4")
+
+    tiles()
+    forge(made.folder, "edge_part", put(3, 5))
+    with pytest.raises(StoreError, match=r"names part 5 for an edge, of 5 parts; .* --force"):
+        tiles()
+    with pytest.raises(StoreError, match="names part 5 for an edge"):
+        cut_stats(graph, CutPartition(find_or_make_cut(graph, SETTINGS, folder).cut), self_loops=True)
+    find_or_make_cut(graph, SETTINGS, folder, force=True)
+    held_by = np.load(made.folder / "parts.npy")[:, 0]
+    rows = np.repeat(np.arange(graph.num_vertices), np.diff(graph.adj.indptr.array()))
+    entry = int(np.flatnonzero(held_by[rows] != 0b11111)[0])
+    away = next(part for part in range(5) if not int(held_by[rows[entry]]) >> part & 1)
+    forge(made.folder, "edge_part", put(entry, away))
+    with pytest.raises(StoreError, match=f"in part {away} of which an end lies elsewhere"):
+        tiles()
 
 
 def test_what_is_kept(tmp_path: Path) -> None:

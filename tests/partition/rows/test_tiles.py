@@ -3,19 +3,74 @@
 from __future__ import annotations
 
 import itertools
+from ctypes import addressof, byref, c_int32, c_void_p
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from mggcn import native
 from mggcn.errors import GraphError
+from mggcn.graph.csr import CSR, ArrayRows
 from mggcn.partition import sweep as sweep_module
 from mggcn.partition.order import assign
 from mggcn.partition.rows import tiles as tiles_module
 from mggcn.partition.rows.tiles import RowColumnMask, build_tiles, check_tile_nnz, degrees, scales
+from mggcn.partition.sweep import Chunk
 from tests.graphs import csr, pattern
 
 KINDS = ["random", "directed", "weighted", "hub-row", "empty", "star"]
+
+
+@dataclass
+class Exchanged:
+    """Rows that are others from the second read on."""
+
+    rows: list[np.ndarray]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows[0].shape
+
+    dtype, nbytes = np.dtype(np.int32), 4
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return (self.rows.pop(0) if len(self.rows) > 1 else self.rows[0])[start:stop]
+
+    def array(self) -> np.ndarray:
+        return self.rows[0]
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("then", [[3, 4, 5], [0, 1, 3]])
+@pytest.mark.parametrize("others", [[], [0, 1, 2, 3, 4, 5] * 2])
+def test_a_matrix_that_changes_between_the_sweeps_is_refused(
+    loops: bool, weighted: bool, then: list[int], others: list[int]
+) -> None:
+    """Fails if a row takes more entries than were counted, which would lie outside its tile, or fewer, left unwritten."""
+    indptr = np.cumsum([0, 3, *[len(others) // 2] * 2, 0, 0, 0])
+    columns = Exchanged([np.array([*first, *others], np.int32) for first in ([0, 1, 2], then)])
+    values = ArrayRows(np.ones(columns.shape, np.float32)) if weighted else None
+    matrix = CSR(ArrayRows(indptr), columns, values, 6)
+    with pytest.raises(GraphError, match=r"changed between two sweeps over it; .* start again"):
+        build_tiles(matrix, assign(6, 2, "none", 1), 0, self_loops=loops, dtype="f4", threads=1)
+
+
+def test_nothing_is_written_outside_of_what_was_counted() -> None:
+    """Fails if the kernel trusts the second sweep: here nothing was counted, and three entries and a diagonal come."""
+    owners, columns = assign(6, 2, "none", 1), np.array([1, 4, 5], np.int32)
+    chunk = Chunk(0, np.array([0, 3, 3, 3, 3, 3, 3]), columns, np.ones(3, np.float32))
+    arguments = tiles_module.sweep_arguments(chunk, owners, 0, True)
+    around, weights = np.full(32, -7, np.int32), np.full(32, -7, np.float32)
+    counted, changed = np.zeros((2, 4), np.int64), c_int32(0)
+    addresses = (c_void_p * 3)(around[8:].ctypes.data, around[24:].ctypes.data, addressof(changed))
+    values = (c_void_p * 2)(weights[8:].ctypes.data, weights[24:].ctypes.data)
+    native.kernel("mggcn_tile_fill")(byref(arguments), counted.ctypes.data, addresses, values, 0, 2, 1)
+    assert changed.value == 1
+    assert (around == -7).all()
+    assert (weights == -7).all()
 
 
 def looped(kind: str, n: int, self_loops: bool) -> tuple[np.ndarray, np.ndarray]:
