@@ -21,6 +21,7 @@ NUMBER_THEM = (
 MARKS = {";": "semicolons", "|": "bars (|)", ":": "colons", '"': "double quotes", "'": "single quotes"}
 """Separators and quotes that other programs write."""
 INDEX = re.compile(r"|index|unnamed: \d+", re.IGNORECASE)
+NAME_COMMENT = re.compile(r"(?:^|\s)[#%]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class Header:
 def content(line: str) -> str:
     """Return a line without its comment and the blanks around it."""
     return line.replace("%", "#").split("#")[0].strip()
+
+
+def content_of_names(line: str) -> str:
+    """Return a line of names without its comment and the blanks around it: C# and Caf%C3%A9 are names, not comments."""
+    return NAME_COMMENT.split(line, maxsplit=1)[0].strip()
 
 
 def split(line: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Edge lists whose ids are names: each becomes a number in the order of appearance, and the names are kept.
 
-The form is that of edge_list.py; a name is any text without blanks, or without commas where these separate. N vertices.
+The form is that of edge_list.py, except that a comment begins the line or follows a blank; a name is any text without
+blanks, or without commas where these separate. N vertices.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
-from mggcn.graph.edge_header import Header, check_names, content, says_places, split
+from mggcn.graph.edge_header import Header, check_names, content, content_of_names, says_places, split
 from mggcn.graph.edge_list import EdgeList, blocks
 from mggcn.graph.edges import Edges
 from mggcn.graph.staging import Column, InMemory, Staging
@@ -24,10 +25,24 @@ KINDS = {"w": "a weight", "t": "a type"}
 
 
 def holds_names(path: Path) -> bool:
-    """Return whether the second line with content, or the only one, does not begin with two whole numbers."""
-    lines = (content(line) for text, _ in _texts(path) for line in text.split("\n"))
+    """Return whether the second line with content, or the only one, does not begin with two whole numbers.
+
+    Raises: GraphError if # or % stands right behind a number, where it begins a comment unless these are names.
+    """
+    lines = (content_of_names(line) for text, _ in _texts(path) for line in text.split("\n"))
     found = list(islice(filter(None, lines), 2))
-    return bool(found) and not all(field.strip().lstrip("+-").isdigit() for field in split(found[-1])[:2])
+    named = bool(found) and not _two_numbers(found[-1])
+    if named and _two_numbers(content(found[-1])):
+        raise GraphError(
+            f"{path}: expected two names, or two numbers, got {found[-1][:80]!r}, which may be either; put a blank before "
+            "# or % if it begins a comment, else number these names first"
+        )
+    return named
+
+
+def _two_numbers(line: str) -> bool:
+    fields = [field.strip().lstrip("+-") for field in split(line)[:2]]
+    return len(fields) == 2 and all(map(str.isdigit, fields))
 
 
 def read_named_edges(path: Path, staging: Staging | None = None) -> EdgeList:
@@ -38,7 +53,7 @@ def read_named_edges(path: Path, staging: Staging | None = None) -> EdgeList:
     reader = _Names(path, staging or InMemory())
     for text, first_line in _texts(path):
         for number, line in enumerate(text.split("\n"), first_line):
-            if found := content(line):
+            if found := content_of_names(line):
                 reader.add(found, number)
         reader.flush()
     return reader.finish()
