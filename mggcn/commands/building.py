@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from mggcn.graph.room import BuildPlan, Room, beside, fingerprint
+from mggcn.graph.room import BuildPlan, Room, beside
 from mggcn.memory.units import human
 
 
-def room_for(folder: Path, memory: int, files: Sequence[Path]) -> Room:
-    """Return the memory and the folder for building from files, whose change makes what lies in the folder worthless."""
-    progress = _Progress()
-    found = [fingerprint(file) for file in files if file.exists()]
-    return Room(folder, memory, {"files": found}, progress.tell, _announce)
+def room_for(folder: Path, memory: int) -> Room:
+    """Return the memory and the folder for building, which says its plan and how far it is."""
+    return Room(folder, memory, tell=_Progress().tell, announce=_announce)
 
 
 @contextlib.contextmanager

@@ -56,6 +56,13 @@ class Room:
         """Return the room of one of several graphs."""
         return self if self.folder is None else replace(self, folder=self.folder / name)
 
+    def based_on(self, **paths: str | Path) -> Room:
+        """Return the room for work that depends on these files, by what each is for, or on words in place of files."""
+        if self.folder is None:
+            return self
+        found = {what: fingerprint(Path(path)) if os.path.exists(path) else str(path) for what, path in paths.items()}
+        return replace(self, identity={**self.identity, **found})
+
     def for_list(self, path: Path, nbytes: int) -> Staging:
         """Return where the columns of a file lie, which take at most so many bytes."""
         if self.folder is None or nbytes * SHARE <= self.memory:

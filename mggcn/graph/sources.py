@@ -62,6 +62,8 @@ def load_source(
     Raises: StoreError or GraphError, which say what was expected.
     """
     path = find_source(source, root)
+    given = {name: value for name in ("ids", "edge_types") if isinstance(value := arrays.get(name), str | Path)}
+    room = room.based_on(source=path, **given)
     if path.is_dir() and not is_ogb(path):
         made = arrays.pop("features") if _is_made(arrays.get("features")) else None
         if arrays:

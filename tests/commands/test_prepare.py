@@ -238,3 +238,40 @@ def test_a_disk_too_small_is_refused_first(
     monkeypatch.setattr("mggcn.graph.room.free_bytes", lambda _: 10_000)
     assert "free some space" in refused(capsys, "prepare", large, tmp_path / "store", "--memory", "6000")
     assert not (tmp_path / ".store.prepare" / "build").exists()
+
+
+@pytest.mark.parametrize("change", ["ids in another order", "no ids", "another graph of a part"])
+def test_nothing_of_another_job_is_taken_up(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Fails if edges that were sorted with other ids, or of another file of a part, end in the store."""
+    rng = np.random.default_rng(20)
+    pairs, ids = rng.integers(0, 60, (2, 900, 2), np.int32), rng.permutation(60)
+    pairs[0].tofile(tmp_path / "e.i32")
+    np.save(tmp_path / "ids.npy", ids)
+    np.savez(tmp_path / "a.npz", edge_index=pairs[0].T, y=np.arange(60))
+    np.savez(tmp_path / "b.npz", edge_index=pairs[1].T, y=np.arange(60))
+    source, more = tmp_path / "e.i32", ["--name", "g", "--memory", "6000", "--ids", tmp_path / "ids.npy"]
+    if change == "another graph of a part":
+        source, more[4:] = f"train={tmp_path / 'a.npz'}", ["--join", f"test={tmp_path / 'b.npz'}"]
+    save, saves = InFolder.save, 0
+
+    def interrupted(self: InFolder, state: Any) -> None:
+        nonlocal saves
+        saves += 1
+        if saves == 4:
+            raise KeyboardInterrupt
+        save(self, state)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InFolder, "save", interrupted)
+        assert run_main("prepare", source, tmp_path / "store", *more) == 130
+    if change == "ids in another order":
+        np.save(tmp_path / "ids.npy", ids[::-1])
+    elif change == "no ids":
+        del more[4:]
+    else:
+        np.savez(tmp_path / "a.npz", edge_index=pairs[1].T, y=np.arange(60))
+    for store in ("store", "whole"):
+        assert run_main("prepare", source, tmp_path / store, *more) == 0
+    assert folder_bytes(tmp_path / "store") == folder_bytes(tmp_path / "whole")
