@@ -20,13 +20,14 @@ def room_for(folder: Path, memory: int) -> Room:
 @contextlib.contextmanager
 def kept_if_interrupted(store: Path) -> Iterator[Path]:
     """Name the folder beside a store; say that it stays where the same command can go on from it."""
-    with beside(store) as folder:
-        try:
+    folder = None
+    try:
+        with beside(store) as folder:
             yield folder
-        except (KeyboardInterrupt, SystemExit):
-            if folder.is_dir():
-                print(f"note: {folder} stays: the same command goes on from there, or delete it", file=sys.stderr)
-            raise
+    except (KeyboardInterrupt, SystemExit):
+        if folder is not None and folder.is_dir():
+            print(f"note: {folder} stays: the same command goes on from there, or delete it", file=sys.stderr)
+        raise
 
 
 def _announce(plan: BuildPlan) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mggcn.errors import StoreError
 from mggcn.graph.build import Job, Tell
-from mggcn.graph.staging import InFolder, InMemory, Staging, free_bytes
+from mggcn.graph.staging import InFolder, InMemory, Staging, free_bytes, hold
 
 WINDOWS_BYTES = 100 << 20
 """Most that one window of edges takes on its way through a bucket, with all temporaries: measured, docs/notes/0028."""
@@ -129,14 +129,28 @@ def fingerprint(path: Path) -> list[list[Any]]:
 
 @contextlib.contextmanager
 def beside(store: Path) -> Iterator[Path]:
-    """Name the folder in which a store's graph is built; it is removed at the end, unless work can go on there later."""
+    """Name the folder in which a store's graph is built, and keep other commands out of it.
+
+    It is removed at the end, unless work can go on there later: after a signal or an error of the disk, and after a mistake
+    of a command that found an earlier one's work. Raises: StoreError if another command works there, or it cannot be made.
+    """
     target = Path(os.path.abspath(store))
     folder = target.parent / f".{target.name}.prepare"
+    missing = [parent for parent in folder.parents if not os.path.lexists(parent)]
+    descriptor = hold(folder)
+    found = any(folder.iterdir())
     try:
         yield folder
     except (KeyboardInterrupt, SystemExit, StoreError):
         raise
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not found:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        for empty in (folder, *missing):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
+        os.close(descriptor)

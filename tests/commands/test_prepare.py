@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 from mggcn.graph.csr import CSR, Graph
+from mggcn.graph.room import beside
 from mggcn.graph.sources import load_source
 from mggcn.graph.staging import InFolder
 from tests.commands.runs import losses, refused, result, run_main
@@ -240,6 +243,18 @@ def test_a_disk_too_small_is_refused_first(
     assert not (tmp_path / ".store.prepare" / "build").exists()
 
 
+def stopping_at(number: int) -> Callable[[InFolder, Any], None]:
+    """Return an `InFolder.save` that is interrupted when it is called so many times."""
+    save, calls = InFolder.save, itertools.count(1)
+
+    def interrupted(self: InFolder, state: Any) -> None:
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        save(self, state)
+
+    return interrupted
+
+
 @pytest.mark.parametrize("change", ["ids in another order", "no ids", "another graph of a part"])
 def test_nothing_of_another_job_is_taken_up(
     large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
@@ -254,17 +269,8 @@ def test_nothing_of_another_job_is_taken_up(
     source, more = tmp_path / "e.i32", ["--name", "g", "--memory", "6000", "--ids", tmp_path / "ids.npy"]
     if change == "another graph of a part":
         source, more[4:] = f"train={tmp_path / 'a.npz'}", ["--join", f"test={tmp_path / 'b.npz'}"]
-    save, saves = InFolder.save, 0
-
-    def interrupted(self: InFolder, state: Any) -> None:
-        nonlocal saves
-        saves += 1
-        if saves == 4:
-            raise KeyboardInterrupt
-        save(self, state)
-
     with monkeypatch.context() as patched:
-        patched.setattr(InFolder, "save", interrupted)
+        patched.setattr(InFolder, "save", stopping_at(4))
         assert run_main("prepare", source, tmp_path / "store", *more) == 130
     if change == "ids in another order":
         np.save(tmp_path / "ids.npy", ids[::-1])
@@ -275,3 +281,37 @@ def test_nothing_of_another_job_is_taken_up(
     for store in ("store", "whole"):
         assert run_main("prepare", source, tmp_path / store, *more) == 0
     assert folder_bytes(tmp_path / "store") == folder_bytes(tmp_path / "whole")
+
+
+def test_a_mistake_leaves_the_work_of_an_interrupted_prepare(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a typo or a bad file throws away what the right command would go on from, or leaves a folder itself."""
+    (tmp_path / "bad.csv").write_text("0,1\n1,x\n")
+    store, work = tmp_path / "new" / "store", tmp_path / "new" / ".store.prepare"
+    mistakes = ((tmp_path / "larg.csv", "there is no"), (tmp_path / "bad.csv", "line 2"))
+    for source, message in mistakes:
+        assert message in refused(capsys, "prepare", source, store, "--memory", "6000")
+        assert not store.parent.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(InFolder, "save", stopping_at(4))
+        assert run_main("prepare", large, store, "--memory", "6000") == 130
+    left = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
+    assert work / "list" / "manifest.json" in left
+    for source, message in mistakes:
+        assert message in refused(capsys, "prepare", source, store)
+    assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == left
+    assert run_main("prepare", large, store, "--memory", "6000") == 0
+    assert not work.exists()
+
+
+def test_commands_prepare_a_store_one_at_a_time(
+    large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a command works in, or removes, the folder in which another one builds the same store."""
+    with beside(tmp_path / "store") as folder:
+        (folder / "arrays").mkdir()
+        assert "is in use: another process prepares" in refused(capsys, "prepare", large, tmp_path / "store")
+        assert "is in use" in refused(capsys, "prepare", tmp_path / "none.txt", tmp_path / "store")
+        assert (folder / "arrays").exists()
+    assert run_main("prepare", large, tmp_path / "store") == 0
