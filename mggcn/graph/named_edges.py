@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
+from mggcn.graph.csr import Array
 from mggcn.graph.edge_header import Header, check_names, content, content_of_names, says_places, split
 from mggcn.graph.edge_list import EdgeList, blocks
 from mggcn.graph.edges import Edges
@@ -22,6 +23,10 @@ from mggcn.graph.staging import Column, InMemory, Staging
 
 MARKS = ("'", '"')
 KINDS = {"w": "a weight", "t": "a type"}
+LONG_NAME = 256
+"""Letters of a name that may always be kept."""
+MOST_BYTES = 256 << 20
+"""Most that names take with one that is longer, as each takes the width of the longest."""
 
 
 def holds_names(path: Path) -> bool:
@@ -131,6 +136,17 @@ class _Names:
             raise GraphError(f"{self.path}: expected lines of two names, found none; is it an edge list?")
         rows = [column.rows(self.count) for column in self.columns]
         named = dict(zip(self.kinds[2:], rows[2:], strict=True))
-        names = np.array(list(self.numbers), np.str_)
+        names = self._as_array()
         header = "" if self.header is None else self.header.text
         return EdgeList(Edges(rows[0], rows[1], named.get("w"), named.get("t")), header, names)
+
+    def _as_array(self) -> Array:
+        """Return the names in their order, each as wide as the longest. Raises: GraphError if that is out of proportion."""
+        longest = max(self.numbers, key=len)
+        nbytes = 4 * len(longest) * len(self.numbers)
+        if len(longest) > LONG_NAME and nbytes > MOST_BYTES:
+            raise GraphError(
+                f"{self.path}: all {len(self.numbers):,} names would take the {len(longest):,} letters of the longest, "
+                f"{longest[:40]!r}..., {nbytes / 2**30:.1f} GiB; shorten names of more than {LONG_NAME} letters"
+            )
+        return np.array(list(self.numbers), np.str_)

@@ -133,6 +133,18 @@ def test_a_mark_behind_a_number(tmp_path: Path) -> None:
     assert ids_of(load_source(tmp_path / "e.txt", ids="edges")).tolist() == ["1", "1#x", "3", "3#y"]
 
 
+def test_a_name_of_many_letters(tmp_path: Path) -> None:
+    """Fails if one name makes gigabytes of many short ones, or some long names are refused."""
+    long = "n" * 60_000
+    text(tmp_path / "e.txt", [("a", long), *((f"u{at}", "a") for at in range(1_200))])
+    with pytest.raises(
+        GraphError, match=r"all 1,202 names would take the 60,000 letters of the longest, 'nnn.*shorten"
+    ):
+        load_source(tmp_path / "e.txt", ids="edges")
+    text(tmp_path / "e.txt", [("a", long), ("a", "b")])
+    assert ids_of(load_source(tmp_path / "e.txt", ids="edges")).tolist() == ["a", "b", long]
+
+
 def test_a_matrix_has_no_ids(tmp_path: Path) -> None:
     """Fails if ids beside a source that numbers its vertices are dropped in silence."""
     (tmp_path / "m.mtx").write_text("%%MatrixMarket matrix coordinate real general\n3 3 1\n1 2 0.5\n")
