@@ -97,6 +97,11 @@ def says_places(line: str) -> bool:
     return sorted(str(_place(name, set())) for name in _names(line)[:2]) == ["0", "1"]
 
 
+def column_numbers(header: Header | None, first_edge: str) -> str:
+    """Return a first line of numbers as pandas writes it over columns without names, empty for any other."""
+    return first_edge if header is None and first_edge in ("0,1", "0,1,2") else ""
+
+
 def advice(line: str) -> str:
     """Say what to do about a line that is no edge."""
     found = content(line)

@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from mggcn.errors import GraphError
 from mggcn.graph.csr import Array
-from mggcn.graph.edge_header import Header, check_names, content, content_of_names, says_places, split
+from mggcn.graph.edge_header import (
+    Header,
+    check_names,
+    column_numbers,
+    content,
+    content_of_names,
+    says_places,
+    split,
+)
 from mggcn.graph.edge_list import EdgeList, blocks
 from mggcn.graph.edges import Edges
 from mggcn.graph.staging import Column, InMemory, Staging
@@ -84,6 +92,7 @@ class _Names:
         self.path, self.staging = path, staging
         self.header: Header | None = None
         self.comma = False
+        self.column_numbers = ""
         self.kinds: tuple[str, ...] = ()
         self.numbers: dict[str, int] = {}
         self.waiting: list[list[float]] = []
@@ -115,6 +124,7 @@ class _Names:
 
     def _begin(self, first_edge: str) -> None:
         self.comma, width = "," in first_edge, len(split(first_edge))
+        self.column_numbers = column_numbers(self.header, first_edge)
         more: tuple[str, ...] = ("w",) if width == 3 else ()
         if self.header is not None:
             more = check_names(self.header, width, self.path)
@@ -138,7 +148,8 @@ class _Names:
         named = dict(zip(self.kinds[2:], rows[2:], strict=True))
         names = self._as_array()
         header = "" if self.header is None else self.header.text
-        return EdgeList(Edges(rows[0], rows[1], named.get("w"), named.get("t")), header, names)
+        edges = Edges(rows[0], rows[1], named.get("w"), named.get("t"))
+        return EdgeList(edges, header, names, self.column_numbers)
 
     def _as_array(self) -> Array:
         """Return the names in their order, each as wide as the longest. Raises: GraphError if that is out of proportion."""

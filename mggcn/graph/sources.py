@@ -173,7 +173,8 @@ def _read_edges(path: Path, room: Room) -> dict[str, Any]:
 
 
 def _found(text: EdgeList) -> dict[str, Any]:
-    meta = {"input": {"header": text.header}} if text.header else {}
+    notes = {"header": text.header, "column_numbers": text.column_numbers}
+    meta = {"input": {name: note for name, note in notes.items() if note}} if any(notes.values()) else {}
     return {"edges": text.edges, "meta": meta, "names": text.names}
 
 

@@ -174,6 +174,27 @@ def test_what_prepare_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "checksums hold" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("more", [(), ("--ids", "edges")])
+def test_a_header_of_column_numbers_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    """Fails if the header that pandas writes by default becomes an edge without a word, or any edge 0 -> 1 is suspected."""
+    names = ("ann", "bob") if more else (7, 9)
+    texts = {
+        "0,1\n{},{}\n": True,
+        "0,1,2\n{},{},1\n": True,
+        "source,target\n{},{}\n0,1\n": False,
+        "0 1\n{} {}\n": False,
+        "0,2\n{},{}\n0,1\n": False,
+    }
+    for text, noted in texts.items():
+        (tmp_path / "e.csv").write_text(text.format(*names))
+        assert run_main("prepare", tmp_path / "e.csv", tmp_path / "store", "--force", *more) == 0
+        said = capsys.readouterr().out
+        note = f"note: the first line, {text.split()[0]!r}, was read as an edge: if it is the header that pandas writes"
+        assert (note in said) == noted == ("header=False" in said)
+
+
 def folder_bytes(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
