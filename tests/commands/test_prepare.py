@@ -336,3 +336,25 @@ def test_commands_prepare_a_store_one_at_a_time(
         assert "is in use" in refused(capsys, "prepare", tmp_path / "none.txt", tmp_path / "store")
         assert (folder / "arrays").exists()
     assert run_main("prepare", large, tmp_path / "store") == 0
+
+
+@pytest.mark.parametrize(("change", "goes_on"), [(".trusted.json", True), ("tuned.json", True), ("meta.json", False)])
+def test_what_readers_write_into_a_store_is_no_change(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, goes_on: bool
+) -> None:
+    """Fails if a copy of a store begins anew because reading it left a record there, or goes on with another graph."""
+    source, more = tmp_path / "source", ["--symmetrize", "--memory", "6000"]
+    assert run_main("prepare", large, source) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(InFolder, "save", stopping_at(4))
+        assert run_main("prepare", source, tmp_path / "store", *more) == 130
+    (source / change).touch()
+    load, states = InFolder.load, list[dict[str, Any]]()
+
+    def noted(self: InFolder) -> dict[str, Any]:
+        states.append(load(self))
+        return states[-1]
+
+    monkeypatch.setattr(InFolder, "load", noted)
+    assert run_main("prepare", source, tmp_path / "store", *more) == 0
+    assert [bool(state) for state in states] == [goes_on]
