@@ -5,30 +5,29 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from mggcn.graph.room import BuildPlan, Room, beside, fingerprint
+from mggcn.graph.room import BuildPlan, Room, beside
 from mggcn.memory.units import human
 
 
-def room_for(folder: Path, memory: int, files: Sequence[Path]) -> Room:
-    """Return the memory and the folder for building from files, whose change makes what lies in the folder worthless."""
-    progress = _Progress()
-    found = [fingerprint(file) for file in files if file.exists()]
-    return Room(folder, memory, {"files": found}, progress.tell, _announce)
+def room_for(folder: Path, memory: int) -> Room:
+    """Return the memory and the folder for building, which says its plan and how far it is."""
+    return Room(folder, memory, tell=_Progress().tell, announce=_announce)
 
 
 @contextlib.contextmanager
 def kept_if_interrupted(store: Path) -> Iterator[Path]:
     """Name the folder beside a store; say that it stays where the same command can go on from it."""
-    with beside(store) as folder:
-        try:
+    folder = None
+    try:
+        with beside(store) as folder:
             yield folder
-        except (KeyboardInterrupt, SystemExit):
-            if folder.is_dir():
-                print(f"note: {folder} stays: the same command goes on from there, or delete it", file=sys.stderr)
-            raise
+    except (KeyboardInterrupt, SystemExit):
+        if folder is not None and folder.is_dir():
+            print(f"note: {folder} stays: the same command goes on from there, or delete it", file=sys.stderr)
+        raise
 
 
 def _announce(plan: BuildPlan) -> None:

@@ -134,8 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         refuse_existing(a.store, a.force)
         with kept_if_interrupted(a.store) as folder:
-            files = [a.source, *(source.split("=", 1)[-1] for source in a.join), a.edge_types]
-            room = room_for(folder, a.memory, [Path(file) for file in files if file is not None])
+            room = room_for(folder, a.memory)
             write_store(_loaded(a, room, options, extra), a.store, overwrite=a.force)
             # The files as they lie on the disk must carry the checksums that were computed while writing.
             graph = open_store(a.store, verify=True)

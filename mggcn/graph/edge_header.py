@@ -21,6 +21,7 @@ NUMBER_THEM = (
 MARKS = {";": "semicolons", "|": "bars (|)", ":": "colons", '"': "double quotes", "'": "single quotes"}
 """Separators and quotes that other programs write."""
 INDEX = re.compile(r"|index|unnamed: \d+", re.IGNORECASE)
+NAME_COMMENT = re.compile(r"(?:^|\s)[#%]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class Header:
 def content(line: str) -> str:
     """Return a line without its comment and the blanks around it."""
     return line.replace("%", "#").split("#")[0].strip()
+
+
+def content_of_names(line: str) -> str:
+    """Return a line of names without its comment and the blanks around it: C# and Caf%C3%A9 are names, not comments."""
+    return NAME_COMMENT.split(line, maxsplit=1)[0].strip()
 
 
 def split(line: str) -> list[str]:
@@ -89,6 +95,11 @@ def check_names(header: Header, num_columns: int, path: Path) -> tuple[str, ...]
 def says_places(line: str) -> bool:
     """Return whether the first two fields say source and target, in either order, as names of vertices hardly do."""
     return sorted(str(_place(name, set())) for name in _names(line)[:2]) == ["0", "1"]
+
+
+def column_numbers(header: Header | None, first_edge: str) -> str:
+    """Return a first line of numbers as pandas writes it over columns without names, empty for any other."""
+    return first_edge if header is None and first_edge in ("0,1", "0,1,2") else ""
 
 
 def advice(line: str) -> str:

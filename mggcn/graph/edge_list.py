@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mggcn.errors import GraphError
 from mggcn.graph.csr import Array
-from mggcn.graph.edge_header import Header, advice, check_header, content, split_header
+from mggcn.graph.edge_header import Header, advice, check_header, column_numbers, content, split_header
 from mggcn.graph.edges import Edges
 from mggcn.graph.packed import open_text, skip
 from mggcn.graph.staging import Column, InMemory, Staging
@@ -40,6 +40,8 @@ class EdgeList(NamedTuple):
     """The line of names that was skipped, empty without one."""
     names: Array | None = None
     """The ids that the numbers in the edges stand for, if ids may be strings and some are; else ids are whole numbers."""
+    column_numbers: str = ""
+    """The first edge, if it looks like the header that pandas writes over columns without names."""
 
 
 def read_edge_list(path: Path, staging: Staging | None = None) -> EdgeList:
@@ -147,7 +149,8 @@ class _Reader:
             return EdgeList(Edges(nothing, nothing), skipped)
         self._save(-1, -1)
         rows = {name: column.rows(self.count) for name, column in self.columns.items()}
-        return EdgeList(Edges(rows["u"], rows["v"], rows.get("w"), rows.get("t")), skipped)
+        edges = Edges(rows["u"], rows["v"], rows.get("w"), rows.get("t"))
+        return EdgeList(edges, skipped, None, column_numbers(self.header, self.first_edge))
 
 
 def parse_block(text: bytes, kinds: str, comma: bool) -> tuple[list[Array], int]:

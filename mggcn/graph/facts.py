@@ -30,6 +30,8 @@ class GraphFacts:
     """The extents in words."""
     header: str = ""
     """Line of names that was skipped in the edge list, empty without one."""
+    column_numbers: str = ""
+    """First edge of the list, if it looks like the header that pandas writes over columns without names."""
     num_merged: int = 0
     """Edges of the list that were merged with an equal one listed before, or, if `symmetrized`, with its reverse."""
     summed: bool = False
@@ -58,6 +60,11 @@ class GraphFacts:
 
     def _of_input(self) -> list[str]:
         lines = [f"a header was skipped: {self.header[:80]!r}"] if self.header else []
+        if self.column_numbers:
+            lines.append(
+                f"the first line, {self.column_numbers!r}, was read as an edge: if it is the header that pandas writes "
+                "over columns without names, leave it out (header=False)"
+            )
         if self.num_merged:
             what = "repeated or reversed edge" if self.symmetrized else "repeated edge"
             done = "added to the weight" if self.summed else "merged into the first"
@@ -108,12 +115,13 @@ def describe(graph: Graph) -> GraphFacts:
     """
     notes = graph.meta.get("input")
     notes, options = notes if isinstance(notes, dict) else {}, graph.meta.get("options")
-    num_merged, header = notes.get("num_merged"), notes.get("header")
+    num_merged, header, numbers = (notes.get(name) for name in ("num_merged", "header", "column_numbers"))
     num_isolated, first_isolated = _isolated(graph)
     classes = graph.labels if graph.task == "classes" else None
     return GraphFacts(
         summary=graph.summary(),
         header=header if isinstance(header, str) else "",
+        column_numbers=numbers if isinstance(numbers, str) else "",
         num_merged=num_merged if isinstance(num_merged, int) else 0,
         summed=isinstance(options, dict) and options.get("duplicates") == "sum",
         symmetrized=notes.get("symmetrized") is True,

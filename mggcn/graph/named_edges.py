@@ -1,6 +1,7 @@
 """Edge lists whose ids are names: each becomes a number in the order of appearance, and the names are kept.
 
-The form is that of edge_list.py; a name is any text without blanks, or without commas where these separate. N vertices.
+The form is that of edge_list.py, except that a comment begins the line or follows a blank; a name is any text without
+blanks, or without commas where these separate. N vertices.
 """
 
 from __future__ import annotations
@@ -14,20 +15,47 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
-from mggcn.graph.edge_header import Header, check_names, content, says_places, split
+from mggcn.graph.csr import Array
+from mggcn.graph.edge_header import (
+    Header,
+    check_names,
+    column_numbers,
+    content,
+    content_of_names,
+    says_places,
+    split,
+)
 from mggcn.graph.edge_list import EdgeList, blocks
 from mggcn.graph.edges import Edges
 from mggcn.graph.staging import Column, InMemory, Staging
 
 MARKS = ("'", '"')
 KINDS = {"w": "a weight", "t": "a type"}
+LONG_NAME = 256
+"""Letters of a name that may always be kept."""
+MOST_BYTES = 256 << 20
+"""Most that names take with one that is longer, as each takes the width of the longest."""
 
 
 def holds_names(path: Path) -> bool:
-    """Return whether the second line with content, or the only one, does not begin with two whole numbers."""
-    lines = (content(line) for text, _ in _texts(path) for line in text.split("\n"))
+    """Return whether the second line with content, or the only one, does not begin with two whole numbers.
+
+    Raises: GraphError if # or % stands right behind a number, where it begins a comment unless these are names.
+    """
+    lines = (content_of_names(line) for text, _ in _texts(path) for line in text.split("\n"))
     found = list(islice(filter(None, lines), 2))
-    return bool(found) and not all(field.strip().lstrip("+-").isdigit() for field in split(found[-1])[:2])
+    named = bool(found) and not _two_numbers(found[-1])
+    if named and _two_numbers(content(found[-1])):
+        raise GraphError(
+            f"{path}: expected two names, or two numbers, got {found[-1][:80]!r}, which may be either; put a blank before "
+            "# or % if it begins a comment, else number these names first"
+        )
+    return named
+
+
+def _two_numbers(line: str) -> bool:
+    fields = [field.strip().lstrip("+-") for field in split(line)[:2]]
+    return len(fields) == 2 and all(map(str.isdigit, fields))
 
 
 def read_named_edges(path: Path, staging: Staging | None = None) -> EdgeList:
@@ -38,7 +66,7 @@ def read_named_edges(path: Path, staging: Staging | None = None) -> EdgeList:
     reader = _Names(path, staging or InMemory())
     for text, first_line in _texts(path):
         for number, line in enumerate(text.split("\n"), first_line):
-            if found := content(line):
+            if found := content_of_names(line):
                 reader.add(found, number)
         reader.flush()
     return reader.finish()
@@ -64,6 +92,7 @@ class _Names:
         self.path, self.staging = path, staging
         self.header: Header | None = None
         self.comma = False
+        self.column_numbers = ""
         self.kinds: tuple[str, ...] = ()
         self.numbers: dict[str, int] = {}
         self.waiting: list[list[float]] = []
@@ -95,6 +124,7 @@ class _Names:
 
     def _begin(self, first_edge: str) -> None:
         self.comma, width = "," in first_edge, len(split(first_edge))
+        self.column_numbers = column_numbers(self.header, first_edge)
         more: tuple[str, ...] = ("w",) if width == 3 else ()
         if self.header is not None:
             more = check_names(self.header, width, self.path)
@@ -116,6 +146,18 @@ class _Names:
             raise GraphError(f"{self.path}: expected lines of two names, found none; is it an edge list?")
         rows = [column.rows(self.count) for column in self.columns]
         named = dict(zip(self.kinds[2:], rows[2:], strict=True))
-        names = np.array(list(self.numbers), np.str_)
+        names = self._as_array()
         header = "" if self.header is None else self.header.text
-        return EdgeList(Edges(rows[0], rows[1], named.get("w"), named.get("t")), header, names)
+        edges = Edges(rows[0], rows[1], named.get("w"), named.get("t"))
+        return EdgeList(edges, header, names, self.column_numbers)
+
+    def _as_array(self) -> Array:
+        """Return the names in their order, each as wide as the longest. Raises: GraphError if that is out of proportion."""
+        longest = max(self.numbers, key=len)
+        nbytes = 4 * len(longest) * len(self.numbers)
+        if len(longest) > LONG_NAME and nbytes > MOST_BYTES:
+            raise GraphError(
+                f"{self.path}: all {len(self.numbers):,} names would take the {len(longest):,} letters of the longest, "
+                f"{longest[:40]!r}..., {nbytes / 2**30:.1f} GiB; shorten names of more than {LONG_NAME} letters"
+            )
+        return np.array(list(self.numbers), np.str_)

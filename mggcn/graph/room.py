@@ -17,7 +17,7 @@ import numpy as np
 
 from mggcn.errors import StoreError
 from mggcn.graph.build import Job, Tell
-from mggcn.graph.staging import InFolder, InMemory, Staging, free_bytes
+from mggcn.graph.staging import InFolder, InMemory, Staging, free_bytes, hold
 
 WINDOWS_BYTES = 100 << 20
 """Most that one window of edges takes on its way through a bucket, with all temporaries: measured, docs/notes/0028."""
@@ -55,6 +55,13 @@ class Room:
     def part(self, name: str) -> Room:
         """Return the room of one of several graphs."""
         return self if self.folder is None else replace(self, folder=self.folder / name)
+
+    def based_on(self, **paths: str | Path) -> Room:
+        """Return the room for work that depends on these files, by what each is for, or on words in place of files."""
+        if self.folder is None:
+            return self
+        found = {what: fingerprint(Path(path)) if os.path.exists(path) else str(path) for what, path in paths.items()}
+        return replace(self, identity={**self.identity, **found})
 
     def for_list(self, path: Path, nbytes: int) -> Staging:
         """Return where the columns of a file lie, which take at most so many bytes."""
@@ -115,21 +122,38 @@ def sort_bytes(job: Job) -> int:
 
 def fingerprint(path: Path) -> list[list[Any]]:
     """Return name, size and time of change of a file, or of all files of a folder."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    # Of a store the graph alone: readers and runs leave records there.
+    names = ("meta.json", "*.npy") if (path / "meta.json").is_file() else ("**/*",)
+    inside = (file for name in names for file in path.glob(name) if file.is_file())
+    files = sorted(inside) if path.is_dir() else [path]
     found = ((file, file.stat()) for file in files)
     return [[os.path.abspath(file), stat.st_size, stat.st_mtime_ns] for file, stat in found]
 
 
 @contextlib.contextmanager
 def beside(store: Path) -> Iterator[Path]:
-    """Name the folder in which a store's graph is built; it is removed at the end, unless work can go on there later."""
+    """Name the folder in which a store's graph is built, and keep other commands out of it.
+
+    It is removed at the end, unless work can go on there later: after a signal or an error of the disk, and after a mistake
+    of a command that found an earlier one's work. Raises: StoreError if another command works there, or it cannot be made.
+    """
     target = Path(os.path.abspath(store))
     folder = target.parent / f".{target.name}.prepare"
+    missing = [parent for parent in folder.parents if not os.path.lexists(parent)]
+    descriptor = hold(folder)
+    found = any(folder.iterdir())
     try:
         yield folder
     except (KeyboardInterrupt, SystemExit, StoreError):
         raise
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not found:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        for empty in (folder, *missing):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
+        os.close(descriptor)

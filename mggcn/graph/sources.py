@@ -62,6 +62,8 @@ def load_source(
     Raises: StoreError or GraphError, which say what was expected.
     """
     path = find_source(source, root)
+    given = {name: value for name in ("ids", "edge_types") if isinstance(value := arrays.get(name), str | Path)}
+    room = room.based_on(source=path, **given)
     if path.is_dir() and not is_ogb(path):
         made = arrays.pop("features") if _is_made(arrays.get("features")) else None
         if arrays:
@@ -171,7 +173,8 @@ def _read_edges(path: Path, room: Room) -> dict[str, Any]:
 
 
 def _found(text: EdgeList) -> dict[str, Any]:
-    meta = {"input": {"header": text.header}} if text.header else {}
+    notes = {"header": text.header, "column_numbers": text.column_numbers}
+    meta = {"input": {name: note for name, note in notes.items() if note}} if any(notes.values()) else {}
     return {"edges": text.edges, "meta": meta, "names": text.names}
 
 

@@ -106,13 +106,8 @@ class InFolder:
         self.folder = folder
         self._columns: dict[str, _FileColumn] = {}
         self._job = json.loads(json.dumps(job, default=str))
+        self._lock = weakref.finalize(self, os.close, hold(folder))
         with told(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = weakref.finalize(self, os.close, os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
-            try:
-                fcntl.flock(self._lock.peek()[2][0], fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[index]
-            except BlockingIOError as error:
-                raise StoreError(f"{folder} is in use: another process prepares this store; wait for it") from error
             if self._read().get("job") != self._job:
                 for file in folder.iterdir():
                     file.unlink()
@@ -196,6 +191,27 @@ def _header(dtype: np.dtype[Any], length: int) -> bytes:
     text = buffer.getvalue()
     padding = HEADER_BYTES - len(text)
     return text[:8] + (HEADER_BYTES - 10).to_bytes(2, "little") + text[10:-1] + b" " * padding + b"\n"
+
+
+def hold(folder: Path) -> int:
+    """Make a folder and keep other processes out until the descriptor that is returned is closed.
+
+    File systems without locks let every process in. Raises: StoreError if it cannot be made, or another process is there.
+    """
+    with told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise StoreError(f"{folder} is in use: another process prepares this store; wait for it") from error
+    except OSError:
+        return descriptor
+    if folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat()):
+        return descriptor
+    os.close(descriptor)  # whoever held it has removed it
+    return hold(folder)
 
 
 @contextlib.contextmanager

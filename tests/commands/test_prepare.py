@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 from mggcn.graph.csr import CSR, Graph
+from mggcn.graph.room import beside
 from mggcn.graph.sources import load_source
 from mggcn.graph.staging import InFolder
 from tests.commands.runs import losses, refused, result, run_main
@@ -171,6 +174,27 @@ def test_what_prepare_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "checksums hold" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("more", [(), ("--ids", "edges")])
+def test_a_header_of_column_numbers_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    """Fails if the header that pandas writes by default becomes an edge without a word, or any edge 0 -> 1 is suspected."""
+    names = ("ann", "bob") if more else (7, 9)
+    texts = {
+        "0,1\n{},{}\n": True,
+        "0,1,2\n{},{},1\n": True,
+        "source,target\n{},{}\n0,1\n": False,
+        "0 1\n{} {}\n": False,
+        "0,2\n{},{}\n0,1\n": False,
+    }
+    for text, noted in texts.items():
+        (tmp_path / "e.csv").write_text(text.format(*names))
+        assert run_main("prepare", tmp_path / "e.csv", tmp_path / "store", "--force", *more) == 0
+        said = capsys.readouterr().out
+        note = f"note: the first line, {text.split()[0]!r}, was read as an edge: if it is the header that pandas writes"
+        assert (note in said) == noted == ("header=False" in said)
+
+
 def folder_bytes(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
@@ -238,3 +262,99 @@ def test_a_disk_too_small_is_refused_first(
     monkeypatch.setattr("mggcn.graph.room.free_bytes", lambda _: 10_000)
     assert "free some space" in refused(capsys, "prepare", large, tmp_path / "store", "--memory", "6000")
     assert not (tmp_path / ".store.prepare" / "build").exists()
+
+
+def stopping_at(number: int) -> Callable[[InFolder, Any], None]:
+    """Return an `InFolder.save` that is interrupted when it is called so many times."""
+    save, calls = InFolder.save, itertools.count(1)
+
+    def interrupted(self: InFolder, state: Any) -> None:
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        save(self, state)
+
+    return interrupted
+
+
+@pytest.mark.parametrize("change", ["ids in another order", "no ids", "another graph of a part"])
+def test_nothing_of_another_job_is_taken_up(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Fails if edges that were sorted with other ids, or of another file of a part, end in the store."""
+    rng = np.random.default_rng(20)
+    pairs, ids = rng.integers(0, 60, (2, 900, 2), np.int32), rng.permutation(60)
+    pairs[0].tofile(tmp_path / "e.i32")
+    np.save(tmp_path / "ids.npy", ids)
+    np.savez(tmp_path / "a.npz", edge_index=pairs[0].T, y=np.arange(60))
+    np.savez(tmp_path / "b.npz", edge_index=pairs[1].T, y=np.arange(60))
+    source, more = tmp_path / "e.i32", ["--name", "g", "--memory", "6000", "--ids", tmp_path / "ids.npy"]
+    if change == "another graph of a part":
+        source, more[4:] = f"train={tmp_path / 'a.npz'}", ["--join", f"test={tmp_path / 'b.npz'}"]
+    with monkeypatch.context() as patched:
+        patched.setattr(InFolder, "save", stopping_at(4))
+        assert run_main("prepare", source, tmp_path / "store", *more) == 130
+    if change == "ids in another order":
+        np.save(tmp_path / "ids.npy", ids[::-1])
+    elif change == "no ids":
+        del more[4:]
+    else:
+        np.savez(tmp_path / "a.npz", edge_index=pairs[1].T, y=np.arange(60))
+    for store in ("store", "whole"):
+        assert run_main("prepare", source, tmp_path / store, *more) == 0
+    assert folder_bytes(tmp_path / "store") == folder_bytes(tmp_path / "whole")
+
+
+def test_a_mistake_leaves_the_work_of_an_interrupted_prepare(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a typo or a bad file throws away what the right command would go on from, or leaves a folder itself."""
+    (tmp_path / "bad.csv").write_text("0,1\n1,x\n")
+    store, work = tmp_path / "new" / "store", tmp_path / "new" / ".store.prepare"
+    mistakes = ((tmp_path / "larg.csv", "there is no"), (tmp_path / "bad.csv", "line 2"))
+    for source, message in mistakes:
+        assert message in refused(capsys, "prepare", source, store, "--memory", "6000")
+        assert not store.parent.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(InFolder, "save", stopping_at(4))
+        assert run_main("prepare", large, store, "--memory", "6000") == 130
+    left = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
+    assert work / "list" / "manifest.json" in left
+    for source, message in mistakes:
+        assert message in refused(capsys, "prepare", source, store)
+    assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == left
+    assert run_main("prepare", large, store, "--memory", "6000") == 0
+    assert not work.exists()
+
+
+def test_commands_prepare_a_store_one_at_a_time(
+    large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a command works in, or removes, the folder in which another one builds the same store."""
+    with beside(tmp_path / "store") as folder:
+        (folder / "arrays").mkdir()
+        assert "is in use: another process prepares" in refused(capsys, "prepare", large, tmp_path / "store")
+        assert "is in use" in refused(capsys, "prepare", tmp_path / "none.txt", tmp_path / "store")
+        assert (folder / "arrays").exists()
+    assert run_main("prepare", large, tmp_path / "store") == 0
+
+
+@pytest.mark.parametrize(("change", "goes_on"), [(".trusted.json", True), ("tuned.json", True), ("meta.json", False)])
+def test_what_readers_write_into_a_store_is_no_change(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, goes_on: bool
+) -> None:
+    """Fails if a copy of a store begins anew because reading it left a record there, or goes on with another graph."""
+    source, more = tmp_path / "source", ["--symmetrize", "--memory", "6000"]
+    assert run_main("prepare", large, source) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(InFolder, "save", stopping_at(4))
+        assert run_main("prepare", source, tmp_path / "store", *more) == 130
+    (source / change).touch()
+    load, states = InFolder.load, list[dict[str, Any]]()
+
+    def noted(self: InFolder) -> dict[str, Any]:
+        states.append(load(self))
+        return states[-1]
+
+    monkeypatch.setattr(InFolder, "load", noted)
+    assert run_main("prepare", source, tmp_path / "store", *more) == 0
+    assert [bool(state) for state in states] == [goes_on]

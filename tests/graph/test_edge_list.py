@@ -17,7 +17,7 @@ from mggcn.graph.staging import InFolder
 
 def read_edge_list(path: Path) -> tuple[Array, Array | None, str, Array | None]:
     """Edges [2, E], weights, header and types, as arrays."""
-    found, header, _ = edge_list.read_edge_list(path)
+    found, header, *_ = edge_list.read_edge_list(path)
     more = (None if rows is None else rows.array() for rows in (found.weights, found.types))
     return np.stack([found.src.array(), found.dst.array()]), next(more), header, next(more)
 
@@ -279,7 +279,7 @@ def test_an_interrupted_parse_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(edge_list, "kernel", failing)
     for _ in range(20):
         try:
-            found, header, _ = edge_list.read_edge_list(path, InFolder(tmp_path / "s", {}))
+            found, header, *_ = edge_list.read_edge_list(path, InFolder(tmp_path / "s", {}))
             break
         except KeyboardInterrupt:
             continue

@@ -113,6 +113,38 @@ def test_bad_lines_are_named(tmp_path: Path, case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("separator", [",", " ", "\t"])
+def test_marks_of_comments_within_names(tmp_path: Path, separator: str) -> None:
+    """Fails if a name is cut at # or %, so that vertices merge, or a comment behind a blank becomes part of one."""
+    pairs = [("C", "C#"), ("Caf%C3%A9", "Caf%20x"), ("C#", "F#%")]
+    path = text(tmp_path / "e.txt", pairs, separator=separator)
+    path.write_text(path.read_text().replace("%20x", "%20x # why\n% c\n  #c"))
+    graph = load_source(path, ids="edges")
+    assert graph_sha256(graph) == graph_sha256(from_object(np.array(pairs).T))
+    assert ids_of(graph).tolist() == ["C", "C#", "Caf%20x", "Caf%C3%A9", "F#%"]
+
+
+def test_a_mark_behind_a_number(tmp_path: Path) -> None:
+    """Fails if what may be a name or a comment is taken for either in silence."""
+    (tmp_path / "e.txt").write_text("u v\n1 2#x\n1 2#y\n")
+    with pytest.raises(GraphError, match="got '1 2#x', which may be either; put a blank"):
+        load_source(tmp_path / "e.txt", ids="edges")
+    (tmp_path / "e.txt").write_text("1 3 #x\n1#x 3#y\n")
+    assert ids_of(load_source(tmp_path / "e.txt", ids="edges")).tolist() == ["1", "1#x", "3", "3#y"]
+
+
+def test_a_name_of_many_letters(tmp_path: Path) -> None:
+    """Fails if one name makes gigabytes of many short ones, or some long names are refused."""
+    long = "n" * 60_000
+    text(tmp_path / "e.txt", [("a", long), *((f"u{at}", "a") for at in range(1_200))])
+    with pytest.raises(
+        GraphError, match=r"all 1,202 names would take the 60,000 letters of the longest, 'nnn.*shorten"
+    ):
+        load_source(tmp_path / "e.txt", ids="edges")
+    text(tmp_path / "e.txt", [("a", long), ("a", "b")])
+    assert ids_of(load_source(tmp_path / "e.txt", ids="edges")).tolist() == ["a", "b", long]
+
+
 def test_a_matrix_has_no_ids(tmp_path: Path) -> None:
     """Fails if ids beside a source that numbers its vertices are dropped in silence."""
     (tmp_path / "m.mtx").write_text("%%MatrixMarket matrix coordinate real general\n3 3 1\n1 2 0.5\n")
