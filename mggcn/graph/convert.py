@@ -300,7 +300,7 @@ def _pyg_edges(data: Any) -> tuple[Any, Any]:
     """Return edges [2, E] and weights [E] or None; adj_t is what the ToSparseTensor transform leaves."""
     if getattr(data, "edge_index", None) is not None:
         return to_numpy(data.edge_index), to_numpy(getattr(data, "edge_weight", None))
-    adj_t = getattr(data, "adj_t", None)
+    adj_t: Any = getattr(data, "adj_t", None)
     matrix = to_numpy(adj_t)
     if is_sparse(matrix):
         coo = sp.coo_array(matrix)

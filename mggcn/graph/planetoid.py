@@ -145,10 +145,10 @@ def _features(path: Path) -> sp.csr_matrix:
     if not isinstance(found, _Matrix):
         raise ValueError(f"{path.name} holds {type(found).__name__}, expected a sparse matrix")
     *parts, shape = (vars(found).get(name) for name in ("data", "indices", "indptr", "_shape"))
-    if not all(isinstance(part, _Array) for part in parts):
+    arrays = [part.numbers() for part in parts if isinstance(part, _Array)]
+    if len(arrays) != len(parts):
         raise ValueError(f"{path.name} lacks an array of its sparse matrix")
-    data, indices, indptr = (part.numbers() for part in parts)
-    matrix: sp.csr_matrix = sp.csr_matrix((data, indices, indptr), shape)  # type: ignore[arg-type]
+    matrix: sp.csr_matrix = sp.csr_matrix(tuple(arrays), shape)
     matrix.check_format(full_check=True)
     return matrix
 
