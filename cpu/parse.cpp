@@ -3,7 +3,7 @@
 // (kinds 'w') or
 //              int64 types ('t'), each with room for the lines of the text. Lines without fields are skipped. The first
 //              line that is no edge ends the work: `bad` is the byte where it begins, -1 if all are edges.
-// Blanks are those of Latin-1. Cost: two passes over the text in `threads` pieces; about 80 ns a line of two ids and thread.
+// Blanks are those of Latin-1. Cost: two passes over the text in `threads` pieces; about 80 ns a line and thread.
 #include <algorithm>
 #include <charconv>
 #include <cstdint>

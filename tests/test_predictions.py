@@ -17,6 +17,7 @@ from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.generate import community
 from mggcn.graph.store import open_store, write_store
+from mggcn.jobs import predict as predictions
 from mggcn.jobs import prediction_files
 from mggcn.jobs.predict import predict
 from mggcn.jobs.prediction_files import check_target, classes_of, probabilities_of, write_predictions
@@ -170,6 +171,33 @@ def test_layers_are_written_in_every_form(runs: dict[str, tuple[Path, Path]], tm
         header, first, *_ = (tmp_path / "h.csv").read_text().splitlines()
         assert header == "vertex," + ",".join(f"feature_{n}" for n in range(8))
         assert np.array_equal(np.array(first.split(",")[1:], layer.dtype), layer[0])
+
+
+def test_predictions_beside_each_other(
+    runs: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if ranks score with weights of different epochs, or two predictions write into one file."""
+    store, run = runs["classes"]
+    several = tmp_path / "run"
+    settings = ["--epochs", "3", "--ranks", "2", "--transport", "threads", "--set", "model.hidden=8", "--quiet"]
+    assert main(["train", str(store), "--out", str(several), *settings]) == 0
+    read: list[Path] = []
+    weights_of, open_memmap = predictions.weights_of, np.lib.format.open_memmap
+    monkeypatch.setattr(predictions, "weights_of", lambda folder, *a: read.append(folder) or weights_of(folder, *a))
+    predict(several)
+    assert read == [several]
+    written = []
+
+    def first(path: Path, mode: str, *shape: Any) -> Any:
+        written.append(path)
+        if len(written) == 1:
+            predict(run, tmp_path / "s.npy")  # another command comes first
+        return open_memmap(path, mode, *shape)
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", first)
+    predict(run, tmp_path / "s.npy")
+    assert len(set(written)) == 2
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["s.npy"]
 
 
 @pytest.mark.parametrize(

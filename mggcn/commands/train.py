@@ -72,11 +72,17 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         store = store_path(arguments.store, arguments.root)
         graph = open_store(store)
-        planned = training.prepare_run(read_settings(arguments), graph, store, arguments.out, _start(arguments))
-        train = functools.partial(training.run_training, planned, graph, quiet=arguments.quiet)
-        with occupied(planned.folder), run_folders.discarded_if_refused(planned.folder):
+        settings, start, made = read_settings(arguments), _start(arguments), list[Path]()
+        with run_folders.discarded_if_refused(made=made), contextlib.ExitStack() as held:
+            planned = training.prepare_run(settings, graph, store, arguments.out, start, made=made)
+            try:
+                held.enter_context(occupied(planned.folder))
+            except RunError:
+                made.clear()  # another command is at work there
+                raise
             if not arguments.quiet:
                 training.announce(planned.plan, store, planned.reason)
+            train = functools.partial(training.run_training, planned, graph, quiet=arguments.quiet)
             result = _train(planned.folder, arguments.quiet, train)
     if not arguments.quiet:
         print(summary(result))

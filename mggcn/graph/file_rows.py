@@ -25,9 +25,9 @@ class FileRows:
     dtype: np.dtype[Any]
     offset: int
     """Byte at which the data start."""
-    checked: CheckedFile | None = field(default=None, compare=False, repr=False)
+    checked: CheckedFile | None = field(default=None, compare=False, repr=False, kw_only=True)
     """Compares every block with its digest when it is first read; None: there are none, or they were compared."""
-    opened: FileState | None = field(default=None, compare=False, repr=False)
+    opened: FileState | None = field(default=None, compare=False, repr=False, kw_only=True)
     """What every later look at the file must find; None: anything, as while it is still being written."""
 
     @classmethod
@@ -57,7 +57,9 @@ class FileRows:
                 "the file is damaged or was not written to the end: copy or prepare it again"
             )
         checked = None if digests is None else CheckedFile(path, size, *digests)
-        return cls(path, (1, *shape) if one_row and len(shape) == 1 else shape, dtype, offset, checked, opened)
+        return cls(
+            path, (1, *shape) if one_row and len(shape) == 1 else shape, dtype, offset, checked=checked, opened=opened
+        )
 
     @property
     def nbytes(self) -> int:

@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +40,10 @@ CONTINUABLE = ("epochs", "patience", *SCHEDULE)
 ANOTHER = "name a folder that is new or empty: --out, in Python out="
 
 
-def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
+def make_run_folder(config: Config, name: str, out: Path | None, made: list[Path] | None = None) -> Path:
     """Create the folder of a new run with its configuration: `out`, or runs/<name>-<time>.
 
+    made: gets the folder as soon as it is there, as `discarded_if_refused` takes it.
     Raises: RunError if `out` exists and is not empty: a run never overwrites another.
     """
     folder = _named_by_time(name) if out is None else out
@@ -56,6 +57,8 @@ def make_run_folder(config: Config, name: str, out: Path | None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         # Of two commands that found the folder empty, one makes the file.
         with (folder / "config.toml").open("x") as file, discarded_if_refused(folder):
+            if made is not None:
+                made.append(folder)
             file.write(text)
     except FileExistsError:
         raise RunError(f"{folder} was taken by another run just now; {ANOTHER}") from None
@@ -212,13 +215,18 @@ def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def discarded_if_refused(folder: Path) -> Iterator[None]:
-    """Remove a new run folder if bad input, such as a missing split, or a signal comes before the first epoch."""
+def discarded_if_refused(*new: Path, made: Sequence[Path] = ()) -> Iterator[None]:
+    """Remove a new run folder if bad input, such as a missing split, or a signal comes before the first epoch.
+
+    made: folders that are made meanwhile: a signal may come before their maker has returned them.
+    """
     try:
         yield
     except (MggcnError, KeyboardInterrupt) as error:
         refused = not isinstance(error, MggcnError) or isinstance(error, Interrupted) or error.exit_code == 2
-        if refused and not (folder / "history.jsonl").exists():
+        for folder in (*new, *made) if refused else ():
+            if (folder / "history.jsonl").exists():
+                continue
             # Of torchrun's ranks, another may write its last sign of life while this one removes the folder.
             for _ in range(10):
                 shutil.rmtree(folder, ignore_errors=True)

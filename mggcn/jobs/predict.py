@@ -72,7 +72,7 @@ def predict(
     graph = open_store(source)
     check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
     rewritten = classes or target.suffix != ".npy"
-    scored = target.with_name(f".{target.name}.{secrets.token_hex(4)}.npy") if rewritten else target
+    scored = target.with_name(f".{target.name}.{secrets.token_hex(4)}.npy")
     arguments = {
         "seed": seed_of_weights(folder, config, seed),
         "store": str(source.resolve()),
@@ -86,11 +86,12 @@ def predict(
         if rewritten:
             name = "score" if layer is None else "feature"
             write_predictions(scored, target, trained_on.task, classes=classes, ids=graph.ids, name=name)
+        else:
+            scored.replace(target)
     finally:
         # A rank process that a signal ends leaves what it wrote.
         scored.with_name(f".{scored.name}.tmp").unlink(missing_ok=True)
-        if rewritten:
-            scored.unlink(missing_ok=True)
+        scored.unlink(missing_ok=True)
     return target
 
 
@@ -103,11 +104,18 @@ def _score(config: Config, folder: Path, store: Path | None, arguments: dict[str
         with occupied(folder):  # ranks leave their reports and logs there
             run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
     else:
-        on_local_ranks(config, lambda comm: predict_worker(comm, folder, arguments))
+        chosen = weights_of(folder, config, arguments["weights"], arguments["seed"])
+        on_local_ranks(config, lambda comm: predict_worker(comm, folder, arguments, chosen))
 
 
-def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) -> None:
-    """Score this rank's vertices into the shared file."""
+def predict_worker(
+    comm: Communicator, folder: Path, arguments: dict[str, Any], chosen: Mapping[str, Tensor] | None = None
+) -> None:
+    """Score this rank's vertices into the shared file.
+
+    chosen: the run's weights, by default read from its folder, which no other command may be at work in then: ranks would
+    read those of different epochs.
+    """
     from mggcn.assemble_rank import make_rank
 
     config, recorded, job = read_run(folder)
@@ -115,7 +123,8 @@ def predict_worker(comm: Communicator, folder: Path, arguments: dict[str, Any]) 
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, prune="off"))
     graph, layer = open_store(arguments["store"]), arguments["layer"]
     trained_on = GraphShape(**recorded["graph"])
-    chosen: Mapping[str, Tensor] = weights_of(folder, config, arguments["weights"], arguments["seed"])
+    if chosen is None:
+        chosen = weights_of(folder, config, arguments["weights"], arguments["seed"])
     if layer is not None:
         config, graph, plan, partition = plan_layer(config, graph, trained_on, layer)
         chosen = weights_in(plan, chosen)
@@ -208,7 +217,9 @@ def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, pro
         if comm.rank == 0:
             temporary.rename(target)
     except OSError as error:
-        raise RunError(f"the scores cannot be written to {target}: {error.strerror}; choose another --out") from error
+        raise RunError(
+            f"the scores cannot be written to {target.parent}: {error.strerror}; choose another --out"
+        ) from error
     finally:
         if comm.rank == 0:
             temporary.unlink(missing_ok=True)

@@ -96,11 +96,12 @@ def prepare_run(
     *,
     shared: Shared | None = None,
     at_once: int = 1,
+    made: list[Path] | None = None,
 ) -> PlannedRun:
     """Plan a run, refuse it if it does not fit, and write its folder.
 
     start: weights to begin with instead of random ones. shared: by runs on this graph, one after the other. at_once: runs
-    that share the free memory.
+    that share the free memory. made: gets the folder as soon as it is there.
     Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
     """
     check_available(config)
@@ -111,7 +112,7 @@ def prepare_run(
     require_fit(plan, limit, room_of(config) if at_once == 1 else None)
     if start is not None:
         check_start(plan, start)
-    folder = make_run_folder(config, graph.name, out)
+    folder = make_run_folder(config, graph.name, out, made)
     with discarded_if_refused(folder):
         write_plan(folder, plan, partition, store, graph, choice)
         if start is not None:

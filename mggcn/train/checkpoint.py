@@ -100,6 +100,8 @@ def _free_name(folder: Path, stem: str) -> str:
     return next(n for i in itertools.count() if not (folder / (n := f"{stem}-{i}" if i else stem)).exists())
 
 
+TRIES = 10
+"""Checkpoints that a run may write while one is read."""
 STAGED = ".states"
 """Folder in which ranks leave the state of their strategies, until rank 0 makes it part of a checkpoint."""
 
@@ -216,8 +218,26 @@ def _checked(progress: Progress) -> Progress:
 def load_checkpoint(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
     """Return the latest checkpoint: progress and the named parts; None if there is none.
 
-    Raises: RunError if it is damaged.
+    One that a run replaces while it is read is no damage: the next one is read. Raises: RunError if it is damaged.
     """
+    for left in reversed(range(TRIES)):
+        latest = _latest(folder)
+        try:
+            return _load(folder)
+        except RunError:
+            if not left or _latest(folder) == latest:
+                raise
+    return None
+
+
+def _latest(folder: Path) -> bytes:
+    try:
+        return (folder / "latest").read_bytes()
+    except OSError:
+        return b""
+
+
+def _load(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
     if (found := read_progress(folder)) is None:
         return None
     progress, path, digests = found

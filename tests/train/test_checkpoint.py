@@ -47,6 +47,26 @@ def test_what_is_saved_returns(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "run-001-epoch-000005"]
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a run that goes on beside a reader is told to be damaged, or a damaged one is not."""
+    save_checkpoint(tmp_path, progress_of(3), parts_of(3.0))
+    original, later = checkpoint.load_tensors, iter((5, 7))
+
+    def load(path: Path) -> dict[str, torch.Tensor]:
+        if (epoch := next(later, None)) is not None:
+            save_checkpoint(tmp_path, progress_of(epoch), parts_of(epoch))
+        return original(path)
+
+    monkeypatch.setattr(checkpoint, "load_tensors", load)
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0] == progress_of(7)
+    assert torch.equal(found[1]["weights"]["layers.1.weight"], torch.full((3, 4), 7.0))
+    (tmp_path / "run-001-epoch-000007" / "weights.safetensors").unlink()
+    with pytest.raises(RunError, match="is damaged"):
+        load_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o027])
 def test_files_have_the_permissions_of_the_umask(tmp_path: Path, umask: int) -> None:
     """Fails if weights are private to their writer where the rest of the run is not, or open where it is not."""
