@@ -14,7 +14,7 @@ from mggcn.memory.units import human
 
 def room_for(folder: Path, memory: int) -> Room:
     """Return the memory and the folder for building, which says its plan and how far it is."""
-    return Room(folder, memory, tell=_Progress().tell, announce=_announce)
+    return Room(folder, memory, tell=_Progress().tell, announce=_announce, announce_columns=_announce_columns)
 
 
 @contextlib.contextmanager
@@ -37,6 +37,11 @@ def _announce(plan: BuildPlan) -> None:
         f"{human(plan.disk)} beside the store and at most {human(plan.store)} for its edges",
         file=sys.stderr,
     )
+
+
+def _announce_columns(path: Path, nbytes: int) -> None:
+    """Say what parsing takes, before it is known how many edges there are."""
+    print(f"{path} is parsed to files: about {human(nbytes)} of disk, then more for sorting", file=sys.stderr)
 
 
 def resident_bytes() -> int:

@@ -26,7 +26,7 @@ from mggcn.graph.binary_edges import edges_of_rows
 from mggcn.graph.csr import Array
 from mggcn.graph.edge_list import read_edge_list
 from mggcn.graph.file_rows import FileRows
-from mggcn.graph.packed import most_bytes, open_text
+from mggcn.graph.packed import about_bytes, most_bytes, open_text
 from mggcn.graph.room import IN_MEMORY, Room
 from mggcn.graph.staging import Staging
 
@@ -61,7 +61,7 @@ def read_ogb(path: Path, room: Room = IN_MEMORY) -> dict[str, Any]:
 def _text(raw: Path, room: Room) -> dict[str, Any]:
     features, edges = raw / "node-feat.csv.gz", raw / "edge.csv.gz"
     return {
-        "edges": read_edge_list(edges, room.for_list(edges, most_bytes(edges))).edges,
+        "edges": read_edge_list(edges, room.for_list(edges, most_bytes(edges), about_bytes(edges))).edges,
         "features": _table(features, room) if features.is_file() else None,
         "labels": _numbers(raw / "node-label.csv.gz", np.float64),
         "counts": _numbers(raw / "num-node-list.csv.gz", np.int64, 1),

@@ -32,12 +32,12 @@ class BuildPlan(NamedTuple):
     buffer: int
     """Bytes of memory, beside what the process holds and what is of the size of the vertices."""
     disk: int
-    """Bytes of the folder at its fullest, the store not among them."""
+    """Bytes of the folder at its fullest, what a source was parsed or unpacked to among them, the store not."""
     store: int
     """Bytes of the store's edges at most."""
 
 
-def _nothing(_: BuildPlan) -> None:
+def _nothing(*_: object) -> None:
     """Say nothing."""
 
 
@@ -51,6 +51,8 @@ class Room:
     """What the work depends on: of other work nothing is taken up."""
     tell: Tell = lambda *_: None
     announce: Callable[[BuildPlan], None] = _nothing
+    announce_columns: Callable[[Path, int], None] = _nothing
+    """Says of what file the columns are parsed to the folder, and about how many bytes these take."""
 
     def part(self, name: str) -> Room:
         """Return the room of one of several graphs."""
@@ -63,10 +65,16 @@ class Room:
         found = {what: fingerprint(Path(path)) if os.path.exists(path) else str(path) for what, path in paths.items()}
         return replace(self, identity={**self.identity, **found})
 
-    def for_list(self, path: Path, nbytes: int) -> Staging:
-        """Return where the columns of a file lie, which take at most so many bytes."""
-        if self.folder is None or nbytes * SHARE <= self.memory:
+    def for_list(self, path: Path, most: int, about: int) -> Staging:
+        """Return where the columns of a file lie, which take at most so many bytes, and about so many; 0: nobody knows.
+
+        Raises: StoreError if the disk has too little space.
+        """
+        if self.folder is None or most * SHARE <= self.memory:
             return InMemory()
+        _require(f"parsing {path}", about, self.folder, "list")
+        if about:
+            self.announce_columns(path, about)
         return InFolder(self.folder / "list", {"file": fingerprint(path)})
 
     def for_rows(self, path: Path, nbytes: int) -> Staging:
@@ -90,27 +98,36 @@ class Room:
         pointers = 8 * (job.num_vertices + 1)
         one, directions = records * entry + pointers, 1 if job.one_direction else 2
         passing = 0 if job.one_direction else records * job.record_bytes()
+        listed = _bytes_in(self.folder) - _bytes_in(self.folder / "build")
         plan = BuildPlan(
             job.edges.count,
             WINDOWS_BYTES + min(capacity, records) * sorting,
-            max(records * job.record_bytes() + passing + one, passing + directions * one),
+            listed + max(records * job.record_bytes() + passing + one, passing + directions * one),
             directions * one,
         )
-        folder = self.folder / "build"
-        taken = sum(file.stat().st_size for file in folder.glob("*")) if folder.is_dir() else 0
-        need, free = plan.disk + plan.store - taken, free_bytes(self.folder)
-        if need > free:
-            raise StoreError(
-                f"preparing {plan.num_edges:,} edges needs {need / 2**30:.1f} GiB of disk at {self.folder.parent}, "
-                f"{free / 2**30:.1f} GiB are free; free some space, or write the store elsewhere"
-            )
+        _require(f"preparing {plan.num_edges:,} edges", plan.disk + plan.store, self.folder)
         self.announce(plan)
         options = asdict(job.options) | {"row_normalize": None}
         identity = {"n": job.num_vertices, "types": str(job.type_dtype), "capacity": capacity, "options": options}
-        return InFolder(folder, {**self.identity, **identity}), capacity
+        return InFolder(self.folder / "build", {**self.identity, **identity}), capacity
 
 
 IN_MEMORY = Room()
+
+
+def _require(what: str, nbytes: int, folder: Path, part: str = "") -> None:
+    """Refuse what needs more disk than is free, but for what lies in a part of the folder already. Raises: StoreError."""
+    need, free = nbytes - _bytes_in(folder / part), free_bytes(folder)
+    if need > free:
+        raise StoreError(
+            f"{what} needs {need / 2**30:.1f} GiB of disk at {folder.parent}, {free / 2**30:.1f} GiB are free; free some "
+            "space, or write the store elsewhere"
+        )
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the bytes of all files of a folder, 0 if there is none."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def sort_bytes(job: Job) -> int:

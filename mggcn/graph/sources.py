@@ -28,7 +28,7 @@ from mggcn.graph.named_edges import holds_names, read_named_edges
 from mggcn.graph.npz import read_npz
 from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
-from mggcn.graph.packed import PACKED, most_bytes
+from mggcn.graph.packed import PACKED, about_bytes, most_bytes
 from mggcn.graph.parquet import num_rows, read_parquet_edges, read_parquet_features
 from mggcn.graph.room import IN_MEMORY, Room
 from mggcn.graph.saved_pyg import read_data
@@ -160,7 +160,7 @@ def _read_file(path: Path, room: Room, named: bool) -> dict[str, Any]:
     suffixes = path.suffixes[-2:] if path.suffix in PACKED else path.suffixes[-1:]
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), (suffixes or [""])[0].lower())
     if named and kind in EDGE_LISTS and holds_names(path):
-        return _found(read_named_edges(path, room.for_list(path, most_bytes(path))))
+        return _found(read_named_edges(path, room.for_list(path, most_bytes(path), about_bytes(path))))
     if kind in _STREAMED:
         return _STREAMED[kind](path, room)
     if kind not in READERS:
@@ -169,7 +169,7 @@ def _read_file(path: Path, room: Room, named: bool) -> dict[str, Any]:
 
 
 def _read_edges(path: Path, room: Room) -> dict[str, Any]:
-    return _found(read_edge_list(path, room.for_list(path, most_bytes(path))))
+    return _found(read_edge_list(path, room.for_list(path, most_bytes(path), about_bytes(path))))
 
 
 def _found(text: EdgeList) -> dict[str, Any]:
@@ -179,11 +179,11 @@ def _found(text: EdgeList) -> dict[str, Any]:
 
 
 def _read_matrix_market(path: Path, room: Room) -> dict[str, Any]:
-    return {"adj": read_matrix_market(path, room.for_list(path, most_bytes(path)))}
+    return {"adj": read_matrix_market(path, room.for_list(path, most_bytes(path), about_bytes(path)))}
 
 
 def _read_parquet(path: Path, room: Room) -> dict[str, Any]:
-    return {"edges": read_parquet_edges(path, room.for_list(path, 32 * num_rows(path)))}
+    return {"edges": read_parquet_edges(path, room.for_list(path, 32 * num_rows(path), 16 * num_rows(path)))}
 
 
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {

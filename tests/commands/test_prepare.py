@@ -13,9 +13,9 @@ import pytest
 import scipy.sparse as sp
 
 from mggcn.graph.csr import CSR, Graph
-from mggcn.graph.room import beside
+from mggcn.graph.room import BuildPlan, beside
 from mggcn.graph.sources import load_source
-from mggcn.graph.staging import InFolder
+from mggcn.graph.staging import HEADER_BYTES, InFolder
 from tests.commands.runs import losses, refused, result, run_main
 
 SETTINGS = ["--threads", "1", "--seed", "733", "--epochs", "6", "--set", "model.hidden=16"]
@@ -223,6 +223,7 @@ def test_a_small_memory_gives_the_same_store(large: Path, tmp_path: Path, capsys
             assert run_main(*arguments) == 0
             said = capsys.readouterr().err
             assert ("900 edges are sorted in parts: planned peak memory" in said) == (place == "b")
+            assert ("edges.csv is parsed to files: about 21.1" in said) == (place == "b")
         assert folder_bytes(tmp_path / "a") == folder_bytes(tmp_path / "b")
     assert not list(tmp_path.glob(".*"))
 
@@ -255,13 +256,39 @@ def test_an_interrupted_prepare_goes_on(
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize(("free", "what", "absent"), [(10_000, "parsing", "list"), (25_000, "preparing 900", "build")])
 def test_a_disk_too_small_is_refused_first(
-    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    large: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    free: int,
+    what: str,
+    absent: str,
 ) -> None:
-    """Fails if edges are sorted before the disk is found to be too small."""
-    monkeypatch.setattr("mggcn.graph.room.free_bytes", lambda _: 10_000)
-    assert "free some space" in refused(capsys, "prepare", large, tmp_path / "store", "--memory", "6000")
-    assert not (tmp_path / ".store.prepare" / "build").exists()
+    """Fails if a list is parsed, or edges are sorted, before the disk is found to be too small."""
+    monkeypatch.setattr("mggcn.graph.room.free_bytes", lambda _: free)
+    assert run_main("prepare", large, tmp_path / "store", "--memory", "6000") == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"mggcn: {what}")
+    assert "free some space" in said
+    assert not (tmp_path / ".store.prepare" / absent).exists()
+
+
+def test_the_plan_counts_what_was_parsed(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the folder grows beyond the disk that was planned, as it does if the columns of a text are left out."""
+    plans, sizes, columns, save = list[BuildPlan](), list[int](), list[int](), InFolder.save
+
+    def measured(self: InFolder, state: Any) -> None:
+        save(self, state)
+        sizes.append(sum(file.stat().st_size for file in (tmp_path / ".store.prepare").rglob("*.npy")))
+
+    monkeypatch.setattr(InFolder, "save", measured)
+    monkeypatch.setattr("mggcn.commands.building._announce", plans.append)
+    monkeypatch.setattr("mggcn.commands.building._announce_columns", lambda _, nbytes: columns.append(nbytes))
+    assert run_main("prepare", large, tmp_path / "store", "--memory", "6000") == 0
+    assert columns == [pytest.approx(900 * 3 * 8, rel=0.01)]
+    assert 0.8 * plans[0].disk < max(sizes) <= plans[0].disk + 16 * HEADER_BYTES
 
 
 def stopping_at(number: int) -> Callable[[InFolder, Any], None]:

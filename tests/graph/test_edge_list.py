@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mggcn.errors import GraphError
-from mggcn.graph import edge_list
+from mggcn.graph import edge_list, packed
 from mggcn.graph.csr import Array
 from mggcn.graph.staging import InFolder
 
@@ -288,3 +288,15 @@ def test_an_interrupted_parse_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(found.weights.array(), whole[1])
     assert header == "u,v,w"
     assert calls > 10
+
+
+def test_numbers_of_a_text_are_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if lines that grow longer, as those of sorted edges do, mislead the estimate, or a packed text gets one."""
+    monkeypatch.setattr(packed, "SAMPLES", 32)
+    monkeypatch.setattr(packed, "SAMPLE_BYTES", 256)
+    for name, separator in (("e.txt", " "), ("e.csv", ",")):
+        (tmp_path / name).write_text("".join(f"{at * at}{separator}{at}\n" for at in range(3_000)))
+        assert packed.about_bytes(tmp_path / name) == pytest.approx(16 * 3_000, rel=0.1)
+        assert packed.about_bytes(tmp_path / name) <= packed.most_bytes(tmp_path / name)
+    (tmp_path / "e.txt").rename(tmp_path / "e.txt.gz")
+    assert packed.about_bytes(tmp_path / "e.txt.gz") == 0
