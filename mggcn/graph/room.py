@@ -51,7 +51,7 @@ class Room:
     """What the work depends on: of other work nothing is taken up."""
     tell: Tell = lambda *_: None
     announce: Callable[[BuildPlan], None] = _nothing
-    announce_columns: Callable[[Path, int], None] = _nothing
+    announce_columns: Callable[[Path, int], None] = field(default=_nothing, kw_only=True)
     """Says of what file the columns are parsed to the folder, and about how many bytes these take."""
 
     def part(self, name: str) -> Room:
