@@ -7,12 +7,14 @@ where it was ended, and --report writes the table of what there is. The cheapest
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import statistics
 import sys
 import time
+import tomllib
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,7 @@ def trained(recipe: str, run: dict[str, int], store: Path, folder: Path, args: A
     shutil.rmtree(folder)
     return {
         **run,
+        "settings": digest_of(recipe),
         **{name: result["best"][name] for name in ("epoch", "train", "val", "test")},
         "last": result["final"]["test"],
         "metric": result["metric"],
@@ -109,13 +112,29 @@ def row_file(folder: Path, recipe: str, run: dict[str, int]) -> Path:
     return folder / "rows" / f"{recipe}-{run['split']}-{run['seed']}.json"
 
 
+def digest_of(recipe: str) -> str:
+    """What the recipe's file sets, whatever its comments."""
+    tables = tomllib.loads((RECIPES / f"{recipe}.toml").read_text())
+    return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def row_of(recipe: str, run: dict[str, int], args: Any) -> dict[str, Any] | None:
+    """The row of a run; None if there is none, or it was trained with other settings. Older rows name epochs alone."""
+    file, epochs = row_file(args.rows, recipe, run), config_of(recipe, run, args.threads, args.epochs).train.epochs
+    if not file.exists():
+        return None
+    row: dict[str, Any] = json.loads(file.read_text())
+    digest = digest_of(recipe)
+    return row if (row["epochs"], row.get("settings", digest)) == (epochs, digest) else None
+
+
 def measure(names: list[str], data: Path, args: Any) -> None:
     """Train every run that has no row yet."""
     around = surroundings()
     for turn in zip_longest(*([(recipe, run) for run in runs_of(recipe)] for recipe in names)):
         for recipe, run in filter(None, turn):
             file = row_file(args.rows, recipe, run)
-            if file.exists():
+            if row_of(recipe, run, args) is not None:
                 continue
             store = store_of(graph_of(recipe), data, args.rows)
             row = trained(recipe, run, store, args.rows / "run", args) | {"commit": around["commit"]}
@@ -126,11 +145,10 @@ def measure(names: list[str], data: Path, args: Any) -> None:
             print(recipe, row, file=sys.stderr, flush=True)
 
 
-def found_rows(names: list[str], folder: Path) -> dict[str, list[dict[str, Any]]]:
+def found_rows(names: list[str], args: Any) -> dict[str, list[dict[str, Any]]]:
     """Rows that are there, by recipe."""
     return {
-        recipe: [json.loads(f.read_text()) for run in runs_of(recipe) if (f := row_file(folder, recipe, run)).exists()]
-        for recipe in names
+        recipe: [row for run in runs_of(recipe) if (row := row_of(recipe, run, args)) is not None] for recipe in names
     }
 
 
@@ -156,7 +174,7 @@ def line_of(recipe: str, rows: list[dict[str, Any]]) -> list[Any]:
 
 
 def report(names: list[str], args: Any) -> None:
-    rows = found_rows(names, args.rows)
+    rows = found_rows(names, args)
     head = ["recipe", "runs", "ours, %", "published, %", "difference", "mean - deviation", "s/run", "ms/epoch"]
     commits = sorted({row["commit"][:12] for found in rows.values() for row in found})
     body = (

@@ -296,6 +296,15 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
+    def __post_init__(self) -> None:
+        model = self.model
+        several = model.residual == "linear" or model.kind in ("gin", "gatv2", "rgcn")
+        if self.train.weight_decay_on == "first" and (several or (model.kind == "sage" and model.aggregator != "gcn")):
+            raise ConfigError(
+                "train.weight_decay_on first is for models with one matrix in their first layer (gcn, gat, sgc, appnp, "
+                f"mlp, no linear residual), got model.kind {model.kind}, model.residual {model.residual}; use all"
+            )
+
 
 TABLES: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig, "run": RunConfig}
 

@@ -369,3 +369,21 @@ def test_a_saved_run_may_have_settings_that_its_kind_ignores(tmp_path: Path) -> 
     assert config_files.from_toml(path, saved=True).model == ModelConfig(hidden=(5,))
     path.write_text('[model]\nkind = "sgc"\nhops = 3\ndropout = 0.25\n')
     assert config_files.from_toml(path, saved=True).model == ModelConfig(kind="sgc", hops=3)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"kind": "sage", "aggregator": "mean"},
+        {"kind": "sage", "aggregator": "max"},
+        {"kind": "gin"},
+        {"kind": "gatv2"},
+        {"kind": "rgcn"},
+        {"residual": "linear"},
+    ],
+)
+def test_one_matrix_decays_where_there_is_one(model: dict[str, Any]) -> None:
+    """Fails if an arbitrary one of a first layer's matrices decays in silence."""
+    with pytest.raises(ConfigError, match="weight_decay_on first is for models with one matrix"):
+        Config(model=ModelConfig(**model), train=TrainConfig(weight_decay_on="first"))
+    Config(model=ModelConfig(kind="sage", aggregator="gcn"), train=TrainConfig(weight_decay_on="first"))

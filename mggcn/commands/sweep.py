@@ -43,8 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
     if a.at_once < 0:
         raise ConfigError(f"--at-once must be 0 or more, got {a.at_once}")
     if a.resume is not None:
-        if a.grid is not None or a.out is not None or a.trials is not None:
-            raise ConfigError(f"--resume {a.resume} goes on with that sweep; leave GRID, STORE, --out and --trials out")
+        own = a.grid is not None or a.out is not None or a.trials is not None or a.at_once
+        if (
+            own
+            or a.config is not None
+            or a.set
+            or any(v is not None for k, v in vars(a).items() if k.startswith("setting_"))
+        ):
+            raise ConfigError(
+                f"--resume {a.resume} goes on with that sweep as it was begun; leave GRID, STORE, settings, --out, "
+                "--trials and --at-once out"
+            )
         sweep = read_sweep(a.resume)[0]
     else:
         sweep = _new(a)

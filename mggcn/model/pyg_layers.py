@@ -152,6 +152,10 @@ def _gatv2_weights(layer: int, conv: Any) -> dict[str, Weight]:
 
 def _check_attention(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
     call, name = {"gat": "GAT", "gatv2": "GATv2"}[model.kind], f"{type(conv).__name__} {layer}"
+    if model.kind == "gat" and getattr(conv, "lin", None) is None:
+        raise ConfigError(
+            f"{name} has a matrix for sources and one for destinations, expected one for both: GATConv(D, ...)"
+        )
     if conv.heads != model.heads:
         raise ConfigError(
             f"{name} has heads={conv.heads}, but the model has heads={model.heads} in each layer; name the model that "

@@ -61,7 +61,7 @@ class RankAggregation:
         self._backend = backend
         self._dtype = STORAGE[run.precision]
         self._panel = 2**31 if DEVICES[run.device].is_host else PANEL
-        self._slots: dict[tuple[int, EdgeOp], list[Tensor]] = {}
+        self._slots: dict[tuple[BufferSpec, ...], list[Tensor]] = {}
         self._comm = comm
         self._agreed: set[tuple[str, int, bool]] = set()
         self.compared = 0
@@ -159,13 +159,12 @@ class RankAggregation:
         return BufferSpec("", self.rows, cols, self._dtype)
 
     def _buffers(self, cols: int, op: EdgeOp) -> Sequence[Tensor]:
-        """The strategy's buffers for a width and an operation."""
-        key = cols, op
-        if key not in self._slots:
-            specs = self._plan.buffers("aggregate", cols, self._dtype, op)
+        """The strategy's buffers for a width and an operation, the same for all that need the same."""
+        specs = tuple(self._plan.buffers("aggregate", cols, self._dtype, op))
+        if specs not in self._slots:
             memory = self._backend.allocate(sum(spec.nbytes for spec in specs))
-            self._slots[key], start = [], 0
+            self._slots[specs], start = [], 0
             for spec in specs:
-                self._slots[key].append(buffer_view(memory, Placement(spec, 0, 0, start)))
+                self._slots[specs].append(buffer_view(memory, Placement(spec, 0, 0, start)))
                 start += spec.nbytes
-        return self._slots[key]
+        return self._slots[specs]

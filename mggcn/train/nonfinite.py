@@ -18,9 +18,10 @@ def origin_of_nonfinite(runtime: RankRuntime, program: Program, rank: int, size:
 
     Cost: an epoch, and a look at every result.
     """
-    # Ranks may compute a layer in different numbers of blocks: weights and labels have one order on all of them.
+    # Ranks may compute a layer in different numbers of blocks: weights and labels have one order on all of them. Running
+    # statistics are no causes: the forward pass of the bad epoch has moved them.
     labels = list(dict.fromkeys(op.label for op in program.ops))
-    names = [*runtime.weights.views, *labels]
+    names = [*runtime.weights.grads, *labels]
     place = _first_place(runtime, program, names)
     places = runtime.backend.allocate(8 * size).view(torch.float64)
     places[rank] = place + 1
@@ -30,7 +31,7 @@ def origin_of_nonfinite(runtime: RankRuntime, program: Program, rank: int, size:
         return "it began where the ranks' gradients are summed" if size > 1 else "it did not come again"
     place, rank = min(found)
     name = names[place]
-    if place < len(runtime.weights.views):
+    if place < len(runtime.weights.grads):
         return f"it began in the weight {name}, on rank {rank}, which an earlier step made too large"
     layer = name.rpartition(" ")[2]
     where = f"layer {layer} ({name})" if layer.isdigit() else name
@@ -39,7 +40,8 @@ def origin_of_nonfinite(runtime: RankRuntime, program: Program, rank: int, size:
 
 def _first_place(runtime: RankRuntime, program: Program, names: list[str]) -> int:
     """Return the place among `names` of what is not finite first on this rank, -1 if nothing is. Collective."""
-    place = next((i for i, view in enumerate(runtime.weights.views.values()) if not _finite(view)), -1)
+    weights = runtime.weights
+    place = next((i for i, name in enumerate(weights.grads) if not _finite(weights.views[name])), -1)
     runtime.weights.grad.zero_()
     runtime.signals.zero_()
     runtime.program = program.name
@@ -50,7 +52,7 @@ def _first_place(runtime: RankRuntime, program: Program, names: list[str]) -> in
                 runtime.buffer(op.out).zero_()
         op.run(runtime)
         if place < 0 and not all(map(_finite, _results(runtime, op))):
-            place = len(runtime.weights.views) + names[len(runtime.weights.views) :].index(op.label)
+            place = len(weights.grads) + names[len(weights.grads) :].index(op.label)
     return place
 
 

@@ -176,7 +176,8 @@ def test_what_no_trial_can_be_is_refused_at_once(tmp_path: Path, text: str, mess
 def test_wrong_calls_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if a call without a grid, or with two meanings, starts."""
     assert "needs GRID, a TOML file, and STORE" in refused(capsys, "sweep")
-    assert "leave GRID, STORE, --out" in refused(capsys, "sweep", "grid.toml", "--resume", tmp_path)
+    for given in (["grid.toml"], ["--epochs", 500], ["--set", "model.hidden=8"], ["--at-once", 2], ["--tune"]):
+        assert "leave GRID, STORE, settings" in refused(capsys, "sweep", *given, "--resume", tmp_path)
     assert "is not the folder of a sweep" in refused(capsys, "sweep", "--resume", tmp_path)
     assert "cannot read the sweep" in refused(capsys, "sweep", tmp_path / "none.toml", tmp_path)
     with pytest.raises(ConfigError, match="unknown setting 'rate'"):

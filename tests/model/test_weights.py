@@ -421,6 +421,10 @@ def test_attention_that_no_model_has_is_refused() -> None:
             from_pyg(Attention(conv, (9, 12, 4), **options))
     with pytest.raises(ConfigError, match="GATConv 1 has heads=4, but the model has heads=2"):
         from_pyg(Attention(GATConv, (9, 12, 4)), GAT(heads=2))
+    apart = Attention(GATConv, (9, 12, 4))
+    apart.convs[0] = GATConv((9, 9), 3, heads=4)
+    with pytest.raises(ConfigError, match="GATConv 1 has a matrix for sources and one for destinations"):
+        from_pyg(apart)
 
 
 class Network(torch.nn.Module):

@@ -160,3 +160,18 @@ def test_what_does_not_fit_is_refused() -> None:
         "all ranks must aggregate by one operation",
         lambda part, x: reduce(x, part) if part.rank else aggregate(x, part),
     )
+
+
+def test_memory_for_attention_is_taken_once() -> None:
+    """Fails if every dropout, which is another operation in each call, takes memory for messages that stays."""
+    graph = graph_of("random")
+
+    def body(part: PartitionedGraph) -> None:
+        known = set()
+        for _ in range(3):
+            x, scores = (part.features.new_ones(part.num_rows, cols).requires_grad_() for cols in (8, 2))
+            attend(x, scores, scores, part, dropout=0.2).sum().backward()
+            known.add(len(part.aggregation._slots))
+        assert len(known) == 1
+
+    on_ranks(graph, 3, body)

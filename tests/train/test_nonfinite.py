@@ -26,10 +26,12 @@ from tests.graphs import make_graph, on_ranks, pattern
 BAD_EPOCH = 5
 
 
-def config_of(ranks: int, device: str = "cpu", strategy: str = "broadcast", **train: Any) -> Config:
+def config_of(
+    ranks: int, device: str = "cpu", strategy: str = "broadcast", *, norm: str = "none", **train: Any
+) -> Config:
     run: dict[str, Any] = {"ranks": ranks, "threads": 1, "device": device, "strategy": strategy}
     return Config(
-        model=ModelConfig(hidden=(9, 6), dropout=0.5),
+        model=ModelConfig(hidden=(9, 6), dropout=0.5, norm_layer=norm),  # type: ignore[arg-type]
         train=TrainConfig(**({"seed": 771, "epochs": 12, "eval_every": 0, "checkpoint_every": 3} | train)),
         run=RunConfig(**run, transport="threads" if ranks > 1 else "single"),
     )
@@ -95,6 +97,20 @@ def test_layer_and_rank_are_named_and_nothing_is_lost(
 
     kept = on_ranks(config, small(), good, device_of=where.device_of)[0]
     assert all(torch.equal(weights, kept) for _, weights in found)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_running_statistics_are_not_blamed(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if batch norm, whose statistics the bad epoch has moved already, hides where it began."""
+
+    def body(rank: Rank) -> str:
+        with pytest.raises(DivergedError) as caught:
+            rank.trainer.fit(RunLog(None, True, 12), None)
+        return str(caught.value)
+
+    plant(monkeypatch, Linear, 1, ranks - 1)
+    for text in on_ranks(config_of(ranks, norm="batch"), small(), body):
+        assert f"it began in layer 1 (linear 1), on rank {ranks - 1}" in text
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
