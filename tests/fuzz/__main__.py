@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BAD = ("traceback", "crash", "hang", "memory")
-LAST = 1 << 60
+EVERY = range(1 << 60)
 BATCH_S = 120.0
 """Seconds after which a process is replaced, so that what one case leaves behind reaches few others."""
 
@@ -35,17 +35,16 @@ class Findings:
     bad: list[dict[str, Any]] = field(default_factory=list)
 
 
-def fuzz(seconds: float, seed: int, jobs: int, *, only: str = "", case: int | None = None) -> Findings:
-    """Run cases for some seconds on several processes, or one case."""
+def fuzz(seconds: float, seed: int, jobs: int, *, only: str = "", cases: range = EVERY) -> Findings:
+    """Run cases on several processes until they are done or the seconds are over."""
     found, lock, until = Findings(), threading.Lock(), time.monotonic() + seconds
 
     def one(lane: int, scratch: Path) -> None:
-        number = lane if case is None else case
-        while (left := until - time.monotonic()) > 0 and number < LAST:
-            stop = LAST if case is None else case + 1
+        number = cases.start + lane
+        while (left := until - time.monotonic()) > 0 and number < cases.stop:
             place = scratch / f"at-{lane}"
             place.write_text(f"{number} -")
-            arguments = (seed, number, jobs, stop, min(left, BATCH_S), place, only)
+            arguments = (seed, number, jobs, cases.stop, min(left, BATCH_S), place, only)
             command = [sys.executable, "-m", "tests.fuzz.worker", *map(str, arguments)]
             ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
             lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
@@ -66,13 +65,9 @@ def fuzz(seconds: float, seed: int, jobs: int, *, only: str = "", case: int | No
                     found.counts[target, kind] += 1
                     log.unlink(missing_ok=True)
                     number = int(at) + jobs
-            if case is not None:
-                return
 
     with tempfile.TemporaryDirectory(prefix="mggcn-fuzz-") as scratch:
-        lanes = [
-            threading.Thread(target=one, args=(lane, Path(scratch))) for lane in range(jobs if case is None else 1)
-        ]
+        lanes = [threading.Thread(target=one, args=(lane, Path(scratch))) for lane in range(jobs)]
         for lane in lanes:
             lane.start()
         for lane in lanes:
@@ -100,7 +95,8 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="run one case, which a finding names")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "fuzz")
     args = parser.parse_args()
-    found = fuzz(60 * args.minutes, args.seed, args.jobs, only=args.only, case=args.case)
+    cases = EVERY if args.case is None else range(args.case, args.case + 1)
+    found = fuzz(60 * args.minutes, args.seed, args.jobs, only=args.only, cases=cases)
     print(table(found))
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / f"seed-{args.seed}.jsonl").open("w") as file:

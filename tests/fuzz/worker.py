@@ -47,7 +47,7 @@ def outcome(target: Target, folder: Path, rng: random.Random) -> tuple[str, str]
 
 def main() -> None:
     seed, first, step, stop = (int(text) for text in sys.argv[1:5])
-    until, place, only = time.monotonic() + float(sys.argv[5]), Path(sys.argv[6]), sys.argv[7]
+    seconds, place, only = float(sys.argv[5]), Path(sys.argv[6]), sys.argv[7]
     log = place.with_suffix(".crash").open("a")
     faulthandler.enable(log)
     counts: Counter[tuple[str, str]] = Counter()
@@ -58,7 +58,7 @@ def main() -> None:
         weights = [target.weight for target in targets]
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
-        number = first
+        number, until = first, time.monotonic() + seconds
         while number < stop and time.monotonic() < until:
             rng = random.Random(f"{seed} {number}")
             target = rng.choices(targets, weights)[0]
