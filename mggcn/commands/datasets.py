@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """List, or make stores and print their places."""
     from mggcn.errors import ConfigError
-    from mggcn.graph.datasets import DATASETS, data_folder, obtain
+    from mggcn.graph.catalogue import DATASETS
+    from mggcn.graph.datasets import data_folder, obtain
     from mggcn.graph.store import is_store
 
     folder = data_folder(arguments.root)

@@ -1,4 +1,4 @@
-"""Data sets by name: what is known of each, where its files come from, and the store that is made of them.
+"""Data sets by name: their files, downloaded where they are not there, and the store that is made of them.
 
 Everything lies in one folder: archives as published, and a store beside them, made when a name is first used.
 """
@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Final
 
 from mggcn.errors import GraphError
+from mggcn.graph.catalogue import Dataset
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
 from mggcn.graph.edges import Edges
-from mggcn.graph.ogb import read_ogb
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.planetoid import PARTS, read_planetoid
-from mggcn.graph.published import read_graphsaint, read_heterophilous, read_ppi, read_reddit
 from mggcn.graph.room import Room, beside, fingerprint
 from mggcn.graph.store import is_store
 from mggcn.graph.store_write import write_store
@@ -34,141 +32,6 @@ TIMEOUT_S = 30.0
 MEMORY = 1 << 30
 """Bytes for sorting edges, as `mggcn prepare` takes; what goes beyond lies in files beside the store."""
 Say = Callable[[str], object]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dataset:
-    """A published graph. files: its path in the data folder once it is unpacked; inside: in the archive.
-
-    parts: names behind `url` of the files of a folder, where there is no archive.
-
-    vertices, edges, features, classes: as published, edges before they are symmetrised; `metric` is the published score.
-    """
-
-    name: str
-    url: str
-    files: str
-    inside: str = ""
-    parts: tuple[str, ...] = ()
-    vertices: int
-    edges: int
-    features: int
-    classes: int
-    metric: str = "accuracy"
-    licence: str
-    source: str
-    read: Callable[[Path, Room], dict[str, Any]]
-
-
-def _saint(name: str, vertices: int, edges: int, features: int, classes: int, metric: str) -> Dataset:
-    return Dataset(
-        name=name,
-        url=f"https://data.dgl.ai/dataset/{name}.zip",
-        files=f"{name}_raw",
-        vertices=vertices,
-        edges=edges,
-        features=features,
-        classes=classes,
-        metric=metric,
-        licence="not stated",
-        source="Zeng et al. 2020",
-        read=read_graphsaint,
-    )
-
-
-def _ogb(name: str, archive: str, vertices: int, edges: int, features: int, classes: int) -> Dataset:
-    return Dataset(
-        name=name,
-        url=f"https://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip",
-        files=name.replace("-", "_"),
-        inside=archive,
-        vertices=vertices,
-        edges=edges,
-        features=features,
-        classes=classes,
-        licence="Amazon" if name == "ogbn-products" else "ODC-BY",
-        source="Hu et al. 2020",
-        read=read_ogb,
-    )
-
-
-def _heterophily(
-    name: str, vertices: int, edges: int, features: int, classes: int, metric: str = "accuracy"
-) -> Dataset:
-    commit = "a431395582e929d88271309716bea4fe24ce6318"
-    return Dataset(
-        name=name,
-        url=f"https://raw.githubusercontent.com/yandex-research/heterophilous-graphs/{commit}/data/{name}.npz",
-        files=f"{name}.npz",
-        vertices=vertices,
-        edges=edges,
-        features=features,
-        classes=classes,
-        metric=metric,
-        licence="MIT",
-        source="Platonov et al. 2023",
-        read=read_heterophilous,
-    )
-
-
-def _planetoid(name: str, vertices: int, edges: int, features: int, classes: int) -> Dataset:
-    commit = "af6abf468a772cc055bec88c52e4d6f51b7c37e3"
-    return Dataset(
-        name=name,
-        url=f"https://raw.githubusercontent.com/kimiyoung/planetoid/{commit}/data/",
-        files=f"{name}_raw",
-        parts=tuple(f"ind.{name}.{part}" for part in PARTS),
-        vertices=vertices,
-        edges=edges,
-        features=features,
-        classes=classes,
-        licence="MIT",
-        source="Yang et al. 2016",
-        read=lambda folder, _: read_planetoid(folder),
-    )
-
-
-_ALL = (
-    _planetoid("cora", 2_708, 10_556, 1_433, 7),
-    _planetoid("citeseer", 3_327, 9_104, 3_703, 6),
-    _planetoid("pubmed", 19_717, 88_648, 500, 3),
-    _ogb("ogbn-arxiv", "arxiv", 169_343, 1_166_243, 128, 40),
-    _ogb("ogbn-products", "products", 2_449_029, 61_859_140, 100, 47),
-    _ogb("ogbn-papers100M", "papers100M-bin", 111_059_956, 1_615_685_872, 128, 172),
-    Dataset(
-        name="reddit",
-        url="https://data.dgl.ai/dataset/reddit.zip",
-        files="reddit_raw",
-        vertices=232_965,
-        edges=114_615_892,
-        features=602,
-        classes=41,
-        licence="not stated",
-        source="Hamilton et al. 2017",
-        read=read_reddit,
-    ),
-    _saint("flickr", 89_250, 899_756, 500, 7, "accuracy"),
-    Dataset(
-        name="ppi",
-        url="https://data.dgl.ai/dataset/ppi.zip",
-        files="ppi_raw",
-        vertices=56_944,
-        edges=793_632,
-        features=50,
-        classes=121,
-        metric="micro_f1",
-        licence="not stated",
-        source="Zitnik & Leskovec 2017",
-        read=read_ppi,
-    ),
-    _saint("yelp", 716_847, 13_954_819, 300, 100, "micro_f1"),
-    _heterophily("roman_empire", 22_662, 32_927, 300, 18),
-    _heterophily("amazon_ratings", 24_492, 93_050, 300, 5),
-    _heterophily("minesweeper", 10_000, 39_402, 7, 2, "roc_auc"),
-    _heterophily("tolokers", 11_758, 519_000, 10, 2, "roc_auc"),
-    _heterophily("questions", 48_921, 153_540, 301, 2, "roc_auc"),
-)
-DATASETS: Final = {dataset.name: dataset for dataset in _ALL}
 
 
 def data_folder(root: str | Path | None = None) -> Path:
@@ -182,7 +45,8 @@ def obtain(dataset: Dataset, folder: Path, say: Say = print) -> Path:
 
     Of several commands, or ranks of torchrun, that want it at once, one makes it and the others wait.
     Cost: a download, once; then as `mggcn prepare` of the files, once. Raises: GraphError for what cannot be downloaded,
-    which says what to put where, and for files of another graph than the published one; StoreError for an unwritable store.
+    which says what to put where, and for files of another graph, or other bytes, than were published; StoreError for
+    an unwritable store.
     """
     store, files = folder / dataset.name, folder / dataset.files
     if is_store(store):
@@ -239,6 +103,9 @@ def _locked(path: Path, waits: Callable[[], object]) -> int:
 def _read(dataset: Dataset, files: Path, room: Room) -> Graph:
     again = f"delete {files}, and it is downloaded again"
     try:
+        if not dataset.url.endswith(".zip"):
+            for name, sha256 in zip(dataset.parts or ("",), dataset.sha256, strict=False):
+                _check_published(files / name, sha256)
         found = dataset.read(files, room)
     except (
         OSError,
@@ -281,6 +148,8 @@ def _download(dataset: Dataset, files: Path, say: Say) -> None:
         else:
             _fetch(dataset.url, part)
             if dataset.url.endswith(".zip"):
+                for sha256 in dataset.sha256:
+                    _check_published(part, sha256)
                 with zipfile.ZipFile(part) as archive:
                     archive.extractall(unpacked)  # compares every file's checksum; names cannot lead elsewhere
                 (unpacked / dataset.inside).rename(files)
@@ -294,6 +163,14 @@ def _download(dataset: Dataset, files: Path, say: Say) -> None:
     finally:
         part.unlink(missing_ok=True)
         shutil.rmtree(unpacked, ignore_errors=True)
+
+
+def _check_published(path: Path, sha256: str) -> None:
+    """Read a file once. Raises: ValueError if it is not the one that was published."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise ValueError(f"{path.name.lstrip('.')} has the SHA-256 {found}, the published file {sha256}")
 
 
 def _by_hand(dataset: Dataset, files: Path) -> str:

@@ -15,9 +15,10 @@ import scipy.sparse as sp
 
 from mggcn.errors import GraphError, StoreError, did_you_mean, no_regular_file
 from mggcn.graph.binary_edges import RAW, read_npy, read_raw
+from mggcn.graph.catalogue import DATASETS
 from mggcn.graph.convert import PARTS, from_arrays, from_object, from_pyg, with_features, with_options
 from mggcn.graph.csr import Graph
-from mggcn.graph.datasets import DATASETS, data_folder, obtain
+from mggcn.graph.datasets import data_folder, obtain
 from mggcn.graph.edge_list import EdgeList, read_edge_list
 from mggcn.graph.edges import Edges
 from mggcn.graph.file_rows import FileRows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import shutil
@@ -22,7 +23,8 @@ import scipy.sparse as sp
 from mggcn.cli import main
 from mggcn.errors import GraphError
 from mggcn.graph import datasets
-from mggcn.graph.datasets import DATASETS, Dataset, obtain
+from mggcn.graph.catalogue import DATASETS, Dataset
+from mggcn.graph.datasets import obtain
 from mggcn.graph.store import open_store
 from tests.graph.test_ogb import EDGES, SPLIT, N, text_layout, write_table
 from tests.graph.test_planetoid import made
@@ -84,13 +86,18 @@ def server() -> Iterator[Server]:
     made.http.server_close()
 
 
+def like(name: str, **changes: Any) -> Dataset:
+    """A data set with a published one's name, and files of our own."""
+    return replace(DATASETS[name], **{"sha256": (), **changes})
+
+
 def arxiv(server: Server) -> Dataset:
-    return replace(DATASETS["ogbn-arxiv"], url=server.url("arxiv.zip"), **SMALL)
+    return like("ogbn-arxiv", url=server.url("arxiv.zip"), **SMALL)
 
 
 def minesweeper(server: Server) -> Dataset:
     small = {"vertices": 6, "edges": 3, "features": 3, "classes": 2}
-    return replace(DATASETS["minesweeper"], url=server.url("minesweeper.npz"), **small)
+    return like("minesweeper", url=server.url("minesweeper.npz"), **small)
 
 
 def test_an_archive_becomes_a_store_once(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +156,7 @@ def test_planetoids_files(server: Server, tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     made(tmp_path / "made")
     server.files = {f"ind.cora.{path.name[10:]}": path.read_bytes() for path in (tmp_path / "made").iterdir()}
-    cora = replace(DATASETS["cora"], url=server.url(""), vertices=14, edges=8, features=5, classes=3)
+    cora = like("cora", url=server.url(""), vertices=14, edges=8, features=5, classes=3)
     graph = open_store(obtain(cora, tmp_path / "data", lambda _: None))
     assert graph.symmetric
     assert server.requests == 8
@@ -180,9 +187,7 @@ def test_graphs_of_graphsaint(server: Server, tmp_path: Path, name: str) -> None
     several = {vertex: [int(label == known) for label in range(3)] for vertex, known in classes.items()}
     server.content = saint(tmp_path / "made", classes if name == "flickr" else several)
     small = {"vertices": 5, "edges": 3, "features": 3, "classes": 3}
-    graph = open_store(
-        obtain(replace(DATASETS[name], url=server.url("saint.zip"), **small), tmp_path / "data", lambda _: None)
-    )
+    graph = open_store(obtain(like(name, url=server.url("saint.zip"), **small), tmp_path / "data", lambda _: None))
     assert graph.labels is not None
     labels = graph.labels.read(0, 5)
     if name == "yelp":
@@ -215,7 +220,7 @@ def test_tissues_are_parts_of_one_graph(server: Server, tmp_path: Path) -> None:
     """Fails if an edge crosses from one tissue to another, is counted twice, or features or labels are another's."""
     server.content = tissues(tmp_path / "made")
     small = {"vertices": 9, "edges": 4, "features": 2, "classes": 3}
-    dataset = replace(DATASETS["ppi"], url=server.url("ppi.zip"), **small)
+    dataset = like("ppi", url=server.url("ppi.zip"), **small)
     graph = open_store(obtain(dataset, tmp_path / "data", lambda _: None))
     assert graph.labels is not None
     assert graph.labels.read(0, 9).tolist() == np.concatenate([np.eye(n, 3) for n in (4, 3, 2)]).tolist()
@@ -232,7 +237,7 @@ def test_tissues_are_parts_of_one_graph(server: Server, tmp_path: Path) -> None:
 def test_tissues_that_link_others_vertices(server: Server, tmp_path: Path) -> None:
     """Fails if a damaged link joins two tissues in silence."""
     server.content = tissues(tmp_path / "made")
-    dataset = replace(DATASETS["ppi"], url=server.url("ppi.zip"))
+    dataset = like("ppi", url=server.url("ppi.zip"))
     with pytest.raises(GraphError, match="has 56944, 793632, 50 and 121"):
         obtain(dataset, tmp_path / "data", lambda _: None)
     file = tmp_path / "data" / "ppi_raw" / "test_graph.json"
@@ -244,12 +249,44 @@ def test_tissues_that_link_others_vertices(server: Server, tmp_path: Path) -> No
 def test_damaged_files_of_graphsaint(server: Server, tmp_path: Path) -> None:
     """Fails if files of another form end in a traceback."""
     server.content = saint(tmp_path / "made", {"0": [1], "1": 2, "9": 0})
-    dataset = replace(DATASETS["flickr"], url=server.url("saint.zip"))
+    dataset = like("flickr", url=server.url("saint.zip"))
     with pytest.raises(GraphError, match="does not hold flickr"):
         obtain(dataset, tmp_path / "data", lambda _: None)
     (tmp_path / "data" / "flickr_raw" / "class_map.json").write_text("[1, 2]")
     with pytest.raises(GraphError, match="does not hold flickr"):
         obtain(dataset, tmp_path / "data", lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["ogbn-arxiv", "minesweeper", "cora"])
+def test_other_bytes_than_the_published(server: Server, tmp_path: Path, name: str) -> None:
+    """Fails if files that can be read, but are not those that were published, are trained on."""
+    if name == "cora":
+        (tmp_path / "made").mkdir()
+        made(tmp_path / "made")
+        server.files = {f"ind.cora.{path.name[10:]}": path.read_bytes() for path in (tmp_path / "made").iterdir()}
+        dataset = like(name, url=server.url(""), vertices=14, edges=8, features=5, classes=3)
+        sums = tuple(hashlib.sha256(server.files[part]).hexdigest() for part in dataset.parts)
+    else:
+        server.content = heterophilous() if name == "minesweeper" else archive(tmp_path / "made")
+        dataset = minesweeper(server) if name == "minesweeper" else arxiv(server)
+        sums = (hashlib.sha256(server.content).hexdigest(),)
+    assert obtain(replace(dataset, sha256=sums), tmp_path / "right", lambda _: None).is_dir()
+    wrong = replace(dataset, sha256=(*sums[:-1], "0" * 64))
+    with pytest.raises(GraphError, match=f"{name}.*has the SHA-256 {sums[-1]}, the published file 0000"):
+        obtain(wrong, tmp_path / "wrong", lambda _: None)
+    assert not (tmp_path / "wrong" / name).exists()
+    if name == "ogbn-arxiv":
+        assert list((tmp_path / "wrong").iterdir()) == []
+
+
+def test_sums_are_of_every_file() -> None:
+    """Fails if a data set lost its sums, or has them for some of its files."""
+    counts = {name: len(dataset.sha256) for name, dataset in DATASETS.items()}
+    assert {name for name, count in counts.items() if not count} == {"ogbn-papers100M", "flickr", "yelp"}
+    assert all(counts[name] in (0, max(len(dataset.parts), 1)) for name, dataset in DATASETS.items())
+    every = [text for dataset in DATASETS.values() for text in dataset.sha256]
+    assert len(set(every)) == len(every)
+    assert all(len(text) == 64 and set(text) <= set("0123456789abcdef") for text in every)
 
 
 @pytest.mark.parametrize("answer", ["cut", "announced more", "no zip", "other folder", "404"])
@@ -285,7 +322,7 @@ def test_another_graph_is_refused(server: Server, tmp_path: Path) -> None:
     with pytest.raises(
         GraphError, match=r"holds 9 vertices, 6 edges, 3 features and 3 classes, but ogbn-arxiv has 169343"
     ):
-        obtain(replace(DATASETS["ogbn-arxiv"], url=server.url("arxiv.zip")), tmp_path / "data")
+        obtain(like("ogbn-arxiv", url=server.url("arxiv.zip")), tmp_path / "data")
     assert not (tmp_path / "data" / "ogbn-arxiv").exists()
 
 
