@@ -15,10 +15,11 @@ namespace {
 // A row as it is, or converted.
 template <class S, class O>
 inline void copy_row(const S* in, O* out, int64_t cols) {
-  if constexpr (std::is_same_v<S, O>)
-    memcpy(out, in, cols * sizeof(S));
-  else
+  if constexpr (!std::is_same_v<S, O>) {
     for (int64_t d = 0; d < cols; ++d) out[d] = narrow<O>(widen(in[d]));
+  } else if (cols > 0) {  // without columns there may be no memory either
+    memcpy(out, in, cols * sizeof(S));
+  }
 }
 
 template <class S, class O>

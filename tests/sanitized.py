@@ -50,7 +50,8 @@ def main() -> int:
         ).stdout.strip()
         for name in ("libasan", "libubsan")
     ]
-    command = [sys.executable, "-m", "pytest", "-p", "tests.sanitized", "-p", "no:cacheprovider", *sys.argv[1:]]
+    options = ["-p", "tests.sanitized", "-p", "no:cacheprovider", "--capture=sys"]  # UBSan writes to the real stderr
+    command = [sys.executable, "-m", "pytest", *options, *sys.argv[1:]]
     env = OPTIONS | os.environ | {"LD_PRELOAD": " ".join(runtimes)}
     code = subprocess.run(command, env=env, check=False).returncode
     reports = sorted(BUILD.glob(f"{REPORT.name}.*"))

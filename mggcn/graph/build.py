@@ -65,6 +65,10 @@ class Job(NamedTuple):
         """Return the bytes of a record of an edge, both of merged and of listed ones at most."""
         return 8 + 8 * self.weighted + (0 if self.type_dtype is None else np.dtype(self.type_dtype).itemsize + 4)
 
+    def vertex_bytes(self) -> int:
+        """Return the bytes of what is of the size of the vertices while a graph is built in memory: rows are counted."""
+        return (16 if self.one_direction else 24) * self.num_vertices
+
 
 def build(job: Job, staging: Staging, capacity: int | None = None, tell: Tell = lambda *_: None) -> Adjacency:
     """Return both adjacencies, whose arrays lie where `staging` puts them; the result does not depend on `capacity`.
@@ -352,7 +356,9 @@ class _Matrix:
         """Write the ends of rows from `first` on, whose entries begin at `position`."""
         if first == 0:
             self.pointers.write(0, np.zeros(1, np.int64))
-        self.pointers.write(first + 1, np.cumsum(rows.counts) + position)
+        np.cumsum(rows.counts, out=rows.counts)
+        rows.counts += position
+        self.pointers.write(first + 1, rows.counts)
 
     def csr(self, nnz: int, weighted: bool) -> CSR:
         """Return the matrix, all of which has been written."""

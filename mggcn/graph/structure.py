@@ -15,6 +15,7 @@ from mggcn.graph.csr import Array
 from mggcn.graph.edges import Edges, Survey, from_array
 from mggcn.graph.options import GraphOptions
 from mggcn.graph.room import IN_MEMORY, Room
+from mggcn.host import machine_memory
 
 NAMED = '; in Python, ids= names the rows, and ids="edges" numbers ids with gaps'
 
@@ -90,20 +91,29 @@ def build_adjacency(
     the reverse that `symmetrize` adds has the edge's type. origin: what set N, for a message, if not the caller.
     survey: that of the edges, if it was made before.
     Cost: one pass over the edges and two sorts of E keys of 8 bytes; weights double that. Memory: as `room` says.
-    Raises: GraphError as `check_job`, for repeated edges as `options` say, and for more vertices than edges that do not fit
-    the memory.
+    Raises: GraphError as `check_job`, for repeated edges as `options` say, and for vertices that do not fit the memory.
     """
     check_columns(edges)
     job, relations = check_job(edges, survey or edges.survey(), num_vertices, num_relations, options.resolved(), origin)
+    staging, capacity = room.for_build(job)
+    memory = machine_memory()
+    if capacity is None and memory and job.vertex_bytes() > memory.available:
+        needed, free = (nbytes / 2**30 for nbytes in (job.vertex_bytes(), memory.available))
+        raise _beyond_memory(job, f"need {needed:.1f} GiB, {free:.1f} GiB are free")
     try:
-        return build(job, *room.for_build(job), room.tell), relations
-    except MemoryError as error:
+        return build(job, staging, capacity, room.tell), relations
+    except MemoryError as error:  # a limit of this process
         if num_vertices <= edges.count:
             raise
-        raise GraphError(
-            f"{num_vertices:,} vertices, of which {edges.count:,} edges reach few, do not fit the memory ({error}); "
-            f"number them from 0 without gaps{NAMED}"
-        ) from error
+        raise _beyond_memory(job, str(error)) from error
+
+
+def _beyond_memory(job: Job, why: str) -> GraphError:
+    vertices, edges = job.num_vertices, job.edges.count
+    few, todo = "", "free some memory, or use a machine that has more"
+    if vertices > edges:
+        few, todo = f", of which {edges:,} edges reach few,", f"number them from 0 without gaps{NAMED}"
+    return GraphError(f"{vertices:,} vertices{few} do not fit the memory: {why}; {todo}")
 
 
 def _check_types(survey: Survey, num_relations: int | None) -> tuple[int, npt.DTypeLike]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mggcn.memory.host import machine_memory
+from mggcn.host import machine_memory
 
 GIB = 2**30
 MIB = 2**20

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mggcn.errors import BackendError
-from mggcn.memory.host import machine_memory
+from mggcn.host import machine_memory
 from mggcn.report.figure import GIB, format_bytes
 from mggcn.report.findings import Finding
 

@@ -27,6 +27,7 @@ from mggcn.graph.layout import graph_sha256
 from mggcn.graph.nonzeros import csr_if_sparse
 from mggcn.graph.options import GraphOptions
 from mggcn.graph.store import open_store
+from mggcn.host import MachineMemory
 from tests.graph.small import TRIANGLE_AND_TAIL, dense, small_graph
 
 DIRECTED = np.array([[0, 0, 1, 3], [1, 2, 2, 3]])
@@ -345,13 +346,23 @@ def test_real_graphs_survive_conversion(data_root: Path, name: str) -> None:
 
 
 def test_far_more_vertices_than_edges_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if one huge id takes all memory and is then called a lack of memory, or a large graph's lack is called ids."""
+    """Fails if one huge id takes all memory, or is then called a lack of memory, or a large graph's lack is called ids."""
+    few, dense = np.array([[0], [2**28]]), np.array([[0, 1, 0], [1, 0, 0]])
+    with monkeypatch.context() as patch:
+        patch.setattr(structure, "machine_memory", lambda: MachineMemory(8 << 30, 5 << 30, None))
+        with pytest.raises(
+            GraphError, match=r"reach few, do not fit the memory: need 6.0 GiB, 5.0 GiB are free; number"
+        ):
+            from_arrays(edges=few)
+        patch.setattr(structure, "machine_memory", lambda: MachineMemory(8 << 30, 47, None))
+        with pytest.raises(GraphError, match=r"^2 vertices do not fit the memory: .*free some memory"):
+            from_arrays(edges=dense)
 
     def full(*_: Any) -> Any:
         raise MemoryError("Unable to allocate 2.00 GiB")
 
     monkeypatch.setattr(structure, "build", full)
     with pytest.raises(GraphError, match=r"268,435,457 vertices, of which 1 edges reach few, .*number them from 0"):
-        from_arrays(edges=np.array([[0], [2**28]]))
+        from_arrays(edges=few)
     with pytest.raises(MemoryError):
-        from_arrays(edges=np.array([[0, 1, 0], [1, 0, 0]]))
+        from_arrays(edges=dense)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mggcn.errors import ConfigError, GraphError
-from mggcn.graph import build
+from mggcn.graph import build, structure
 from mggcn.graph.build import Adjacency
 from mggcn.graph.csr import check_csr
 from mggcn.graph.options import GraphOptions
@@ -125,6 +125,7 @@ def test_bad_edges_are_refused(case: str) -> None:
 def test_largest_ids_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys reach 2^63 where reverses are marked; only the row pointers of so many vertices are too large for a test."""
     n = 2**31 - 1
+    monkeypatch.setattr(structure, "machine_memory", lambda: None)
     monkeypatch.setattr(build, "_RowCounts", _NoCounts)
     monkeypatch.setattr(build, "_Matrix", _NoMatrix)
     with pytest.raises(GraphError, match=f"1 repeat, the first is {n - 1} -> {n - 2}"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import distributed
 
-from mggcn.memory.host import MachineMemory, machine_memory
+from mggcn.host import MachineMemory, machine_memory
 from mggcn.report import check_cpu, check_packages
 
 GIB = 2**30
