@@ -107,7 +107,7 @@ class CSR:
         Raises: GraphError if they do not ascend within the stored entries, as in a damaged store.
         """
         indptr: Array = self.indptr.read(start, stop)
-        if indptr.size and (indptr[0] < 0 or indptr[-1] > self.nnz or (np.diff(indptr) < 0).any()):
+        if indptr.size and (indptr[0] < 0 or indptr[-1] > self.nnz or falls(indptr).any()):
             raise GraphError(
                 f"row pointers {start} .. {stop - 1} must ascend from 0 to the {self.nnz} stored entries and do not; "
                 "the matrix is damaged: copy or prepare it again"
@@ -234,14 +234,21 @@ class Graph:
         )
 
 
+def falls(pointers: Array) -> npt.NDArray[np.bool_]:
+    """Return where a number is less than the one before. Compared, not subtracted: of damaged ones differences wrap."""
+    found: npt.NDArray[np.bool_] = pointers[1:] < pointers[:-1]
+    return found
+
+
 def windows(csr: CSR, size: int = WINDOW) -> Iterator[tuple[Array, Array, int, int]]:
     """Walk over all edges in order: (rows, cols, first, stop), where rows and cols belong to the edges [first, stop).
 
     Shapes: rows int64 and cols int64, both (stop - first,), stop - first <= size. Windows without edges are left out.
-    Cost: one read of indptr and of indices; memory in proportion to `size`, whatever the matrix. indptr is trusted.
+    Cost: one read of indptr and of indices; memory in proportion to `size`, whatever the matrix.
+    Raises: GraphError as `CSR.read_pointers`.
     """
     for row in range(0, csr.num_rows, size):
-        indptr = csr.indptr.read(row, min(row + size, csr.num_rows) + 1)
+        indptr = csr.read_pointers(row, min(row + size, csr.num_rows) + 1)
         for first in range(int(indptr[0]), int(indptr[-1]), size):
             stop = min(first + size, int(indptr[-1]))
             low = int(np.searchsorted(indptr, first, side="right")) - 1
@@ -328,10 +335,10 @@ def _check_indptr(csr: CSR, what: str) -> None:
         indptr = csr.indptr.read(start, start + WINDOW)
         if start == 0 and indptr[0] != 0:
             raise GraphError(f"{what}: indptr must start at 0, got {indptr[0]}; the row pointers are damaged")
-        falls = np.flatnonzero(np.diff(indptr, prepend=previous) < 0)
-        if falls.size:
+        falling = np.flatnonzero(falls(np.concatenate([[previous], indptr])))
+        if falling.size:
             raise GraphError(
-                f"{what}: indptr must not decrease, it does at row {start + int(falls[0]) - 1}; "
+                f"{what}: indptr must not decrease, it does at row {start + int(falling[0]) - 1}; "
                 "the row pointers are damaged, prepare the graph again"
             )
         previous = int(indptr[-1])
@@ -356,10 +363,10 @@ def _check_indices(csr: CSR, what: str) -> None:
             # Edges of several relations between two vertices are told apart by their types.
             cols = cols << 16 | csr.types.read(first, stop)
         same_row = np.diff(rows, prepend=last_row) == 0
-        falls = np.flatnonzero(same_row & (np.diff(cols, prepend=last_col) <= 0))
-        if falls.size:
+        falling = np.flatnonzero(same_row & (np.diff(cols, prepend=last_col) <= 0))
+        if falling.size:
             raise GraphError(
-                f"{what}: columns of row {rows[int(falls[0])]} are not strictly ascending; sort them and merge "
+                f"{what}: columns of row {rows[int(falling[0])]} are not strictly ascending; sort them and merge "
                 "duplicates (sum_duplicates() of a SciPy matrix does both), then prepare the graph again"
             )
         last_row, last_col = int(rows[-1]), int(cols[-1])

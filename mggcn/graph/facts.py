@@ -157,14 +157,14 @@ def _few_edges(graph: Graph, start: int) -> int:
     """Return where vertices from `start` on end: ROWS of them, or WINDOW edges either way, or one vertex."""
     ends = []
     for matrix in (graph.adj, graph.adj_t):
-        indptr = matrix.indptr.read(start, min(start + ROWS, graph.num_vertices) + 1)
+        indptr = matrix.read_pointers(start, min(start + ROWS, graph.num_vertices) + 1)
         ends.append(start + int(np.searchsorted(indptr, int(indptr[0]) + WINDOW, side="right")) - 1)
     return max(start + 1, min(ends))
 
 
 def _keys(matrix: CSR, start: int, stop: int) -> Array:
     """Return u * N + v for the entries (u, v) of rows [start, stop), those of the diagonal left out."""
-    indptr = matrix.indptr.read(start, stop + 1)
+    indptr = matrix.read_pointers(start, stop + 1)
     cols = matrix.indices.read(int(indptr[0]), int(indptr[-1]))
     rows = np.repeat(np.arange(start, stop, dtype=np.int64), np.diff(indptr))
     proper: Array = (rows * matrix.num_cols + cols)[rows != cols]
@@ -188,9 +188,9 @@ def _isolated(graph: Graph) -> tuple[int, bool]:
     count, first = 0, False
     for start in range(0, graph.num_vertices, WINDOW):
         stop = min(start + WINDOW, graph.num_vertices)
-        alone = np.diff(graph.adj.indptr.read(start, stop + 1)) == 0
+        alone = np.diff(graph.adj.read_pointers(start, stop + 1)) == 0
         if not graph.symmetric:
-            alone &= np.diff(graph.adj_t.indptr.read(start, stop + 1)) == 0
+            alone &= np.diff(graph.adj_t.read_pointers(start, stop + 1)) == 0
         count += int(np.count_nonzero(alone))
         first = first or (start == 0 and bool(alone[0]))
     return count, first

@@ -114,7 +114,7 @@ def _joined(matrices: Sequence[CSR], starts: Sequence[int] | None) -> CSR:
     """Matrices below each other; starts: the column at which each begins, None if all have the same columns."""
     pointers, entries = [np.zeros(1, np.int64)], 0
     for matrix in matrices:
-        pointers.append(matrix.indptr.read(1, matrix.num_rows + 1) + entries)
+        pointers.append(matrix.read_pointers(1, matrix.num_rows + 1) + entries)
         entries += matrix.nnz
     weighted = any(matrix.values is not None for matrix in matrices)
     values = [matrix.values or ArrayRows(np.ones(matrix.nnz, np.float32)) for matrix in matrices] if weighted else []

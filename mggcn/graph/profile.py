@@ -59,7 +59,7 @@ def _degrees(adj: CSR) -> tuple[tuple[int, ...], int]:
     """Count vertices by the number of bits of their degree; return the largest degree, too."""
     counts, highest = np.zeros(65, np.int64), 0
     for start in range(0, adj.num_rows, WINDOW):
-        degrees = np.diff(adj.indptr.read(start, min(start + WINDOW, adj.num_rows) + 1))
+        degrees = np.diff(adj.read_pointers(start, min(start + WINDOW, adj.num_rows) + 1))
         # The exponent of d = m 2^e with 0.5 <= m < 1 is the number of bits of d, exactly: degrees stay below 2^53.
         counts += np.bincount(np.frexp(degrees.astype(np.float64))[1], minlength=65)
         highest = max(highest, int(degrees.max()))

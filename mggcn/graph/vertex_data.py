@@ -80,7 +80,7 @@ def made_features(kind: str, adj: CSR, adj_t: CSR) -> Rows | CSR:
         indptr = np.arange(adj.num_rows + 1, dtype=np.int64)
         return CSR(ArrayRows(indptr), ArrayRows(indptr[:-1].astype(np.int32)), None, adj.num_rows)
     matrices = [adj_t] if adj is adj_t else [adj_t, adj]
-    degrees = [np.diff(matrix.indptr.read(0, matrix.num_rows + 1)) for matrix in matrices]
+    degrees = [np.diff(matrix.read_pointers(0, matrix.num_rows + 1)) for matrix in matrices]
     return ArrayRows(np.log1p(np.stack(degrees, axis=1)).astype(np.float32))
 
 

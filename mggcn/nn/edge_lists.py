@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 from mggcn.errors import GraphError
 from mggcn.graph.convert import to_numpy
-from mggcn.graph.csr import Array, Graph
+from mggcn.graph.csr import Array, Graph, falls
 from mggcn.graph.options import DEFAULT_OPTIONS
 from mggcn.graph.structure import check_job, edges_of
 
@@ -73,7 +73,7 @@ def of_csr(indptr: Any, indices: Any) -> EdgeLists:
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise GraphError(f"{name} must be integers of one dimension, got {array.dtype} of shape {array.shape}")
     starts = starts.astype(np.int64)
-    if starts.size == 0 or starts[0] != 0 or starts[-1] != ends.size or (np.diff(starts) < 0).any():
+    if starts.size == 0 or starts[0] != 0 or starts[-1] != ends.size or falls(starts).any():
         raise GraphError(
             f"indptr must rise from 0 to the number of indices, {ends.size}; got {starts.size} numbers from "
             f"{starts[:1]} to {starts[-1:]}; give where each row begins, and the end"

@@ -26,6 +26,7 @@ BROKEN = {
     "no offsets": (csr([], [], 2), "indptr = \\[0\\]"),
     "column too large": (csr([0, 1], [2], 2), "row 0 holds column 2, expected 0 <= column < 2"),
     "negative column": (csr([0, 0, 1], [-1], 2), "row 1 holds column -1"),
+    "wrapping": (csr([0, 2**62, -(2**62) - 2, 2], [0, 1], 3), "must not decrease, it does at row 1"),
     "descending": (csr([0, 0, 2], [1, 0], 2), "columns of row 1 are not strictly ascending"),
     "repeated": (csr([0, 2], [1, 1], 2), "not strictly ascending"),
     "NaN": (csr([0, 1], [0], 1, [np.nan]), "finite"),
@@ -40,6 +41,13 @@ def test_check_csr_refuses(case: str) -> None:
     matrix, message = BROKEN[case]
     with pytest.raises(GraphError, match=message):
         check_csr(matrix, "adjacency")
+
+
+@pytest.mark.parametrize("pointers", [[0, 2, 1, 2], [-1, 0, 1, 2], [0, 1, 2, 3], [0, 2**62, -(2**62) - 2, 2]], ids=str)
+def test_damaged_pointers_are_not_followed(pointers: list[int]) -> None:
+    """Fails if a pointer leads outside the entries, or differences that wrap make damaged ones look ascending."""
+    with pytest.raises(GraphError, match=r"row pointers 0 .. 3 must ascend from 0 to the 2 stored entries"):
+        csr(pointers, [0, 1], 3).read_pointers(0, 4)
 
 
 @pytest.mark.parametrize("matrix", [csr([0], [], 0), csr([0, 0, 0], [], 2), csr([0, 2, 2, 3], [0, 4, 0], 5)])
