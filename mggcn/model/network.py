@@ -25,7 +25,7 @@ from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fu
 from mggcn.model.rewrite.patterns import does, followed_by, in_a_row, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
-from mggcn.model.rewrite.storage import prune, recompute, round_operands, spare_gradients
+from mggcn.model.rewrite.storage import prune, read_outputs, recompute, round_operands, spare_gradients
 from mggcn.model.runtime import Parameter
 from mggcn.model.stack import propagated, stack
 from mggcn.model.values import Graph, Value
@@ -228,6 +228,7 @@ def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[Laye
 def _fused(graph: Graph, rounds: bool, log: list[str]) -> Graph:
     """Rewrite a whole program: passes become one, and results take the types in which they are read."""
     log.append(f"backward pass: derived, {len(graph.values())} values with it")
+    graph = _logged(log, "sums of attention read from the ReLU behind them", graph, read_outputs)
     graph = _logged(log, "bias gradients summed on the way", graph, fuse_bias_gradients)
     graph = _logged(log, "gradients in one pass", graph, fuse_gradients)
     graph = _logged(log, "epilogues in the product before them", graph, fuse_epilogues)

@@ -221,6 +221,16 @@ def test_no_buffer_has_a_number_for_each_edge(name: str) -> None:
             assert spec.rows <= max(graph.num_vertices, 64) < edges // 4, spec  # 64: partial sums of a bias
 
 
+@pytest.mark.parametrize(("activation", "kept"), [("relu", False), ("elu", True)])
+def test_sums_of_attention_are_not_kept_beside_their_relu(activation: str, kept: bool) -> None:
+    """Fails if both take memory until the backward pass, or sums are lost from which another activation was made."""
+    config = config_of(2, hidden=(9,), activation=activation, **SETTINGS["gat"])
+    for rank in plan_graph(config, graph_of("random", 60))[0].ranks:
+        lifetimes = {placed.spec.name: placed.spec.lifetime for placed in rank.train.arena.placements}
+        assert lifetimes["aggregate2"] == "kept"
+        assert (lifetimes["aggregate1"] == "kept") == kept
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_bfloat16_is_refused(name: str) -> None:
     """Fails if maxima or numbers of vertices are rounded to 8 bits."""

@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mggcn.aggregate.attention import Attention, AttentionDestinations, AttentionSources, AttentionSpec, Bound
 from mggcn.aggregate.edge_op import EdgeOp
 from mggcn.aggregate.maximum import MaximumGrad
+from mggcn.backend.base import keep_scale
 from mggcn.model.kinds.aggregate import Aggregate, Part
+from mggcn.model.kinds.elementwise import NOTHING, EpilogueSpec
 from mggcn.model.runtime import Runtime, Sizes
 from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
 
@@ -118,14 +122,23 @@ class Scores(PlainKind):
 
 @dataclass(frozen=True, slots=True)
 class AttentionMessage(PlainKind):
-    """out = [g | d | t or y | m | 1 / l | number, with dropout], d = g z by head. Operands g, z, t or y, and m with l."""
+    """out = [g | d | t or y | m | 1 / l | number, with dropout], d = g z by head. Operands g, z, t or y, and m with l.
+
+    after: the bias, ReLU and dropout between z and the second operand, which is read in its place (rewrite/storage.py):
+    where g is not zero, z is that operand less dropout's factor and the bias.
+    """
 
     spec: AttentionSpec
     site: int
+    after: EpilogueSpec = NOTHING
 
     @property
     def label(self) -> str:
         return f"attention-message {self.site}"
+
+    @property
+    def has_parameters(self) -> bool:
+        return bool(self.after.bias)
 
     def run(self, rt: Runtime, op: Op) -> None:
         import torch
@@ -133,7 +146,13 @@ class AttentionMessage(PlainKind):
         out, (g, z, own, state) = rt.buffer(op.out), (op.tensor(rt, i) for i in range(4))
         heads, width, first = self.spec.heads, self.spec.width, self.spec.width + self.spec.heads
         out[:, :width].copy_(g)
-        rt.backend.neighbours.head_dots(g, z, out[:, width:first])
+        dots, unused = out[:, width:first], out[:, first : first + heads]
+        rt.backend.neighbours.head_dots(g, z, dots)
+        if self.after.dropout:
+            dots.div_(float(np.float32(keep_scale(self.after.dropout))))  # as kernels round it
+        if self.after.bias:
+            rt.backend.neighbours.head_dots(g, rt.parameter(self.after.bias), unused)
+            dots.sub_(unused)
         out[:, first : first + self.spec.scored].copy_(own)
         first += self.spec.scored
         out[:, first : first + heads].copy_(state[:, :heads])

@@ -11,6 +11,7 @@ from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, WeightGrad
 from mggcn.model.kinds.elementwise import NOTHING, ActivationGrad, Elementwise, Rounded
 from mggcn.model.kinds.ends import Input
+from mggcn.model.kinds.neighbours import AttentionMessage
 from mggcn.model.rewrite.patterns import only_user
 from mggcn.model.values import Graph, Value
 
@@ -28,6 +29,25 @@ def prune(graph: Graph, levels: Mapping[int, int]) -> Graph:
         if not isinstance(new.kind, Aggregate) or new.kind.site not in levels:
             return new
         return new.with_kind(replace(new.kind, level=levels[new.kind.site]))
+
+    return graph.rewritten(rule)
+
+
+def read_outputs(graph: Graph) -> Graph:
+    """Let the gradient of attention read the ReLU behind the sums, which is kept anyway, in place of the sums.
+
+    Where the gradient is not zero, a sum is what the ReLU left less bias and dropout: its memory is free after the ReLU.
+    """
+
+    def rule(old: Value, new: Value) -> Value:
+        if not isinstance(new.kind, AttentionMessage) or not isinstance(new.operands[0].kind, ActivationGrad):
+            return new
+        gradient, sums, *rest = new.operands
+        h = gradient.operands[1]
+        spec = h.kind.spec if isinstance(h.kind, Elementwise) else NOTHING
+        if not spec.relu or spec.row_scale or spec.out_scale or h.operands != (sums,):
+            return new
+        return new.with_kind(replace(new.kind, after=spec)).on(gradient, h, *rest)
 
     return graph.rewritten(rule)
 
