@@ -1,14 +1,13 @@
 // attend: z_v += the sum over the edges u -> v, by head, of exp(e - m_v) kept x_u, rescaled as the running maximum m_v
-// grows, and l_v += the sum of exp(e - m_v). Tiles come in any order; after the last z_v is divided by l_v. attention.h
-// has e and the rows. Source: FlashAttention (Dao et al. 2022, algorithm 1), by destination. out   T [V, D] z; beside T
-// [V, 2 H] m and l, -infinity and 0 without entries work  per edge 2 D FLOP and H exponentials (GATv2: 5 D); moves 4
-// bytes of index and the source's row, once; per row z, m
-//       and l. Nothing has a number per edge but a block on the stack. Rows of a chunk run in order in one thread:
+//       grows, and l_v += the sum of exp(e - m_v). Tiles come in any order; after the last z_v is divided by l_v.
+//       attention.h has e and the rows. Source: FlashAttention (Dao et al. 2022, algorithm 1), by destination.
+// out   T [V, D] z; beside T [V, 2 H] m and l, -infinity and 0 without entries
+// work  per edge 2 D FLOP and H exponentials (GATv2: 5 D); moves 4 bytes of index and the source's row, once; per row
+//       z, m and l. Nothing has a number per edge but a block on the stack. Rows of a chunk run in order in one thread:
 //       bitwise repeatable. Twin: cuda/attention.cu.
 // attend_combine: the triples (z, m, l) of a message [z | m | l], one for each of `index`, join those that lie there.
 // attend_sources: out[u, :] (+)= gradients of x_u (and of s_u, behind it): weights w are computed again, and the
-// gradient of
-//       a score is w (kept g_v x_u - d_v) with d_v = g_v z_v by head.
+//       gradient of a score is w (kept g_v x_u - d_v) with d_v = g_v z_v by head.
 // attend_destinations: out[v, :] (+)= the gradient of t_v or y_v; beside T [V, D] (+)= that of a, by row, of GATv2.
 // head_dots: out[v, h] = the sum over the columns of head h of x[v, :] y[v, :]; y of stride 0 is one row for all.
 #include "attention.h"
@@ -23,15 +22,17 @@ void attend_row(const Attention<T>& a, int64_t v, int64_t begin, int64_t end) {
     for (int64_t h = 0; h < a.heads; ++h) m[h] = -std::numeric_limits<T>::infinity(), l[h] = 0;
   }
   Block<T> b;
+  Edges<T> slope = {};
   const int64_t id = a.id_forwards(), scores = a.a ? 0 : a.width(), last = end > begin ? a.indptr[a.num_rows] - 1 : 0;
   for (int64_t k = begin; k < end; k += kBlock) {
     load_block(a, k, end, last, b);
-    score_block(a, b, a.own + v * a.ld_own, scores);
     if (a.dropout.threshold) keep_block(a, b, v, id, false);
     fetch(b, a.width(), id + (a.dropout.threshold != 0) - a.width());
     for (int64_t h = 0; h < a.heads; ++h) {
-      T *w = b.weight + h * kBlock, *acc = z + h * a.cols, largest = w[0], sum = 0;
-      for (int i = 1; i < b.n; ++i) largest = w[i] > largest ? w[i] : largest;
+      T* acc = z + h * a.cols;
+      Edges<T> e = scores_of(a, b, h, a.own + v * a.ld_own, scores, slope);
+      e = first_lanes<T>(e, b.n, -std::numeric_limits<T>::infinity());
+      const T largest = largest_of<T>(e)[0];
       if (largest > m[h]) {
         if (l[h] != 0) {
           const T scale = exp_of(m[h] - largest);
@@ -40,14 +41,11 @@ void attend_row(const Attention<T>& a, int64_t v, int64_t begin, int64_t end) {
         }
         m[h] = largest;
       }
-      const T most = m[h];
-      for (int i = 0; i < kBlock; ++i) w[i] = i < b.n ? w[i] - most : 0;
-      for (int i = 0; i < kBlock; ++i) w[i] = exp_of(w[i]);
-      for (int i = 0; i < b.n; ++i) sum += w[i];
-      l[h] += sum;
-      if (a.dropout.threshold)
-        for (int i = 0; i < b.n; ++i) w[i] *= b.kept[h * kBlock + i];
-      for_tiles<T>(a.cols, AddRows<T>{acc, b.row, b.next, w, b.n, h * a.cols});
+      Edges<T> w = exp_of(e - m[h]);
+      l[h] += total_of<T>(w)[0];
+      if (a.dropout.threshold) w *= Wide<T>::load(b.kept + h * kBlock);
+      Wide<T>::store(b.weight, w);
+      for_tiles<T>(a.cols, AddRows<T>{acc, b.row, b.next, b.weight, b.n, h * a.cols});
     }
   }
   if (!a.last) return;
@@ -78,53 +76,41 @@ void combine(const Attention<T>& a) {
   }
 }
 
-// weight = the softmax times dropout, grad = the gradient of the score, from scores and the dots of g and x;
-// destination(i) is the row of what travels backwards that edge i has.
-template <class T, class Destination>
-MGGCN_INLINE void derive(const Attention<T>& a, Block<T>& b, int64_t h, const T* dots, const Destination& destination) {
-  T *w = b.weight + h * kBlock, *grad = b.grad + h * kBlock, inverse[kBlock], d[kBlock];
-  for (int i = 0; i < b.n; ++i) {
-    const T* message = destination(i);
-    const T* m = message + a.maxima() + h;
-    w[i] -= m[0];
-    inverse[i] = m[a.heads];
-    d[i] = message[a.width() + h];
-  }
-  for (int i = b.n; i < kBlock; ++i) w[i] = 0;
-  for (int i = 0; i < kBlock; ++i) w[i] = exp_of(w[i]);
-  for (int i = 0; i < b.n; ++i) {
-    const T kept = a.dropout.threshold ? b.kept[h * kBlock + i] : (T)1;
-    w[i] *= inverse[i];
-    grad[i] = w[i] * (kept * dots[i] - d[i]);
-    w[i] *= kept;
-  }
+// weight = the softmax times dropout, grad = the gradient of the score, from scores and the dots of g and x; `at`
+// gives, for each edge, a number of the row of what travels backwards.
+template <class T, class At>
+MGGCN_INLINE void derive(const Attention<T>& a, Block<T>& b, int64_t h, Edges<T> scores, Edges<T> dots, const At& at) {
+  Edges<T> w = exp_of(scores - at(a.maxima() + h)) * at(a.maxima() + a.heads + h);
+  const Edges<T> kept = a.dropout.threshold ? Wide<T>::load(b.kept + h * kBlock) : Wide<T>::fill((T)1);
+  Wide<T>::store(b.grad, w * (kept * dots - at(a.width() + h)));
+  Wide<T>::store(b.weight, w * kept);
 }
 
 template <class T>
 void sources_row(const Attention<T>& a, int64_t u, int64_t begin, int64_t end) {
   const T* x = a.own + u * a.ld_own;
-  T *out = a.out + u * a.ld_out, dots[kBlock];
+  T* out = a.out + u * a.ld_out;
   const int64_t width = a.width(), at = width + a.heads, id = a.maxima() + 2 * a.heads;
   if (a.fresh)
     for (int64_t c = 0; c < a.id_forwards(); ++c) out[c] = 0;
   Block<T> b;
+  Edges<T> slope = {};
   const int64_t last = end > begin ? a.indptr[a.num_rows] - 1 : 0;
   for (int64_t k = begin; k < end; k += kBlock) {
     load_block(a, k, end, last, b);
-    score_block(a, b, a.a ? x : x + width, at);
     if (a.dropout.threshold) keep_block(a, b, u, id, true);
     fetch(b, width, id + (a.dropout.threshold != 0) - width);
     for (int64_t h = 0; h < a.heads; ++h) {
       const int64_t first = h * a.cols;
-      const T *w = b.weight + h * kBlock, *g = b.grad + h * kBlock, *r = b.slope + h * kBlock;
-      sums_of_block(b, first, x + first, a.cols, dots, Product<T>{});
-      derive(a, b, h, dots, [&](int i) { return b.row[i]; });
-      for_tiles<T>(a.cols, AddRows<T>{out + first, b.row, b.next, w, b.n, first});
+      const Edges<T> scores = scores_of(a, b, h, a.a ? x : x + width, at, slope);
+      const Edges<T> dots = sums_of_block(b, first, x + first, a.cols, Product<T>{});
+      derive(a, b, h, scores, dots, [&](int64_t c) { return each<T>([&](int i) { return b.row[i][c]; }); });
+      for_tiles<T>(a.cols, AddRows<T>{out + first, b.row, b.next, b.weight, b.n, first});
       if (a.a) {
-        for_tiles<T>(a.cols,
-                     AddSlopes<T>{out + first, nullptr, a.a + first, x + first, b.row, g, b.n, at + first, (T)a.slope});
+        for_tiles<T>(a.cols, AddSlopes<T>{out + first, nullptr, a.a + first, x + first, b.row, b.grad, b.n, at + first,
+                                          (T)a.slope});
       } else {
-        for (int i = 0; i < b.n; ++i) out[width + h] += r[i] * g[i];
+        out[width + h] += total_of<T>(first_lanes<T>(slope * Wide<T>::load(b.grad), b.n, 0))[0];
       }
     }
   }
@@ -133,30 +119,30 @@ void sources_row(const Attention<T>& a, int64_t u, int64_t begin, int64_t end) {
 template <class T>
 void destinations_row(const Attention<T>& a, int64_t v, int64_t begin, int64_t end) {
   const T* message = a.own + v * a.ld_own;
-  T *out = a.out + v * a.ld_out, *beside = a.a ? a.beside + v * a.ld_beside : nullptr, dots[kBlock];
+  T *out = a.out + v * a.ld_out, *beside = a.a ? a.beside + v * a.ld_beside : nullptr;
   const int64_t width = a.width(), at = width + a.heads, id = a.id_forwards();
   if (a.fresh) {
     for (int64_t c = 0; c < a.scored(); ++c) out[c] = 0;
     for (int64_t c = 0; c < width && beside; ++c) beside[c] = 0;
   }
   Block<T> b;
+  Edges<T> slope = {};
   const int64_t last = end > begin ? a.indptr[a.num_rows] - 1 : 0;
   for (int64_t k = begin; k < end; k += kBlock) {
     load_block(a, k, end, last, b);
-    score_block(a, b, message + at, a.a ? 0 : width);
     if (a.dropout.threshold) keep_block(a, b, v, id, false);
     fetch(b, width, id + (a.dropout.threshold != 0) - width);
     for (int64_t h = 0; h < a.heads; ++h) {
       const int64_t first = h * a.cols;
-      const T *g = b.grad + h * kBlock, *r = b.slope + h * kBlock;
       fetch(b, first, a.cols);
-      sums_of_block(b, first, message + first, a.cols, dots, Product<T>{});
-      derive(a, b, h, dots, [&](int) { return message; });
+      const Edges<T> scores = scores_of(a, b, h, message + at, a.a ? 0 : width, slope);
+      const Edges<T> dots = sums_of_block(b, first, message + first, a.cols, Product<T>{});
+      derive(a, b, h, scores, dots, [&](int64_t c) { return Wide<T>::fill(message[c]); });
       if (a.a) {
-        for_tiles<T>(a.cols, AddSlopes<T>{out + first, beside + first, a.a + first, message + at + first, b.row, g, b.n,
-                                          first, (T)a.slope});
+        for_tiles<T>(a.cols, AddSlopes<T>{out + first, beside + first, a.a + first, message + at + first, b.row, b.grad,
+                                          b.n, first, (T)a.slope});
       } else {
-        for (int i = 0; i < b.n; ++i) out[h] += r[i] * g[i];
+        out[h] += total_of<T>(first_lanes<T>(slope * Wide<T>::load(b.grad), b.n, 0))[0];
       }
     }
   }

@@ -43,35 +43,99 @@ struct Attention {
   int64_t maxima() const { return width() + heads + scored(); }  // where m begins in a row that travels backwards
 };
 
-// Scores and what follows from them, of up to kBlock edges, by head. Places from n on repeat an edge, so that loops may
+// Up to kBlock edges, and what follows from the scores of a head. Places from n on repeat an edge, so that loops may
 // run to their ends; next: rows of the edges behind these, of this row or of later ones, to be fetched meanwhile.
 template <class T>
 struct Block {
   int n;
   const T *row[kBlock], *next[kBlock];
-  T weight[kHeads * kBlock];  // scores, then exp(e - m), or the softmax
-  T kept[kHeads * kBlock];    // 0 or 1 / (1 - p) of dropout
-  T grad[kHeads * kBlock];    // of the score
-  T slope[kHeads * kBlock];   // of LeakyReLU, GAT
+  T kept[kHeads * kBlock];  // by head: 0 or 1 / (1 - p) of dropout
+  T weight[kBlock];         // of a head: exp(e - m), or the softmax
+  T grad[kBlock];           // of a head's score
 };
 
-MGGCN_INLINE float exp_of(float x) {
-  // exp(x) = 2^n exp(r), |r| <= log(2) / 2, a polynomial of degree 7 (Cephes): vectorised, relative error 2e-7.
-  const float magic = 12582912.0f, n = (x * 1.44269504f + magic) - magic;
-  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
+// A number for each edge of a block, as one vector.
+template <class T>
+using Wide = Vector<T, kBlock*(int)sizeof(T)>;
+template <class T>
+using Edges = typename Wide<T>::type;
+typedef int32_t EdgeInts __attribute__((vector_size(kBlock * sizeof(int32_t))));
+
+// of(0) .. of(7).
+template <class T, class Of>
+MGGCN_INLINE Edges<T> each(const Of& of) {
+  return Edges<T>{of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7)};
+}
+
+// Lanes I of v and of w behind it.
+template <class V, class Mask, int... I>
+MGGCN_INLINE V lanes(V v, V w) {
+#ifdef __clang__
+  return __builtin_shufflevector(v, w, I...);
+#else
+  return __builtin_shuffle(v, w, Mask{I...});
+#endif
+}
+
+// In every lane what `join` makes of all of them, by halves.
+template <class T, class Join>
+MGGCN_INLINE Edges<T> joined(Edges<T> v, const Join& join) {
+  typedef typename std::conditional<sizeof(T) == 4, EdgeInts, decltype(Edges<T>{} < Edges<T>{})>::type Mask;
+  v = join(v, lanes<Edges<T>, Mask, 4, 5, 6, 7, 0, 1, 2, 3>(v, v));
+  v = join(v, lanes<Edges<T>, Mask, 2, 3, 0, 1, 6, 7, 4, 5>(v, v));
+  return join(v, lanes<Edges<T>, Mask, 1, 0, 3, 2, 5, 4, 7, 6>(v, v));
+}
+template <class T>
+MGGCN_INLINE Edges<T> largest_of(Edges<T> v) {
+  return joined<T>(v, [](Edges<T> x, Edges<T> y) { return x > y ? x : y; });
+}
+template <class T>
+MGGCN_INLINE Edges<T> total_of(Edges<T> v) {
+  return joined<T>(v, [](Edges<T> x, Edges<T> y) { return x + y; });
+}
+
+// v in the first n lanes, and x in the others.
+template <class T>
+MGGCN_INLINE Edges<T> first_lanes(Edges<T> v, int n, T x) {
+  const Edges<T> place = {0, 1, 2, 3, 4, 5, 6, 7};
+  return place < Wide<T>::fill((T)n) ? v : Wide<T>::fill(x);
+}
+
+// x in the lanes that are set, and 0 in the others.
+template <class T>
+MGGCN_INLINE Edges<T> if_set(EdgeInts flags, T x) {
+  const Edges<T> zero = {};
+  return __builtin_convertvector(flags, decltype(zero < zero)) ? Wide<T>::fill(x) : zero;
+}
+
+MGGCN_INLINE EdgeInts load_ints(const uint32_t* p) {
+  EdgeInts v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// exp(x) = 2^n exp(r), |r| <= log(2) / 2, a polynomial of degree 7 (Cephes): relative error 2e-7.
+MGGCN_INLINE Edges<float> exp_of(Edges<float> x) {
+  const Edges<float> least = Wide<float>::fill(-87.0f), zero = {};
+  const Edges<float> y = x < least ? least : x;
+  const float magic = 12582912.0f;
+  const Edges<float> n = (y * 1.44269504f + magic) - magic;
+  const Edges<float> r = (y - n * 0.693359375f) - n * -2.12194440e-4f;
+  Edges<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  const int32_t bits = (int32_t)((uint32_t)((int32_t)n + 127) << 23);
-  float power;
-  memcpy(&power, &bits, 4);
-  const float value = (p * r * r + r + 1.0f) * power;
-  return x < -87.0f ? 0.0f : value;
+  const Edges<float> power = (Edges<float>)((__builtin_convertvector(n, EdgeInts) + 127) << 23);
+  return x < least ? zero : (p * r * r + r + 1.0f) * power;
 }
-MGGCN_INLINE double exp_of(double x) { return std::exp(x); }
+MGGCN_INLINE Edges<double> exp_of(Edges<double> x) {
+  return each<double>([&](int i) { return std::exp(x[i]); });
+}
+template <class T>
+MGGCN_INLINE T exp_of(T x) {
+  return exp_of(Wide<T>::fill(x))[0];
+}
 
 // The sum of the lanes, by halves.
 template <class T>
@@ -100,23 +164,40 @@ MGGCN_INLINE T dot(const T* x, const T* y, int64_t cols) {
   return total;
 }
 
-// out[i] = the sum over the columns of term(columns of row i, columns of the own row, first column), for N rows at
-// once.
+// Lane i = the sum of the lanes of v[i], by halves.
+template <class T>
+MGGCN_INLINE Edges<T> sums_of_lanes(const typename VectorLanes<T>::type (&v)[kBlock]) {
+  if constexpr (std::is_same<Edges<T>, Edges<float>>::value && VectorLanes<T>::width == kBlock) {
+    typedef Edges<float> V;
+    const auto pair = [](V a, V b) {
+      return lanes<V, EdgeInts, 0, 1, 2, 3, 8, 9, 10, 11>(a, b) + lanes<V, EdgeInts, 4, 5, 6, 7, 12, 13, 14, 15>(a, b);
+    };
+    const auto quad = [](V a, V b) {
+      return lanes<V, EdgeInts, 0, 1, 8, 9, 4, 5, 12, 13>(a, b) + lanes<V, EdgeInts, 2, 3, 10, 11, 6, 7, 14, 15>(a, b);
+    };
+    const V a = quad(pair(v[0], v[4]), pair(v[1], v[5])), b = quad(pair(v[2], v[6]), pair(v[3], v[7]));
+    return lanes<V, EdgeInts, 0, 2, 8, 10, 4, 6, 12, 14>(a, b) + lanes<V, EdgeInts, 1, 3, 9, 11, 5, 7, 13, 15>(a, b);
+  } else {
+    return each<T>([&](int i) { return sum_of<T>(v[i]); });
+  }
+}
+
+// Lane i = the sum over the columns of term(columns of row i, columns of the own row, first column), for the first N
+// rows; the others are 0.
 template <int N, class T, class Term>
-MGGCN_INLINE void sums_of_rows(const T* const* row, int64_t from, const T* mine, int64_t cols, T* out,
-                               const Term& term) {
+MGGCN_INLINE Edges<T> sums_of_rows(const T* const* row, int64_t from, const T* mine, int64_t cols, const Term& term) {
   typedef VectorLanes<T> L;
-  typename L::type sum[N] = {};
+  typename L::type sum[kBlock] = {};
   int64_t c = 0;
   for (; cols - c >= L::width; c += L::width) {
     const typename L::type y = L::load(mine + c);
 #pragma GCC unroll 8
     for (int i = 0; i < N; ++i) sum[i] += term.template of<L>(L::load(row[i] + from + c), y, c);
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < N; ++i) out[i] = sum_of<T>(sum[i]);
+  Edges<T> out = sums_of_lanes<T>(sum);
   for (; c < cols; ++c)
-    for (int i = 0; i < N; ++i) out[i] += term.template of<OneLane<T>>(row[i][from + c], mine[c], c);
+    out += each<T>([&](int i) { return i < N ? term.template of<OneLane<T>>(row[i][from + c], mine[c], c) : (T)0; });
+  return out;
 }
 
 template <class T>
@@ -140,12 +221,9 @@ struct ScoreTerm {
 };
 
 template <class T, class Term>
-MGGCN_INLINE void sums_of_block(const Block<T>& b, int64_t from, const T* mine, int64_t cols, T* out,
-                                const Term& term) {
-  if (b.n > kBlock / 2)
-    sums_of_rows<kBlock>(b.row, from, mine, cols, out, term);
-  else
-    sums_of_rows<kBlock / 2>(b.row, from, mine, cols, out, term);
+MGGCN_INLINE Edges<T> sums_of_block(const Block<T>& b, int64_t from, const T* mine, int64_t cols, const Term& term) {
+  return b.n > kBlock / 2 ? sums_of_rows<kBlock>(b.row, from, mine, cols, term)
+                          : sums_of_rows<kBlock / 2>(b.row, from, mine, cols, term);
 }
 
 template <class T>
@@ -165,24 +243,18 @@ MGGCN_INLINE void fetch(const Block<T>& b, int64_t first, int64_t cols) {
     for (int64_t c = first; c < first + cols; c += 64 / (int64_t)sizeof(T)) __builtin_prefetch(b.next[i] + c);
 }
 
-// weight = scores, from what edges' rows have at `theirs` and the own row at `mine`: s and t, or x and y.
+// A score for each edge, from what edges' rows have at `theirs` and the own row at `mine`: s and t, or x and y; slope:
+// of LeakyReLU, GAT.
 template <class T>
-MGGCN_INLINE void score_block(const Attention<T>& a, Block<T>& b, const T* mine, int64_t theirs) {
-  const T slope = (T)a.slope;
-  for (int64_t h = 0; h < a.heads; ++h) {
-    T *e = b.weight + h * kBlock, *r = b.slope + h * kBlock;
-    if (a.a) {
-      const int64_t first = h * a.cols;
-      sums_of_block(b, theirs + first, mine + first, a.cols, e, ScoreTerm<T>{a.a + first, slope});
-      continue;
-    }
-    const T own = mine[h];
-    for (int i = 0; i < b.n; ++i) {
-      const T q = b.row[i][theirs + h] + own;
-      r[i] = q > 0 ? (T)1 : slope;
-      e[i] = r[i] * q;
-    }
+MGGCN_INLINE Edges<T> scores_of(const Attention<T>& a, const Block<T>& b, int64_t h, const T* mine, int64_t theirs,
+                                Edges<T>& slope) {
+  if (a.a) {
+    const int64_t first = h * a.cols;
+    return sums_of_block(b, theirs + first, mine + first, a.cols, ScoreTerm<T>{a.a + first, (T)a.slope});
   }
+  const Edges<T> q = each<T>([&](int i) { return b.row[i][theirs + h]; }) + mine[h], zero = {};
+  slope = q > zero ? Wide<T>::fill((T)1) : Wide<T>::fill((T)a.slope);
+  return slope * q;
 }
 
 template <class T>
@@ -197,16 +269,23 @@ template <class T>
 MGGCN_INLINE void keep_block(const Attention<T>& a, Block<T>& b, int64_t row, int64_t at, bool by_source) {
   const T scale = (T)(float)a.dropout.keep_scale;
   const uint32_t mine = (uint32_t)a.ids[row];
-  uint16_t words[8 * kHeads / 8];
-  for (int i = 0; i < b.n; ++i) {
-    const uint32_t theirs = number_at(b.row[i] + at);
-    Dropout key = a.dropout;
-    const uint32_t source = by_source ? mine : theirs, destination = by_source ? theirs : mine;
-    key.layer |= 0x80000000u;
-    const int64_t skipped = a.first % 8;
-    for (int64_t h = 0; h < skipped + a.heads; h += 8)
-      philox_words<1>(key, (int64_t)((uint64_t)destination << 32 | source), (uint32_t)((a.first + h) / 8), words + h);
-    for (int64_t h = 0; h < a.heads; ++h) b.kept[h * kBlock + i] = words[skipped + h] >= key.threshold ? scale : (T)0;
+  uint32_t theirs[kBlock];
+  for (int i = 0; i < kBlock; ++i) theirs[i] = number_at(b.row[i] + at);
+  for (int64_t group = a.first / 8; group <= (a.first + a.heads - 1) / 8; ++group) {
+    PhiloxBlocks out;
+    for (int i = 0; i < kBlock; ++i) {
+      out[0][i] = (uint32_t)group;
+      out[1][i] = by_source ? mine : theirs[i];
+      out[2][i] = by_source ? theirs[i] : mine;
+      out[3][i] = a.dropout.layer | 0x80000000u;
+    }
+    philox_blocks(a.dropout, out);
+    const int64_t first = 8 * group - a.first;
+    for (int64_t h = first < 0 ? 0 : first; h < (first + 8 < a.heads ? first + 8 : a.heads); ++h) {
+      const int64_t word = h - first;
+      const EdgeInts drawn = load_ints(out[word / 2]) >> (int)(16 * (word % 2)) & 0xffff;
+      Wide<T>::store(b.kept + h * kBlock, if_set<T>(drawn >= (int32_t)a.dropout.threshold, scale));
+    }
   }
 }
 

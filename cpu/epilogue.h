@@ -23,10 +23,7 @@ inline void drop_row(T* z, int64_t first, int64_t cols, int64_t id, const Dropou
   for (int64_t at = 0; at < cols; at += 64) {
     const int64_t count = cols - at < 64 ? cols - at : 64;
     const uint32_t group = (uint32_t)((first + at) / 8);
-    if (count <= 32)
-      philox_words<4>(dropout, id, group, words);
-    else
-      philox_words<8>(dropout, id, group, words);
+    philox_words(dropout, id, group, words);
     for (int64_t d = 0; d < count; ++d) z[at + d] = words[d] >= dropout.threshold ? z[at + d] * scale : (T)0;
   }
 }

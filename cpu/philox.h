@@ -2,6 +2,9 @@
 // layer); the 16-bit word (column mod 8), counted from the low half of the first output, keeps if >= threshold.
 #pragma once
 #include <cstdint>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -10,36 +13,68 @@ struct Dropout {
   double keep_scale;                       // 65536 / (65536 - threshold)
 };
 
-// words[8 kLanes]: the 16-bit words of the columns from 8 first_group on; the Philox blocks are computed together.
-template <int kLanes>
-inline void philox_words(const Dropout& key, int64_t id, uint32_t first_group, uint16_t* words) {
-  uint32_t c0[kLanes], c1[kLanes], c2[kLanes], c3[kLanes];
-  for (int l = 0; l < kLanes; ++l) {
-    c0[l] = first_group + l;
-    c1[l] = (uint32_t)id;
-    c2[l] = (uint32_t)((uint64_t)id >> 32);
-    c3[l] = key.layer;
-  }
+constexpr int kPhiloxLanes = 8;
+constexpr uint32_t kPhiloxKeys[2] = {0x9E3779B9u, 0xBB67AE85u}, kPhiloxFactors[2] = {0xD2511F53u, 0xCD9E8D57u};
+
+// Four words of each of eight blocks: counters, then outputs.
+typedef uint32_t PhiloxBlocks[4][kPhiloxLanes];
+
+#if defined(__AVX2__)
+// Low and high halves of products; compilers make no vectors of them.
+inline __m256i philox_products(__m256i x, uint32_t factor, __m256i& high) {
+  const __m256i f = _mm256_set1_epi32((int)factor), even = _mm256_mul_epu32(x, f);
+  const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), f);
+  high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+  return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+}
+#endif
+
+// The counters become the outputs of their blocks.
+inline void philox_blocks(const Dropout& key, PhiloxBlocks& c) {
   uint32_t k0 = key.seed, k1 = key.epoch;
+#if defined(__AVX2__)
+  __m256i x[4], high[2], low[2];
+  for (int w = 0; w < 4; ++w) x[w] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(c[w]));
+#endif
   for (int round = 0; round < 10; ++round) {
-    for (int l = 0; l < kLanes; ++l) {
-      const uint64_t p0 = (uint64_t)0xD2511F53u * c0[l], p1 = (uint64_t)0xCD9E8D57u * c2[l];
-      const uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1[l] ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3[l] ^ k1;
-      c1[l] = (uint32_t)p1;
-      c3[l] = (uint32_t)p0;
-      c0[l] = n0;
-      c2[l] = n2;
+#if defined(__AVX2__)
+    for (int p = 0; p < 2; ++p) low[p] = philox_products(x[2 * p], kPhiloxFactors[p], high[p]);
+    x[0] = _mm256_xor_si256(_mm256_xor_si256(high[1], x[1]), _mm256_set1_epi32((int)k0));
+    x[2] = _mm256_xor_si256(_mm256_xor_si256(high[0], x[3]), _mm256_set1_epi32((int)k1));
+    x[1] = low[1];
+    x[3] = low[0];
+#else
+    for (int l = 0; l < kPhiloxLanes; ++l) {
+      const uint64_t p0 = (uint64_t)kPhiloxFactors[0] * c[0][l], p1 = (uint64_t)kPhiloxFactors[1] * c[2][l];
+      c[0][l] = (uint32_t)(p1 >> 32) ^ c[1][l] ^ k0;
+      c[2][l] = (uint32_t)(p0 >> 32) ^ c[3][l] ^ k1;
+      c[1][l] = (uint32_t)p1;
+      c[3][l] = (uint32_t)p0;
     }
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+#endif
+    k0 += kPhiloxKeys[0];
+    k1 += kPhiloxKeys[1];
   }
-  for (int l = 0; l < kLanes; ++l) {
-    const uint32_t out[4] = {c0[l], c1[l], c2[l], c3[l]};
+#if defined(__AVX2__)
+  for (int w = 0; w < 4; ++w) _mm256_storeu_si256(reinterpret_cast<__m256i*>(c[w]), x[w]);
+#endif
+}
+
+// words[64]: the 16-bit words of the columns from 8 first_group on.
+inline void philox_words(const Dropout& key, int64_t id, uint32_t first_group, uint16_t* words) {
+  PhiloxBlocks c;
+  for (int l = 0; l < kPhiloxLanes; ++l) {
+    c[0][l] = first_group + l;
+    c[1][l] = (uint32_t)id;
+    c[2][l] = (uint32_t)((uint64_t)id >> 32);
+    c[3][l] = key.layer;
+  }
+  philox_blocks(key, c);
+  for (int l = 0; l < kPhiloxLanes; ++l)
     for (int w = 0; w < 4; ++w) {
-      words[8 * l + 2 * w] = (uint16_t)out[w];
-      words[8 * l + 2 * w + 1] = (uint16_t)(out[w] >> 16);
+      words[8 * l + 2 * w] = (uint16_t)c[w][l];
+      words[8 * l + 2 * w + 1] = (uint16_t)(c[w][l] >> 16);
     }
-  }
 }
 
 }  // namespace

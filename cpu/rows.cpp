@@ -76,7 +76,7 @@ void dropout_values(const int64_t* indptr, const int32_t* indices, const T* valu
     int64_t ready = -1;
     for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
       const int64_t block = indices[e] / 64;
-      if (block != ready) philox_words<8>(*dropout, row_ids[v], (uint32_t)(8 * block), words);
+      if (block != ready) philox_words(*dropout, row_ids[v], (uint32_t)(8 * block), words);
       ready = block;
       out[e] = words[indices[e] % 64] >= dropout->threshold ? values[e] * scale : (T)0;
     }
