@@ -123,8 +123,6 @@ def legal(case: Case) -> bool:
         return False
     if case["jumping"] == "max" and len(set(hidden)) > 1:
         return False
-    if case["conv"] == "sage-max" and case["typed"] and case["strategy"] == "delayed":
-        return False  # parallel edges in several parts would count twice
     if case["features"] == "sparse" and case["dense"] != "before":
         # Something else than a dense layer reads X.
         if case["conv"] == "rgcn" or (case["residual"] == "identity" and kept[0]):

@@ -37,6 +37,13 @@ def test_gradients_equal_autograd(where: Where, number: int, monkeypatch: pytest
     assert error_of(CASES[number], where) < TOLERANCE, CASES[number]
 
 
+@pytest.mark.parametrize(("ranks", "strategy"), [(1, "broadcast"), (3, "halo"), (5, "delayed")])
+def test_a_maximum_takes_parallel_edges_once(ranks: int, strategy: str) -> None:
+    """Fails if the gradient of a maximum comes back along each parallel edge from its winner, of one part or several."""
+    case = case_of(conv="sage-max", typed=True, pattern="directed", ranks=ranks, strategy=strategy)
+    assert error_of(case) < TOLERANCE
+
+
 def test_every_pair_of_settings_occurs() -> None:
     """Fails if a pair that the package takes is in no case."""
     refused = {frozenset((one, other)) for one, other, _ in REFUSED}
