@@ -10,6 +10,7 @@
 //       chunk run in order in one thread: bitwise repeatable. Twin: cuda/maximum.cu.
 // maximum_combine: the same of whole rows with their winners, one for each of `index`.
 // maximum_grad: out[u, :] (+)= g[v, :] of the edges u -> v where winners[v, :] is u; rows T [N, 2 D] are [g | winners].
+//               Parallel edges, which lie side by side, count once.
 #include <limits>
 
 #include "edges.h"
@@ -122,6 +123,7 @@ struct GradientRow {
 #pragma GCC unroll 8
     for (int i = 0; i < K; ++i) sum[i] = a.fresh ? typename L::type{} : L::load(out + i * L::width);
     for (int64_t k = a.indptr[row]; k < a.indptr[row + 1]; ++k) {
+      if (k > a.indptr[row] && a.indices[k] == a.indices[k - 1]) continue;
       const T* x = a.rows + a.indices[k] * a.ld + column;
 #pragma GCC unroll 8
       for (int i = 0; i < K; ++i) {

@@ -11,6 +11,7 @@
 //       one warp's work. Twin: cpu/maximum.cpp.
 // maximum_combine: the same of whole rows with their winners, one for each of `index`.
 // maximum_grad: out[u, :] (+)= g[v, :] of the edges u -> v where winners[v, :] is u; rows [N, 2 D] are [g | winners].
+//               Parallel edges, which lie side by side, count once.
 #include "vertex_numbers.cuh"
 
 struct Held {
@@ -70,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(128)
     storage_t* to = out + row * ld_out + column;
     real_t sum = fresh ? (real_t)0 : widen(*to);
     for (long long k = indptr[row]; k < indptr[row + 1]; ++k) {
+      if (k > indptr[row] && indices[k] == indices[k - 1]) continue;
       const storage_t* x = rows + indices[k] * ld + column;
       if (number_of(x[cols]) == mine) sum += widen(x[0]);
     }

@@ -109,6 +109,7 @@ class LibraArgs(ctypes.Structure):
         ("words", ctypes.c_int32),
         ("wide", ctypes.c_int32),
         ("shuffled", ctypes.c_int32),
+        ("typed", ctypes.c_int32),
     )
 
 

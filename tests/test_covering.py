@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.covering import Row, covering, factors
+from tests.covering import Row, covering, factors, pairwise, uncovered
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = """
@@ -55,6 +55,27 @@ def test_every_combination_that_occurs_is_chosen(sizes: tuple[int, ...], strengt
     assert chosen == covering(rows, strength, "seed")
     assert len(chosen) < len(rows) or strength >= len([s for s in sizes if s > 1])
     assert strength or len(chosen) == 1
+
+
+LEVELS = {"a": [0, 1, 2], "b": ["x", "y"], "c": [True, False], "d": [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize("seed", ["one", "other"])
+def test_pairs_that_are_not_refused_occur(seed: str) -> None:
+    """Fails if a legal pair is in no case, a refused one or an illegal case is taken, or the whole product is."""
+    refused = [(("a", 1), ("d", 3)), (("c", False), ("b", "y"))]
+    cases = pairwise(LEVELS, refused, lambda case: case != {"a": 0, "b": "x", "c": True, "d": 0}, seed)
+    assert {frozenset(pair) for pair in uncovered(cases, LEVELS)} == set(map(frozenset, refused))
+    assert {"a": 0, "b": "x", "c": True, "d": 0} not in cases
+    assert 11 <= len(cases) <= 16
+    assert cases == pairwise(LEVELS, refused, lambda case: case != {"a": 0, "b": "x", "c": True, "d": 0}, seed)
+    assert (("a", 0), ("b", "x")) in uncovered(cases[:0], LEVELS)
+
+
+def test_a_pair_without_a_legal_case_is_an_error() -> None:
+    """Fails if a pair that was forgotten among the refused ones is left out silently."""
+    with pytest.raises(LookupError, match=r"\('a', 2\), \('d', 3\)"):
+        pairwise(LEVELS, [], lambda case: (case["a"], case["d"]) != (2, 3), "seed")
 
 
 def test_elements_of_tuples_are_factors() -> None:

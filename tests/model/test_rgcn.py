@@ -1,10 +1,8 @@
-"""R-GCN: its gradients are the dense formula's on every rank, its logits PyG's, its memory does not grow with relations."""
+"""R-GCN: its logits and gradients are PyG's, its memory does not grow with relations."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ import torch
 from torch_geometric.nn import RGCNConv
 
 from mggcn.aggregate import broadcast, delayed_part, halo, relations
-from mggcn.aggregate.relations import Relational, RelationSums
 from mggcn.api import RGCN
 from mggcn.assemble import plan_shape
 from mggcn.backend.base import KernelBackend, Sparse
@@ -22,15 +19,12 @@ from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
 from mggcn.graph.options import GraphOptions
-from mggcn.model.kinds.relations import RelationWeights
 from mggcn.partition.rows.tiles import Tile
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
 from mggcn.trainer import Trainer
-from tests.devices import CPU, Where, everywhere
 from tests.graphs import one_epoch
-from tests.reference import dropout_mask
-from tests.train.test_exact import SEED, TOLERANCE, config_of
+from tests.train.test_exact import SEED, config_of
 from tests.train.test_mixed import with_run
 
 VERTICES, FEATURES, CLASSES = 37, 11, 4
@@ -69,120 +63,6 @@ def typed_graph(kind: str, num_relations: int = 5) -> Graph:
         splits={"train": train, "val": ~train},
         options=GraphOptions(duplicates="sum"),
     )
-
-
-def dense_means(graph: Graph) -> torch.Tensor:
-    """For each relation the matrix of means over in-neighbours, float64 (R, N, N)."""
-    adj, n = graph.adj, graph.num_vertices
-    assert adj.types is not None
-    rows = np.repeat(np.arange(n), np.diff(adj.indptr.array()))
-    weights = np.ones(adj.nnz) if adj.values is None else adj.values.array().astype(np.float64)
-    a = np.zeros((graph.num_relations, n, n))
-    a[adj.types.array(), adj.indices.array(), rows] = weights
-    total = a.sum(2, keepdims=True)
-    return torch.from_numpy(np.divide(a, total, out=np.zeros_like(a), where=total != 0))
-
-
-def reference(
-    graph: Graph, model: ModelConfig, weights: dict[str, torch.Tensor], epoch: int
-) -> tuple[float, dict[str, np.ndarray], np.ndarray]:
-    """Loss, gradients and logits by torch.autograd on dense matrices."""
-    p = {name: w.double().clone().requires_grad_() for name, w in weights.items()}
-    means, ids = dense_means(graph), np.arange(graph.num_vertices)
-    assert graph.features is not None
-    with torch.enable_grad():
-        x = torch.from_numpy(graph.features.array().astype(np.float64))  # type: ignore[union-attr]
-        x = x * torch.from_numpy(dropout_mask(ids, FEATURES, model.input_dropout, SEED, epoch, 0))
-        for layer in range(1, len(model.hidden) + 2):
-            w = torch.einsum("rb,bde->rde", p[f"layers.{layer}.coefficients"], p[f"layers.{layer}.bases"])
-            z = x @ p[f"layers.{layer}.weight"] + torch.einsum("rnm,md,rde->ne", means, x, w)
-            z = z + p.get(f"layers.{layer}.bias", torch.zeros(1))
-            if layer <= len(model.hidden):
-                mask = dropout_mask(ids, z.shape[1], model.dropout, SEED, epoch, layer)
-                x = torch.relu(z) * torch.from_numpy(mask)
-        train = torch.from_numpy(graph.splits["train"].array()[0])
-        loss = torch.nn.functional.cross_entropy(z[train], torch.from_numpy(graph.labels.array())[train])  # type: ignore[union-attr]
-        loss.backward()  # type: ignore[no-untyped-call]
-    gradients = {name: (torch.zeros_like(v) if v.grad is None else v.grad).numpy() for name, v in p.items()}
-    return float(loss.detach()), gradients, z.detach().numpy()
-
-
-def error_of(graph: Graph, config: Config, where: Where = CPU) -> float:
-    """Largest error of loss, gradients and logits, relative to the largest value of each."""
-    found = one_epoch(where.config(config), graph, device_of=where.device_of)
-    loss, gradients, _ = reference(graph, config.model, found[0].weights, 3)
-    still = dataclasses.replace(config.model, dropout=0.0, input_dropout=0.0)
-    _, _, logits = reference(graph, still, found[0].weights, 3)
-    assert found[0].grads.keys() == gradients.keys()
-    errors = [abs(found[0].loss - loss) / loss]
-    for rank in found:
-        errors += [np.abs(rank.grads[n] - g).max() / (np.abs(g).max() or 1.0) for n, g in gradients.items()]
-        if rank.ids.size:
-            errors.append(np.abs(rank.logits - logits[rank.ids]).max() / np.abs(logits).max())
-    return max(map(float, errors))
-
-
-MOVES = [
-    ("broadcast", "random"),
-    ("broadcast", "permute"),
-    ("halo", "locality"),
-    ("halo", "random"),
-    ("delayed", "random"),
-]
-CASES = list(
-    itertools.product(
-        (1, 2, 3, 5), MOVES, ("random", "weighted", "path", "star", "empty"), ((), (6,), (9, 5)), (0.0, 0.4)
-    )
-)[::7]
-"""Ranks; strategy and order; graph; hidden widths; dropout. 7 divides none of their numbers, so all pairs come in turn."""
-
-
-@pytest.mark.covering(1, rest=2)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients_equal_the_dense_formula(
-    case: tuple[int, tuple[str, str], str, tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fails if an edge counts for another relation, a mean has another divisor, or a copy's gradient counts twice."""
-    ranks, (strategy, order), kind, hidden, dropout = case
-    # Blocks of a few rows, so that relations have several.
-    monkeypatch.setattr(relations, "BLOCK_ROWS", 7)
-    model = {"kind": "rgcn", "hidden": hidden, "dropout": dropout, "input_dropout": dropout / 2, "bases": 3}
-    config = config_of(ranks, order, strategy, **model, bias=bool(hidden))
-    config = with_run(config, prune="off" if dropout else "auto")
-    assert error_of(typed_graph(kind), config) < TOLERANCE
-
-
-@pytest.mark.parametrize(
-    ("where", "ranks"),
-    [p for p in everywhere((1, 2, 3), lambda number: number == 1) if "emulated" in str(p.id) or p.marks],
-)
-def test_gradients_on_a_gpu(where: Where, ranks: int) -> None:
-    """Fails if a kernel of a GPU takes types or blocks of rows otherwise than the CPU's."""
-    config = config_of(ranks, strategy="halo", kind="rgcn", hidden=(6,), bases=2)
-    assert error_of(typed_graph("random", 2), config, where) < TOLERANCE
-
-
-@pytest.mark.parametrize("fault", ["coefficients", "rows", "relation"])
-def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison itself fails when a gradient is left out or a relation's matrix is mixed up."""
-    if fault == "coefficients":
-        write = RelationWeights.write_gradients
-
-        def scaled(self: RelationWeights, rt: Any, op: Any) -> None:
-            write(self, rt, op)
-            rt.gradient(self.coefficients).mul_(1.01)
-
-        monkeypatch.setattr(RelationWeights, "write_gradients", scaled)
-    elif fault == "rows":
-        begin = Relational.begin
-        monkeypatch.setattr(Relational, "begin", lambda self, *on: begin(dataclasses.replace(self, of_rows=False), *on))
-    else:
-        forward = RelationSums._forward
-        monkeypatch.setattr(
-            RelationSums, "_forward", lambda self, part, h: forward(self, dataclasses.replace(part, relation=0), h)
-        )
-    config = config_of(2, kind="rgcn", hidden=(6,), bases=3)
-    assert error_of(typed_graph("random"), config) > 1e-4
 
 
 @pytest.mark.parametrize("num_relations", [20])

@@ -22,9 +22,6 @@ class Scaled(PlainKind):
     in_place = (0,)
     factor: float
 
-    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
-        return Adjoint((Value(self, (gradient,), gradient.cols),))
-
     def run(self, rt: Runtime, op: Op) -> None:
         import torch
 

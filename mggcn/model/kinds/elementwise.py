@@ -241,8 +241,5 @@ class Rounded(PlainKind):
     def label(self) -> str:
         return f"rounded {self.what} {self.layer}"
 
-    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
-        return Adjoint((gradient,))
-
     def run(self, rt: Runtime, op: Op) -> None:
         rt.backend.finish(op.tensor(rt, 0), rt.buffer(op.out), Epilogue())

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mggcn.aggregate.attention import Attention, AttentionDestinations, AttentionSources, AttentionSpec, Bound
+from mggcn.aggregate.attention import Attention, AttentionDestinations, AttentionSpec, Bound
 from mggcn.aggregate.edge_op import EdgeOp
-from mggcn.aggregate.maximum import MaximumGrad
 from mggcn.backend.base import keep_scale
 from mggcn.model.kinds.aggregate import Aggregate, Part
 from mggcn.model.kinds.elementwise import NOTHING, EpilogueSpec
@@ -84,7 +83,7 @@ class MaximumRule:
     def adjoint(self, kind: Aggregate, value: Value, gradient: Value) -> Adjoint:
         winners = Value(Part("winners"), (value,), value.cols)
         message = Value(Joined(kind.site), (gradient, winners), 2 * value.cols)
-        back = dataclasses.replace(kind, backward=True, op=MaximumGrad())
+        back = dataclasses.replace(kind, backward=True, op=kind.op.adjoint)
         return Adjoint((Value(back, (message,), value.cols),))
 
 
@@ -234,7 +233,7 @@ class AttentionRule:
         spec, site, (travelled, own) = self.spec, kind.site, value.operands
         state = Value(Part("state"), (value,), 2 * spec.heads)
         message = Value(AttentionMessage(spec, site), (gradient, value, own, state), spec.backwards)
-        back = dataclasses.replace(kind, backward=True, op=AttentionSources(spec))
+        back = dataclasses.replace(kind, backward=True, op=kind.op.adjoint)
         sources = Value(back, (message, travelled), spec.travels)
         # The rows as the pass to the sources leaves them: where vertices have copies, their gradients are complete by
         # then.

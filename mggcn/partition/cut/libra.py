@@ -76,14 +76,15 @@ def libra(graph: Graph, settings: LibraSettings) -> VertexCut:
 
     An edge goes to the least loaded of the parts that its ends share; else of the parts of the end with fewer edges;
     else of the parts of the one end that has any; else of all. A part that has PERCENT of the average takes no more and
-    counts nowhere, so without that limit at work this is plain Libra. The seed decides ties of loads and degrees, and
-    which of a vertex's parts owns it. Isolated vertices even out the rows of the parts. Cost: a sweep over adj, a
-    random pass over its edges, a sweep over adj (and adj_t); memory as `libra_nbytes` says. Raises: GraphError if a
-    graph without a transpose is not symmetric.
+    counts nowhere, so without that limit at work this is plain Libra. Parallel edges, of several relations, go where the
+    first of them goes, whatever the limit. The seed decides ties of loads and degrees, and which of a vertex's parts owns
+    it. Isolated vertices even out the rows of the parts. Cost: a sweep over adj, a random pass over its edges, a sweep
+    over adj (and adj_t); memory as `libra_nbytes` says. Raises: GraphError if a graph without a transpose is not
+    symmetric.
     """
     adj = replace(graph.adj, values=None)
     cut = _cut_edges(adj, graph.symmetric)
-    parts, edge_part, load = _deal(cut, settings)
+    parts, edge_part, load = _deal(cut, settings, typed=graph.num_relations > 0)
     start = cut.start
     del cut
     owner, statistics = _owners(parts, load, settings)
@@ -143,7 +144,9 @@ def _cut_edges(adj: CSR, symmetric: bool) -> _CutEdges:
     return _CutEdges(start, dst, row_at, degree, found.num_edges)
 
 
-def _deal(cut: _CutEdges, settings: LibraSettings) -> tuple[npt.NDArray[np.uint64], npt.NDArray[Any], list[int]]:
+def _deal(
+    cut: _CutEdges, settings: LibraSettings, *, typed: bool
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[Any], list[int]]:
     """Return the part sets of the vertices, the part of each cut edge, and the edges of each part."""
     num_edges, num_parts = cut.num_edges, settings.parts
     words = num_words(num_parts)
@@ -160,6 +163,7 @@ def _deal(cut: _CutEdges, settings: LibraSettings) -> tuple[npt.NDArray[np.uint6
         words,
         int(edge_part.itemsize == 2),
         int(settings.edges == "shuffled"),
+        int(typed),
     )
     kernel = native.kernel("mggcn_libra_assign")
     # A shuffled order is a permutation of the first power of two from M on.

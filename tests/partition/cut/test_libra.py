@@ -14,7 +14,7 @@ import pytest
 
 from mggcn import native
 from mggcn.errors import ConfigError, GraphError
-from mggcn.graph.csr import CSR, Graph
+from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
 from mggcn.partition import sweep as sweep_module
@@ -218,6 +218,29 @@ def test_roots_are_drawn_evenly() -> None:
     split = np.bitwise_count(got.parts[:, 0]) == 2
     assert split.sum() > 500
     assert abs(got.owner[split].mean() - 0.5) < 5 * 0.5 / split.sum() ** 0.5
+
+
+@pytest.mark.parametrize("edges", ORDERS)
+@pytest.mark.parametrize("parts", [2, 5, 70])
+def test_parallel_edges_lie_in_one_part(parts: int, edges: EdgeOrder) -> None:
+    """Fails if edges of several relations between two vertices are torn apart, where a maximum would count them twice."""
+    counts = dense_of("directed") * np.random.default_rng(3).integers(1, 4, (41, 41))
+
+    def repeated(matrix: Any) -> CSR:
+        rows, cols = (np.repeat(numbers, matrix[matrix > 0]) for numbers in np.nonzero(matrix))
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=41))])
+        return CSR(ArrayRows(indptr), ArrayRows(cols.astype(np.int32)), None, 41)
+
+    counts = counts.astype(np.int64)
+    adj, adj_t = repeated(counts), repeated(counts.T)
+    sizes: Any = {"features": None, "labels": None, "splits": {}, "num_classes": 0, "num_relations": 3}
+    got = libra(Graph(name="small", adj=adj, adj_t=adj_t, **sizes), LibraSettings(parts=parts, seed=SEED, edges=edges))
+    for matrix, part in ((adj, got.edge_part), (adj_t, got.edge_part_t)):
+        rows = np.repeat(np.arange(41), np.diff(matrix.indptr.array()))
+        found = set(zip(rows, matrix.indices.array(), part.array(), strict=True))
+        assert len(found) == np.count_nonzero(counts)
+    assert sum(got.statistics.edges_per_part) == counts.sum() - counts.trace()
+    assert max(got.statistics.edges_per_part) < edge_limit(int(counts.sum()), parts) + 3
 
 
 def test_wrong_settings_are_refused() -> None:
