@@ -271,7 +271,7 @@ def logits(module: Network, inputs: tuple[Tensor, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", [name for name in CONVS if name not in ("sage-gcn", "sgc", "appnp")])
+@pytest.mark.parametrize("name", [name for name in CONVS if name not in ("sage-gcn", "appnp")])
 def test_weights_are_exchanged_by_these_names(name: str, norm: str) -> None:
     """Fails if from_pyg or to_pyg takes a matrix, side, vector or running statistic for another one."""
     module, model = network_of(name, norm)

@@ -26,7 +26,7 @@ from torch_geometric.nn import (
     Sequential,
 )
 
-from mggcn.api import GAT, GCN, RGCN, SAGE, GATv2, load
+from mggcn.api import GAT, GCN, RGCN, SAGE, SGC, GATv2, load
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph
@@ -448,8 +448,8 @@ def test_norms_and_activations_that_the_model_has_not_are_refused() -> None:
         from_pyg(graph_norm, GCN((12,), norm_layer="layer"))
 
 
-def test_sage_and_gin_that_no_model_has_are_refused() -> None:
-    """Fails if another aggregator, projection, or other dense layers pass for those of mggcn's."""
+def test_sage_gin_and_sgc_that_no_model_has_are_refused() -> None:
+    """Fails if another aggregator, projection, number of hops or other dense layers pass for those of mggcn's."""
     for conv, message in (
         (SAGEConv(9, 4, normalize=True), "SAGEConv 1 has normalize=True"),
         (SAGEConv(9, 4, root_weight=False), "SAGEConv 1 has root_weight=False"),
@@ -463,6 +463,18 @@ def test_sage_and_gin_that_no_model_has_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             from_pyg(conv)
+    sgc = SGC(hops=3)
+    for module, model, message in (
+        (torch.nn.ModuleList([pyg.SGConv(9, 9, 3), pyg.SGConv(9, 4, 3)]), sgc, "several SGConv layers"),
+        (pyg.SGConv(9, 4, 2), sgc, r"SGConv has K=2 .*hops=3 .*mggcn.SGC\(hops=2\)"),
+        (pyg.SGConv(9, 4, 3), dataclasses.replace(sgc, norm="mean"), "the symmetric norm, .*norm='mean'"),
+        (pyg.SGConv(9, 4, 3, add_self_loops=False), sgc, "SGConv 1 has add_self_loops=False"),
+        (pyg.SGConv(9, 4, 3, aggr="mean"), sgc, "SGConv 1 has aggr='mean'"),
+        (pyg.SGConv(9, 4, 3), GCN(), r"SGConv is mggcn.SGC\(\), but the model is gcn"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            from_pyg(module, model)
+    assert len(from_pyg(pyg.SGConv(9, 4, 3))) == 2
     assert len(from_pyg(GINConv(pyg.MLP([9, 4, 4], norm=None)))) == 5
     assert len(from_pyg(SAGEConv(9, 4))) == 3
     with pytest.raises(ConfigError, match=r"model=mggcn.SAGE\(\.\.\., aggregator='mean', self_loops=False\)"):
