@@ -21,10 +21,13 @@ from tests.machines import keep_recorded
 native.limit_spinning()  # processes that share the cores: before any test loads torch
 
 NEEDS = {
-    "torch_geometric": ["graph/test_convert.py", "model/test_weights.py", "test_api.py"],
+    "torch_geometric": [
+        *("graph/test_convert.py", "graph/test_join.py", "graph/test_relations.py", "graph/test_tables.py"),
+        *("model/test_beside_pyg.py", "model/test_weights.py", "test_api.py"),
+    ],
     "matplotlib": ["report/test_breakdown.py", "report/test_gantt.py", "report/test_plots.py"],
     "tensorboard": ["train/test_tensorboard.py"],
-    "sklearn": ["train/test_metrics.py"],
+    "sklearn": ["train/test_class_scores.py", "train/test_metrics.py"],
 }
 """Test files that compare with a package which the GPU tests (-m cuda) do without."""
 MISSING = {name: files for name, files in NEEDS.items() if importlib.util.find_spec(name) is None}

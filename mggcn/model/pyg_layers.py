@@ -86,6 +86,17 @@ def _check_gcn(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
     _check_self_loops(layer, conv, model, "GCN")
 
 
+def _check_sgc(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
+    if not last:
+        raise ConfigError("the module has several SGConv layers, but mggcn's SGC has one matrix; give one layer")
+    if (conv.K, "symmetric") != (model.hops, model.norm):
+        raise ConfigError(
+            f"SGConv has K={conv.K} and the symmetric norm, but the model has hops={model.hops} and norm={model.norm!r}; "
+            f"name the model that the weights are for: model=mggcn.SGC(hops={conv.K}), also for the Trainer"
+        )
+    _check_self_loops(layer, conv, model, "SGC")
+
+
 def _rgcn_weights(layer: int, conv: Any) -> dict[str, Weight]:
     name = f"layers.{layer}"
     found = {} if conv.root is None else {f"{name}.weight": Weight(conv.root)}
@@ -293,6 +304,13 @@ TWINS: Final[Mapping[str, Twin]] = MappingProxyType(
             ),
             weights=_sage_weights,
             check=_check_sage,
+        ),
+        "SGConv": Twin(
+            model=lambda conv: ModelConfig(kind="sgc", hops=conv.K),
+            call="mggcn.SGC()",
+            options=MappingProxyType({"aggr": ("sum", "no model sums otherwise"), **FLOW}),
+            weights=lambda layer, conv: _linear(layer, conv.lin),
+            check=_check_sgc,
         ),
         "GINConv": Twin(
             model=lambda conv: ModelConfig(kind="gin"),

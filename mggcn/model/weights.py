@@ -151,7 +151,8 @@ def from_pyg(module: Any, model: ModelConfig | None = None) -> dict[str, Tensor]
     (and dropout) between them and nothing else, on the same graph.
 
     Args:
-        module: A torch module with layers of one kind: GCNConv, SAGEConv, GINConv, GATConv, GATv2Conv or RGCNConv.
+        module: A torch module with layers of one kind: GCNConv, SAGEConv, GINConv, GATConv, GATv2Conv or RGCNConv; or one
+            SGConv.
         model: The model that the weights are for, by default `GCN()`, `RGCN(bases=...)`, `GAT(heads=...)` or
             `GATv2(heads=...)` as the first layer has them: `GCN(self_loops=False)` for layers with add_self_loops=False,
             and then for the Trainer too, since weights do not say how their layers were made. An RGCNConv without

@@ -24,7 +24,8 @@ from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
 from mggcn.trainer import Trainer
 from tests.graphs import one_epoch
-from tests.train.test_exact import SEED, config_of
+from tests.model.dense_stack import expected
+from tests.train.test_exact import SEED, TOLERANCE, config_of
 from tests.train.test_mixed import with_run
 
 VERTICES, FEATURES, CLASSES = 37, 11, 4
@@ -65,12 +66,20 @@ def typed_graph(kind: str, num_relations: int = 5) -> Graph:
     )
 
 
-@pytest.mark.parametrize("num_relations", [20])
-def test_logits_and_gradients_equal_pyg(num_relations: int) -> None:
-    """Fails if 20 relations and 40 bases give other logits than PyG's RGCNConv, or other gradients. Source: issue 19.9."""
+@pytest.mark.parametrize(("ranks", "strategy"), [(1, "broadcast"), (3, "halo"), (3, "delayed")])
+def test_logits_and_gradients_equal_pyg(ranks: int, strategy: str, num_relations: int = 20) -> None:
+    """Fails if 20 relations and 40 bases give other logits or gradients than PyG's RGCNConv, or than the dense formula.
+
+    Source: issue 19.9.
+    """
     graph = typed_graph("random", num_relations)
     edges, types = typed_edges("random", num_relations)
-    config = config_of(2, kind="rgcn", hidden=(6,), bases=40)
+    config = config_of(ranks, strategy=strategy, kind="rgcn", hidden=(6,), bases=40)
+    exact = one_epoch(config, graph)
+    _, gradients, _, _ = expected(graph, config, exact[0].weights)
+    for rank in exact:
+        for name, gradient in gradients.items():
+            assert np.abs(rank.grads[name] - gradient).max() < TOLERANCE * np.abs(gradient).max()
     config = with_run(config, precision="fp32")
     found = one_epoch(config, graph)
     convs = [RGCNConv(d, e, num_relations, num_bases=40) for d, e in ((FEATURES, 6), (6, CLASSES))]

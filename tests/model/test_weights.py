@@ -26,13 +26,14 @@ from torch_geometric.nn import (
     Sequential,
 )
 
-from mggcn.api import GAT, GCN, RGCN, SAGE, GATv2, load
-from mggcn.config import Config, ModelConfig
+from mggcn.api import GAT, GCN, RGCN, SAGE, SGC, GATv2, load
+from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.model.weights import from_pyg, to_pyg
 from mggcn.trainer import Trainer
 from tests.graphs import make_graph, pattern
+from tests.model.test_beside_pyg import gin_conv, network_of
 
 SEED = 8086
 
@@ -386,13 +387,12 @@ class Attention(Stack):
             torch.nn.init.normal_(parameter, std=0.5)
 
 
-@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("conv", "model"), [(GATConv, GAT), (GATv2Conv, GATv2)])
-def test_attention_gives_the_logits_of_pyg_and_back(conv: type[GATConv | GATv2Conv], model: Any, bias: bool) -> None:
-    """Fails if the scores' vectors, sides or heads are mixed up in either direction."""
+def test_attention_without_bias_gives_the_logits_of_pyg_and_back(conv: type[GATConv | GATv2Conv], model: Any) -> None:
+    """Fails if a layer without a bias gets one, or GATv2's matrices, which then have none either, are mixed up."""
     torch.manual_seed(SEED)
-    module = Attention(conv, (9, 12, 4), bias=bias)
-    trainer = Trainer(directed(), model((12,), heads=4, bias=bias), threads=1, lr=0.05)
+    module = Attention(conv, (9, 12, 4), bias=False)
+    trainer = Trainer(directed(), model((12,), heads=4, bias=False), threads=1, lr=0.05)
     expected = logits(module, directed(), torch.float32)
     for state in (module, from_pyg(module)):
         assert_equal_to(trainer.scores_of(state), expected, 1e-5)
@@ -427,96 +427,6 @@ def test_attention_that_no_model_has_is_refused() -> None:
         from_pyg(apart)
 
 
-class Network(torch.nn.Module):
-    """Convolutions with norms and an activation between them, as PyG's examples write them."""
-
-    def __init__(self, convs: list[torch.nn.Module], norms: list[torch.nn.Module], act: torch.nn.Module) -> None:
-        super().__init__()
-        self.convs, self.norms, self.act = torch.nn.ModuleList(convs), torch.nn.ModuleList(norms), act
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias") or "norms" in name:
-                torch.nn.init.normal_(parameter, mean=0.5)
-        for buffer in self.buffers():
-            if buffer.dtype.is_floating_point:
-                torch.nn.init.uniform_(buffer, 0.5, 1.5)
-
-    def forward(self, x: Tensor, *edges: Tensor) -> Tensor:
-        for number, conv in enumerate(self.convs[:-1]):
-            x = conv(x, *edges)
-            x = self.act(self.norms[number](x) if self.norms else x)
-        return self.convs[-1](x, *edges)  # type: ignore[no-any-return]
-
-
-def gin_conv(d: int, e: int, act: torch.nn.Module) -> GINConv:
-    dense = torch.nn.Sequential(torch.nn.Linear(d, e), act, torch.nn.Linear(e, e))
-    return GINConv(dense, train_eps=True)
-
-
-CONVS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "gcn": (lambda d, e, act, last: GCNConv(d, e), {"kind": "gcn"}),
-    "sage-mean": (
-        lambda d, e, act, last: SAGEConv(d, e),
-        {"kind": "sage", "aggregator": "mean", "self_loops": False},
-    ),
-    "sage-max": (
-        lambda d, e, act, last: SAGEConv(d, e, aggr="max", project=True),
-        {"kind": "sage", "aggregator": "max"},
-    ),
-    "gin": (lambda d, e, act, last: gin_conv(d, e, act), {"kind": "gin"}),
-    "gat": (
-        lambda d, e, act, last: GATConv(d, e if last else e // 4, heads=4, concat=not last),
-        {"kind": "gat", "heads": 4},
-    ),
-    "gatv2": (
-        lambda d, e, act, last: GATv2Conv(d, e if last else e // 4, heads=4, concat=not last),
-        {"kind": "gatv2", "heads": 4},
-    ),
-    "rgcn": (lambda d, e, act, last: RGCNConv(d, e, 3, num_bases=2), {"kind": "rgcn", "bases": 2}),
-}
-NORMS: dict[str, Any] = {"none": None, "layer": torch.nn.LayerNorm, "batch": torch.nn.BatchNorm1d}
-ACTS: dict[str, Any] = {"relu": torch.nn.ReLU(), "elu": torch.nn.ELU(), "leaky_relu": torch.nn.LeakyReLU()}
-ACTS["gelu"] = torch.nn.GELU()
-
-
-def network_of(kind: str, norm: str, act: str) -> tuple[Network, ModelConfig]:
-    """A module of two hidden layers and the model that it is."""
-    torch.manual_seed(SEED)
-    make, settings = CONVS[kind]
-    widths = list(itertools.pairwise((9, 12, 8, 4)))
-    convs = [make(d, e, ACTS[act], number == 2) for number, (d, e) in enumerate(widths)]
-    norms = [] if norm == "none" else [NORMS[norm](e) for _, e in widths[:-1]]
-    model = ModelConfig(hidden=(12, 8), norm_layer=norm, activation=act, **settings)  # type: ignore[arg-type]
-    return Network(convs, norms, ACTS[act]).eval(), model
-
-
-@pytest.mark.covering(1, rest="slow")
-@pytest.mark.parametrize("act", list(ACTS))
-@pytest.mark.parametrize("norm", list(NORMS))
-@pytest.mark.parametrize("kind", list(CONVS))
-def test_every_convolution_with_every_norm_and_back(kind: str, norm: str, act: str) -> None:
-    """Fails if a matrix, side, eps, norm or running statistic is mixed up in either direction."""
-    module, model = network_of(kind, norm, act)
-    data = relations(torch.float32)
-    plain = data.clone()
-    del plain.edge_type
-    if kind != "rgcn":
-        plain.edge_index = plain.edge_index.unique(dim=1)
-        data = plain
-    edges = (data.edge_index, data.edge_type) if kind == "rgcn" else (data.edge_index,)
-    trainer = Trainer(load(data), model, threads=1, lr=0.01)
-    with torch.no_grad():
-        expected = module(data.x, *edges).numpy()
-    state = from_pyg(module, model)
-    assert_equal_to(trainer.scores_of(state), expected, 1e-5)
-    assert_equal_to(trainer.scores_of(module), expected, 1e-5)
-    trainer.fit(epochs=2)
-    to_pyg(trainer.state_dict("last"), module, model)
-    with torch.no_grad():
-        trained = module(data.x, *edges).numpy()
-    assert np.abs(trained - expected).max() > 1e-3
-    assert_equal_to(trainer.predict(weights="last"), trained, 1e-5)
-
-
 def test_norms_and_activations_that_the_model_has_not_are_refused() -> None:
     """Fails if a norm or activation of another model, of other options or number is left out or taken for its own."""
     module, model = network_of("gcn", "batch", "elu")
@@ -533,13 +443,13 @@ def test_norms_and_activations_that_the_model_has_not_are_refused() -> None:
     module.norms[0].eps = 1e-3
     with pytest.raises(ConfigError, match=r"BatchNorm1d 1 has eps=0.001, but mggcn's norms have eps=1e-05"):
         from_pyg(module, model)
-    graph_norm = Network([GCNConv(9, 12), GCNConv(12, 4)], [pyg.LayerNorm(12)], torch.nn.ReLU())
+    graph_norm = torch.nn.ModuleList([GCNConv(9, 12), pyg.LayerNorm(12), torch.nn.ReLU(), GCNConv(12, 4)])
     with pytest.raises(ConfigError, match="LayerNorm 1 has mode='graph'"):
         from_pyg(graph_norm, GCN((12,), norm_layer="layer"))
 
 
-def test_sage_and_gin_that_no_model_has_are_refused() -> None:
-    """Fails if another aggregator, projection, or other dense layers pass for those of mggcn's."""
+def test_sage_gin_and_sgc_that_no_model_has_are_refused() -> None:
+    """Fails if another aggregator, projection, number of hops or other dense layers pass for those of mggcn's."""
     for conv, message in (
         (SAGEConv(9, 4, normalize=True), "SAGEConv 1 has normalize=True"),
         (SAGEConv(9, 4, root_weight=False), "SAGEConv 1 has root_weight=False"),
@@ -553,6 +463,18 @@ def test_sage_and_gin_that_no_model_has_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             from_pyg(conv)
+    sgc = SGC(hops=3)
+    for module, model, message in (
+        (torch.nn.ModuleList([pyg.SGConv(9, 9, 3), pyg.SGConv(9, 4, 3)]), sgc, "several SGConv layers"),
+        (pyg.SGConv(9, 4, 2), sgc, r"SGConv has K=2 .*hops=3 .*mggcn.SGC\(hops=2\)"),
+        (pyg.SGConv(9, 4, 3), dataclasses.replace(sgc, norm="mean"), "the symmetric norm, .*norm='mean'"),
+        (pyg.SGConv(9, 4, 3, add_self_loops=False), sgc, "SGConv 1 has add_self_loops=False"),
+        (pyg.SGConv(9, 4, 3, aggr="mean"), sgc, "SGConv 1 has aggr='mean'"),
+        (pyg.SGConv(9, 4, 3), GCN(), r"SGConv is mggcn.SGC\(\), but the model is gcn"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            from_pyg(module, model)
+    assert len(from_pyg(pyg.SGConv(9, 4, 3))) == 2
     assert len(from_pyg(GINConv(pyg.MLP([9, 4, 4], norm=None)))) == 5
     assert len(from_pyg(SAGEConv(9, 4))) == 3
     with pytest.raises(ConfigError, match=r"model=mggcn.SAGE\(\.\.\., aggregator='mean', self_loops=False\)"):

@@ -62,7 +62,7 @@ def test_dropout_is_that_of_the_vertex(where: Where, strategy: str) -> None:
 
 
 @pytest.mark.covering(2)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["broadcast", "halo", "slice", "delayed"])
 @pytest.mark.parametrize("ranks", [1, 3, 5])
 @pytest.mark.parametrize("affine", [True, False])
 def test_batch_norm_is_that_of_the_whole_graph(strategy: str, ranks: int, affine: bool) -> None:
@@ -92,7 +92,7 @@ def test_batch_norm_is_that_of_the_whole_graph(strategy: str, ranks: int, affine
         return part.gather(z.detach()), whole(part, mine.grad, x), grads, norm.state_dict(), part.gather(evaluated)
 
     for z_found, grad, grads, state, evaluated in on_ranks(graph, ranks, body, strategy=strategy):
-        close = {"rtol": 1e-9, "atol": 1e-10}
+        close = {"rtol": 1e-10, "atol": 1e-10}
         torch.testing.assert_close(z_found, z.detach(), **close)
         torch.testing.assert_close(grad, expected.grad, **close)
         for found, parameter in zip(grads, reference.parameters(), strict=True):

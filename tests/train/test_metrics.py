@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from typing import Any
+
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 from sklearn import metrics as oracle
 
+from mggcn.assemble_rank import Rank
+from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.train.metrics import (
     accuracy,
     average_precision,
@@ -19,6 +26,8 @@ from mggcn.train.metrics import (
     per_class,
     roc_auc,
 )
+from tests.graphs import make_graph, on_ranks, pattern
+from tests.train.test_exact import config_of
 
 EXACT = {"rel": 1e-12, "abs": 1e-12}
 
@@ -27,29 +36,28 @@ def counts_of(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.nda
     return np.stack([np.bincount(x, minlength=classes) for x in (labels[labels == predicted], predicted, labels)])
 
 
-@pytest.mark.parametrize("seed", range(300, 312))
-def test_counted_scores_equal_scikit_learn(seed: int) -> None:
-    """Fails if a class that is absent, never predicted or never right counts wrongly."""
-    rng = np.random.default_rng(seed)
-    classes = int(rng.integers(2, 8))
-    labels = rng.choice(rng.integers(0, classes, 3), 60)
-    predicted = np.where(rng.random(60) < 0.5, labels, rng.integers(0, classes, 60))
-    if seed % 3 == 0:
-        predicted[:] = labels[0]
-    counts = counts_of(labels, predicted, classes)
-    assert accuracy(counts) == pytest.approx(oracle.accuracy_score(labels, predicted), **EXACT)
-    assert macro_f1(counts) == pytest.approx(
-        oracle.f1_score(labels, predicted, average="macro", zero_division=0), **EXACT
-    )
-    assert micro_f1(counts) == pytest.approx(oracle.f1_score(labels, predicted, average="micro"), **EXACT)
-    present = np.isin(predicted, labels)  # scikit-learn warns of predictions of a class that no vertex has
-    counts = counts_of(labels[present], predicted[present], classes)
-    if 1 < np.unique(labels[present]).size == np.unique(labels).size:
-        expected = oracle.balanced_accuracy_score(labels[present], predicted[present])
-        assert balanced_accuracy(counts) == pytest.approx(expected, **EXACT)
-    table = oracle.precision_recall_fscore_support(labels, predicted, labels=range(classes), zero_division=0)
-    for name, expected in zip(("precision", "recall", "f1", "support"), table, strict=True):
-        assert per_class(counts_of(labels, predicted, classes))[name] == pytest.approx(expected, **EXACT)
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true", "ignore:A single label was found")
+@pytest.mark.parametrize("size", [1, 2, 3, 60])
+def test_counted_scores_equal_scikit_learn(size: int) -> None:
+    """Fails if a class that is absent, never predicted or never right counts wrongly, or one vertex or class is special."""
+    rng = np.random.default_rng(300 + size)
+    for number in range(24):
+        classes = int(rng.integers(2, 8))
+        labels = rng.choice(rng.integers(0, classes, rng.integers(1, 4)), size)
+        predicted = np.where(rng.random(size) < 0.5, labels, rng.integers(0, classes, size))
+        if number % 3 == 0:
+            predicted[:] = labels[0]
+        counts = counts_of(labels, predicted, classes)
+        for metric, expected in (
+            (accuracy, oracle.accuracy_score(labels, predicted)),
+            (balanced_accuracy, oracle.balanced_accuracy_score(labels, predicted)),
+            (macro_f1, oracle.f1_score(labels, predicted, average="macro", zero_division=0)),
+            (micro_f1, oracle.f1_score(labels, predicted, average="micro")),
+        ):
+            assert metric(counts) == pytest.approx(expected, **EXACT), metric.__name__
+        table = oracle.precision_recall_fscore_support(labels, predicted, labels=range(classes), zero_division=0)
+        for name, expected in zip(("precision", "recall", "f1", "support"), table, strict=True):
+            assert per_class(counts)[name] == pytest.approx(expected, **EXACT)
 
 
 def test_empty_splits_have_no_score() -> None:
@@ -147,10 +155,18 @@ def test_gathered_scores_of_entries_equal_scikit_learn() -> None:
         each = [expected(truth[~unknown[:, c], c], scores[~unknown[:, c], c]) for c in range(3)]
         assert gathered_score(metric, scores, truth) == pytest.approx(np.mean(each), **EXACT)
         assert gathered_score(metric, scores[:0], truth[:0]) is None
-    same = np.ones((9, 1))
-    assert gathered_score("r2", same, same) == 1.0
-    assert gathered_score("r2", same + 1, same) == 0.0
-    assert gathered_score("r2", same[:1], same[:1]) is None
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -3e7])
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_constant_targets_equal_scikit_learn(value: float, size: int) -> None:
+    """Fails if R2 of targets that are all equal, which have no spread but rounding, or of one target is another."""
+    targets = np.full((size, 1), value)
+    for scores in (targets, targets + 1, targets + np.linspace(0, 1e-3, size)[:, None]):
+        for metric, expected in (("mae", oracle.mean_absolute_error), ("rmse", oracle.root_mean_squared_error)):
+            assert gathered_score(metric, scores, targets) == pytest.approx(expected(targets, scores), **EXACT)
+        expected_r2 = None if size == 1 else pytest.approx(oracle.r2_score(targets, scores), **EXACT)
+        assert gathered_score("r2", scores, targets) == expected_r2
 
 
 def test_average_precision_of_classes() -> None:
@@ -160,3 +176,114 @@ def test_average_precision_of_classes() -> None:
     probability = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     expected = oracle.average_precision_score(labels, probability)
     assert gathered_score("average_precision", logits, labels) == pytest.approx(expected, **EXACT)
+
+
+def of_classes(metric: str, logits: np.ndarray, labels: np.ndarray) -> float | None:
+    """The metric by scikit-learn; of several classes the mean over those that have a score."""
+    predicted = logits.argmax(1)
+    if metric == "accuracy":
+        return float(oracle.accuracy_score(labels, predicted))
+    if metric == "balanced_accuracy":
+        return float(oracle.balanced_accuracy_score(labels, predicted))
+    if metric.endswith("f1"):
+        return float(oracle.f1_score(labels, predicted, average=metric.removesuffix("_f1"), zero_division=0))
+    ranked = log_softmax(logits, axis=1)
+    scored = {1: logits[:, 1] - logits[:, 0]} if logits.shape[1] == 2 else dict(enumerate(ranked.T))
+    return mean_of(metric, [((labels == c).astype(int), scores) for c, scores in scored.items()])
+
+
+def of_entries(metric: str, logits: np.ndarray, labels: np.ndarray) -> float | None:
+    """The metric by scikit-learn of known entries: of each column, or of all entries for accuracy and micro F1."""
+    known = ~np.isnan(labels)
+    columns = [(labels[rows, d], logits[rows, d]) for d, rows in enumerate(known.T)]
+    if metric in ("accuracy", "micro_f1"):
+        truth, predicted = labels[known], logits[known] > 0
+        score = oracle.accuracy_score if metric == "accuracy" else functools.partial(oracle.f1_score, zero_division=0)
+        return float(score(truth, predicted)) if known.any() else None
+    if metric in ("balanced_accuracy", "macro_f1"):
+        columns = [(truth, scores > 0) for truth, scores in columns]
+    return mean_of(metric, columns)
+
+
+def mean_of(metric: str, columns: list[tuple[np.ndarray, np.ndarray]]) -> float | None:
+    """The mean over the columns that have a score at all: scikit-learn warns of others, or says that they have none."""
+    least = {"roc_auc": lambda truth: np.unique(truth).size > 1, "average_precision": lambda truth: (truth > 0).any()}
+    least["r2"] = lambda truth: truth.size > 1
+    score = {
+        "roc_auc": oracle.roc_auc_score,
+        "average_precision": oracle.average_precision_score,
+        "balanced_accuracy": oracle.balanced_accuracy_score,
+        "macro_f1": functools.partial(oracle.f1_score, zero_division=0),
+        "mae": oracle.mean_absolute_error,
+        "rmse": oracle.root_mean_squared_error,
+        "r2": oracle.r2_score,
+    }[metric]
+    found = [score(truth, scores) for truth, scores in columns if least.get(metric, lambda truth: truth.size)(truth)]
+    return float(np.mean(found)) if found else None
+
+
+COUNTED, RANKED = ("accuracy", "balanced_accuracy", "macro_f1", "micro_f1"), ("roc_auc", "average_precision")
+TASKS = {
+    "two": COUNTED + RANKED,
+    "classes": COUNTED + RANKED,
+    "labels": COUNTED + RANKED,
+    "numbers": ("mae", "rmse", "r2"),
+}
+
+
+@functools.cache
+def graph_of(task: str) -> Graph:
+    """47 vertices; validation without the last class and with a column of one value, test of one vertex."""
+    rng = np.random.default_rng(94)
+    sizes: Any = {"num_features": 6, "num_classes": 2 if task == "two" else 4, "sparse": False, "weighted": False}
+    graph = make_graph(pattern("random", 47, 3), **sizes, seed=6)
+    val, test = np.arange(47) % 3 == 1, np.arange(47) == 3
+    labels: Any = rng.integers(0, graph.num_classes, 47)
+    labels[val] = np.minimum(labels[val], graph.num_classes - 2)
+    if task == "labels":
+        labels = rng.integers(-1, 2, (47, 4)).astype(np.int8)
+        labels[:, 0] = np.abs(labels[:, 0])
+        labels[val, 1], labels[val, 2] = 1, -1
+    elif task == "numbers":
+        labels = rng.normal(size=(47, 4)).astype(np.float32)
+        labels[:, 1:][rng.random((47, 3)) < 0.3] = np.nan
+        labels[val, 1], labels[val, 2] = 0.1, np.nan
+    splits = {"train": ~val & ~test, "val": val, "test": test}
+    masks = {name: ArrayRows(mask[None]) for name, mask in splits.items()}
+    return dataclasses.replace(graph, labels=ArrayRows(labels), splits=masks)
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true", "ignore:A single label was found")
+@pytest.mark.parametrize(("ranks", "strategy"), [(1, "broadcast"), (3, "halo"), (3, "delayed")])
+@pytest.mark.parametrize("task", TASKS)
+def test_scores_of_ranks_equal_scikit_learn(task: str, ranks: int, strategy: str) -> None:
+    """Fails if a vertex is missing or counts twice, scores meet other labels, or ties of logits are broken otherwise."""
+    graph = graph_of(task)
+    assert graph.labels is not None
+    labels = graph.labels.array()
+    truth = np.where(labels < 0, np.nan, labels) if task == "labels" else labels
+    expected_of = of_classes if labels.ndim == 1 else of_entries
+    for metric in TASKS[task]:
+        config = config_of(ranks, strategy=strategy, hidden=(5,))
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, metric=metric))
+
+        def body(rank: Rank) -> Any:
+            weights, found = rank.trainer.runtime.weights, []
+            for state in (weights.state_dict(), {name: 0 * w for name, w in weights.state_dict().items()}):
+                weights.load_state_dict(state)
+                scores = rank.trainer.evaluate()
+                found.append(
+                    (scores, rank.trainer.runtime.inputs.row_ids.numpy(), rank.trainer.logits().clone().numpy())
+                )
+            return found
+
+        for parts in zip(*on_ranks(config, graph, body), strict=True):
+            logits = np.zeros((47, graph.num_classes))
+            for _, ids, rows in parts:
+                logits[ids] = rows
+            for name, mask in graph.splits.items():
+                rows = mask.array()[0]
+                expected = expected_of(metric, logits[rows], truth[rows])
+                for scores, _, _ in parts:
+                    found = scores[name]
+                    assert found == (expected if expected is None else pytest.approx(expected, **EXACT)), (metric, name)

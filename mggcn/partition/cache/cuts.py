@@ -69,6 +69,8 @@ def find_or_make_cut(graph: Graph, settings: LibraSettings, folder: Path, force:
     Raises: StoreError if the kept cut is damaged or belongs to another graph, or if it cannot be written.
     """
     target, described = folder / settings.name, {"kind": "libra", **dataclasses.asdict(settings)}
+    if graph.num_relations:
+        described["parallel_edges"] = "together"  # older cuts could part them
     if target.exists() and not force:
         return Stored(_read_vertex_cut(target, graph, described), target, None)
     began = time.perf_counter()
