@@ -28,7 +28,7 @@ Row = tuple[tuple[str, Hashable], ...]
 Value = tuple[str, Any]
 """A factor with one of its values."""
 DRAWS = 10
-"""Draws of which `pairwise` takes the best; 40 save a tenth of the cases of tests/model/stack_cases.py in four times the time."""
+"""Draws of which `pairwise` takes the best: of models, 40 save one case in ten and take four times as long."""
 ELSEWHERE = ("nccl", "slow", "full")
 """Marks of cases that neither suite may run: they cover nothing."""
 

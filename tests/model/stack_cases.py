@@ -63,7 +63,7 @@ LEVELS: dict[str, list[Any]] = {
     "bias": [True, False],
     "weighted": [False, True],
     "typed": [False, True],
-    "features": ["dense", "sparse or not", "sparse"],
+    "features": ["dense", "sparse or not", "sparse"],  # of sparse data stored as the plan chooses, or sparse
     "products": ["auto", "gemm-first", "aggregate-first"],
     "prune": ["auto", "off"],
 }
@@ -132,7 +132,8 @@ def legal(case: Case) -> bool:
 
 
 CASES = pairwise(LEVELS, [(one, other) for one, other, _ in REFUSED], legal, "stack")
-FAST = covering([tuple(case.items()) for case in CASES], 1, "stack")
+FAST, EMULATED_TOO = (covering([tuple(case.items()) for case in CASES], 1, seed) for seed in ("stack", "emulated"))
+"""Numbers of cases in which every setting occurs: of the fast suite, and of those that run under the emulator."""
 PLAIN: Case = {name: values[0] for name, values in LEVELS.items()} | {"ranks": 2, "depth": 2, "head": "linear"}
 
 
