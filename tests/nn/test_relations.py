@@ -93,11 +93,20 @@ def test_means_and_their_gradients(
 
 
 @pytest.mark.parametrize("where", [CPU, EMULATED], ids=lambda where: where.name)
-def test_rows_wider_than_the_work_space(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if columns beyond the first panel of a GPU's products are lost, or hubs need more work space than there is."""
+def test_hubs_and_rows_wider_than_the_work_space(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if columns beyond the first panel are lost, or a hub's parts need more work space than a GPU's kernels have."""
     for module in (rank_aggregation, partitioned):
-        monkeypatch.setattr(module, "PANEL", 16)
-    check(graph_of("star"), 2, 21, 3, 8, where, strategy="halo")
+        monkeypatch.setattr(module, "PANEL", 8)
+    leaves, cols, bases = np.arange(1, 3001), 40, 2
+    hub = np.zeros_like(leaves)
+    edges, types = np.array([[*leaves, *hub], [*hub, *leaves]]), np.repeat([0, 1], leaves.shape[0])
+    graph = from_arrays(edges=edges, edge_types=types, num_vertices=3001)
+    x, c, g = numbers(1, 3001, cols), numbers(2, 2, bases), numbers(3, 3001, bases * cols)
+    found = results(graph, 1, x, c, g, where, strategy="halo")
+    inputs = (x.clone().requires_grad_(), c.clone().requires_grad_())
+    means = torch.stack([inputs[0][1:].mean(0), inputs[0][0]])
+    mixed = (inputs[1][:, :, None] * means[:, None]).flatten(1)
+    compare(found, torch.cat([mixed[:1], mixed[1:].expand(3000, -1)]), inputs, g)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -245,6 +254,20 @@ def test_what_does_not_fit_is_refused() -> None:
         "by one operation",
         lambda part, x, c: aggregate_relations(x, c, part) if part.rank else aggregate(x, part),
     )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_operands_and_gradients_stay_as_they_are(strategy: str) -> None:
+    """Fails if an operand or torch's own gradient is overwritten by a strategy."""
+    x, c, g = numbers(1, 37, 8), numbers(2, RELATIONS, 2), numbers(3, 37, 2, 8)
+
+    def body(part: PartitionedGraph) -> None:
+        rows, weight, above = part.take(x).requires_grad_(), c.clone().requires_grad_(), part.take(g)
+        aggregate_relations(rows, weight, part).backward(above)
+        for here, given in ((rows.detach(), part.take(x)), (weight.detach(), c), (above, part.take(g))):
+            assert torch.equal(here, given)
+
+    on_ranks(graph_of("random"), 3, body, strategy=strategy)
 
 
 def test_second_derivatives_are_refused() -> None:
