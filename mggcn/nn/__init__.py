@@ -9,6 +9,7 @@ from mggcn.nn.layers import BatchNorm, dropout
 from mggcn.nn.neighbours import attend, attend_dynamic, reduce
 from mggcn.nn.partitioned import PartitionedGraph
 from mggcn.nn.reduce_edges import reduce_edges
+from mggcn.nn.relations import aggregate_relations
 from mggcn.nn.run import run
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "DeviceGraph",
     "PartitionedGraph",
     "aggregate",
+    "aggregate_relations",
     "attend",
     "attend_dynamic",
     "dropout",

@@ -51,6 +51,7 @@ class PartitionedGraph:
         comm.use_stream(self._backend.comm_stream)
         self._comm = comm
         self._num_vertices = graph.num_vertices
+        self._num_relations = graph.num_relations
         self._rows = VertexRows(graph, shared.partition, comm.rank, self._backend)
         self._features: Tensor | None = None
         self.aggregation = RankAggregation(shared, self._backend, comm)
@@ -76,6 +77,11 @@ class PartitionedGraph:
     def num_vertices(self) -> int:
         """Number of vertices of the whole graph, N."""
         return self._num_vertices
+
+    @property
+    def num_relations(self) -> int:
+        """Number of relations, R; 0 if edges have no types."""
+        return self._num_relations
 
     @property
     def num_rows(self) -> int:

@@ -6,6 +6,8 @@ copied first.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import zlib
 from collections.abc import Sequence
 
@@ -56,11 +58,14 @@ class RankAggregation:
         context = BuildContext(
             graph=graph.untyped(), partition=shared.partition, rank=rank, options=options, backend=backend, comm=comm
         )
-        self._aggregation: Aggregation = self._plan.build(context).exact
-        self._aggregation.begin_epoch(0)
+        self._aggregation = self._built(context)
+        # A matrix for the vertex itself stands for self-loops, which would have no relation.
+        loopless = dataclasses.replace(options, self_loops=False)
+        self._typed_context = dataclasses.replace(context, graph=graph, options=loopless)
         self._backend = backend
         self._dtype = STORAGE[run.precision]
-        self._panel = 2**31 if DEVICES[run.device].is_host else PANEL
+        self.panel = 2**31 if DEVICES[run.device].is_host else PANEL
+        """Most columns of a sparse product."""
         self._slots: dict[tuple[BufferSpec, ...], list[Tensor]] = {}
         self._comm = comm
         self._agreed: set[tuple[str, int, bool]] = set()
@@ -76,6 +81,16 @@ class RankAggregation:
             self._row_scale = backend.upload(row_scale.astype(real))
             self._col_scale = None if col_scale is None else self._row_scale
 
+    def _built(self, context: BuildContext) -> Aggregation:
+        aggregation: Aggregation = self._plan.build(context).exact
+        aggregation.begin_epoch(0)
+        return aggregation
+
+    @functools.cached_property
+    def _by_relation(self) -> Aggregation:
+        """The aggregation over entries by relation, built when first used. Collective."""
+        return self._built(self._typed_context)
+
     @property
     def backend(self) -> KernelBackend:
         """The kernels of this rank."""
@@ -89,23 +104,34 @@ class RankAggregation:
         self._backend.activate()
         self._agree("sum", x.shape[1], adjoint, like=x)
         out = self.padded(x.shape[1], x)
-        for first in range(0, x.shape[1], self._panel):
-            columns = slice(first, first + self._panel)
+        for first in range(0, x.shape[1], self.panel):
+            columns = slice(first, first + self.panel)
             self._apply(x[:, columns], out[:, columns], adjoint)
         return out.contiguous()
 
-    def run(self, op: EdgeOp, h: Tensor, cols: int, local: Sequence[Tensor], *, backward: bool) -> Tensor:
+    def run(
+        self,
+        op: EdgeOp,
+        h: Tensor,
+        cols: int,
+        local: Sequence[Tensor],
+        *,
+        backward: bool,
+        by_relation: bool = False,
+    ) -> Tensor:
         """Return an edge operation over the in-edges of this rank's rows, or their out-edges, (V, cols). Collective.
 
         h: the rows to be sent, from `padded`; backwards a strategy may overwrite it, so that copies of a row hold its
-        complete gradient. local: as EdgeOp.begin takes it. Raises: as apply; PlanError if the strategy cannot run the
-        operation.
+        complete gradient. local: as EdgeOp.begin takes it. by_relation: whether the operation reads entries by relation,
+        without self-loops; the edges must have types. Raises: as apply; PlanError if the strategy cannot run the operation.
         """
         self._backend.activate()
         self._agree(op.name, cols, backward, like=h)
+        buffers = self._buffers(cols, op)
+        aggregation = self._by_relation if by_relation else self._aggregation
         out = self.padded(cols, h)
-        move = self._aggregation.backward if backward else self._aggregation.forward
-        move(h, out, self._buffers(cols, op), 1, None, op, local)
+        move = aggregation.backward if backward else aggregation.forward
+        move(h, out, buffers, 1, None, op, local)
         return out
 
     def _agree(self, what: str, cols: int, adjoint: bool, like: Tensor) -> None:
@@ -148,10 +174,12 @@ class RankAggregation:
             torch.mul(x, scale[:, None], out=h)
         return h
 
-    def padded(self, cols: int, like: Tensor) -> Tensor:
-        """Return a new (V, cols) whose rows are padded to 64 bytes with zeros, since NaN in the padding may be slow."""
+    def padded(self, cols: int, like: Tensor, rows: int | None = None) -> Tensor:
+        """Return a new (V, cols), or of so many rows, padded to 64 bytes with zeros, since NaN in the padding may be
+        slow.
+        """
         spec = self._spec(cols)
-        whole = like.new_empty((spec.rows, spec.ld))
+        whole = like.new_empty((spec.rows if rows is None else rows, spec.ld))
         whole[:, cols:].zero_()
         return whole[:, :cols]
 
