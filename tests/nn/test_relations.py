@@ -178,7 +178,7 @@ def test_equals_the_model_of_the_same_weights(strategy: str) -> None:
         net, labels, train = Rgcn(model.weights), part.labels(), part.split("train")
         scores = net(part.features.double(), part)
         loss = torch.nn.functional.cross_entropy(scores[train], labels[train], reduction="sum") / part.count(train)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         part.sum_gradients(net)
         grads = {name: getattr(net, ours).grad.numpy() for name, ours in net.parameter_of.items()}
         return part.total(loss).item(), grads, part.gather(scores)
