@@ -225,6 +225,9 @@ class RunConfig:
     prune: Literal["auto", "off"] = "auto"
     """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
     and the strategy is exact over rows; off computes everything. Evaluation always does."""
+    recompute: Literal["off", "on"] = "off"
+    """Rows that dense products made and the backward pass reads: on computes them again where their operand is kept
+    anyway, for less memory and the time of these products; the same bits."""
     tune: Literal["auto", "on", "off"] = "auto"
     """Whether the first epochs on a CPU try the variants of its sparse products that the machine's figures leave open, at a
     cost of at most about an epoch, and keep the fastest, in the run and beside the store; no result changes. auto: those

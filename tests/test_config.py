@@ -81,6 +81,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "products": "gemm-first",
         "features": "sparse",
         "prune": "off",
+        "recompute": "on",
         "memory_limit": 2**40 + 1,
         "timeout_s": 12.5,
     },

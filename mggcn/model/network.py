@@ -25,7 +25,7 @@ from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fu
 from mggcn.model.rewrite.patterns import does, followed_by, in_a_row, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
-from mggcn.model.rewrite.storage import prune, read_outputs, recompute, round_operands, spare_gradients
+from mggcn.model.rewrite.storage import make_again, prune, read_outputs, recompute, round_operands, spare_gradients
 from mggcn.model.runtime import Parameter
 from mggcn.model.stack import propagated, stack
 from mggcn.model.values import Graph, Value
@@ -39,8 +39,8 @@ NETWORKS: Final[Mapping[str, Network]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """The settings on which a model's choices depend, besides the model itself. features, products, precision: settings
-    of the run.
+    """The settings on which a model's choices depend, besides the model itself. features, products, precision, recompute:
+    settings of the run.
 
     num_relations: of the graph's edges, 0 without types.
     """
@@ -49,6 +49,7 @@ class Choices:
     features: str
     products: str
     precision: str
+    recompute: bool = False
     num_relations: int = 0
 
     @property
@@ -125,6 +126,8 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     log: list[str] = []
     forward = _forward(written, config.norm, choice, layers, log)
     training = _fused(derive(forward.roots[0]), choices.rounds, log)
+    if choices.recompute:
+        training = _logged(log, "products made again backwards", training, make_again)
     logits, _ = _written(network, config, *sizes, training=False)
     scored = _forward(logits, config.norm, choice, layers, []).roots[0]
     evaluation = _fused(Graph((Value(Score(), (scored,)),)), choices.rounds, [])

@@ -77,7 +77,7 @@ def _ranks(plan: RunPlan, limit: int, room: Room, most: int) -> Iterator[str]:
 
 
 def _settings(plan: RunPlan, limit: int, room: Room) -> Iterator[str]:
-    """A narrower type, another exact strategy, or one copy of the graph."""
+    """A narrower type, another exact strategy, products made again, or one copy of the graph."""
     run = plan.config.run
     if run.precision != "bf16" and (need := _estimate(plan, precision="bf16")) <= limit:
         yield f"--precision bf16 would fit into {human(need)}"
@@ -86,6 +86,8 @@ def _settings(plan: RunPlan, limit: int, room: Room) -> Iterator[str]:
         needs.pop(run.strategy, None)
         if needs and needs[best := min(needs, key=lambda name: needs[name])] <= limit:
             yield f"--strategy {best} would fit into {human(needs[best])}"
+    if run.recompute == "off" and (need := _estimate(plan, recompute="on")) <= limit:
+        yield f"--set run.recompute=on, which makes products again backwards, would fit into {human(need)}"
     if plan.ranks[0].pruned and _estimate(plan, prune="off") <= limit:
         yield "--set run.prune=off, which computes all rows from one copy of the graph, would fit"
 

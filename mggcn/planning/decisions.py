@@ -59,6 +59,7 @@ class RunDecisions:
                 features=run.features,
                 products=run.products,
                 precision=run.precision,
+                recompute=run.recompute == "on",
                 num_relations=shape.num_relations,
             ),
         )

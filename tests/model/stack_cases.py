@@ -66,6 +66,7 @@ LEVELS: dict[str, list[Any]] = {
     "features": ["dense", "sparse or not", "sparse"],  # of sparse data stored as the plan chooses, or sparse
     "products": ["auto", "gemm-first", "aggregate-first"],
     "prune": ["auto", "off"],
+    "recompute": ["off", "on"],
 }
 MODEL = ("attention_dropout", "norm_layer", "residual", "jumping", "head", "activation", "dropout", "input_dropout", "norm",
          "self_loops", "bias", "heads")  # fmt: skip
@@ -157,7 +158,7 @@ def model_of(case: Case) -> dict[str, Any]:
 
 
 def config_of_case(case: Case) -> Config:
-    run = {"products": case["products"], "prune": case["prune"]}
+    run = {name: case[name] for name in ("products", "prune", "recompute")}
     run["features"] = "sparse" if case["features"] == "sparse" else "auto"
     config = config_of(case["ranks"], case["order"], case["strategy"], **model_of(case))
     return with_run(dataclasses.replace(config, train=dataclasses.replace(config.train, **TASKS[case["task"]])), **run)

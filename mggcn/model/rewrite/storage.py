@@ -10,11 +10,13 @@ from dataclasses import replace
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, WeightGrad
 from mggcn.model.kinds.elementwise import NOTHING, ActivationGrad, Elementwise, Rounded
-from mggcn.model.kinds.ends import Input
-from mggcn.model.kinds.neighbours import AttentionMessage
+from mggcn.model.kinds.ends import Input, Loss
+from mggcn.model.kinds.neighbours import AttentionMessage, Scores
 from mggcn.model.rewrite.patterns import only_user
 from mggcn.model.values import Graph, Value
 
+MADE_AGAIN = Linear | SparseLinear | Scores
+"""Kinds of a few flops for each byte that they write, without messages."""
 ROUNDING = Linear | SparseLinear | LinearGrad | InputGrad | ActivationGrad | Elementwise
 """Kinds whose kernels can write another type than they read."""
 
@@ -71,6 +73,41 @@ def recompute(graph: Graph) -> Graph:
         made, *rest = new.operands
         spec = made.kind.spec if isinstance(made.kind, Elementwise) else NOTHING
         return new.with_kind(replace(new.kind, recomputed=spec)).on(made.operands[0], *rest)
+
+    return graph.rewritten(rule)
+
+
+def make_again(graph: Graph) -> Graph:
+    """Let the backward pass compute rows again that dense products made of what it reads anyway, or of the input.
+
+    Their memory is free from their last reader forwards to their first one backwards, for one more product each. The
+    kernels and their operands are the same, and so are the bits.
+    """
+    behind: set[Value] = set()  # what depends on the gradient of the loss
+    for value in graph.values():
+        if isinstance(value.kind, Loss) or any(operand in behind for operand in value.operands):
+            behind.add(value)
+    read = {operand for value in behind for operand in value.operands if operand not in behind}
+    users = graph.users()
+
+    def cheap(value: Value) -> bool:
+        if not isinstance(value.kind, MADE_AGAIN) or all(user in behind for user in users[value]):
+            return False
+        source = value.operands[0]
+        return isinstance(source.kind, Input) or source in read or cheap(source)
+
+    again: dict[Value, Value] = {}
+
+    def made(value: Value) -> Value:
+        if value not in again:
+            first, *rest = value.operands
+            again[value] = value.on(made(first) if cheap(first) else first, *rest)
+        return again[value]
+
+    def rule(old: Value, new: Value) -> Value:
+        if old not in behind or not any(cheap(operand) for operand in old.operands):
+            return new
+        return new.on(*(made(o) if cheap(o) else n for o, n in zip(old.operands, new.operands, strict=True)))
 
     return graph.rewritten(rule)
 
