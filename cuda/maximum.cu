@@ -2,16 +2,15 @@
 // the vertex of the lowest number. Tiles come in any order: a call goes on from what it finds, unless it is the first.
 // in    indptr int64 [V+1] or null (no entries), indices int32 [nnz], rows storage [N, D + 1], the last column the
 //       vertex's number (vertex_numbers.cuh)
-// out   storage [V, D], winners likewise: numbers, kNobody without entries. After the last tile such a row is 0. NaN:
-// the
-//       first vertex's is the maximum.
+// out   storage [V, D], winners likewise: numbers, kNobody without entries. After the last tile such a row is 0.
+//       NaN: the first vertex's is the maximum.
 // moves per entry 4 bytes of index and (D + 1) sizeof storage, per row 2 D sizeof storage
-// grid  ceil(V / 4), block 128: a warp per row, a lane per column. No atomics: bitwise repeatable. Not measured; a hub
-// is
-//       one warp's work. Twin: cpu/maximum.cpp.
+// grid  ceil(V / 4), block 128: a warp per row, a lane per column. No atomics: bitwise repeatable. Not measured; a
+//       hub is one warp's work. Twin: cpu/maximum.cpp.
 // maximum_combine: the same of whole rows with their winners, one for each of `index`.
 // maximum_grad: out[u, :] (+)= g[v, :] of the edges u -> v where winners[v, :] is u; rows [N, 2 D] are [g | winners].
-//               Parallel edges, which lie side by side, count once.
+//               Parallel edges, which lie side by side, count once. Eight blocks of it per multiprocessor: up to 64
+//               registers, where a compiler that aims at 32 spills one.
 #include "vertex_numbers.cuh"
 
 struct Held {
@@ -61,19 +60,22 @@ extern "C" __global__ void __launch_bounds__(128)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 8)
     maximum_grad(const long long* indptr, const int* indices, const storage_t* rows, long long ld, const long long* ids,
                  storage_t* out, long long ld_out, int cols, int fresh, long long num_rows) {
   const long long row = warp_number();
   if (row >= num_rows) return;
+  const long long begin = indptr[row], end = indptr[row + 1];
   const number_t mine = (number_t)ids[row];
   for (int column = (int)threadIdx.x % 32; column < cols; column += 32) {
     storage_t* to = out + row * ld_out + column;
     real_t sum = fresh ? (real_t)0 : widen(*to);
-    for (long long k = indptr[row]; k < indptr[row + 1]; ++k) {
-      if (k > indptr[row] && indices[k] == indices[k - 1]) continue;
-      const storage_t* x = rows + indices[k] * ld + column;
-      if (number_of(x[cols]) == mine) sum += widen(x[0]);
+    int before = -1;
+    for (long long k = begin; k < end; ++k) {
+      const int v = indices[k];
+      const storage_t* x = rows + v * ld + column;
+      if (v != before && number_of(x[cols]) == mine) sum += widen(x[0]);
+      before = v;
     }
     *to = narrow(sum);
   }

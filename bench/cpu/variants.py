@@ -79,7 +79,7 @@ def trained(case: Case, store: Path, name: str, best: bytes, args: Any) -> dict[
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
             _, said = process.communicate()
-        if process.returncode not in (0, 128 + signal.SIGINT):
+        if process.returncode not in (0, 128 + signal.SIGINT, -signal.SIGINT):  # the last: just as it was ending
             raise RuntimeError(said.decode().strip())
         tuning = run / "tuning.json"
         cost = json.loads(tuning.read_text()) if tuning.exists() else {}

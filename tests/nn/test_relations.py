@@ -21,7 +21,8 @@ from mggcn.nn import PartitionedGraph, aggregate, aggregate_relations, partition
 from mggcn.nn.relations import MixedMeans, RelationMeans
 from tests.devices import CPU, EMULATED, WHERE, Where
 from tests.graphs import one_epoch
-from tests.model.test_rgcn import dense_means, typed_edges, typed_graph
+from tests.model.dense_stack import dense_means
+from tests.model.test_rgcn import typed_edges, typed_graph
 from tests.nn.test_aggregate import on_ranks, rows_of
 from tests.nn.test_neighbours import compare, there_and_back
 from tests.train.test_exact import config_of
