@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from bench.graphs import find_data
+from bench.peers import recipe_pyg
 from bench.report import ROOT, listed, parse, surroundings, table, write_report
 from mggcn.config import Config, from_tables
 from mggcn.config_files import from_toml
@@ -91,9 +92,11 @@ def config_of(recipe: str, run: dict[str, int], threads: int, epochs: int) -> Co
 
 def trained(recipe: str, run: dict[str, int], store: Path, folder: Path, args: Any) -> dict[str, Any]:
     """Train one run and return its row."""
+    config = config_of(recipe, run, args.threads, args.epochs)
+    if args.pyg:
+        return {**run, "settings": digest_of(recipe), **recipe_pyg.trained(config, store)}
     shutil.rmtree(folder, ignore_errors=True)
     graph, began = open_store(store), time.perf_counter()
-    config = config_of(recipe, run, args.threads, args.epochs)
     result = run_training(prepare_run(config, graph, store, folder), graph, quiet=True)
     shutil.rmtree(folder)
     return {
@@ -108,8 +111,8 @@ def trained(recipe: str, run: dict[str, int], store: Path, folder: Path, args: A
     }
 
 
-def row_file(folder: Path, recipe: str, run: dict[str, int]) -> Path:
-    return folder / "rows" / f"{recipe}-{run['split']}-{run['seed']}.json"
+def row_file(folder: Path, recipe: str, run: dict[str, int], pyg: bool) -> Path:
+    return folder / ("rows-pyg" if pyg else "rows") / f"{recipe}-{run['split']}-{run['seed']}.json"
 
 
 def digest_of(recipe: str) -> str:
@@ -118,9 +121,9 @@ def digest_of(recipe: str) -> str:
     return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def row_of(recipe: str, run: dict[str, int], args: Any) -> dict[str, Any] | None:
+def row_of(recipe: str, run: dict[str, int], args: Any, pyg: bool = False) -> dict[str, Any] | None:
     """The row of a run; None if there is none, or it was trained with other settings. Older rows name epochs alone."""
-    file, epochs = row_file(args.rows, recipe, run), config_of(recipe, run, args.threads, args.epochs).train.epochs
+    file, epochs = row_file(args.rows, recipe, run, pyg), config_of(recipe, run, args.threads, args.epochs).train.epochs
     if not file.exists():
         return None
     row: dict[str, Any] = json.loads(file.read_text())
@@ -133,8 +136,8 @@ def measure(names: list[str], data: Path, args: Any) -> None:
     around = surroundings()
     for turn in zip_longest(*([(recipe, run) for run in runs_of(recipe)] for recipe in names)):
         for recipe, run in filter(None, turn):
-            file = row_file(args.rows, recipe, run)
-            if row_of(recipe, run, args) is not None:
+            file = row_file(args.rows, recipe, run, args.pyg)
+            if row_of(recipe, run, args, args.pyg) is not None:
                 continue
             store = store_of(graph_of(recipe), data, args.rows)
             row = trained(recipe, run, store, args.rows / "run", args) | {"commit": around["commit"]}
@@ -145,26 +148,34 @@ def measure(names: list[str], data: Path, args: Any) -> None:
             print(recipe, row, file=sys.stderr, flush=True)
 
 
-def found_rows(names: list[str], args: Any) -> dict[str, list[dict[str, Any]]]:
+def found_rows(names: list[str], args: Any, pyg: bool = False) -> dict[str, list[dict[str, Any]]]:
     """Rows that are there, by recipe."""
     return {
-        recipe: [row for run in runs_of(recipe) if (row := row_of(recipe, run, args)) is not None] for recipe in names
+        recipe: [row for run in runs_of(recipe) if (row := row_of(recipe, run, args, pyg)) is not None]
+        for recipe in names
     }
 
 
-def line_of(recipe: str, rows: list[dict[str, Any]]) -> list[Any]:
+def mean_of(rows: list[dict[str, Any]]) -> tuple[float, str]:
+    """The mean test score in %, and in words with its deviation."""
+    tests = [100 * row["test"] for row in rows]
+    mean = statistics.fmean(tests)
+    return mean, f"{mean:.2f} +- {statistics.stdev(tests):.2f}" if len(tests) > 1 else f"{mean:.2f}"
+
+
+def line_of(recipe: str, rows: list[dict[str, Any]], of_pyg: list[dict[str, Any]]) -> list[Any]:
     mean, deviation = PUBLISHED[recipe]
     theirs, runs = f"{mean:.2f} +- {deviation:.2f}", len(runs_of(recipe))
+    layers = f"{mean_of(of_pyg)[1]} ({len(of_pyg)} runs)" if of_pyg else ""
     if not rows:
-        return [recipe, f"0 of {runs}", "not run", theirs, "", "", "", ""]
-    tests = [100 * row["test"] for row in rows]
-    ours = statistics.fmean(tests)
-    spread = f" +- {statistics.stdev(tests):.2f}" if len(tests) > 1 else ""
+        return [recipe, f"0 of {runs}", "not run", layers, theirs, "", "", "", ""]
+    ours, in_words = mean_of(rows)
     verdict = "met" if ours >= mean - deviation else "MISSED"
     return [
         recipe,
         f"{len(rows)} of {runs}",
-        f"{ours:.2f}{spread}",
+        in_words,
+        layers,
         theirs,
         f"{ours - mean:+.2f}",
         verdict if len(rows) == runs else f"{verdict} so far",
@@ -174,17 +185,29 @@ def line_of(recipe: str, rows: list[dict[str, Any]]) -> list[Any]:
 
 
 def report(names: list[str], args: Any) -> None:
-    rows = found_rows(names, args)
-    head = ["recipe", "runs", "ours, %", "published, %", "difference", "mean - deviation", "s/run", "ms/epoch"]
+    rows, of_pyg = found_rows(names, args), found_rows(names, args, pyg=True)
+    head = [
+        "recipe",
+        "runs",
+        "ours, %",
+        "PyG's layers, %",
+        "published, %",
+        "difference",
+        "mean - deviation",
+        "s/run",
+        "ms/epoch",
+    ]
     commits = sorted({row["commit"][:12] for found in rows.values() for row in found})
     body = (
         "Test score at the best validation epoch, in % (ROC AUC of minesweeper, else accuracy), means and deviations over "
         "the published splits, or over seeds on the one split. A goal is met at the published mean less one published "
-        "deviation. An epoch is a step and an evaluation of all vertices; seconds are of a machine that others used.\n\n"
+        "deviation. An epoch is a step and an evaluation of all vertices; seconds are of a machine that others used. PyG's "
+        "layers were trained by us with the same settings on the same splits, from PyG's initial weights.\n\n"
         f"Commits of the rows: {', '.join(commits)}.\n\n"
     )
-    body += table(head, [line_of(recipe, found) for recipe, found in rows.items()])
-    write_report("recipes", "Recipes", body, {"surroundings": surroundings(), "recipes": rows}, args.out)
+    body += table(head, [line_of(recipe, found, of_pyg[recipe]) for recipe, found in rows.items()])
+    record = {"surroundings": surroundings(), "recipes": rows, "of_pyg": of_pyg}
+    write_report("recipes", "Recipes", body, record, args.out)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -192,6 +215,7 @@ def main(arguments: list[str] | None = None) -> None:
         "only": {"default": "", "help": "names of some recipes"},
         "rows": {"type": Path, "default": ROOT / "build" / "recipes", "help": "folder that keeps rows and stores"},
         "epochs": {"type": int, "default": 0, "help": "fewer, to see that it runs; 0: the recipes'"},
+        "pyg": {"action": "store_true", "help": "train with PyTorch Geometric's layers"},
         "report": {"action": "store_true", "help": "write the table of the rows that are there, and train nothing"},
     }
     args = parse(__doc__, "threads", "data", arguments=arguments, **own)

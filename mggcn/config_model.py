@@ -93,6 +93,11 @@ class ModelConfig:
     """Insert the self-loops that the graph lacks."""
     bias: bool = True
     """Add a bias in each convolution; residuals and dense layers around convolutions have one anyway."""
+    init: Literal["glorot", "pyg"] = "glorot"
+    """How weights start. glorot: matrices Glorot-uniform (Glorot & Bengio 2010, eq. 16), biases 0; pyg: with the
+    distributions of PyG's layers, which published scores were trained from: in sage, gin, sgc, appnp, mlp, residuals and
+    dense layers around convolutions matrices and biases are uniform in +-1 / sqrt(inputs), as torch.nn.Linear's, in gatv2
+    the biases of its matrices."""
     bases: int = 8
     """For rgcn: number of basis matrices in each layer; a relation's matrix is a weighted sum of them."""
 

@@ -37,6 +37,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "dense_before": (7,),
         "dense_between": True,
         "dense_after": (5, 3),
+        "init": "pyg",
     },
     "train": {
         "epochs": 31,

@@ -26,6 +26,10 @@ from mggcn.model.runtime import Parameter, Start
 from mggcn.model.values import Kind, Value
 
 
+_UNIFORM = ("sage", "gin", "sgc", "appnp", "mlp")
+"""Kinds whose layers of PyG start as torch.nn.Linear does; matrices of the others are Glorot-uniform."""
+
+
 @dataclass(slots=True)
 class Builder:
     """Makes the values of one model. training: whether dropout drops.
@@ -42,6 +46,7 @@ class Builder:
     _aggregates: int = 0
     _masks: int = 0
     _norms: int = 0
+    _biases: int = 0
 
     @property
     def layer(self) -> int:
@@ -54,21 +59,28 @@ class Builder:
         return elementwise(x, EpilogueSpec(dropout=self.config.input_dropout if self.training else 0.0))
 
     def linear(self, x: Value, cols: int) -> Value:
-        """Return x W with a new weight matrix (x.cols, cols), layers.<l>.weight."""
-        self._layers += 1
-        weight = self.parameter(f"layers.{self._layers}.weight", (x.cols, cols))
-        return Value(Linear(weight, self._layers), (x,), cols)
+        """Return x W with a new weight matrix (x.cols, cols), layers.<l>.weight, which starts as model.init says."""
+        kind = self.config.kind
+        return self._product(x, cols, uniform=kind in _UNIFORM, biases=kind in (*_UNIFORM, "gatv2"))
 
     def dense(self, x: Value, cols: int) -> Value:
         """Return x W + b, a dense layer around convolutions: model.bias is not asked."""
-        return self._plus(self.linear(x, cols))
+        return self._plus(self._product(x, cols, uniform=True, biases=True))
+
+    def _product(self, x: Value, cols: int, *, uniform: bool, biases: bool) -> Value:
+        """Return x W. uniform, biases: whether W, and a bias that is added to it, start uniformly in PyG."""
+        self._layers += 1
+        asked = x.cols if self.config.init == "pyg" else 0
+        self._biases = asked if biases else 0
+        weight = self.parameter(f"layers.{self._layers}.weight", (x.cols, cols), inputs=asked if uniform else 0)
+        return Value(Linear(weight, self._layers), (x,), cols)
 
     def bias(self, x: Value, name: str = "") -> Value:
         """Return x + b with a new vector, by default layers.<l>.bias; x itself if model.bias is off."""
         return self._plus(x, name) if self.config.bias else x
 
     def _plus(self, x: Value, name: str = "") -> Value:
-        bias = self.parameter(name or f"layers.{self._layers}.bias", (x.cols,))
+        bias = self.parameter(name or f"layers.{self._layers}.bias", (x.cols,), inputs=0 if name else self._biases)
         return elementwise(x, EpilogueSpec(bias=bias), self._layers)
 
     def neighbours(self, x: Value, op: EdgeOp = SUM) -> Value:
@@ -212,14 +224,18 @@ class Builder:
         """Return the value (V, cols) that a node of any kind computes from others."""
         return Value(kind, operands, cols)
 
-    def parameter(self, name: str, shape: tuple[int, ...], start: Start | None = None, *, trained: bool = True) -> str:
+    def parameter(
+        self, name: str, shape: tuple[int, ...], start: Start | None = None, *, trained: bool = True, inputs: int = 0
+    ) -> str:
         """Make a parameter and return its name.
 
-        start, trained: as Parameter; by default glorot for matrices, zeros for vectors.
+        start, trained, inputs: as Parameter; by default uniform where a number of inputs is given, else glorot for
+        matrices and zeros for vectors.
         """
         if name in self.parameters:
             raise PlanError(f"the model makes the parameter {name} twice; give each its own name")
-        self.parameters[name] = Parameter(shape, start or ("glorot" if len(shape) == 2 else "zeros"), trained)
+        start = start or ("uniform" if inputs else "glorot" if len(shape) == 2 else "zeros")
+        self.parameters[name] = Parameter(shape, start, trained, inputs)
         return name
 
 

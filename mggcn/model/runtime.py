@@ -21,19 +21,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-Start = Literal["glorot", "zeros", "ones"]
+Start = Literal["glorot", "uniform", "zeros", "ones"]
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A weight matrix or vector, and how it starts: Glorot-uniform, or all zeros or ones.
+    """A weight matrix or vector, and how it starts: Glorot-uniform, uniform in +-1 / sqrt(inputs), or all zeros or ones.
 
-    trained: whether it has a gradient; statistics that evaluation reads have none, but are saved like weights.
+    trained: whether it has a gradient; statistics that evaluation reads have none, but are saved like weights. inputs: of
+    the layer, for uniform ones.
     """
 
     shape: tuple[int, ...]
     start: Start
     trained: bool = True
+    inputs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

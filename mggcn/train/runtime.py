@@ -84,10 +84,12 @@ class Weights:
         generator = torch.Generator().manual_seed(seed)
         self.flat.zero_()
         for name, view in self.views.items():
-            if self._parameters[name].start == "ones":
+            parameter = self._parameters[name]
+            if parameter.start == "ones":
                 view.fill_(1.0)
-            elif self._parameters[name].start == "glorot":
-                bound = math.sqrt(6.0 / (view.shape[-2] + view.shape[-1]))
+            elif parameter.start != "zeros":
+                uniform = parameter.start == "uniform"
+                bound = math.sqrt(1.0 / parameter.inputs if uniform else 6.0 / (view.shape[-2] + view.shape[-1]))
                 drawn = torch.rand(view.shape, generator=generator, dtype=torch.float64).mul_(2 * bound).sub_(bound)
                 view.copy_(drawn)
         self.refresh()

@@ -26,7 +26,7 @@ RECIPE = "chameleon_filtered-gat"
 def test_rows_of_other_settings_do_not_count(row: dict[str, Any], counts: bool, tmp_path: Path) -> None:
     """Fails if a short trial, or a recipe that has changed since, passes for a published protocol."""
     args, run = Namespace(rows=tmp_path, threads=1, epochs=0), recipes.runs_of(RECIPE)[0]
-    file = recipes.row_file(tmp_path, RECIPE, run)
+    file = recipes.row_file(tmp_path, RECIPE, run, False)
     assert recipes.row_of(RECIPE, run, args) is None
     file.parent.mkdir()
     file.write_text(json.dumps(row))

@@ -265,6 +265,51 @@ def test_every_convolution_with_every_norm_and_back(
         assert_close(after, trained[ids])
 
 
+def spread(tensors: list[Tensor]) -> list[float]:
+    """The limits of what was drawn: of uniform numbers close to their bounds, of constants the constants."""
+    return [min(float(t.min()) for t in tensors), max(float(t.max()) for t in tensors)]
+
+
+def reset(module: nn.Module) -> None:
+    for part in module.modules():
+        if part is not module and hasattr(part, "reset_parameters"):
+            part.reset_parameters()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_weights_start_as_pygs_do(name: str) -> None:
+    """Fails if a matrix or bias starts from another distribution than in PyG, or Glorot's is no longer the default."""
+    around = "plain" if name in ("sgc", "appnp") else "residual"
+    module, model = network_of(name, "none" if name == "sgc" else "batch", around=around)
+    config = dataclasses.replace(config_of(1), model=dataclasses.replace(model, init="pyg"))
+    seeds = range(60)
+
+    def body(rank: Rank) -> list[dict[str, Tensor]]:
+        weights, found = rank.trainer.runtime.weights, []
+        for seed in seeds:
+            weights.initialize(seed)
+            found.append(weights.state_dict())
+        return found
+
+    (ours,) = on_ranks(config, data_of(model.kind, weighted=False)[0], body)
+    theirs = []
+    for _ in seeds:
+        reset(module)
+        theirs.append({key: value.clone() for key, value in module.named().items()})
+    assert ours[0].keys() == theirs[0].keys()
+    for key in ours[0]:
+        found, expected = spread([state[key] for state in ours]), spread([state[key] for state in theirs])
+        assert found == pytest.approx(expected, rel=0.05), key
+    plain = on_ranks(dataclasses.replace(config, model=model), data_of(model.kind, weighted=False)[0], body)[0]
+    for key in plain[0]:
+        if key.endswith("bias"):
+            assert spread([state[key] for state in plain]) == [0, 0]
+        elif key.endswith("weight") and not key.startswith("norms"):
+            d, e = plain[0][key].shape
+            bound = (6 / (d + e)) ** 0.5
+            assert spread([state[key] for state in plain]) == pytest.approx([-bound, bound], rel=0.05)
+
+
 def logits(module: Network, inputs: tuple[Tensor, ...]) -> np.ndarray:
     with torch.no_grad():
         return module(*inputs).numpy()  # type: ignore[no-any-return]
