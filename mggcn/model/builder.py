@@ -25,7 +25,6 @@ from mggcn.model.kinds.relations import RelationWeights
 from mggcn.model.runtime import Parameter, Start
 from mggcn.model.values import Kind, Value
 
-
 _UNIFORM = ("sage", "gin", "sgc", "appnp", "mlp")
 """Kinds whose layers of PyG start as torch.nn.Linear does; matrices of the others are Glorot-uniform."""
 
