@@ -173,7 +173,8 @@ def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: An
 
     Args:
         hidden: Widths of the hidden layers, of all heads together.
-        heads: Heads of every layer, which must divide the widths.
+        heads: Heads of every layer, which must divide the widths; `out_heads` of the last, if it has others. With
+            `concat_heads=False` each head has the whole width, and they are averaged.
         **settings: As for `GCN`, without norm.
 
     Raises:

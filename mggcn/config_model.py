@@ -16,7 +16,7 @@ MAX_HEADS = 64
 _LAYERED: Final = ("gcn", "sage", "gin", "gat", "gatv2", "rgcn", "mlp", "appnp")
 """Kinds that are made of layers with an activation."""
 _BELONG: Final = {
-    ("heads", "attention_dropout"): ("gat", "gatv2"),
+    ("heads", "concat_heads", "out_heads", "attention_dropout"): ("gat", "gatv2"),
     ("aggregator",): ("sage",),
     ("hops",): ("sgc", "appnp"),
     ("teleport",): ("appnp",),
@@ -84,7 +84,12 @@ class ModelConfig:
     input_dropout: float = 0.0
     """Probability of dropping an input feature, in [0, 1)."""
     heads: int = 1
-    """Heads of attention (gat, gatv2), in 1 .. 64: hidden widths are those of all heads together."""
+    """Heads of attention (gat, gatv2), in 1 .. 64."""
+    concat_heads: bool = True
+    """Join the heads of a hidden layer side by side, whose width is that of all heads together; false: average them, each
+    of the layer's width."""
+    out_heads: int = 0
+    """Heads of the convolution that gives the logits, which are averaged, in 1 .. 64; 0: as many as `heads`."""
     attention_dropout: float = 0.0
     """Probability of dropping a weight of attention (gat, gatv2), in [0, 1)."""
     norm: Literal["symmetric", "mean"] = "symmetric"
@@ -124,7 +129,10 @@ class ModelConfig:
 
     def _check_heads(self) -> None:
         _require(1 <= self.heads <= MAX_HEADS, f"model.heads must lie in 1 .. {MAX_HEADS}, got {self.heads}")
-        if self.attends:
+        _require(
+            0 <= self.out_heads <= MAX_HEADS, f"model.out_heads must lie in 0 .. {MAX_HEADS}, got {self.out_heads}"
+        )
+        if self.attends and self.concat_heads:
             _require(
                 all(width % self.heads == 0 for width in self.hidden),
                 f"model.hidden must hold multiples of model.heads {self.heads}, the widths of all heads together, got "
@@ -155,8 +163,18 @@ class ModelConfig:
             )
         _require(bool(self.hidden) or not linear, "model.jumping and model.dense_after need a layer in model.hidden")
         _require(
+            bool(self.hidden) or self.head == "convolution" or self.kind in ("mlp", "sgc"),
+            f"model.hidden has no layer, and a linear head would read the features alone; give {self.kind} a hidden layer, "
+            "or choose kind mlp",
+        )
+        _require(
             self.jumping != "max" or len(set(self.hidden)) == 1,
             f"model.jumping max compares hidden layers of one width, got {self.hidden}; give equal widths, or concat",
+        )
+        _require(
+            not self.out_heads or not (linear or self.head == "linear"),
+            f"model.out_heads {self.out_heads} is for a convolution that gives the logits, and the head is linear; leave "
+            "it out",
         )
         for name, value, applies in (
             ("head", "linear", linear),
@@ -168,6 +186,10 @@ class ModelConfig:
         ):
             if applies:
                 object.__setattr__(self, name, value)
+
+    def heads_of(self, last: bool) -> int:
+        """Return the number of heads of a hidden convolution, or of the one that gives the logits."""
+        return (self.out_heads or self.heads) if last else self.heads
 
     @property
     def attends(self) -> bool:

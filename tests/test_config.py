@@ -90,7 +90,11 @@ CHANGED: dict[str, dict[str, Any]] = {
 
 TUNED: dict[str, dict[str, Any]] = {"run": {"tune": "on"}, "model": {"kind": "sage", "aggregator": "max"}}
 """What goes with neither the GPU nor the timeline nor the model of CHANGED."""
-OTHER_MODELS: list[dict[str, Any]] = [{"kind": "appnp", "hops": 7, "teleport": 0.25}, {"kind": "rgcn", "bases": 3}]
+OTHER_MODELS: list[dict[str, Any]] = [
+    {"kind": "gat", "concat_heads": False, "out_heads": 2},
+    {"kind": "appnp", "hops": 7, "teleport": 0.25},
+    {"kind": "rgcn", "bases": 3},
+]
 
 
 def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:

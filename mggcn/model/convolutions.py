@@ -43,17 +43,23 @@ def sage_max(b: Builder, x: Value, width: int, last: bool) -> Value:
 
 def gat(b: Builder, x: Value, width: int, last: bool) -> Value:
     """GAT's attention over x W and a bias (Velickovic et al. 2018, eq. 1 to 6), heads averaged in the last layer."""
-    heads = b.config.heads
-    h = b.attend(b.linear(x, heads * width if last else width), heads)
-    return b.attention_bias(b.head_mean(h, heads) if last else h)
+    heads, cols, averaged = _heads(b, width, last)
+    h = b.attend(b.linear(x, cols), heads)
+    return b.attention_bias(b.head_mean(h, heads) if averaged else h)
 
 
 def gatv2(b: Builder, x: Value, width: int, last: bool) -> Value:
     """GATv2's attention over x W_l + b_l for destinations x W_r + b_r, and a bias (Brody et al. 2022, eq. 7)."""
-    heads = b.config.heads
-    sources, destinations = (b.bias(b.linear(x, heads * width if last else width)) for _ in range(2))
+    heads, cols, averaged = _heads(b, width, last)
+    sources, destinations = (b.bias(b.linear(x, cols)) for _ in range(2))
     h = b.attend_dynamic(sources, destinations, heads)
-    return b.attention_bias(b.head_mean(h, heads) if last else h)
+    return b.attention_bias(b.head_mean(h, heads) if averaged else h)
+
+
+def _heads(b: Builder, width: int, last: bool) -> tuple[int, int, bool]:
+    """Return the number of heads of a layer, the columns of all of them, and whether they are averaged."""
+    heads, averaged = b.config.heads_of(last), last or not b.config.concat_heads
+    return heads, heads * width if averaged else width, averaged
 
 
 def rgcn(b: Builder, x: Value, width: int, last: bool) -> Value:

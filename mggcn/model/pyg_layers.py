@@ -167,15 +167,20 @@ def _check_attention(layer: int, last: bool, conv: Any, model: ModelConfig) -> N
         raise ConfigError(
             f"{name} has a matrix for sources and one for destinations, expected one for both: GATConv(D, ...)"
         )
-    if conv.heads != model.heads:
+    if conv.heads != model.heads_of(last):
+        setting = "out_heads" if last else "heads"
         raise ConfigError(
-            f"{name} has heads={conv.heads}, but the model has heads={model.heads} in each layer; name the model that "
-            f"the weights are for: model=mggcn.{call}(..., heads={conv.heads}), also for the Trainer"
+            f"{name} has heads={conv.heads}, but the model has {setting}={model.heads_of(last)}; name the model that "
+            f"the weights are for: model=mggcn.{call}(..., {setting}={conv.heads}), also for the Trainer"
         )
-    if conv.heads > 1 and conv.concat is last:
+    if last and conv.heads > 1 and conv.concat:
         raise ConfigError(
-            f"{name} has concat={conv.concat}, but mggcn's {call} joins heads in hidden layers and averages those of "
-            f"the last; give it concat={not last}"
+            f"{name} has concat=True, but mggcn's {call} averages the heads of the last; give it concat=False"
+        )
+    if not last and conv.heads > 1 and conv.concat is not model.concat_heads:
+        raise ConfigError(
+            f"{name} has concat={conv.concat}, but the model has concat_heads={model.concat_heads}; name the model that "
+            f"the weights are for: model=mggcn.{call}(..., concat_heads={conv.concat}), also for the Trainer"
         )
     _check_self_loops(layer, conv, model, call)
 

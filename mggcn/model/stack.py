@@ -7,8 +7,10 @@ A layer is drop(f(norm(conv(x) + residual(x)))), f being model.activation: the o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mggcn.config import ModelConfig
+from mggcn.errors import PlanError
 from mggcn.model.builder import Builder
 from mggcn.model.convolutions import CONVOLUTIONS, Convolution
 from mggcn.model.values import Value
@@ -63,12 +65,27 @@ def _convolution(model: ModelConfig) -> Convolution:
 
 def _hidden(b: Builder, x: Value, model: ModelConfig, number: int) -> list[Value]:
     """Return what the first hidden layer reads, and the outputs of the first `number` ones."""
+    if model.residual == "identity" and model.hidden:
+        _check_identity(x.cols, model)
     for width in model.dense_before:
         x = _ended(b, b.bias(b.linear(x, width)) if model.kind == "appnp" else b.dense(x, width))
     layers = [x]
     for width in model.hidden[:number]:
         layers.append(_layer(b, layers[-1], width, _convolution(model)))
     return layers
+
+
+def _check_identity(features: int, model: ModelConfig) -> None:
+    """Refuse model.residual identity where no hidden layer is as wide as what it reads, so that nothing would be added.
+
+    Raises: PlanError.
+    """
+    widths = [(features, *model.dense_before)[-1], *model.hidden]
+    if all(before != width for before, width in pairwise(widths)):
+        raise PlanError(
+            f"model.residual identity adds what a layer reads where the widths agree, and none of {widths} do; give hidden "
+            "layers of one width, or choose residual linear"
+        )
 
 
 def _layer(b: Builder, x: Value, width: int, conv: Convolution) -> Value:

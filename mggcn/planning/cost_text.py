@@ -107,7 +107,9 @@ def summed_widths(model: ModelConfig, num_features: int, num_classes: int) -> tu
     if model.kind in ("sgc", "appnp"):
         return (num_classes,) * model.hops
     inputs = (*(num_features, *model.dense_before)[-1:], *model.hidden)
-    widths = (*model.hidden, model.heads * num_classes) if model.attends else inputs
+    joined = 1 if model.concat_heads else model.heads
+    attended = (*(joined * width for width in model.hidden), model.heads_of(last=True) * num_classes)
+    widths = attended if model.attends else inputs
     return widths[:-1] if model.head == "linear" else widths
 
 

@@ -151,9 +151,12 @@ class DenseStack:
         return self.bias(self.matrix(self.a_hat @ x))
 
     def attention(self, x: torch.Tensor, *, last: bool) -> torch.Tensor:
-        """Attention and a bias; the last layer averages its heads."""
+        """Attention and a bias; the last layer averages its heads, and a hidden one that does not join them."""
         self.attentions += 1
-        heads, p = self.model.heads, self.model.attention_dropout if self.training else 0.0
+        heads, p = (
+            (self.model.out_heads or self.model.heads) if last else self.model.heads,
+            self.model.attention_dropout if self.training else 0.0,
+        )
         if self.model.kind == "gat":
             h = self.matrix(x).unflatten(1, (heads, -1))
             s, t = ((h * self.p[f"layers.{self.layers}.{end}"]).sum(2) for end in ("source", "destination"))
@@ -164,7 +167,7 @@ class DenseStack:
             scores = (q * self.p[f"layers.{self.layers}.attention"]).sum(3)
         mask = weight_mask(len(self.ids), heads, p, EPOCH, self.attentions) if p else torch.ones(1).double()
         z = dense_attention(self.count, scores, h, mask)
-        z = z.unflatten(1, (heads, -1)).mean(1) if last else z
+        z = z.unflatten(1, (heads, -1)).mean(1) if last or not self.model.concat_heads else z
         return z + self.p[f"attention.{self.attentions}.bias"] if self.model.bias else z
 
     def logits(self) -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,8 @@ LEVELS: dict[str, list[Any]] = {
     "depth": [1, 2, 3, 4],
     "widths": ["equal", "different"],
     "heads": [1, 2, 3],
+    "concat_heads": [True, False],
+    "out_heads": [0, 1, 2],
     "attention_dropout": [0.0, 0.3],
     "norm_layer": ["none", "layer", "batch"],
     "residual": ["none", "linear", "identity"],
@@ -69,7 +72,7 @@ LEVELS: dict[str, list[Any]] = {
     "recompute": ["off", "on"],
 }
 MODEL = ("attention_dropout", "norm_layer", "residual", "jumping", "head", "activation", "dropout", "input_dropout", "norm",
-         "self_loops", "bias", "heads")  # fmt: skip
+         "self_loops", "bias", "heads", "concat_heads", "out_heads")  # fmt: skip
 """Factors that are settings of the model by the same name."""
 
 
@@ -83,6 +86,8 @@ _STRANGERS: list[tuple[tuple[str, ...], str, list[Any], str]] = [
     (("sgc", "appnp"), "head", ["linear"], "model.head belongs to"),
     (("sgc", "appnp"), "dense", ["between", "after"], "model.dense_(between|after) belongs to"),
     (tuple(set(CONVOLUTIONS) - {"gat", "gatv2"}), "heads", [2, 3], "model.heads belongs to gat, gatv2"),
+    (tuple(set(CONVOLUTIONS) - {"gat", "gatv2"}), "concat_heads", [False], "model.concat_heads belongs to gat, gatv2"),
+    (tuple(set(CONVOLUTIONS) - {"gat", "gatv2"}), "out_heads", [1, 2], "model.out_heads belongs to gat, gatv2"),
     (tuple(set(CONVOLUTIONS) - {"gat", "gatv2"}), "attention_dropout", [0.3], "model.attention_dropout belongs to gat"),
     (("sage",), "self_loops", [False], "adds every vertex to its neighbours"),
     (("rgcn",), "typed", [False], "edges have no types"),
@@ -90,11 +95,16 @@ _STRANGERS: list[tuple[tuple[str, ...], str, list[Any], str]] = [
 ]
 
 
+_LINEAR_HEADS = (("head", "linear"), ("jumping", "concat"), ("jumping", "max"), ("dense", "after"))
+
+
 def _refused() -> Iterator[tuple[Value, Value, str]]:
     for convolutions, factor, values, message in _STRANGERS:
         for conv in sorted(convolutions):
             for value in values:
                 yield ("conv", conv), (factor, value), message
+    for heads, (factor, value) in itertools.product((1, 2), _LINEAR_HEADS):
+        yield (factor, value), ("out_heads", heads), "model.out_heads .* is for a convolution that gives the logits"
 
 
 REFUSED = list(_refused())

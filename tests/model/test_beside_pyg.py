@@ -88,6 +88,16 @@ CONVS: dict[str, tuple[Callable[[int, int, nn.Module, bool], Any], dict[str, Any
         {"kind": "gat", "heads": HEADS},
         lambda c: [linear(c.lin) | {"source": c.att_src.data[0], "destination": c.att_dst.data[0]}],
     ),
+    "gat-one-last": (
+        lambda d, e, act, last: pyg.GATConv(d, e, heads=1) if last else attention(pyg.GATConv, d, e, last),
+        {"kind": "gat", "heads": HEADS, "out_heads": 1},
+        lambda c: [linear(c.lin) | {"source": c.att_src.data[0], "destination": c.att_dst.data[0]}],
+    ),
+    "gatv2-averaged": (
+        lambda d, e, act, last: pyg.GATv2Conv(d, e, heads=HEADS, concat=False),
+        {"kind": "gatv2", "heads": HEADS, "concat_heads": False},
+        lambda c: [linear(c.lin_l), linear(c.lin_r) | {"attention": c.att.data[0]}],
+    ),
     "gatv2": (
         lambda d, e, act, last: attention(pyg.GATv2Conv, d, e, last),
         {"kind": "gatv2", "heads": HEADS},
@@ -220,6 +230,7 @@ def _cases() -> list[tuple[str, str, str, str, bool]]:
     found = []
     for name, norm, around in itertools.product(CONVS, NORMS, AROUND):
         alone = {"sgc": norm == "none" and around == "plain", "appnp": around == "plain"}.get(name, True)
+        alone = alone and (name != "gat-one-last" or around not in ("concat", "max"))  # their head is linear
         for weighted in (False, True) if name in ("gcn", "sgc", "appnp") else (False,):
             act = "relu" if name == "sgc" else list(ACTS)[len(found) % 4]
             found += [(name, norm, act, around, weighted)] * alone
@@ -345,6 +356,9 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         ModelConfig(kind="appnp", residual="linear", jumping="max")
     assert ModelConfig(kind="sgc", hidden=()).hidden == ()
     assert not ModelConfig(kind="sage", aggregator="max").self_loops
+    with pytest.raises(ConfigError, match=r"model.out_heads must lie in 0 .. 64, got 65"):
+        ModelConfig(kind="gat", out_heads=65)
+    assert ModelConfig(kind="gat", hidden=(9,), heads=4, concat_heads=False).hidden == (9,)
     with pytest.raises(ConfigError, match=r"model.heads must lie in 1 .. 64, got 65"):
         ModelConfig(kind="gatv2", hidden=(65,), heads=65)
     assert dataclasses.replace(ModelConfig(kind="gat", hidden=(8,), heads=4), hidden=(12,)).heads == 4

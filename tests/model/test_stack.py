@@ -70,11 +70,26 @@ def test_every_pair_of_settings_occurs() -> None:
 def test_pairs_that_do_not_occur_are_refused(one: tuple[str, Any], other: tuple[str, Any], message: str) -> None:
     """Fails if a pair that no case above has would train all the same."""
     needed = {"typed": True} if ("conv", "rgcn") == one and other[0] != "typed" else {}
+    needed |= {"conv": "gat"} if other[0] == "out_heads" and one[0] != "conv" else {}
     head = "convolution" if one[1] in ("sgc", "appnp") else "linear"
     case = case_of(**({"head": head} | needed | dict((one, other))))
     with pytest.raises((ConfigError, PlanError)) as refusal:
         trained(case)
     assert re.search(message, str(refusal.value).replace("belong to", "belongs to"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"residual": "identity", "widths": "different"}, r"none of \[.*\] do; .*residual linear"),
+        ({"head": "linear", "depth": 0}, "a linear head would read the features alone; give gcn a hidden layer"),
+    ],
+    ids=["identity of no layer", "linear head alone"],
+)
+def test_settings_without_a_layer_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Fails if a model trains whose residuals or convolutions are in no layer."""
+    with pytest.raises((ConfigError, PlanError), match=message):
+        trained(case_of(**changes))
 
 
 @pytest.mark.parametrize(("ranks", "strategy", "norm"), [(1, "broadcast", "mean"), (3, "halo", "symmetric")])
