@@ -1,12 +1,15 @@
 """The full-batch table of "Classic GNNs are Strong Baselines" (Luo, Shi & Wu 2024): published settings, splits and scores.
 
 Each recipe is recipes/classic/<graph>-<model>.toml; a run trains one of its splits or seeds, and its score is the test
-score at the best validation epoch. A run that is done is a row of its own, and is not done again: the command goes on
-where it was ended, and --report writes the table of what there is. The cheapest recipes come first.
+score at the best validation epoch. A run that is done is a file of its own in bench/results/recipes, and is not done
+again: the command goes on where it was ended, commands that run at once share the runs, and --report writes the table of
+what there is. The cheapest recipes come first.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -15,6 +18,7 @@ import statistics
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,7 @@ import numpy as np
 
 from bench.graphs import find_data
 from bench.peers import recipe_pyg
-from bench.report import ROOT, listed, parse, surroundings, table, write_report
+from bench.report import RESULTS, ROOT, listed, parse, surroundings, table, write_report
 from mggcn.config import Config, from_tables
 from mggcn.config_files import from_toml
 from mggcn.graph.store import open_store
@@ -122,30 +126,46 @@ def digest_of(recipe: str) -> str:
 
 
 def row_of(recipe: str, run: dict[str, int], args: Any, pyg: bool = False) -> dict[str, Any] | None:
-    """The row of a run; None if there is none, or it was trained with other settings. Older rows name epochs alone."""
+    """The row of a run; None if there is none, or it was trained with other settings."""
     file, epochs = row_file(args.rows, recipe, run, pyg), config_of(recipe, run, args.threads, args.epochs).train.epochs
     if not file.exists():
         return None
     row: dict[str, Any] = json.loads(file.read_text())
-    digest = digest_of(recipe)
-    return row if (row["epochs"], row.get("settings", digest)) == (epochs, digest) else None
+    return row if (row["epochs"], row["settings"]) == (epochs, digest_of(recipe)) else None
+
+
+@contextlib.contextmanager
+def occupied(folder: Path, wait: bool = False) -> Iterator[bool]:
+    """Whether this process has the folder for itself, by a lock that ends with it at the latest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(descriptor)
 
 
 def measure(names: list[str], data: Path, args: Any) -> None:
-    """Train every run that has no row yet."""
+    """Train every run that has no row yet and that no other process trains."""
     around = surroundings()
     for turn in zip_longest(*([(recipe, run) for run in runs_of(recipe)] for recipe in names)):
         for recipe, run in filter(None, turn):
             file = row_file(args.rows, recipe, run, args.pyg)
-            if row_of(recipe, run, args, args.pyg) is not None:
-                continue
-            store = store_of(graph_of(recipe), data, args.rows)
-            row = trained(recipe, run, store, args.rows / "run", args) | {"commit": around["commit"]}
-            file.parent.mkdir(parents=True, exist_ok=True)
-            part = file.with_suffix(".part")
-            part.write_text(json.dumps(row, indent=1) + "\n")
-            os.replace(part, file)
-            print(recipe, row, file=sys.stderr, flush=True)
+            with occupied(args.scratch / "taken" / f"{file.parent.name}-{file.stem}") as alone:
+                if not alone or row_of(recipe, run, args, args.pyg) is not None:
+                    continue
+                with occupied(args.scratch / "stores", wait=True):
+                    store = store_of(graph_of(recipe), data, args.scratch)
+                folder = args.scratch / f"run-{file.stem}"
+                row = trained(recipe, run, store, folder, args) | {"commit": around["commit"]}
+                file.parent.mkdir(parents=True, exist_ok=True)
+                part = file.with_suffix(".part")
+                part.write_text(json.dumps(row, indent=1) + "\n")
+                os.replace(part, file)
+                print(recipe, row, file=sys.stderr, flush=True)
 
 
 def found_rows(names: list[str], args: Any, pyg: bool = False) -> dict[str, list[dict[str, Any]]]:
@@ -213,7 +233,8 @@ def report(names: list[str], args: Any) -> None:
 def main(arguments: list[str] | None = None) -> None:
     own: dict[str, dict[str, Any]] = {
         "only": {"default": "", "help": "names of some recipes"},
-        "rows": {"type": Path, "default": ROOT / "build" / "recipes", "help": "folder that keeps rows and stores"},
+        "rows": {"type": Path, "default": RESULTS / "recipes", "help": "folder that keeps rows"},
+        "scratch": {"type": Path, "default": ROOT / "build" / "recipes", "help": "folder of stores and unfinished runs"},
         "epochs": {"type": int, "default": 0, "help": "fewer, to see that it runs; 0: the recipes'"},
         "pyg": {"action": "store_true", "help": "train with PyTorch Geometric's layers"},
         "report": {"action": "store_true", "help": "write the table of the rows that are there, and train nothing"},

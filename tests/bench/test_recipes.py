@@ -18,7 +18,6 @@ RECIPE = "chameleon_filtered-gat"
     ("row", "counts"),
     [
         ({"epochs": 200, "settings": recipes.digest_of(RECIPE)}, True),
-        ({"epochs": 200}, True),
         ({"epochs": 2, "settings": recipes.digest_of(RECIPE)}, False),
         ({"epochs": 200, "settings": "of another file"}, False),
     ],
