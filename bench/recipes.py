@@ -234,7 +234,11 @@ def main(arguments: list[str] | None = None) -> None:
     own: dict[str, dict[str, Any]] = {
         "only": {"default": "", "help": "names of some recipes"},
         "rows": {"type": Path, "default": RESULTS / "recipes", "help": "folder that keeps rows"},
-        "scratch": {"type": Path, "default": ROOT / "build" / "recipes", "help": "folder of stores and unfinished runs"},
+        "scratch": {
+            "type": Path,
+            "default": ROOT / "build" / "recipes",
+            "help": "folder of stores and unfinished runs",
+        },
         "epochs": {"type": int, "default": 0, "help": "fewer, to see that it runs; 0: the recipes'"},
         "pyg": {"action": "store_true", "help": "train with PyTorch Geometric's layers"},
         "report": {"action": "store_true", "help": "write the table of the rows that are there, and train nothing"},

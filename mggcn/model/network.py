@@ -23,7 +23,7 @@ from mggcn.model.kinds.elementwise import EpilogueSpec
 from mggcn.model.kinds.ends import DroppedValues, Input, Score, input_name
 from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fuse_epilogues, fuse_gradients
 from mggcn.model.rewrite.patterns import does, followed_by, in_a_row, only_user
-from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, order_products, precompute
+from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, merge_products, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import make_again, prune, read_outputs, recompute, round_operands, spare_gradients
 from mggcn.model.runtime import Parameter
@@ -214,6 +214,7 @@ def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[Laye
     graph = _logged(log, "scales moved into neighbours", graph, push_scales)
     graph = _logged(log, "elementwise steps in one pass", graph, fuse_elementwise)
     graph = keep_sparse(graph, choice)
+    graph = _logged(log, "products of the same rows in one", graph, merge_products)
     # Set-up loads one input: every reader must expect it in that form, and only products can read it sparse.
     users = graph.users()
     for value in graph.values():

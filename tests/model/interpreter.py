@@ -62,6 +62,11 @@ class Meaning:
         spec = getattr(kind, "recomputed", None)
         return x if spec is None else self.finished(x, spec)
 
+    def weights(self, kind: Any) -> np.ndarray:
+        """The matrix of a product, or the sum of its two."""
+        added = getattr(kind, "added", "")
+        return np.asarray(self.parameters[kind.weight] + (self.parameters[added] if added else 0))
+
     def activation_grad(self, kind: ActivationGrad, g: np.ndarray, h: np.ndarray) -> np.ndarray:
         keep = 65536 / (65536 - round(65536 * kind.dropout))
         dz = (h != 0) * keep * self.scales[kind.h_scale] * g
@@ -84,15 +89,17 @@ class Meaning:
             case DroppedValues():
                 return operands[0] * self.mask(0, value.cols, kind.probability)
             case Linear() | SparseLinear():
-                return self.finished(self.again(kind, operands[0]) @ self.parameters[kind.weight], kind.finish)
+                return self.finished(self.again(kind, operands[0]) @ self.weights(kind), kind.finish)
             case LinearGrad():
-                return self.finished(operands[0] @ self.parameters[kind.weight].T, kind.finish)
+                return self.finished(operands[0] @ self.weights(kind).T, kind.finish)
             case InputGrad():
                 g, h = operands
-                return self.activation_grad(kind.activation, g @ self.parameters[kind.weight].T, h)
+                return self.activation_grad(kind.activation, g @ self.weights(kind).T, h)
             case WeightGrad() | SparseWeightGrad():
                 x, g = operands
-                self.gradients[kind.weight] = self.again(kind, x).T @ g
+                for name in (kind.weight, getattr(kind, "added", "")):
+                    if name:
+                        self.gradients[name] = self.again(kind, x).T @ g
             case Aggregate():
                 return self.finished((self.a_t.T if kind.backward else self.a_t) @ operands[0], kind.finish)
             case Elementwise():

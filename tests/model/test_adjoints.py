@@ -97,6 +97,10 @@ def _forwards(before: Any, self: aggregate.Aggregate, value: Value, gradient: Va
     return Adjoint((back.with_kind(dataclasses.replace(back.kind, backward=self.backward)),))
 
 
+def _one_matrix(before: Any, self: Any, rt: Runtime, op: Op) -> None:
+    before(dataclasses.replace(self, added=""), rt, op)
+
+
 def _first_columns(before: Any, self: combine.Columns, rt: Runtime, op: Op) -> None:
     before(dataclasses.replace(self, first=0), rt, op)
 
@@ -182,9 +186,23 @@ def _own_count(self: Any, target: LossTarget) -> float:
 
 TYPED = {"conv": "rgcn", "typed": True}
 GAT = {"conv": "gat", "heads": 3}
+MERGED = {"conv": "sage-mean", "residual": "linear"}
 FAULTS: list[tuple[type | str, str, Plant, Case]] = [
     (dense.Linear, "gradient of its operand", _shrunk(dense.Linear), case_of()),
     (dense.Linear, "gradient of its weights", _left_out(dense.WeightGrad), case_of()),
+    *(
+        (
+            dense.Linear,
+            f"{kind.__name__} of a second matrix",
+            _changed(kind, "run", _one_matrix),
+            case_of(**{**MERGED, **more}),
+        )
+        for kind, more in (
+            (dense.WeightGrad, {}),
+            (dense.LinearGrad, {"norm_layer": "layer"}),
+            (dense.InputGrad, {"conv": "mlp"}),
+        )
+    ),
     (
         dense.SparseLinear,
         "gradient of its weights",

@@ -53,12 +53,27 @@ def rounded_sums(value: Value, sizes: Sizes, block_rows: int) -> dict[str, Scrat
     return {"sums": Scratch(value.cols, block_rows)} if value.operand and sizes.rounds else {}
 
 
+def summed_weights(rows: int, cols: int, added: str) -> dict[str, Scratch]:
+    """Return the room for the sum of two matrices of weights, nothing without a second one."""
+    return {"weights": Scratch(cols, rows)} if added else {}
+
+
+def weights_of(rt: Runtime, op: Op, weight: str, added: str) -> Tensor:
+    """Return a matrix of weights as products read it, or its sum with a second one."""
+    if not added:
+        return rt.operand(weight)
+    import torch
+
+    return torch.add(rt.parameter(weight), rt.parameter(added), out=rt.buffer(op.scratch["weights"]))
+
+
 @dataclass(frozen=True, slots=True)
 class Linear(PlainKind):
     """out (V, E) = finish(x (V, D) @ W); recomputed: the epilogue of the constant input that gives x, computed again by
     blocks of rows.
 
-    block_rows: rows of a block, which the lowering sets.
+    added: a second matrix, "" for none; the product is then that of their sum. block_rows: rows of a block, which the
+    lowering sets.
     """
 
     has_parameters = True
@@ -66,6 +81,7 @@ class Linear(PlainKind):
     layer: int
     finish: EpilogueSpec = NOTHING
     recomputed: EpilogueSpec | None = None
+    added: str = ""
     block_rows: int = 0
 
     @property
@@ -74,16 +90,19 @@ class Linear(PlainKind):
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         (x,) = value.operands
-        weight_grad = Value(WeightGrad(self.weight, self.layer), (x, gradient))
-        return Adjoint((Value(LinearGrad(self.weight, self.layer), (gradient,), x.cols),), (weight_grad,))
+        weight_grad = Value(WeightGrad(self.weight, self.layer, added=self.added), (x, gradient))
+        rows_grad = Value(LinearGrad(self.weight, self.layer, added=self.added), (gradient,), x.cols)
+        return Adjoint((rows_grad,), (weight_grad,))
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
-        block = {"block": Scratch(value.operands[0].cols, self.block_rows)} if self.recomputed else {}
-        return block | rounded_sums(value, sizes, self.block_rows)
+        width = value.operands[0].cols
+        block = {"block": Scratch(width, self.block_rows)} if self.recomputed else {}
+        sums = rounded_sums(value, sizes, self.block_rows)
+        return block | sums | summed_weights(width, value.cols, self.added)
 
     def run(self, rt: Runtime, op: Op) -> None:
-        x, out, weight, sums = op.tensor(rt, 0), rt.buffer(op.out), rt.operand(self.weight), op.scratch.get("sums", "")
-        epilogue = self.finish.epilogue(rt)
+        x, out, sums = op.tensor(rt, 0), rt.buffer(op.out), op.scratch.get("sums", "")
+        weight, epilogue = weights_of(rt, op, self.weight, self.added), self.finish.epilogue(rt)
         if self.recomputed is None:
             finished_product(rt, x, weight, out, epilogue, self.block_rows, sums)
             return
@@ -102,12 +121,13 @@ def recomputed_block(rt: Runtime, op: Op, x: Tensor, spec: EpilogueSpec, first_r
 
 @dataclass(frozen=True, slots=True)
 class WeightGrad(PlainKind):
-    """dW (D, E) = x^T g; recomputed: as of Linear, in order of the blocks."""
+    """dW (D, E) = x^T g; recomputed: as of Linear, in order of the blocks. added: a second matrix of the same gradient."""
 
     stored = False
     weight: str
     layer: int
     recomputed: EpilogueSpec | None = None
+    added: str = ""
     block_rows: int = 0
 
     @property
@@ -125,21 +145,24 @@ class WeightGrad(PlainKind):
         x, g, out = op.tensor(rt, 0), op.tensor(rt, 1), rt.gradient(self.weight)
         if self.recomputed is None:
             rt.backend.matmul(x.t(), g, out)
-            return
-        out.zero_()
-        for first in range(0, g.shape[0], self.block_rows):
-            some = slice(first, first + self.block_rows)
-            block = recomputed_block(rt, op, x[some], self.recomputed, first)
-            rt.backend.matmul(block.t(), g[some], out, accumulate=True)
+        else:
+            out.zero_()
+            for first in range(0, g.shape[0], self.block_rows):
+                some = slice(first, first + self.block_rows)
+                block = recomputed_block(rt, op, x[some], self.recomputed, first)
+                rt.backend.matmul(block.t(), g[some], out, accumulate=True)
+        if self.added:
+            rt.gradient(self.added).copy_(out)
 
 
 @dataclass(frozen=True, slots=True)
 class LinearGrad(PlainKind):
-    """dx (V, D) = finish(g (V, E) @ W^T)."""
+    """dx (V, D) = finish(g (V, E) @ W^T); added: as of Linear."""
 
     weight: str
     layer: int
     finish: EpilogueSpec = NOTHING
+    added: str = ""
     block_rows: int = 0
 
     @property
@@ -147,10 +170,11 @@ class LinearGrad(PlainKind):
         return f"product-grad {self.layer}"
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
-        return rounded_sums(value, sizes, self.block_rows)
+        weights = summed_weights(value.cols, value.operands[0].cols, self.added)
+        return rounded_sums(value, sizes, self.block_rows) | weights
 
     def run(self, rt: Runtime, op: Op) -> None:
-        weight, sums = rt.operand(self.weight).t(), op.scratch.get("sums", "")
+        weight, sums = weights_of(rt, op, self.weight, self.added).t(), op.scratch.get("sums", "")
         finished_product(
             rt, op.tensor(rt, 0), weight, rt.buffer(op.out), self.finish.epilogue(rt), self.block_rows, sums
         )
@@ -160,13 +184,14 @@ class LinearGrad(PlainKind):
 class InputGrad(PlainKind):
     """The gradient before the activation that made x: `activation` of g (V, E) @ W^T, computed one block at a time.
 
-    Operands g and x; the result takes the place of x, or lies beside it in another type.
+    Operands g and x; the result takes the place of x, or lies beside it in another type. added: as of Linear.
     """
 
     in_place = (1,)
     weight: str
     layer: int
     activation: ActivationGrad
+    added: str = ""
     block_rows: int = 0
 
     @property
@@ -175,12 +200,14 @@ class InputGrad(PlainKind):
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         block = {"block": Scratch(value.cols, self.block_rows)}
-        return block | partial_sums(value, sizes, self.activation.sums)
+        weights = summed_weights(value.cols, value.operands[0].cols, self.added)
+        return block | weights | partial_sums(value, sizes, self.activation.sums)
 
     def run(self, rt: Runtime, op: Op) -> None:
         h, out = result_beside(op.tensor(rt, 1), rt.buffer(op.out))
         gradient, block = self.activation.gradient(rt, op), rt.buffer(op.scratch["block"])
-        rt.backend.product_grad(op.tensor(rt, 0), rt.operand(self.weight).t(), h, block, gradient, out)
+        weight = weights_of(rt, op, self.weight, self.added).t()
+        rt.backend.product_grad(op.tensor(rt, 0), weight, h, block, gradient, out)
         sum_partials(rt, gradient.partials, self.activation.sums)
 
 

@@ -96,6 +96,6 @@ def fuse_gradients(graph: Graph) -> Graph:
         kind = product.kind
         if not isinstance(kind, LinearGrad) or kind.finish.parts or only_user(users, old.operands[0]) is not old:
             return new
-        return new.with_kind(InputGrad(kind.weight, kind.layer, new.kind)).on(product.operands[0], h)
+        return new.with_kind(InputGrad(kind.weight, kind.layer, new.kind, kind.added)).on(product.operands[0], h)
 
     return graph.rewritten(through)

@@ -1,18 +1,19 @@
-"""Chooses which product comes first, H W or A H; computes constants once; keeps sparse features sparse.
+"""Chooses which product comes first, H W or A H; computes constants once; keeps sparse features sparse; makes one product
+of two with the same rows.
 
 Source: MG-GCN, section 4.4 and 4.3: the narrower side goes through the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from mggcn.model.choices import InputChoice, LayerChoice
 from mggcn.model.kinds.dense import Linear, SparseLinear
-from mggcn.model.kinds.elementwise import Elementwise
+from mggcn.model.kinds.elementwise import Add, Elementwise
 from mggcn.model.kinds.ends import DroppedValues, Input
-from mggcn.model.rewrite.patterns import Normalised, followed_by, in_a_row
+from mggcn.model.rewrite.patterns import Normalised, Users, followed_by, in_a_row, only_user
 from mggcn.model.values import Graph, Value
 
 AGGREGATED_FIRST = ("precomputed", "aggregate-first")
@@ -89,6 +90,49 @@ def keep_sparse(graph: Graph, choice: InputChoice) -> Graph:
 
     first = {value for value in graph.values() if isinstance(value.kind, Linear) and _reads_input(value)}
     return graph.rewritten(lambda old, new: rule(old, new) if old in first or isinstance(old.kind, Input) else new)
+
+
+def merge_products(graph: Graph) -> Graph:
+    """Turn H W + Z + H V into H (W + V) + Z, such as GraphSAGE's own weights beside a linear residual.
+
+    W and V, and biases, stay parameters of their own: the matrices are added before a product, and have one gradient.
+    """
+    users = graph.users()
+    taken: dict[Value, tuple[Value, Value]] = {}  # product -> the term H V + b that it takes over, and its H V
+    left: dict[Value, int] = {}  # sum -> the index of the operand that is left of it
+    for value in graph.values():
+        for index in (0, 1) if isinstance(value.kind, Add) else ():
+            rest, term = value.operands[index], value.operands[1 - index]
+            second = next(_products_in(users, term), None)
+            if value in left or second is None or isinstance(term.kind, Add) or second not in (term, *term.operands):
+                continue
+            used = {*taken, *(product for _, product in taken.values())}
+            alike = (first for first in _products_in(users, rest) if first.operands == second.operands)
+            first = next((first for first in alike if not {first, second} & used), None)
+            if first is not None:
+                taken[first], left[value] = (term, second), index
+
+    def rule(old: Value, new: Value) -> Value:
+        if old in left:
+            return new.operands[left[old]]
+        if old not in taken or not isinstance(new.kind, Linear):
+            return new
+        term, second = taken[old]
+        both = new.with_kind(replace(new.kind, added=second.kind.weight))  # type: ignore[attr-defined]
+        return both if term is second else term.on(both)
+
+    return graph.rewritten(rule)
+
+
+def _products_in(users: Users, value: Value) -> Iterator[Value]:
+    """The dense products that a value adds up, biases aside, if nothing else reads them or their sums."""
+    if only_user(users, value) is None:
+        return
+    if isinstance(value.kind, Linear):
+        yield value
+    elif isinstance(value.kind, Add) or (isinstance(value.kind, Elementwise) and value.kind.spec.parts == ("bias",)):
+        for operand in value.operands:
+            yield from _products_in(users, operand)
 
 
 def _reads_input(linear: Value) -> bool:
