@@ -15,7 +15,7 @@ from mggcn.config import ModelConfig, from_tables
 from mggcn.errors import ConfigError, GraphWarning
 from mggcn.graph.convert import check_arguments, from_object
 from mggcn.graph.csr import Graph
-from mggcn.graph.facts import ONE_WAY, is_one_way
+from mggcn.graph.facts import ONE_WAY, is_one_way, several_metrics
 from mggcn.graph.sources import load_joined, load_source
 from mggcn.graph.store import open_store, store_folder
 from mggcn.graph.store_write import write_store
@@ -43,7 +43,8 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
             ascending, as is done with strings anyway. `graph.ids` keeps them, in stores too.
 
     Warns:
-        GraphWarning: No edge has its reverse, as if undirected edges had been listed once.
+        GraphWarning: No edge has its reverse, as if undirected edges had been listed once; or several graphs name different
+            scores.
 
     Raises:
         ConfigError: An argument is unknown or does not go with the source.
@@ -68,7 +69,10 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
                 "the list of graphs"
             )
         check_arguments(arrays, ("verify",))
-        return load_joined(source, root=root, **arrays)
+        joined = load_joined(source, root=root, **arrays)
+        if metrics := joined.meta.get("joined_metrics"):
+            warnings.warn(several_metrics(metrics), GraphWarning, stacklevel=2)
+        return joined
     if isinstance(source, str | Path):
         check_arguments(arrays, ("verify", "ids"))
         graph = load_source(source, root=root, **arrays)

@@ -5,6 +5,7 @@ Shapes: N vertices, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,8 @@ class GraphFacts:
     """Whether no edge has its reverse, as if undirected ones were listed once; False for fewer than 16 edges."""
     empty_classes: tuple[int, ...] = ()
     """Classes without a vertex, ascending."""
+    metrics: tuple[str, ...] = ()
+    """Scores that joined graphs name, if they name several: then the graph names none."""
 
     def remarks(self) -> list[str]:
         """Say in words what is there to say, a line each; nothing about a plain graph."""
@@ -69,6 +72,8 @@ class GraphFacts:
             what = "repeated or reversed edge" if self.symmetrized else "repeated edge"
             done = "added to the weight" if self.summed else "merged into the first"
             lines.append(f"{_counted(self.num_merged, what)} {done} of its kind")
+        if self.metrics:
+            lines.append(several_metrics(self.metrics))
         return lines
 
     def _of_edges(self) -> list[str]:
@@ -131,7 +136,13 @@ def describe(graph: Graph) -> GraphFacts:
         first_isolated=first_isolated,
         one_way=is_one_way(graph),
         empty_classes=() if classes is None else _empty_classes(classes, graph.num_classes),
+        metrics=tuple(map(str, metrics)) if isinstance(metrics := graph.meta.get("joined_metrics"), list) else (),
     )
+
+
+def several_metrics(metrics: Sequence[str]) -> str:
+    """Return the remark on joined graphs that name several scores."""
+    return f"the joined graphs name several scores, {' and '.join(metrics)}: none is kept, choose one with train.metric"
 
 
 def is_one_way(graph: Graph) -> bool:

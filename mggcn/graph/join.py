@@ -14,13 +14,13 @@ import numpy as np
 
 from mggcn.errors import GraphError
 from mggcn.graph.check import check_graph, known_labels
-from mggcn.graph.csr import CSR, Array, ArrayRows, Graph, Rows
+from mggcn.graph.csr import CSR, Array, ArrayRows, Graph, Rows, columns
 from mggcn.graph.nonzeros import as_csr, features_nnz
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedRows:
-    """Arrays one behind the other, read by ranges; added: what each part's entries are raised by."""
+    """Arrays one behind the other, of the widest type, read by ranges; added: what each part's entries are raised by."""
 
     parts: tuple[Rows, ...]
     added: tuple[int, ...] = ()
@@ -31,7 +31,7 @@ class JoinedRows:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.parts[0].dtype
+        return np.result_type(*(part.dtype for part in self.parts))
 
     @property
     def nbytes(self) -> int:
@@ -57,8 +57,9 @@ def join(graphs: Sequence[Graph], parts: Sequence[str] = (), *, name: str = "gra
 
     parts: for each graph "" if its own splits count, or the part of the split, such as "train", to which all its labelled
     vertices belong. Classes and relations of equal numbers are the same; graphs without labels are unlabelled.
+    meta["metric"] is the score that the graphs name; if they name several, they are in meta["joined_metrics"].
     Cost: the row pointers, labels and splits of all, then the checks of `check_graph`; the rest is read when it is needed.
-    Raises: GraphError for graphs whose features, types or splits do not go together, or none.
+    Raises: GraphError for graphs whose features, types, labels or splits do not go together, or none.
     """
     if not graphs:
         raise GraphError("expected at least one graph to join, got none")
@@ -81,6 +82,7 @@ def join(graphs: Sequence[Graph], parts: Sequence[str] = (), *, name: str = "gra
         meta={
             "source": f"{len(graphs)} graphs",
             "graphs": [[graph.name, start] for graph, start in zip(graphs, starts, strict=False)],
+            **_metric(graphs),
         },
     )
     check_graph(joined)
@@ -88,16 +90,38 @@ def join(graphs: Sequence[Graph], parts: Sequence[str] = (), *, name: str = "gra
 
 
 def _expect_alike(graphs: Sequence[Graph]) -> None:
-    first = graphs[0]
-    for number, graph in enumerate(graphs[1:], start=2):
-        for what, one, other in (
-            ("features", _width(first), _width(graph)),
-            ("edges", _typed(first), _typed(graph)),
-        ):
-            if one != other:
+    one_task = (
+        "prepare or load both with labels of one task (--task, task=) and equally many columns, or one without labels"
+    )
+    of_all = (
+        ("features", [_width(graph) for graph in graphs], "give all of them the same features, or none"),
+        ("edges", [_typed(graph) for graph in graphs], "give types to all edges, or to none"),
+        ("labels", [_kind_of_labels(graph) for graph in graphs], one_task),
+    )
+    for what, has, todo in of_all:
+        known = [(number, kind) for number, kind in enumerate(has, start=1) if kind]
+        for number, kind in known[1:]:
+            one, like = known[0]
+            if kind != like:
+                first = "the first" if one == 1 else f"number {one}"
                 raise GraphError(
-                    f"graphs to be joined must have alike {what}: the first has {one}, number {number} has {other}"
+                    f"graphs to be joined must have alike {what}: {first} has {like}, number {number} has {kind}; {todo}"
                 )
+
+
+def _kind_of_labels(graph: Graph) -> str:
+    """What labels of two graphs must have in common, in words; nothing without labels."""
+    if graph.labels is None:
+        return ""
+    return "one class a vertex" if graph.task == "classes" else columns(graph.task, graph.labels.shape[1])
+
+
+def _metric(graphs: Sequence[Graph]) -> dict[str, Any]:
+    """The score that graphs name, if they agree; else all that are named, for a note."""
+    named = list(dict.fromkeys(str(graph.meta["metric"]) for graph in graphs if graph.meta.get("metric")))
+    if len(named) > 1:
+        return {"joined_metrics": named}
+    return {"metric": named[0]} if named else {}
 
 
 def _width(graph: Graph) -> str:
@@ -119,9 +143,6 @@ def _joined(matrices: Sequence[CSR], starts: Sequence[int] | None) -> CSR:
     weighted = any(matrix.values is not None for matrix in matrices)
     values = [matrix.values or ArrayRows(np.ones(matrix.nnz, np.float32)) for matrix in matrices] if weighted else []
     types = [matrix.types for matrix in matrices if matrix.types is not None]
-    if types:
-        widest = np.result_type(*(rows.dtype for rows in types))
-        types = [rows if rows.dtype == widest else ArrayRows(rows.array().astype(widest)) for rows in types]
     degrees = [matrix.type_degrees for matrix in matrices if matrix.type_degrees is not None]
     return CSR(
         ArrayRows(np.concatenate(pointers)),
@@ -160,7 +181,10 @@ def _splits(graphs: Sequence[Graph], parts: Sequence[str], starts: Sequence[int]
             found.setdefault(split, {})[number] = mask.array()
     counts = sorted({mask.shape[0] for masks in found.values() for mask in masks.values()})
     if len(counts) > 1:
-        raise GraphError(f"graphs to be joined must have equally many splits, got {counts}; drop the surplus")
+        raise GraphError(
+            f"graphs to be joined must have equally many splits, got {counts}; prepare each from its "
+            "source with as many, or join whole graphs as parts (train=A --join test=B, or a mapping)"
+        )
     whole: dict[str, Rows] = {}
     for split, masks in found.items():
         every = np.zeros((counts[0], starts[-1]), np.bool_)

@@ -15,12 +15,13 @@ from torch_geometric.data import Data
 
 from mggcn.api import load
 from mggcn.commands import prepare
-from mggcn.errors import ConfigError, GraphError
+from mggcn.errors import ConfigError, GraphError, GraphWarning
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.join import JoinedRows, join
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
+from mggcn.trainer import Trainer
 from tests.graph.small import dense, small_graph
 
 DIRECTED = np.array([[0, 2, 1], [1, 0, 2]])
@@ -118,9 +119,46 @@ def test_stores_with_several_labels_join(tmp_path: Path) -> None:
     split = {name: np.flatnonzero(mask.array()[0]).tolist() for name, mask in whole.splits.items()}
     assert split == {"train": [0, 1, 2], "test": [3, 5]}
     wide = other_graph(labels=np.ones((3, 3), np.int8), num_classes=None, weights=None)
-    for odd in (wide, other_graph(weights=None)):
-        with pytest.raises(GraphError):
+    numbers = other_graph(labels=np.array([[0.1, 0.2], [3.5, 0], [0, 0]]), num_classes=None, weights=None)
+    for odd, message in (
+        (wide, "number 2 has 3 labels a vertex"),
+        (other_graph(weights=None), "number 2 has one class a vertex"),
+        (numbers, r"the first has 2 labels a vertex, number 2 has 2 numbers a vertex; .*--task, task="),
+    ):
+        with pytest.raises(GraphError, match=f"must have alike labels: .*{message}"):
             load([whole, odd])
+    unlabelled = other_graph(labels=None, num_classes=None, weights=None, splits=None)
+    with pytest.raises(
+        GraphError, match="alike labels: number 2 has 2 numbers a vertex, number 3 has 2 labels a vertex"
+    ):
+        load([unlabelled, numbers, whole])
+    joined = load([unlabelled, numbers])
+    assert (joined.task, joined.num_classes) == ("numbers", 2)
+
+
+def test_joined_rows_have_the_widest_type() -> None:
+    """Fails if rows of a wider type are cut down to those of the first."""
+    rows = JoinedRows((ArrayRows(np.array([1], np.int8)), ArrayRows(np.array([300, 3.5]))))
+    assert rows.dtype == np.float64
+    assert rows.array().tolist() == [1, 300, 3.5]
+
+
+def test_the_score_of_joined_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the score that all graphs name is lost, or another one than all name is taken without a word."""
+    for name, metric in (("a", "balanced_accuracy"), ("b", "accuracy")):
+        write_store(replace(small_graph(), meta={"metric": metric}), tmp_path / name)
+    a, b = (str(tmp_path / name) for name in "ab")
+    for sources in ([a, a], [a, small_graph()], [small_graph(), a]):
+        assert Trainer(load(sources), threads=1).config.train.metric == "balanced_accuracy"
+    with pytest.warns(GraphWarning, match="name several scores, balanced_accuracy and accuracy: none is kept"):
+        both = load([a, b])
+    assert "metric" not in both.meta
+    parser = argparse.ArgumentParser()
+    prepare.add_arguments(parser)
+    assert prepare.run(parser.parse_args([a, str(tmp_path / "c"), "--join", b])) == 0
+    assert "note: the joined graphs name several scores, balanced_accuracy and accuracy" in capsys.readouterr().out
+    assert prepare.run(parser.parse_args([a, str(tmp_path / "d"), "--join", a])) == 0
+    assert open_store(tmp_path / "d").meta["metric"] == "balanced_accuracy"
 
 
 def test_types_join() -> None:
@@ -140,7 +178,10 @@ def test_types_join() -> None:
         ([small_graph(), other_graph(features=np.ones((3, 4), np.float32))], "the first has 2, number 2 has 4"),
         ([small_graph(), other_graph(features=None)], "number 2 has none"),
         ([small_graph(), other_graph(edge_types=[0, 1, 0])], "the first has no types, number 2 has types"),
-        ([small_graph(), other_graph(splits={"train": np.ones((2, 3), bool) & [1, 0, 1] > 0})], r"got \[1, 2\]"),
+        (
+            [small_graph(), other_graph(splits={"train": np.ones((2, 3), bool) & [1, 0, 1] > 0})],
+            r"got \[1, 2\]; .*train=A --join test=B",
+        ),
         ([small_graph(), "nowhere"], "graph 2 of 2: there is no nowhere"),
         ({"valid": small_graph()}, "belong to train, val, test, got valid"),
     ],
