@@ -73,7 +73,8 @@ class TrainConfig:
     patience: int = 0
     """Stop after this many evaluations without a better validation score; 0 never stops early."""
     eval_every: int = 1
-    """Epochs between evaluations; 0 evaluates only after the last epoch."""
+    """Epochs between evaluations; 0 evaluates only after the last epoch. One that the last epoch alone makes due is not
+    the best, and counts neither for patience nor for the schedule, unless there is no other."""
     loss: Literal["auto", "cross_entropy", "bce", "mse", "mae"] = "auto"
     """Mean over the training vertices, or over their known entries. auto: cross_entropy for classes, bce (cross-entropy of
     each label) for several labels a vertex, mse (squared error) for numbers; mae is the absolute error."""
@@ -130,8 +131,8 @@ class TrainConfig:
             named = [name for name, default in CLASS_SETTINGS.items() if getattr(self, name) != default]
             _require(
                 not named,
-                f"{', '.join(f'train.{name}' for name in named)} belong to cross_entropy, got train.loss {self.loss}; "
-                "leave them out",
+                f"{', '.join(f'train.{name}' for name in named)} belong{'s' * (len(named) == 1)} to cross_entropy, got "
+                f"train.loss {self.loss}; leave {'it' if len(named) == 1 else 'them'} out",
             )
         for name in ("epochs", "repeat", "schedule_step"):
             _require(getattr(self, name) >= 1, f"train.{name} must be 1 or more, got {getattr(self, name)}")

@@ -167,6 +167,12 @@ class ModelConfig:
             f"model.hidden has no layer, and a linear head would read the features alone; give {self.kind} a hidden layer, "
             "or choose kind mlp",
         )
+        bare_of = [] if self.hidden or self.kind == "sgc" else self._of_hidden_layers()
+        _require(
+            not bare_of,
+            f"model.hidden has no layer, and {' and '.join(bare_of)} would do nothing; leave "
+            f"{'it' if len(bare_of) == 1 else 'them'} out, or give a hidden layer",
+        )
         _require(
             self.jumping != "max" or len(set(self.hidden)) == 1,
             f"model.jumping max compares hidden layers of one width, got {self.hidden}; give equal widths, or concat",
@@ -186,6 +192,12 @@ class ModelConfig:
         ):
             if applies:
                 object.__setattr__(self, name, value)
+
+    def _of_hidden_layers(self) -> list[str]:
+        """Return the settings given that only hidden layers read; norm and activation also follow dense_before."""
+        names = ["residual", "dense_between", *([] if self.dense_before else ["norm_layer", "activation"])]
+        defaults = {item.name: item.default for item in fields(self)}
+        return [f"model.{name}" for name in names if getattr(self, name) != defaults[name]]
 
     def heads_of(self, last: bool) -> int:
         """Return the number of heads of a hidden convolution, or of the one that gives the logits."""

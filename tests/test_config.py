@@ -201,6 +201,15 @@ def test_values_that_do_not_fit(table: str, key: str, value: object, expects: st
     [
         (lambda: DataConfig(split=-1), "data.split"),
         (lambda: ModelConfig(hidden=(16, 0)), "model.hidden"),
+        (lambda: ModelConfig(hidden=(), residual="linear"), "model.hidden has no layer, and model.residual would"),
+        (
+            lambda: ModelConfig(hidden=(), norm_layer="batch", dense_between=True),
+            "model.dense_between and model.norm_layer",
+        ),
+        (
+            lambda: ModelConfig(hidden=(), dense_before=(4,), residual="identity"),
+            "leave it out, or give a hidden layer",
+        ),
         (lambda: ModelConfig(dropout=1.0), "model.dropout"),
         (lambda: ModelConfig(dropout=-0.1), "model.dropout"),
         (lambda: ModelConfig(input_dropout=1.0), "model.input_dropout"),

@@ -204,12 +204,15 @@ def test_predictions_beside_each_other(
     ("layer", "more", "message"),
     [
         (0, {}, "from 1 to 1, got 0"),
-        (2, {}, "from 1 to 1, got 2; without it the output layer is written"),
-        (1, {"classes": True}, "no classes; leave --classes"),
+        (2, {}, "from 1 to 1, got 2; without it the output layer is given"),
+        ("1", {}, "from 1 to 1, got '1'"),
+        (1.0, {}, "from 1 to 1, got 1.0"),
+        (True, {}, "from 1 to 1, got True"),
+        (1, {"classes": True}, "no classes; leave classes"),
     ],
 )
 def test_layers_that_are_not_there_are_refused(
-    runs: dict[str, tuple[Path, Path]], layer: int, more: dict[str, bool], message: str
+    runs: dict[str, tuple[Path, Path]], layer: Any, more: dict[str, bool], message: str
 ) -> None:
     """Fails if a layer that the model lacks is found out by an error of the plan, or classes are made of embeddings."""
     with pytest.raises(ConfigError, match=message):

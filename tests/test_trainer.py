@@ -73,6 +73,35 @@ def test_a_complete_run_goes_on_as_if_it_had_never_stopped(ranks: dict[str, Any]
         small().resume()
 
 
+@pytest.mark.parametrize(
+    "settings", [{"schedule": "plateau", "schedule_patience": 0, "lr": 0.3}, {"patience": 2, "lr": 0.3}, {"lr": 0.3}]
+)
+def test_the_evaluation_at_an_end_leaves_no_trace_in_what_follows(settings: dict[str, Any]) -> None:
+    """Fails if an evaluation that only the end of a run makes due counts for the schedule, patience or the best epoch."""
+    whole, parts = small(eval_every=3, **settings), small(eval_every=3, **settings)
+    expected = whole.fit(epochs=20)
+    first = parts.fit(epochs=7)
+    assert first[-1]["val"] is not None
+    extended = parts.resume(epochs=20)
+    assert [row["loss"] for row in extended] == [row["loss"] for row in expected]
+    assert [row["lr"] for row in extended] == [row["lr"] for row in expected]
+    assert parts.result()["best"] == whole.result()["best"]
+    assert same_weights(parts, whole)
+
+
+@pytest.mark.parametrize("settings", [{"patience": 2}, {"schedule": "plateau"}])
+def test_validation_without_a_score_is_refused_where_it_decides(settings: dict[str, Any]) -> None:
+    """Fails if patience or the schedule waits in silence for a score that validation vertices of one class never have."""
+    ring = np.stack([np.arange(N), np.roll(np.arange(N), 1)])
+    edges = np.concatenate([ring, ring[::-1]], axis=1)
+    train, val = np.arange(N) < 30, np.arange(N) >= 40
+    labels = np.where(val, 0, np.arange(N) % 2)
+    features = np.random.default_rng(4409).random((N, D), dtype=np.float32)
+    graph = mggcn.load(edges, features=features, labels=labels, splits={"train": train, "val": val})
+    with pytest.raises(ConfigError, match="need a validation score, and roc_auc has none"):
+        mggcn.Trainer(graph, mggcn.GCN(4), metric="roc_auc", **settings, **SETTINGS).fit(epochs=3)
+
+
 def test_a_new_schedule_forgets_the_cuts_of_the_old_one() -> None:
     """Fails if the rate that the plateau schedule had made of train.lr outlives it."""
     trainer = small(lr=1e-4, schedule="plateau", schedule_patience=0)

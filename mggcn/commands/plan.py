@@ -20,6 +20,7 @@ from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Choice, choice_dict, choice_lines
 from mggcn.planning.shape import GraphShape
+from mggcn.planning.task import check_shape_task
 from mggcn.planning.text import render
 
 SHAPE = ("vertices", "edges", "features", "classes")
@@ -136,6 +137,7 @@ def _from_shape(
         raise ConfigError(f"mggcn plan needs a STORE or a bare shape; {', '.join(missing)} missing")
     if min(getattr(arguments, name) for name in SHAPE) < 1:
         raise ConfigError("--vertices, --edges, --features and --classes must be 1 or more")
+    check_shape_task(config.train, arguments.classes)
     shape = GraphShape(
         name="shape",
         num_vertices=arguments.vertices,

@@ -120,7 +120,7 @@ def continued(folder: Path, config: Config, changes: Mapping[str, Any]) -> Confi
     if after.epochs != before.epochs and before.schedule == "cosine":
         raise ConfigError(
             f"{folder} has a cosine schedule, which depends on the epochs; leave train.epochs as it is, or "
-            f"begin a new schedule at epoch {done}: name train.schedule (cosine, constant, step), and train.lr"
+            f"begin a new schedule at epoch {done}: name train.schedule (constant, cosine, step, plateau), and train.lr"
         )
     return wanted
 

@@ -48,14 +48,14 @@ def check_layer(model: ModelConfig, layer: int | None, *, classes: bool, probabi
         return
     if classes or probabilities:
         raise ConfigError(
-            "--layer writes the output of a hidden layer, which has no classes; leave --classes and --probabilities out"
+            "layer gives the output of a hidden layer, which has no classes; leave classes and probabilities out"
         )
     if not model.hidden:
-        raise ConfigError(f"--layer needs a model with hidden layers, and this {model.kind} has none; leave it out")
-    if not 1 <= layer <= len(model.hidden):
+        raise ConfigError(f"layer needs a model with hidden layers, and this {model.kind} has none; leave it out")
+    if isinstance(layer, bool) or not isinstance(layer, int) or not 1 <= layer <= len(model.hidden):
         raise ConfigError(
-            f"--layer expects a hidden layer from 1 to {len(model.hidden)}, got {layer}; without it the "
-            "output layer is written"
+            f"layer expects a hidden layer from 1 to {len(model.hidden)}, got {layer!r}; without it the output layer is "
+            "given"
         )
 
 

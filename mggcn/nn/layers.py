@@ -76,7 +76,7 @@ class BatchNorm(torch.nn.Module):
     Args:
         width: Columns, D.
         eps: Added to the variance.
-        momentum: Share of the new statistics in the running ones.
+        momentum: Share of the new statistics in the running ones; None makes these the mean of all calls' statistics.
         affine: Whether there are a weight and a bias.
 
     Raises:
@@ -89,7 +89,7 @@ class BatchNorm(torch.nn.Module):
     running_var: Tensor
     num_batches_tracked: Tensor
 
-    def __init__(self, width: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
+    def __init__(self, width: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True) -> None:
         super().__init__()
         self.eps, self.momentum = eps, momentum
         self.weight = torch.nn.Parameter(torch.ones(width)) if affine else None
@@ -122,9 +122,10 @@ class BatchNorm(torch.nn.Module):
         mean = (share * table[:, 0]).sum(0)
         var = table[:, 1].sum(0) / total + (share * (table[:, 0] - mean).square()).sum(0)
         with torch.no_grad():
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-            self.running_var.lerp_((var * (total / (total - 1))).to(self.running_var.dtype), self.momentum)
             self.num_batches_tracked.add_(1)
+            new = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), new)
+            self.running_var.lerp_((var * (total / (total - 1))).to(self.running_var.dtype), new)
         return mean, var
 
 

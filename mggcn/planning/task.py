@@ -60,26 +60,39 @@ def resolve_task(train: TrainConfig, graph: Graph) -> TrainConfig:
     return dataclasses.replace(train, **changes) if changes else train
 
 
+def check_shape_task(train: TrainConfig, num_classes: int) -> None:
+    """Check settings against a bare shape, whose task is that of the loss: classes for auto. Raises: ConfigError."""
+    task = next(task for task, losses in LOSSES.items() if train.loss in ("auto", *losses))
+    if train.metric not in ("auto", *METRICS[task]):
+        raise ConfigError(
+            f"train.metric {train.metric} does not fit train.loss {train.loss}; choose one of "
+            f"{', '.join(METRICS[task])}, or name the loss of another task"
+        )
+    _check_labels(train, num_classes, "the shape")
+
+
 def _check_classes(train: TrainConfig, graph: Graph) -> None:
     """Refuse weights and ignored labels of classes that do not exist."""
     if graph.task != "classes":
         named = [f"train.{name}" for name, default in CLASS_SETTINGS.items() if getattr(train, name) != default]
         if named:
+            one = len(named) == 1
             raise ConfigError(
-                f"{', '.join(named)} belong to classes, but {graph.name} has {_what(graph)}; leave them out"
+                f"{', '.join(named)} belong{'s' * one} to classes, but {graph.name} has {_what(graph)}; leave "
+                f"{'it' if one else 'them'} out"
             )
         return
+    _check_labels(train, graph.num_classes, graph.name, named=graph.labels is not None)
+
+
+def _check_labels(train: TrainConfig, num_classes: int, name: str, *, named: bool = True) -> None:
     if train.class_weights not in ("none", "balanced"):
         came = len(train.weights_of_classes())
-        if came != graph.num_classes:
-            raise ConfigError(
-                f"train.class_weights must hold one number for each of {graph.num_classes} classes, got {came}"
-            )
-    unknown = [label for label in train.ignored_labels if label >= graph.num_classes]
-    if unknown and graph.labels is not None:
-        raise ConfigError(
-            f"train.ignored_labels names {unknown[0]}, but {graph.name} has the classes 0 .. {graph.num_classes - 1}"
-        )
+        if came != num_classes:
+            raise ConfigError(f"train.class_weights must hold one number for each of {num_classes} classes, got {came}")
+    unknown = [label for label in train.ignored_labels if label >= num_classes]
+    if unknown and named:
+        raise ConfigError(f"train.ignored_labels names {unknown[0]}, but {name} has the classes 0 .. {num_classes - 1}")
 
 
 def _what(graph: Graph) -> str:

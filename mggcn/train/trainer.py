@@ -18,7 +18,7 @@ import torch
 
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import Config
-from mggcn.errors import DivergedError
+from mggcn.errors import ConfigError, DivergedError
 from mggcn.planning.run import RankPlan
 from mggcn.planning.task import LOWER_IS_BETTER, better
 from mggcn.trace.timeline import Watch
@@ -259,7 +259,7 @@ class RankTrainer:
             self.epoch_seconds.add(seconds)
             rate = learning_rate(config, progress.epoch, progress.rate)
             progress.epoch += 1
-            due = config.eval_every and progress.epoch % config.eval_every == 0
+            due = self._due(progress.epoch)
             scores = (
                 self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
             )
@@ -270,12 +270,28 @@ class RankTrainer:
             if on_epoch is not None:
                 on_epoch(row)
 
+    def _due(self, epoch: int) -> bool:
+        """Whether an evaluation is due after an epoch, rather than made because the run ends there."""
+        every = self._config.train.eval_every
+        return bool(every) and epoch % every == 0
+
     def _score(self) -> Scores:
-        """Evaluate, remember the scores, keep the weights if validation improved, and follow the plateau schedule."""
+        """Evaluate and remember the scores; if due, keep the weights of a better one, and count for patience and plateau.
+
+        The others leave no trace, so that an extended run goes on as a longer one.
+        """
         config, progress = self._config.train, self.progress
         scores = self.evaluate()
         progress.last = {"epoch": progress.epoch, **scores}
+        if not self._due(progress.epoch):
+            return scores
         value = scores["val"]
+        if value is None and (config.patience or config.schedule == "plateau"):
+            raise ConfigError(
+                f"train.patience and train.schedule plateau need a validation score, and {self.metric} has none on these "
+                "validation vertices (all of one class, or all labels unknown); choose another train.metric, or train "
+                "without them"
+            )
         best = None if progress.best is None else progress.best["val"]
         if value is not None and (best is None or better(self.metric, value, best)):
             progress.best = dict(progress.last)

@@ -65,11 +65,12 @@ def test_dropout_is_that_of_the_vertex(where: Where, strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["broadcast", "halo", "slice", "delayed"])
 @pytest.mark.parametrize("ranks", [1, 3, 5])
 @pytest.mark.parametrize("affine", [True, False])
-def test_batch_norm_is_that_of_the_whole_graph(strategy: str, ranks: int, affine: bool) -> None:
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_is_that_of_the_whole_graph(strategy: str, ranks: int, affine: bool, momentum: float | None) -> None:
     """Fails if copies count, ranks' variances are averaged, or a gradient through the statistics is lost."""
     graph = graph_of("hub-row")
     x, g = 100 + rows_of(graph, 5, 7) * torch.tensor([1.0, 10.0, 0.1, 1e-3, 0.0]), rows_of(graph, 5, 8)
-    expected, reference = x.clone().requires_grad_(), torch.nn.BatchNorm1d(5, affine=affine).double()
+    expected, reference = x.clone().requires_grad_(), torch.nn.BatchNorm1d(5, momentum=momentum, affine=affine).double()
     if affine:
         with torch.no_grad():
             reference.weight.copy_(torch.arange(1.0, 6.0))
@@ -80,7 +81,7 @@ def test_batch_norm_is_that_of_the_whole_graph(strategy: str, ranks: int, affine
         (z * g).sum().backward()
 
     def body(part: PartitionedGraph) -> Any:
-        norm = BatchNorm(5, affine=affine).double()
+        norm = BatchNorm(5, momentum=momentum, affine=affine).double()
         norm.load_state_dict(start)
         mine = part.take(x).requires_grad_()
         for _ in range(2):
