@@ -167,8 +167,15 @@ _memory.__name__ = "size"  # argparse names the type in its message
 
 
 def _parts(sources: list[str]) -> list[str] | dict[str, list[str]]:
-    """Return the sources as they are, or by part if the first is of the form train=SOURCE: then all must be."""
+    """Return the sources as they are, or by part if one is of the form train=SOURCE: then all must be."""
+    from mggcn.errors import ConfigError
+
     named = [source.split("=", 1) for source in sources if source.startswith(("train=", "val=", "test="))]
-    if len(named) != len(sources):
+    if not named:
         return sources
+    if bare := [source for source in sources if not source.startswith(("train=", "val=", "test="))]:
+        raise ConfigError(
+            f"{'='.join(named[0])} says which part its graph belongs to, but {', '.join(bare)} does not; write "
+            f"train={bare[0]}, val={bare[0]} or test={bare[0]}, or leave out all parts"
+        )
     return {part: [source for name, source in named if name == part] for part, _ in named}

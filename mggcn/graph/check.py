@@ -125,9 +125,14 @@ def _check_labels(labels: Rows, graph: Graph) -> None:
         part = labels.read(start, start + WINDOW)
         bad = np.flatnonzero((part < -1) | (part >= graph.num_classes))
         if bad.size:
+            todo = "renumber the classes from 0 or give num_classes"
+            if part[bad[0]] < 0:
+                todo = (
+                    "renumber the classes from 0, or say task='numbers' (--task numbers) if they are numbers to predict"
+                )
             raise GraphError(
                 f"labels must lie in [0, {graph.num_classes}), or be -1 for unlabelled; vertex {start + int(bad[0])} "
-                f"has {part[bad[0]]}; renumber the classes from 0 or give num_classes"
+                f"has {part[bad[0]]}; {todo}"
             )
 
 

@@ -62,7 +62,10 @@ BROKEN: dict[str, tuple[Graph, str]] = {
     "short labels": (dressed(labels=ArrayRows(np.zeros(4, np.int64))), "one row for each of 5"),
     "narrow labels": (dressed(labels=ArrayRows(np.zeros(5, np.int32))), "int64"),
     "label too large": (dressed(labels=ArrayRows(np.array([0, 0, 3, 0, 0]))), "vertex 2 has 3"),
-    "label too small": (dressed(labels=ArrayRows(np.array([0, 0, 0, 0, -2]))), "vertex 4 has -2"),
+    "label too small": (
+        dressed(labels=ArrayRows(np.array([0, 0, 0, 0, -2]))),
+        r"vertex 4 has -2; renumber .*task='numbers'",
+    ),
     "odd split name": (split(dev=mask(1)), "train, val or test"),
     "split path": (split(**{"../train": mask(1)}), "train, val or test"),
     "one-dimensional split": (split(train=ArrayRows(np.ones(5, bool))), r"bool of shape \[S, 5\]"),

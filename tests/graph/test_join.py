@@ -101,6 +101,9 @@ def test_whole_graphs_as_parts(tmp_path: Path) -> None:
         assert split["test"] == test
         assert 4 not in split["train"]
     assert open_store(tmp_path / "c", verify=True).meta["graphs"][2] == ["other", 8]
+    for sources in ([f"train={a}", str(tmp_path / "d"), "--join", b], [b, str(tmp_path / "d"), "--join", f"train={a}"]):
+        with pytest.raises(ConfigError, match=rf"^train={a} says .*, but {b} does not; write train={b}, val={b} or"):
+            prepare.run(parser.parse_args(sources))
 
 
 def test_stores_with_several_labels_join(tmp_path: Path) -> None:
