@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from mggcn.config import ModelConfig
 from mggcn.graph.csr import columns
 from mggcn.html import html_table
 from mggcn.memory.device import launching
@@ -17,6 +18,7 @@ from mggcn.partition.rows.partition import row_stats
 from mggcn.planning.advice import Room, advice, smallest_ranks
 from mggcn.planning.record import layer_reasons
 from mggcn.planning.run import RankPlan, RunPlan
+from mggcn.planning.shape import GraphShape
 
 SHOWN_TILES = 8
 """Ranks up to which every tile is listed."""
@@ -81,9 +83,27 @@ def subject(plan: RunPlan) -> tuple[str, str]:
         f"({'symmetric' if shape.symmetric else 'directed'}{', weighted' if shape.weighted else ''}"
         f"{f', {shape.num_relations} relations' if shape.num_relations else ''}), "
         f"{shape.num_features:,} features ({features}), {columns(shape.task, shape.num_classes)}",
-        f"{config.model.kind} {widths}, {config.run.precision}, {len(plan.ranks)} rank{'s' * (len(plan.ranks) > 1)} on "
-        f"{config.run.device}, {_strategy(plan)}",
+        f"{', '.join([f'{config.model.kind} {widths}', *_around(config.model)])}, {config.run.precision}, {len(plan.ranks)} "
+        f"rank{'s' * (len(plan.ranks) > 1)} on {config.run.device}, {_strategy(plan)}{_unread(config.model, shape)}",
     )
+
+
+def _around(model: ModelConfig) -> list[str]:
+    """The settings of a model besides kind and widths, where they are not the defaults."""
+    heads = f"{model.heads} heads" if model.heads > 1 else ""
+    aggregator = model.aggregator if model.kind == "sage" and model.aggregator != "gcn" else ""
+    norm = f"{model.norm_layer} norm" if model.norm_layer != "none" else ""
+    residual = f"{model.residual} residual" if model.residual != "none" else ""
+    jumping = f"jumping {model.jumping}" if model.jumping != "last" else ""
+    return [word for word in (aggregator, heads, norm, residual, jumping) if word]
+
+
+def _unread(model: ModelConfig, shape: GraphShape) -> str:
+    """What the graph's edges have and the model does not read."""
+    weights = shape.weighted and (model.attends or not model.aggregates or model.aggregator == "max")
+    types = shape.num_relations and model.kind != "rgcn"
+    names = " and ".join([*["weights"] * bool(weights), *["types"] * bool(types)])
+    return f"; {names} of edges are not read" if names else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from mggcn.config import TrainConfig
+import mggcn
+from mggcn.config import TrainConfig, from_tables
+from mggcn.planning.text import subject
 from mggcn.train.optimizer import learning_rate
 from tests.commands.runs import history, result, run_main
 
@@ -43,6 +46,44 @@ def test_a_run_says_what_it_is_and_takes_before_it_allocates(
         assert "run folder" not in text
     assert "strategy and order are those of the settings; --strategy auto" in said[0]
     assert re.search(r"^\w+, order random is chosen: .* predicted", said[1], re.M)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            ["kind=gat", "heads=2", "norm_layer=batch", "residual=linear", "jumping=concat"],
+            "gat 3 -> 8 -> 2, 2 heads, batch norm, linear residual, jumping concat, fp32, 1 rank on cpu, order random, "
+            "strategy broadcast; weights and types of edges are not read",
+        ),
+        (
+            ["kind=sage", "aggregator=max"],
+            "sage 3 -> 8 -> 2, max, fp32, 1 rank on cpu, order random, strategy broadcast; weights and types of edges are not "
+            "read",
+        ),
+        (["kind=rgcn"], "rgcn 3 -> 8 -> 2, fp32, 1 rank on cpu, order random, strategy broadcast"),
+        (
+            ["kind=gcn"],
+            "gcn 3 -> 8 -> 2, fp32, 1 rank on cpu, order random, strategy broadcast; types of edges are not read",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_run_says_what_its_model_is_and_does_not_read(settings: list[str], line: str) -> None:
+    """Fails if a norm, heads or a residual are not named, or weights and types go unread without a word."""
+    rng = np.random.default_rng(5501)
+    ring = np.stack([np.arange(30), np.roll(np.arange(30), 1)])
+    graph = mggcn.load(
+        np.concatenate([ring, ring[::-1]], axis=1),
+        features=rng.random((30, 3), dtype=np.float32),
+        labels=np.arange(30) % 2,
+        splits={"train": np.arange(30) < 20},
+        weights=rng.random(60, dtype=np.float32),
+        edge_types=np.arange(60) // 30,
+    )
+    given = {name: int(value) if value.isdigit() else value for name, value in (pair.split("=") for pair in settings)}
+    model = from_tables({"model": {**given, "hidden": [8]}}).model
+    assert subject(mggcn.Trainer(graph, model, threads=1).plan.run)[1] == line
 
 
 def test_a_folder_is_named_once_it_stays(
