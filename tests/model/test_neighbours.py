@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import mggcn
 from mggcn.assemble import plan_graph
 from mggcn.assemble_rank import Rank
 from mggcn.config import ModelConfig
@@ -67,23 +68,38 @@ def test_ties_go_to_the_vertex_of_the_lowest_number() -> None:
         np.testing.assert_allclose(found[0].grads["zero"], expected, rtol=1e-11, atol=1e-13)
 
 
-def planned_buffers(name: str) -> tuple[Any, Graph]:
-    graph = graph_of("random", 60)
-    config = config_of(2, strategy="halo", hidden=(9,), attention_dropout=0.3, **SETTINGS[name])
-    return plan_graph(config, graph)[0], graph
+def planned_with(name: str, degree: int, heads: int) -> Any:
+    """The plan of two ranks for 60 vertices with that many neighbours each."""
+    steps = np.arange(1, degree // 2 + 1)
+    sources = np.repeat(np.arange(60), steps.size)
+    there = np.stack([sources, (sources + np.tile(steps, 60)) % 60])
+    graph = mggcn.load(
+        np.concatenate([there, there[::-1]], axis=1),
+        features=np.ones((60, 7), np.float32),
+        labels=np.arange(60) % 4,
+        splits={"train": np.arange(60) < 50, "val": np.arange(60) >= 50},
+    )
+    settings = {**SETTINGS[name], "heads": heads}
+    return plan_graph(config_of(2, hidden=(9,), attention_dropout=0.3, **settings), graph)[0]
 
 
 @pytest.mark.parametrize("name", ["gat", "gatv2"])
-def test_no_buffer_has_a_number_for_each_edge(name: str) -> None:
-    """Fails if a plan's buffer grows with edges and heads."""
-    plan, graph = planned_buffers(name)
-    edges = graph.adj.nnz + graph.num_vertices
-    for rank in plan.ranks:
-        names = [placed.spec.name for placed in rank.train.arena.placements]
-        assert any(name.endswith(".state") for name in names)
-        for placed in rank.train.arena.placements:
-            spec = placed.spec
-            assert spec.rows <= max(graph.num_vertices, 64) < edges // 4, spec  # 64: partial sums of a bias
+def test_no_memory_grows_with_edges_and_heads(name: str) -> None:
+    """Fails if a buffer of training or evaluation grows with edges, or anything else with edges times heads."""
+    grown = set()
+    for heads in (1, HEADS):
+        few, many = (planned_with(name, degree, heads) for degree in (4, 40))
+        for one, other in zip(few.ranks, many.ranks, strict=True):
+            assert any(placed.spec.name.endswith(".state") for placed in one.train.arena.placements)
+            for program in ("train", "evaluate"):
+                buffers = [
+                    sorted((p.spec.name, p.spec.rows, p.spec.cols, p.spec.dtype) for p in arena.placements)
+                    for arena in (getattr(one, program).arena, getattr(other, program).arena)
+                ]
+                assert buffers[0] == buffers[1]
+            grown.add((one.rank, other.total_bytes - one.total_bytes))
+    assert len(grown) == 2
+    assert all(more > 0 for _, more in grown)  # the graph itself
 
 
 @pytest.mark.parametrize(("activation", "kept"), [("relu", False), ("elu", True)])
