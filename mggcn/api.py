@@ -139,7 +139,7 @@ def MLP(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfi
 
 
 def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
-    """Describe GraphSAGE with the GCN aggregator, (sum of neighbours + self) / (degree + 1) (DistGNN, section 6.1).
+    """Describe GraphSAGE, by default with the GCN aggregator, (sum of neighbours + self) / (degree + 1) (DistGNN, 6.1).
 
     In a weighted graph the average is weighted; a vertex itself has the weight of its stored self-loop, or 1 without one.
     With `aggregator="mean"` the vertex has a weight matrix of its own beside the neighbours' mean; with `aggregator="max"`

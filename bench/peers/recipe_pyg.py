@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from bench.arrays import dense_features, edge_values, with_loops
 from mggcn.config import Config, ModelConfig
-from mggcn.train.metrics import multiclass_auc
+from mggcn.train.metrics import gathered_score
 
 
 def make_conv(model: ModelConfig, d: int, e: int) -> Any:
@@ -64,7 +64,7 @@ class Network(torch.nn.Module):
 
 def score(metric: str, logits: Any, labels: Any, rows: Any) -> float:
     if metric == "roc_auc":
-        return multiclass_auc(logits[rows].double().numpy(), labels[rows].numpy()) or 0.0
+        return gathered_score("roc_auc", logits[rows].double().numpy(), labels[rows].numpy()) or 0.0
     return float((logits[rows].argmax(1) == labels[rows]).float().mean())
 
 

@@ -137,11 +137,6 @@ def multiclass(metric: Ranked, scores: Array, labels: Array) -> float | None:
     return _mean(metric(ranked[:, c], labels == c) for c in range(scores.shape[1]))
 
 
-def multiclass_auc(scores: Array, labels: Array) -> float | None:
-    """Return ROC AUC of classes, as `multiclass`."""
-    return multiclass(roc_auc, scores, labels)
-
-
 def mae(scores: Array, targets: Array) -> float | None:
     """Return the mean absolute error; arrays (n,)."""
     return float(np.abs(scores - targets).mean()) if targets.size else None
