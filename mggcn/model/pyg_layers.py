@@ -13,19 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError
+from mggcn.model.pyg_gin import check_gin, gin_layers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ACTIVATIONS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = MappingProxyType(
-    {
-        "relu": ("ReLU", {}),
-        "elu": ("ELU", {"alpha": 1.0}),
-        "leaky_relu": ("LeakyReLU", {"negative_slope": 0.01}),
-        "gelu": ("GELU", {"approximate": "none"}),
-    }
-)
-"""By model.activation: the torch module that computes it, and its options."""
 State = Mapping[str, "Tensor"]
 """Weights by mggcn's names."""
 
@@ -218,31 +210,10 @@ def _sage(conv: Any) -> ModelConfig:
     return ModelConfig(kind="sage", aggregator="max" if conv.aggr == "max" else "mean", self_loops=False)
 
 
-def _gin_layers(conv: Any) -> list[Any]:
-    """The dense layers of GIN."""
-    return [part for part in conv.nn.modules() if type(part).__name__ == "Linear"]
-
-
 def _gin_weights(layer: int, conv: Any) -> dict[str, Weight]:
-    first, second = _gin_layers(conv)
+    first, second = gin_layers(conv)
     eps = {f"layers.{2 * layer - 1}.eps": Weight(conv.eps)}
     return _linear(2 * layer - 1, first) | eps | _linear(2 * layer, second)
-
-
-def _check_gin(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
-    parts = [
-        part for part in conv.nn.modules() if next(part.children(), None) is None and part not in _gin_layers(conv)
-    ]
-    strange = [
-        type(part).__name__ for part in parts if type(part).__name__ not in ("Dropout", "Identity", "ModuleList")
-    ]
-    strange = [name for name in strange if name != ACTIVATIONS[model.activation][0]]
-    if len(_gin_layers(conv)) != 2 or strange:
-        has = ", ".join(strange) or f"{len(_gin_layers(conv))} dense layers"
-        raise ConfigError(
-            f"GINConv {layer} has {has}; mggcn's GIN has two dense layers with model.activation {model.activation} "
-            "between them"
-        )
 
 
 def _attention(kind: str, call: str, weights: Callable[[int, Any], dict[str, Weight]]) -> Twin:
@@ -319,10 +290,10 @@ TWINS: Final[Mapping[str, Twin]] = MappingProxyType(
         ),
         "GINConv": Twin(
             model=lambda conv: ModelConfig(kind="gin"),
-            call="the model of kind gin",
+            call="mggcn.GIN()",
             options=MappingProxyType({"aggr": ("sum", "no model sums otherwise"), **FLOW}),
             weights=_gin_weights,
-            check=_check_gin,
+            check=check_gin,
         ),
         "GATConv": _attention("gat", "GAT", _gat_weights),
         "GATv2Conv": _attention("gatv2", "GATv2", _gatv2_weights),

@@ -1,22 +1,18 @@
-"""Norms and activations between PyG's layers: those that a model has, and which of its vectors their weights are."""
+"""Norms between PyG's layers: those that a model has, and which of its vectors their weights are."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError
-from mggcn.model.pyg_layers import ACTIVATIONS, Weight
+from mggcn.model.pyg_layers import Weight
 
 EPS: Final = 1e-5
-
-
-def is_activation(part: Any, model: ModelConfig) -> bool:
-    """Whether a module, or a function, is the model's activation."""
-    name, options = ACTIVATIONS[model.activation]
-    if type(part).__name__ == name:
-        return all(getattr(part, option) == value for option, value in options.items())
-    return getattr(part, "__name__", "") in (model.activation, f"{model.activation}_")
+NORMS: Final[Mapping[str, str]] = MappingProxyType({"layer": "LayerNorm", "batch": "BatchNorm1d"})
+"""By model.norm_layer: the module of torch that computes it."""
 
 
 def norms_of(module: Any, inside: set[int], num_hidden: int, model: ModelConfig) -> list[Any]:
@@ -28,7 +24,7 @@ def norms_of(module: Any, inside: set[int], num_hidden: int, model: ModelConfig)
     """
     if model.norm_layer == "none":
         return []
-    name = {"layer": "LayerNorm", "batch": "BatchNorm1d"}[model.norm_layer]
+    name = NORMS[model.norm_layer]
     found = [part for part in module.modules() if type(part).__name__ == name and id(part) not in inside]
     if len(found) != num_hidden:
         raise ConfigError(

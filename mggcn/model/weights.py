@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError
-from mggcn.model.pyg_layers import ACTIVATIONS, TWINS, Weight
-from mggcn.model.pyg_norms import is_activation, norm_weights, norms_of
+from mggcn.model.pyg_gin import ACTIVATIONS, is_activation, name_of
+from mggcn.model.pyg_layers import TWINS, Weight
+from mggcn.model.pyg_norms import NORMS, norm_weights, norms_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ PLAIN = MappingProxyType(
     }
 )
 """The settings that a model must not use if its layers are to match PyG's in order."""
-SYNONYMS: dict[object, str] = {"sum": "add"}
+SYNONYMS: Mapping[object, str] = MappingProxyType({"sum": "add"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +96,43 @@ def _check_rest(module: Any, convs: list[Any], norms: list[Any], model: ModelCon
     """Refuse modules between the layers that are not a norm, activation or dropout of the model."""
     own = [*convs, *norms]
     known = {id(parameter) for one in own for parameter in one.parameters()}
-    strange = [name for name, parameter in module.named_parameters() if id(parameter) not in known]
+    names = [name for name, parameter in module.named_parameters() if id(parameter) not in known]
     inside = {id(part) for one in own for part in one.modules()} | {id(module)}
     parts = [m for m in module.modules() if id(m) not in inside and next(m.children(), None) is None]
     if parts and type(parts[-1]).__name__ in ("Softmax", "LogSoftmax"):
         parts.pop()  # turns logits into probabilities
-    strange += [
-        type(part).__name__ for part in parts if type(part).__name__ not in HARMLESS and not is_activation(part, model)
-    ]
+    names += [name_of(part) for part in parts if _is_strange(part, model)]
     act = getattr(module, "act", None)  # of PyG's own GCN, which may be a function
-    if callable(act) and type(act).__name__ not in HARMLESS and not is_activation(act, model):
-        strange.append(f"act={getattr(act, '__name__', type(act).__name__)}")
-    if strange:
+    if callable(act) and _is_strange(act, model):
+        names.append(f"act={name_of(act)}")
+        parts.append(act)
+    if names:
         between = {"none": "", "layer": "layer norm, ", "batch": "batch norm, "}[model.norm_layer]
         raise ConfigError(
             f"mggcn has {between}{ACTIVATIONS[model.activation][0]} and dropout between {type(convs[0]).__name__} layers, "
-            f"the module also has {', '.join(strange[:8])}; if the network does not use these, give its layers alone, as a "
-            "torch.nn.ModuleList; if it does, name a model that has them, such as model=mggcn.GCN(..., norm_layer='batch')"
+            f"the module also has {', '.join(names[:8])}; if the network does not use these, give its layers alone, as a "
+            f"torch.nn.ModuleList; if it does, {_advice(type(convs[0]).__name__, [*norms, *parts])}"
         )
+
+
+def _is_strange(part: Any, model: ModelConfig) -> bool:
+    return type(part).__name__ not in HARMLESS and not is_activation(part, model.activation)
+
+
+def _advice(conv: str, parts: list[Any]) -> str:
+    """Name the model that has these modules around its layers, if there is one."""
+    found: set[tuple[str, str]] = set()
+    for part in parts:
+        settings = [("activation", name) for name in ACTIVATIONS if is_activation(part, name)]
+        settings += [("norm_layer", name) for name, norm in NORMS.items() if type(part).__name__ == norm]
+        if type(part).__name__ not in HARMLESS:
+            found.update(settings or [("", "")])
+    keys = sorted(key for key, _ in found)
+    if conv == "SGConv" or keys not in (["activation"], ["norm_layer"], ["activation", "norm_layer"]):
+        return "write the model with mggcn.nn"
+    given = ", ".join(f"{key}={value!r}" for key, value in sorted(found))
+    call = TWINS[conv].call.partition("(")[0]
+    return f"name the model that has them: model={call}(..., {given}), also for the Trainer"
 
 
 def _check_options(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:

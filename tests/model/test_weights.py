@@ -26,11 +26,11 @@ from torch_geometric.nn import (
     Sequential,
 )
 
-from mggcn.api import GAT, GCN, RGCN, SAGE, SGC, GATv2, load
+from mggcn.api import GAT, GCN, GIN, RGCN, SAGE, SGC, GATv2, load
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph
-from mggcn.model.weights import from_pyg, to_pyg
+from mggcn.model.weights import SYNONYMS, from_pyg, to_pyg
 from mggcn.trainer import Trainer
 from tests.graphs import make_graph, pattern
 from tests.model.test_beside_pyg import gin_conv, network_of
@@ -431,7 +431,7 @@ def test_norms_and_activations_that_the_model_has_not_are_refused() -> None:
     """Fails if a norm or activation of another model, of other options or number is left out or taken for its own."""
     module, model = network_of("gcn", "batch", "elu")
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"norm_layer": "none"}, r"norms.0.weight.*model=mggcn.GCN\(\.\.\., norm_layer='batch'\)"),
+        ({"norm_layer": "none"}, r"norms.0.weight.*model=mggcn.GCN\(\.\.\., activation='elu', norm_layer='batch'\)"),
         ({"norm_layer": "layer"}, "a LayerNorm for each of 2 hidden layers, but the module has 0"),
         ({"activation": "relu"}, "ReLU and dropout between GCNConv layers, the module also has ELU"),
         ({"residual": "linear"}, "the model has residual; copy tensors by name"),
@@ -456,10 +456,10 @@ def test_sage_gin_and_sgc_that_no_model_has_are_refused() -> None:
         (SAGEConv(9, 4, aggr="max"), "SAGEConv 1 has aggr='max' with project=False"),
         (SAGEConv(9, 4, project=True), "SAGEConv 1 has aggr='mean' with project=True"),
         (SAGEConv(9, 4, aggr="add"), "SAGEConv 1 has aggr='add'"),
-        (GINConv(torch.nn.Linear(9, 4)), "GINConv 1 has 1 dense layers"),
-        (gin_conv(9, 4, torch.nn.Tanh()), "GINConv 1 has Tanh"),
-        (GINConv(pyg.MLP([9, 4, 4])), "GINConv 1 has BatchNorm1d"),
-        (gin_conv(9, 4, torch.nn.ELU()), r"GINConv 1 has ELU; .*model.activation relu"),
+        (GINConv(torch.nn.Linear(9, 4)), "GINConv 1 has Linear; mggcn's GIN has two dense layers"),
+        (gin_conv(9, 4, torch.nn.Tanh()), "GINConv 1 has Linear, Tanh, Linear"),
+        (GINConv(pyg.MLP([9, 4, 4])), "GINConv 1 has Linear, BatchNorm, ReLU, Linear"),
+        (gin_conv(9, 4, torch.nn.ELU()), r"GINConv 1 has Linear, ELU, Linear; .*model.activation relu"),
     ):
         with pytest.raises(ConfigError, match=message):
             from_pyg(conv)
@@ -476,6 +476,127 @@ def test_sage_gin_and_sgc_that_no_model_has_are_refused() -> None:
             from_pyg(module, model)
     assert len(from_pyg(pyg.SGConv(9, 4, 3))) == 2
     assert len(from_pyg(GINConv(pyg.MLP([9, 4, 4], norm=None)))) == 5
+    assert len(from_pyg(pyg.GIN(9, 12, 2, 4))) == 10
     assert len(from_pyg(SAGEConv(9, 4))) == 3
     with pytest.raises(ConfigError, match=r"model=mggcn.SAGE\(\.\.\., aggregator='mean', self_loops=False\)"):
         from_pyg(SAGEConv(9, 4), SAGE())
+
+
+def gin_steps(d: int, e: int, steps: str, **modules: torch.nn.Module) -> torch.nn.Sequential:
+    """A Sequential of dense layers L, activations R (ReLU), E (ELU) and modules by letter."""
+    made: dict[str, Any] = {"R": torch.nn.ReLU(), "E": torch.nn.ELU(), "A": torch.nn.ELU(2.0), "D": torch.nn.Dropout()}
+    dense = iter([torch.nn.Linear(d, e), torch.nn.Linear(e, e), torch.nn.Linear(e, e)])
+    return torch.nn.Sequential(*(next(dense) if step == "L" else (made | modules)[step] for step in steps))
+
+
+class Gin(Stack):
+    """Two GINConv layers with an activation, and perhaps a norm, between them."""
+
+    def __init__(self, hidden: Any, last: Any, norm: torch.nn.Module | None = None, act: Any = None) -> None:
+        torch.nn.Module.__init__(self)
+        self.convs = torch.nn.ModuleList([GINConv(hidden, train_eps=True), GINConv(last, train_eps=True)])
+        self.between = torch.nn.Sequential(norm or torch.nn.Identity(), act or torch.nn.ReLU())
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        return self.convs[1](self.between(self.convs[0](x, edge_index)), edge_index)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        gin_steps(9, 12, "LRL"),
+        gin_steps(9, 12, "LRDL"),
+        gin_steps(9, 12, "LRLR"),
+        torch.nn.Sequential(gin_steps(9, 12, "LR"), torch.nn.Linear(12, 12)),
+        pyg.MLP([9, 12, 12], norm=None),
+        pyg.MLP([9, 12, 12], norm=None, act=torch.relu),
+    ],
+)
+def test_gin_of_these_dense_layers_gives_the_logits_of_pyg(hidden: Any) -> None:
+    """Fails if dense layers that mggcn has are refused, or computed otherwise."""
+    module = Gin(hidden, gin_steps(12, 4, "LRL")).double()
+    trainer = Trainer(directed(), GIN((12,)), precision="fp64", threads=1)
+    assert_equal_to(trainer.scores_of(module), logits(module, directed(), torch.float64), 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "last", "norm", "has"),
+    [
+        ("LL", "LRL", "none", "GINConv 1 has Linear, Linear;"),
+        ("LRL", "LRLR", "none", "GINConv 2 has Linear, ReLU, Linear, ReLU;"),
+        ("RLRL", "LRL", "none", "GINConv 1 has ReLU, Linear, ReLU, Linear;"),
+        ("LRRLR", "LRL", "none", "GINConv 1 has Linear, ReLU, ReLU, Linear, ReLU;"),
+        ("LRLRL", "LRL", "batch", "GINConv 1 has Linear, ReLU, Linear, ReLU, Linear;"),
+        ("LRLR", "LRL", "layer", "GINConv 1 has Linear, ReLU, Linear, ReLU;"),
+        ("LRLR", "LRL", "batch", "GINConv 1 has Linear, ReLU, Linear, ReLU;"),
+        ("LELE", "LEL", "none", "GINConv 1 has Linear, ELU, Linear, ELU;"),
+        ("LAL", "LEL", "none", r"GINConv 1 has Linear, ELU\(alpha=2.0\), Linear;"),
+    ],
+)
+def test_gin_with_activations_elsewhere_is_refused(hidden: str, last: str, norm: str, has: str) -> None:
+    """Fails if an activation that is missing, or stands before, behind or twice, goes unseen: logits would differ."""
+    act = "elu" if "E" in last else "relu"
+    norms = {"none": None, "layer": torch.nn.LayerNorm(12), "batch": torch.nn.BatchNorm1d(12)}
+    module = Gin(
+        gin_steps(9, 12, hidden), gin_steps(12, 4, last), norms[norm], torch.nn.ELU() if act == "elu" else None
+    )
+    with pytest.raises(ConfigError, match=has):
+        from_pyg(module, GIN((12,), activation=act, norm_layer=norm))
+
+
+@pytest.mark.parametrize(
+    ("mlp", "has"),
+    [
+        (pyg.MLP([9, 12, 12], norm=None, act=None), "has Linear, Linear;"),
+        (pyg.MLP([9, 12, 12], norm=None, act="elu"), "has Linear, ELU, Linear;"),
+        (pyg.MLP([9, 12, 12], norm=None, act="elu", plain_last=False), "has Linear, ELU, Linear, ELU;"),
+        (pyg.MLP([9, 12, 12, 12], norm=None), "has Linear, ReLU, Linear, ReLU, Linear;"),
+        (pyg.MLP([9, 12, 12], norm="layer_norm"), "has Linear, LayerNorm, ReLU, Linear;"),
+        (gin_steps(9, 12, "LRLR"), "has Linear, ReLU, Linear, ReLU;"),
+        (torch.nn.ModuleList([torch.nn.Linear(9, 12), torch.nn.Linear(12, 12), torch.nn.Tanh()]), "has Tanh;"),
+    ],
+)
+def test_gin_with_a_last_layer_of_other_steps_is_refused(mlp: Any, has: str) -> None:
+    """Fails if PyG's MLP, or a module of one's own, passes with an activation that the model has not there."""
+    with pytest.raises(ConfigError, match=f"GINConv 1 {has}"):
+        from_pyg(GINConv(mlp))
+
+
+def test_gin_of_another_inner_width_is_refused_in_words() -> None:
+    """Fails if the answer names shapes that no setting gives."""
+    conv = GINConv(torch.nn.Sequential(torch.nn.Linear(9, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)))
+    trainer = Trainer(directed(), GIN(()), threads=1)
+    for action in (lambda: from_pyg(conv), lambda: trainer.scores_of(conv)):
+        with pytest.raises(ConfigError, match=r"widths 16 and 4, but in mggcn's GIN both have the width of the output"):
+            action()
+
+
+@pytest.mark.parametrize(
+    ("parts", "advice"),
+    [
+        ((torch.nn.ELU(),), r"model=mggcn.GAT\(\.\.\., activation='elu'\), also for the Trainer"),
+        ((torch.nn.BatchNorm1d(12),), r"model=mggcn.GAT\(\.\.\., norm_layer='batch'\)"),
+        (
+            (torch.nn.LayerNorm(12), torch.nn.GELU(), torch.nn.Dropout()),
+            r"model=mggcn.GAT\(\.\.\., activation='gelu', norm_layer='layer'\)",
+        ),
+        ((torch.nn.ELU(2.0),), r"has ELU\(alpha=2.0\); .*write the model with mggcn.nn"),
+        ((torch.nn.ELU(), torch.nn.ReLU()), "write the model with mggcn.nn"),
+        ((torch.nn.ELU(), torch.nn.Linear(4, 4)), "write the model with mggcn.nn"),
+    ],
+)
+def test_advice_names_the_model_of_the_layers(parts: tuple[torch.nn.Module, ...], advice: str) -> None:
+    """Fails if the advice is of another kind than the layers, or names a setting that does not help."""
+    layers = [GATConv(9, 3, heads=4), GATConv(12, 4, heads=1)]
+    module = torch.nn.ModuleList([layers[0], *parts, layers[1]])
+    for model in (None, GAT((12,), heads=4, out_heads=1)):
+        with pytest.raises(ConfigError, match=advice):
+            from_pyg(module, model)
+    if "activation='elu'" in advice:
+        assert len(from_pyg(module, GAT((12,), heads=4, out_heads=1, activation="elu"))) == 8
+
+
+def test_synonyms_stay_as_they_are() -> None:
+    """Fails if one importer's entry would be everyone's."""
+    with pytest.raises(TypeError):
+        SYNONYMS["mean"] = "sum"  # type: ignore[index]
