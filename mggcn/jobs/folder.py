@@ -21,6 +21,7 @@ from mggcn.errors import ConfigError, MggcnError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, store_folder
 from mggcn.jobs.began import beginnings, changed_parts, check_settings, record_change
+from mggcn.jobs.sweep_folder import refuse_sweep
 from mggcn.partition.base import Partition
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
@@ -200,6 +201,7 @@ def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:
     """Return configuration, plan and job (the store's path) of a run folder. Raises: RunError if it is none."""
     if not folder.is_dir():
         raise RunError(f"there is no run folder {folder}; mggcn train makes one and prints its name")
+    refuse_sweep(folder)
     try:
         plan = json.loads((folder / "plan.json").read_text())
         job = json.loads((folder / "job.json").read_text())

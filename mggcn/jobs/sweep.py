@@ -25,12 +25,11 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store
 from mggcn.jobs.folder import make_run_folder
 from mggcn.jobs.occupied import occupied
+from mggcn.jobs.sweep_folder import FILE, TABLE, trial_folder
 from mggcn.jobs.sweep_space import Settings, Space
-from mggcn.jobs.sweep_worker import trial_folder
 from mggcn.planning.task import LOWER_IS_BETTER
 from mggcn.train.log import write_json
 
-FILE, TABLE = "sweep.json", "sweep.csv"
 SCORES = ("val", "test")
 
 

@@ -26,6 +26,7 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
 from mggcn.jobs import train as training
 from mggcn.jobs.folder import read_run
+from mggcn.jobs.sweep_folder import trial_folder
 from mggcn.jobs.sweep_space import Settings, with_trial
 from mggcn.planning.shared import Shared
 
@@ -45,11 +46,6 @@ def train_trial(
     config = with_trial(from_toml(sweep / "config.toml", saved=True), settings)
     planned = training.prepare_run(config, graph, store, folder, shared=shared, at_once=sharing)
     return training.run_training(planned, graph, quiet=True, shared=shared)
-
-
-def trial_folder(sweep: Path, number: int) -> Path:
-    """Return the run folder of a trial, numbered from 1."""
-    return sweep / "trials" / f"{number:03d}"
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.errors import RunError
+from mggcn.jobs.sweep_folder import refuse_sweep
 
 Json = dict[str, Any]
 
@@ -62,6 +63,7 @@ def read_run(run: Path) -> RunRecord:
     """Read the run folder `run`. Raises: RunError naming the file or key that is missing or damaged."""
     if not run.is_dir():
         raise RunError(f"{run} is not a run folder; expected the folder that `mggcn train --out` wrote")
+    refuse_sweep(run)
     absent = [name for name in _NEEDED if not (run / name).is_file()]
     if absent:
         raise RunError(

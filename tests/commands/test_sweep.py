@@ -23,7 +23,7 @@ from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import write_store
 from mggcn.jobs import sweep as sweeping
-from mggcn.jobs.sweep import Trial, run_sweep
+from mggcn.jobs.sweep import Sweep, Trial, run_sweep
 from mggcn.jobs.sweep_space import Space, read_space
 from tests.commands.runs import finish, history, refused, run_main, same_tensors, saved_epochs, start
 from tests.graphs import make_graph, pattern
@@ -171,6 +171,18 @@ def test_what_no_trial_can_be_is_refused_at_once(tmp_path: Path, text: str, mess
 
     with pytest.raises(ConfigError, match=message):
         settings()
+
+
+def test_commands_name_the_best_trial_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a sweep's folder, given in place of a run's, is called damaged."""
+    trials = [Trial(1, {"train.lr": 0.1}, error="killed"), Trial(2, {"train.lr": 0.2})]
+    sweeping._save(Sweep(tmp_path, trials), {})
+    expected = "is the folder of a sweep, expected that of a run; name one of its trials"
+    assert f"{expected}: such as {tmp_path / 'trials' / '001'}" in refused(capsys, "predict", tmp_path)
+    trials[1].result = {"metric": "accuracy", "best": {"val": 0.5, "test": None}}
+    sweeping._save(Sweep(tmp_path, trials), {})
+    for command in ("predict", "report"):
+        assert f"{expected}: the best is {tmp_path / 'trials' / '002'}" in refused(capsys, command, tmp_path)
 
 
 def test_wrong_calls_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
