@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 from mggcn.api import load
 from mggcn.config import Config, ModelConfig
 from mggcn.config_files import setting_name, with_model, with_named
+from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, store_folder, write_store
 from mggcn.jobs.sweep import Sweep, make_sweep, run_sweep
-from mggcn.jobs.sweep_space import Space
+from mggcn.jobs.sweep_space import Space, by_name, refuse_both
 
 
 def sweep(
@@ -36,8 +38,8 @@ def sweep(
         graph: A graph from `load`, or anything that `load` takes; one in memory is written to a temporary store.
         grid: Lists of values by the name of a setting, such as `{"lr": [0.01, 0.1], "hidden": [16, (64, 64)]}`; with
             `trials` also ranges, `{"lr": {"log": [1e-4, 0.1]}, "dropout": {"uniform": [0, 0.8]}}`.
-        model: `GCN(...)`, `SAGE(...)` or `MLP(...)`; default `GCN()`.
-        trials: Number of settings drawn at random, by `train.seed`; default: the whole grid.
+        model: `GCN(...)` or another of this module's models; default `GCN()`.
+        trials: Number of different settings drawn at random, by `train.seed`; default: the whole grid.
         out: Folder of the sweep; each trial is a run folder in it. Default: `runs/sweep-<graph>-<time>`.
         at_once: Trials trained at the same time; 0: as many as there are cores or GPUs for.
         config: Settings of all trials; `model` and `settings` override it.
@@ -47,12 +49,22 @@ def sweep(
         A `Sweep`: `rows` for a table, such as `pandas.DataFrame(found.rows)`, `best` and `best_folder`.
 
     Raises:
-        ConfigError: A setting is unknown, or a value does not fit.
+        ConfigError: A setting is unknown, varied twice, or also given for all trials; a value does not fit; or trials would
+            be compared by different metrics.
         RunError: `out` exists and is not empty.
+
+    Warns:
+        UserWarning: There are fewer settings than `trials`; each is trained once.
     """
     base = with_named(with_model(config, model), settings)
+    if not isinstance(grid, Mapping) or not all(isinstance(name, str) for name in grid):
+        raise ConfigError(
+            f'grid must be a dict of settings and their values, such as {{"lr": [0.1, 0.01]}}, got {grid!r}'
+        )
+    candidates = by_name((setting_name(name), values) for name, values in grid.items())
+    refuse_both(candidates, map(setting_name, settings))
+    space = Space(candidates, trials, base.train.seed)
     found: Graph = graph if isinstance(graph, Graph) else load(graph)
-    space = Space({setting_name(name): values for name, values in grid.items()}, trials, base.train.seed)
     with tempfile.TemporaryDirectory(prefix="mggcn-") as temporary:
         store = store_folder(found)
         if store is None:
@@ -60,4 +72,6 @@ def sweep(
             write_store(found, store)
             found = open_store(store)
         made = make_sweep(space, base, found, store, None if out is None else Path(out), at_once)
+        if space.shortage:
+            warnings.warn(space.shortage, stacklevel=2)
         return run_sweep(made.folder)

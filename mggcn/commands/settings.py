@@ -107,3 +107,10 @@ def read_settings(arguments: argparse.Namespace, base: Config | None = None) -> 
         if value is not None:
             tables.setdefault(table, {})[key] = value
     return from_tables(tables, config)
+
+
+def given_settings(arguments: argparse.Namespace) -> set[str]:
+    """Return the settings that --set and flags name, as table.key."""
+    flags = [(table, key) for table, key, _ in FLAGS.values()] + [("run", "timeline"), ("run", "tune")]
+    named = {f"{table}.{key}" for table, key in flags if getattr(arguments, f"setting_{key}") is not None}
+    return named | {text.partition("=")[0].strip() for text in arguments.set}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from mggcn.comm.failure import Interrupted
-from mggcn.commands.settings import add_settings, read_settings
+from mggcn.commands.settings import add_settings, given_settings, read_settings
 from mggcn.commands.train import store_path
 from mggcn.errors import ConfigError
 from mggcn.graph.store import open_store
 from mggcn.jobs.sweep import Sweep, Trial, make_sweep, read_sweep, run_sweep
-from mggcn.jobs.sweep_space import Space, read_space
+from mggcn.jobs.sweep_space import as_text, read_space, refuse_both
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder, total = sweep.folder, len(sweep.trials)
     ended = sum(trial.result is not None for trial in sweep.trials)
     if not a.quiet:
-        print(f"sweep folder {folder}, {total - ended} of {total} trials to train", flush=True)
+        by = f", compared by {sweep.metric}" if sweep.metric else ""
+        print(f"sweep folder {folder}, {total - ended} of {total} trials to train{by}", flush=True)
 
     def tell(trial: Trial) -> None:
         nonlocal ended
@@ -85,16 +87,21 @@ def _new(a: argparse.Namespace) -> Sweep:
         raise ConfigError("mggcn sweep needs GRID, a TOML file, and STORE; or --resume DIR to continue a sweep")
     space, base = read_space(a.grid)
     if a.trials is not None:
-        space = Space(space.candidates, a.trials, space.seed)
+        space = dataclasses.replace(space, trials=a.trials)
+    config = read_settings(a, base)
+    refuse_both(space.candidates, given_settings(a))
     store = store_path(a.store, a.root)
-    return make_sweep(space, read_settings(a, base), open_store(store), store, a.out, a.at_once)
+    sweep = make_sweep(space, config, open_store(store), store, a.out, a.at_once)
+    if space.shortage and not a.quiet:
+        print(space.shortage, flush=True)
+    return sweep
 
 
 def _line(trial: Trial, ended: int, total: int) -> str:
-    settings = " ".join(f"{name}={value}" for name, value in trial.settings.items())
-    scores = ", ".join(f"{name} {score:.4f}" for name, score in trial.scores.items() if score is not None)
+    metric = (trial.result or {}).get("metric")
+    scores = ", ".join(f"{name} {metric} {score:.4f}" for name, score in trial.scores.items() if score is not None)
     ending = f"failed: {trial.error}" if trial.error else scores
-    return f"[{ended}/{total}] {settings}: {ending} ({trial.seconds or 0:.1f} s)"
+    return f"[{ended}/{total}] {as_text(trial.settings)}: {ending} ({trial.seconds or 0:.1f} s)"
 
 
 def summary(sweep: Sweep) -> str:

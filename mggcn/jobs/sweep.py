@@ -20,14 +20,14 @@ from mggcn.assemble import Group, check_available, groups_of
 from mggcn.comm.failure import Interrupted, signal_of
 from mggcn.config import Config
 from mggcn.config_files import from_toml
-from mggcn.errors import RunError
+from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store
 from mggcn.jobs.folder import make_run_folder
 from mggcn.jobs.occupied import occupied
 from mggcn.jobs.sweep_folder import FILE, TABLE, trial_folder
-from mggcn.jobs.sweep_space import Settings, Space
-from mggcn.planning.task import LOWER_IS_BETTER
+from mggcn.jobs.sweep_space import Settings, Space, naming_trial, with_trial
+from mggcn.planning.task import LOWER_IS_BETTER, resolve_task
 from mggcn.train.log import write_json
 
 SCORES = ("val", "test")
@@ -51,10 +51,11 @@ class Trial:
         found = self.result["mean"]["best"] if "mean" in self.result else self.result["best"]
         return {name: found[name] for name in SCORES}
 
-    def row(self) -> dict[str, Any]:
-        """Return the trial as a row of the table."""
+    def row(self, metric: str) -> dict[str, Any]:
+        """Return the trial as a row of the table, whose scores are those of a metric."""
         state = "failed" if self.error else "done" if self.result else "not run"
         ends = {
+            "metric": metric,
             "epochs": (self.result or {}).get("epochs"),
             "seconds": self.seconds,
             "state": state,
@@ -65,15 +66,16 @@ class Trial:
 
 @dataclass(slots=True)
 class Sweep:
-    """A sweep's folder and trials. A notebook shows it as its table."""
+    """A sweep's folder and trials, and the metric that compares them. A notebook shows it as its table."""
 
     folder: Path
     trials: list[Trial] = field(default_factory=list)
+    metric: str = ""
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One for each trial: its number, settings, scores, epochs, seconds, state and reason; best scores first."""
-        return [trial.row() for trial in sorted(self.trials, key=_rank)]
+        """One for each trial: number, settings, scores, metric, epochs, seconds, state and reason; best scores first."""
+        return [trial.row(self.metric) for trial in sorted(self.trials, key=_rank)]
 
     @property
     def best(self) -> Trial | None:
@@ -89,10 +91,11 @@ class Sweep:
     def __repr__(self) -> str:
         """Return the table as text."""
         rows = [{name: _text(value) for name, value in row.items()} for row in self.rows]
-        names = [name for name in rows[0] if name != "reason"] if rows else []
-        widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+        names = [name for name in rows[0] if name not in ("metric", "reason")] if rows else []
+        heads = {name: f"{name} {self.metric}" if name in SCORES else name for name in names}
+        widths = {name: max(len(heads[name]), *(len(row[name]) for row in rows)) for name in names}
         lines = ["  ".join(f"{row[name]:<{widths[name]}}" for name in names) + f"  {row['reason']}" for row in rows]
-        head = "  ".join(f"{name:<{widths[name]}}" for name in names)
+        head = "  ".join(f"{heads[name]:<{widths[name]}}" for name in names)
         return "\n".join(line.rstrip() for line in [head, *lines])
 
 
@@ -114,17 +117,36 @@ def _text(value: Any) -> str:
 
 
 def make_sweep(space: Space, base: Config, graph: Graph, store: Path, out: Path | None, at_once: int = 0) -> Sweep:
-    """Write the folder of a new sweep. Raises: ConfigError for settings that are none; BackendError; RunError."""
+    """Write the folder of a new sweep.
+
+    Raises: ConfigError for settings that are none, or do not fit the graph or each other; BackendError; RunError.
+    """
     check_available(base)
     trials = [Trial(number, settings) for number, settings in enumerate(space.settings(base), start=1)]
+    metric = _metric_of(trials, base, graph)
     groups, config = groups_of(base, at_once)
     if len(groups) > len(trials):  # fewer trials than cores: each has several
         groups, config = groups_of(base, len(trials))
     folder = make_run_folder(config, f"sweep-{graph.name}", out)
-    sweep = Sweep(folder, trials)
+    sweep = Sweep(folder, trials, metric)
     job = {"store": str(store.resolve()), "graph_sha256": graph_sha256(graph), "at_once": len(groups)}
     _save(sweep, job)
     return sweep
+
+
+def _metric_of(trials: list[Trial], base: Config, graph: Graph) -> str:
+    """Return the metric of all trials. Raises: ConfigError if they have several, or a trial does not fit the graph."""
+    metrics: dict[str, None] = {}
+    for trial in trials:
+        config = with_trial(base, trial.settings)
+        with naming_trial(trial.settings):
+            metrics[resolve_task(config.train, graph).metric] = None
+    if len(metrics) > 1:
+        first = next(iter(metrics))
+        raise ConfigError(
+            f"trials are compared by {' and '.join(metrics)}; name one for all of them: train.metric={first}"
+        )
+    return next(iter(metrics))
 
 
 def read_sweep(folder: Path) -> tuple[Sweep, Path, str, int]:
@@ -138,7 +160,7 @@ def read_sweep(folder: Path) -> tuple[Sweep, Path, str, int]:
             trial.result = json.loads(file.read_text()) if file.exists() else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{folder} is not the folder of a sweep: it lacks a readable {FILE} ({error})") from error
-    return Sweep(folder, trials), *job
+    return Sweep(folder, trials, str(content.get("metric", ""))), *job
 
 
 def run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None = None) -> Sweep:
@@ -152,10 +174,13 @@ def run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None = None) -> 
 
 def _run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None) -> Sweep:
     sweep, store, digest, at_once = read_sweep(folder)
-    groups, _ = groups_of(from_toml(folder / "config.toml", saved=True), at_once)
+    base = from_toml(folder / "config.toml", saved=True)
+    groups, _ = groups_of(base, at_once)
     left = [trial for trial in sweep.trials if trial.result is None]
-    if graph_sha256(open_store(store)) != digest:
+    graph = open_store(store)
+    if graph_sha256(graph) != digest:
         raise RunError(f"{store} has changed since the sweep in {folder} began; start a new sweep")
+    sweep.metric = sweep.metric or _metric_of(sweep.trials, base, graph)  # an earlier version did not write it
     orders: queue.SimpleQueue[Trial] = queue.SimpleQueue()
     for trial in left:
         trial.error = ""
@@ -193,7 +218,7 @@ def _save(sweep: Sweep, job: dict[str, Any]) -> None:
     trials = [
         {"number": t.number, "settings": t.settings, "error": t.error, "seconds": t.seconds} for t in sweep.trials
     ]
-    write_json(sweep.folder / FILE, job | {"trials": trials})
+    write_json(sweep.folder / FILE, job | {"metric": sweep.metric, "trials": trials})
     text = io.StringIO()
     rows = sweep.rows
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")

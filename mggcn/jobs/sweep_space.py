@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import random
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mggcn.config import TABLES, Config, from_tables
-from mggcn.errors import ConfigError
+from mggcn.config import TABLES, Config, from_tables, parse_value
+from mggcn.config_files import setting_name
+from mggcn.errors import ConfigError, did_you_mean
 
 Settings = dict[str, Any]
 """What a trial changes: values by table.key."""
@@ -23,54 +25,102 @@ MAX_TRIALS = 100_000
 class Space:
     """Candidates of each setting that varies: a list of values, or the ends of a range to draw from.
 
-    trials: number of random draws; None: the whole grid. seed: of the draws.
+    trials: number of random draws; None: the whole grid. seed: of the draws. source: how errors name the candidates.
     """
 
     candidates: Mapping[str, Any]
     trials: int | None = None
     seed: int = 1
+    source: str = "grid"
+
+    @property
+    def num_points(self) -> float:
+        """How many different trials there are; infinite with a range."""
+        return math.prod(math.inf if isinstance(found, Mapping) else len(found) for found in self.candidates.values())
+
+    @property
+    def shortage(self) -> str:
+        """What to say where there are fewer points than trials; else empty."""
+        if self.trials is None or self.trials <= self.num_points:
+            return ""
+        points = f"{self.num_points} point{'s' * (self.num_points > 1)}"
+        return f"the grid has {points}, fewer than {self.trials} trials: each point is trained once"
 
     def settings(self, base: Config) -> list[Settings]:
-        """Return what every trial changes; trials whose matrices are alike follow each other.
+        """Return what every trial changes, each point once; trials whose matrices are alike follow each other.
 
-        Raises: ConfigError for a setting or value that is none, or a range in a grid.
+        Raises: ConfigError for a setting, value or combination that is none, for equal values, or for a range in a grid.
         """
         if not self.candidates:
             raise ConfigError(
                 'a sweep needs a table [grid] of settings with lists of values, such as "train.lr" = [0.1]'
             )
-        # What epochs alone read varies fastest.
-        names = sorted(self.candidates, key=lambda name: (name.startswith("train."), "dropout" in name))
-        found = list(self._grid(names) if self.trials is None else self._drawn(names))
-        for settings in found:
-            with_trial(base, settings)
+        if self.trials is not None and self.trials not in range(1, MAX_TRIALS + 1):
+            raise ConfigError(f"sweep.trials must lie in 1 .. {MAX_TRIALS}, got {self.trials}")
+        try:
+            for name, candidates in self.candidates.items():
+                _check(name, candidates)
+            # What epochs alone read varies fastest.
+            names = sorted(self.candidates, key=lambda name: (name.startswith("train."), "dropout" in name))
+            found = list(self._grid(names) if self.trials is None or self.shortage else self._drawn(names))
+            for settings in found:
+                with_trial(base, settings)
+        except ConfigError as error:
+            raise ConfigError(f"{self.source}: {error}") from error
         return found
 
     def _grid(self, names: Sequence[str]) -> Iterator[Settings]:
-        lists = [_values(name, self.candidates[name]) for name in names]
-        if (count := math.prod(map(len, lists))) > MAX_TRIALS:
+        for name in names:
+            if isinstance(self.candidates[name], Mapping):
+                raise ConfigError(
+                    f"the range of {name} needs a number of draws: trials = 50 in [sweep], or --trials 50"
+                )
+        if self.num_points > MAX_TRIALS:
             raise ConfigError(
-                f"the grid has {count:,} points, at most {MAX_TRIALS:,} are tried; draw some: trials = 50"
+                f"the grid has {self.num_points:,} points, at most {MAX_TRIALS:,} are tried; draw some: trials = 50"
             )
+        lists = [self.candidates[name] for name in names]
         return (dict(zip(names, values, strict=True)) for values in itertools.product(*lists))
 
     def _drawn(self, names: Sequence[str]) -> Iterator[Settings]:
-        if not 1 <= (self.trials or 0) <= MAX_TRIALS:
-            raise ConfigError(f"sweep.trials must lie in 1 .. {MAX_TRIALS}, got {self.trials}")
         generator = random.Random(self.seed)
-        drawn = [
-            {name: _draw(name, self.candidates[name], generator) for name in names} for _ in range(self.trials or 0)
-        ]
-        return iter(sorted(drawn, key=lambda settings: [str(settings[name]) for name in names]))
+        finite = self.num_points < math.inf
+        drawn: dict[str | int, Settings] = {}
+        while len(drawn) < (self.trials or 0):
+            point = {name: _draw(self.candidates[name], generator) for name in names}
+            # Draws from a range are taken as they come: ends a few floats apart would keep a loop from ending.
+            drawn[repr(point) if finite else len(drawn)] = point
+        return iter(sorted(drawn.values(), key=lambda settings: [str(settings[name]) for name in names]))
 
 
 def with_trial(base: Config, settings: Settings) -> Config:
-    """Return the configuration of a trial. Raises: ConfigError."""
+    """Return the configuration of a trial. Raises: ConfigError, which names the trial."""
     tables: dict[str, Settings] = {}
     for name, value in settings.items():
         table, _, key = name.partition(".")
         tables.setdefault(table, {})[key] = value
-    return from_tables(tables, base)
+    with naming_trial(settings):
+        return from_tables(tables, base)
+
+
+@contextlib.contextmanager
+def naming_trial(settings: Settings) -> Iterator[None]:
+    """Have a ConfigError say which trial is refused."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"the trial {as_text(settings)} is refused: {error}") from error
+
+
+def as_text(settings: Settings) -> str:
+    """Return settings in a line."""
+    return " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def refuse_both(varied: Iterable[str], given: Iterable[str]) -> None:
+    """Raises: ConfigError for a setting that varies and is given for all trials, too."""
+    if both := sorted(set(varied) & set(given)):
+        raise ConfigError(f"{both[0]} is varied by the grid and given for all trials, too; leave one of them out")
 
 
 def read_space(path: Path) -> tuple[Space, Config]:
@@ -94,9 +144,25 @@ def read_space(path: Path) -> tuple[Space, Config]:
         if not isinstance(value, int) or isinstance(value, bool):
             raise ConfigError(f"{path}: sweep.{name} expects an integer, got {value!r}")
     try:
-        return Space(dict(_flat(grid)), options.get("trials"), options.get("seed", 1)), from_tables(tables)
+        base = from_tables(tables)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    source = f"{path}, [grid]"
+    try:
+        candidates = by_name(_flat(grid))
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    return Space(candidates, options.get("trials"), options.get("seed", 1), source), base
+
+
+def by_name(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return candidates by the name of their setting. Raises: ConfigError if two have the same name."""
+    found: dict[str, Any] = {}
+    for name, candidates in items:
+        if name in found:
+            raise ConfigError(f"{name} is varied twice; join the two lists")
+        found[name] = candidates
+    return found
 
 
 def _flat(grid: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -104,28 +170,60 @@ def _flat(grid: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in grid.items():
         if isinstance(value, Mapping) and name in TABLES:
             yield from ((f"{name}.{key}", candidates) for key, candidates in value.items())
-        else:
+        elif "." in name:
             yield name, value
+        else:
+            raise ConfigError(f"expected table.key such as train.lr, got {name}{_meant(name)}")
 
 
-def _values(name: str, candidates: Any) -> list[Any]:
+def _meant(name: str) -> str:
+    """Return "; did you mean X?" for a setting without its table, or a table that is none; "" if it is like neither."""
+    try:
+        return f"; did you mean {setting_name(name)}?"
+    except ConfigError:
+        return did_you_mean(name, TABLES)
+
+
+def _check(name: str, candidates: Any) -> None:
+    """Refuse what is neither a list of different values nor a range."""
+    table, _, key = name.partition(".")
+    if name == "train.metric":
+        raise ConfigError('trials are compared by train.metric; name one for all of them, in [train]: metric = "..."')
     if isinstance(candidates, Mapping):
-        raise ConfigError(f"the range of {name} needs a number of draws: trials = 50 in [sweep], or --trials 50")
+        _check_range(name, candidates)
+        return
     if not isinstance(candidates, list | tuple) or not candidates:
         raise ConfigError(f"{name} expects a list of values, such as [0.1, 0.01], got {candidates!r}")
-    return list(candidates)
+    values: dict[Any, Any] = {}
+    for value in candidates:
+        parsed = parse_value(table, key, value)
+        if parsed in values:
+            raise ConfigError(f"{name} lists {values[parsed]!r} and {value!r}, which are equal; leave one of them out")
+        values[parsed] = value
 
 
-def _draw(name: str, candidates: Any, generator: random.Random) -> Any:
-    """One of a list, or a number between the ends of {uniform = [low, high]} or, evenly over its logarithm, {log = ...}."""
-    if not isinstance(candidates, Mapping):
-        return generator.choice(_values(name, candidates))
+def _check_range(name: str, candidates: Mapping[str, Any]) -> None:
+    table, _, key = name.partition(".")
     try:
         ((kind, (low, high)),) = candidates.items()
-        if kind == "uniform":
-            return generator.uniform(float(low), float(high))
-        if kind == "log":
-            return math.exp(generator.uniform(math.log(low), math.log(high)))
+        valid = kind in ("uniform", "log") and -math.inf < low < high < math.inf and (kind == "uniform" or low > 0)
     except (TypeError, ValueError):
-        pass
-    raise ConfigError(f"{name} expects a list, {{uniform = [low, high]}} or {{log = [low, high]}}, got {candidates!r}")
+        valid = False
+    if not valid:
+        raise ConfigError(
+            f"{name} expects a list, {{uniform = [low, high]}} or {{log = [low, high]}} with low < high, and above 0 for "
+            f"log, got {candidates!r}"
+        )
+    parse_value(table, key, low)
+
+
+def _draw(candidates: Any, generator: random.Random) -> Any:
+    """One of a list, or a number between the ends of {uniform = [low, high]} or, evenly over its logarithm, {log = ...}."""
+    if not isinstance(candidates, Mapping):
+        return generator.choice(candidates)
+    ((kind, (low, high)),) = candidates.items()
+    return (
+        generator.uniform(low, high)
+        if kind == "uniform"
+        else math.exp(generator.uniform(math.log(low), math.log(high)))
+    )

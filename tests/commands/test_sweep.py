@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import queue
 import signal
@@ -11,19 +12,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mggcn
-from mggcn import assemble
+from mggcn import assemble, sweeps
 from mggcn.assemble import Group, groups_of
 from mggcn.backend.cuda.driver import Gpu
 from mggcn.config import Config, RunConfig
 from mggcn.config_files import from_toml
 from mggcn.errors import ConfigError, RunError
-from mggcn.graph.csr import Graph
+from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store import write_store
 from mggcn.jobs import sweep as sweeping
-from mggcn.jobs.sweep import Sweep, Trial, run_sweep
+from mggcn.jobs.sweep import Sweep, Trial, read_sweep, run_sweep
 from mggcn.jobs.sweep_space import Space, read_space
 from tests.commands.runs import finish, history, refused, run_main, same_tensors, saved_epochs, start
 from tests.graphs import make_graph, pattern
@@ -38,6 +40,7 @@ def test_trials_are_runs_of_their_own(tmp_path: Path) -> None:
     grid = {"lr": [0.02, 1e30], "hidden": [[8], (6, 5)]}
     found = mggcn.sweep(small(), grid, mggcn.GCN(dropout=0.5), out=tmp_path / "sweep", at_once=1, epochs=4, threads=1)
     assert [row["state"] for row in found.rows] == ["done"] * 2 + ["failed"] * 2
+    assert repr(found).split("\n")[0].split()[3:7] == ["val", "accuracy", "test", "accuracy"]
     assert all("lower train.lr" in row["reason"] for row in found.rows[2:])
     scores = [row["val"] for row in found.rows[:2]]
     assert scores == sorted(scores, reverse=True)
@@ -158,6 +161,17 @@ def test_grids_and_draws(tmp_path: Path) -> None:
         ("[grid]\ntrain.rate = [0.1]", r"unknown setting train.rate; .*known in \[train\] are"),
         ("[grid]\nmodel.dropout = [0.1, 1.5]", r"model.dropout must lie in \[0, 1\), got 1.5"),
         ("[grid]\ntrain.lr = [0.1", r"is not valid TOML"),
+        ("[grid]\nlr = [0.1]", r"grid.toml, \[grid\]: expected table.key .*, got lr; did you mean train.lr\?"),
+        ("[grid]\ntrian.lr = [0.1]", r"grid.toml, \[grid\]: expected table.key .*, got trian; did you mean train\?"),
+        ("[grid]\ntrain.lr = [0.1, '1e-1']", r"train.lr lists 0.1 and '1e-1', which are equal; leave one of them out"),
+        ("[grid]\nmodel.hidden = [16, [8], [16]]", r"model.hidden lists 16 and \[16\], which are equal"),
+        ('[grid]\ntrain.lr = [1]\n"train.lr" = [2]', r"train.lr is varied twice; join the two lists"),
+        ("[sweep]\ntrials = 3\n[grid]\ntrain.lr = {uniform = [0.1, 0.1]}", r"with low < high"),
+        ("[grid]\ntrain.metric = ['rmse', 'r2']", r"trials are compared by train.metric; name one for all of them"),
+        (
+            "[grid]\nmodel.heads = [1, 2]\nmodel.kind = ['gcn', 'gat']",
+            r"grid.toml, \[grid\]: the trial model.heads=2 model.kind=gcn is refused: model.heads belongs to",
+        ),
         ("grid = 3", r"grid must be a table \[grid\], got 3"),
     ],
 )
@@ -173,16 +187,73 @@ def test_what_no_trial_can_be_is_refused_at_once(tmp_path: Path, text: str, mess
         settings()
 
 
+def untrained(folder: Path) -> Sweep:
+    return read_sweep(folder)[0]
+
+
+def test_no_point_is_drawn_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a finite space is drawn with replacement, or fewer points than trials are trained twice or in silence."""
+    grid = {"train.lr": [0.1, 0.2, 0.3], "model.hidden": [16, 32]}
+    for seed in range(20):
+        drawn = Space(grid, 5, seed).settings(Config())
+        assert len({repr(settings) for settings in drawn}) == len(drawn) == 5
+    short = Space(grid, 7)
+    assert sorted(map(repr, short.settings(Config()))) == sorted(map(repr, Space(grid).settings(Config())))
+    message = "the grid has 6 points, fewer than 7 trials: each point is trained once"
+    assert short.shortage == message
+    assert not Space(grid, 6).shortage
+    assert len(Space({"model.dropout": {"uniform": [0, 0.5]}, "model.hidden": [16]}, 9).settings(Config())) == 9
+    monkeypatch.setattr(sweeps, "run_sweep", untrained)
+    with pytest.warns(UserWarning, match="the grid has 1 point, fewer than 2 trials"):
+        found = mggcn.sweep(small(), {"hidden": [8]}, trials=2, out=tmp_path / "sweep")
+    assert len(found.rows) == 1
+
+
+def numbers() -> Graph:
+    graph = small()
+    labels = np.random.default_rng(6180).normal(size=(graph.num_vertices, 1)).astype(np.float32)
+    return dataclasses.replace(graph, labels=ArrayRows(labels), num_classes=1)
+
+
+def test_trials_are_compared_by_one_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if scores of different metrics are ranked, or the table does not say what it is ordered by."""
+    out = tmp_path / "sweep"
+    with pytest.raises(
+        ConfigError, match=r"trials are compared by rmse and mae; name one for all of them: train.metric"
+    ):
+        mggcn.sweep(numbers(), {"loss": ["mse", "mae"]}, out=out)
+    with pytest.raises(ConfigError, match=r"the trial train.loss=bce is refused: train.loss bce does not fit small"):
+        mggcn.sweep(numbers(), {"loss": ["mse", "bce"]}, out=out)
+    assert not out.exists()
+    monkeypatch.setattr(sweeps, "run_sweep", untrained)
+    found = mggcn.sweep(numbers(), {"loss": ["mse", "mae"]}, out=out, metric="mae")
+    assert [row["metric"] for row in found.rows] == ["mae", "mae"]
+    assert repr(found).split("\n")[0].split()[2:6] == ["val", "mae", "test", "mae"]
+
+
 def test_commands_name_the_best_trial_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if a sweep's folder, given in place of a run's, is called damaged."""
     trials = [Trial(1, {"train.lr": 0.1}, error="killed"), Trial(2, {"train.lr": 0.2})]
-    sweeping._save(Sweep(tmp_path, trials), {})
+    sweeping._save(Sweep(tmp_path, trials, "accuracy"), {})
     expected = "is the folder of a sweep, expected that of a run; name one of its trials"
     assert f"{expected}: such as {tmp_path / 'trials' / '001'}" in refused(capsys, "predict", tmp_path)
     trials[1].result = {"metric": "accuracy", "best": {"val": 0.5, "test": None}}
-    sweeping._save(Sweep(tmp_path, trials), {})
+    sweeping._save(Sweep(tmp_path, trials, "accuracy"), {})
     for command in ("predict", "report"):
         assert f"{expected}: the best is {tmp_path / 'trials' / '002'}" in refused(capsys, command, tmp_path)
+
+
+def test_what_varies_is_given_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a grid overrides --set, a flag or an argument in silence."""
+    write_store(small(), tmp_path / "store")
+    (tmp_path / "grid.toml").write_text("[grid]\ntrain.epochs = [1, 2]\nmodel.hidden = [8, 4]\n")
+    command = ("sweep", tmp_path / "grid.toml", tmp_path / "store", "--out", tmp_path / "out")
+    for name, given in (("model.hidden", ("--set", "model.hidden = 6")), ("train.epochs", ("--epochs", 3))):
+        message = f"{name} is varied by the grid and given for all trials, too; leave one of them out"
+        assert message in refused(capsys, *command, *given)
+    with pytest.raises(ConfigError, match=r"train.lr is varied by the grid and given for all trials, too"):
+        mggcn.sweep(small(), {"train.lr": [0.1]}, out=tmp_path / "out", lr=0.2)
+    assert not (tmp_path / "out").exists()
 
 
 def test_wrong_calls_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,6 +265,11 @@ def test_wrong_calls_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "cannot read the sweep" in refused(capsys, "sweep", tmp_path / "none.toml", tmp_path)
     with pytest.raises(ConfigError, match="unknown setting 'rate'"):
         mggcn.sweep(small(), {"rate": [1]}, out=tmp_path / "out")
+    for grid in ([("lr", [1])], {1: [1]}):
+        with pytest.raises(ConfigError, match="grid must be a dict of settings and their values"):
+            mggcn.sweep(small(), grid, out=tmp_path / "out")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"train.lr is varied twice"):
+        mggcn.sweep(small(), {"lr": [1], "train.lr": [2]}, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert Space({"train.lr": [1]}).settings(Config()) == [{"train.lr": 1}]
 
