@@ -77,14 +77,15 @@ def subject(plan: RunPlan) -> tuple[str, str]:
     """Describe the subject of a plan in words: the graph, and the model with ranks, strategy and order."""
     config, shape = plan.config, plan.shape
     widths = " -> ".join(str(w) for w in (shape.num_features, *config.model.hidden, shape.num_classes))
+    model = ", ".join([f"{config.model.kind} {widths}", *_around(config.model)])
     features = "dense" if shape.feature_nnz is None else f"sparse, {shape.feature_nnz:,} nonzeros"
     return (
         f"{shape.name}: {shape.num_vertices:,} vertices, {shape.num_edges:,} edges "
         f"({'symmetric' if shape.symmetric else 'directed'}{', weighted' if shape.weighted else ''}"
         f"{f', {shape.num_relations} relations' if shape.num_relations else ''}), "
         f"{shape.num_features:,} features ({features}), {columns(shape.task, shape.num_classes)}",
-        f"{', '.join([f'{config.model.kind} {widths}', *_around(config.model)])}, {config.run.precision}, {len(plan.ranks)} "
-        f"rank{'s' * (len(plan.ranks) > 1)} on {config.run.device}, {_strategy(plan)}{_unread(config.model, shape)}",
+        f"{model}, {config.run.precision}, {len(plan.ranks)} rank{'s' * (len(plan.ranks) > 1)} on {config.run.device}, "
+        f"{_strategy(plan)}{_unread(config.model, shape)}",
     )
 
 
