@@ -58,8 +58,8 @@ def test_a_run_says_what_it_is_and_takes_before_it_allocates(
         ),
         (
             ["kind=sage", "aggregator=max"],
-            "sage 3 -> 8 -> 2, max, fp32, 1 rank on cpu, order random, strategy broadcast; weights and types of edges are not "
-            "read",
+            "sage 3 -> 8 -> 2, max, fp32, 1 rank on cpu, order random, strategy broadcast; weights and types of edges are "
+            "not read",
         ),
         (["kind=rgcn"], "rgcn 3 -> 8 -> 2, fp32, 1 rank on cpu, order random, strategy broadcast"),
         (
