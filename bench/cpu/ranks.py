@@ -206,7 +206,7 @@ def sweep(args: Any) -> tuple[str, Any]:
             runs["sweep"].append(time.perf_counter() - began)
             began = time.perf_counter()
             for k, point in enumerate(points):
-                words = words_of({key: json.dumps(value) for key, value in point.items()})
+                words = words_of({key: str(value).strip("[]") for key, value in point.items()})
                 mggcn("train", str(store), *words, "--epochs", "200", "--out", str(Path(name) / f"run{k}"), "--quiet")
             runs["train"].append(time.perf_counter() - began)
     rows = [[name, *milliseconds(spread(found))] for name, found in runs.items()]
