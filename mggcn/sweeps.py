@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mggcn.api import load
 from mggcn.config import Config, ModelConfig
 from mggcn.config_files import setting_name, with_model, with_named
@@ -36,8 +38,8 @@ def sweep(
 
     Args:
         graph: A graph from `load`, or anything that `load` takes; one in memory is written to a temporary store.
-        grid: Lists of values by the name of a setting, such as `{"lr": [0.01, 0.1], "hidden": [16, (64, 64)]}`; with
-            `trials` also ranges, `{"lr": {"log": [1e-4, 0.1]}, "dropout": {"uniform": [0, 0.8]}}`.
+        grid: Lists or arrays of values by the name of a setting, such as `{"lr": [0.01, 0.1], "hidden": [16, (64, 64)]}`;
+            with `trials` also ranges, `{"lr": {"log": [1e-4, 0.1]}, "dropout": {"uniform": [0, 0.8]}}`.
         model: `GCN(...)` or another of this module's models; default `GCN()`.
         trials: Number of different settings drawn at random, by `train.seed`; default: the whole grid.
         out: Folder of the sweep; each trial is a run folder in it. Default: `runs/sweep-<graph>-<time>`.
@@ -61,7 +63,7 @@ def sweep(
         raise ConfigError(
             f'grid must be a dict of settings and their values, such as {{"lr": [0.1, 0.01]}}, got {grid!r}'
         )
-    candidates = by_name((setting_name(name), values) for name, values in grid.items())
+    candidates = by_name((setting_name(name), _plain(values)) for name, values in grid.items())
     refuse_both(candidates, map(setting_name, settings))
     space = Space(candidates, trials, base.train.seed)
     found: Graph = graph if isinstance(graph, Graph) else load(graph)
@@ -75,3 +77,12 @@ def sweep(
         if space.shortage:
             warnings.warn(space.shortage, stacklevel=2)
         return run_sweep(made.folder)
+
+
+def _plain(values: Any) -> Any:
+    """Return values with Python's numbers and lists in place of NumPy's, which no file of a sweep could hold."""
+    if isinstance(values, np.ndarray | np.generic):
+        return values.tolist()
+    if isinstance(values, Mapping):
+        return {name: _plain(value) for name, value in values.items()}
+    return type(values)(map(_plain, values)) if isinstance(values, list | tuple) else values

@@ -291,3 +291,14 @@ def test_every_trial_has_its_cores_or_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
     assert groups(device="cuda")[0] == [Group(gpus=(name,)) for name in "457"]
     assert groups(device="cuda", ranks=2, transport="nccl")[0] == [Group(gpus=("4", "5"))]
+
+
+@pytest.mark.full
+def test_grids_may_hold_numpys_numbers(tmp_path: Path) -> None:
+    """Fails if np.linspace or an integer of an array ends in a traceback of the file that keeps the settings."""
+    grid = {"lr": np.linspace(0.01, 0.02, 2), "hidden": [np.int64(4)]}
+    found = mggcn.sweep(small(), grid, out=tmp_path / "sweep", at_once=1, epochs=2, threads=1)
+    assert sorted((row["train.lr"], row["model.hidden"], row["state"]) for row in found.rows) == [
+        (0.01, 4, "done"),
+        (0.02, 4, "done"),
+    ]
