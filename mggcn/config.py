@@ -73,8 +73,8 @@ class TrainConfig:
     patience: int = 0
     """Stop after this many evaluations without a better validation score; 0 never stops early."""
     eval_every: int = 1
-    """Epochs between evaluations; 0 evaluates only after the last epoch. One that the last epoch alone makes due is not
-    the best, and counts neither for patience nor for the schedule, unless there is no other."""
+    """Epochs between evaluations; 0 evaluates only after the last epoch. An evaluation that is made only because the run
+    ends counts neither for patience nor for the schedule, and is the best only if there is no other."""
     loss: Literal["auto", "cross_entropy", "bce", "mse", "mae"] = "auto"
     """Mean over the training vertices, or over their known entries. auto: cross_entropy for classes, bce (cross-entropy of
     each label) for several labels a vertex, mse (squared error) for numbers; mae is the absolute error."""
