@@ -2,23 +2,7 @@
 // Sums are double and added in an order that shapes alone fix: a thread over its rows, the threads of a block in a
 // tree, the blocks, one per chunk of rows, by sum_partials. No atomics: bitwise repeatable.
 #include "columns.cuh"
-
-constexpr int kSumThreads = 256;
-
-// The sum over threadIdx.y of each slot of `sums`; it ends in the slots of threadIdx.y == 0.
-template <int W, int Threads>
-__device__ __forceinline__ void sum_over_y(double (&sums)[W][Threads]) {
-  const int at = threadIdx.y * blockDim.x + threadIdx.x;
-  for (int live = blockDim.y; live > 1;) {
-    const int half = (live + 1) / 2;
-    __syncthreads();
-    if ((int)threadIdx.y + half < live) {
-#pragma unroll
-      for (int i = 0; i < W; ++i) sums[i][at] += sums[i][at + half * blockDim.x];
-    }
-    live = half;
-  }
-}
+#include "sums.cuh"
 
 // activation_grad: to = out_scale * d with d = (h != 0 or not masked) * keep_scale * h_scale * g; the columns of d, the
 // unscaled gradient, are added to partials. NaN in h counts as not zero.

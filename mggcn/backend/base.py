@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
     from mggcn.backend.edges import EdgeKernels
     from mggcn.backend.epoch_end import Books, Step
     from mggcn.backend.neighbours import NeighbourKernels
+    from mggcn.backend.norms import NormKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,4 +308,9 @@ class KernelBackend(Protocol):
     @property
     def neighbours(self) -> NeighbourKernels:
         """Maximum of neighbours and attention over them, for a storage type of float32 or float64."""
+        ...
+
+    @property
+    def norms(self) -> NormKernels:
+        """Layer norm and batch norm of dense rows."""
         ...

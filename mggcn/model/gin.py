@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mggcn.model.builder import Builder
-from mggcn.model.kinds.norms import Work, add_sums, room
+from mggcn.model.kinds.norms import partial_sums, partials_of, totals_of
 from mggcn.model.runtime import Runtime, Sizes
 from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
 
@@ -90,11 +90,10 @@ class SelfWeightGrad(PlainKind):
         return self.eps
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
-        return room(value, sizes, blocks=2, vectors=2)
+        return partial_sums(value, sizes, sums=2)
 
     def run(self, rt: Runtime, op: Op) -> None:
-        work = Work(rt, op)
-        total = work.vector(0).zero_()
-        for _, (g, x) in work.blocks(op.tensor(rt, 0), op.tensor(rt, 1)):
-            add_sums(g.mul_(x), work.vector(1), total)
-        rt.gradient(self.eps).copy_(total.sum())
+        g, x = op.tensor(rt, 0), op.tensor(rt, 1)
+        partials = partials_of(rt, op, x.shape[1])
+        rt.backend.norms.column_products(g, x, None, partials)
+        rt.gradient(self.eps).copy_(totals_of(rt, op, partials)[1].sum())

@@ -269,11 +269,7 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
             moved = s.result(e, rounded) + s.row(d)
             return [s.dense(e, d, moved, s.blocks(kind.block_rows)), *finished]
         case LayerNorm() | LayerNormGrad() | BatchNorm() | BatchNormGrad() | RunningNorm():
-            stored, touched, calls = kind.passes
-            rows, row = s.block_rows(e), BufferSpec("", 1, e, "fp64").nbytes
-            # Blocks are found in the cache.
-            inside = s.passing(touched * row, calls * s.blocks(rows))
-            return [s.passing(stored * s.row(e), 0), dataclasses.replace(inside, span=2 * rows * row)]
+            return [s.passing(kind.passes * s.row(e), calls=2 * kind.passes)]
         case ActivationGrad():
             return [s.passing(2 * s.row(e) + s.result(e, op.operand), calls=2)]
     # All other kinds read their operands and write their result once.

@@ -18,6 +18,7 @@ from mggcn.backend.edges import EdgeKernels
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import Agree, CommStream, Eager, Event, Timestamp, alone
 from mggcn.backend.neighbours import NeighbourKernels
+from mggcn.backend.norms import NormKernels
 from mggcn.trace.recorder import Recorder
 from mggcn.trace.work import Work, matmul_work, spmm_work, streamed
 
@@ -191,13 +192,17 @@ class TracedBackend:
 
     @property
     def neighbours(self) -> NeighbourKernels:
-        return cast(NeighbourKernels, _TracedNeighbours(self._inner.neighbours, self._recorder))
+        return cast(NeighbourKernels, _Traced(self._inner.neighbours, self._recorder))
+
+    @property
+    def norms(self) -> NormKernels:
+        return cast(NormKernels, _Traced(self._inner.norms, self._recorder))
 
 
-class _TracedNeighbours:
+class _Traced:
     """Marks each call by the kernel's name; its tensors are counted as read once, and a row for each entry of a tile."""
 
-    def __init__(self, inner: NeighbourKernels, recorder: Recorder) -> None:
+    def __init__(self, inner: NeighbourKernels | NormKernels, recorder: Recorder) -> None:
         self._inner, self._recorder = inner, recorder
 
     def __getattr__(self, name: str) -> Callable[..., None]:

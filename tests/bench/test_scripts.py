@@ -160,6 +160,11 @@ def test_dense_products(run: Callable[..., Record]) -> None:
     assert [row["product"] for row in found["measured"]] == ["h W", "g W^T", "h^T g"]
 
 
+def test_norms(run: Callable[..., Record]) -> None:
+    found = run("cpu.norms", "--shapes", "70x9", "--rounds", "2", shared="")
+    assert [row["pass"] for row in found["measured"]] == ["layer norm", "its gradient", "batch norm", "its gradient"]
+
+
 @pytest.mark.full
 def test_libra(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libra, "RMAT_PARTS", (2,))

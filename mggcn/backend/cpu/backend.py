@@ -26,6 +26,7 @@ from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.machine import dense_kernels
 from mggcn.backend.cpu.memory import Workspace, allocate
 from mggcn.backend.cpu.neighbours import CpuNeighbours
+from mggcn.backend.cpu.norms import CpuNorms
 from mggcn.backend.cpu.spmm import CpuSpmm, make_schedule
 from mggcn.backend.cpu.variants import gemm_kernel, gemm_variant
 from mggcn.backend.epoch_end import Books, Step
@@ -339,6 +340,10 @@ class CpuBackend:
     @property
     def neighbours(self) -> CpuNeighbours:
         return CpuNeighbours(self._dtype, self._threads, self._isa)
+
+    @property
+    def norms(self) -> CpuNorms:
+        return CpuNorms(self._dtype, self._threads, self._isa)
 
 
 def _begin(partials: Tensor | None) -> None:

@@ -21,6 +21,7 @@ from mggcn.backend.cuda.edges import CudaEdges
 from mggcn.backend.cuda.epoch_end import epoch_end
 from mggcn.backend.cuda.kernels import Kernels
 from mggcn.backend.cuda.neighbours import CudaNeighbours
+from mggcn.backend.cuda.norms import CudaNorms
 from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
 from mggcn.backend.cuda.upload import empty_like
 from mggcn.backend.epoch_end import Books, Step
@@ -235,3 +236,7 @@ class CudaBackend:
     @property
     def neighbours(self) -> CudaNeighbours:
         return CudaNeighbours(self._kernels[self._dtype])
+
+    @property
+    def norms(self) -> CudaNorms:
+        return CudaNorms(self._kernels[self._dtype])
