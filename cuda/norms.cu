@@ -62,6 +62,7 @@ extern "C" __global__ void __launch_bounds__(kSumThreads)
       const storage_t *row = z + (first + r) * ld_z, *back = g + (first + r) * ld_g;
       const Moments m = moments(row, cols, eps);
       double of_h = 0, of_hy = 0;
+#pragma unroll 1
       for (int d = threadIdx.x; d < cols; d += 32) {
         const double h = (double)widen(back[d]) * gain[d];
         of_h += h;
@@ -74,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(kSumThreads)
     for (int d = thread; d < cols; d += threads) {
       const double factor = gain[d];
       double bias_sum = 0, gain_sum = 0;
+#pragma unroll 2
       for (int r = 0; r < count; ++r) {
         const double x = widen(g[(first + r) * ld_g + d]);
         const double y = (widen(z[(first + r) * ld_z + d]) - kept[r][0]) * kept[r][1];
