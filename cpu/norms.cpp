@@ -8,8 +8,8 @@
 // column_products  partials [2, chunks, D] = the column sums of g, then those of g * (z - mean), mean 0 if null; moves
 //                  2 V D
 // batch_norm_grad  out = factor * (g - once * (slope * (z - mean) + shift)); out may be g.     moves 3 V D
-// Rows are stored as S = float, double or bfloat16; gain and bias are of the type of sums, all other vectors double:
-// once [V], 0 for rows that another rank counts. Every sum is added in an order that shapes alone fix: a row by RowSum,
+// Rows are stored as S = float, double or bfloat16; gain and bias are Real<S>, all other vectors double: once [V], 0 for
+// rows that another rank counts. Every sum is added in an order that shapes alone fix: a row by RowSum,
 // a column row after row of a chunk (common.h). Twin: cuda/norms.cu.
 #include <cmath>
 
@@ -36,12 +36,18 @@ struct Norm {
 template <class S>
 using Row = void (*)(const Norm<S>&, int64_t row, double* sums);
 
-// All rows by chunks; sums: of this chunk, the second ones kPartials rows behind, zero when it begins, or null.
+// All rows, those of passes with sums by chunks; sums: of this chunk, the second ones kPartials rows behind, zero when it
+// begins, or null.
 template <class S, Row<S> row>
-void by_chunks(const Norm<S>& a, int sums_of_a_row) {
+void over_rows(const Norm<S>& a, int sums_of_a_row) {
+  if (!sums_of_a_row) {
+#pragma omp parallel for schedule(static) num_threads(a.threads)
+    for (int64_t v = 0; v < a.rows; ++v) row(a, v, nullptr);
+    return;
+  }
 #pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads)
   for (int64_t c = 0; c < kPartials; ++c) {
-    double* sums = sums_of_a_row ? a.partials + c * a.cols : nullptr;
+    double* sums = a.partials + c * a.cols;
     for (int s = 0; s < sums_of_a_row; ++s)
       for (int64_t d = 0; d < a.cols; ++d) sums[s * kPartials * a.cols + d] = 0;
     for (int64_t v = chunk_start(a.rows, c); v < chunk_start(a.rows, c + 1); ++v) row(a, v, sums);
@@ -108,8 +114,7 @@ void layer_norm_grad_row(const Norm<S>& a, int64_t v, double* of_bias) {
 template <class S>
 void column_moments_row(const Norm<S>& a, int64_t v, double* sums) {
   const S* z = a.z + v * a.ld_z;
-  const double once = a.once ? a.once[v] : 1;
-  if (once == 0) return;
+  if (a.once[v] == 0) return;
   if (a.mean)
     over_columns(a.cols, [&](auto l, int64_t d) {
       typedef decltype(l) L;
@@ -148,7 +153,7 @@ template <class S>
 void batch_norm_grad_row(const Norm<S>& a, int64_t v, double*) {
   const S *g = a.g + v * a.ld_g, *z = a.z + v * a.ld_z;
   S* out = a.out + v * a.ld_out;
-  const double once = a.once ? a.once[v] : 1;
+  const double once = a.once[v];
   over_columns(a.cols, [&](auto l, int64_t d) {
     typedef decltype(l) L;
     const auto y = (L::load(z + d) - L::load(a.mean + d)) * L::load(a.slope + d) + L::load(a.shift + d);
@@ -159,7 +164,7 @@ void batch_norm_grad_row(const Norm<S>& a, int64_t v, double*) {
 }  // namespace
 
 #define MGGCN_NORM(kernel, suffix, S, sums) \
-  MGGCN_EXPORT(mggcn_##kernel##_##suffix)(const Norm<S>* a) { by_chunks<S, kernel##_row<S>>(*a, sums); }
+  MGGCN_EXPORT(mggcn_##kernel##_##suffix)(const Norm<S>* a) { over_rows<S, kernel##_row<S>>(*a, sums); }
 #define MGGCN_NORMS(suffix, S)              \
   MGGCN_NORM(layer_norm, suffix, S, 0)      \
   MGGCN_NORM(layer_norm_grad, suffix, S, 2) \

@@ -125,6 +125,7 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
     """Return the seconds of a rank's work, and of its calls, where `sharing` ranks have the device.
 
     Each rank gets its part of the rates, and all their operands share the cache.
+    A pass whose arithmetic the machine's file has no rate for counts by its bytes.
     Raises: PlanError if the machine's file has no rate of dense products in this precision.
     """
     moving = 0.0
@@ -133,7 +134,8 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
         moving += work.rows * sharing * (each + device.row_s)
     if work.streamed:
         moving += work.streamed * sharing / device.copy.at((work.span or work.streamed) * sharing)
-    computing = work.flop * sharing / _gemm(device, work.precision) if work.flop else 0.0
+    counted = work.flop and (work.kind == "dense" or work.precision in device.gemm)
+    computing = work.flop * sharing / _gemm(device, work.precision) if counted else 0.0
     return max(moving, computing), call_seconds(work.calls, device, sharing)
 
 

@@ -269,7 +269,9 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
             moved = s.result(e, rounded) + s.row(d)
             return [s.dense(e, d, moved, s.blocks(kind.block_rows)), *finished]
         case LayerNorm() | LayerNormGrad() | BatchNorm() | BatchNormGrad() | RunningNorm():
-            return [s.passing(kind.passes * s.row(e), calls=2 * kind.passes)]
+            # An instruction takes as long as one of a dense product in double, which does two FLOP.
+            passing = s.passing(kind.passes * s.row(e), calls=2 * kind.passes)
+            return [dataclasses.replace(passing, flop=2 * kind.operations * s.rows * e, precision="fp64")]
         case ActivationGrad():
             return [s.passing(2 * s.row(e) + s.result(e, op.operand), calls=2)]
     # All other kinds read their operands and write their result once.

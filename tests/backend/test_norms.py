@@ -10,9 +10,12 @@ import torch
 
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.backend.cuda import norms as cuda_norms
+from mggcn.backend.cuda import rows as cuda_rows
 from mggcn.backend.norms import BatchTerms
 from tests.backend.cases import (
     Make,
+    device_of,
     filled,
     guards_hold,
     host,
@@ -155,6 +158,61 @@ def test_nan_stays_in_its_row_and_its_columns(backend: KernelBackend) -> None:
     partials, once = room(backend, 1, 5)[0], zeros(backend, 6, dtype=torch.float64).fill_(1)
     backend.norms.column_moments(z, None, once, partials)
     assert torch.isnan(partials.sum(0)).nonzero().flatten().tolist() == [4]
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_chunks_of_many_rows(backend: KernelBackend, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a chunk of a GPU that has more rows than a block takes at a time loses some, as in a graph of 10^5."""
+    for module in (cuda_norms, cuda_rows):
+        monkeypatch.setattr(module, "chunks", lambda rows: min(rows, chunks))
+    rows, cols = 101, 9
+    z, g, out = (padded(backend, rows, cols)[0] for _ in range(3))
+    filled(z, hostile(rows, cols, 18))
+    filled(g, random_dense(rows, cols, 19))
+    gain, once = reals(backend, random_dense(1, cols, 20)[0]), zeros(backend, rows, dtype=torch.float64).fill_(1)
+    y, scale = standardised(host(z))
+    sums, h = room(backend, 2, cols), host(g) * host(gain)
+    backend.norms.layer_norm_grad(g, z, gain, EPS, out, sums)
+    expected = scale * (h - h.mean(1, keepdims=True) - y * (h * y).mean(1, keepdims=True))
+    size = scale * np.abs(h).max()
+    np.testing.assert_allclose(host(out) / size, expected / size, **tolerance(backend))
+    np.testing.assert_allclose(host(sums.sum(1)), [host(g).sum(0), (host(g) * y).sum(0)], rtol=1e-8, atol=1e-8)
+    backend.norms.column_products(g, z, None, sums)
+    products = [host(g).sum(0), (host(g) * host(z)).sum(0)]
+    np.testing.assert_allclose(host(sums.sum(1)), products, rtol=1e-11, atol=1e-11)
+    backend.norms.column_moments(z, None, once, sums[0])
+    np.testing.assert_allclose(host(sums[0].sum(0)), host(z).sum(0), rtol=1e-11, atol=1e-11)
+
+
+def test_rows_lie_beyond_two_gigabytes(backend: KernelBackend) -> None:
+    """Fails if an offset of a row has 32 bits."""
+    if backend.dtype != torch.bfloat16 or device_of(backend).type == "cuda":
+        return  # the same source for every type, and memory that is never touched takes none on a host alone
+    ld, cols = 2**30 + 8, 5
+    g, z, out = (torch.empty(2 * ld + cols, dtype=backend.dtype).as_strided((3, cols), (ld, 1)) for _ in range(3))
+    near, back, result = (torch.empty(3, cols, dtype=backend.dtype) for _ in range(3))
+    for far, close_by, seed in ((g, back, 21), (z, near, 22)):
+        far.copy_(filled(close_by, random_dense(3, cols, seed)))
+    gain, bias = (reals(backend, row) for row in random_dense(2, cols, 23))
+    mean, factor, slope, shift = vectors(backend, 4, cols, 24)
+    once = torch.ones(3, dtype=torch.float64)
+    terms, sums = BatchTerms(mean, factor, slope, shift, once), [room(backend, 2, cols) for _ in range(2)]
+    for call in (
+        lambda g, z, out, sums: backend.norms.layer_norm(z, gain, bias, EPS, out),
+        lambda g, z, out, sums: backend.norms.layer_norm_grad(g, z, gain, EPS, out, sums),
+        lambda g, z, out, sums: backend.norms.column_moments(z, mean, once, sums[0]),
+        lambda g, z, out, sums: backend.norms.batch_norm(z, mean, factor, shift, out),
+        lambda g, z, out, sums: backend.norms.column_products(g, z, mean, sums),
+        lambda g, z, out, sums: backend.norms.batch_norm_grad(g, z, terms, out),
+    ):
+        for matrix in (out, result):
+            matrix.zero_()
+        for parts in sums:
+            parts.zero_()
+        call(g, z, out, sums[0])
+        call(back, near, result, sums[1])
+        assert torch.equal(out, result)
+        assert torch.equal(*sums)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -66,6 +66,11 @@ def test_work_of_one_rank() -> None:
     assert work_seconds(streamed, FLAT, 1) == (pytest.approx(3.0), 0.75)
     assert work_seconds(Work(kind="dense", streamed=300, flop=20), FLAT, 1)[0] == pytest.approx(3.0)
     assert work_seconds(Work(kind="dense", streamed=300, flop=50), FLAT, 1)[0] == pytest.approx(5.0)
+    assert work_seconds(Work(kind="elementwise", streamed=300, flop=50), FLAT, 1)[0] == pytest.approx(5.0)
+    # A pass in double on a machine whose file has products in single alone is not refused.
+    assert work_seconds(Work(kind="elementwise", streamed=300, flop=50, precision="fp64"), FLAT, 1)[0] == pytest.approx(
+        3.0
+    )
     with pytest.raises(PlanError, match="dense products in fp32, none in bf16"):
         work_seconds(Work(kind="dense", flop=1, precision="bf16"), FLAT, 1)
 

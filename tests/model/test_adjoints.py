@@ -134,7 +134,7 @@ def _coefficients(before: Any, self: RelationWeights, rt: Runtime, op: Op) -> No
 
 def _no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of a vertex count like vertices."""
-    monkeypatch.setattr(norms, "counted_once", lambda rt, once: once.fill_(1)[:, None])
+    monkeypatch.setattr(norms, "counted_once", lambda rt, once: once.fill_(1))
 
 
 def _parts(monkeypatch: pytest.MonkeyPatch) -> None:

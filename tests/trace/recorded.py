@@ -26,6 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "aggregate first": {"hidden": (8, 40), "dropout": 0.5, "bias": False},
     "input dropout": {"hidden": (24,), "input_dropout": 0.3},
     "sparse input": {"hidden": (24,), "input_dropout": 0.3},
+    "layer norm": {"hidden": (24, 16), "norm_layer": "layer"},
 }
 
 

@@ -15,6 +15,7 @@ import pytest
 from mggcn.assemble import plan_graph, resolve
 from mggcn.assemble_rank import Rank, make_rank
 from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.backend.cpu.norms import CpuNorms
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config
@@ -34,6 +35,7 @@ KERNELS = {
     "scatter_rows": "scatter",
     "scatter_add_rows": "scatter",
 }
+NORMS = {"layer_norm": "layer-norm", "layer_norm_grad": "layer-norm-grad"}
 
 
 @pytest.fixture
@@ -72,14 +74,15 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> tuple[Calls, Callable[[Rank], None
     """Note the kernel calls of every rank: those of each epoch, taken by a function that also evaluates unseen."""
     calls: dict[int, list[str]] = {}
     taken: Calls = {}
-    for method, op in KERNELS.items():
-        original = getattr(CpuBackend, method)
+    named = [(CpuBackend, method, op) for method, op in KERNELS.items()]
+    for owner, method, op in [*named, *((CpuNorms, method, op) for method, op in NORMS.items())]:
+        original = getattr(owner, method)
 
         def spy(self: Any, *args: Any, _op: str = op, _original: Any = original, **kwargs: Any) -> None:
             calls.setdefault(threading.get_ident(), []).append(_op)
             _original(self, *args, **kwargs)
 
-        monkeypatch.setattr(CpuBackend, method, spy)
+        monkeypatch.setattr(owner, method, spy)
 
     def take(rank: Rank) -> None:
         taken.setdefault(rank.comm.rank, []).append(calls.pop(threading.get_ident()))

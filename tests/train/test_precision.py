@@ -102,6 +102,32 @@ def test_bf16_gradients_are_near(where: Where, ranks: int, sparse: bool, narrow:
 
 
 @pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("narrow", ["bf16", "mixed"])
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(
+    "model",
+    [{"norm_layer": "layer"}, {"norm_layer": "batch"}, {"kind": "gin"}, {"kind": "gin", "norm_layer": "batch"}],
+    ids=["layer", "batch", "gin", "gin-batch"],
+)
+def test_norms_read_rows_in_the_type_they_have(where: Where, ranks: int, narrow: str, model: dict[str, str]) -> None:
+    """Fails if a kernel of norms, which has but addresses, reads or writes rows as another type."""
+
+    def gradients(precision: str) -> np.ndarray:
+        def body(rank: Rank) -> np.ndarray:
+            rank.trainer.gradients(3)
+            return np.concatenate(
+                [g.double().cpu().numpy().ravel() for g in rank.trainer.runtime.weights.grads.values()]
+            )
+
+        # No kink, across which rounding would move an activation.
+        config = config_of(precision, ranks, where.device, activation="gelu", dropout=0.0, **model)
+        return on_ranks(config, small(), body, device_of=where.device_of)[0]  # type: ignore[no-any-return]
+
+    exact, rounded = gradients("fp64"), gradients(narrow)
+    assert 1e-6 < np.linalg.norm(rounded - exact) / np.linalg.norm(exact) < 0.05
+
+
+@pytest.mark.parametrize("where", WHERE)
 def test_bf16_training_keeps_master_weights(where: Where) -> None:
     """Fails if steps smaller than the spacing of bf16 are lost, or products read weights that are an epoch old."""
 

@@ -1,7 +1,8 @@
 """Layer norm and batch norm, with their gradients, summed in float64.
 
 V rows of this rank, D columns, N vertices of the graph, S chunks of rows (KernelBackend.partials). Kernels:
-backend/norms.py.
+backend/norms.py. For the cost model, `passes` are the rows that a kind reads and writes, `operations` the instructions in
+double for each of their numbers, conversions among them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class LayerNorm(PlainKind):
 
     has_parameters = True
     in_place = (0,)
-    passes = 2
+    passes, operations = 2, 12
     gain: str
     bias: str
     site: int
@@ -79,7 +80,7 @@ class LayerNormGrad(PlainKind):
     """
 
     in_place = (0,)
-    passes = 3
+    passes, operations = 3, 25
     gain: str
     bias: str
     site: int
@@ -113,7 +114,7 @@ class BatchNorm(PlainKind):
     """
 
     has_parameters = True
-    passes = 4
+    passes, operations = 4, 9
     gain: str
     bias: str
     mean: str
@@ -178,7 +179,7 @@ class BatchNormGrad(PlainKind):
     """
 
     in_place = (0,)
-    passes = 5
+    passes, operations = 5, 12
     gain: str
     bias: str
     site: int
@@ -220,7 +221,7 @@ class RunningNorm(PlainKind):
 
     has_parameters = True
     in_place = (0,)
-    passes = 2
+    passes, operations = 2, 4
     gain: str
     bias: str
     mean: str
