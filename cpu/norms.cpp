@@ -8,9 +8,9 @@
 // column_products  partials [2, chunks, D] = the column sums of g, then those of g * (z - mean), mean 0 if null; moves
 //                  2 V D
 // batch_norm_grad  out = factor * (g - once * (slope * (z - mean) + shift)); out may be g.     moves 3 V D
-// Rows are stored as S = float, double or bfloat16; gain and bias are Real<S>, all other vectors double: once [V], 0 for
-// rows that another rank counts. Every sum is added in an order that shapes alone fix: a row by RowSum,
-// a column row after row of a chunk (common.h). Twin: cuda/norms.cu.
+// Rows are stored as S = float, double or bfloat16; gain and bias are Real<S>, all other vectors double: once [V], 0
+// for rows that another rank counts. Every sum is added in an order that shapes alone fix: a row by RowSum, a column
+// row after row of a chunk (common.h). Twin: cuda/norms.cu.
 #include <cmath>
 
 #include "wide.h"
@@ -36,8 +36,8 @@ struct Norm {
 template <class S>
 using Row = void (*)(const Norm<S>&, int64_t row, double* sums);
 
-// All rows, those of passes with sums by chunks; sums: of this chunk, the second ones kPartials rows behind, zero when it
-// begins, or null.
+// All rows, those of passes with sums by chunks; sums: of this chunk, the second ones kPartials rows behind, zero when
+// it begins, or null.
 template <class S, Row<S> row>
 void over_rows(const Norm<S>& a, int sums_of_a_row) {
   if (!sums_of_a_row) {
