@@ -1,7 +1,7 @@
 // Layer norm and batch norm of dense rows, computed in double and rounded where they are stored. Twin: cpu/norms.cpp.
-// Gain and bias are real_t, all other vectors over columns double. Sums are added in an order that
-// shapes alone fix, by chunks of rows (cuda/columns.cu); the chunks are left to be added. Partial sums without a chunk
-// become 0, so that no launch need clear them.
+// Gain and bias are real_t, all other vectors over columns double. Sums are added in an order that shapes alone fix, by
+// chunks of rows (cuda/columns.cu); the chunks are left to be added. Partial sums without a chunk become 0, so that no
+// launch need clear them.
 #include "columns.cuh"
 #include "sums.cuh"
 

@@ -1,8 +1,8 @@
 """Layer norm and batch norm at kernel level: passes over dense rows in float64, rounded where they are stored.
 
 Shapes: V rows of this rank, D columns, N vertices of all ranks, S chunks of rows whose sums are kept apart
-(KernelBackend.partials). Rows are of the storage type; gain and bias (D,) float32, of float64 rows
-float64; all other vectors, and partial sums, float64. Partial sums, overwritten, are left to the caller to add.
+(KernelBackend.partials). Rows are of the storage type; gain and bias (D,) are float32, beside float64 rows float64; all
+other vectors, and partial sums, are float64. Partial sums, overwritten, are left to the caller to add.
 """
 
 from __future__ import annotations
