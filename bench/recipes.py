@@ -186,7 +186,8 @@ def mean_of(rows: list[dict[str, Any]]) -> tuple[float, str]:
 def line_of(recipe: str, rows: list[dict[str, Any]], of_pyg: list[dict[str, Any]]) -> list[Any]:
     mean, deviation = PUBLISHED[recipe]
     theirs, runs = f"{mean:.2f} +- {deviation:.2f}", len(runs_of(recipe))
-    layers = f"{mean_of(of_pyg)[1]} ({len(of_pyg)} runs)" if of_pyg else ""
+    same = [row for row in rows if any((row["split"], row["seed"]) == (one["split"], one["seed"]) for one in of_pyg)]
+    layers = f"{mean_of(of_pyg)[1]} ({len(of_pyg)} runs, ours {mean_of(same)[0]:.2f})" if same else ""
     if not rows:
         return [recipe, f"0 of {runs}", "not run", layers, theirs, "", "", "", ""]
     ours, in_words = mean_of(rows)

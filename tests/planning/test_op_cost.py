@@ -13,9 +13,10 @@ import mggcn
 from mggcn import native
 from mggcn.backend.norms import NormKernels
 from mggcn.config import ModelConfig
+from mggcn.cost.work import Work
 from mggcn.model.kinds import norms
 from mggcn.planning.cost_text import summed_widths
-from mggcn.planning.op_cost import SMALL_ROWS, epoch_threads
+from mggcn.planning.op_cost import SMALL_ROWS, epoch_threads, items_by_op
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.train.test_exact import config_of
 from tests.train.test_mixed import with_run
@@ -78,6 +79,16 @@ class Counting:
             getattr(self.inner, name)(*args)
 
         return counted
+
+
+def test_norms_cost_their_arithmetic() -> None:
+    """Fails if plans predict norms by their bytes alone."""
+    plan = _trainer(60, 9, norm_layer="layer").plan.run
+    work = {label: items for label, items in items_by_op(plan, plan.ranks[0], plan.ranks[0].train) if "norm" in label}
+    for name, instructions in (("layer-norm 1", 12), ("layer-norm-grad 1", 25)):
+        (norm,) = work[name]
+        assert isinstance(norm, Work)
+        assert (norm.flop, norm.precision) == (2 * instructions * 60 * 9, "fp64")
 
 
 @pytest.mark.parametrize("norm_layer", ["layer", "batch"])
