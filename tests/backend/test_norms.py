@@ -188,9 +188,11 @@ def test_chunks_of_many_rows(backend: KernelBackend, chunks: int, monkeypatch: p
     np.testing.assert_allclose(host(sums[0].sum(0)), host(z).sum(0), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("how", [*native.isas(), "emulated"])
+@pytest.mark.parametrize("how", ["baseline", "avx2", "emulated"])
 def test_rows_lie_beyond_two_gigabytes(how: str) -> None:
     """Fails if an offset of a row has 32 bits. The narrowest type: memory between rows is not touched, so takes none."""
+    if how != "emulated" and how not in native.isas():
+        pytest.skip(f"this processor has no {how}")
     backend: KernelBackend = (
         emulated_backend(torch.bfloat16, 331) if how == "emulated" else CpuBackend(torch.bfloat16, 1, how)
     )
