@@ -187,7 +187,8 @@ def line_of(recipe: str, rows: list[dict[str, Any]], of_pyg: list[dict[str, Any]
     mean, deviation = PUBLISHED[recipe]
     theirs, runs = f"{mean:.2f} +- {deviation:.2f}", len(runs_of(recipe))
     same = [row for row in rows if any((row["split"], row["seed"]) == (one["split"], one["seed"]) for one in of_pyg)]
-    layers = f"{mean_of(of_pyg)[1]} ({len(of_pyg)} runs, ours {mean_of(same)[0]:.2f})" if same else ""
+    counted = f"{len(of_pyg)} run{'s' * (len(of_pyg) > 1)}"
+    layers = f"{mean_of(of_pyg)[1]} ({counted}, ours {mean_of(same)[0]:.2f})" if same else ""
     if not rows:
         return [recipe, f"0 of {runs}", "not run", layers, theirs, "", "", "", ""]
     ours, in_words = mean_of(rows)
