@@ -18,7 +18,8 @@ from mggcn.config import Config, ModelConfig
 from mggcn.train.metrics import gathered_score
 
 SPARSE = 0.05
-"""Features with a smaller share of non-zeros are multiplied as a sparse matrix: the same product in less time."""
+"""Features with a smaller share of non-zeros are a sparse matrix for GCNConv, which multiplies them with weights alone: the
+same product in less time. The other layers also gather or aggregate them."""
 
 
 def make_conv(model: ModelConfig, d: int, e: int) -> Any:
