@@ -219,13 +219,16 @@ def report(names: list[str], args: Any) -> None:
         "s/run",
         "ms/epoch",
     ]
-    commits = sorted({row["commit"][:12] for found in rows.values() for row in found})
+    commits, of_layers = (
+        ", ".join(sorted({row["commit"][:12] + row["commit"][40:] for found in runs.values() for row in found})) or "none"
+        for runs in (rows, of_pyg)
+    )
     body = (
         "Test score at the best validation epoch, in % (ROC AUC of minesweeper, else accuracy), means and deviations over "
         "the published splits, or over seeds on the one split. A goal is met at the published mean less one published "
         "deviation. An epoch is a step and an evaluation of all vertices; seconds are of a machine that others used. PyG's "
         "layers were trained by us with the same settings on the same splits, from PyG's initial weights.\n\n"
-        f"Commits of the rows: {', '.join(commits)}.\n\n"
+        f"Commits of the rows: {commits}; of PyG's: {of_layers}.\n\n"
     )
     body += table(head, [line_of(recipe, found, of_pyg[recipe]) for recipe, found in rows.items()])
     record = {"surroundings": surroundings(), "recipes": rows, "of_pyg": of_pyg}

@@ -19,7 +19,7 @@ from mggcn.train.metrics import gathered_score
 
 SPARSE = 0.05
 """Features with a smaller share of non-zeros are a sparse matrix for GCNConv, which multiplies them with weights alone: the
-same product in less time. The other layers also gather or aggregate them."""
+same product in less time."""
 
 
 def make_conv(model: ModelConfig, d: int, e: int) -> Any:

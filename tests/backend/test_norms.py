@@ -194,7 +194,7 @@ def test_rows_lie_beyond_two_gigabytes(how: str) -> None:
     if how != "emulated" and how not in native.isas():
         pytest.skip(f"this processor has no {how}")
     backend: KernelBackend = (
-        emulated_backend(torch.bfloat16, 331) if how == "emulated" else CpuBackend(torch.bfloat16, 1, how)
+        emulated_backend(torch.bfloat16, 331) if how == "emulated" else CpuBackend(torch.bfloat16, 2, how)
     )
     ld, cols = 2**30 + 8, 5
     g, z, out = (torch.empty(2 * ld + cols, dtype=backend.dtype).as_strided((3, cols), (ld, 1)) for _ in range(3))
