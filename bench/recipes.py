@@ -220,7 +220,8 @@ def report(names: list[str], args: Any) -> None:
         "ms/epoch",
     ]
     commits, of_layers = (
-        ", ".join(sorted({row["commit"][:12] + row["commit"][40:] for found in runs.values() for row in found})) or "none"
+        ", ".join(sorted({row["commit"][:12] + row["commit"][40:] for found in runs.values() for row in found}))
+        or "none"
         for runs in (rows, of_pyg)
     )
     body = (
