@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import sys
 import traceback
@@ -42,10 +41,7 @@ MEMORY_REMEDY = "mggcn plan STORE says what a run needs; use more ranks, or end 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; errors of mggcn print one line, others a traceback."""
     native.limit_spinning()
-    parser, given = make_parser(), sys.argv[1:] if argv is None else argv
-    if any("\0" in text for text in given):  # only a program can pass one; no path or name has it
-        parser.error("an argument holds a NUL byte")
-    arguments = parser.parse_args(given)
+    arguments = parse(make_parser(), sys.argv[1:] if argv is None else argv)
     try:
         code = int(arguments.run(arguments))
         sys.stdout.flush()
@@ -77,12 +73,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, like all others."""
 
-    flags: tuple[str, ...] = ()
-    """Of all commands: the main parser complains of arguments that a command does not know."""
-
     def error(self, message: str) -> NoReturn:
         """Print the message, what may have been meant, and where help is; exit code 2."""
-        self.exit(2, f"mggcn: {message}{remedy(message, self.flags)}; see {self.prog} --help\n")
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        self.exit(2, f"mggcn: {message}{remedy(message, flags)}; see {self.prog} --help\n")
+
+
+def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of a command. The command itself complains of what it does not know: it has the flags.
+
+    `mggcn`, and `mggcn help COMMAND`, are `mggcn --help` and `mggcn COMMAND --help`.
+    """
+    if any("\0" in text for text in given):  # only a program can pass one; no path or name has it
+        parser.error("an argument holds a NUL byte")
+    if not given or given[0] == "help":
+        given = [*(word for word in given[1:] if not word.startswith("-")), "--help"]
+    arguments, unknown = parser.parse_known_args(given)
+    if unknown:
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return arguments
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -90,6 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks.")
     parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands.add_parser("help", help="Print the help of a command.")  # listed here, answered by `parse`
     modules = (prepare, store, datasets, partition, plan, train, sweep, predict, status, report, generate, tune, doctor)
     for module in modules:
         name = module.__name__.rpartition(".")[2]
@@ -97,5 +107,14 @@ def make_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-        parser.flags += tuple(re.findall(r"--[a-z][a-z-]+", command.format_usage()))
+        _claim(command)
     return parser
+
+
+def _claim(command: argparse.ArgumentParser) -> None:
+    """Have the arguments name the innermost parser that read them: of `store info`, that of `info`."""
+    command.set_defaults(parser=command)
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                _claim(inner)

@@ -123,8 +123,46 @@ def test_sizes_that_cannot_be_generated(tmp_path: Path, capsys: pytest.CaptureFi
     for text, arguments in cases.items():
         assert text in refused(capsys, "generate", *arguments)
         assert not out.exists()
-    assert "the following arguments are required: COMMAND" in refused(capsys)
+    assert "the following arguments are required: COMMAND" in refused(capsys, "--quiet")
     assert "invalid choice" in refused(capsys, "trian")
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ([], "mggcn [-h]"),
+        (["help"], "mggcn [-h]"),
+        (["help", "train"], "mggcn train"),
+        (["help", "store", "info"], "mggcn store info"),
+    ],
+)
+def test_help_is_printed_without_a_question(command: list[str], usage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if `mggcn` alone or `mggcn help COMMAND` is an error, or prints the help of another command."""
+    assert run_main(*command) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"usage: {usage}")
+    assert not said.err
+    assert "invalid choice: 'nothing'" in refused(capsys, "help", "nothing")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "run", "--epochs", "3"],
+        ["doctor", "--gpu"],
+        ["store", "info", "graph", "--vertices", "3"],
+        ["predict", "run", "--momentum", "0.1"],
+        ["status", "run", "--overwrite"],
+        ["datasets", "--force"],
+    ],
+)
+def test_a_command_suggests_only_what_it_has(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a flag or a setting of another command is suggested, or the help of another one."""
+    text = refused(capsys, *command)
+    assert "unrecognized arguments" in text
+    assert "mean" not in text
+    assert "use" not in text
+    assert text.endswith(f"; see mggcn {' '.join(command[: 2 if command[0] == 'store' else 1])} --help\n")
 
 
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

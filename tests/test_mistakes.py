@@ -1,4 +1,4 @@
-"""Forty typical mistakes: each is refused with exit code 2 in one line that has the remedy, before anything is planned."""
+"""Typical mistakes: each is refused with exit code 2 in one line that has the remedy, before anything is planned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ STORE = "{here}/graph"
 MISTAKES: dict[str, tuple[list[object], str]] = {
     # commands and flags
     "command": (["trian", STORE], "did you mean train?"),
-    "no command": ([], "COMMAND"),
+    "no command, a flag": (["--quiet"], "COMMAND"),
+    "gpu as flag": (["train", STORE, "--gpu"], "use --device cuda;"),
+    "gpus as flag": (["sweep", "grid.toml", STORE, "--gpus", 2], "use --device cuda --ranks 2;"),
+    "other library's learning rate": (["train", STORE, "--learning-rate", 0.1], "use --set train.lr=0.1;"),
+    "other library's widths": (["plan", STORE, "--hidden-channels=64"], "use --set model.hidden=64;"),
+    "misspelt flag of an action": (["store", "export", STORE, "x.txt", "--forse"], "did you mean --force?"),
     "setting as flag": (["train", STORE, "--lr", 0.1], "use --set train.lr=0.1"),
     "setting as flag, joined": (["train", STORE, "--dropout=0.5"], "use --set model.dropout=0.5"),
     "misspelt flag": (["train", STORE, "--epcohs", 3], "did you mean --epochs?"),
