@@ -40,10 +40,11 @@ from mggcn.planning.shared import Shared, held_key
 from mggcn.planning.task import COUNTED
 from mggcn.trace.timeline import Timeline, Unwatched, Watch
 from mggcn.train.inputs import load_inputs
+from mggcn.train.loop import Stop
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import DTYPES, RankRuntime, Weights, arena_views, state_views
 from mggcn.train.targets import make_target
-from mggcn.train.trainer import RankTrainer, Stop
+from mggcn.train.trainer import RankTrainer
 from mggcn.tuning.epochs import Tuning
 from mggcn.tuning.exploration import Exploration
 

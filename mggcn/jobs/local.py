@@ -15,7 +15,7 @@ from mggcn.config import Config
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
-    from mggcn.train.trainer import Stop
+    from mggcn.train.loop import Stop
 
 
 def in_processes(config: Config) -> bool:
@@ -53,7 +53,7 @@ def signalled_stop(*, saves: bool = True) -> Iterator[Stop]:
     saves: whether there is something to save from the start. Until the flag's `saves` is true, a signal does what it did
     before, and raises Interrupted where that was nothing.
     """
-    from mggcn.train.trainer import Stop
+    from mggcn.train.loop import Stop
 
     stop = Stop(saves=saves)
     if threading.current_thread() is not threading.main_thread():

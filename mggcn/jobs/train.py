@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
     from mggcn.assemble_rank import Rank
     from mggcn.comm.base import Communicator
-    from mggcn.train.trainer import Stop
+    from mggcn.train.loop import Stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mggcn.backend.base import KernelBackend
     from mggcn.backend.cuda.base import Device
     from mggcn.comm.base import Communicator
-    from mggcn.train.trainer import Stop
+    from mggcn.train.loop import Stop
 
 MOST_EPOCHS = 40
 """Some twenty variants twice each: products that are called seldom may be left undecided."""

@@ -25,13 +25,6 @@ METRICS: Final[Mapping[Task, tuple[str, ...]]] = MappingProxyType(
 )
 """By task; the first is the default."""
 LOWER_IS_BETTER: Final = ("mae", "rmse")
-
-
-def better(metric: str, value: float, than: float) -> bool:
-    """Return whether one score is better than another."""
-    return value < than if metric in LOWER_IS_BETTER else value > than
-
-
 _NAMES = {"rocauc": "roc_auc", "ap": "average_precision", "acc": "accuracy", "f1": "micro_f1"}
 """Other names of scores in stores and data sets."""
 

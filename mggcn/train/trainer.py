@@ -1,14 +1,12 @@
-"""The epoch loop of one rank: run the program, sum over ranks, step, evaluate, keep the best, save, stop together.
+"""A planned model on one rank: run the program, sum over ranks, step, evaluate, as the loop asks (train/loop.py).
 
-P ranks, C classes. Every rank takes the same decisions from the same sums.
+P ranks, C classes.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +16,20 @@ import torch
 
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import Config
-from mggcn.errors import ConfigError, DivergedError
+from mggcn.errors import DivergedError
 from mggcn.planning.run import RankPlan
-from mggcn.planning.task import LOWER_IS_BETTER, better
+from mggcn.planning.task import LOWER_IS_BETTER
 from mggcn.trace.timeline import Watch
-from mggcn.train.checkpoint import Progress, load_checkpoint, refusing_strangers, save_checkpoint, stage_state
-from mggcn.train.epoch import LOSS, SECONDS, STOP, Repeated, TrainingEpoch
+from mggcn.train.checkpoint import Progress
+from mggcn.train.epoch import LOSS, Repeated, TrainingEpoch
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog
+from mggcn.train.loop import Loop, OnEpoch, Parts, Scores, Stop, refuse_skipped, summary
 from mggcn.train.metrics import Counts, counted
-from mggcn.train.optimizer import Optimizer, follow_plateau, learning_rate
+from mggcn.train.optimizer import Optimizer, learning_rate
 from mggcn.train.ranking import RankingScores
-from mggcn.train.repeats import best_repeat, keep_repeat
 from mggcn.train.runtime import RankRuntime
 from mggcn.train.samples import EpochSeconds
-
-Scores = dict[str, float | None]
-
-
-@dataclass(slots=True)
-class Stop:
-    """The flag that a signal handler sets; all ranks see it after the same epoch."""
-
-    signal: int = 0
-    saves: bool = True
-    """Whether epochs have begun, so that a signal is noted rather than obeyed at once."""
 
 
 class RankTrainer:
@@ -73,17 +60,16 @@ class RankTrainer:
         self.progress = Progress()
         self.epoch_seconds = EpochSeconds()
         self._start: Mapping[str, torch.Tensor] | None = None
-        self._heartbeat: Heartbeat | None = None
-        self._initialize()
+        self._initialize(config.train.seed)
 
     def warm_start(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Begin with these weights, every repeat too. Raises: ConfigError if they are those of another model."""
         self._start = weights
-        self._initialize()
+        self._initialize(self._seed)
 
-    def _initialize(self) -> None:
+    def _initialize(self, seed: int) -> None:
         """Set the weights that a repeat begins with."""
-        self.runtime.weights.initialize(self._seed)
+        self.runtime.weights.initialize(seed)
         if self._start is not None:
             self.runtime.weights.load_state_dict(self._start)
 
@@ -98,15 +84,15 @@ class RankTrainer:
         self._epoch.gradients()
         loss = float(self.runtime.signals[LOSS])
         if not math.isfinite(loss):
-            raise self._diverged(epoch, loss)
+            raise self.diverged(epoch, loss)
         return loss
 
     def step(self, epoch: int) -> float:
         """Train one epoch and return its loss. Raises: as `gradients`."""
         self.runtime.backend.activate()
         self._epoch.start(self._seed, epoch)
-        signals = self._advance(epoch, epoch + 1)
-        self._refuse_skipped(epoch, signals)
+        signals = self.advance(epoch, epoch + 1)
+        refuse_skipped(self, epoch, signals)
         return float(signals[0, LOSS])
 
     @property
@@ -118,7 +104,7 @@ class RankTrainer:
     def _seed(self) -> int:
         return self._config.train.seed + self.progress.run
 
-    def _advance(self, first: int, last: int) -> npt.NDArray[np.float64]:
+    def advance(self, first: int, last: int) -> npt.NDArray[np.float64]:
         """Train epochs first .. last - 1 and return their signals, summed over ranks. Raises: CommError.
 
         From an epoch on whose loss or gradient is not finite no weight is moved, and STOP is NaN.
@@ -129,12 +115,7 @@ class RankTrainer:
         self._comm.check()
         return signals
 
-    def _refuse_skipped(self, first: int, signals: npt.NDArray[np.float64]) -> None:
-        """Raises: DivergedError, on all ranks, if there are epochs, counted from `first`, that moved no weight."""
-        if len(signals) > (moved := _moved(signals)):
-            raise self._diverged(first + moved, float(signals[moved, LOSS]))
-
-    def _diverged(self, epoch: int, loss: float) -> DivergedError:
+    def diverged(self, epoch: int, loss: float) -> DivergedError:
         """Return the error of an epoch, from 0, that moves no weight; it names layer and rank. Collective."""
         what = (
             f"the gradient of epoch {epoch + 1} is not finite, its loss is {loss:.6g}"
@@ -179,220 +160,96 @@ class RankTrainer:
         self,
         log: RunLog,
         folder: Path | None,
-        on_epoch: Callable[[dict[str, Any]], None] | None = None,
+        on_epoch: OnEpoch | None = None,
         heartbeat: Heartbeat | None = None,
     ) -> bool:
-        """Train until the last epoch, early stop or a signal; return whether the run is complete.
-
-        Resumes from the checkpoint in `folder` if there is one; saves as configured, when stopped, and at the end.
-        """
+        """Train until the last epoch, early stop or a signal; return whether the run is complete. See `Loop.fit`."""
         self.runtime.backend.activate()
-        self._resume(folder)
-        log.start(self.progress.history_lines)
-        self._heartbeat = heartbeat
-        if heartbeat is not None:
-            heartbeat.begin(self.progress.run, self.progress.epoch)
-        try:
-            while self.progress.run < self._config.train.repeat:
-                if not self._fit_one(log, folder, on_epoch):
-                    self._save(log, folder)
-                    return False
-                self._finish_repeat(folder)
-                self._save(log, folder)
-        finally:
-            log.close()
-        return True
+        # Made here, as it refers to this object: no cycle keeps a finished run's memory alive.
+        loop = Loop(self._config.train, self, self.progress, self.epoch_seconds, self._stop)
+        return loop.fit(log, folder, on_epoch, heartbeat)
 
-    def _fit_one(self, log: RunLog, folder: Path | None, on_epoch: Callable[[dict[str, Any]], None] | None) -> bool:
-        """Train one repeat; False if a signal stopped it.
+    def summary(self) -> dict[str, Any]:
+        """Return result.json's scores, as `loop.summary`."""
+        return summary(self._config.train, self.progress, self.metric)
 
-        Between two reads of results the device gets as many epochs as it can queue, but no evaluation and no checkpoint.
-        """
-        config, progress, queue_s = self._config.train, self.progress, self.runtime.backend.queue_s
-        self._epoch.start(self._seed, progress.epoch)
-        self._epoch.set_rate(progress.rate)
-        # A look at the device waits for it, so epochs are queued until they last queue_s. The first look comes after one
-        # epoch, for its time is not known, and `ahead` at most doubles, since the next may be slower.
-        ahead, wall, unsaved = 1, 0.0, 0.0
-        while progress.epoch < config.epochs and not (config.patience and progress.waited >= config.patience):
-            first, last = progress.epoch, self._next_look(progress.epoch, ahead)
-            self._epoch.set_signals(float(self._stop.signal), wall)
-            began = time.perf_counter()
-            signals = self._advance(first, last)
-            seconds = (time.perf_counter() - began) / (last - first)
-            moved = _moved(signals)
-            self._record(log, signals[:moved], seconds, on_epoch)
-            self._refuse_skipped(first, signals)
-            # The mean over ranks by the last all-reduce: all ranks must queue equally many epochs.
-            mean_s = float(signals[-1, SECONDS]) / self._comm.size
-            ahead = max(1, min(2 * ahead, int(queue_s / mean_s) if mean_s else 1))
-            if signals[:, STOP].any():
-                return False
-            if self._heartbeat is not None and self._heartbeat.due:
-                self._heartbeat.beat(progress.run, progress.epoch, self.runtime.backend.peak_bytes())
-            unsaved += mean_s * (last - first)
-            late = config.checkpoint_minutes and unsaved >= 60 * config.checkpoint_minutes
-            if late or (config.checkpoint_every and progress.epoch % config.checkpoint_every == 0):
-                self._save(log, folder)
-                unsaved = 0.0
-            wall = (time.perf_counter() - began) / (last - first)  # with evaluation: the next epochs report it
-        return True
+    @property
+    def rank(self) -> int:
+        """As of Engine."""
+        return self._plan.rank
 
-    def _next_look(self, epoch: int, ahead: int) -> int:
-        """Return the epoch before which the host reads results next: at most `ahead` later, or earlier if something is
-        due.
-        """
-        config = self._config.train
-        due = [epoch - epoch % every + every for every in (config.eval_every, config.checkpoint_every) if every]
-        return min(epoch + ahead, config.epochs, self._epoch.window_end(epoch), *due)
+    @property
+    def size(self) -> int:
+        """As of Engine."""
+        return self._comm.size
 
-    def _record(
-        self,
-        log: RunLog,
-        signals: npt.NDArray[np.float64],
-        seconds: float,
-        on_epoch: Callable[[dict[str, Any]], None] | None,
-    ) -> None:
-        """Write the epochs of `signals`, the last with its scores if an evaluation is due."""
-        config, progress = self._config.train, self.progress
-        for loss in signals[:, LOSS].tolist():
-            self.epoch_seconds.add(seconds)
-            rate = learning_rate(config, progress.epoch, progress.rate)
-            progress.epoch += 1
-            due = self._due(progress.epoch)
-            scores = (
-                self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
-            )
-            row = {"epoch": progress.epoch, "loss": loss, **scores, "lr": rate, "seconds": seconds}
-            if config.repeat > 1:
-                row["run"] = progress.run
-            log.epoch(row)
-            if on_epoch is not None:
-                on_epoch(row)
+    @property
+    def lower_is_better(self) -> bool:
+        """As of Engine."""
+        return self.metric in LOWER_IS_BETTER
 
-    def _due(self, epoch: int) -> bool:
-        """Whether an evaluation is due after an epoch, rather than made because the run ends there."""
-        every = self._config.train.eval_every
-        return bool(every) and epoch % every == 0
+    @property
+    def queue_s(self) -> float:
+        """As of Engine."""
+        return self.runtime.backend.queue_s
 
-    def _score(self) -> Scores:
-        """Evaluate and remember the scores; if due, keep the weights of a better one, and count for patience and plateau.
+    def start(self, seed: int, epoch: int, rate: float | None) -> None:
+        """As of Engine."""
+        self._epoch.start(seed, epoch)
+        self._epoch.set_rate(rate)
 
-        The others leave no trace, so that an extended run goes on as a longer one.
-        """
-        config, progress = self._config.train, self.progress
-        scores = self.evaluate()
-        progress.last = {"epoch": progress.epoch, **scores}
-        if not self._due(progress.epoch):
-            return scores
-        value = scores["val"]
-        if value is None and (config.patience or config.schedule == "plateau"):
-            raise ConfigError(
-                f"train.patience and train.schedule plateau need a validation score, and {self.metric} has none on these "
-                "validation vertices (all of one class, or all labels unknown); choose another train.metric, or train "
-                "without them"
-            )
-        best = None if progress.best is None else progress.best["val"]
-        if value is not None and (best is None or better(self.metric, value, best)):
-            progress.best = dict(progress.last)
-            progress.waited = 0
-            self._best.copy_(self.runtime.weights.flat)
-        elif value is not None:
-            progress.waited += 1
-        if (
-            config.schedule == "plateau"
-            and value is not None
-            and progress.epoch > config.schedule_start
-            and follow_plateau(config, progress, value, lower=self.metric in LOWER_IS_BETTER)
-        ):
-            self._epoch.set_rate(progress.rate)
-        return scores
+    def set_rate(self, rate: float | None) -> None:
+        """As of Engine."""
+        self._epoch.set_rate(rate)
 
-    def _finish_repeat(self, folder: Path | None) -> None:
-        """Record a complete repeat, keep its weights if there are several, and start the next one from fresh weights."""
-        progress = self.progress
-        if progress.last is None or progress.last["epoch"] != progress.epoch:
-            self._score()
-        progress.finished.append(
-            {
-                "seed": self._config.train.seed + progress.run,
-                "epochs": progress.epoch,
-                "best": progress.best or progress.last,
-                "final": progress.last,
-            }
-        )
-        if folder is not None and self._config.train.repeat > 1 and self._plan.rank == 0:
-            keep_repeat(folder, self._seed, self._weights())
-        progress.run += 1
-        if progress.run < self._config.train.repeat:
-            progress.epoch, progress.waited, progress.best, progress.last = 0, 0, None, None
-            progress.rate, progress.peak, progress.stalled = None, None, 0
-            self._initialize()
-            self._optimizer.reset()
+    def set_signals(self, stop: float, seconds: float) -> None:
+        """As of Engine."""
+        self._epoch.set_signals(stop, seconds)
 
-    def _save(self, log: RunLog, folder: Path | None) -> None:
-        """Write a checkpoint: rank 0 what all ranks share, every rank what its strategy keeps."""
-        state = self.runtime.training.state()  # every message has come
-        if folder is None:
-            return
-        self.progress.history_lines = log.lines
-        stage_state(folder / "checkpoints", self._plan.rank, state)
-        self._comm.barrier()
-        if self._plan.rank == 0:
-            log.flush()
-            parts = self._weights() | {"optimizer": self._optimizer.tensors()}
-            save_checkpoint(folder / "checkpoints", self.progress, parts)
-        self._comm.barrier()
+    def window_end(self, epoch: int) -> int:
+        """As of Engine."""
+        return self._epoch.window_end(epoch)
 
-    def _weights(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The weights now, and those of the best validation score, by the names of their files."""
+    def rate_of(self, epoch: int, rate: float | None) -> float:
+        """As of Engine."""
+        return learning_rate(self._config.train, epoch, rate)
+
+    def keep_best(self) -> None:
+        """As of Engine."""
+        self._best.copy_(self.runtime.weights.flat)
+
+    def restart(self, seed: int) -> None:
+        """As of Engine."""
+        self._initialize(seed)
+        self._optimizer.reset()
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """As of Engine."""
+        return self.runtime.training.state()
+
+    def weights(self, *, best: bool) -> dict[str, Mapping[str, torch.Tensor]]:
+        """As of Engine."""
         weights = self.runtime.weights
-        return {"weights": weights.state_dict(), "best": weights.state_dict(self._best) if self.progress.best else {}}
+        return {"weights": weights.state_dict(), "best": weights.state_dict(self._best) if best else {}}
 
-    def _resume(self, folder: Path | None) -> None:
-        """Restore weights, optimiser and progress from the latest checkpoint, if there is one."""
-        found = None if folder is None else load_checkpoint(folder / "checkpoints")
-        if found is None:
-            return
-        self.progress, parts = found
-        # A schedule that begins here starts without the plateau schedule's earlier cuts.
-        if self.progress.epoch <= self._config.train.schedule_start:
-            self.progress.rate, self.progress.peak, self.progress.stalled = None, None, 0
-        if self._config.train.repeat == 1 and self.progress.finished:
-            # A complete run that is extended: its only repeat goes on. Without more epochs it ends again as it did.
-            self.progress.run, self.progress.finished = 0, []
+    def optimizer_state(self) -> Mapping[str, torch.Tensor]:
+        """As of Engine."""
+        return self._optimizer.tensors()
+
+    def load(self, parts: Parts) -> None:
+        """As of Engine."""
         weights = self.runtime.weights
         if "best" in parts:
             weights.load_state_dict(parts["best"])
             self._best.copy_(weights.flat)
         weights.load_state_dict(parts["weights"])
-        with refusing_strangers(folder):
-            self._optimizer.load_tensors(parts.get("optimizer", {}))
-            self.runtime.training.load_state(parts.get(f"rank-{self._plan.rank}", {}))
+        self._optimizer.load_tensors(parts.get("optimizer", {}))
+        self.runtime.training.load_state(parts.get(f"rank-{self._plan.rank}", {}))
 
-    def summary(self) -> dict[str, Any]:
-        """Return result.json's scores: metric, best, final, epochs; of several repeats the best one's, mean, deviation."""
-        finished = self.progress.finished
-        shown = best_repeat(finished, self.metric)
-        result: dict[str, Any] = {"metric": self.metric, **{name: shown[name] for name in ("best", "final", "epochs")}}
-        if self._config.train.repeat > 1:
-            result["runs"] = finished
-            for name, function in (("mean", np.mean), ("std", np.std)):
-                result[name] = {
-                    kind: {
-                        split: float(function(known)) if (known := _known(finished, kind, split)) else None
-                        for split in ("train", "val", "test")
-                    }
-                    for kind in ("best", "final")
-                }
-        return result
+    def barrier(self) -> None:
+        """As of Engine."""
+        self._comm.barrier()
 
-
-def _moved(signals: npt.NDArray[np.float64]) -> int:
-    """Return how many epochs moved the weights, before the first that did not."""
-    skipped = np.isnan(signals[:, STOP])
-    return int(skipped.argmax()) if skipped.any() else len(signals)
-
-
-def _known(finished: list[dict[str, Any]], kind: str, split: str) -> list[float]:
-    return [run[kind][split] for run in finished if run[kind][split] is not None]
+    def peak_bytes(self) -> int:
+        """As of Engine."""
+        return self.runtime.backend.peak_bytes()

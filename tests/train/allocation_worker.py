@@ -138,7 +138,8 @@ def epochs_of(rank: Rank, plant: bool) -> dict[str, Any]:
     def train_and_score(epochs: range) -> None:
         for epoch in epochs:
             trainer.step(epoch)
-            trainer._score()
+            trainer.evaluate()
+            trainer.keep_best()
 
     train_and_score(range(WARM_UP))
     found = watch(rank, lambda: train_and_score(range(WARM_UP, WARM_UP + EPOCHS)))

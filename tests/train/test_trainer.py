@@ -22,9 +22,10 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import TrainError
 from mggcn.graph.csr import Graph
 from mggcn.graph.sources import load_source
-from mggcn.train import trainer
+from mggcn.train import loop
 from mggcn.train.log import RunLog
-from mggcn.train.trainer import RankTrainer, Stop
+from mggcn.train.loop import Stop
+from mggcn.train.trainer import RankTrainer
 from tests.commands.runs import saved_epochs
 from tests.graphs import make_graph, on_ranks, pattern
 
@@ -242,8 +243,8 @@ def test_the_clock_is_one_for_all_ranks(tmp_path: Path, monkeypatch: pytest.Monk
         return float(ticks[name] * (1 + int(name.removeprefix("rank "))))
 
     saved: list[int] = []
-    monkeypatch.setattr(trainer.time, "perf_counter", clock)
-    monkeypatch.setattr(trainer, "save_checkpoint", lambda folder, progress, parts: saved.append(progress.epoch))
+    monkeypatch.setattr(loop.time, "perf_counter", clock)
+    monkeypatch.setattr(loop, "save_checkpoint", lambda folder, progress, parts: saved.append(progress.epoch))
     config = config_of(3, {"epochs": 11, "checkpoint_minutes": 0.2})
     # An epoch is told to have taken two looks of 2 s on average, one epoch later: 12 s have passed after 4 epochs.
     on_ranks(config, small("random"), lambda rank: rank.trainer.fit(RunLog(None, True, 11), tmp_path))
@@ -337,13 +338,13 @@ def test_looking_rarely_changes_nothing(
         folder.mkdir()
     watched = fit(config, graph, folders[0])
     looks: list[tuple[int, int]] = []
-    original = RankTrainer._advance
+    original = RankTrainer.advance
 
     def advance(self: RankTrainer, first: int, last: int) -> Any:
         looks.append((first, last))
         return original(self, first, last)
 
-    monkeypatch.setattr(RankTrainer, "_advance", advance)
+    monkeypatch.setattr(RankTrainer, "advance", advance)
     monkeypatch.setattr(CpuBackend, "queue_s", 1.0)
     queued = fit(config, graph, folders[1])
     assert (queued[0], queued[2], queued[3]) == (watched[0], watched[2], watched[3])

@@ -22,7 +22,7 @@ from mggcn.jobs import tune
 from mggcn.jobs.folder import known_plan
 from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune import MOST_EPOCHS, tune_products
-from mggcn.train.trainer import Stop
+from mggcn.train.loop import Stop
 from mggcn.tuning.epochs import LAST
 from mggcn.tuning.exploration import SAMPLES, Exploration, Limits
 from mggcn.tuning.record import FORMAT_VERSION, read_choices

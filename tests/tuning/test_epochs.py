@@ -28,7 +28,7 @@ from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune import tune_products
 from mggcn.planning.shared import Shared
 from mggcn.trace.timeline import Unwatched
-from mggcn.train.trainer import Stop
+from mggcn.train.loop import Stop
 from mggcn.tuning import exploration, record
 from mggcn.tuning.epochs import LAST, Tuning
 from mggcn.tuning.exploration import Exploration, Limits, Trial

@@ -1,0 +1,341 @@
+"""The epoch loop of one rank: advance, evaluate, keep the best, cut the rate, save, stop together, resume.
+
+What trains is an `Engine`: a planned model (train/trainer.py), or a module of one's own (nn/module_engine.py). P ranks;
+every rank takes the same decisions from the same sums.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from mggcn.backend.epoch_end import LOSS, SECONDS, STOP
+from mggcn.config import TrainConfig
+from mggcn.errors import ConfigError, DivergedError
+from mggcn.train.checkpoint import Progress, load_checkpoint, refusing_strangers, save_checkpoint, stage_state
+from mggcn.train.heartbeat import Heartbeat
+from mggcn.train.log import RunLog
+from mggcn.train.optimizer import follow_plateau
+from mggcn.train.repeats import best_repeat, keep_repeat
+from mggcn.train.samples import EpochSeconds
+
+Scores = dict[str, float | None]
+Parts = Mapping[str, Mapping[str, Tensor]]
+OnEpoch = Callable[[dict[str, Any]], None]
+
+
+@dataclass(slots=True)
+class Stop:
+    """The flag that a signal handler sets; all ranks see it after the same epoch."""
+
+    signal: int = 0
+    saves: bool = True
+    """Whether epochs have begun, so that a signal is noted rather than obeyed at once."""
+
+
+class Engine(Protocol):
+    """What trains on one rank, as the loop sees it. All ranks make all calls, in one order."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks, P."""
+
+    @property
+    def metric(self) -> str:
+        """Name of the score."""
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether the score is an error."""
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds of epochs that may be queued between two looks at results."""
+
+    def start(self, seed: int, epoch: int, rate: float | None) -> None:
+        """Set the seed, the next epoch, from 0, and the learning rate that the plateau schedule has reached."""
+
+    def set_rate(self, rate: float | None) -> None:
+        """Set what the plateau schedule has made of train.lr, from the next epoch on."""
+
+    def set_signals(self, stop: float, seconds: float) -> None:
+        """Set what this rank adds to the stop flag and the seconds of the epochs to come."""
+
+    def advance(self, first: int, last: int) -> npt.NDArray[np.float64]:
+        """Train epochs first .. last - 1; return their signals (last - first, 3) summed over ranks: LOSS, STOP, SECONDS.
+
+        From an epoch on whose loss or gradient is not finite no weight is moved, and STOP is NaN.
+        """
+
+    def window_end(self, epoch: int) -> int:
+        """Return the epoch before which the host must look at results."""
+
+    def diverged(self, epoch: int, loss: float) -> DivergedError:
+        """Return the error of an epoch, from 0, that moved no weight."""
+
+    def rate_of(self, epoch: int, rate: float | None) -> float:
+        """Return the learning rate of an epoch, for the history."""
+
+    def evaluate(self) -> Scores:
+        """Return the scores of the three splits."""
+
+    def keep_best(self) -> None:
+        """Keep the weights as those of the best validation score."""
+
+    def restart(self, seed: int) -> None:
+        """Begin a repeat: fresh weights and optimiser."""
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return what this rank alone keeps between epochs; every message has come."""
+
+    def weights(self, *, best: bool) -> dict[str, Mapping[str, Tensor]]:
+        """Return copies of the "weights" now, and of the "best" if there are some, by the names of their files."""
+
+    def optimizer_state(self) -> Mapping[str, Tensor]:
+        """Return copies of the optimiser's state."""
+
+    def load(self, parts: Parts) -> None:
+        """Restore what a checkpoint holds. Raises: KeyError, RuntimeError if it is of another model or optimiser."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def peak_bytes(self) -> int:
+        """Return the peak memory so far."""
+
+
+class Loop:
+    """Trains all repeats of a run on one rank."""
+
+    def __init__(
+        self, config: TrainConfig, engine: Engine, progress: Progress, seconds: EpochSeconds, stop: Stop
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._progress = progress
+        self._seconds = seconds
+        self._stop = stop
+        self._heartbeat: Heartbeat | None = None
+
+    def fit(self, log: RunLog, folder: Path | None, on_epoch: OnEpoch | None, heartbeat: Heartbeat | None) -> bool:
+        """Train until the last epoch, early stop or a signal; return whether the run is complete.
+
+        Resumes from the checkpoint in `folder` if there is one; saves as configured, when stopped, and at the end.
+        """
+        progress = self._progress
+        self._resume(folder)
+        log.start(progress.history_lines)
+        self._heartbeat = heartbeat
+        if heartbeat is not None:
+            heartbeat.begin(progress.run, progress.epoch)
+        try:
+            while progress.run < self._config.repeat:
+                if not self._fit_one(log, folder, on_epoch):
+                    self._save(log, folder)
+                    return False
+                self._finish_repeat(folder)
+                self._save(log, folder)
+        finally:
+            log.close()
+        return True
+
+    @property
+    def _seed(self) -> int:
+        return self._config.seed + self._progress.run
+
+    def _fit_one(self, log: RunLog, folder: Path | None, on_epoch: OnEpoch | None) -> bool:
+        """Train one repeat; False if a signal stopped it.
+
+        Between two reads of results the device gets as many epochs as it can queue, but no evaluation and no checkpoint.
+        """
+        config, progress, engine = self._config, self._progress, self._engine
+        engine.start(self._seed, progress.epoch, progress.rate)
+        # A look at the device waits for it, so epochs are queued until they last queue_s. The first look comes after one
+        # epoch, for its time is not known, and `ahead` at most doubles, since the next may be slower.
+        ahead, wall, unsaved = 1, 0.0, 0.0
+        while progress.epoch < config.epochs and not (config.patience and progress.waited >= config.patience):
+            first, last = progress.epoch, self._next_look(progress.epoch, ahead)
+            engine.set_signals(float(self._stop.signal), wall)
+            began = time.perf_counter()
+            signals = engine.advance(first, last)
+            seconds = (time.perf_counter() - began) / (last - first)
+            moved = _moved(signals)
+            self._record(log, signals[:moved], seconds, on_epoch)
+            refuse_skipped(engine, first, signals)
+            # The mean over ranks by the last all-reduce: all ranks must queue equally many epochs.
+            mean_s = float(signals[-1, SECONDS]) / engine.size
+            ahead = max(1, min(2 * ahead, int(engine.queue_s / mean_s) if mean_s else 1))
+            if signals[:, STOP].any():
+                return False
+            if self._heartbeat is not None and self._heartbeat.due:
+                self._heartbeat.beat(progress.run, progress.epoch, engine.peak_bytes())
+            unsaved += mean_s * (last - first)
+            late = config.checkpoint_minutes and unsaved >= 60 * config.checkpoint_minutes
+            if late or (config.checkpoint_every and progress.epoch % config.checkpoint_every == 0):
+                self._save(log, folder)
+                unsaved = 0.0
+            wall = (time.perf_counter() - began) / (last - first)  # with evaluation: the next epochs report it
+        return True
+
+    def _next_look(self, epoch: int, ahead: int) -> int:
+        """Return the epoch before which the host reads results next: at most `ahead` later, or earlier if something is
+        due.
+        """
+        config = self._config
+        due = [epoch - epoch % every + every for every in (config.eval_every, config.checkpoint_every) if every]
+        return min(epoch + ahead, config.epochs, self._engine.window_end(epoch), *due)
+
+    def _record(self, log: RunLog, signals: npt.NDArray[np.float64], seconds: float, on_epoch: OnEpoch | None) -> None:
+        """Write the epochs of `signals`, the last with its scores if an evaluation is due."""
+        config, progress = self._config, self._progress
+        for loss in signals[:, LOSS].tolist():
+            self._seconds.add(seconds)
+            rate = self._engine.rate_of(progress.epoch, progress.rate)
+            progress.epoch += 1
+            due = self._due(progress.epoch)
+            scores = (
+                self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
+            )
+            row = {"epoch": progress.epoch, "loss": loss, **scores, "lr": rate, "seconds": seconds}
+            if config.repeat > 1:
+                row["run"] = progress.run
+            log.epoch(row)
+            if on_epoch is not None:
+                on_epoch(row)
+
+    def _due(self, epoch: int) -> bool:
+        """Whether an evaluation is due after an epoch, rather than made because the run ends there."""
+        every = self._config.eval_every
+        return bool(every) and epoch % every == 0
+
+    def _score(self) -> Scores:
+        """Evaluate and remember the scores; if due, keep the weights of a better one, and count for patience and plateau.
+
+        The others leave no trace, so that an extended run goes on as a longer one.
+        """
+        config, progress, lower = self._config, self._progress, self._engine.lower_is_better
+        scores = self._engine.evaluate()
+        progress.last = {"epoch": progress.epoch, **scores}
+        if not self._due(progress.epoch):
+            return scores
+        value = scores["val"]
+        if value is None and (config.patience or config.schedule == "plateau"):
+            raise ConfigError(
+                f"train.patience and train.schedule plateau need a validation score, and {self._engine.metric} has none on "
+                "these validation vertices (all of one class, or all labels unknown); choose another train.metric, or "
+                "train without them"
+            )
+        best = None if progress.best is None else progress.best["val"]
+        if value is not None and (best is None or (value < best if lower else value > best)):
+            progress.best = dict(progress.last)
+            progress.waited = 0
+            self._engine.keep_best()
+        elif value is not None:
+            progress.waited += 1
+        if (
+            config.schedule == "plateau"
+            and value is not None
+            and progress.epoch > config.schedule_start
+            and follow_plateau(config, progress, value, lower=lower)
+        ):
+            self._engine.set_rate(progress.rate)
+        return scores
+
+    def _finish_repeat(self, folder: Path | None) -> None:
+        """Record a complete repeat, keep its weights if there are several, and start the next one from fresh weights."""
+        progress = self._progress
+        if progress.last is None or progress.last["epoch"] != progress.epoch:
+            self._score()
+        progress.finished.append(
+            {
+                "seed": self._seed,
+                "epochs": progress.epoch,
+                "best": progress.best or progress.last,
+                "final": progress.last,
+            }
+        )
+        if folder is not None and self._config.repeat > 1 and self._engine.rank == 0:
+            keep_repeat(folder, self._seed, self._engine.weights(best=progress.best is not None))
+        progress.run += 1
+        if progress.run < self._config.repeat:
+            progress.epoch, progress.waited, progress.best, progress.last = 0, 0, None, None
+            progress.rate, progress.peak, progress.stalled = None, None, 0
+            self._engine.restart(self._seed)
+
+    def _save(self, log: RunLog, folder: Path | None) -> None:
+        """Write a checkpoint: rank 0 what all ranks share, every rank what its strategy keeps."""
+        engine, progress = self._engine, self._progress
+        state = engine.state()
+        if folder is None:
+            return
+        progress.history_lines = log.lines
+        stage_state(folder / "checkpoints", engine.rank, state)
+        engine.barrier()
+        if engine.rank == 0:
+            log.flush()
+            parts = engine.weights(best=progress.best is not None) | {"optimizer": engine.optimizer_state()}
+            save_checkpoint(folder / "checkpoints", progress, parts)
+        engine.barrier()
+
+    def _resume(self, folder: Path | None) -> None:
+        """Restore weights, optimiser and progress from the latest checkpoint, if there is one."""
+        found = None if folder is None else load_checkpoint(folder / "checkpoints")
+        if found is None:
+            return
+        saved, parts = found
+        progress = self._progress
+        for name in Progress.__dataclass_fields__:
+            setattr(progress, name, getattr(saved, name))
+        # A schedule that begins here starts without the plateau schedule's earlier cuts.
+        if progress.epoch <= self._config.schedule_start:
+            progress.rate, progress.peak, progress.stalled = None, None, 0
+        if self._config.repeat == 1 and progress.finished:
+            # A complete run that is extended: its only repeat goes on. Without more epochs it ends again as it did.
+            progress.run, progress.finished = 0, []
+        with refusing_strangers(folder):
+            self._engine.load(parts)
+
+
+def summary(config: TrainConfig, progress: Progress, metric: str) -> dict[str, Any]:
+    """Return result.json's scores: metric, best, final, epochs; of several repeats the best one's, mean, deviation."""
+    finished = progress.finished
+    shown = best_repeat(finished, metric)
+    result: dict[str, Any] = {"metric": metric, **{name: shown[name] for name in ("best", "final", "epochs")}}
+    if config.repeat > 1:
+        result["runs"] = finished
+        for name, function in (("mean", np.mean), ("std", np.std)):
+            result[name] = {
+                kind: {
+                    split: float(function(known)) if (known := _known(finished, kind, split)) else None
+                    for split in ("train", "val", "test")
+                }
+                for kind in ("best", "final")
+            }
+    return result
+
+
+def refuse_skipped(engine: Engine, first: int, signals: npt.NDArray[np.float64]) -> None:
+    """Raises: DivergedError, on all ranks, if there are epochs, counted from `first`, that moved no weight."""
+    if len(signals) > (moved := _moved(signals)):
+        raise engine.diverged(first + moved, float(signals[moved, LOSS]))
+
+
+def _moved(signals: npt.NDArray[np.float64]) -> int:
+    """Return how many epochs moved the weights, before the first that did not."""
+    skipped = np.isnan(signals[:, STOP])
+    return int(skipped.argmax()) if skipped.any() else len(signals)
+
+
+def _known(finished: list[dict[str, Any]], kind: str, split: str) -> list[float]:
+    return [run[kind][split] for run in finished if run[kind][split] is not None]
