@@ -34,9 +34,10 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
         root: Folder in which names of stores are looked up.
         **arrays: What the source lacks: `features` (N, D), dense or sparse, or the names "identity" or "degree";
             `labels` (N,), or (N, T) of several labels or numbers a vertex, -1 or NaN where unknown; `task`, "classes",
-            "labels" or "numbers", where labels do not look like what they are; `splits`, a mapping from "train", "val"
-            and "test" to masks or ids; `weights` (E,) and `edge_types` (E,), whole numbers from 0, of edges; all of
-            NumPy, SciPy or torch. Further `num_vertices`, `num_classes`, `num_relations`, `name`,
+            "labels" or "numbers", where labels do not look like what they are; `class_names`, a list in the order of
+            classes or the path of a text file with a line each (labels may also be the names themselves); `splits`, a
+            mapping from "train", "val" and "test" to masks or ids; `weights` (E,) and `edge_types` (E,), whole numbers
+            from 0, of edges; all of NumPy, SciPy or torch. Further `num_vertices`, `num_classes`, `num_relations`, `name`,
             `options=GraphOptions(...)`; for a store, `verify=True`. For what is in memory also `ids` (N,): strings, or
             numbers with gaps, that name the rows in order. Edges that are an array, and splits that are lists, then
             hold ids, not row numbers. Without features and labels `ids="edges"` numbers what occurs in the edges,

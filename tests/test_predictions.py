@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib.util
 import json
 from pathlib import Path
@@ -257,3 +258,43 @@ def test_nothing_validated_is_not_called_best(capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     assert "last epoch" in printed
     assert "best validation" not in printed
+
+
+def test_tables_name_classes(tmp_path: Path) -> None:
+    """Fails if a table calls a class by another's name, or loses the names of the run on another store."""
+    graph = mggcn.load(community(60, 240, num_features=4, num_classes=3, seed=5), class_names=["a,b", "c", "é"])
+    mggcn.save(graph, tmp_path / "s")
+    settings = ["--set", "train.epochs=2", "--set", "model.hidden=4", "--set", "run.threads=1", "--quiet"]
+    assert main(["train", str(tmp_path / "s"), "--out", str(tmp_path / "run"), *settings]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["class_names"] == ["a,b", "c", "é"]
+    mggcn.save(dataclasses.replace(graph, class_names=()), tmp_path / "nameless")
+    for store in (tmp_path / "s", tmp_path / "nameless"):
+        scores = np.load(predict(tmp_path / "run", tmp_path / "p.npy", store=store))
+        table = rows_of(predict(tmp_path / "run", tmp_path / "p.csv", store=store))
+        assert table[0] == ["vertex", "score_a,b", "score_c", "score_é"]
+        classes = rows_of(predict(tmp_path / "run", tmp_path / "c.csv", store=store, classes=True))
+        assert classes[0] == ["vertex", "class", "class_name"]
+        named = [(int(row[1]), row[2]) for row in classes[1:]]
+        assert named == [(int(best), graph.class_names[best]) for best in scores.argmax(1)]
+    layer = rows_of(predict(tmp_path / "run", tmp_path / "l.csv", layer=1))
+    assert layer[0] == ["vertex", "feature_0", "feature_1", "feature_2", "feature_3"]
+
+
+def test_parquet_names_classes(tmp_path: Path) -> None:
+    """Fails if a Parquet table has no names, or those of other rows."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    np.save(tmp_path / "s.npy", np.array([[0.0, 1.0], [2.0, 0.0]]))
+    write_predictions(tmp_path / "s.npy", tmp_path / "p.parquet", "classes", classes=True, class_names=["x", "y"])
+    assert parquet.read_table(tmp_path / "p.parquet").to_pydict() == {
+        "vertex": [0, 1],
+        "class": [1, 0],
+        "class_name": ["y", "x"],
+    }
+    write_predictions(tmp_path / "s.npy", tmp_path / "l.parquet", "labels", classes=True, class_names=["x", "y"])
+    assert parquet.read_table(tmp_path / "l.parquet").column_names == ["vertex", "label_x", "label_y"]
+
+
+def rows_of(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))

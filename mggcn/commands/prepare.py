@@ -49,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=".npy (N,) of classes or numbers, or (N, T) of several labels or numbers; unknown: -1, or NaN of numbers",
     )
     parser.add_argument(
+        "--classes",
+        type=Path,
+        metavar="FILE",
+        help="text with the name of each class, or of each column of labels, a line each in the order of numbers",
+    )
+    parser.add_argument(
         "--task",
         choices=("classes", "labels", "numbers"),
         help="what labels are: a class each, several of 0 and 1, or numbers to be predicted; default: what they look like",
@@ -124,10 +130,12 @@ def run(arguments: argparse.Namespace) -> int:
         "splits": splits or None,
         "num_vertices": a.vertices,
         "task": a.task,
+        "class_names": a.classes,
     }
     extra = {key: value for key, value in given.items() if value is not None}
     if a.join and extra:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in extra)
+        flags = {"class_names": "classes", "num_vertices": "vertices"}
+        named = ", ".join(f"--{flags.get(name, name).replace('_', '-')}" for name in extra)
         raise ConfigError(f"{named} completes one graph; prepare each of several, then --join the stores")
     if a.store is None:
         graph = _loaded(a, IN_MEMORY, options, extra)

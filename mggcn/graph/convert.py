@@ -16,6 +16,7 @@ import scipy.sparse as sp
 
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.check import check_graph
+from mggcn.graph.class_names import check_count, given_names, numbered_labels, with_class_names
 from mggcn.graph.csr import COLUMNS, Array, ArrayRows, Graph, Task
 from mggcn.graph.edges import Edges, Entries, Survey, of_matrix
 from mggcn.graph.file_rows import FileRows
@@ -42,6 +43,7 @@ COMPLETING = (
     "edge_types",
     "num_vertices",
     "num_classes",
+    "class_names",
     "num_relations",
     "task",
     "options",
@@ -85,6 +87,7 @@ def from_arrays(
     labels: Any = None,
     splits: Mapping[str, Any] | None = None,
     num_classes: int | None = None,
+    class_names: Any = None,
     task: Task | None = None,
     options: GraphOptions = DEFAULT_OPTIONS,
     name: str = "graph",
@@ -99,6 +102,7 @@ def from_arrays(
     edge's relation from 0, of `num_relations` (default: the highest and one); adj a square SciPy matrix or array, or a
     tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v; features dense or sparse [N, D], or "identity" or
     "degree" (`made_features`); labels [N] or [N, T], -1 or NaN for unlabelled, as `as_labels` reads them for a task;
+    class_names: of the C classes or columns of labels in order; labels [N] may be names themselves (`numbered_labels`);
     splits: name -> bool [N] or [S, N], or a list of vertex ids. Each may be a torch tensor. `num_vertices` is inferred
     where it is not given: from adj, features or labels, else the largest id + 1.
     Cost: some sorts of E 8-byte keys, then the checks of `check_graph`.
@@ -124,7 +128,11 @@ def from_arrays(
     if num_vertices is None:
         num_vertices, origin = _infer_num_vertices(survey, features, labels)
     both, relations = build_adjacency(columns, num_vertices, options, num_relations, origin, room, survey)
-    label_rows, num_classes = as_labels(labels, num_vertices, num_classes, task)
+    labels, names = numbered_labels(labels, given_names(class_names), task)
+    label_rows, count = as_labels(labels, num_vertices, num_classes, task)
+    if num_classes is None and (label_rows is None or len(label_rows.shape) == 1):
+        count = max(count, len(names))
+    check_count(names, count)
     rows = (
         made_features(made, both.adj, both.adj_t)
         if made
@@ -137,7 +145,8 @@ def from_arrays(
         features=rows,
         labels=label_rows,
         splits=as_splits({part: to_numpy(split) for part, split in (splits or {}).items()}, num_vertices),
-        num_classes=num_classes,
+        num_classes=count,
+        class_names=tuple(names),
         meta=_meta(meta, options, both.num_merged),
         num_relations=relations,
         ids=None if ids is None else ArrayRows(as_ids(to_numpy(ids))),
@@ -170,8 +179,9 @@ def from_pyg(data: Any, **arrays: Any) -> Graph:
     """Make a graph from a PyTorch Geometric `Data`; `arrays` (see `from_arrays`) override what it holds.
 
     Read are edge_index [2, E] (source -> target) or adj_t, edge_weight [E], edge_type [E], x (dense or sparse), y,
-    num_nodes and train_mask, val_mask, test_mask, [N] or [N, S]. Repeated edges count as often as they are there, as in
-    PyG, unless `options` say otherwise. Other attributes are ignored, an edge_attr of one integer per edge included.
+    num_nodes, train_mask, val_mask, test_mask, [N] or [N, S], and class_names, a list. Repeated edges count as often as
+    they are there, as in PyG, unless `options` say otherwise. Other attributes are ignored, an edge_attr of one
+    integer per edge included.
     Raises: GraphError as `from_arrays`; for any other edge_attr, without a word on `weights`; and for repeated
     self-loops, which PyG counts once or each, depending on the layer.
     """
@@ -189,6 +199,7 @@ def from_pyg(data: Any, **arrays: Any) -> Graph:
         "num_vertices": data.num_nodes,
         "features": to_numpy(getattr(data, "x", None)),
         "labels": to_numpy(getattr(data, "y", None)),
+        "class_names": names if isinstance(names := getattr(data, "class_names", None), list | tuple) else None,
         "splits": {part: to_numpy(mask).T for part, mask in masks.items() if mask is not None},
         "meta": {"source": "PyTorch Geometric Data"},
     }
@@ -231,9 +242,10 @@ def from_object(source: Any, **arrays: Any) -> Graph:
     """
     source = to_numpy(source)
     if isinstance(source, Graph):
-        if arrays.keys() - {"options", "features"}:
+        if arrays.keys() - {"options", "features", "class_names"}:
             raise GraphError(f"a Graph is complete, {sorted(arrays)} cannot be added; use dataclasses.replace")
-        return with_options(with_features(source, arrays.get("features")), arrays.get("options", DEFAULT_OPTIONS))
+        source = with_class_names(with_features(source, arrays.get("features")), arrays.get("class_names"))
+        return with_options(source, arrays.get("options", DEFAULT_OPTIONS))
     if is_sparse(source):
         return from_scipy(source, **arrays)
     if isinstance(source, np.ndarray):

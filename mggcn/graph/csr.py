@@ -155,6 +155,7 @@ class Graph:
         splits: From a name ("train", "val", "test", "alt_train", ...) to Rows bool [S, N], always two-dimensional.
         num_classes: Number of classes, C, or of columns of the labels, T.
         num_relations: Number of relations if edges have types, else 0.
+        class_names: Names of classes, or of columns of the labels, in order; () where none were given.
         ids: Rows [N] of int64 or strings: how the source names vertices, None if by their rows.
         meta: Content of meta.json: licence, provenance, published results, SHA-256 of every file.
     """
@@ -169,6 +170,7 @@ class Graph:
     meta: Mapping[str, Any] = field(default_factory=dict)
     num_relations: int = 0
     ids: Rows | None = None
+    class_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """One line of extents; `mggcn.describe` looks at the content."""

@@ -120,6 +120,8 @@ def _read(dataset: Dataset, files: Path, room: Room) -> Graph:
         raise GraphError(f"{files} does not hold {dataset.name}: {error}; {again}") from error
     edges = found.get("edges")
     listed = edges.count if isinstance(edges, Edges) else int(found["adj"].nnz if edges is None else edges.shape[1])
+    if len(found.get("class_names", ())) not in (0, dataset.classes):
+        del found["class_names"]
     meta = {"metric": dataset.metric, "licence": dataset.licence, "source": f"{dataset.source}, {dataset.url}"}
     graph = from_arrays(**found, options=GraphOptions(symmetrize=True), name=dataset.name, meta=meta, room=room)
     came = (graph.num_vertices, listed, graph.num_features, graph.num_classes)

@@ -121,6 +121,8 @@ def _write_pyg(graph: Graph, path: Path) -> None:
         data.x = torch.from_numpy(graph.features.read(0, graph.num_vertices))
     if graph.labels is not None:
         data.y = torch.from_numpy(graph.labels.read(0, graph.num_vertices))
+    if graph.class_names:
+        data.class_names = list(graph.class_names)
     for name, masks in graph.splits.items():
         found = masks.read(0, masks.shape[0])
         data[f"{name}_mask"] = torch.from_numpy(found[0] if len(found) == 1 else np.ascontiguousarray(found.T))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mggcn.errors import one_line
 from mggcn.graph.csr import CSR, WINDOW, Array, Graph, Rows, windows
 
 MIN_EDGES = 16
@@ -18,6 +19,8 @@ ROWS = 1 << 16
 """Most vertices whose edges are looked at together for reverses."""
 SHOWN = 5
 """Classes that a remark lists one by one."""
+MOST_NAMES = 64
+"""Names of classes that are listed."""
 MAX_CLASSES = 1 << 20
 """With more classes than that, none are counted."""
 ONE_WAY = "no edge has its reverse: undirected edges need both directions (--symmetrize, GraphOptions(symmetrize=True))"
@@ -51,6 +54,8 @@ class GraphFacts:
     """Whether no edge has its reverse, as if undirected ones were listed once; False for fewer than 16 edges."""
     empty_classes: tuple[int, ...] = ()
     """Classes without a vertex, ascending."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes, or of the columns of labels, in order; () without any."""
     metrics: tuple[str, ...] = ()
     """Scores that joined graphs name, if they name several: then the graph names none."""
 
@@ -97,11 +102,20 @@ class GraphFacts:
                 "vertex 0 has no edge: if ids start at 1, subtract 1, as row 0 of features and labels is its own"
             )
         if self.empty_classes:
-            shown = ", ".join(map(str, self.empty_classes[:SHOWN])) + (", ..." if self.empty_classes[SHOWN:] else "")
+            shown = ", ".join(map(self._class, self.empty_classes[:SHOWN])) + (
+                ", ..." if self.empty_classes[SHOWN:] else ""
+            )
             lines.append(f"{_counted(len(self.empty_classes), 'class', 'classes')} without a vertex: {shown}")
             if self.empty_classes[0] == 0:
                 lines[-1] += "; if labels start at 1, subtract 1"
+        if self.class_names:
+            shown = ", ".join(map(one_line, self.class_names[:MOST_NAMES]))
+            rest = len(self.class_names) - MOST_NAMES
+            lines.append(f"named in the order of their numbers: {shown}" + (f" and {rest} more" if rest > 0 else ""))
         return lines
+
+    def _class(self, number: int) -> str:
+        return f"{number} ({one_line(self.class_names[number])})" if self.class_names else str(number)
 
 
 def describe(graph: Graph) -> GraphFacts:
@@ -136,6 +150,7 @@ def describe(graph: Graph) -> GraphFacts:
         first_isolated=first_isolated,
         one_way=is_one_way(graph),
         empty_classes=() if classes is None else _empty_classes(classes, graph.num_classes),
+        class_names=graph.class_names,
         metrics=tuple(map(str, metrics)) if isinstance(metrics := graph.meta.get("joined_metrics"), list) else (),
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from mggcn.errors import GraphError
 from mggcn.graph.check import check_graph, known_labels
+from mggcn.graph.class_names import joined_names
 from mggcn.graph.csr import CSR, Array, ArrayRows, Graph, Rows, columns
 from mggcn.graph.nonzeros import as_csr, features_nnz
 
@@ -77,6 +78,7 @@ def join(graphs: Sequence[Graph], parts: Sequence[str] = (), *, name: str = "gra
         labels=labels,
         splits=_splits(graphs, parts, starts),
         num_classes=max(graph.num_classes for graph in graphs),
+        class_names=joined_names(graphs),
         ids=_ids(graphs),
         num_relations=max(graph.num_relations for graph in graphs),
         meta={

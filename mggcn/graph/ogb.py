@@ -3,12 +3,15 @@
     raw/edge.csv.gz, node-feat.csv.gz, node-label.csv.gz, num-node-list.csv.gz     ogbn-arxiv, ogbn-products
     raw/data.npz (edge_index, node_feat, num_nodes_list), node-label.npz           ogbn-papers100M
     split/<name>/train.csv.gz, valid.csv.gz, test.csv.gz                           both
+    mapping/labelidx2*.csv.gz                                                      names of the classes, where there
 
 Shapes: N vertices, E edges, D features.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
 import itertools
 import zipfile
 import zlib
@@ -20,9 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.errors import GraphError
+from mggcn.errors import GraphError, no_regular_file
 from mggcn.graph.archive import large_member
 from mggcn.graph.binary_edges import edges_of_rows
+from mggcn.graph.class_names import LONGEST
 from mggcn.graph.csr import Array
 from mggcn.graph.edge_list import read_edge_list
 from mggcn.graph.file_rows import FileRows
@@ -32,6 +36,8 @@ from mggcn.graph.staging import Staging
 
 PARTS = {"train": "train.csv.gz", "val": "valid.csv.gz", "test": "test.csv.gz"}
 ROWS_AT_ONCE = 1 << 12
+MOST_NAMES = 1 << 20
+"""Bytes that are read of a file of names."""
 DOWNLOAD = "download and unpack the archive again"
 
 
@@ -55,7 +61,8 @@ def read_ogb(path: Path, room: Room = IN_MEMORY) -> dict[str, Any]:
     counts = found.pop("counts").reshape(-1)
     if counts.size != 1:
         raise GraphError(f"{path} holds {counts.size} graphs, expected one: node-property data sets have one")
-    return {**found, "num_vertices": int(counts[0]), "splits": _splits(path / "split")}
+    whole = {**found, "num_vertices": int(counts[0]), "splits": _splits(path / "split")}
+    return whole | _class_names(path / "mapping", found["labels"])
 
 
 def _text(raw: Path, room: Room) -> dict[str, Any]:
@@ -110,6 +117,22 @@ def _splits(folder: Path) -> dict[str, Array]:
         came = ", ".join(names) or "none"
         raise GraphError(f"{folder} must hold one folder with {', '.join(PARTS.values())}, got {came}; {DOWNLOAD}")
     return {part: _numbers(folder / names[0] / file, np.int64, 1)[:, 0] for part, file in PARTS.items()}
+
+
+def _class_names(folder: Path, labels: Array) -> dict[str, Any]:
+    """Return the names of classes of a data set's mapping, if it names all that occur in one column of labels."""
+    files = sorted(folder.glob("labelidx2*.csv.gz"))
+    if len(files) != 1 or no_regular_file(files[0]) or np.shape(labels)[1:] not in ((), (1,)):
+        return {}
+    text = _read(files[0], lambda: gzip.open(files[0]).read(MOST_NAMES).decode())
+    names: dict[int, str] = {}
+    for row in csv.reader(text.splitlines()[1:]):
+        if len(row) == 2 and row[0].strip().isdecimal():
+            name = " ".join(row[1].split())[:LONGEST] or f"class {row[0]}"
+            names[int(row[0])] = f"{name} ({row[0]})" if name in names.values() else name
+    labelled = labels[~np.isnan(labels)] if np.asarray(labels).dtype.kind == "f" else labels
+    complete = sorted(names) == list(range(len(names))) and len(names) > max(labelled.max(initial=-1), 0)
+    return {"class_names": [names[number] for number in sorted(names)]} if complete else {}
 
 
 def _numbers(path: Path, dtype: npt.DTypeLike, columns: int | None = None) -> Array:

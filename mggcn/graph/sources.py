@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from mggcn.errors import GraphError, StoreError, did_you_mean, no_regular_file
 from mggcn.graph.binary_edges import RAW, read_npy, read_raw
 from mggcn.graph.catalogue import DATASETS
+from mggcn.graph.class_names import given_names, with_class_names
 from mggcn.graph.convert import PARTS, from_arrays, from_object, from_pyg, with_features, with_options
 from mggcn.graph.csr import Graph
 from mggcn.graph.datasets import data_folder, obtain
@@ -63,15 +64,18 @@ def load_source(
     Raises: StoreError or GraphError, which say what was expected.
     """
     path = find_source(source, root)
+    if arrays.get("class_names") is not None:
+        arrays["class_names"] = given_names(arrays["class_names"])
     given = {name: value for name in ("ids", "edge_types") if isinstance(value := arrays.get(name), str | Path)}
     room = room.based_on(source=path, **given)
     if path.is_dir() and not is_ogb(path):
         made = arrays.pop("features") if _is_made(arrays.get("features")) else None
+        names = arrays.pop("class_names", None)
         if arrays:
             raise GraphError(
                 f"{path} is a store and complete, {', '.join(sorted(arrays))} cannot be added; leave it out"
             )
-        return with_options(with_features(open_store(path, verify), made), options, room)
+        return with_options(with_class_names(with_features(open_store(path, verify), made), names), options, room)
     if path.suffix.lower() == DATA and path.is_file():
         kept = {key: _load_companion(value) for key, value in arrays.items() if value is not None}
         about = {"name": name or path.stem, "meta": {"source": str(path.resolve())}}

@@ -18,8 +18,9 @@ from typing import Any, final
 
 import numpy as np
 
-from mggcn.errors import StoreError
+from mggcn.errors import GraphError, StoreError
 from mggcn.graph.check import SPLIT_NAME, check_graph, index_mask
+from mggcn.graph.class_names import as_class_names, check_count
 from mggcn.graph.csr import CSR, WINDOW, ArrayRows, Graph, Rows, check_layout
 from mggcn.graph.digests import read_small, stored_digests, unsealed
 from mggcn.graph.file_rows import FileRows
@@ -91,6 +92,7 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
         splits={name: _split(files, name, adj.num_rows) for name in names if SPLIT_NAME.fullmatch(name)},
         num_classes=_num_classes(meta, labels),
         meta=meta,
+        class_names=_class_names(folder, meta, labels),
         ids=files.open("ids") if "ids" in names and is_own(meta) else None,
         num_relations=0 if adj.types is None else _count(meta, "num_relations") or _highest(adj.types) + 1,
     )
@@ -123,7 +125,8 @@ def store_folder(graph: Graph) -> Path | None:
     folder = places.pop()
     if folder is None or places or set(_file_names(folder, graph.meta)) != arrays.keys():
         return None
-    return folder if graph.num_classes == _num_classes(graph.meta, graph.labels) else None
+    same = graph.num_classes == _num_classes(graph.meta, graph.labels)
+    return folder if same and graph.class_names == _class_names(folder, graph.meta, graph.labels) else None
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
@@ -265,6 +268,16 @@ def _num_classes(meta: Mapping[str, Any], labels: Rows | None) -> int:
             return labels.shape[1]
         return 0 if labels is None else _highest(labels) + 1
     return count
+
+
+def _class_names(folder: Path, meta: Mapping[str, Any], labels: Rows | None) -> tuple[str, ...]:
+    """Names of classes that meta.json holds, one for each. Raises: StoreError."""
+    try:
+        names = as_class_names(meta.get("class_names", ()))
+        check_count(names, _num_classes(meta, labels))
+        return names
+    except GraphError as error:
+        raise StoreError(f"{folder / 'meta.json'}: {error}; prepare the graph again") from error
 
 
 def _count(meta: Mapping[str, Any], key: str) -> int | None:

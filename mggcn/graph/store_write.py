@@ -91,5 +91,7 @@ def _meta(graph: Graph) -> dict[str, Any]:
         own["task"] = graph.task
     if graph.num_relations:
         own["num_relations"] = graph.num_relations
-    kept = {key: value for key, value in graph.meta.items() if key not in OF_FILES}
+    if graph.class_names:
+        own["class_names"] = list(graph.class_names)
+    kept = {key: value for key, value in graph.meta.items() if key not in (*OF_FILES, "class_names")}
     return {"licence": "not stated", "source": "not stated"} | kept | own

@@ -259,7 +259,10 @@ def write_plan(
             measured = read_choices(beside / STORE_FILE, host)
         if measured:
             write_choices(folder / RUN_FILE, host, measured)
-    write_json(folder / "plan.json", to_dict(plan) | ({} if choice is None else {"choice": choice_dict(choice)}))
+    names = {"class_names": list(graph.class_names)} if graph.class_names else {}
+    write_json(
+        folder / "plan.json", to_dict(plan) | names | ({} if choice is None else {"choice": choice_dict(choice)})
+    )
     job = {"store": None if store is None else str(store.resolve()), "owners_sha256": partition.digest()}
     write_json(
         folder / "job.json", job | {"assignment": _assignment(plan.config)} | beginnings(folder, plan.config, graph)

@@ -19,6 +19,7 @@ from mggcn.assemble import partition_graph, plan_graph
 from mggcn.comm.launch import run_ranks
 from mggcn.config import CLASS_SETTINGS, Config
 from mggcn.errors import ConfigError, RunError
+from mggcn.graph.class_names import recorded_names
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.jobs.folder import known_plan, read_run, seed_of_weights
@@ -85,7 +86,10 @@ def predict(
         _score(config, folder, store, arguments)
         if rewritten:
             name = "score" if layer is None else "feature"
-            write_predictions(scored, target, trained_on.task, classes=classes, ids=graph.ids, name=name)
+            names = recorded_names(plan.get("class_names"), trained_on.num_classes) if layer is None else ()
+            write_predictions(
+                scored, target, trained_on.task, classes=classes, ids=graph.ids, name=name, class_names=names
+            )
         else:
             scored.replace(target)
     finally:

@@ -76,12 +76,20 @@ def classes_of(scores: npt.NDArray[np.floating], task: Task) -> Array:
 
 
 def write_predictions(
-    source: Path, target: Path, task: Task, *, classes: bool, ids: Rows | None = None, name: str = "score"
+    source: Path,
+    target: Path,
+    task: Task,
+    *,
+    classes: bool,
+    ids: Rows | None = None,
+    name: str = "score",
+    class_names: Sequence[str] = (),
 ) -> None:
     """Write the scores of an .npy file in another form, beside the target, then rename. Raises: RunError.
 
     Tables have the columns vertex and score_0, ..., or class, or label_0, ...; classes: as of `classes_of`. ids: (N,) of
-    the vertices, by default their numbers. name: of the columns of what are no scores.
+    the vertices, by default their numbers. name: of the columns of what are no scores. class_names: C, in place of the
+    numbers in names of columns, and in a further column, class_name, beside class.
     """
     scores = np.load(source, mmap_mode="r", allow_pickle=False)
     temporary = target.with_name(f".{target.name}.tmp")
@@ -89,9 +97,10 @@ def write_predictions(
         if target.suffix == ".npy":
             _write_npy(temporary, [part for _, part in _parts(scores, task, classes, None)])
         else:
-            names = _names(scores.shape[1], task, classes, name)
+            names = _names(class_names or range(scores.shape[1]), task, classes, name)
+            called = class_names if classes and task == "classes" else ()
             write = _write_csv if target.suffix == ".csv" else _write_parquet
-            write(temporary, names, _parts(scores, task, classes, ids))
+            write(temporary, [*names, *(["class_name"] if called else [])], _parts(scores, task, classes, ids), called)
         os.replace(temporary, target)
     except OSError as error:
         raise RunError(f"the scores cannot be written to {target}: {error.strerror}; choose another --out") from error
@@ -108,10 +117,15 @@ def _parts(scores: Array, task: Task, classes: bool, ids: Rows | None) -> Iterat
         yield np.arange(start, stop) if ids is None else ids.read(start, stop), shown
 
 
-def _names(columns: int, task: Task, classes: bool, name: str) -> list[str]:
+def _names(columns: Iterable[object], task: Task, classes: bool, name: str) -> list[str]:
     if classes and task == "classes":
         return ["vertex", "class"]
-    return ["vertex", *(f"{'label' if classes else name}_{column}" for column in range(columns))]
+    return ["vertex", *(f"{'label' if classes else name}_{column}" for column in columns)]
+
+
+def _called(part: Array, names: Sequence[str]) -> list[list[str]]:
+    """Return the column with the names of classes (rows,), if they have some."""
+    return [[names[number] for number in part.tolist()]] if names else []
 
 
 def _write_npy(file: Path, parts: Sequence[Array]) -> None:
@@ -119,17 +133,19 @@ def _write_npy(file: Path, parts: Sequence[Array]) -> None:
         np.save(out, np.concatenate(parts), allow_pickle=False)
 
 
-def _write_csv(file: Path, names: Sequence[str], parts: Iterable[tuple[Array, Array]]) -> None:
+def _write_csv(file: Path, names: Sequence[str], parts: Iterable[tuple[Array, Array]], called: Sequence[str]) -> None:
     with file.open("w", encoding="utf-8", newline="") as out:
         table = csv.writer(out, lineterminator="\n")
         table.writerow(names)
         for ids, part in parts:
             digits = {"f": "%.17g" if part.dtype == np.float64 else "%.9g"}.get(part.dtype.kind, "%d")
-            rows = zip(ids.tolist(), part.reshape(ids.size, -1).tolist(), strict=True)
-            table.writerows([vertex, *(digits % value for value in values)] for vertex, values in rows)
+            columns = [[digits % value for value in column] for column in part.reshape(ids.size, -1).T.tolist()]
+            table.writerows(zip(ids.tolist(), *columns, *_called(part, called), strict=True))
 
 
-def _write_parquet(file: Path, names: Sequence[str], parts: Iterable[tuple[Array, Array]]) -> None:
+def _write_parquet(
+    file: Path, names: Sequence[str], parts: Iterable[tuple[Array, Array]], called: Sequence[str]
+) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -137,7 +153,7 @@ def _write_parquet(file: Path, names: Sequence[str], parts: Iterable[tuple[Array
     try:
         for ids, part in parts:
             columns = np.ascontiguousarray(part.reshape(ids.size, -1).T)
-            table = pa.table(dict(zip(names, [ids, *columns], strict=True)))
+            table = pa.table(dict(zip(names, [ids, *columns, *_called(part, called)], strict=True)))
             writer = writer or pq.ParquetWriter(file, table.schema)
             writer.write_table(table)
     finally:

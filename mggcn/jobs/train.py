@@ -212,6 +212,8 @@ def _train_rank(
     result = result_of(config, graph, plan, rank, setup_seconds, peak) | taken
     if graph.task != "numbers":
         result["per_class"] = class_scores(rank.trainer, comm, weights_of(folder, config))
+    if graph.class_names:
+        result["class_names"] = list(graph.class_names)
     if comm.rank == 0:
         tuned = summary_of(folder)
         write_json(folder / "result.json", result | ({"tuning": tuned} if tuned else {}))

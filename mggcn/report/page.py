@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.config_model import ignored_settings
+from mggcn.graph.class_names import recorded_names
 from mggcn.report.figure import format_bytes, format_count
 from mggcn.report.markup import details, escape, image, page, table
 from mggcn.report.run_folder import Json, RunRecord
@@ -99,21 +100,28 @@ def _class_scores(record: RunRecord) -> Iterable[str]:
         yield f"<h2>Scores of each {one}</h2>"
         yield f"<p>Of the weights that `mggcn predict` takes. A {one} that is never predicted has the precision 0.</p>"
     for split in shown:
-        body = _class_table(one, splits[split])
+        body = _class_table(
+            one, splits[split], recorded_names(record.plan.get("class_names"), len(splits[split]["f1"]))
+        )
         yield f"<h3>{split}</h3>{body}" if split == shown[0] else details(f"{split} vertices", body)
 
 
-def _class_table(one: str, scores: Json) -> str:
+def _class_table(one: str, scores: Json, names: Sequence[str]) -> str:
+    """Return the scores of each class, by its name where it has one, and the confusion matrix."""
+    called = names or range(len(scores["f1"]))
     columns = (scores[key] for key in ("precision", "recall", "f1", "support"))
-    rows = [(number, *map(_show, row)) for number, row in enumerate(zip(*columns, strict=True))]
-    listed = table((one, "precision", "recall", "F1", "vertices"), rows, numeric=range(5))
+    rows = [(name, *map(_show, row)) for name, row in zip(called, zip(*columns, strict=True), strict=True)]
+    listed = table((one, "precision", "recall", "F1", "vertices"), rows, numeric=range(1 if names else 0, 5))
     if one == "label":
         return listed
     if (matrix := scores.get("confusion")) is None:
         return f"{listed}<p>There are too many classes for a confusion matrix.</p>"
-    names = ("confusion matrix", *(f"predicted {number}" for number in range(len(matrix))))
-    counts = [(f"class {number}", *(f"{count:,}" for count in row)) for number, row in enumerate(matrix)]
-    return f'<div class="columns">{listed}{table(names, counts, numeric=range(1, len(names)))}</div>'
+    head = ("confusion matrix", *(f"predicted {name}" for name in called))
+    rows = [
+        (name if names else f"class {name}", *(f"{count:,}" for count in row))
+        for name, row in zip(called, matrix, strict=True)
+    ]
+    return f'<div class="columns">{listed}{table(head, rows, numeric=range(1, len(head)))}</div>'
 
 
 def _repeats(result: Json) -> str:

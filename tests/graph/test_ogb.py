@@ -148,3 +148,31 @@ def test_damaged_archives(tmp_path: Path, name: str, damage: str) -> None:
         )
     with pytest.raises(GraphError, match=r"cannot read|expected the key|holds 2 graphs"):
         load_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (["0,arxiv cs na", "1,arxiv cs lg", "2,b"], ("arxiv cs na", "arxiv cs lg", "b")),
+        (["2,x", '0,"Home, Kitchen"', "1,x"], ("Home, Kitchen", "x (1)", "x")),
+        (["0,a", "1,", "2,c", "3,d"], ("a", "class 1", "c", "d")),
+        (["0,a", "1,b"], ()),  # the labels have three classes
+        (["0,a", "2,b", "3,c"], ()),
+    ],
+)
+def test_the_mapping_names_classes(rows: list[str], expected: tuple[str, ...], folder: Path) -> None:
+    """Fails if a name of the mapping goes to another class, or a mapping of other classes is taken."""
+    (folder / "mapping").mkdir()
+    with gzip.open(folder / "mapping" / "labelidx2category.csv.gz", "wt") as file:
+        file.write("\n".join(["label idx,category", *rows, ""]))
+    graph = load_source(folder)
+    assert graph.class_names == expected
+    assert graph.num_classes == max(3, len(expected))
+
+
+def test_a_damaged_mapping_is_named(folder: Path) -> None:
+    """Fails if a mapping that is no packed text ends in a traceback, or in names."""
+    (folder / "mapping").mkdir()
+    (folder / "mapping" / "labelidx2category.csv.gz").write_bytes(b"label idx,category\n0,a\n")
+    with pytest.raises(GraphError, match=r"labelidx2category.csv.gz.*again"):
+        load_source(folder)

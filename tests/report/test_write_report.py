@@ -133,6 +133,25 @@ def test_scores_of_each_class(tmp_path: Path, task: str, matrix: bool) -> None:
     assert ("too many classes" in text) == (task == "classes" and not matrix)
 
 
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [(["red <b>", "blue"], ("red <b>", "predicted blue")), (["red"], ("class 0", "predicted 1")), ("ab", ("class 1",))],
+)
+def test_classes_have_their_names(tmp_path: Path, names: object, shown: tuple[str, ...]) -> None:
+    """Fails if the page numbers classes that have names, or takes names that are not one for each."""
+    run = write_run(tmp_path / "run")
+    scores = {"precision": [0.1, 1.0], "recall": [0.2, 0.0], "f1": [0.5, 0.0], "support": [7, 12]}
+    changes = {
+        "result.json": {"per_class": {"test": scores | {"confusion": [[3, 4], [5, 6]]}}},
+        "plan.json": {"class_names": names},
+    }
+    for file, change in changes.items():
+        (run / file).write_text(json.dumps(json.loads((run / file).read_text()) | change))
+    text = report(run).text
+    assert [name for name in shown if name not in text] == []
+    assert ("class 0" in text) == (shown[0] != "red <b>")
+
+
 @pytest.mark.full
 def test_interrupted_run_gets_curves_and_a_note(tmp_path: Path) -> None:
     """The last line of the history may be torn; without result.json the validation scores name the best epoch."""

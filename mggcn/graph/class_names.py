@@ -1,0 +1,160 @@
+"""Names of classes, labels or predicted numbers: given beside the labels, in their place, or in a text file.
+
+N vertices, C classes or columns of labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mggcn.errors import GraphError, no_regular_file
+from mggcn.graph.csr import Array, Graph, Task
+from mggcn.graph.vertex_data import as_array
+
+LONGEST = 200
+"""Characters of a name."""
+MOST_BYTES = 64 << 20
+"""Of a file of names."""
+SHOWN = 3
+"""Names that a message lists."""
+EXPECTED = "expected a list of names, one for each class in the order of their numbers"
+
+
+def as_class_names(names: Any) -> tuple[str, ...]:
+    """Return names as they are kept: distinct lines of text, none of them empty. Raises: GraphError."""
+    if isinstance(names, str | bytes | Mapping | Set) or not isinstance(names, Iterable):
+        raise GraphError(f"class_names: {EXPECTED}, got {type(names).__name__}")
+    found, seen = tuple(names), set[str]()
+    for number, name in enumerate(found):
+        if not isinstance(name, str):
+            raise GraphError(f"class_names: {EXPECTED}, but number {number} is {type(name).__name__}; give strings")
+        if not name.strip() or len(name) > LONGEST or any(ord(c) < 32 or ord(c) == 127 for c in name):
+            raise GraphError(
+                f"class_names: number {number} is {name!r:.80}, expected one line of 1 to {LONGEST} characters; rename it"
+            )
+        if name in seen:
+            raise GraphError(f"class_names: {name!r} stands for two classes; give each a name of its own")
+        seen.add(name)
+    return tuple(map(str, found))
+
+
+def given_names(names: Any) -> tuple[str, ...]:
+    """Return names as a caller gives them: a list, the path of a text file, or None. Raises: GraphError."""
+    if isinstance(names, str | Path):
+        return read_class_names(Path(names))
+    return () if names is None else as_class_names(names)
+
+
+def numbered_labels(labels: Any, names: Sequence[str], task: Task | None = None) -> tuple[Any, Sequence[str]]:
+    """Return labels that are names as the numbers of their classes (N,), and the names; other labels as they are.
+
+    names: in the order of classes; without any, those that occur, ascending. Empty strings, None and NaN are unlabelled.
+    Cost: a sort of N strings. Raises: GraphError for a name that `names` do not have, or names and numbers together.
+    """
+    array = None if labels is None else as_array(labels, "labels")
+    if array is None or array.ndim != 1 or array.dtype.kind not in "OU":
+        return labels, names
+    if task not in (None, "classes"):
+        raise GraphError(f"labels are names, which stand for classes, but the task is {task}; leave task (--task) out")
+    if array.dtype.kind == "O" or isinstance(labels, list | tuple):
+        array = _strings(np.asarray(labels, object))  # NumPy takes a number among names for a name
+    found, rows = np.unique(array, return_inverse=True)
+    known = list(names) or [str(name) for name in found if name]
+    number = {name: n for n, name in enumerate(known)} | {"": -1}
+    if unknown := [str(name) for name in found if str(name) not in number]:
+        more = ", ..." if unknown[SHOWN:] else ""
+        raise GraphError(
+            f"labels name {', '.join(map(repr, unknown[:SHOWN]))}{more}, which class_names do not have; add "
+            f"{'them' if unknown[1:] else 'it'}, or leave class_names out"
+        )
+    numbers: Array = np.array([number[str(name)] for name in found], np.int64)[rows]
+    return numbers, as_class_names(known)
+
+
+def _strings(values: Array) -> Array:
+    """Return objects that are strings, None or NaN as strings. Raises: GraphError for others among strings."""
+    named = [value if isinstance(value, str) else "" if _is_missing(value) else None for value in values.tolist()]
+    if None in named:
+        odd = values[named.index(None)]
+        raise GraphError(
+            f"labels must be all numbers or all names, the label of vertex {named.index(None)} is {type(odd).__name__}; "
+            "convert them, with None for unlabelled"
+        )
+    return np.array(named, np.str_)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def check_count(names: Sequence[str], num_classes: int) -> None:
+    """Refuse names that are not one for each class. Raises: GraphError."""
+    if names and len(names) != num_classes:
+        raise GraphError(
+            f"class_names are {len(names)}, the labels have {num_classes} classes or columns; give each a name, in the "
+            "order of their numbers"
+        )
+
+
+def read_class_names(path: Path) -> tuple[str, ...]:
+    """Return the lines of a text file, the names of classes 0, 1, ... Raises: GraphError."""
+    if kind := no_regular_file(path):
+        raise GraphError(f"cannot read {path}: it is {kind}; write the names to a file, a line each")
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
+        raise GraphError(
+            f"cannot read {path}: {reason}; write a line for each class, in the order of numbers"
+        ) from error
+    if len(content) > MOST_BYTES:
+        raise GraphError(f"{path} has more than {MOST_BYTES >> 20} MiB; expected a line for each class")
+    lines = [line.strip() for line in text.replace("\r\n", "\n").split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    try:
+        return as_class_names(lines)
+    except GraphError as error:
+        raise GraphError(f"{path}: {error}") from error
+
+
+def with_class_names(graph: Graph, names: Any) -> Graph:
+    """Return a graph with names of its classes, others than it has or none; None: as it is. Raises: GraphError."""
+    if names is None:
+        return graph
+    known = given_names(names)
+    check_count(known, graph.num_classes)
+    return replace(graph, class_names=known)
+
+
+def recorded_names(content: Any, num_classes: int) -> tuple[str, ...]:
+    """Return the names that a file of a run holds, () if they are not one for each class."""
+    try:
+        names = as_class_names(content if isinstance(content, list) else ())
+    except GraphError:
+        return ()
+    return names if len(names) == num_classes else ()
+
+
+def joined_names(graphs: Sequence[Graph]) -> tuple[str, ...]:
+    """Return the names of classes of graphs of which equal numbers are the same class.
+
+    Raises: GraphError if a number has two names.
+    """
+    named = [(number, graph.class_names) for number, graph in enumerate(graphs, start=1) if graph.class_names]
+    longest = max((names for _, names in named), key=len, default=())
+    for number, names in named:
+        for index, (mine, other) in enumerate(zip(names, longest, strict=False)):
+            if mine != other:
+                raise GraphError(
+                    f"graphs to be joined must number classes alike: class {index} is {mine!r} in graph {number} and "
+                    f"{other!r} in another; load all of them with the same class_names"
+                )
+    return longest if len(longest) == max(graph.num_classes for graph in graphs) else ()
