@@ -25,12 +25,14 @@ from mggcn.commands import (
     predict,
     prepare,
     report,
+    settings,
     status,
     store,
     sweep,
     train,
     tune,
 )
+from mggcn.commands.answer import printing
 from mggcn.commands.remedy import remedy
 from mggcn.errors import MggcnError, one_line
 from mggcn.version import __version__
@@ -43,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     native.limit_spinning()
     arguments = parse(make_parser(), sys.argv[1:] if argv is None else argv)
     try:
-        code = int(arguments.run(arguments))
+        with printing(arguments):
+            code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code
     except MggcnError as error:
@@ -100,10 +103,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands.add_parser("help", help="Print the help of a command.")  # listed here, answered by `parse`
-    modules = (prepare, store, datasets, partition, plan, train, sweep, predict, status, report, generate, tune, doctor)
+    modules = (
+        *(prepare, store, datasets, partition, plan, train, sweep, predict, status, report),
+        *(generate, tune, settings, doctor),
+    )
     for module in modules:
         name = module.__name__.rpartition(".")[2]
-        summary = (module.__doc__ or "").splitlines()[0]
+        summary = next(iter((module.__doc__ or "").splitlines()), "")  # python -OO leaves no docstrings
         command = commands.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

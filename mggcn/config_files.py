@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
+import itertools
+import re
+import sys
 import tomllib
+import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mggcn.config import TABLES, Config, ModelConfig, from_tables
 from mggcn.config_model import ignored_settings
-from mggcn.config_values import RENAMED, with_new_names
+from mggcn.config_values import RENAMED, SIZES, type_name, with_new_names
 from mggcn.errors import ConfigError, did_you_mean, no_regular_file
 
 LARGEST = 1 << 20
@@ -127,3 +134,55 @@ def setting_name(key: str) -> str:
         known = sorted(set().union(*fields.values()))
         raise ConfigError(f"unknown setting {key!r}{did_you_mean(key, known)}; known are {', '.join(known)}")
     return f"{owners[0]}.{key}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """A setting as `mggcn settings` describes it."""
+
+    name: str
+    """As table.key."""
+    type: str
+    """What it takes, in words."""
+    values: tuple[str, ...]
+    """Those that it may have, where they are listed."""
+    default: Any
+    meaning: str
+    """Its docstring; "" where the installation holds no sources."""
+
+    @property
+    def line(self) -> str:
+        """The first sentence of the meaning."""
+        return re.split(r"(?<!\bal)(?<!\beq)\.\s", self.meaning, maxsplit=1)[0].rstrip(".")
+
+
+def described() -> list[Setting]:
+    """Return every setting, by table. Cost: two files are parsed."""
+    found = []
+    for table, kind in TABLES.items():
+        meanings, hints = _meanings(kind), typing.get_type_hints(kind)
+        for key, default in to_tables(Config())[table].items():
+            values = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is Literal else ()
+            words = "bytes such as 512MiB or 80GiB" if key in SIZES else type_name(hints[key])
+            found.append(
+                Setting(
+                    name=f"{table}.{key}", type=words, values=values, default=default, meaning=meanings.get(key, "")
+                )
+            )
+    return found
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """The docstrings of a class's fields. Python keeps none of them: they are read from the source, also in a zip file."""
+    try:
+        source = inspect.getsource(sys.modules[kind.__module__])
+    except OSError:
+        return {}
+    classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    body = next((node.body for node in classes if node.name == kind.__name__), [])
+    meanings = {}
+    for item, after in itertools.pairwise(body):
+        text = after.value if isinstance(after, ast.Expr) else None
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and isinstance(text, ast.Constant):
+            meanings[item.target.id] = " ".join(str(text.value).split())
+    return meanings

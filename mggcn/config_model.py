@@ -37,25 +37,24 @@ class ModelConfig:
     """Table [model]: the network."""
 
     kind: Literal["gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "rgcn", "mlp"] = "gcn"
-    """gcn: graph convolutions (Kipf & Welling 2017); sage: GraphSAGE, by `aggregator`; gin: the sum over neighbours and
-    the vertex itself, weighted by a learnt 1 + eps, through two dense layers (Xu et al. 2019), whatever `norm` and
-    `self_loops` say; gat, gatv2: attention over neighbours (Velickovic et al. 2018, Brody et al. 2022), which reads
-    neither `norm` nor weights of edges; sgc: one matrix and `hops` sums over neighbours (Wu et al. 2019), without
-    `hidden`; appnp: dense layers, then `hops` steps of personalised PageRank (Klicpera et al. 2019); rgcn: R-GCN
-    (Schlichtkrull et al. 2018), whatever `norm` and `self_loops` say, on a graph whose edges have types: the mean over the
-    in-neighbours of each relation, and the vertex itself, each times a matrix of its own; mlp: dense layers without the
-    graph."""
+    """Kind of network. gcn: graph convolutions (Kipf & Welling 2017); sage: GraphSAGE, by `aggregator`; gin: the sum
+    over neighbours and the vertex itself, weighted by a learnt 1 + eps, through two dense layers (Xu et al. 2019),
+    whatever `norm` and `self_loops` say; gat, gatv2: attention over neighbours (Velickovic et al. 2018, Brody et al.
+    2022), which reads neither `norm` nor weights of edges; sgc: one matrix and `hops` sums over neighbours (Wu et al.
+    2019), without `hidden`; appnp: dense layers, then `hops` steps of personalised PageRank (Klicpera et al. 2019);
+    rgcn: R-GCN (Schlichtkrull et al. 2018), whatever `norm` and `self_loops` say, on a graph whose edges have types:
+    the mean over the in-neighbours of each relation, and the vertex itself, each times a matrix of its own; mlp:
+    dense layers without the graph."""
     hidden: tuple[int, ...] = (128, 128)
     """Width of each hidden layer, in features; the output layer has one column per class, or per label or number to
     predict."""
     aggregator: Literal["gcn", "mean", "max"] = "gcn"
-    """For sage. gcn: (sum of neighbours + self) / (degree + 1) (DistGNN 6.1), whatever `norm` says: in a weighted graph
-    the weighted average, where a vertex itself has the weight of its stored self-loop, or 1 without one; mean: the
-    average of the neighbours, by edges' weights, beside a weight matrix for the vertex itself (Hamilton et al. 2017),
-    with self_loops = false as PyG's SAGEConv; max: the maximum over the in-neighbours of a dense layer with ReLU,
-    beside a weight matrix for the vertex itself (eq. 3): no self-loops are inserted, and weights of edges are not
-    read.
-    """
+    """What sage computes of the neighbours. gcn: (sum of neighbours + self) / (degree + 1) (DistGNN 6.1), whatever
+    `norm` says: in a weighted graph the weighted average, where a vertex itself has the weight of its stored
+    self-loop, or 1 without one; mean: the average of the neighbours, by edges' weights, beside a weight matrix for
+    the vertex itself (Hamilton et al. 2017), with self_loops = false as PyG's SAGEConv; max: the maximum over the
+    in-neighbours of a dense layer with ReLU, beside a weight matrix for the vertex itself (eq. 3): no self-loops are
+    inserted, and weights of edges are not read."""
     activation: Literal["relu", "elu", "leaky_relu", "gelu"] = "relu"
     """Activation after each hidden layer, with torch.nn.functional's defaults."""
     norm_layer: Literal["none", "layer", "batch"] = "none"
@@ -93,7 +92,8 @@ class ModelConfig:
     attention_dropout: float = 0.0
     """Probability of dropping a weight of attention (gat, gatv2), in [0, 1)."""
     norm: Literal["symmetric", "mean"] = "symmetric"
-    """symmetric: in-degree^-1/2 on both sides, as PyG; mean: average over in-neighbours, as in MG-GCN, eq. 2."""
+    """How the adjacency is normalised. symmetric: in-degree^-1/2 on both sides, as PyG; mean: average over in-neighbours,
+    as in MG-GCN, eq. 2."""
     self_loops: bool = True
     """Insert the self-loops that the graph lacks."""
     bias: bool = True

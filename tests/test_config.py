@@ -1,9 +1,14 @@
 """mggcn/config.py: conversions, ranges, unknown keys, precedence and the TOML round trip."""
 
 import dataclasses
+import inspect
 import itertools
+import os
 import re
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ import mggcn
 from mggcn import config as cfg
 from mggcn import config_files
 from mggcn.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig
+from mggcn.config_files import described, to_tables
 from mggcn.config_values import parse_count, with_new_names
 from mggcn.errors import ConfigError
 
@@ -402,3 +408,45 @@ def test_one_matrix_decays_where_there_is_one(model: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="weight_decay_on first is for models with one matrix"):
         Config(model=ModelConfig(**model), train=TrainConfig(weight_decay_on="first"))
     Config(model=ModelConfig(kind="sage", aggregator="gcn"), train=TrainConfig(weight_decay_on="first"))
+
+
+def test_every_setting_is_described() -> None:
+    """Fails if a setting has no meaning, no type, another default, or a line that is no sentence."""
+    found = {setting.name: setting for setting in described()}
+    assert {name.partition(".")[0] for name in found} == {"data", "model", "train", "run"}
+    assert len(found) == sum(map(len, to_tables(Config()).values()))
+    assert all(20 <= len(setting.meaning) and 8 <= len(setting.line) for setting in found.values())
+    assert found["model.norm"].line == "How the adjacency is normalised"
+    assert found["train.lr"].meaning == "Learning rate at epoch 0."
+    assert "Kipf & Welling 2017" in found["model.kind"].meaning
+    assert found["run.memory_limit"].type.startswith("bytes")
+
+
+@pytest.mark.parametrize("flags", [[], ["-OO"]])
+def test_settings_are_described_from_a_zip_file_without_docstrings(flags: list[str], tmp_path: Path) -> None:
+    """Fails if the meanings come from docstrings that `python -OO` drops, or from files that a zip file does not have."""
+    package = Path(config_files.__file__).parent
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w") as archive:
+        for file in [*package.glob("config*.py"), package / "errors.py", package / "version.py"]:
+            archive.write(file, f"mggcn/{file.name}")
+        archive.writestr("mggcn/__init__.py", "")
+    program = "from mggcn.config_files import described; print(all(s.meaning for s in described()))"
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "packed.zip")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_settings_without_sources_have_no_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if an installation without sources ends in a traceback."""
+
+    def missing(_: object) -> str:
+        raise OSError("could not get source code")
+
+    monkeypatch.setattr(inspect, "getsource", missing)
+    assert {setting.meaning for setting in described()} == {""}

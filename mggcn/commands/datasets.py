@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mggcn.commands.answer import add_json
+
+COLUMNS = ("name", "vertices", "edges", "features", "classes", "metric", "licence")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
@@ -12,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--root", type=Path, metavar="DIR", help="folder of the data sets; default: $MGGCN_DATA, else ~/.cache/mggcn"
     )
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,15 +30,18 @@ def run(arguments: argparse.Namespace) -> int:
     if unknown := [name for name in arguments.name if name not in DATASETS]:
         raise ConfigError(f"there is no data set {', '.join(unknown)}; known are {', '.join(DATASETS)}")
     if arguments.name:
-        for name in arguments.name:
-            print(obtain(DATASETS[name], folder))
+        stores = {name: obtain(DATASETS[name], folder) for name in arguments.name}
+        arguments.answer = {"folder": folder, "stores": stores}
+        print(*stores.values(), sep="\n")
         return 0
     titles = ("name", "vertices", "edges", "features", "classes", "score", "licence", f"in {folder}")
-    rows = []
+    rows, found = [], []
     for d in DATASETS.values():
         counts = (f"{d.vertices:,}", f"{d.edges:,}", str(d.features), str(d.classes))
         here = "store" if is_store(folder / d.name) else "files" if (folder / d.files).exists() else "-"
         rows.append((d.name, *counts, d.metric, d.licence, here))
+        found.append({name: getattr(d, name) for name in COLUMNS} | {"present": here if here != "-" else None})
+    arguments.answer = {"folder": folder, "datasets": found}
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for row in (titles, *rows):
         cells = (c.rjust(w) if 0 < i < 5 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))

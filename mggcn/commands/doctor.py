@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from mggcn.commands.answer import add_json
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="do not compute on the GPUs: for use beside a running training"
     )
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -16,5 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mggcn.report.doctor import diagnose, exit_status, render
 
     findings = diagnose(compute=not arguments.quick)
+    code = exit_status(findings)
+    arguments.answer = {"usable": code == 0, "findings": findings}
     print(render(findings))
-    return exit_status(findings)
+    return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mggcn.commands.answer import add_json
 from mggcn.commands.settings import whole
 
 
@@ -40,10 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind.add_argument("--val", type=float, default=0.1, help="share of the vertices to validate on (default: 0.1)")
         kind.add_argument("--seed", type=whole, default=1, help="seed of the generator (default: 1)")
         kind.add_argument("--force", action="store_true", help="replace STORE if it exists")
+        add_json(kind)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate, write and say what was written."""
+    from mggcn.commands.store import extents
     from mggcn.graph.csr import columns
     from mggcn.graph.generate import community, rmat
     from mggcn.graph.store_write import write_store
@@ -57,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             a.scale, a.edge_factor, symmetric=not a.directed, num_features=a.features, num_classes=a.classes, **shares
         )
     write_store(graph, a.store, overwrite=a.force)
+    a.answer = {"store": a.store, **extents(graph)}
     print(
         f"{a.store}: {graph.num_vertices:,} vertices, {graph.num_edges:,} stored edges, "
         f"{a.features} features, {columns(graph.task, graph.num_classes)}"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mggcn.commands.answer import add_json
 from mggcn.commands.settings import whole
 from mggcn.errors import ConfigError, PlanError
 
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of partitions (default: STORE/partitions)")
     parser.add_argument("--force", action="store_true", help="make the cut even if there is one already")
     parser.add_argument("--list", action="store_true", help="print the cuts of the store, and make none")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mggcn.commands.train import store_path
     from mggcn.graph.store import open_store
     from mggcn.partition.cache.cuts import cuts_folder
+    from mggcn.partition.cache.folder import list_cached
 
     a = arguments
     if not a.list and a.parts is None:
@@ -58,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     graph = open_store(store)
     folder = a.out or cuts_folder(store)
     if a.list:
+        a.answer = {"store": store, "folder": folder, "partitions": list_cached(folder, graph)}
         print(listed(graph, folder))
     else:
         {"libra": _libra, "metis": _metis, "locality": _locality}[a.kind](graph, folder, a)
@@ -74,7 +78,7 @@ def _libra(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
         regions = libra_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric, settings.parts)
         _check_memory(regions, 0, 0)
     stored = find_or_make_cut(graph, settings, folder, a.force)
-    _report(stored, summary(stored.cut.statistics))
+    _report(a, stored, summary(stored.cut.statistics))
 
 
 def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
@@ -88,7 +92,7 @@ def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
         memory = metis_memory(graph.num_vertices, graph.num_edges, graph.symmetric)
         _check_memory(memory.own, memory.metis_least, memory.metis_most)
     stored = find_or_make_edge_cut(graph, settings, folder, a.force)
-    _report(stored, edge_cut_summary(stored.cut.statistics))
+    _report(a, stored, edge_cut_summary(stored.cut.statistics))
 
 
 def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
@@ -100,7 +104,7 @@ def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
     if a.force or not (folder / settings.name).exists():
         _check_memory(locality_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric), 0, 0)
     stored = find_or_make_locality(graph, settings, folder, a.force)
-    _report(stored, locality_summary(stored.cut.statistics))
+    _report(a, stored, locality_summary(stored.cut.statistics))
 
 
 def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
@@ -120,7 +124,9 @@ def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
         print("METIS may run out of memory", flush=True)
 
 
-def _report(stored: Stored[Any], text: str) -> None:
+def _report(a: argparse.Namespace, stored: Stored[Any], text: str) -> None:
+    how = {"kind": a.kind, "parts": a.parts, "seed": a.seed, "seconds": stored.seconds}
+    a.answer = {"folder": stored.folder, **how, "statistics": stored.cut.statistics}
     print(text)
     made = "made before" if stored.seconds is None else f"made in {stored.seconds:.2f} s"
     print(f"{made}, lies in {stored.folder}")

@@ -6,10 +6,10 @@ From a store, or from a bare shape: --vertices N --edges E --features D --classe
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from mggcn.assemble import in_float32, memory_limit, plan_graph, plan_shape, room_of, this_machine
+from mggcn.commands.answer import add_json
 from mggcn.commands.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.cost.machine import Machine, find_machine, shipped_machines
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain", action="store_true", help="also say what each rewrite of the model did, and its ops"
     )
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    add_json(parser)
     add_settings(parser)
 
 
@@ -77,8 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     limit = memory_limit(config) if limit is None else limit
     if arguments.json:
-        found = to_dict(plan) | {"predicted": cost_dict(plan, machine, arguments.replication)}
-        print(json.dumps(found if choice is None else found | {"choice": choice_dict(choice)}, indent=1))
+        verdict = {"fits": plan.largest.total_bytes <= limit, "limit_bytes": limit}
+        found = to_dict(plan) | {"predicted": cost_dict(plan, machine, arguments.replication)} | verdict
+        arguments.answer = found | {"choice": None if choice is None else choice_dict(choice)}
     else:
         chosen = [] if choice is None else [*choice_lines(choice), ""]
         wide = machine if arguments.machine is not None else this_machine(in_float32(config))

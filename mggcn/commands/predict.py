@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mggcn.commands.answer import add_json
 from mggcn.jobs import predict as predicting
 
 
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", type=Path, metavar="DIR", help="score another store, which has the same features and needs no labels"
     )
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,5 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         layer=arguments.layer,
         store=arguments.store,
     )
+    kind = "probabilities" if arguments.probabilities else "classes" if arguments.classes else "scores"
+    what = kind if arguments.layer is None else f"layer-{arguments.layer}"
+    arguments.answer = {"file": path, "what": what, "weights": arguments.weights}
     print(path)
     return 0

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mggcn.commands.answer import add_json
 from mggcn.commands.settings import whole
 from mggcn.config_values import parse_bytes
 
@@ -103,11 +104,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="check every row of SOURCE first, and of a store the SHA-256 of every file",
     )
     parser.add_argument("--force", action="store_true", help="replace STORE if it exists")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, check, write, and say what came."""
     from mggcn.commands.building import kept_if_interrupted, room_for
+    from mggcn.commands.store import extents
     from mggcn.errors import ConfigError
     from mggcn.graph.facts import describe
     from mggcn.graph.options import GraphOptions
@@ -147,8 +150,10 @@ def run(arguments: argparse.Namespace) -> int:
             # The files as they lie on the disk must carry the checksums that were computed while writing.
             graph = open_store(a.store, verify=True)
     place, facts = a.store or a.source, describe(graph)
+    checksums = has_checksums(place)
+    a.answer = {"store": a.store, **extents(graph), "checksums": checksums, "remarks": facts.remarks()}
     unchecked = "the content was checked, there are no checksums to compare"
-    print(f"{place}: {facts.summary}; {'checksums hold' if has_checksums(place) else unchecked}")
+    print(f"{place}: {facts.summary}; {'checksums hold' if checksums else unchecked}")
     for remark in facts.remarks():
         print(f"note: {remark}")
     return 0

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mggcn.commands.answer import add_json
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
         "run_folder", type=Path, metavar="RUN", help="folder of a run, or the .json file of a benchmark's report"
     )
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -19,6 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mggcn.report.bench_plots import write_bench_report
 
     draw = write_bench_report if arguments.run_folder.suffix == ".json" else write_report
-    for path in draw(arguments.run_folder):
-        print(path)
+    files = list(draw(arguments.run_folder))
+    arguments.answer = {"files": files}
+    print(*files, sep="\n")
     return 0

@@ -1,14 +1,21 @@
-"""The flags that set a configuration: --config FILE, --set table.key=value, and one flag per setting that scripts use."""
+"""List the settings, or describe one of them, or a table: type, default and meaning.
+
+Every setting is given to other commands as --set TABLE.KEY=VALUE, or by table in the TOML file of --config.
+"""
+
+# The flags that set a configuration are here, too: --config FILE, --set table.key=value, and those of single settings.
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from mggcn.config import Config, from_tables
-from mggcn.config_files import from_toml, to_tables, with_settings
+from mggcn.commands.answer import add_json
+from mggcn.config import TABLES, Config, from_tables, parse_value
+from mggcn.config_files import Setting, described, from_toml, setting_name, to_tables, with_settings
 from mggcn.config_values import parse_count
 
 # Flag -> (table, key, help).
@@ -37,6 +44,44 @@ FLAGS = {
     "--repeat": ("train", "repeat", "number of runs with seeds SEED, SEED + 1, ..."),
     "--split": ("data", "split", "which split of the store, from 0"),
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `mggcn settings`."""
+    parser.add_argument(
+        "key", nargs="?", metavar="KEY", help="a setting, such as train.lr or lr, or a table, such as train"
+    )
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a line of meaning for each setting, or all that is known of one."""
+    key, settings = arguments.key, described()
+    if key is not None and key not in TABLES:
+        name = setting_name(key)
+        table, _, field = name.partition(".")
+        settings = [setting for setting in settings if setting.name == name]
+        if not settings:
+            parse_value(table, field, None)  # which says what is known
+    elif key is not None:
+        settings = [setting for setting in settings if setting.name.startswith(f"{key}.")]
+    arguments.answer = {"settings": settings}
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    for setting in settings:
+        print("\n".join(_described(setting, width, whole=len(settings) == 1)))
+    if not settings[0].meaning:
+        print("this installation has no sources, which hold the meanings: see docs/settings.md")
+    return 0
+
+
+def _described(setting: Setting, width: int, *, whole: bool) -> list[str]:
+    """A setting in lines: name, default and type, and below them its meaning."""
+    head = f"{setting.name}={_text(setting.default)}  ({setting.type})"
+    meaning = setting.meaning if whole else setting.line
+    return [
+        *textwrap.wrap(head, width, subsequent_indent="    ", break_on_hyphens=False),
+        *textwrap.wrap(meaning, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False),
+    ]
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
 from pathlib import Path
 
+from mggcn.commands.answer import add_json
 from mggcn.jobs.status import details_of, find_runs, line_of, status_of
 
 
@@ -15,14 +14,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="*", type=Path, metavar="RUN", help="run folders, or folders of runs or sweeps; default: runs"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line for each run")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each run; more of a single one."""
     found = [status_of(folder) for folder in find_runs(arguments.runs or [Path("runs")])]
+    arguments.answer = {"runs": found}
     for status in found:
-        print(json.dumps(asdict(status), default=str) if arguments.json else line_of(status))
-    if len(found) == 1 and not arguments.json:
+        print(line_of(status))
+    if len(found) == 1:
         print(*details_of(found[0]), sep="\n")
     return 0

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from mggcn.commands.answer import add_json
 
 if TYPE_CHECKING:
     from mggcn.graph.csr import Graph
@@ -26,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         action.add_argument("store", help="store folder, or its name under --root")
         action.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
+        add_json(action)
         if name == "export":
             action.add_argument(
                 "out",
@@ -46,14 +49,55 @@ def run(arguments: argparse.Namespace) -> int:
     store = store_path(arguments.store, arguments.root)
     graph = open_store(store, verify=arguments.action == "verify")
     if arguments.action == "verify":
+        checksums = has_checksums(store)
+        arguments.answer = {"store": store, **extents(graph), "checksums": checksums}
         unchecked = "the content was checked, there are no checksums to compare"
-        print(f"{store}: {graph.summary()}; {'checksums hold' if has_checksums(store) else unchecked}")
+        print(f"{store}: {graph.summary()}; {'checksums hold' if checksums else unchecked}")
     elif arguments.action == "export":
-        for path in export(graph, arguments.out, arguments.force):
-            print(path)
+        files = list(export(graph, arguments.out, arguments.force))
+        arguments.answer = {"store": store, "files": files}
+        print(*files, sep="\n")
+    elif arguments.json:
+        arguments.answer = info_dict(graph, store)
     else:
         print(info(graph, store))
     return 0
+
+
+def extents(graph: Graph) -> dict[str, Any]:
+    """Return the extents of a graph as answers in JSON have them."""
+    return {
+        "name": graph.name,
+        "vertices": graph.num_vertices,
+        "edges": graph.num_edges,
+        "symmetric": graph.symmetric,
+        "features": graph.num_features,
+        "classes": graph.num_classes,
+        "task": graph.task,
+        "relations": graph.num_relations,
+        "splits": {name: rows.shape[0] for name, rows in graph.splits.items()},
+    }
+
+
+def info_dict(graph: Graph, store: Path) -> dict[str, Any]:
+    """Return all figures of a store by name. Cost: as `info`."""
+    from mggcn.graph.facts import describe
+    from mggcn.graph.layout import graph_arrays, graph_sha256, npy_nbytes
+    from mggcn.graph.profile import profile
+
+    digests = graph.meta.get("sha256", {})
+    files = {
+        f"{name}.npy": {
+            "type": str(rows.dtype),
+            "shape": rows.shape,
+            "bytes": npy_nbytes(rows),
+            "sha256": digests.get(f"{name}.npy"),
+        }
+        for name, rows in sorted(graph_arrays(graph).items())
+    }
+    described = {name: graph.meta.get(name) for name in ("source", "licence")}
+    rest = {"remarks": describe(graph).remarks(), "profile": profile(graph), "files": files}
+    return {"store": store, **extents(graph), **described, **rest, "digest": graph_sha256(graph)}
 
 
 def info(graph: Graph, store: Path) -> str:

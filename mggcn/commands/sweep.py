@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from mggcn.comm.failure import Interrupted
+from mggcn.commands.answer import add_json
 from mggcn.commands.settings import add_settings, given_settings, read_settings
 from mggcn.commands.train import store_path
 from mggcn.errors import ConfigError
 from mggcn.graph.store import open_store
 from mggcn.jobs.sweep import Sweep, Trial, make_sweep, read_sweep, run_sweep
+from mggcn.jobs.sweep_folder import trial_folder
 from mggcn.jobs.sweep_space import as_text, read_space, refuse_both
 
 
@@ -35,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="trials trained at the same time; default: one for each core, or --threads of them, or GPU",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_json(parser)
     add_settings(parser)
 
 
@@ -78,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     if not a.quiet:
         print(summary(sweep))
+    a.answer = answer(sweep)
     return 0 if any(trial.result for trial in sweep.trials) else 1
 
 
@@ -102,6 +107,26 @@ def _line(trial: Trial, ended: int, total: int) -> str:
     scores = ", ".join(f"{name} {metric} {score:.4f}" for name, score in trial.scores.items() if score is not None)
     ending = f"failed: {trial.error}" if trial.error else scores
     return f"[{ended}/{total}] {as_text(trial.settings)}: {ending} ({trial.seconds or 0:.1f} s)"
+
+
+def answer(sweep: Sweep) -> dict[str, Any]:
+    """Return what is printed as JSON: every trial, best scores first, and which is the best."""
+    numbers = [row["trial"] for row in sweep.rows]
+    trials = [next(trial for trial in sweep.trials if trial.number == number) for number in numbers]
+    found = [
+        {
+            "trial": trial.number,
+            "settings": trial.settings,
+            "scores": trial.scores,
+            "epochs": (trial.result or {}).get("epochs"),
+            "seconds": trial.seconds,
+            "error": trial.error or None,
+            "folder": trial_folder(sweep.folder, trial.number),
+        }
+        for trial in trials
+    ]
+    best = None if sweep.best is None else sweep.best.number
+    return {"folder": sweep.folder, "metric": sweep.metric, "best": best, "trials": found}
 
 
 def summary(sweep: Sweep) -> str:

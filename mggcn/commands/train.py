@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.rank import torchrun_env
+from mggcn.commands.answer import add_json
 from mggcn.commands.settings import add_settings, read_settings
 from mggcn.config import Config, from_tables
 from mggcn.config_files import with_settings
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="begin with the best weights of another run of the same model, on this graph or another, not with random ones",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_json(parser)
     add_settings(parser)
 
 
@@ -66,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check_which(arguments)
     if torchrun_env() is not None:
         return _under_torchrun(arguments)
-    if arguments.resume is not None:
+    folder = arguments.resume
+    if folder is not None:
         with occupied(arguments.resume) if arguments.resume.is_dir() else contextlib.nullcontext():
             result = _resume(arguments)
     else:
@@ -82,8 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
                 raise
             if not arguments.quiet:
                 training.announce(planned.plan, store, planned.reason)
+            folder = planned.folder
             train = functools.partial(training.run_training, planned, graph, quiet=arguments.quiet)
             result = _train(planned.folder, arguments.quiet, train)
+    arguments.answer = {"folder": folder, **result}
     if not arguments.quiet:
         print(summary(result))
     return 0
@@ -193,6 +198,7 @@ def _under_torchrun(arguments: argparse.Namespace) -> int:
         config, store = read_settings(arguments), store_path(arguments.store, arguments.root)
     folders = (arguments.out, arguments.resume)
     code, result = training.train_under_torchrun(config, store, *folders, _start(arguments), quiet=arguments.quiet)
+    arguments.answer = result
     if result is not None and not arguments.quiet:
         print(summary(result))
     return code

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mggcn.commands.answer import add_json
 from mggcn.commands.settings import whole
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="any setting of the run, as for mggcn train",
     )
     group.add_argument("--width", metavar="D,...", help="widths of the run's hidden layers: model.hidden")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -86,6 +88,7 @@ def _tune_machine(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="mggcn-tune-") as folder:
         content = tune_machine(settings, Path(folder), lambda text: print(f"measuring: {text}", flush=True))
     write_machine(content, path)
+    arguments.answer = {"file": path, "machine": content}
     print("\n".join(machine_lines(read_machine(path))))
     print(f"written to {path}" + ("" if arguments.out is None else f"; plan with --machine {path}"))
     return 0
@@ -148,6 +151,8 @@ def _tune_products(arguments: argparse.Namespace) -> int:
             "holds nothing of this machine now" if damaged else "stays as it is" if table.exists() else "is not made"
         )
         print(f"nothing to keep, no other variant is faster: {table} {state}")
+    products = [{"product": key, "variant": variant} for key, variant in kept.items()]
+    arguments.answer = {"file": table if kept else None, "kept": products, "text": found.text}
     if stop.signal:
         raise Interrupted(stop.signal)
     return 0

@@ -400,7 +400,7 @@ def train_under_torchrun(
             shared = share_path(comm, folder)
             train_worker(comm, shared, quiet, started, planned)
             if comm.rank == 0:
-                result.append(read_result(shared))
+                result.append({"folder": str(shared), **read_result(shared)})
 
     code = torchrun_main(config.run.timeout_s, body, config.run.transport)
     return code, result[0] if result else None

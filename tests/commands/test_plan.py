@@ -105,6 +105,8 @@ def test_json_and_text_plan_the_same_run(data_root: Path, tmp_path: Path, capsys
     assert run_main("plan", "cora", "--root", data_root, *settings, "--json") == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan.pop("predicted")["training"]["seconds"] > 0
+    assert (plan.pop("fits"), plan.pop("choice")) == (True, None)
+    assert plan.pop("limit_bytes") > 0
     assert run_main("plan", data_root / "cora", *settings) == 0
     text = capsys.readouterr().out
     assert "cora: 2,708 vertices, 10,556 edges (symmetric)" in text

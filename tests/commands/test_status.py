@@ -74,7 +74,7 @@ def test_complete_runs_are_listed(trained: Path, capsys: pytest.CaptureFixture[s
     assert [line.partition(":")[0] for line in lines] == [str(trained / "one"), str(trained / "three")]
     assert all("complete, epoch 5 of 5, loss" in line for line in lines)
     assert run_main("status", trained, "--json") == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = json.loads(capsys.readouterr().out)["runs"]
     assert [len(run["ranks"]) for run in found] == [1, 3]
     assert all(run["checkpoint_epoch"] == 5 and run["last"]["epoch"] == 5 for run in found)
 
