@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mggcn.graph.csr import Graph
     from mggcn.graph.facts import describe
     from mggcn.graph.options import GraphOptions
-    from mggcn.model.weights import from_pyg, to_pyg
+    from mggcn.model.weights import from_dgl, from_pyg, to_pyg
     from mggcn.sweeps import sweep
     from mggcn.trainer import Trainer
 
@@ -40,6 +40,7 @@ _PUBLIC = {
     "GraphOptions": "graph.structure",
     "MggcnError": "errors",
     "describe": "graph.facts",
+    "from_dgl": "model.weights",
     "from_pyg": "model.weights",
     "to_pyg": "model.weights",
 }
@@ -60,6 +61,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "describe",
+    "from_dgl",
     "from_pyg",
     "load",
     "save",

@@ -38,7 +38,7 @@ from mggcn.jobs.regroup import regrouped, with_ranks
 from mggcn.jobs.scores import scores_here
 from mggcn.jobs.weights import check_start, keep_start, weights_of, weights_of_run
 from mggcn.memory.units import human
-from mggcn.model.weights import from_pyg
+from mggcn.model.weights import weights_of_module
 from mggcn.planning.advice import require_fit
 from mggcn.planning.text import PrintedPlan, subject
 from mggcn.report import write_report
@@ -67,7 +67,7 @@ class Trainer:
         ranks: Number of ranks P that share the graph.
         out: Run folder of the first `fit`; otherwise a temporary one, deleted with the trainer.
         start_from: What to begin with instead of random weights: a run folder (its best weights), weights as `state_dict`
-            returns them, or a torch module of PyG's layers of the same model; trained on this graph or another.
+            returns them, or a torch module of PyG's or DGL's layers of the same model; trained on this graph or another.
         config: All settings at once; `model`, `ranks` and `settings` override it.
         **settings: Single settings by name, such as `lr=0.01`, `seed=3`, `precision="fp64"`, `transport="threads"`.
 
@@ -400,7 +400,9 @@ class Trainer:
         Raises:
             ConfigError: Names or shapes differ from the model's; for a module, as for `from_pyg`.
         """
-        return self._scores(state if isinstance(state, Mapping) else from_pyg(state, self._config.model), probabilities)
+        return self._scores(
+            state if isinstance(state, Mapping) else weights_of_module(state, self._config.model), probabilities
+        )
 
     def _scores(
         self, tensors: Mapping[str, Tensor], probabilities: bool, other: Any = None, layer: int | None = None
@@ -456,7 +458,7 @@ def _weights_from(source: Any, model: ModelConfig) -> Mapping[str, Tensor]:
     """Return the weights that a run begins with: from a run folder, a mapping or a torch module."""
     if isinstance(source, str | Path):
         return weights_of_run(Path(source))
-    return source if isinstance(source, Mapping) else from_pyg(source, model)
+    return source if isinstance(source, Mapping) else weights_of_module(source, model)
 
 
 def _history(folder: Path) -> History:

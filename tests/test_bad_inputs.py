@@ -298,7 +298,7 @@ NPZ: dict[str, bytes] = {
     "negative": archive(edge_index=PAIR - 1),
     "huge": archive(edge_index=PAIR * 2**40),
     "short features": archive(edge_index=PAIR + 7, x=np.zeros((7, 1))),
-    "odd labels": archive(edge_index=PAIR, y=np.array(["a", "b"])),
+    "odd labels": archive(edge_index=PAIR, y=np.array([b"a", b"b"])),
     "weights of others": archive(edge_index=PAIR, edge_weight=np.ones(3)),
     "pickled": archive(edge_index=np.array([{}, {}], object)),
     "bad pointers": archive(indptr=np.array([0, 2, 1]), indices=np.array([0, 1])),

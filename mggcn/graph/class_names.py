@@ -57,12 +57,14 @@ def numbered_labels(labels: Any, names: Sequence[str], task: Task | None = None)
     Cost: a sort of N strings. Raises: GraphError for a name that `names` do not have, or names and numbers together.
     """
     array = None if labels is None else as_array(labels, "labels")
+    if array is not None and array.shape[1:] == (1,):
+        array = array[:, 0]
     if array is None or array.ndim != 1 or array.dtype.kind not in "OU":
         return labels, names
     if task not in (None, "classes"):
         raise GraphError(f"labels are names, which stand for classes, but the task is {task}; leave task (--task) out")
     if array.dtype.kind == "O" or isinstance(labels, list | tuple):
-        array = _strings(np.asarray(labels, object))  # NumPy takes a number among names for a name
+        array = _strings(np.asarray(labels, object).reshape(-1))  # NumPy takes a number among names for a name
     found, rows = np.unique(array, return_inverse=True)
     known = list(names) or [str(name) for name in found if name]
     number = {name: n for n, name in enumerate(known)} | {"": -1}

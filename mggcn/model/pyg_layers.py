@@ -148,7 +148,7 @@ def _gat_weights(layer: int, conv: Any) -> dict[str, Weight]:
 def _gatv2_weights(layer: int, conv: Any) -> dict[str, Weight]:
     found: dict[str, Weight] = {}
     for number, linear in ((2 * layer - 1, conv.lin_l), (2 * layer, conv.lin_r)):
-        found |= _linear(number, linear)
+        found |= linear_weights(number, linear)
     found[f"layers.{2 * layer}.attention"] = Weight(conv.att.data[0])
     return found | _bias(f"attention.{layer}", conv)
 
@@ -177,14 +177,17 @@ def _check_attention(layer: int, last: bool, conv: Any, model: ModelConfig) -> N
     _check_self_loops(layer, conv, model, call)
 
 
-def _linear(number: int, linear: Any) -> dict[str, Weight]:
+def linear_weights(number: int, linear: Any) -> dict[str, Weight]:
+    """The matrix and bias of a dense layer by mggcn's names."""
     return {f"layers.{number}.weight": Weight(linear.weight, transposed=True)} | _bias(f"layers.{number}", linear)
 
 
 def _sage_weights(layer: int, conv: Any) -> dict[str, Weight]:
     if conv.aggr == "max":
         pool, root, neighbours = 3 * layer - 2, 3 * layer - 1, 3 * layer
-        return _linear(pool, conv.lin) | _linear(root, conv.lin_r) | _linear(neighbours, conv.lin_l)
+        return (
+            linear_weights(pool, conv.lin) | linear_weights(root, conv.lin_r) | linear_weights(neighbours, conv.lin_l)
+        )
     neighbours, root = 2 * layer - 1, 2 * layer
     return {f"layers.{neighbours}.weight": Weight(conv.lin_l.weight, transposed=True)} | {
         f"layers.{root}.weight": Weight(conv.lin_r.weight, transposed=True),
@@ -213,7 +216,7 @@ def _sage(conv: Any) -> ModelConfig:
 def _gin_weights(layer: int, conv: Any) -> dict[str, Weight]:
     first, second = gin_layers(conv)
     eps = {f"layers.{2 * layer - 1}.eps": Weight(conv.eps)}
-    return _linear(2 * layer - 1, first) | eps | _linear(2 * layer, second)
+    return linear_weights(2 * layer - 1, first) | eps | linear_weights(2 * layer, second)
 
 
 def _attention(kind: str, call: str, weights: Callable[[int, Any], dict[str, Weight]]) -> Twin:
@@ -251,7 +254,7 @@ _RGCN = Twin(
 )
 _GCN = Twin(
     model=lambda conv: ModelConfig(),
-    call='mggcn.GCN(norm="symmetric")',
+    call="mggcn.GCN()",
     options=MappingProxyType(
         {
             "normalize": (True, 'mggcn.nn.aggregate(norm="none") sums without it'),
@@ -285,7 +288,7 @@ TWINS: Final[Mapping[str, Twin]] = MappingProxyType(
             model=lambda conv: ModelConfig(kind="sgc", hops=conv.K),
             call="mggcn.SGC()",
             options=MappingProxyType({"aggr": ("sum", "no model sums otherwise"), **FLOW}),
-            weights=lambda layer, conv: _linear(layer, conv.lin),
+            weights=lambda layer, conv: linear_weights(layer, conv.lin),
             check=_check_sgc,
         ),
         "GINConv": Twin(

@@ -1,4 +1,4 @@
-"""Weights from and to stacks of PyG's layers, whose options must be those of the model (model/pyg_layers.py).
+"""Weights from and to stacks of PyG's layers, and from DGL's, whose options must be those of the model (pyg_layers.py).
 
 Ours: layers.<l>.weight (D, E), layers.<l>.bias (E,) and others by kind.
 """
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError
+from mggcn.model.dgl_layers import DGL_TWINS, averaged_bias, is_dgl
 from mggcn.model.pyg_gin import ACTIVATIONS, is_activation, name_of
-from mggcn.model.pyg_layers import TWINS, Weight
+from mggcn.model.pyg_layers import TWINS, Twin, Weight
 from mggcn.model.pyg_norms import NORMS, norm_weights, norms_of
 
 if TYPE_CHECKING:
@@ -43,31 +44,33 @@ class Stack:
 
     layers: list[Any]
     norms: list[Any]
+    twins: Mapping[str, Twin]
 
     def weights(self) -> dict[str, Weight]:
         """Return all parameters by mggcn's names."""
         found: dict[str, Weight] = {}
         for number, conv in enumerate(self.layers, start=1):
-            found |= TWINS[type(conv).__name__].weights(number, conv)
+            found |= self.twins[type(conv).__name__].weights(number, conv)
             if number <= len(self.norms):
                 found |= norm_weights(number, self.norms[number - 1])
         return found
 
 
-def stack_of(module: Any, model: ModelConfig | None = None) -> Stack:
+def stack_of(module: Any, model: ModelConfig | None = None, twins: Mapping[str, Twin] = TWINS) -> Stack:
     """Return the convolutions and norms of a torch module.
 
-    model: the model that they must match; by default the one that the first layer describes.
+    model: the model that they must match; by default the one that the first layer describes. twins: the library's layers.
     Raises: ConfigError if the module has no convolutions, several kinds of them, or one without sizes, or if its parts
     show that it computes something else than `model`: an option of a layer, parameters between the layers, another
     activation.
     """
     if not callable(getattr(module, "modules", None)):
-        raise ConfigError(f"expected a torch module with {' or '.join(TWINS)} layers, got {type(module).__name__}")
-    found = [m for m in module.modules() if type(m).__name__ in TWINS]
+        raise ConfigError(f"expected a torch module with {' or '.join(twins)} layers, got {type(module).__name__}")
+    _refuse_other_library(module, twins)
+    found = [m for m in module.modules() if type(m).__name__ in twins]
     if not found:
         raise ConfigError(
-            f"expected a module with {' or '.join(TWINS)} layers, but {type(module).__name__} has none; other layers have "
+            f"expected a module with {' or '.join(twins)} layers, but {type(module).__name__} has none; other layers have "
             "no twin in mggcn"
         )
     kinds = list(dict.fromkeys(type(conv).__name__ for conv in found))
@@ -77,7 +80,7 @@ def stack_of(module: Any, model: ModelConfig | None = None) -> Stack:
         raise ConfigError(
             f"a {kinds[0]}(-1, ...) has no weights before its first call; call the module once, or give sizes"
         )
-    made = TWINS[kinds[0]].model(found[0]) if model is None else model
+    made = twins[kinds[0]].model(found[0]) if model is None else model
     if more := [name for name, default in PLAIN.items() if getattr(made, name) != default]:
         raise ConfigError(
             f"mggcn exchanges weights only with stacks of convolutions, norms and activations, but the model has "
@@ -86,13 +89,23 @@ def stack_of(module: Any, model: ModelConfig | None = None) -> Stack:
         )
     inside = {id(part) for conv in found for part in conv.modules()} | {id(module)}
     norms = norms_of(module, inside, len(found) - 1, made)
-    _check_rest(module, found, norms, made)
+    _check_rest(module, found, norms, made, twins)
     for layer, conv in enumerate(found, start=1):
-        _check_options(layer, layer == len(found), conv, made)
-    return Stack(found, norms)
+        _check_options(layer, layer == len(found), conv, made, twins[kinds[0]])
+    return Stack(found, norms, twins)
 
 
-def _check_rest(module: Any, convs: list[Any], norms: list[Any], model: ModelConfig) -> None:
+def _refuse_other_library(module: Any, twins: Mapping[str, Twin]) -> None:
+    """Refuse layers of DGL's where PyG's are read, and the other way round: names of classes are the same."""
+    other = [
+        m for m in module.modules() if type(m).__name__ in {**TWINS, **DGL_TWINS} and is_dgl(m) != (twins is DGL_TWINS)
+    ]
+    if other:
+        name, instead = ("PyG", "mggcn.from_pyg") if twins is DGL_TWINS else ("DGL", "mggcn.from_dgl")
+        raise ConfigError(f"{type(other[0]).__name__} is {name}'s layer; {instead}(module, model) reads its weights")
+
+
+def _check_rest(module: Any, convs: list[Any], norms: list[Any], model: ModelConfig, twins: Mapping[str, Twin]) -> None:
     """Refuse modules between the layers that are not a norm, activation or dropout of the model."""
     own = [*convs, *norms]
     known = {id(parameter) for one in own for parameter in one.parameters()}
@@ -111,7 +124,7 @@ def _check_rest(module: Any, convs: list[Any], norms: list[Any], model: ModelCon
         raise ConfigError(
             f"mggcn has {between}{ACTIVATIONS[model.activation][0]} and dropout between {type(convs[0]).__name__} layers, "
             f"the module also has {', '.join(names[:8])}; if the network does not use these, give its layers alone, as a "
-            f"torch.nn.ModuleList; if it does, {_advice(type(convs[0]).__name__, [*norms, *parts])}"
+            f"torch.nn.ModuleList; if it does, {_advice(twins[type(convs[0]).__name__], [*norms, *parts])}"
         )
 
 
@@ -119,7 +132,7 @@ def _is_strange(part: Any, model: ModelConfig) -> bool:
     return type(part).__name__ not in HARMLESS and not is_activation(part, model.activation)
 
 
-def _advice(conv: str, parts: list[Any]) -> str:
+def _advice(twin: Twin, parts: list[Any]) -> str:
     """Name the model that has these modules around its layers, if there is one."""
     found: set[tuple[str, str]] = set()
     for part in parts:
@@ -128,22 +141,20 @@ def _advice(conv: str, parts: list[Any]) -> str:
         if type(part).__name__ not in HARMLESS:
             found.update(settings or [("", "")])
     keys = sorted(key for key, _ in found)
-    if conv == "SGConv" or keys not in (["activation"], ["norm_layer"], ["activation", "norm_layer"]):
+    if twin.call == "mggcn.SGC()" or keys not in (["activation"], ["norm_layer"], ["activation", "norm_layer"]):
         return "write the model with mggcn.nn"
     given = ", ".join(f"{key}={value!r}" for key, value in sorted(found))
-    call = TWINS[conv].call.partition("(")[0]
+    call = twin.call.partition("(")[0]
     return f"name the model that has them: model={call}(..., {given}), also for the Trainer"
 
 
-def _check_options(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
+def _check_options(layer: int, last: bool, conv: Any, model: ModelConfig, twin: Twin) -> None:
     """Refuse a layer whose options give other logits than those of the model."""
     name = type(conv).__name__
-    twin = TWINS[name]
     made = twin.model(conv)
+    call = twin.call.replace("()", f'(norm="{made.norm}")') if made.kind == "gcn" else twin.call
     if model.kind != made.kind or (made.kind == "gcn" and model.norm != made.norm):
-        raise ConfigError(
-            f"{name} is {twin.call}, but the model is {model.kind} with norm {model.norm}; choose that one"
-        )
+        raise ConfigError(f"{name} is {call}, but the model is {model.kind} with norm {model.norm}; choose that one")
     for option, (value, instead) in twin.options.items():
         if getattr(conv, option, value) not in (value, SYNONYMS.get(value)):
             raise ConfigError(
@@ -186,6 +197,37 @@ def from_pyg(module: Any, model: ModelConfig | None = None) -> dict[str, Tensor]
     for layer, conv in enumerate(stack.layers, start=1):
         state |= TWINS[type(conv).__name__].added(layer, conv)
     return state
+
+
+def from_dgl(module: Any, model: ModelConfig | None = None) -> dict[str, Tensor]:
+    """Return the weights of a stack of DGL's convolutions as mggcn's state_dict, as copies.
+
+    The logits are the same if the module's `forward` calls the layers in order, flattens the heads of hidden attention and
+    averages those of the last, has the model's activation (ReLU) between layers, and nothing else, on the same graph
+    without weights: DGL's layers add no self-loops, so give the model `self_loops=False`, or leave `dgl.add_self_loop` to
+    it.
+    GraphConv(norm="both") scales by out- and in-degrees, mggcn by in-degrees: the same where edges go both ways.
+    RelGraphConv must be called with norm, 1 / the in-degree of an edge's target in its relation.
+
+    Args:
+        module: A torch module with layers of one kind: GraphConv, SAGEConv (mean, pool, gcn), GINConv, GATConv,
+            GATv2Conv or RelGraphConv; or one SGConv.
+        model: The model that the weights are for, by default the one that the first layer describes, without self-loops.
+
+    Raises:
+        ConfigError: A layer has options, or the module has other parts, that the model does not have.
+    """
+    stack = stack_of(module, model, DGL_TWINS)
+    state = {name: weight.read() for name, weight in stack.weights().items()}
+    if type(stack.layers[-1]).__name__ in ("GATConv", "GATv2Conv"):
+        state |= averaged_bias(len(stack.layers), stack.layers[-1])
+    return state
+
+
+def weights_of_module(module: Any, model: ModelConfig) -> dict[str, Tensor]:
+    """Return the weights of PyG's or DGL's layers. Raises: ConfigError as `from_pyg` and `from_dgl`."""
+    parts = module.modules() if callable(getattr(module, "modules", None)) else ()
+    return (from_dgl if any(is_dgl(part) for part in parts) else from_pyg)(module, model)
 
 
 def to_pyg(state: Mapping[str, Tensor], module: Any, model: ModelConfig | None = None) -> None:

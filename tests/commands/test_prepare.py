@@ -107,7 +107,7 @@ def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     np.save(tmp_path / "short.npy", np.ones((2, 4), np.float32))
     np.save(tmp_path / "labels.npy", np.array([0, 1, 1]))
     np.save(tmp_path / "train.npy", np.array([0, 3]))
-    np.save(tmp_path / "names.npy", np.array(["a", "b", "a"]))
+    np.save(tmp_path / "names.npy", np.array([b"a", b"b", b"a"]))
     (tmp_path / "other.pdf").write_text("?")
     (tmp_path / "x.csv").write_text("1,2\n")
     (tmp_path / "pandas.csv").write_text(",src,dst\n0,5,6\n1,6,7\n")
