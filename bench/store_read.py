@@ -21,7 +21,7 @@ from mggcn.graph.csr import ArrayRows
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
-from mggcn.graph.trusted import TRUSTED_FILE
+from mggcn.graph.trusted import record_of
 
 WIDTH = 256
 WINDOW = 16 << 20
@@ -30,7 +30,7 @@ WINDOW = 16 << 20
 def read_all(store: Path, compared: bool, cold: bool) -> tuple[float, float]:
     """Open the store and read its features; return the seconds of both."""
     path = store / "features.npy"
-    (store / TRUSTED_FILE).unlink(missing_ok=True)  # else a file that was compared before is trusted
+    record_of(store).unlink(missing_ok=True)  # else a file that was compared before is trusted
     if cold:
         with path.open("rb") as file:
             os.fsync(file.fileno())  # pages that are not written stay

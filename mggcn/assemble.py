@@ -195,7 +195,7 @@ def check_ranks(config: Config, num_vertices: int, name: str, room: Room) -> Non
 
 
 def partition_graph(config: Config, graph: Graph) -> Partition:
-    """Return the partition of a run. Cost: O(N), or a vertex cut, which is kept beside the store."""
+    """Return the partition of a run. Cost: O(N), or a vertex cut, which is kept for a store's graph."""
     run = config.run
     kind = STRATEGIES[run.strategy].kind
     if kind == "cut":

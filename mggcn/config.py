@@ -231,7 +231,7 @@ class RunConfig:
     anyway, for less memory and the time of these products; the same bits."""
     tune: Literal["auto", "on", "off"] = "auto"
     """Whether the first epochs on a CPU try the variants of its sparse products that the machine's figures leave open, at a
-    cost of at most about an epoch, and keep the fastest, in the run and beside the store; no result changes. auto: those
+    cost of at most about an epoch, and keep the fastest, in the run and the user's cache; no result changes. auto: those
     that the epochs left can repay, but not with `timeline`; on: all; off: none."""
     log: Literal["none", "tensorboard"] = "none"
     """Where the history goes beside history.jsonl. tensorboard: the run folder's tensorboard/, which TensorBoard reads."""

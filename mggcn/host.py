@@ -1,12 +1,18 @@
-"""Free memory of this machine and the limit of the cgroup around this process."""
+"""This machine: its free memory, the limit of the cgroup around this process, and the user's cache folder."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 # cgroup v1 writes a number near 2^63 where there is no limit.
 _NO_LIMIT = 2**60
+
+
+def user_cache() -> Path:
+    """Return the folder of what commands find out and can find out again: below $XDG_CACHE_HOME, by default ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mggcn"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from mggcn.graph.generate import community
 from mggcn.graph.store import open_store, write_store
 from mggcn.jobs import auto
 from mggcn.jobs.auto import _count_partition, is_auto, resolve_auto, resolve_auto_shape
+from mggcn.partition.cache.cuts import is_kept, kept_in
 from mggcn.planning.select import Row, choice_dict, choice_lines
 from mggcn.planning.shape import GraphShape, graph_shape
 from tests.graphs import make_graph, pattern
@@ -196,9 +197,9 @@ def test_a_run_records_what_was_chosen(tmp_path: Path, capsys: pytest.CaptureFix
     chosen = record["choice"]["candidates"][record["choice"]["chosen"]]
     assert config.run.strategy in chosen["strategy"]
     assert main(["predict", str(out)]) == 0
-    # The cut and the order that were compared are kept with the store.
-    kept = sorted(path.name for path in (tmp_path / "store" / "partitions").iterdir())
-    assert kept == ["libra-2-1-shuffled", "locality-2-1"]
+    # The cut and the order that were compared are kept.
+    assert not (tmp_path / "store" / "partitions").exists()
+    assert all(is_kept(open_store(tmp_path / "store"), name) for name in ("libra-2-1-shuffled", "locality-2-1"))
 
 
 def test_a_shape_that_auto_cannot_plan_is_refused() -> None:
@@ -231,7 +232,9 @@ def test_what_cannot_be_made_is_a_row_and_no_error(tmp_path: Path) -> None:
     write_store(graph(), tmp_path / "store")
     stored = open_store(tmp_path / "store")
     resolve_auto(config_of(2), stored)
-    owner = tmp_path / "store" / "partitions" / "libra-2-1-shuffled" / "owner.npy"
+    folder = kept_in(stored, "libra-2-1-shuffled")
+    assert folder is not None
+    owner = folder / "libra-2-1-shuffled" / "owner.npy"
     damaged = bytearray(owner.read_bytes())
     damaged[-1] ^= 1
     owner.write_bytes(damaged)

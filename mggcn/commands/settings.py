@@ -111,7 +111,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         const="on",
         metavar="auto|on|off",
         help="on a CPU: whether the first epochs try other variants of the sparse products, at a cost of at most about "
-        "an epoch, and keep the fastest with the store; auto: if the epochs left can repay it; no word: on (default: auto)",
+        "an epoch, and keep the fastest for later runs; auto: if the epochs left can repay it; no word: on (default: auto)",
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _all_settings(defaults)

@@ -26,6 +26,7 @@ from mggcn.graph.options import GraphOptions
 from mggcn.graph.room import Room, beside, fingerprint
 from mggcn.graph.store import is_store
 from mggcn.graph.store_write import write_store
+from mggcn.host import user_cache
 
 BLOCK = 1 << 20
 TIMEOUT_S = 30.0
@@ -36,8 +37,7 @@ Say = Callable[[str], object]
 
 def data_folder(root: str | Path | None = None) -> Path:
     """Return the folder of named data sets: `root`, else $MGGCN_DATA, else mggcn in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root or os.environ.get("MGGCN_DATA") or Path(cache) / "mggcn")
+    return Path(root or os.environ.get("MGGCN_DATA") or user_cache())
 
 
 def obtain(dataset: Dataset, folder: Path, say: Say = print) -> Path:

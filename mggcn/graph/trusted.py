@@ -1,11 +1,13 @@
 """The record of files that were compared with their digests as a whole: unchanged since, they need no comparison again.
 
-It lies in the store as `.trusted.json` and records each file's size, times and inode. Losing it costs one comparison.
+It lies in the user's cache folder, because whoever reads a store writes nothing into it, and records each file's size,
+times and inode. Losing it costs one comparison.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -15,10 +17,17 @@ from pathlib import Path
 
 from mggcn.errors import StoreError
 from mggcn.graph.digests import sealed, unsealed
+from mggcn.host import user_cache
 
-TRUSTED_FILE = ".trusted.json"
+MOST_RECORDS = 512
+"""Records that are kept, the latest ones: one of a store has a kilobyte or two."""
 SETTLED_NS = 2_000_000_000
 """A file that changed less than that before may change again within one tick of its clock, on some file systems."""
+
+
+def record_of(folder: Path) -> Path:
+    """Return the record of a store: of its place, as what it says holds for the files there alone."""
+    return user_cache() / f"trusted-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]}.json"
 
 
 class Trusted:
@@ -34,7 +43,7 @@ class Trusted:
 
     def known(self) -> dict[str, object]:
         """Return the record: state and SHA-256 by the name of the file; empty if it is missing or damaged."""
-        path = self._folder / TRUSTED_FILE
+        path = record_of(self._folder)
         try:
             content = path.read_bytes()
             found = json.loads(unsealed(content, path)) if content.startswith(b"{") else {}
@@ -43,14 +52,18 @@ class Trusted:
         return found if "meta_sha256" in found else {}
 
     def add(self, name: str, state: list[int], sha256: str) -> None:
-        """Record that a file with this state was compared; in a folder that cannot be written, nothing is."""
+        """Record that a file with this state was compared; where the cache folder cannot be written, nothing is."""
         with contextlib.suppress(OSError), self._lock:
             if self.state(name) != state or time.time_ns() - max(state[1:3]) < SETTLED_NS:
                 return
             known = {key: value for key, value in self.known().items() if key != "meta_sha256"}
-            temporary = self._folder / f"{TRUSTED_FILE}.{secrets.token_hex(4)}.tmp"
+            record = record_of(self._folder)
+            record.parent.mkdir(parents=True, exist_ok=True)
+            temporary = record.with_name(f".{record.name}.{secrets.token_hex(4)}.tmp")
             try:
                 temporary.write_bytes(sealed(json.dumps(known | {name: [*state, sha256]}, indent=1)))
-                os.replace(temporary, self._folder / TRUSTED_FILE)
+                os.replace(temporary, record)
             finally:
                 temporary.unlink(missing_ok=True)
+            for old in sorted(record.parent.glob("trusted-*.json"), key=os.path.getmtime)[:-MOST_RECORDS]:
+                old.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from mggcn.assemble import (
@@ -22,9 +21,8 @@ from mggcn.config import Config, RunConfig
 from mggcn.cost.machine import Machine
 from mggcn.errors import ConfigError, GraphError, MggcnError, PlanError
 from mggcn.graph.csr import Graph
-from mggcn.graph.store import store_folder
 from mggcn.partition.base import PartitionStats
-from mggcn.partition.cache.cuts import cuts_folder
+from mggcn.partition.cache.cuts import is_kept
 from mggcn.partition.cut.libra import LibraSettings
 from mggcn.partition.cut.partition import CutStats
 from mggcn.partition.locality.order import LocalitySettings
@@ -36,7 +34,7 @@ from mggcn.planning.select import Candidate, Choice, choose
 from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
 
 ORDERS = ("random", "none")
-"""Orders that cost nothing to make; METIS's parts are a candidate where they are cached beside the store."""
+"""Orders that cost nothing to make; METIS's parts are a candidate where they are kept."""
 ORDER_EDGES = 50_000_000
 """Stored edges up to which an order by locality is made to be compared: some seconds; above, only a cached one is."""
 CUT_EDGES = 20_000_000
@@ -186,10 +184,10 @@ def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: s
 def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) -> Iterator[Candidate]:
     """Plan every variant on a graph; a partition is made once per order and number of bins."""
     shape, seed, ranks = graph_shape(graph, base), base.train.seed, base.run.ranks
-    store, nccl, figures = store_folder(graph), nccl_memory(base, machine), figures_here(base)
+    nccl, figures = nccl_memory(base, machine), figures_here(base)
     orders: tuple[str, ...] = ORDERS
     # A cached partition has at most MAX_PARTS parts.
-    if ranks <= MAX_PARTS and _is_cached(store, MetisSettings(parts=ranks, seed=seed % 2**31)):
+    if ranks <= MAX_PARTS and is_kept(graph, MetisSettings(parts=ranks, seed=seed % 2**31).name):
         orders = (*orders, "metis")
     if ranks <= MAX_PARTS:
         orders = (*orders, "locality")
@@ -217,17 +215,12 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) ->
             yield _candidate(trial.run, partition, exact, plan)
 
 
-def _is_cached(store: Path | None, settings: LibraSettings | MetisSettings | LocalitySettings) -> bool:
-    """Whether a partition lies beside the store."""
-    return store is not None and (cuts_folder(store) / settings.name).exists()
-
-
 def _too_large(graph: Graph, config: Config) -> str:
-    """Return why an order is too expensive to build for a comparison; "" if it is not, or is cached beside the store."""
+    """Return why an order is too expensive to build for a comparison; "" if it is not, or is kept."""
     run, seed = config.run, config.train.seed
     if run.order != "locality" or graph.num_edges <= ORDER_EDGES:
         return ""
-    if _is_cached(store_folder(graph), LocalitySettings(parts=run.ranks, seed=seed)):
+    if is_kept(graph, LocalitySettings(parts=run.ranks, seed=seed).name):
         return ""
     return f"not at hand; make it with mggcn partition --kind locality --parts {run.ranks} --seed {seed}"
 
@@ -235,13 +228,12 @@ def _too_large(graph: Graph, config: Config) -> str:
 def _count_partition(graph: Graph, shape: GraphShape, config: Config, kind: Any, bins: int) -> PartitionStats | str:
     """Return the statistics of a partition, or why it is not at hand."""
     run, seed = config.run, config.train.seed
-    store = store_folder(graph)
     if kind == "cut" and run.ranks > MAX_PARTS:
         return f"a vertex cut has at most {MAX_PARTS} parts"
     if (
         kind == "cut"
         and graph.num_edges > CUT_EDGES
-        and not _is_cached(store, LibraSettings(parts=run.ranks, seed=seed))
+        and not is_kept(graph, LibraSettings(parts=run.ranks, seed=seed).name)
     ):
         return f"no vertex cut at hand; make one with mggcn partition --parts {run.ranks} --seed {seed}"
     try:

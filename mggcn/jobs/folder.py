@@ -28,7 +28,7 @@ from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Choice, choice_dict
 from mggcn.train.log import require_history, write_json
 from mggcn.train.repeats import best_repeat, is_kept
-from mggcn.tuning.record import RUN_FILE, STORE_FILE, read_choices, write_choices
+from mggcn.tuning.record import RUN_FILE, known_choices, read_choices, write_choices
 
 if TYPE_CHECKING:
     from mggcn.train.checkpoint import Progress
@@ -249,14 +249,14 @@ def write_plan(
 ) -> None:
     """Record the plan, the store and the digests of graph and partition in a run folder, for its ranks and for later.
 
-    choice: what `auto` chose from, if it chose. Measured variants of sparse products that lie with the store are copied.
+    choice: what `auto` chose from, if it chose. Variants of sparse products that were measured are copied.
     Raises: StoreError if their file is damaged; the folder, which is new, is then removed.
     """
     beside = store_folder(graph)
     if beside is not None:
         host = host_of(plan.config)
         with discarded_if_refused(folder):
-            measured = read_choices(beside / STORE_FILE, host)
+            measured = known_choices(beside, graph_sha256(graph), host)
         if measured:
             write_choices(folder / RUN_FILE, host, measured)
     names = {"class_names": list(graph.class_names)} if graph.class_names else {}

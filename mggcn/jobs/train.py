@@ -64,7 +64,7 @@ from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog, write_json
 from mggcn.train.tensorboard import TensorBoard
 from mggcn.tuning.findings import Findings
-from mggcn.tuning.record import RUN_FILE, STORE_FILE, outdated, save_findings, summary_of
+from mggcn.tuning.record import RUN_FILE, STORE_FILE, kept_file, outdated, save_findings, summary_of
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
@@ -184,11 +184,13 @@ def _train_rank(
     choices = measured_products(folder, config)
     log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
     store = store_folder(graph)
-    if comm.rank == 0 and (text := outdated(folder / RUN_FILE) or (outdated(store / STORE_FILE) if store else "")):
+    kept_in = None if store is None else kept_file(graph_sha256(graph))
+    tables = [folder / RUN_FILE, *([] if store is None or kept_in is None else [store / STORE_FILE, kept_in])]
+    if comm.rank == 0 and (text := next(filter(None, map(outdated, tables)), "")):
         log.say(text)
 
     def report(findings: Findings) -> None:
-        said = save_findings(findings, host_of(config), folder, store)
+        said = save_findings(findings, host_of(config), folder, kept_in)
         if findings.trials or config.run.tune == "on":
             log.say(said)
 

@@ -84,7 +84,7 @@ class Shared:
 
 
 def share(graph: Graph, sharing: Sharing, ranks: int, transport: str = "auto") -> Shared:
-    """Share out a graph among P ranks. Cost: some sweeps over the edges, or a vertex cut, which is kept beside a store.
+    """Share out a graph among P ranks. Cost: some sweeps over the edges, or a vertex cut, which is kept for later.
 
     Raises: ConfigError, GraphError, StoreError.
     """

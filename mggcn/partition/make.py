@@ -8,16 +8,20 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from mggcn.graph.csr import Graph
-from mggcn.graph.store import store_folder
 from mggcn.partition.base import Partition, PartitionStats
-from mggcn.partition.cache.cuts import cuts_folder, find_or_make_cut, find_or_make_edge_cut, find_or_make_locality
+from mggcn.partition.cache.cuts import (
+    find_or_make_cut,
+    find_or_make_edge_cut,
+    find_or_make_locality,
+    is_kept,
+    kept_in,
+)
 from mggcn.partition.cut.libra import LibraSettings, libra
 from mggcn.partition.cut.partition import CutPartition, CutStats, cut_partition, cut_stats
 from mggcn.partition.cut.vertex_cut import VertexCut
@@ -36,8 +40,8 @@ def make_partition(
 ) -> Partition:
     """Divide a graph among ranks: its rows in some order, or its edges by Libra, with split vertices spread over `bins`.
 
-    Cost: O(N) for rows; a cut, of vertices or METIS's of edges, or an order by locality is read from beside the store, or
-    made there once.
+    Cost: O(N) for rows; a cut, of vertices or METIS's of edges, or an order by locality is read from beside the store or
+    the user's cache folder, or made once and kept in the latter.
     Raises: ConfigError, StoreError, BackendError without pymetis.
     """
     if kind == "cut":
@@ -50,35 +54,23 @@ def make_partition(
 
 
 def is_cached(graph: Graph, *, ranks: int, seed: int) -> bool:
-    """Return whether the vertex cut of a run is cached beside the store."""
-    store = store_folder(graph)
-    return store is not None and (cuts_folder(store) / LibraSettings(parts=ranks, seed=seed).name).exists()
+    """Return whether the vertex cut of a run is kept."""
+    return is_kept(graph, LibraSettings(parts=ranks, seed=seed).name)
 
 
 def _cut(graph: Graph, settings: LibraSettings) -> VertexCut:
-    store = store_folder(graph)
-    if store is None or not _can_cache(cuts_folder(store), settings):
-        return libra(graph, settings)
-    return find_or_make_cut(graph, settings, cuts_folder(store)).cut
+    folder = kept_in(graph, settings.name)
+    return libra(graph, settings) if folder is None else find_or_make_cut(graph, settings, folder).cut
 
 
 def _edge_cut(graph: Graph, settings: MetisSettings) -> EdgeCut:
-    store = store_folder(graph)
-    if store is None or not _can_cache(cuts_folder(store), settings):
-        return metis(graph, settings)
-    return find_or_make_edge_cut(graph, settings, cuts_folder(store)).cut
+    folder = kept_in(graph, settings.name)
+    return metis(graph, settings) if folder is None else find_or_make_edge_cut(graph, settings, folder).cut
 
 
 def _locality(graph: Graph, settings: LocalitySettings) -> LocalityOrder:
-    store = store_folder(graph)
-    if store is None or not _can_cache(cuts_folder(store), settings):
-        return locality(graph, settings)
-    return find_or_make_locality(graph, settings, cuts_folder(store)).cut
-
-
-def _can_cache(folder: Path, settings: LibraSettings | MetisSettings | LocalitySettings) -> bool:
-    """Whether a cut is cached in a store, or the folder can be written."""
-    return (folder / settings.name).exists() or os.access(folder if folder.exists() else folder.parent, os.W_OK)
+    folder = kept_in(graph, settings.name)
+    return locality(graph, settings) if folder is None else find_or_make_locality(graph, settings, folder).cut
 
 
 def stats_of(

@@ -15,7 +15,7 @@ from mggcn.errors import ConfigError
 
 MAX_RANKS = 65535
 MAX_PARTS = 1024
-"""Most parts of a cut that is kept beside a store."""
+"""Most parts of a cut that is kept."""
 
 
 @dataclass(frozen=True, slots=True)

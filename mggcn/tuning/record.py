@@ -1,4 +1,6 @@
-"""Measured variants of sparse products in a JSON file: a table for each host, beside a store and in a run folder.
+"""Measured variants of sparse products in a JSON file: a table for each host, of a graph and in a run folder.
+
+Runs keep what they find in the user's cache folder, by the digest of the graph; `mggcn tune --store` beside the store.
 
 On a CPU every variant gives the same bits: a table changes how long a product takes and nothing else. Imports no torch.
 """
@@ -9,6 +11,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import logging
 import os
 import secrets
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import Any, get_args
 from mggcn.backend.cpu.machine import Host
 from mggcn.backend.spmm_choice import Choices, SpmmChoice, SpmmKey, SpmmVariant
 from mggcn.errors import RunError, StoreError
+from mggcn.host import user_cache
 from mggcn.train.log import write_json
 from mggcn.tuning.findings import Findings
 
@@ -28,7 +32,27 @@ RUN_FILE = "products.json"
 """In a run folder: what the run was started with, and what it found out."""
 SUMMARY_FILE = "tuning.json"
 """In a run folder: what tuning cost so far and how many products it tried, for result.json."""
+log = logging.getLogger(__name__)
 REMEDY = "measure again with mggcn tune --store, or remove the file"
+
+
+def kept_file(digest: str) -> Path:
+    """Return the file in the user's cache folder of what runs find out on a graph."""
+    return user_cache() / f"tuned-{digest[:32]}.json"
+
+
+def known_choices(store: Path, digest: str, host: Host) -> Choices:
+    """Return what was measured on this host on the graph of a store: of `mggcn tune --store`, then by runs.
+
+    A damaged file of runs counts as none, and the next run that finds something replaces it.
+    Raises: StoreError if the store's is damaged.
+    """
+    known: Choices = {}
+    try:
+        known = read_choices(kept_file(digest), host)
+    except StoreError as error:
+        log.warning("%s", error)
+    return {**known, **read_choices(store / STORE_FILE, host)}
 
 
 def read_choices(path: Path, host: Host) -> Choices:
@@ -75,10 +99,11 @@ def outdated(path: Path) -> str:
     return f"{path} holds measured products of format {version}, not {FORMAT_VERSION} as this version: they are ignored"
 
 
-def save_findings(findings: Findings, host: Host, folder: Path, store: Path | None) -> str:
-    """Add what a run found to the tables of its folder and of its graph's store, and say so in one line.
+def save_findings(findings: Findings, host: Host, folder: Path, kept_in: Path | None) -> str:
+    """Add what a run found to the tables of its folder and of its graph, and say so in one line.
 
-    A store that cannot be written is no error, but said. Raises: StoreError or RunError if the folder cannot be written.
+    kept_in: the `kept_file` of the graph. One that cannot be written is no error, but said.
+    Raises: StoreError or RunError if the folder cannot be written.
     """
     if not findings.trials:
         return findings.text
@@ -88,9 +113,12 @@ def save_findings(findings: Findings, host: Host, folder: Path, store: Path | No
     write_choices(folder / RUN_FILE, host, kept)
     text = f"{findings.text}; kept in {folder / RUN_FILE}"
     try:
-        if store is not None:
-            write_choices(store / STORE_FILE, host, kept)
-            text += f" and {store / STORE_FILE}"
+        if kept_in is not None:
+            kept_in.parent.mkdir(parents=True, exist_ok=True)
+            write_choices(kept_in, host, kept)
+            text += f" and {kept_in}"
+    except OSError as error:
+        text += f"; {kept_in} cannot be written: {error.strerror}"
     except StoreError as error:
         text += f"; {error}"
     return text
@@ -121,7 +149,8 @@ def _write(path: Path, text: str, *, keep: bool) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(
-            f"the measured products cannot be written to {path}: {error.strerror}; copy the store to a folder of your own"
+            f"the measured products cannot be written to {path}: {error.strerror}; name a folder of your own: a copy of "
+            "the store, or XDG_CACHE_HOME"
         ) from error
 
 

@@ -22,6 +22,7 @@ from mggcn.errors import RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, write_store
 from mggcn.jobs.folder import known_plan, read_run
+from mggcn.partition.cache.cuts import kept_in
 from mggcn.partition.cut.partition import CutPartition
 from mggcn.planning.record import to_dict
 from mggcn.planning.text import render
@@ -263,8 +264,9 @@ def test_a_run_refuses_a_partition_that_was_made_again(tmp_path: Path) -> None:
     write_store(graph_of("random"), tmp_path / "store")
     run = ["--ranks", "2", "--transport", "threads", "--strategy", "delayed", "--epochs", "2", "--quiet"]
     assert main(["train", str(tmp_path / "store"), *run, "--out", str(tmp_path / "run")]) == 0
-    kept = tmp_path / "store" / "partitions"
-    assert main(["partition", str(tmp_path / "store"), "--parts", "2", "--seed", "9"]) == 0
+    kept = kept_in(open_store(tmp_path / "store"), "libra-2-1-shuffled")
+    assert kept is not None
+    assert main(["partition", str(tmp_path / "store"), "--parts", "2", "--seed", "9", "--out", str(kept)]) == 0
     old, new = kept / "libra-2-1-shuffled", kept / "libra-2-9-shuffled"
     meta = json.loads((new / "meta.json").read_text())
     meta["settings"]["seed"] = 1

@@ -20,7 +20,7 @@ from mggcn.graph.file_rows import FileRows
 from mggcn.graph.layout import graph_arrays
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
-from mggcn.graph.trusted import TRUSTED_FILE
+from mggcn.graph.trusted import record_of
 
 ROWS = 5_000
 WIDTH = 256
@@ -158,7 +158,7 @@ def test_unchanged_files_are_compared_once(store: Path, monkeypatch: pytest.Monk
     assert [compared(store, monkeypatch), compared(store, monkeypatch)] == [7, 7]
     monkeypatch.setattr(trusted, "SETTLED_NS", 0)
     assert [compared(store, monkeypatch), compared(store, monkeypatch)] == [7, 0]
-    record = store / TRUSTED_FILE
+    record = record_of(store)
     content = record.read_bytes()
     for place in range(0, len(content), 7):
         flip(record, place, 2)
@@ -226,7 +226,7 @@ def test_a_store_that_is_replaced_while_it_is_opened_is_refused(
 
 
 def test_a_store_that_cannot_be_written_is_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a folder without rights or room for the record is refused, or litter stays."""
+    """Fails if a cache folder without rights or room for the record is an error, or litter stays."""
     monkeypatch.setattr(trusted, "SETTLED_NS", 0)
 
     def full(*_: object) -> None:
@@ -235,6 +235,20 @@ def test_a_store_that_cannot_be_written_is_read(store: Path, monkeypatch: pytest
     monkeypatch.setattr("os.replace", full)
     assert compared(store, monkeypatch) == 7
     assert not list(store.glob(".*"))
+    assert not list(record_of(store).parent.glob(f".{record_of(store).name}*"))
+
+
+def test_records_of_stores_do_not_pile_up(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the record of every store that ever was stays, or the latest goes."""
+    monkeypatch.setattr(trusted, "SETTLED_NS", 0)
+    monkeypatch.setattr(trusted, "MOST_RECORDS", 3)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for number in range(5):
+        shutil.copytree(store, tmp_path / str(number))
+        open_store(tmp_path / str(number), verify=True)
+    kept = {path.name for path in (tmp_path / "cache" / "mggcn").glob("trusted-*")}
+    assert record_of(tmp_path / "4").name in kept
+    assert len(kept) == 3
 
 
 ODD = [{}, {"nbytes": BLOCK}, {"nbytes": 0, "counts": {}}, {"nbytes": "1", "counts": {}}, [], "x", 7]

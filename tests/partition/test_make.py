@@ -13,7 +13,9 @@ from mggcn.assemble import partition_graph
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, write_store
-from mggcn.partition import make
+from mggcn.partition.cache import cuts
+from mggcn.partition.cache.cuts import is_kept, kept_in
+from mggcn.partition.cut.libra import LibraSettings
 from mggcn.partition.cut.partition import CutPartition, cut_stats, exchange_lists
 from mggcn.partition.make import make_partition, stats_from_dict, stats_of
 from mggcn.partition.rows.partition import RowPartition
@@ -63,23 +65,39 @@ def test_every_edge_and_vertex_has_its_place(kind: str, ranks: int) -> None:
     assert stats_from_dict(json.loads(json.dumps(stats.to_dict()))).to_dict() == stats.to_dict()
 
 
-def test_cuts_are_kept_beside_a_store_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if every run cuts again, or a store that cannot be written cannot be trained on."""
+def test_cuts_are_kept_in_the_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if every run cuts again, writes into the store, or needs a cache folder that can be written."""
     write_store(graph_of("random"), tmp_path / "store")
     graph = open_store(tmp_path / "store")
     first = make_partition("cut", graph, ranks=3, order="random", seed=1, bins=1)
     assert isinstance(first, CutPartition)
-    kept = tmp_path / "store" / "partitions" / "libra-3-1-shuffled"
+    assert not (tmp_path / "store" / "partitions").exists()
+    folder = kept_in(graph, "libra-3-1-shuffled")
+    assert folder is not None
+    kept = folder / "libra-3-1-shuffled"
     assert kept.is_dir()
     with monkeypatch.context() as patch:
         patch.setattr("mggcn.partition.cache.cuts.libra", None)
         again = make_partition("cut", graph, ranks=3, order="random", seed=1, bins=1)
     assert isinstance(again, CutPartition)
     assert np.array_equal(again.cut.parts, first.cut.parts)
-    monkeypatch.setattr(make.os, "access", lambda *_: False)
+    monkeypatch.setattr(cuts.os, "access", lambda *_: False)
     other = make_partition("cut", graph, ranks=2, order="random", seed=1, bins=1)
     assert isinstance(other, CutPartition)
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+def test_a_cut_beside_the_store_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a run leaves what `mggcn partition` made aside, or asks where the cut of another graph lies."""
+    write_store(graph_of("random"), tmp_path / "store")
+    graph = open_store(tmp_path / "store")
+    made = cuts.find_or_make_cut(graph, LibraSettings(parts=3), cuts.cuts_folder(tmp_path / "store"))
+    assert kept_in(graph, made.folder.name) == made.folder.parent
+    monkeypatch.setattr("mggcn.partition.cache.cuts.libra", None)
+    assert isinstance(make_partition("cut", graph, ranks=3, order="random", seed=1, bins=1), CutPartition)
+    assert kept_in(graph_of("random"), made.folder.name) is None
+    write_store(graph_of("star"), tmp_path / "other")
+    assert kept_in(open_store(tmp_path / "other"), made.folder.name) != kept_in(graph, "libra-4-1-shuffled")
 
 
 @pytest.mark.covering(0)
@@ -117,7 +135,7 @@ def test_the_parts_of_metis_are_kept(tmp_path: Path) -> None:
     write_store(graph_of("disconnected"), tmp_path / "store")
     graph = open_store(tmp_path / "store")
     make_partition("rows", graph, ranks=2, order="metis", seed=1, bins=1)
-    assert (tmp_path / "store" / "partitions" / "metis-2-1").is_dir()
+    assert is_kept(graph, "metis-2-1")
     _, choice = resolve_auto(Config(run=RunConfig(ranks=2, strategy="halo", order="auto")), graph)
     assert choice is not None
     assert "metis" in {row.candidate.order for row in choice.rows}

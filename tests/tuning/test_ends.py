@@ -17,6 +17,7 @@ from mggcn.comm.base import Communicator
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config
 from mggcn.graph.csr import Graph
+from mggcn.graph.store import graph_sha256
 from mggcn.jobs import train as training
 from mggcn.jobs import tune
 from mggcn.jobs.folder import known_plan
@@ -25,7 +26,7 @@ from mggcn.jobs.tune import MOST_EPOCHS, tune_products
 from mggcn.train.loop import Stop
 from mggcn.tuning.epochs import LAST
 from mggcn.tuning.exploration import SAMPLES, Exploration, Limits
-from mggcn.tuning.record import FORMAT_VERSION, read_choices
+from mggcn.tuning.record import FORMAT_VERSION, kept_file, read_choices
 from tests.commands.runs import history, result, same_tensors
 from tests.tuning.runs import EPOCHS, config_of, store_of, trained
 
@@ -74,7 +75,7 @@ def test_an_interrupted_run_keeps_what_it_knows_and_goes_on(tmp_path: Path) -> N
     graph, config = store_of(tmp_path), config_of(1, tune="on")
     plain = trained(graph, config_of(1), tmp_path / "plain")
     folder, config = stopped(graph, config, tmp_path / "run", 5)
-    kept = read_choices(tmp_path / "store" / "tuned.json", host_of(config))
+    kept = read_choices(kept_file(graph_sha256(graph)), host_of(config))
     before = summary_of(folder)
     assert 0 < len(kept) == before["products"] - before["unfinished"]
     assert before["unfinished"] > 0, "in training two calls of each are known"
@@ -143,7 +144,7 @@ def test_ranks_report_after_an_epoch_known_beforehand(tmp_path: Path) -> None:
     known: list[int] = []
 
     def after(number: int, stop: Stop) -> None:
-        if (tmp_path / "store" / "tuned.json").exists():
+        if kept_file(graph_sha256(graph)).exists():
             known.append(number)
 
     folder, _ = watched(graph, config, tmp_path / "run", after)

@@ -23,6 +23,7 @@ from mggcn.comm.base import Communicator
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.errors import BackendError, ConfigError
+from mggcn.graph.store import graph_sha256
 from mggcn.jobs import train as training
 from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune import tune_products
@@ -33,7 +34,7 @@ from mggcn.tuning import exploration, record
 from mggcn.tuning.epochs import LAST, Tuning
 from mggcn.tuning.exploration import Exploration, Limits, Trial
 from mggcn.tuning.findings import Findings
-from mggcn.tuning.record import STORE_FILE, read_choices, write_choices
+from mggcn.tuning.record import kept_file, read_choices, write_choices
 from tests.commands.runs import history, result, same_tensors
 from tests.devices import emulated
 from tests.emulator.device import EmulatedDevice
@@ -51,18 +52,18 @@ def test_tuning_changes_no_bit_and_is_kept(ranks: int, tmp_path: Path, capsys: p
     graph, config = store_of(tmp_path), config_of(ranks)
     plain = trained(graph, config, tmp_path / "plain")
     assert "tuning" not in result(plain)
-    assert not (tmp_path / "store" / "tuned.json").exists()
+    assert not kept_file(graph_sha256(graph)).exists()
     capsys.readouterr()
     tuning = config_of(ranks, tune="on")
     first = trained(graph, tuning, tmp_path / "first")
     said = capsys.readouterr().out
     assert said.count("trying variants cost") == 1
-    assert f"kept in {first / 'products.json'} and {tmp_path / 'store' / 'tuned.json'}" in said
+    assert f"kept in {first / 'products.json'} and {kept_file(graph_sha256(graph))}" in said
     cost = result(first)["tuning"]
     assert cost["products"] == cost["beaten"] >= 2 * ranks
     assert cost["unfinished"] == 0
     assert 0 < cost["seconds"] < 1e-6
-    kept = read_choices(tmp_path / "store" / "tuned.json", host_of(config))
+    kept = read_choices(kept_file(graph_sha256(graph)), host_of(config))
     assert {variant.way for variant in kept.values()} == {"blocks"}
     assert all(variant.reason.startswith("measured: 2.00 times as fast as rows") for variant in kept.values())
     assert read_choices(first / "products.json", host_of(config)) == kept
@@ -75,18 +76,23 @@ def test_tuning_changes_no_bit_and_is_kept(ranks: int, tmp_path: Path, capsys: p
 
 
 @pytest.mark.usefixtures("blocks_win")
-def test_a_store_that_cannot_be_written_is_no_error(
+def test_a_cache_that_cannot_be_written_is_no_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails if a run is lost because others' store is read-only, nobody says so, or the run forgets its own."""
+    """Fails if a run is lost because the user's cache folder is read-only, nobody says so, or the run forgets its own."""
     graph = store_of(tmp_path)
     # As root, no folder is read-only: here the temporary file has no place.
     place = record._temporary
-    monkeypatch.setattr(record, "_temporary", lambda path: path / "no" if path.name == STORE_FILE else place(path))
+    monkeypatch.setattr(
+        record, "_temporary", lambda path: path / "no" if path == kept_file(graph_sha256(graph)) else place(path)
+    )
     folder = trained(graph, config_of(1, tune="on"), tmp_path / "run")
     [said] = [line for line in capsys.readouterr().out.splitlines() if "trying variants" in line]
-    assert f"kept in {folder / 'products.json'}; the measured products cannot be written to {tmp_path}" in said
-    assert "copy the store to a folder of your own" in said
+    assert (
+        f"kept in {folder / 'products.json'}; the measured products cannot be written to {kept_file(graph_sha256(graph))}"
+        in said
+    )
+    assert "XDG_CACHE_HOME" in said
     assert len(read_choices(folder / "products.json", host_of(config_of(1)))) >= 2
 
 
@@ -101,10 +107,10 @@ def test_runs_try_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     plain = trained(graph, config_of(2, tune="off"), tmp_path / "plain")
     assert "tuning" not in result(plain)
     assert "tuning" not in result(trained(graph, short, tmp_path / "short"))
-    assert not (tmp_path / "store" / "tuned.json").exists()
+    assert not kept_file(graph_sha256(graph)).exists()
     folder = trained(graph, config_of(2), tmp_path / "run")
     assert result(folder)["tuning"]["products"] >= 2
-    assert (tmp_path / "store" / "tuned.json").exists()
+    assert kept_file(graph_sha256(graph)).exists()
     assert history(folder) == history(plain)
     assert same_tensors(folder, plain)
 

@@ -16,6 +16,7 @@ from mggcn.backend.cpu.cores import usable_cores
 from mggcn.backend.cpu.figures import Figures, figures_from_dict
 from mggcn.backend.cpu.machine import Host, machine_digest
 from mggcn.backend.cpu.measure import measure
+from mggcn.host import user_cache
 
 FORMAT_VERSION: Final = 2
 """Raised when what is measured or a kernel changes: what was measured before is measured anew."""
@@ -23,11 +24,9 @@ log = logging.getLogger(__name__)
 
 
 def figures_path(host: Host) -> Path:
-    """Return where the figures of a host are kept: below $XDG_CACHE_HOME, by default ~/.cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mggcn"
-    return (
-        cache / f"figures-{hashlib.sha256(json.dumps(_described(host), sort_keys=True).encode()).hexdigest()[:16]}.json"
-    )
+    """Return where the figures of a host are kept, in the user's cache folder."""
+    digest = hashlib.sha256(json.dumps(_described(host), sort_keys=True).encode()).hexdigest()
+    return user_cache() / f"figures-{digest[:16]}.json"
 
 
 def figures_of(host: Host, free_bytes: int, *, anew: bool = False) -> Figures:

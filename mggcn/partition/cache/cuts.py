@@ -1,4 +1,4 @@
-"""Partitions of every kind, read from beside a store or made and cached there: the files of each and its meta.json.
+"""Partitions of every kind, read from where they are kept, or made and kept there: the files of each and its meta.json.
 
 What is read is range-checked, since kernels follow it: a digest tells whether a file is as it was written, no more.
 
@@ -8,7 +8,9 @@ METIS: owner uint16 (N,). Order by locality: owner uint16 (N,), local int32 (N,)
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +23,10 @@ import numpy.typing as npt
 
 from mggcn.errors import StoreError
 from mggcn.graph.csr import ArrayRows, Graph, Rows
+from mggcn.graph.layout import graph_sha256
+from mggcn.graph.store import store_folder
 from mggcn.graph.store_write import CUTS
+from mggcn.host import user_cache
 from mggcn.partition.cache.folder import (
     REMEDY,
     Form,
@@ -59,6 +64,29 @@ StoredLocality = Stored[LocalityOrder]
 def cuts_folder(store: Path) -> Path:
     """Return the folder of a store's cuts."""
     return store / CUTS
+
+
+def kept_in(graph: Graph, name: str) -> Path | None:
+    """Return the folder of cuts in which a run finds one of a graph, or keeps it; None if there is no place.
+
+    A run writes nothing into a store: what `mggcn partition` made there is taken, and what a run makes is kept in the
+    user's cache folder, by the digest of the graph.
+    """
+    if (store := store_folder(graph)) is None:
+        return None
+    cache = user_cache() / CUTS / graph_sha256(graph)[:32]
+    if (cuts_folder(store) / name).exists():
+        return cuts_folder(store)
+    with contextlib.suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+    return cache if (cache / name).exists() or os.access(cache, os.W_OK) else None
+
+
+def is_kept(graph: Graph, name: str) -> bool:
+    """Return whether a cut lies beside the graph's store, or in the user's cache folder."""
+    store = store_folder(graph)
+    folders = [] if store is None else [cuts_folder(store), user_cache() / CUTS / graph_sha256(graph)[:32]]
+    return any((folder / name).exists() for folder in folders)
 
 
 def find_or_make_cut(graph: Graph, settings: LibraSettings, folder: Path, force: bool = False) -> StoredCut:

@@ -1,4 +1,4 @@
-"""Cached partitions: folders of `.npy` files and a meta.json beside a store, STORE/partitions/NAME.
+"""Cached partitions: folders of `.npy` files and a meta.json, in a store (STORE/partitions/NAME) or the user's cache.
 
 A folder appears complete or not at all, and is valid only for the graph that it was made from. cuts.py knows the files
 of each kind.
