@@ -13,9 +13,10 @@ from typing import Any
 from mggcn import native
 from mggcn.config import ModelConfig, from_tables
 from mggcn.errors import ConfigError, GraphWarning
-from mggcn.graph.convert import check_arguments, from_object
+from mggcn.graph.convert import check_arguments
 from mggcn.graph.csr import Graph
 from mggcn.graph.facts import ONE_WAY, is_one_way, several_metrics
+from mggcn.graph.objects import from_object, is_item
 from mggcn.graph.sources import load_joined, load_source
 from mggcn.graph.store import open_store, store_folder
 from mggcn.graph.store_write import write_store
@@ -28,9 +29,10 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
 
     Args:
         source: A path (store folder, unpacked folder of OGB's, `.npz`, MatrixMarket, edge list), a name under `root`
-            or of a data set (`mggcn datasets`), a PyG `Data`, a DGL graph, a SciPy matrix, or edges (2, E), sources in
-            row 0. A list of these is one graph of several without edges between them, each with its own splits; in a
-            mapping such as `{"train": graphs, "test": graph}` whole graphs are parts.
+            or of a data set (`mggcn datasets`), a PyG `Data`, a DGL or networkx graph, a data set of PyG, DGL or OGB that
+            holds one graph, an item of OGB's, a SciPy matrix, or edges (2, E), sources in row 0. A list of these is one
+            graph of several without edges between them, each with its own splits; in a mapping such as
+            `{"train": graphs, "test": graph}` whole graphs are parts.
         root: Folder in which names of stores are looked up.
         **arrays: What the source lacks: `features` (N, D), dense or sparse, or the names "identity" or "degree";
             `labels` (N,), or (N, T) of several labels or numbers a vertex, -1 or NaN where unknown; `task`, "classes",
@@ -63,7 +65,7 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
         ['ann', 'bob', 'eve']
     """
     native.limit_spinning()  # of no effect once the caller has loaded torch
-    if isinstance(source, list | tuple | dict):
+    if isinstance(source, list | tuple | dict) and not is_item(source):
         if odd := sorted(arrays.keys() - {"options", "name", "verify"}):
             raise ConfigError(
                 f"{', '.join(odd)} cannot be given for several graphs at once; load each graph with its own, then load "

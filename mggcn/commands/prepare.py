@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mggcn.graph.options import GraphOptions
     from mggcn.graph.room import Room
 
+PART_OF = ("train=", "val=", "valid=", "test=")
 LEAST_MEMORY = 256 << 20
 """Least of --memory: windows of edges and their temporaries take half of it."""
 
@@ -183,10 +184,10 @@ def _parts(sources: list[str]) -> list[str] | dict[str, list[str]]:
     """Return the sources as they are, or by part if one is of the form train=SOURCE: then all must be."""
     from mggcn.errors import ConfigError
 
-    named = [source.split("=", 1) for source in sources if source.startswith(("train=", "val=", "test="))]
+    named = [source.split("=", 1) for source in sources if source.startswith(PART_OF)]
     if not named:
         return sources
-    if bare := [source for source in sources if not source.startswith(("train=", "val=", "test="))]:
+    if bare := [source for source in sources if not source.startswith(PART_OF)]:
         raise ConfigError(
             f"{'='.join(named[0])} says which part its graph belongs to, but {', '.join(bare)} does not; write "
             f"train={bare[0]}, val={bare[0]} or test={bare[0]}, or leave out all parts"

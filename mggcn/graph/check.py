@@ -24,6 +24,12 @@ from mggcn.graph.csr import (
 
 MAX_VERTICES = 2**31 - 1
 SPLIT_NAME = re.compile(r"((?:[a-z0-9]+_)*)(train|val|test)")
+_VALID = re.compile(r"valid(ation)?$")
+
+
+def canonical_split(name: str) -> str:
+    """Return a split's name with val for valid and validation, as OGB and others call it."""
+    return _VALID.sub("val", name)
 
 
 def check_graph(graph: Graph) -> None:

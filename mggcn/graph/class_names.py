@@ -56,7 +56,7 @@ def numbered_labels(labels: Any, names: Sequence[str], task: Task | None = None)
     names: in the order of classes; without any, those that occur, ascending. Empty strings, None and NaN are unlabelled.
     Cost: a sort of N strings. Raises: GraphError for a name that `names` do not have, or names and numbers together.
     """
-    array = None if labels is None else as_array(labels, "labels")
+    array = None if labels is None else as_array(labels, "labels", missing=True)
     if array is not None and array.shape[1:] == (1,):
         array = array[:, 0]
     if array is None or array.ndim != 1 or array.dtype.kind not in "OU":

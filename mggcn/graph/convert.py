@@ -1,6 +1,6 @@
-"""Graphs from objects in memory: arrays, SciPy matrices, PyTorch Geometric and DGL graphs.
+"""Graphs from arrays in memory and from SciPy matrices. Objects of graph libraries: objects.py.
 
-Neither torch nor the graph libraries are imported: their objects are read through the few attributes named here.
+torch is not imported: its tensors are read through the few attributes that `to_numpy` names.
 Shapes: N vertices, E edges, D features, S splits.
 """
 
@@ -16,11 +16,11 @@ import scipy.sparse as sp
 
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.check import check_graph
-from mggcn.graph.class_names import check_count, given_names, numbered_labels, with_class_names
+from mggcn.graph.class_names import check_count, given_names, numbered_labels
 from mggcn.graph.csr import COLUMNS, Array, ArrayRows, Graph, Task
 from mggcn.graph.edges import Edges, Entries, Survey, of_matrix
 from mggcn.graph.file_rows import FileRows
-from mggcn.graph.ids import as_ids, check_ids, numbered
+from mggcn.graph.ids import as_ids, check_ids
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
 from mggcn.graph.room import IN_MEMORY, Room
 from mggcn.graph.structure import build_adjacency, check_columns, edges_of
@@ -32,9 +32,10 @@ from mggcn.graph.vertex_data import (
     is_sparse,
     made_features,
     normalized_rows,
+    to_numpy,
+    with_unknown,
 )
 
-PARTS = ("train", "val", "test")
 COMPLETING = (
     "features",
     "labels",
@@ -121,7 +122,7 @@ def from_arrays(
     columns = _columns(edges, weights, edge_types)
     check_columns(columns)
     survey = columns.survey()
-    features, labels, options = to_numpy(features), to_numpy(labels), options.resolved()
+    features, labels, options = to_numpy(features), with_unknown(to_numpy(labels)), options.resolved()
     origin = ""
     made = features if isinstance(features, str) else ""
     features = None if made else features
@@ -133,6 +134,7 @@ def from_arrays(
     if num_classes is None and (label_rows is None or len(label_rows.shape) == 1):
         count = max(count, len(names))
     check_count(names, count)
+    floats = task is None and label_rows is not None and label_rows.dtype == np.int64 and _are_floats(labels)
     rows = (
         made_features(made, both.adj, both.adj_t)
         if made
@@ -147,7 +149,7 @@ def from_arrays(
         splits=as_splits({part: to_numpy(split) for part, split in (splits or {}).items()}, num_vertices),
         num_classes=count,
         class_names=tuple(names),
-        meta=_meta(meta, options, both.num_merged),
+        meta=_meta(meta, options, both.num_merged, whole_floats=floats),
         num_relations=relations,
         ids=None if ids is None else ArrayRows(as_ids(to_numpy(ids))),
     )
@@ -157,7 +159,7 @@ def from_arrays(
 
 def _columns(edges: Any, weights: Any, types: Any) -> Edges:
     """Return the columns of arrays [2, E], [E] or [E, 1], and [E]; edges may be columns already."""
-    types = None if types is None else np.asarray(to_numpy(types))
+    types = None if types is None else as_array(to_numpy(types), "edge_types")
     if isinstance(edges, Edges):
         given = {"weights": _as_weights(weights), "types": types}
         return replace(edges, **{name: ArrayRows(column) for name, column in given.items() if column is not None})
@@ -173,91 +175,6 @@ def from_scipy(adj: Any, **arrays: Any) -> Graph:
             f"expected a SciPy sparse matrix, got {type(adj).__name__}; scipy.sparse.csr_array(...) makes one"
         )
     return from_arrays(adj=adj, **({"meta": {"source": "SciPy matrix"}} | arrays))
-
-
-def from_pyg(data: Any, **arrays: Any) -> Graph:
-    """Make a graph from a PyTorch Geometric `Data`; `arrays` (see `from_arrays`) override what it holds.
-
-    Read are edge_index [2, E] (source -> target) or adj_t, edge_weight [E], edge_type [E], x (dense or sparse), y,
-    num_nodes, train_mask, val_mask, test_mask, [N] or [N, S], and class_names, a list. Repeated edges count as often as
-    they are there, as in PyG, unless `options` say otherwise. Other attributes are ignored, an edge_attr of one
-    integer per edge included.
-    Raises: GraphError as `from_arrays`; for any other edge_attr, without a word on `weights`; and for repeated
-    self-loops, which PyG counts once or each, depending on the layer.
-    """
-    edges, weights = _pyg_edges(data)
-    if weights is None and "weights" not in arrays:
-        _refuse_unread({"edge_attr": getattr(data, "edge_attr", None)}, "data.edge_attr")
-    options, types = arrays.get("options", DEFAULT_OPTIONS), to_numpy(getattr(data, "edge_type", None))
-    if types is None and options.duplicates == "auto" and options.self_loops != "drop" and not options.symmetrize:
-        _refuse_repeated_loops(edges)
-    masks = {part: getattr(data, f"{part}_mask", None) for part in PARTS}
-    found = {
-        "edges": edges,
-        "weights": weights,
-        "edge_types": types,
-        "num_vertices": data.num_nodes,
-        "features": to_numpy(getattr(data, "x", None)),
-        "labels": to_numpy(getattr(data, "y", None)),
-        "class_names": names if isinstance(names := getattr(data, "class_names", None), list | tuple) else None,
-        "splits": {part: to_numpy(mask).T for part, mask in masks.items() if mask is not None},
-        "meta": {"source": "PyTorch Geometric Data"},
-    }
-    return from_arrays(**(found | arrays | {"options": options.resolved(counted=True)}))
-
-
-def from_dgl(graph: Any, **arrays: Any) -> Graph:
-    """Make a graph from a homogeneous `DGLGraph`; `arrays` (see `from_arrays`) override what it holds.
-
-    Read are edges(), num_nodes() and, as in DGL's data sets, ndata: feat, label, train_mask, val_mask, test_mask. Types are
-    edata's etype, or _TYPE (dgl.ETYPE, of dgl.to_homogeneous) if there are several. Repeated edges count as often as they
-    are there, as in DGL, unless `options` say otherwise.
-    Raises: GraphError as `from_arrays`, and for edge data that may be weights, without a word on `weights`.
-    """
-    src, dst = graph.edges()
-    edata = dict(getattr(graph, "edata", {}))
-    if "weights" not in arrays:
-        _refuse_unread(edata, 'graph.edata["{}"]')
-    types = to_numpy(edata.get("etype", edata.get("_TYPE")))
-    options = arrays.get("options", DEFAULT_OPTIONS)
-    masks = {part: graph.ndata[f"{part}_mask"] for part in PARTS if f"{part}_mask" in graph.ndata}
-    found = {
-        "edges": np.stack([to_numpy(src), to_numpy(dst)]),
-        # Every graph of dgl.to_homogeneous has types, also of one relation.
-        "edge_types": types if types is not None and np.any(types) else None,
-        "num_vertices": graph.num_nodes(),
-        "features": to_numpy(graph.ndata["feat"]) if "feat" in graph.ndata else None,
-        "labels": to_numpy(graph.ndata["label"]) if "label" in graph.ndata else None,
-        "splits": {part: to_numpy(mask).astype(np.bool_) for part, mask in masks.items()},
-        "meta": {"source": "DGLGraph"},
-    }
-    return from_arrays(**(found | arrays | {"options": options.resolved(counted=True)}))
-
-
-def from_object(source: Any, **arrays: Any) -> Graph:
-    """Make a graph from whatever is passed to the public API, except a path (see `load_source`).
-
-    Accepted: a Graph, a PyG Data, a DGLGraph, a SciPy matrix or an edge list [2, E], these two also as torch tensors
-    (sparse and dense); `arrays`: see `from_arrays`. Raises: GraphError if it is none of these, or is malformed.
-    """
-    source = to_numpy(source)
-    if isinstance(source, Graph):
-        if arrays.keys() - {"options", "features", "class_names"}:
-            raise GraphError(f"a Graph is complete, {sorted(arrays)} cannot be added; use dataclasses.replace")
-        source = with_class_names(with_features(source, arrays.get("features")), arrays.get("class_names"))
-        return with_options(source, arrays.get("options", DEFAULT_OPTIONS))
-    if is_sparse(source):
-        return from_scipy(source, **arrays)
-    if isinstance(source, np.ndarray):
-        return from_arrays(**numbered(source, to_numpy(arrays.pop("ids", None)), arrays))
-    if getattr(source, "edge_index", None) is not None or getattr(source, "adj_t", None) is not None:
-        return from_pyg(source, **arrays)
-    if getattr(source, "ndata", None) is not None:
-        return from_dgl(source, **arrays)
-    raise GraphError(
-        f"cannot read a graph from {type(source).__name__}; expected a path, a PyTorch Geometric Data (dataset[0], not "
-        "the dataset), a homogeneous DGLGraph, a SciPy sparse matrix or edges of shape [2, E]"
-    )
 
 
 def with_features(graph: Graph, kind: Any) -> Graph:
@@ -294,72 +211,12 @@ def with_options(graph: Graph, options: GraphOptions, room: Room = IN_MEMORY) ->
     return replace(graph, **changes, meta=meta)
 
 
-def to_numpy(tensor: Any) -> Any:
-    """Convert a torch tensor (dense, COO or CSR, on any device) to NumPy or SciPy; anything else passes through."""
-    if not callable(getattr(tensor, "to_sparse_coo", None)):
-        return tensor
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) in ("torch.bfloat16", "torch.float16"):
-        tensor = tensor.float()
-    if str(tensor.layout) == "torch.strided":
-        return tensor.numpy()
-    coo = tensor.to_sparse_coo().coalesce()
-    indices = coo.indices().numpy()
-    return sp.coo_array((coo.values().numpy(), (indices[0], indices[1])), shape=tuple(tensor.shape))
-
-
-def _pyg_edges(data: Any) -> tuple[Any, Any]:
-    """Return edges [2, E] and weights [E] or None; adj_t is what the ToSparseTensor transform leaves."""
-    if getattr(data, "edge_index", None) is not None:
-        return to_numpy(data.edge_index), to_numpy(getattr(data, "edge_weight", None))
-    adj_t: Any = getattr(data, "adj_t", None)
-    matrix = to_numpy(adj_t)
-    if is_sparse(matrix):
-        coo = sp.coo_array(matrix)
-        return np.stack([coo.col, coo.row]), coo.data
-    if not hasattr(adj_t, "coo"):
-        raise GraphError("the Data has no edges: expected edge_index [2, E], or adj_t of the ToSparseTensor transform")
-    row, col, value = adj_t.coo()
-    return np.stack([to_numpy(col), to_numpy(row)]), to_numpy(value)
-
-
 def _as_weights(weights: Any) -> Array | None:
     """Convert weights [E] or [E, 1]."""
     if weights is None:
         return None
     array = as_array(to_numpy(weights), "weights")
     return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-
-
-def _refuse_unread(edge_data: Mapping[str, Any], access: str) -> None:
-    """Refuse edge data of one floating number per edge, which may be weights, and of several, which nothing reads."""
-    for name, value in edge_data.items():
-        array = to_numpy(value)
-        if not isinstance(array, np.ndarray) or not array.size or array.dtype.kind not in "iuf":
-            continue
-        if array.dtype.kind == "f" and array.shape[1:] in ((), (1,)):
-            raise GraphError(
-                f"{name} holds one number per edge, which may be its weight; give weights={access.format(name)} to weigh "
-                "the edges with it, or weights=None to leave it out"
-            )
-        if array.ndim > 1 and array.shape[1:] != (1,):
-            raise GraphError(
-                f"{name} of shape {array.shape} holds {array.shape[1]} numbers per edge, and no model reads features "
-                f"of edges; give one column as weights={access.format(name)}[:, 0], or weights=None to leave them out"
-            )
-
-
-def _refuse_repeated_loops(edges: Any) -> None:
-    """Refuse self-loops that are listed twice, in edges that nobody has checked yet."""
-    if np.shape(edges)[:1] != (2,):
-        return
-    loops, counts = np.unique(edges[0][edges[0] == edges[1]], return_counts=True)
-    if (counts > 1).any():
-        raise GraphError(
-            f"the self-loop of vertex {loops[counts > 1][0]} repeats: PyG's GCNConv makes one of them, with "
-            "add_self_loops=False it counts each; leave one of them in the data (PyG takes the last, with its weight), or "
-            'count each with options=GraphOptions(duplicates="sum")'
-        )
 
 
 def _from_matrix(adj: Any, num_vertices: int | None) -> tuple[Array | Edges, Array | None, int]:
@@ -384,8 +241,8 @@ def _expect_rows(num_vertices: int | None, rows: int) -> None:
 
 
 def _matrix_from_triple(triple: tuple[Any, ...]) -> Any:
-    indptr, indices = np.asarray(triple[0]), np.asarray(triple[1])
-    values = np.asarray(triple[2]) if len(triple) > 2 else np.ones(indices.size, dtype=np.float32)
+    indptr, indices = as_array(triple[0], "indptr"), as_array(triple[1], "indices")
+    values: Any = _as_weights(triple[2]) if len(triple) > 2 else np.ones(indices.size, dtype=np.float32)
     num_vertices = indptr.size - 1
     try:
         matrix = sp.csr_array((values, indices, indptr), shape=(num_vertices, num_vertices))
@@ -401,16 +258,27 @@ def _infer_num_vertices(survey: Survey, features: Any, labels: Any) -> tuple[int
     """Return the number of vertices and, for a message, what it comes from if not from the edges."""
     for rows, what in ((features, "features"), (labels, "labels")):
         if rows is not None:
-            shape = rows.shape if is_sparse(rows) or isinstance(rows, FileRows) else as_array(rows, what).shape
+            shape = (
+                rows.shape
+                if is_sparse(rows) or isinstance(rows, FileRows)
+                else as_array(rows, what, missing=True).shape
+            )
             count = int(shape[0]) if shape else 1  # as_features or as_labels names what is wrong
             return count, f", since the {what} have {count} rows"
     return survey.highest + 1, ""
 
 
-def _meta(given: Mapping[str, Any] | None, options: GraphOptions, num_merged: int) -> dict[str, Any]:
+def _are_floats(labels: Any) -> bool:
+    return as_array(labels, "labels").dtype.kind == "f"
+
+
+def _meta(
+    given: Mapping[str, Any] | None, options: GraphOptions, num_merged: int, *, whole_floats: bool
+) -> dict[str, Any]:
     """Say where a graph came from; `input` holds what its files cannot show later, and is absent if that is nothing."""
     meta = {"source": "arrays"} | dict(given or {}) | {"options": asdict(options)}
     notes = dict(meta.get("input", {}))
     if num_merged:
         notes |= {"num_merged": num_merged} | ({"symmetrized": True} if options.symmetrize else {})
+    notes |= {"whole_floats": True} if whole_floats else {}
     return meta | ({"input": notes} if notes else {})

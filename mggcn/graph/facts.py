@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from mggcn.errors import one_line
-from mggcn.graph.csr import CSR, WINDOW, Array, Graph, Rows, windows
+from mggcn.graph.csr import CSR, WINDOW, Array, Graph, Rows, Task, windows
 
 MIN_EDGES = 16
 """With fewer edges, that none has its reverse means nothing."""
@@ -23,6 +24,10 @@ MOST_NAMES = 64
 """Names of classes that are listed."""
 MAX_CLASSES = 1 << 20
 """With more classes than that, none are counted."""
+MANY = 16
+"""Fewer classes than that are never too many."""
+MOST_COLUMNS = 1 << 10
+"""Columns of labels of which those with one value are named."""
 ONE_WAY = "no edge has its reverse: undirected edges need both directions (--symmetrize, GraphOptions(symmetrize=True))"
 
 
@@ -58,6 +63,23 @@ class GraphFacts:
     """Names of the classes, or of the columns of labels, in order; () without any."""
     metrics: tuple[str, ...] = ()
     """Scores that joined graphs name, if they name several: then the graph names none."""
+    unread: tuple[str, ...] = ()
+    """Names of data beside edges and vertices that the source holds and nothing reads."""
+    notes: tuple[str, ...] = ()
+    """What else is to be said of the source."""
+    num_zero_weights: int = 0
+    """Edges of weight 0, which sums do not see, and attention and maxima do."""
+    whole_floats: bool = False
+    """Whether classes were given as floating-point numbers, all of them whole."""
+    one_value: tuple[int, ...] = ()
+    """Columns of labels in which all that is known is the same; classes are column 0. Empty for numbers of columns above
+    1024."""
+    task: Task = "classes"
+    """What labels are."""
+    many_classes: bool = False
+    """Whether there are 16 classes or more that vertices have, and more than half as many as labelled vertices."""
+    one_hot: bool = False
+    """Whether no vertex has more than one of several labels."""
 
     def remarks(self) -> list[str]:
         """Say in words what is there to say, a line each; nothing about a plain graph."""
@@ -77,9 +99,12 @@ class GraphFacts:
             what = "repeated or reversed edge" if self.symmetrized else "repeated edge"
             done = "added to the weight" if self.summed else "merged into the first"
             lines.append(f"{_counted(self.num_merged, what)} {done} of its kind")
+        if self.unread:
+            shown = ", ".join(self.unread[:SHOWN]) + (", ..." if len(self.unread) > SHOWN else "")
+            lines.append(f"not read: {shown}")
         if self.metrics:
             lines.append(several_metrics(self.metrics))
-        return lines
+        return [*lines, *self.notes]
 
     def _of_edges(self) -> list[str]:
         lines = []
@@ -87,6 +112,12 @@ class GraphFacts:
             lines.append(f"weights from {self.weights[0]:g} to {self.weights[1]:g}")
             if self.weights[0] < 0:
                 lines[-1] += ": normalisation refuses vertices whose in-edges sum to less than 0"
+        if self.num_zero_weights:
+            are = "is" if self.num_zero_weights == 1 else "are"
+            lines.append(
+                f"{_counted(self.num_zero_weights, 'edge')} of weight 0 {are} stored: attention and maxima read such an "
+                "edge like any other"
+            )
         if self.num_self_loops:
             lines.append(f"{_counted(self.num_self_loops, 'self-loop')} stored")
         if self.one_way:
@@ -112,6 +143,30 @@ class GraphFacts:
             shown = ", ".join(map(one_line, self.class_names[:MOST_NAMES]))
             rest = len(self.class_names) - MOST_NAMES
             lines.append(f"named in the order of their numbers: {shown}" + (f" and {rest} more" if rest > 0 else ""))
+        return [*lines, *self._of_labels()]
+
+    def _of_labels(self) -> list[str]:
+        lines = []
+        if self.whole_floats:
+            lines.append(
+                "labels are whole floating-point numbers and are read as classes: if they are numbers to predict, say "
+                "task='numbers' (--task numbers)"
+            )
+        if self.one_value == (0,) and not self.one_hot and self.task == "classes":
+            lines.append("all labelled vertices are of the same class, so that any model scores 1: check the labels")
+        elif self.one_value:
+            shown = ", ".join(map(str, self.one_value[:SHOWN])) + (", ..." if self.one_value[SHOWN:] else "")
+            lines.append(f"all known labels of {_counted(len(self.one_value), 'column')} are the same: {shown}")
+        if self.one_hot:
+            lines.append(
+                "no vertex has more than one label, as if classes were one-hot: numpy.argmax(labels, axis=1) makes classes "
+                "of them, with another loss and score"
+            )
+        if self.many_classes:
+            lines.append(
+                "there are more classes than half of the labelled vertices: if labels are numbers to predict, say "
+                "task='numbers' (--task numbers)"
+            )
         return lines
 
     def _class(self, number: int) -> str:
@@ -137,6 +192,7 @@ def describe(graph: Graph) -> GraphFacts:
     num_merged, header, numbers = (notes.get(name) for name in ("num_merged", "header", "column_numbers"))
     num_isolated, first_isolated = _isolated(graph)
     classes = graph.labels if graph.task == "classes" else None
+    weights = None if graph.adj.values is None else _range(graph.adj.values)
     return GraphFacts(
         summary=graph.summary(),
         header=header if isinstance(header, str) else "",
@@ -144,15 +200,25 @@ def describe(graph: Graph) -> GraphFacts:
         num_merged=num_merged if isinstance(num_merged, int) else 0,
         summed=isinstance(options, dict) and options.get("duplicates") == "sum",
         symmetrized=notes.get("symmetrized") is True,
-        weights=None if graph.adj.values is None else _range(graph.adj.values),
+        weights=None if weights is None else weights[:2],
+        num_zero_weights=0 if weights is None else weights[2],
         num_self_loops=_self_loops(graph.adj),
         num_isolated=num_isolated,
         first_isolated=first_isolated,
         one_way=is_one_way(graph),
         empty_classes=() if classes is None else _empty_classes(classes, graph.num_classes),
         class_names=graph.class_names,
-        metrics=tuple(map(str, metrics)) if isinstance(metrics := graph.meta.get("joined_metrics"), list) else (),
+        metrics=_strings(graph.meta.get("joined_metrics")),
+        unread=_strings(notes.get("unread")),
+        notes=_strings(notes.get("notes")),
+        whole_floats=notes.get("whole_floats") is True,
+        task=graph.task,
+        **({} if graph.labels is None else _label_facts(graph.labels)),
     )
+
+
+def _strings(told: object) -> tuple[str, ...]:
+    return tuple(map(str, told)) if isinstance(told, list) else ()
 
 
 def several_metrics(metrics: Sequence[str]) -> str:
@@ -197,12 +263,14 @@ def _keys(matrix: CSR, start: int, stop: int) -> Array:
     return proper
 
 
-def _range(values: Rows) -> tuple[float, float] | None:
-    lowest, highest = np.inf, -np.inf
+def _range(values: Rows) -> tuple[float, float, int] | None:
+    """Return the lowest and the highest weight, and how many are 0."""
+    lowest, highest, zeros = np.inf, -np.inf, 0
     for start in range(0, values.shape[0], WINDOW):
         part = values.read(start, start + WINDOW)
         lowest, highest = min(lowest, float(part.min())), max(highest, float(part.max()))
-    return (lowest, highest) if values.shape[0] else None
+        zeros += part.size - int(np.count_nonzero(part))
+    return (lowest, highest, zeros) if values.shape[0] else None
 
 
 def _self_loops(adj: CSR) -> int:
@@ -230,6 +298,30 @@ def _empty_classes(labels: Rows, num_classes: int) -> tuple[int, ...]:
         part = labels.read(start, start + WINDOW)
         used[part[part >= 0]] = True
     return tuple(np.flatnonzero(~used).tolist())
+
+
+def _label_facts(labels: Rows) -> dict[str, Any]:
+    """Return the fields of GraphFacts that labels tell: one pass in windows of bounded size."""
+    columns = labels.shape[1] if len(labels.shape) == 2 else 1
+    numbers, step = labels.dtype.kind == "f", max(1, WINDOW // columns)
+    least, most = np.full(columns, np.inf), np.full(columns, -np.inf)
+    count, several = np.zeros(columns, np.int64), numbers
+    seen: Array = np.empty(0, np.int64)
+    for start in range(0, labels.shape[0], step):
+        part = labels.read(start, start + step).reshape(-1, columns)
+        known = ~np.isnan(part) if numbers else part >= 0
+        count += known.sum(0)
+        least = np.minimum(least, np.where(known, part, np.inf).min(0, initial=np.inf))
+        most = np.maximum(most, np.where(known, part, -np.inf).max(0, initial=-np.inf))
+        several = several or (columns > 1 and bool(((part > 0).sum(1) > 1).any()))
+        if columns == 1 and labels.dtype == np.int64:
+            seen = np.union1d(seen, part[known])
+    alike = np.flatnonzero((count > 1) & (least == most))
+    return {
+        "one_value": tuple(alike.tolist()) if columns <= MOST_COLUMNS else (),
+        "one_hot": columns > 1 and not several and int(count.sum()) > 0 and bool(most.max() > 0),
+        "many_classes": seen.size >= MANY and 2 * seen.size > int(count[0]),
+    }
 
 
 def _counted(count: int, one: str, many: str = "") -> str:

@@ -5,7 +5,9 @@ Shapes: N vertices, E edges, D features.
 
 from __future__ import annotations
 
+import re
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ import scipy.sparse as sp
 from mggcn.errors import GraphError, StoreError
 from mggcn.graph.archive import large_member
 from mggcn.graph.binary_edges import edges_of_rows
-from mggcn.graph.check import SPLIT_NAME
+from mggcn.graph.check import SPLIT_NAME, canonical_split
 from mggcn.graph.csr import Array, ArrayRows
+from mggcn.graph.edge_data import Beside, is_weight
 from mggcn.graph.edges import Edges, Entries, RowIds
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.room import IN_MEMORY, Room
@@ -36,11 +39,11 @@ def read_npz(path: Path, room: Room = IN_MEMORY) -> dict[str, Any]:
             if {"format", "data", "shape"} <= members.keys:
                 return {"adj": _scipy_matrix(members)}
             if "adj_indptr" in members.keys:
-                return _graph_data(members)
+                return members.with_unread(_graph_data(members))
             if "indptr" in members.keys:
-                return _own_layout(members)
+                return members.with_unread(_own_layout(members))
             if {"edges", "edge_index"} & members.keys:
-                return _edge_layout(members)
+                return members.with_unread(_edge_layout(members))
             keys = ", ".join(sorted(members.keys))
     except (GraphError, StoreError):
         raise
@@ -58,6 +61,7 @@ class _Members:
     def __init__(self, path: Path, archive: Any, room: Room) -> None:
         self.path, self.archive, self.room = path, archive, room
         self.keys: set[str] = set(archive.files)
+        self._asked: set[str] = set()
 
     def get(self, *names: str) -> Any:
         """Load the first of these that exists, else None."""
@@ -76,6 +80,7 @@ class _Members:
         """Return an array in a file of the room if it is large, else load it if it exists."""
         if name not in self.keys:
             return None
+        self._asked.add(name)
         rows = large_member(self.path, name, self.room, kinds)
         return self._load(name) if rows is None else rows
 
@@ -102,7 +107,26 @@ class _Members:
         matrix.check_format(full_check=True)
         return matrix
 
+    def with_unread(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a graph with what nobody asked for beside them: weights as arrays, others by header."""
+        columns = {name: self._column(name) for name in sorted(self.keys - self._asked)}
+        return found | {"beside": Beside(columns, f"{{}} of {self.path.name}", in_file=True)}
+
+    def _column(self, name: str) -> Any:
+        """Return a member as its header describes it, loaded only if it is called weights."""
+        if is_weight(name):
+            return self._load(name)
+        try:
+            with self.archive.zip.open(f"{name}.npy") as file:
+                version = np.lib.format.read_magic(file)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(file)
+        except Exception:  # a hostile header raises nearly anything, and nothing of this member is read
+            shape, dtype = (0,), np.dtype(object)
+        return _Header(shape, dtype)
+
     def _load(self, name: str) -> Array:
+        self._asked.add(name)
         try:
             array: Array = self.archive[name]
         except ValueError as error:
@@ -115,16 +139,27 @@ class _Members:
         return array
 
 
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What is known of a member that nobody loads."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
 def _own_layout(members: _Members) -> dict[str, Any]:
-    adj: Any = members.entries("indptr", "indices", "values", members.need("indptr").size - 1)
+    weights = next(
+        (name for name in ("values", "data", *sorted(filter(is_weight, members.keys))) if name in members.keys), ""
+    )
+    adj: Any = members.entries("indptr", "indices", weights, members.need("indptr").size - 1)
     if adj is None:
-        values = members.get("values")
+        values = members.get(weights)
         adj = (members.need("indptr"), members.need("indices"), *([] if values is None else [values]))
     return {
         "adj": adj,
         "features": members.matrix("features_") if "features_indptr" in members.keys else members.rows("features"),
         "labels": members.get("labels"),
-        "splits": {key: members.get(key) for key in sorted(members.keys) if SPLIT_NAME.fullmatch(key)},
+        "splits": _splits(members),
     }
 
 
@@ -151,7 +186,6 @@ def _graph_data(members: _Members) -> dict[str, Any]:
 def _edge_layout(members: _Members) -> dict[str, Any]:
     """edge_index [2, E] as in PyG and OGB, or edges [E, 2] as in the heterophilous graphs of Platonov et al."""
     edges: Any = members.rows("edge_index", "iu") if "edge_index" in members.keys else members.need("edges").T
-    masks = {part: members.get(f"{part}_masks", f"{part}_mask", part) for part in ("train", "val", "test")}
     if isinstance(edges, FileRows):
         if len(edges.shape) != 2 or edges.shape[0] != 2:
             raise GraphError(f"{members.path}: edge_index must have shape [2, E], got {edges.shape}; transpose it")
@@ -159,9 +193,14 @@ def _edge_layout(members: _Members) -> dict[str, Any]:
     feature = next((name for name in ("node_features", "node_feat", "x", "features") if name in members.keys), "")
     return {
         "edges": edges,
-        "weights": members.get("edge_weight"),
         "edge_types": members.get("edge_type"),
         "features": members.rows(feature),
         "labels": members.get("node_labels", "y", "labels"),
-        "splits": {part: mask for part, mask in masks.items() if mask is not None},
+        "splits": _splits(members),
     }
+
+
+def _splits(members: _Members) -> dict[str, Any]:
+    """Return masks and lists of ids by the names of their splits: train, train_mask or train_masks."""
+    named = {key: re.sub(r"_masks?$", "", key) for key in sorted(members.keys)}
+    return {name: members.get(key) for key, name in named.items() if SPLIT_NAME.fullmatch(canonical_split(name))}

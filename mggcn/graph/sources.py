@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import scipy.sparse as sp
 from mggcn.errors import GraphError, StoreError, did_you_mean, no_regular_file
 from mggcn.graph.binary_edges import RAW, read_npy, read_raw
 from mggcn.graph.catalogue import DATASETS
+from mggcn.graph.check import canonical_split
 from mggcn.graph.class_names import given_names, with_class_names
-from mggcn.graph.convert import PARTS, from_arrays, from_object, from_pyg, with_features, with_options
+from mggcn.graph.convert import from_arrays, with_features, with_options
 from mggcn.graph.csr import Graph
 from mggcn.graph.datasets import data_folder, obtain
 from mggcn.graph.edge_list import EdgeList, read_edge_list
@@ -28,6 +30,7 @@ from mggcn.graph.join import join
 from mggcn.graph.matrix_market import read_matrix_market
 from mggcn.graph.named_edges import holds_names, read_named_edges
 from mggcn.graph.npz import read_npz
+from mggcn.graph.objects import PARTS, from_object, from_pyg, with_weights
 from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
 from mggcn.graph.packed import PACKED, about_bytes, most_bytes
@@ -77,7 +80,7 @@ def load_source(
             )
         return with_options(with_class_names(with_features(open_store(path, verify), made), names), options, room)
     if path.suffix.lower() == DATA and path.is_file():
-        kept = {key: _load_companion(value) for key, value in arrays.items() if value is not None}
+        kept = {key: _load_companion(value) for key, value in arrays.items() if value is not None or key == "weights"}
         about = {"name": name or path.stem, "meta": {"source": str(path.resolve())}}
         return from_pyg(read_data(path), **kept, **about, options=options, room=room)
     ids = _load_companion(arrays.pop("ids", None))
@@ -85,7 +88,11 @@ def load_source(
     made = {"features": arrays.pop("features")} if _is_made(arrays.get("features")) else {}
     if "features" in arrays:
         arrays["features"] = _load_features(arrays["features"])
+    if "beside" in found:
+        found = with_weights(found, arrays, found.pop("beside"))
     found |= made | {key: _load_companion(value) for key, value in arrays.items() if value is not None}
+    if "weights" in arrays and arrays["weights"] is None and isinstance(found.get("edges"), Edges):
+        found["edges"] = replace(found["edges"], weights=None)
     meta = {"source": str(path.resolve())} | found.pop("meta", {})
     names = found.pop("names", None)
     if ids is not None:
@@ -133,9 +140,11 @@ def _listed(sources: Sequence[Any] | Mapping[str, Any]) -> list[tuple[str, Any]]
     """Sources with the part of each, "" if its own splits count."""
     if not isinstance(sources, Mapping):
         return [("", source) for source in sources]
-    if unknown := sorted(set(sources) - set(PARTS)):
-        raise GraphError(f"graphs belong to {', '.join(PARTS)}, got {', '.join(map(str, unknown))}; name one of these")
-    lists = {part: some if isinstance(some, list | tuple) else [some] for part, some in sources.items()}
+    if unknown := sorted(part for part in map(str, sources) if canonical_split(part) not in PARTS):
+        raise GraphError(f"graphs belong to {', '.join(PARTS)}, got {', '.join(unknown)}; name one of these")
+    lists: dict[str, list[Any]] = {}
+    for part, some in sources.items():
+        lists.setdefault(canonical_split(part), []).extend(some if isinstance(some, list) else [some])
     return [(part, source) for part, some in lists.items() for source in some]
 
 

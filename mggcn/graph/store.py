@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 
 from mggcn.errors import GraphError, StoreError
-from mggcn.graph.check import SPLIT_NAME, check_graph, index_mask
+from mggcn.graph.check import SPLIT_NAME, canonical_split, check_graph, index_mask
 from mggcn.graph.class_names import as_class_names, check_count
 from mggcn.graph.csr import CSR, WINDOW, ArrayRows, Graph, Rows, check_layout
 from mggcn.graph.digests import read_small, stored_digests, unsealed
@@ -151,7 +151,12 @@ def _read_meta(folder: Path) -> dict[str, Any]:
 def _file_names(folder: Path, meta: Mapping[str, Any]) -> list[str]:
     """List the arrays of a store: those that meta.json records, or every .npy file of a foreign folder."""
     if not is_own(meta):
-        return sorted(file.stem for file in folder.glob("*.npy"))
+        stems = sorted(file.stem for file in folder.glob("*.npy"))
+        if odd := [
+            stem for stem in stems if canonical_split(stem) != stem and SPLIT_NAME.fullmatch(canonical_split(stem))
+        ]:
+            raise StoreError(f"{folder} holds {odd[0]}.npy; call it {canonical_split(odd[0])}.npy, as which it is read")
+        return stems
     recorded = meta.get("sha256")
     names = sorted(str(name).removesuffix(".npy") for name in recorded) if isinstance(recorded, dict) else []
     odd = [name for name in names if not name.replace("_", "").isalnum()]

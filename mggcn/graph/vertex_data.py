@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sp
 
 from mggcn.errors import GraphError
-from mggcn.graph.check import index_mask
+from mggcn.graph.check import canonical_split, index_mask
 from mggcn.graph.csr import CSR, Array, ArrayRows, Rows, Task
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.nonzeros import csr_if_sparse
@@ -25,12 +26,81 @@ MADE = ("identity", "degree")
 """Names of features that are made from the vertices or edges of a graph."""
 
 
-def as_array(values: Any, what: str) -> Array:
-    """Convert what is array-like. Raises: GraphError if its rows differ in length, or NumPy cannot read it."""
+def to_numpy(tensor: Any) -> Any:
+    """Convert a torch tensor (dense, COO or CSR, on any device) to NumPy or SciPy; anything else passes through."""
+    if not callable(getattr(tensor, "to_sparse_coo", None)):
+        return tensor
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) in ("torch.bfloat16", "torch.float16"):
+        tensor = tensor.float()
+    if str(tensor.layout) == "torch.strided":
+        return tensor.numpy()
+    coo = tensor.to_sparse_coo().coalesce()
+    indices = coo.indices().numpy()
+    return sp.coo_array((coo.values().numpy(), (indices[0], indices[1])), shape=tuple(tensor.shape))
+
+
+def as_array(values: Any, what: str, *, missing: bool = False) -> Array:
+    """Convert what is array-like. Raises: GraphError if rows differ in length, or entries are missing, unless `missing`."""
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise GraphError(f"{what} cannot be read as an array: {error}; give a NumPy array or a torch tensor") from error
+    lacking = missing_entries(values, array)
+    if not missing and lacking.any():
+        raise GraphError(
+            f"{what}: {int(lacking.sum())} entries are missing (masked, or NA), the first at "
+            f"{tuple(int(i) for i in np.argwhere(lacking)[0])}; fill them or drop them"
+        )
+    return array
+
+
+def missing_entries(values: Any, array: Array) -> npt.NDArray[np.bool_]:
+    """Return where entries are masked, or None or NA among objects, as pandas has them: bool, of the shape of `array`.
+
+    Cost: nothing but for masked arrays and arrays of objects; then bool () that is False.
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        return np.ma.getmaskarray(values)
+    if array.dtype.kind != "O":
+        return np.zeros((), np.bool_)
+    found = [value is None or type(value).__name__ in ("NAType", "NaTType") for value in array.flat]
+    return np.array(found, np.bool_).reshape(array.shape)
+
+
+def with_unknown(labels: Any) -> Any:
+    """Return labels whose missing entries are -1, or NaN among floating-point numbers; others as they are."""
+    try:
+        array: Array = np.asarray([] if labels is None else labels)
+    except (ValueError, TypeError, RuntimeError):  # which as_array says
+        return labels
+    lacking = missing_entries(labels, array)
+    if not lacking.any():
+        return labels
+    if array.dtype.kind == "U":
+        return np.where(lacking, "", array)
+    if array.dtype.kind == "O":
+        try:
+            return np.where(lacking, np.nan, np.where(lacking, 0, array).astype(np.float64))
+        except (ValueError, TypeError):  # names, which as_labels refuses
+            return labels
+    return np.where(
+        lacking, np.nan if array.dtype.kind == "f" else -1, array.astype(np.promote_types(array.dtype, np.int8))
+    )
+
+
+def as_single(array: Array, what: str) -> npt.NDArray[np.float32]:
+    """Return numbers as float32, the same array if it is. Raises: GraphError for one that is too large for that."""
+    with np.errstate(over="ignore"):
+        single = array.astype(np.float32, copy=False)
+    if single is not array and array.dtype.kind == "f" and np.isinf(single).any():
+        lost = np.isinf(single) & np.isfinite(array)
+        if lost.any():
+            raise GraphError(
+                f"{what} hold {array[lost].flat[0]:g}, too large for float32, which holds numbers up to 3.4e38; scale them "
+                "down"
+            )
+    return single
 
 
 def is_sparse(array: Any) -> bool:
@@ -63,8 +133,7 @@ def as_features(features: Any, num_vertices: int, row_normalize: bool) -> Rows |
         if row_normalize and not isinstance(rows, CSR):
             return MappedRows(rows, _normalized)
     else:
-        with np.errstate(over="ignore"):
-            rows = csr_if_sparse(ArrayRows(np.ascontiguousarray(features, dtype=np.float32)))
+        rows = csr_if_sparse(ArrayRows(np.ascontiguousarray(as_single(features, "features"))))
     return normalized_rows(rows) if row_normalize else rows
 
 
@@ -90,9 +159,7 @@ def csr_from_scipy(matrix: Any) -> CSR:
     csr.sum_duplicates()
     csr.eliminate_zeros()
     indptr, indices = csr.indptr.astype(np.int64), csr.indices.astype(np.int32)
-    with np.errstate(over="ignore"):
-        values = csr.data.astype(np.float32)
-    return CSR(ArrayRows(indptr), ArrayRows(indices), ArrayRows(values), int(csr.shape[1]))
+    return CSR(ArrayRows(indptr), ArrayRows(indices), ArrayRows(as_single(csr.data, "features")), int(csr.shape[1]))
 
 
 def normalized_rows(features: Rows | CSR) -> Rows | CSR:
@@ -134,8 +201,7 @@ class MappedRows:
 
 
 def _single(rows: Array) -> Array:
-    with np.errstate(over="ignore"):
-        return rows.astype(np.float32, copy=False)
+    return as_single(rows, "features")
 
 
 def _normalized(rows: Array) -> Array:
@@ -154,13 +220,15 @@ def as_labels(
     or [N, T], what is to be predicted. Floating-point numbers are whole where all of them are. task: says which of these,
     where numbers alone do not: whole ones that are to be predicted as numbers, or one column of 0 and 1.
 
+    Entries that are masked, or NA in pandas, are unlabelled, too.
+
     Returns: the labels and the number of classes, or of columns.
 
     Raises: GraphError on another length, numbers that are not finite, or far too large for class numbers.
     """
     if labels is None:
         return None, num_classes or 0
-    array = as_array(labels, "labels")
+    array = as_array(with_unknown(labels), "labels")
     if task != "classes" and (matrix := _as_entries(array, num_vertices, task)) is not None:
         if num_classes not in (None, matrix.shape[1]):
             raise GraphError(f"labels have {matrix.shape[1]} columns, num_classes is {num_classes}; leave it out")
@@ -180,10 +248,11 @@ def as_labels(
         if not np.array_equal(array, np.rint(array)) or not np.isfinite(array).all():
             raise GraphError("classes must be whole numbers, or NaN for unlabelled; give other numbers task='numbers'")
     highest = int(array.max()) if array.size else -1
-    if num_classes is None and highest >= max(num_vertices, 2):
+    if highest >= 2**31 or (num_classes is None and highest >= max(num_vertices, 2)):
+        shown = str(highest) if highest < 2**63 else f"{float(highest):g}"
         raise GraphError(
-            f"the largest label is {highest} for {num_vertices} vertices; number classes from 0 (from Python, num_classes "
-            "allows more)"
+            f"the largest label is {shown} for {num_vertices} vertices; number classes from 0 (from Python, num_classes "
+            "allows more), or say task='numbers' (--task numbers) if they are numbers to predict"
         )
     return ArrayRows(array.astype(np.int64)), highest + 1 if num_classes is None else num_classes
 
@@ -208,16 +277,20 @@ def _as_entries(array: Array, num_vertices: int, task: Task | None) -> Array | N
             f"labels of {columns} columns must be 0, 1 or -1 for unknown, got {known.min()} to {known.max()}; for "
             "numbers that are to be predicted, say task='numbers' (--task numbers)"
         )
-    with np.errstate(over="ignore"):
-        return array.astype(np.float32).reshape(num_vertices, columns)
+    return as_single(array, "labels").reshape(num_vertices, columns)
 
 
 def as_splits(splits: Mapping[str, Any] | None, num_vertices: int) -> dict[str, Rows]:
-    """Convert each split, a bool mask [N] or [S, N] or a list of vertex ids, to a bool array [S, N].
+    """Convert each split, a bool mask [N] or [S, N] or a list of vertex ids, to a bool array [S, N]; valid stands for val.
 
     Raises: GraphError on other shapes or types and on ids that repeat or lie outside [0, N).
     """
-    arrays = {name: as_array(split, f"split {name!r}") for name, split in (splits or {}).items()}
+    arrays: dict[str, Array] = {}
+    for given, split in (splits or {}).items():
+        name = canonical_split(given)
+        if name in arrays:
+            raise GraphError(f"splits hold {name!r} twice, as {given!r} and under another name; leave one of them out")
+        arrays[name] = as_array(split, f"split {given!r}")
     return {name: ArrayRows(_masks(split, num_vertices, name)) for name, split in arrays.items()}
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from mggcn.errors import GraphError
-from mggcn.graph.convert import to_numpy
 from mggcn.graph.csr import Array, Graph, falls
 from mggcn.graph.options import DEFAULT_OPTIONS
 from mggcn.graph.structure import check_job, edges_of
+from mggcn.graph.vertex_data import to_numpy
 
 MAX_IDS = 2**31 - 1
 

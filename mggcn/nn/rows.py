@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mggcn.backend.base import KernelBackend
 from mggcn.errors import GraphError
-from mggcn.graph.convert import to_numpy
 from mggcn.graph.csr import Graph
+from mggcn.graph.vertex_data import to_numpy
 from mggcn.partition.base import Partition
 from mggcn.partition.rows.features import FeatureReader
 

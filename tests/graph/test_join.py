@@ -186,7 +186,7 @@ def test_types_join() -> None:
             r"got \[1, 2\]; .*train=A --join test=B",
         ),
         ([small_graph(), "nowhere"], "graph 2 of 2: there is no nowhere"),
-        ({"valid": small_graph()}, "belong to train, val, test, got valid"),
+        ({"dev": small_graph()}, "belong to train, val, test, got dev"),
     ],
     ids=str,
 )

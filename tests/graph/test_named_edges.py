@@ -11,9 +11,9 @@ import pytest
 from mggcn import load
 from mggcn.errors import GraphError
 from mggcn.graph import edge_list, edges
-from mggcn.graph.convert import from_object
 from mggcn.graph.ids import ids_of
 from mggcn.graph.layout import graph_sha256
+from mggcn.graph.objects import from_object
 from mggcn.graph.sources import load_source
 from mggcn.graph.store import open_store
 from tests.commands.runs import refused, run_main

@@ -11,9 +11,10 @@ import torch
 from torch_geometric.data import Data
 
 from mggcn.errors import GraphError
-from mggcn.graph.convert import from_arrays, from_object, with_options
+from mggcn.graph.convert import from_arrays, with_options
 from mggcn.graph.csr import CSR, Graph
 from mggcn.graph.layout import graph_sha256
+from mggcn.graph.objects import from_object
 from mggcn.graph.options import GraphOptions
 from mggcn.graph.sources import load_source
 from mggcn.graph.store import open_store

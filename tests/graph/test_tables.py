@@ -12,8 +12,9 @@ import torch
 from torch_geometric.data import Data
 
 from mggcn.errors import GraphError
-from mggcn.graph.convert import from_arrays, from_object
+from mggcn.graph.convert import from_arrays
 from mggcn.graph.layout import graph_sha256
+from mggcn.graph.objects import from_object
 from mggcn.graph.options import GraphOptions
 from mggcn.graph.sources import load_source
 from tests.graph.small import TRIANGLE_AND_TAIL

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 
+import mggcn
 from mggcn.errors import GraphError
 from mggcn.graph.csr import CSR, check_csr
 from mggcn.graph.vertex_data import as_features, as_labels, as_splits, normalized_rows
@@ -126,3 +129,60 @@ def test_labels_tell_their_task() -> None:
     ):
         with pytest.raises(GraphError, match=words):
             as_labels(labels, 2, None, task)
+
+
+def test_masked_and_missing_entries(tmp_path: Path) -> None:
+    """Fails if what lies below a mask, or NA, becomes a feature, a class, an edge or a split."""
+    pandas = pytest.importorskip("pandas")
+    edges, hidden = np.array([[0, 1], [1, 2]]), [False, True, False]
+    x = np.ma.masked_array([[1.0], [-9999.0], [5.0]], mask=[[at] for at in hidden])
+    for arrays in (
+        {"features": x},
+        {"features": pandas.DataFrame({"a": [1, None, 3]}, dtype=object)},
+        {"splits": {"train": np.ma.masked_array([0, 1, 2], hidden)}},
+        {"weights": np.ma.masked_array([1.0, 2.0], [True, False])},
+        {"edge_types": np.ma.masked_array([1, 2], [True, False])},
+        {"ids": np.ma.masked_array([0, 1, 2], hidden)},
+    ):
+        with pytest.raises(GraphError, match=r"1 entries are missing \(masked, or NA\)"):
+            mggcn.load(edges, **arrays)
+    with pytest.raises(GraphError, match="edges: 1 entries are missing"):
+        mggcn.load(np.ma.masked_array(edges, [[False, True], [False, False]]))
+    for labels in (
+        np.ma.masked_array([0, 7, 1], hidden),
+        np.ma.masked_array([0.0, 7.0, 1.0], hidden),
+        np.ma.masked_array([0, 7, 1], hidden, dtype=np.uint8),
+        pandas.Series([0, None, 1], dtype="Int64"),
+        [0, None, 1],
+    ):
+        found = mggcn.load(edges, labels=labels).labels
+        assert found is not None
+        assert found.array().tolist() == [0, -1, 1]
+    several = np.ma.masked_array([[0, 1], [1, 1], [0, 0]], [[0, 1], [0, 0], [0, 0]])
+    assert as_labels(several, 3, None)[0].array().tolist() == [[0, -1], [1, 1], [0, 0]]  # type: ignore[union-attr]
+    whole = np.ma.masked_array(np.ones((3, 1)), np.zeros((3, 1)))
+    assert expand(mggcn.load(edges, features=whole).features).tolist() == [[1], [1], [1]]
+
+
+def test_numbers_beyond_float32_are_called_that(tmp_path: Path) -> None:
+    """Fails if a finite number is called NaN or infinite, wherever features, labels or weights come from."""
+    edges, large = np.array([[0, 1], [1, 2]]), np.array([[1.0], [-1e300], [2.0]])
+    np.save(tmp_path / "x.npy", large)
+    np.savetxt(tmp_path / "edges.txt", edges.T, "%d")
+    for source, arrays in (
+        (edges, {"features": large}),
+        (edges, {"features": sp.csr_array(large)}),
+        (edges, {"features": torch.from_numpy(large)}),
+        (tmp_path / "edges.txt", {"features": tmp_path / "x.npy"}),
+        (edges, {"labels": [0.5, 1e300, 1.0]}),
+        (edges, {"labels": [0.0, 1e300, 1.0], "task": "numbers"}),
+    ):
+        with pytest.raises(GraphError, match=r"1e\+300, too large for float32"):
+            mggcn.load(source, **arrays)
+    with pytest.raises(GraphError, match="overflow float32"):
+        mggcn.load(edges, weights=[1.0, 1e300])
+    with pytest.raises(GraphError, match=r"largest label is 1e\+300 .*task='numbers'"):
+        mggcn.load(edges, labels=[0.0, 1e300, 1.0])
+    with pytest.raises(GraphError, match="NaN or infinite"):
+        mggcn.load(edges, features=np.array([[1.0], [np.inf], [2.0]]))
+    assert expand(as_features(np.array([[3.4e38]]), 1, False)) == np.float32(3.4e38)
