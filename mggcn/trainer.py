@@ -25,6 +25,7 @@ from mggcn.config import Config, ModelConfig
 from mggcn.config_files import with_model, with_named
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import Graph
+from mggcn.graph.ids import rows_of
 from mggcn.graph.store import open_store, store_folder
 from mggcn.html import html_table
 from mggcn.jobs import folder as run_folders
@@ -323,6 +324,7 @@ class Trainer:
         classes: bool = False,
         layer: int | None = None,
         graph: Any = None,
+        vertices: Any = None,
     ) -> npt.NDArray[Any]:
         """Return the scores of every vertex, (N, C) in the run's precision, in the graph's own order.
 
@@ -335,17 +337,21 @@ class Trainer:
             layer: A hidden layer, from 1, whose outputs (N, model.hidden[layer - 1]) are returned instead: embeddings.
             graph: Another graph with the same features, or anything that `load` takes, instead of the trainer's own; it
                 needs neither labels nor splits, and is scored in this process.
+            vertices: The vertices whose rows are returned, in this order: ids as the graph has them, row numbers if it has
+                none, or a mask (N,). All are computed.
 
         Raises:
             RunError: Nothing was trained yet.
             ConfigError: `weights` is neither "best" nor "last", the other graph's features or relations differ, numbers
-                were to be classes, or there is no such layer.
+                were to be classes, or there is no such layer or vertex.
         """
         _check_weights(weights)
         task = self._plan.shape.task
         prediction_files.check_kind(task, classes=classes, probabilities=probabilities)
         prediction_files.check_layer(self._config.model, layer, classes=classes, probabilities=probabilities)
-        scores = self._predicted(weights, probabilities, layer, graph)
+        graph = graph if graph is None or isinstance(graph, Graph) else load(graph)
+        rows = slice(None) if vertices is None else rows_of(self._graph if graph is None else graph, vertices)
+        scores = self._predicted(weights, probabilities, layer, graph)[rows]
         return prediction_files.classes_of(scores, task) if classes else scores
 
     def _predicted(self, weights: str, probabilities: bool, layer: int | None, graph: Any) -> npt.NDArray[np.floating]:
@@ -409,7 +415,7 @@ class Trainer:
     ) -> npt.NDArray[np.floating]:
         """Score the trainer's graph, or another one, on one rank."""
         config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
-        graph = self._graph if other is None else other if isinstance(other, Graph) else load(other)
+        graph = self._graph if other is None else other
         if layer is None:
             config, graph = predicting.for_scoring(config, graph, self._plan.shape)
             plan, partition = plan_graph(config, graph)
