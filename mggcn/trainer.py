@@ -6,7 +6,6 @@ N vertices, C classes.
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import tempfile
 import weakref
@@ -24,6 +23,7 @@ from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig
 from mggcn.config_files import with_model, with_named
 from mggcn.errors import ConfigError, RunError
+from mggcn.files import require_file
 from mggcn.graph.csr import Graph
 from mggcn.graph.ids import rows_of
 from mggcn.graph.store import open_store, store_folder
@@ -36,6 +36,7 @@ from mggcn.jobs import train as training
 from mggcn.jobs.auto import resolve_auto
 from mggcn.jobs.occupied import occupied
 from mggcn.jobs.regroup import regrouped, with_ranks
+from mggcn.jobs.result import read_result
 from mggcn.jobs.scores import scores_here
 from mggcn.jobs.weights import check_start, keep_start, weights_of, weights_of_run
 from mggcn.memory.units import human
@@ -43,6 +44,7 @@ from mggcn.model.weights import weights_of_module
 from mggcn.planning.advice import require_fit
 from mggcn.planning.text import PrintedPlan, subject
 from mggcn.report import write_report
+from mggcn.train.log import read_history
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -244,7 +246,7 @@ class Trainer:
         changes = schedule | ({} if epochs is None else {"epochs": epochs})
         config = run_folders.continued(self._folder, self._config, changes)
         if run_folders.is_complete(self._folder) and config == self._config:
-            return _history(self._folder)
+            return read_history(self._folder)
         if ranks is not None:
             config = with_ranks(config, ranks)
         with occupied(self._folder):
@@ -284,7 +286,7 @@ class Trainer:
             self._rank = ranks[0]
         else:
             training.train_processes(folder, self._config, quiet=True)
-        return _history(folder)
+        return read_history(folder)
 
     def evaluate(self, split: str = "test", weights: str = "best") -> float:
         """Return the score of a split: accuracy, or what `train.metric` says.
@@ -314,7 +316,7 @@ class Trainer:
         """
         if self._folder is None or not (self._folder / "result.json").exists():
             raise RunError("the trainer has no result yet; call fit(), or resume() where a run was interrupted")
-        return training.read_result(self._folder)
+        return read_result(self._folder)
 
     def predict(
         self,
@@ -371,7 +373,7 @@ class Trainer:
         target = Path(tempfile.mkdtemp(prefix="mggcn-")) / "scores.npy"
         try:
             predicting.predict(self._folder, target, weights=weights, probabilities=probabilities, layer=layer)
-            return np.load(target, allow_pickle=False)  # type: ignore[no-any-return]
+            return np.load(require_file(target), allow_pickle=False)  # type: ignore[no-any-return]
         finally:
             shutil.rmtree(target.parent, ignore_errors=True)
 
@@ -465,10 +467,6 @@ def _weights_from(source: Any, model: ModelConfig) -> Mapping[str, Tensor]:
     if isinstance(source, str | Path):
         return weights_of_run(Path(source))
     return source if isinstance(source, Mapping) else weights_of_module(source, model)
-
-
-def _history(folder: Path) -> History:
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
 def _check_weights(weights: str) -> None:

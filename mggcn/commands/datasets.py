@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List, or make stores and print their places."""
-    from mggcn.errors import ConfigError
+    from mggcn.errors import ConfigError, printable
     from mggcn.graph.catalogue import DATASETS
     from mggcn.graph.datasets import data_folder, obtain
     from mggcn.graph.store import is_store
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name:
         stores = {name: obtain(DATASETS[name], folder) for name in arguments.name}
         arguments.answer = {"folder": folder, "stores": stores}
-        print(*stores.values(), sep="\n")
+        print(*map(printable, stores.values()), sep="\n")
         return 0
     titles = ("name", "vertices", "edges", "features", "classes", "score", "licence", f"in {folder}")
     rows, found = [], []

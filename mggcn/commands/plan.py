@@ -13,7 +13,7 @@ from mggcn.commands.answer import add_json
 from mggcn.commands.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.cost.machine import Machine, find_machine, shipped_machines
-from mggcn.errors import BackendError, ConfigError
+from mggcn.errors import BackendError, ConfigError, shown
 from mggcn.jobs.auto import NoChoiceError, resolve_auto, resolve_auto_shape
 from mggcn.planning.cost_text import cost_dict, cost_lines, memory_alone
 from mggcn.planning.record import to_dict
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         config, plan, choice = from_(arguments, config, machine, limit)
     except NoChoiceError as error:
         if not arguments.json:
-            print("\n".join(choice_lines(error.choice)[:-1]))
+            print(shown("\n".join(choice_lines(error.choice)[:-1])))
         raise
     limit = memory_limit(config) if limit is None else limit
     if arguments.json:
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         wide = machine if arguments.machine is not None else this_machine(in_float32(config))
         notes = [*chosen, *cost_lines(plan, machine, arguments.replication), *memory_alone(plan, machine, wide)]
         room = room_of(config, None if arguments.machine is None else machine)
-        print(render(plan, limit, notes, arguments.explain, room))
+        print(shown(render(plan, limit, notes, arguments.explain, room)))
     return 0 if plan.largest.total_bytes <= limit else 2
 
 

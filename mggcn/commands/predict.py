@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from mggcn.commands.answer import add_json
-from mggcn.errors import ConfigError, no_regular_file
+from mggcn.errors import ConfigError, printable
+from mggcn.files import read_text, reason, require_file
 from mggcn.jobs import predict as predicting
 
 
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     kind = "probabilities" if arguments.probabilities else "classes" if arguments.classes else "scores"
     what = kind if arguments.layer is None else f"layer-{arguments.layer}"
     arguments.answer = {"file": path, "what": what, "weights": arguments.weights}
-    print(path)
+    print(printable(path))
     return 0
 
 
@@ -82,15 +83,13 @@ def _listed(text: str) -> Any:
     path = Path(text)
     if path.suffix not in (".npy", ".txt"):
         return text.split(",")
-    if kind := no_regular_file(path):
-        raise ConfigError(f"--vertices {text} is {kind}, expected a file of ids, or ids separated by commas")
     try:
         if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line]
+            return np.load(require_file(path), allow_pickle=False)
+        return [line for line in read_text(path).splitlines() if line]
     except OSError as error:
         raise ConfigError(
-            f"--vertices {text} cannot be read: {error.strerror or error}; give ids, or a file"
+            f"--vertices {text} cannot be read: {reason(error)}; give a file of ids, or ids separated by commas"
         ) from error
     except (ValueError, EOFError) as error:
         raise ConfigError(f"--vertices {text} holds no list of ids: {error}") from error

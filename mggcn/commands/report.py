@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from mggcn.commands.answer import add_json
+from mggcn.errors import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,5 +25,5 @@ def run(arguments: argparse.Namespace) -> int:
     draw = write_bench_report if arguments.run_folder.suffix == ".json" else write_report
     files = list(draw(arguments.run_folder))
     arguments.answer = {"files": files}
-    print(*files, sep="\n")
+    print(*map(printable, files), sep="\n")
     return 0

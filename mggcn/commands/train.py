@@ -19,7 +19,7 @@ from mggcn.commands.answer import add_json
 from mggcn.commands.settings import add_settings, read_settings
 from mggcn.config import Config, from_tables
 from mggcn.config_files import with_settings
-from mggcn.errors import ConfigError, RunError
+from mggcn.errors import ConfigError, RunError, printable
 from mggcn.graph.ogb import is_ogb
 from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
@@ -27,6 +27,7 @@ from mggcn.jobs import folder as run_folders
 from mggcn.jobs import train as training
 from mggcn.jobs.occupied import occupied
 from mggcn.jobs.regroup import regrouped, with_ranks
+from mggcn.jobs.result import read_result
 from mggcn.jobs.weights import weights_of_run
 from mggcn.memory.units import human
 
@@ -117,15 +118,15 @@ def _resume(arguments: argparse.Namespace) -> dict[str, Any]:
     folder, quiet, (config, store) = arguments.resume, arguments.quiet, resumed(arguments)
     if run_folders.is_complete(folder) and config.train == run_folders.read_run(folder)[0].train:
         if not quiet:
-            print(f"the run in {folder} is complete; --epochs with a larger number extends it")
-        return training.read_result(folder)
+            print(f"the run in {printable(folder)} is complete; --epochs with a larger number extends it")
+        return read_result(folder)
     graph = open_store(store)
     config = regrouped(folder, config, graph, store)
     plan, reason = run_folders.recorded_plan(folder, config, graph)
     run_folders.reopen(folder, config)
     if not quiet:
         if not (folder / "checkpoints" / "latest").exists():
-            print(f"{folder} holds no checkpoint: the run starts again", flush=True)
+            print(f"{printable(folder)} holds no checkpoint: the run starts again", flush=True)
         training.announce(plan, store, reason, run_folders.epochs_done(folder, config))
     return _train(folder, quiet, functools.partial(training.resume_training, folder, config, graph, quiet=quiet))
 
@@ -135,7 +136,7 @@ def _train(folder: Path, quiet: bool, train: Callable[[], dict[str, Any]]) -> di
         return train()
     except Interrupted:
         if not quiet and (folder / "checkpoints" / "latest").exists():
-            print(f"saved; resume with: mggcn train --resume {folder}", flush=True)
+            print(f"saved; resume with: mggcn train --resume {printable(folder)}", flush=True)
         raise
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from mggcn.errors import GraphError, StoreError, did_you_mean, no_regular_file
+from mggcn.errors import GraphError, StoreError, did_you_mean
+from mggcn.files import no_regular_file, open_file
 from mggcn.graph.binary_edges import RAW, read_npy, read_raw
 from mggcn.graph.catalogue import DATASETS
 from mggcn.graph.check import canonical_split
@@ -169,7 +170,7 @@ def _read_file(path: Path, room: Room, named: bool) -> dict[str, Any]:
     """Read the arguments of `from_arrays` that a file holds, told apart by its first bytes, then by its suffix."""
     if kind := no_regular_file(path):
         raise GraphError(f"{path} is {kind}, expected {KNOWN}: write what it gives to a file")
-    with path.open("rb") as file:
+    with open_file(path) as file:
         start = file.read(16)
     suffixes = path.suffixes[-2:] if path.suffix in PACKED else path.suffixes[-1:]
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), (suffixes or [""])[0].lower())

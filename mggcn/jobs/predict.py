@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import secrets
 import sys
 from collections.abc import Mapping
@@ -78,7 +79,7 @@ def predict(
     check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
     ids, rows = graph.ids, None if vertices is None else rows_of(graph, vertices)
     rewritten = classes or target.suffix != ".npy"
-    scored = target.with_name(f".{target.name}.{secrets.token_hex(4)}.npy")
+    scored = target.with_name(f".{target.name}.{secrets.token_hex(8)}.npy")
     arguments = {
         "seed": seed_of_weights(folder, config, seed),
         "store": str(source.resolve()),
@@ -216,6 +217,7 @@ def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, pro
     scores = trainer.scores()
     try:
         if comm.rank == 0:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
             np.lib.format.open_memmap(temporary, "w+", scores.dtype, (graph.num_vertices, scores.shape[1])).flush()
         comm.barrier()
         whole = np.lib.format.open_memmap(temporary, "r+")

@@ -25,7 +25,7 @@ def write_report(run: Path) -> list[Path]:
     require_matplotlib()
     record = read_run(run)
     recorded = run / "timeline.json"
-    timeline = read_timeline(recorded) if recorded.is_file() else None
+    timeline = read_timeline(recorded) if recorded.exists() else None
     folder = run / "report"
     try:
         folder.mkdir(exist_ok=True)

@@ -7,6 +7,8 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mggcn.files import read_bytes
+
 STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 76rem; margin: 2rem auto;
@@ -37,7 +39,7 @@ def escape(text: object) -> str:
 
 def image(path: Path, description: str) -> str:
     """Inline a PNG, so that the page is one file."""
-    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    data = base64.b64encode(read_bytes(path)).decode("ascii")
     return f'<img alt="{escape(description)}" src="data:image/png;base64,{data}">'
 
 

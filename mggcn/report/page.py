@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.config_model import ignored_settings
+from mggcn.files import write_bytes
 from mggcn.graph.class_names import recorded_names
 from mggcn.report.figure import format_bytes, format_count
 from mggcn.report.markup import details, escape, image, page, table
@@ -49,7 +50,8 @@ def write_page(record: RunRecord, images: Sequence[Path], path: Path, timeline: 
         _configuration(record.config),
         *_provenance(record),
     ]
-    path.write_text(page(f"mggcn run {record.path.resolve().name}: {name}", body), encoding="utf-8")
+    text = page(f"mggcn run {record.path.resolve().name}: {name}", body)
+    write_bytes(path, text.encode(errors="replace"), durable=False)  # a folder's name may be no UTF-8
     return path
 
 

@@ -5,14 +5,13 @@ config.toml, history.jsonl and plan.json must be there. result.json is written l
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mggcn.errors import RunError
+from mggcn.files import LARGEST_HISTORY, parse_object, read_object, read_text, read_toml, reason
 from mggcn.jobs.sweep_folder import refuse_sweep
 
 Json = dict[str, Any]
@@ -64,7 +63,7 @@ def read_run(run: Path) -> RunRecord:
     if not run.is_dir():
         raise RunError(f"{run} is not a run folder; expected the folder that `mggcn train --out` wrote")
     refuse_sweep(run)
-    absent = [name for name in _NEEDED if not (run / name).is_file()]
+    absent = [name for name in _NEEDED if not (run / name).exists()]
     if absent:
         raise RunError(
             f"{run} is not a complete run folder: {', '.join(absent)} missing; expected {', '.join(_NEEDED)}"
@@ -72,7 +71,7 @@ def read_run(run: Path) -> RunRecord:
     config = _read_toml(run / "config.toml")
     if not isinstance(config.get("train", {}), Mapping):
         raise RunError(f"{run / 'config.toml'}: train must be a table such as [train]")
-    interrupted = not (run / "result.json").is_file()
+    interrupted = not (run / "result.json").exists()
     runs, torn = _read_history(run / "history.jsonl", interrupted)
     result = None if interrupted else _read_result(run / "result.json")
     notes = ["The last line of history.jsonl is incomplete and was left out."] if torn else []
@@ -93,26 +92,27 @@ def _interruption(run: Path, config: Json, runs: dict[int, list[Json]]) -> str:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"cannot read {path}: {error}") from error
+        return read_text(path, LARGEST_HISTORY)
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {reason(error)}") from error
 
 
 def _read_toml(path: Path) -> Json:
     try:
-        return tomllib.loads(_read_text(path))
-    except tomllib.TOMLDecodeError as error:
+        return read_toml(path)
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {reason(error)}") from error
+    except ValueError as error:
         raise RunError(f"{path} is not valid TOML: {error}") from error
 
 
 def _read_json(path: Path) -> Json:
     try:
-        value = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
+        return read_object(path)
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {reason(error)}") from error
+    except ValueError as error:
         raise RunError(f"{path} is not valid JSON: {error}; was the run cut off while writing it?") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path} must hold a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _require(value: Any, keys: tuple[str, ...], where: str) -> None:
@@ -132,8 +132,8 @@ def _read_history(path: Path, interrupted: bool) -> tuple[dict[int, list[Json]],
     torn = False
     for number, line in lines:
         try:
-            epoch = json.loads(line)
-        except json.JSONDecodeError as error:
+            epoch = parse_object(line)
+        except ValueError as error:
             if interrupted and number == lines[-1][0]:
                 torn = True
                 continue
