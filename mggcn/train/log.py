@@ -138,8 +138,8 @@ class RunLog:
             print(f"epoch {text}", file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
-        """Print a line for the user, below the progress line."""
-        if self._says:
+        """Print a line for the user, below the progress line; nothing if it is empty."""
+        if self._says and text:
             self._end_line()
             print(shown(text), flush=True)
 

@@ -12,6 +12,7 @@ from mggcn import native
 from mggcn.backend.cpu.args import address, dropout_args
 from mggcn.backend.neighbours import Heads
 from mggcn.backend.sparse import Sparse
+from mggcn.backend.team import Team
 
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
 
@@ -72,11 +73,11 @@ class AttentionArgs(ctypes.Structure):
 
 
 class CpuNeighbours:
-    """The kernels for one storage type on a fixed number of threads."""
+    """The kernels for one storage type on a team of threads."""
 
-    def __init__(self, dtype: torch.dtype, threads: int, isa: str) -> None:
+    def __init__(self, dtype: torch.dtype, team: Team, isa: str) -> None:
         self._kind = {torch.float32: "f32", torch.float64: "f64"}[dtype]
-        self._threads = threads
+        self._team = team
         self._isa = isa
 
     def _run(self, name: str, *args: Any) -> None:
@@ -120,7 +121,7 @@ class CpuNeighbours:
             out.shape[1],
             int(begins),
             int(ends),
-            self._threads,
+            self._team.running,
         )
         self._run(name, ctypes.byref(args))
 
@@ -194,7 +195,7 @@ class CpuNeighbours:
             dropout_args(heads.dropout),
             int(begins),
             int(ends),
-            self._threads,
+            self._team.running,
         )
         self._run(name, ctypes.byref(args))
 
@@ -213,7 +214,7 @@ class CpuNeighbours:
             rows,
             heads,
             cols,
-            self._threads,
+            self._team.running,
         )
 
 
