@@ -282,7 +282,11 @@ def write_plan(
     write_json(
         folder / "plan.json", to_dict(plan) | names | ({} if choice is None else {"choice": choice_dict(choice)})
     )
-    job = {"store": None if store is None else str(store.resolve()), "owners_sha256": partition.digest()}
+    job = {
+        "store": None if store is None else str(store.resolve()),
+        "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "owners_sha256": partition.digest(),
+    }
     write_json(
         folder / "job.json", job | {"assignment": _assignment(plan.config)} | beginnings(folder, plan.config, graph)
     )

