@@ -17,6 +17,7 @@ from typing import NoReturn, final
 from mggcn import native
 from mggcn.comm.failure import out_of_memory, signal_of
 from mggcn.commands import (
+    completion,
     datasets,
     doctor,
     generate,
@@ -99,14 +100,16 @@ def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Nam
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = Parser(prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks.")
-    parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    commands.add_parser("help", help="Print the help of a command.")  # listed here, answered by `parse`
     modules = (
         *(prepare, store, datasets, partition, plan, train, sweep, predict, status, report),
-        *(generate, tune, settings, doctor),
+        *(generate, tune, settings, completion, doctor),
     )
+    parser = Parser(prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks.")
+    parser.set_defaults(main=parser)
+    parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    helped = commands.add_parser("help", help="Print the help of a command.")  # listed here, answered by `parse`
+    helped.add_argument("command", nargs="*", choices=[module.__name__.rpartition(".")[2] for module in modules])
     for module in modules:
         name = module.__name__.rpartition(".")[2]
         summary = next(iter((module.__doc__ or "").splitlines()), "")  # python -OO leaves no docstrings
