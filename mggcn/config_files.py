@@ -91,7 +91,10 @@ def with_model(config: Config | None, model: ModelConfig | None) -> Config:
     if not isinstance(config, Config | None):
         raise ConfigError(f"config must be a mggcn.Config, got {type(config).__name__}")
     if not isinstance(model, ModelConfig | None):
-        raise ConfigError(f"model must be mggcn.GCN(...), SAGE(...) or MLP(...), got {type(model).__name__}")
+        raise ConfigError(
+            "model must be mggcn.GCN(...), SAGE, GAT, GATv2, GIN, SGC, APPNP, RGCN or MLP(...), got "
+            f"{type(model).__name__}"
+        )
     base = config or Config()
     return base if model is None else dataclasses.replace(base, model=model)
 

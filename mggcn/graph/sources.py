@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from mggcn.errors import GraphError, StoreError, did_you_mean
 from mggcn.files import no_regular_file, open_file
 from mggcn.graph.binary_edges import RAW, read_npy, read_raw
-from mggcn.graph.catalogue import DATASETS
+from mggcn.graph.catalogue import DATASETS, dataset_named, read_elsewhere
 from mggcn.graph.check import canonical_split
 from mggcn.graph.class_names import given_names, with_class_names
 from mggcn.graph.convert import from_arrays, with_features, with_options
@@ -158,10 +158,10 @@ def find_source(source: str | Path, root: str | Path | None) -> Path:
     for path in candidates:
         if path.exists():
             return path
-    if str(source) in DATASETS:
-        return obtain(DATASETS[str(source)], data_folder(root))
+    if (dataset := dataset_named(str(source))) is not None:
+        return obtain(dataset, data_folder(root))
     near = {entry.name: entry for path in candidates if path.parent.is_dir() for entry in path.parent.iterdir()}
-    meant = did_you_mean(Path(source).name, [*near, *DATASETS])
+    meant = read_elsewhere(str(source)) or did_you_mean(Path(source).name, [*near, *DATASETS])
     names = ", ".join(str(path) for path in candidates) + meant
     raise GraphError(f"there is no {names}; expected {KNOWN}, or a name that `mggcn datasets` lists. {EXPECTED}")
 
