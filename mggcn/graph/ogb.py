@@ -63,7 +63,7 @@ def read_ogb(path: Path, room: Room = IN_MEMORY) -> dict[str, Any]:
     if counts.size != 1:
         raise GraphError(f"{path} holds {counts.size} graphs, expected one: node-property data sets have one")
     whole = {**found, "num_vertices": int(counts[0]), "splits": _splits(path / "split")}
-    return whole | _class_names(path / "mapping", found["labels"])
+    return whole | class_names_of(path, found["labels"])
 
 
 def _text(raw: Path, room: Room) -> dict[str, Any]:
@@ -120,9 +120,9 @@ def _splits(folder: Path) -> dict[str, Array]:
     return {part: _numbers(folder / names[0] / file, np.int64, 1)[:, 0] for part, file in PARTS.items()}
 
 
-def _class_names(folder: Path, labels: Array) -> dict[str, Any]:
-    """Return the names of classes of a data set's mapping, if it names all that occur in one column of labels."""
-    files = sorted(folder.glob("labelidx2*.csv.gz"))
+def class_names_of(path: Path, labels: Array) -> dict[str, Any]:
+    """Return the names of classes of a folder's mapping, if it names all that occur in one column of labels."""
+    files = sorted((path / "mapping").glob("labelidx2*.csv.gz"))
     if len(files) != 1 or no_regular_file(files[0]) or np.shape(labels)[1:] not in ((), (1,)):
         return {}
     text = _read(files[0], lambda: gzip.open(files[0]).read(MOST_NAMES).decode())
