@@ -133,6 +133,12 @@ COLUMNS: Mapping[Task, str] = MappingProxyType(
 """What the columns of scores are, by task."""
 
 
+Repeats = Literal["", "counted", "summed"]
+"""counted: values are numbers of parallel edges; summed: sums of the weights of parallel edges, whose number is not known;
+"": no edge repeats, or repeated ones are one edge."""
+REPEATS: tuple[Repeats, ...] = ("counted", "summed")
+
+
 def columns(task: Task, count: int) -> str:
     """Return how many columns a task has, in words."""
     one = {"classes": "class", "labels": "label a vertex", "numbers": "number a vertex"}
@@ -217,6 +223,19 @@ class Graph:
         if self.labels is None or len(self.labels.shape) == 1:
             return "classes"
         return "labels" if self.labels.dtype == np.int8 else "numbers"
+
+    @property
+    def repeats(self) -> Repeats:
+        """What values say of edges that the source lists several times."""
+        told, options = self.meta.get("input"), self.meta.get("options")
+        if self.adj.values is None or not isinstance(told, Mapping):
+            return ""
+        for known in REPEATS:
+            if told.get("repeats") == known:
+                return known
+        # Stores of earlier versions do not say whether values were weights before they were added up.
+        added = isinstance(options, Mapping) and options.get("duplicates") == "sum" and told.get("num_merged")
+        return "summed" if added else ""
 
     @property
     def symmetric(self) -> bool:

@@ -102,6 +102,9 @@ def _write_pyg(graph: Graph, file: BinaryIO, path: Path) -> None:
         for name, column in window.items():
             parts.setdefault(name, []).append(column)
     columns = {name: torch.from_numpy(np.concatenate(found)) for name, found in parts.items()}
+    if graph.repeats == "counted" and columns:
+        counts = columns.pop("weight").long()
+        columns = {name: column.repeat_interleave(counts) for name, column in columns.items()}
     none = torch.empty(0, dtype=torch.int64)
     data = Data(edge_index=torch.stack([columns.get("source", none), columns.get("target", none)]))
     data.num_nodes = graph.num_vertices

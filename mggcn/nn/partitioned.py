@@ -20,6 +20,7 @@ from mggcn.backend.cuda.base import Device
 from mggcn.comm.base import Communicator
 from mggcn.config import Config
 from mggcn.errors import ConfigError
+from mggcn.graph.check import refuse_summed
 from mggcn.nn.devices import rank_backend
 from mggcn.nn.rank_aggregation import PANEL, RankAggregation
 from mggcn.nn.rows import VertexRows
@@ -63,6 +64,7 @@ class PartitionedGraph:
         self._comm = comm
         self._num_vertices = graph.num_vertices
         self._num_relations = graph.num_relations
+        self._graph = graph
         self._rows = VertexRows(graph, shared.partition, comm.rank, self._backend)
         self._features: Tensor | None = None
         self.aggregation = RankAggregation(shared, self._backend, comm)
@@ -93,6 +95,16 @@ class PartitionedGraph:
     def num_relations(self) -> int:
         """Number of relations, R; 0 if edges have no types."""
         return self._num_relations
+
+    @property
+    def counts_edges(self) -> bool:
+        """Whether stored values are numbers of parallel edges, each of which attention counts.
+
+        Raises:
+            GraphError: Edges repeat, and values are sums of their weights.
+        """
+        refuse_summed(self._graph)
+        return self._graph.repeats == "counted"
 
     @property
     def num_rows(self) -> int:
