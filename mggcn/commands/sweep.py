@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from mggcn.comm.failure import Interrupted
 from mggcn.commands.answer import add_json
+from mggcn.commands.colour import painted
 from mggcn.commands.settings import add_settings, given_settings, read_settings
 from mggcn.commands.train import store_path
 from mggcn.errors import ConfigError, printable, shown
@@ -16,6 +19,7 @@ from mggcn.graph.store import open_store
 from mggcn.jobs.sweep import Sweep, Trial, make_sweep, read_sweep, run_sweep
 from mggcn.jobs.sweep_folder import trial_folder
 from mggcn.jobs.sweep_space import as_text, read_space, refuse_both
+from mggcn.memory.units import duration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,11 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
         by = f", compared by {sweep.metric}" if sweep.metric else ""
         print(f"sweep folder {printable(folder)}, {total - ended} of {total} trials to train{by}", flush=True)
 
+    began, before = time.monotonic(), ended
+
     def tell(trial: Trial) -> None:
         nonlocal ended
         ended += 1
         if not a.quiet:
-            print(_line(trial, ended, total), flush=True)
+            left = (time.monotonic() - began) / (ended - before) * (total - ended)
+            print(_line(trial, ended, total) + f", {duration(left)} left" * (ended < total), flush=True)
 
     try:
         sweep = run_sweep(folder, tell)
@@ -136,4 +143,5 @@ def summary(sweep: Sweep) -> str:
     text = shown(f"{sweep!r}\n")
     if sweep.best is None:
         return text + "no trial has a validation score to choose by"
-    return text + f"best: {printable(sweep.best_folder)}; score it with mggcn predict, look at it with mggcn report"
+    best = painted(f"best: {printable(sweep.best_folder)}", "bold", sys.stdout)
+    return f"{text}{best}; score it with mggcn predict, look at it with mggcn report"

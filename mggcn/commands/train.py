@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.rank import torchrun_env
 from mggcn.commands.answer import add_json
+from mggcn.commands.colour import painted
 from mggcn.commands.settings import add_settings, read_settings
 from mggcn.config import Config, from_tables
 from mggcn.config_files import with_settings
@@ -205,6 +207,11 @@ def _under_torchrun(arguments: argparse.Namespace) -> int:
     return code
 
 
+def _scores(line: str, kind: str) -> str:
+    """A line of scores as it is printed: those of the best epoch stand out."""
+    return painted(line, "bold", sys.stdout) if kind == "best" else line
+
+
 def summary(result: dict[str, Any]) -> str:
     """Return the scores, times and memory of a run as text."""
     metric = result["metric"]
@@ -215,14 +222,14 @@ def summary(result: dict[str, Any]) -> str:
             if kind == "best" and mean["val"] is None:
                 continue  # nothing was validated
             scores = ", ".join(f"{s} {mean[s]:.4f} +- {std[s]:.4f}" for s in mean if mean[s] is not None)
-            lines.append(f"{metric} of {len(result['runs'])} runs, {title}: {scores}")
+            lines.append(_scores(f"{metric} of {len(result['runs'])} runs, {title}: {scores}", kind))
     else:
         for kind, title in (("final", "last epoch"), ("best", "best validation")):
             scores = result[kind]
             if kind == "best" and scores["val"] is None:
                 continue  # nothing was validated
             text = ", ".join(f"{s} {scores[s]:.4f}" for s in ("train", "val", "test") if scores[s] is not None)
-            lines.append(f"{metric}, {title} ({scores['epoch']}): {text}")
+            lines.append(_scores(f"{metric}, {title} ({scores['epoch']}): {text}", kind))
     epoch = result["seconds_per_epoch"]
     seconds = "no epoch was left to run" if epoch is None else f"{epoch:.4f} s per epoch (median)"
     lines.append(

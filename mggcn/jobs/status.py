@@ -14,7 +14,7 @@ from mggcn.comm.failure import process_state
 from mggcn.errors import RunError, printable
 from mggcn.files import open_file, parse_object, read_object, read_text, reason
 from mggcn.jobs.folder import is_complete, looks_like_run, read_run
-from mggcn.memory.units import human
+from mggcn.memory.units import duration, human
 from mggcn.train.heartbeat import Pulse, boot_id, read_pulses, started_at
 
 SILENT_S: Final = 60.0
@@ -201,13 +201,3 @@ def details_of(run: RunStatus) -> list[str]:
             f"rank {rank.rank}: {rank.state}, pid {rank.pid} on {host}, heard of {duration(rank.heard_s)} ago{memory}"
         )
     return lines
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as text: 4 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
-    whole = round(seconds)
-    for unit, name, part, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= unit:
-            rest = whole % unit // part
-            return f"{whole // unit} {name}" + (f" {rest} {below}" if rest else "")
-    return f"{whole} s"

@@ -183,7 +183,7 @@ def _train_rank(
     from mggcn.tuning.epochs import Tuning, limits_of
 
     choices = measured_products(folder, config)
-    log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
+    log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs, config.train.repeat)
     store = store_folder(graph)
     kept_in = None if store is None else kept_file(graph_sha256(graph))
     tables = [folder / RUN_FILE, *([] if store is None or kept_in is None else [store / STORE_FILE, kept_in])]

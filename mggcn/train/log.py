@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import json
+import logging
 import os
 import sys
 import time
@@ -25,6 +26,7 @@ from mggcn.files import (
     reason,
     write_text,
 )
+from mggcn.memory.units import duration
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -77,6 +79,8 @@ def require_history(folder: Path, lines: int) -> None:
         )
 
 
+log = logging.getLogger(__name__)
+"""Epochs at the level INFO, for programs that import mggcn: logging.getLogger("mggcn") has them, of rank 0."""
 PROGRESS_S = 10.0
 """Seconds between two lines of progress where stderr is no terminal, such as the log of a batch job."""
 
@@ -84,14 +88,16 @@ PROGRESS_S = 10.0
 class RunLog:
     """history.jsonl and the progress of rank 0: a bar on a terminal, else a line now and then; other ranks are silent."""
 
-    def __init__(self, folder: Path | None, quiet: bool, total_epochs: int) -> None:
+    def __init__(self, folder: Path | None, quiet: bool, total_epochs: int, repeat: int = 1) -> None:
         self._folder = folder
         self._path = None if folder is None else folder / "history.jsonl"
         self._file: TextIO | None = None
         self._says = folder is not None and not quiet
         self._bar = sys.stderr.isatty()
         self._shown_s = time.monotonic()
-        self._total = total_epochs
+        self._total, self._repeat = total_epochs, repeat
+        self._began: tuple[float, int] | None = None
+        self._width = 0
         self._open = False
         self.lines = 0
 
@@ -121,14 +127,17 @@ class RunLog:
             return
         with self._written():
             self._file.write(json.dumps(row) + "\n")
+        if log.isEnabledFor(logging.INFO):
+            log.info("epoch %s", self._line(row))
         if self._says:
             self._show(row)
 
     def _show(self, row: dict[str, Any]) -> None:
         """Move the bar, or write a line if the last one is PROGRESS_S old."""
-        done, score = row["epoch"], "" if row["val"] is None else f"  val {row['val']:.4f}"
-        text = f"{done}/{self._total}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch"
+        done, text = row["epoch"], f"{self._line(row)}{self._left(row)}"
         if self._bar:
+            # What a longer text left is wiped out.
+            self._width, text = len(text), text.ljust(self._width)
             width = 24
             filled = "#" * (width * done // self._total)
             self._open = done != self._total
@@ -136,6 +145,20 @@ class RunLog:
         elif (now := time.monotonic()) >= self._shown_s + PROGRESS_S:
             self._shown_s = now
             print(f"epoch {text}", file=sys.stderr, flush=True)
+
+    def _line(self, row: dict[str, Any]) -> str:
+        """An epoch in words."""
+        score = "" if row["val"] is None else f"  val {row['val']:.4f}"
+        return f"{row['epoch']}/{self._total}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch"
+
+    def _left(self, row: dict[str, Any]) -> str:
+        """The time that the epochs left will take, of all repeats, at the pace since the first; "" before there is one."""
+        now, done = time.monotonic(), self._total * row.get("run", 0) + row["epoch"]
+        if self._began is None:
+            self._began = now, done
+        began, first = self._began
+        left = self._total * self._repeat - done
+        return f"  {duration((now - began) / (done - first) * left)} left" if done > first and left else ""
 
     def say(self, text: str) -> None:
         """Print a line for the user, below the progress line; nothing if it is empty."""

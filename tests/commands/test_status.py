@@ -173,11 +173,3 @@ def test_signs_of_life_are_rare_and_whole(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "rename", full)
     beats.end("complete")
     assert read_pulses(tmp_path, 4)[0].state == "training"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (61, "1 min 1 s"), (3600, "1 h"), (7500, "2 h 5 min"), (273700, "3 d 4 h")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    """Fails if a time left is told in the wrong unit."""
-    assert status.duration(seconds) == text
