@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from mggcn import native
 from mggcn.config import ModelConfig, from_tables
@@ -20,9 +20,10 @@ from mggcn.graph.objects import from_object, is_item
 from mggcn.graph.sources import load_joined, load_source
 from mggcn.graph.store import open_store, store_folder
 from mggcn.graph.store_write import write_store
+from mggcn.settings import LoadArguments, ModelSettings
 
 
-def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph:
+def load(source: Any, *, root: str | Path | None = None, **arrays: Unpack[LoadArguments]) -> Graph:
     """Load a graph from whatever holds one.
 
     Cost: a store opens lazily; everything else is read into memory.
@@ -72,7 +73,8 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Any) -> Graph
                 "the list of graphs"
             )
         check_arguments(arrays, ("verify",))
-        joined = load_joined(source, root=root, **arrays)
+        given: Any = arrays
+        joined = load_joined(source, root=root, **given)
         if metrics := joined.meta.get("joined_metrics"):
             warnings.warn(several_metrics(metrics), GraphWarning, stacklevel=2)
         return joined
@@ -110,7 +112,7 @@ def save(graph: Any, path: str | Path, *, overwrite: bool = False) -> Graph:
     return open_store(path)
 
 
-def GCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  a model, as in torch.nn
+def GCN(hidden: int | Sequence[int] = (128, 128), **settings: Unpack[ModelSettings]) -> ModelConfig:  # noqa: N802  a model, as in torch.nn
     """Describe a graph convolutional network (Kipf & Welling 2017).
 
     Args:
@@ -125,10 +127,10 @@ def GCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfi
         >>> mggcn.GCN(hidden=(64, 64), dropout=0.5).norm
         'symmetric'
     """
-    return from_tables({"model": settings | {"kind": "gcn", "hidden": hidden}}).model
+    return _model(settings, kind="gcn", hidden=hidden)
 
 
-def MLP(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  a model, as in torch.nn
+def MLP(hidden: int | Sequence[int] = (128, 128), **settings: Unpack[ModelSettings]) -> ModelConfig:  # noqa: N802  a model, as in torch.nn
     """Describe the network of `GCN` without the graph: a yardstick for what the graph adds.
 
     Args:
@@ -138,10 +140,10 @@ def MLP(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfi
     Raises:
         ConfigError: As for `GCN`.
     """
-    return from_tables({"model": settings | {"kind": "mlp", "hidden": hidden}}).model
+    return _model(settings, kind="mlp", hidden=hidden)
 
 
-def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
+def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Unpack[ModelSettings]) -> ModelConfig:  # noqa: N802  as in torch.nn
     """Describe GraphSAGE, by default with the GCN aggregator, (sum of neighbours + self) / (degree + 1) (DistGNN, 6.1).
 
     In a weighted graph the average is weighted; a vertex itself has the weight of its stored self-loop, or 1 without one.
@@ -156,10 +158,10 @@ def SAGE(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     Raises:
         ConfigError: As for `GCN`.
     """
-    return from_tables({"model": settings | {"kind": "sage", "hidden": hidden}}).model
+    return _model(settings, kind="sage", hidden=hidden)
 
 
-def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
+def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Unpack[ModelSettings]) -> ModelConfig:  # noqa: N802  as in torch.nn
     """Describe R-GCN (Schlichtkrull et al. 2018) for a graph whose edges have types, as PyG's RGCNConv with `num_bases`.
 
     Args:
@@ -170,14 +172,13 @@ def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConf
     Raises:
         ConfigError: As for `GCN`.
     """
-    return from_tables({"model": settings | {"kind": "rgcn", "hidden": hidden}}).model
+    return _model(settings, kind="rgcn", hidden=hidden)
 
 
-def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: Any) -> ModelConfig:  # noqa: N802
+def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: Unpack[ModelSettings]) -> ModelConfig:  # noqa: N802
     """Describe a graph attention network (Velickovic et al. 2018), heads averaged in the last layer.
 
-    Attention reads no weights of edges; edges that repeat in a PyG or DGL graph count each, as in the layers there. Dropout
-    of its weights is `attention_dropout`.
+    Attention reads no weights of edges. Dropout of its weights is `attention_dropout`.
 
     Args:
         hidden: Widths of the hidden layers, of all heads together.
@@ -192,10 +193,10 @@ def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: An
         >>> mggcn.GAT(hidden=(64,), heads=8, attention_dropout=0.2).heads
         8
     """
-    return from_tables({"model": settings | {"kind": "gat", "hidden": hidden, "heads": heads}}).model
+    return _model(settings, kind="gat", hidden=hidden, heads=heads)
 
 
-def GATv2(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: Any) -> ModelConfig:  # noqa: N802
+def GATv2(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: Unpack[ModelSettings]) -> ModelConfig:  # noqa: N802
     """Describe GATv2 (Brody et al. 2022), whose attention ranks neighbours by vertex: as `GAT` otherwise.
 
     Args:
@@ -206,10 +207,10 @@ def GATv2(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: 
     Raises:
         ConfigError: As for `GAT`.
     """
-    return from_tables({"model": settings | {"kind": "gatv2", "hidden": hidden, "heads": heads}}).model
+    return _model(settings, kind="gatv2", hidden=hidden, heads=heads)
 
 
-def GIN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
+def GIN(hidden: int | Sequence[int] = (128, 128), **settings: Unpack[ModelSettings]) -> ModelConfig:  # noqa: N802  as in torch.nn
     """Describe GIN (Xu et al. 2019, eq. 4.1): sums of neighbours and (1 + eps) x through two dense layers, eps learnt.
 
     Args:
@@ -219,10 +220,10 @@ def GIN(hidden: int | Sequence[int] = (128, 128), **settings: Any) -> ModelConfi
     Raises:
         ConfigError: As for `GCN`.
     """
-    return from_tables({"model": settings | {"kind": "gin", "hidden": hidden}}).model
+    return _model(settings, kind="gin", hidden=hidden)
 
 
-def SGC(hops: int = 2, **settings: Any) -> ModelConfig:  # noqa: N802  as in torch.nn
+def SGC(hops: int = 2, **settings: Unpack[ModelSettings]) -> ModelConfig:  # noqa: N802  as in torch.nn
     """Describe SGC (Wu et al. 2019): A_hat^K X W + b, a linear model of features that were averaged K times.
 
     Args:
@@ -232,11 +233,11 @@ def SGC(hops: int = 2, **settings: Any) -> ModelConfig:  # noqa: N802  as in tor
     Raises:
         ConfigError: As for `GCN`.
     """
-    return from_tables({"model": settings | {"kind": "sgc", "hops": hops}}).model
+    return _model(settings, kind="sgc", hops=hops)
 
 
 def APPNP(  # noqa: N802  as in torch.nn
-    hidden: int | Sequence[int] = (128, 128), hops: int = 10, teleport: float = 0.1, **settings: Any
+    hidden: int | Sequence[int] = (128, 128), hops: int = 10, teleport: float = 0.1, **settings: Unpack[ModelSettings]
 ) -> ModelConfig:
     """Describe APPNP (Klicpera et al. 2019, eq. 5): dense layers, then K steps Z = (1 - a) A_hat Z + a Z_0.
 
@@ -249,5 +250,9 @@ def APPNP(  # noqa: N802  as in torch.nn
     Raises:
         ConfigError: As for `GCN`.
     """
-    given = {"kind": "appnp", "hidden": hidden, "hops": hops, "teleport": teleport}
-    return from_tables({"model": settings | given}).model
+    return _model(settings, kind="appnp", hidden=hidden, hops=hops, teleport=teleport)
+
+
+def _model(settings: ModelSettings, **given: Any) -> ModelConfig:
+    """Return the model of some settings. Raises: ConfigError."""
+    return from_tables({"model": {**settings, **given}}).model

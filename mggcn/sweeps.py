@@ -6,7 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, store_folder, write_store
 from mggcn.jobs.sweep import Sweep, make_sweep, run_sweep
 from mggcn.jobs.sweep_space import Space, by_name, refuse_both
+from mggcn.settings import SweepSettings, refusing_functions
 
 
 def sweep(
@@ -29,7 +30,7 @@ def sweep(
     out: str | Path | None = None,
     at_once: int = 0,
     config: Config | None = None,
-    **settings: Any,
+    **settings: Unpack[SweepSettings],
 ) -> Sweep:
     """Train every point of a grid of settings, or a random draw, on one graph; return the trials with their scores.
 
@@ -58,7 +59,7 @@ def sweep(
     Warns:
         UserWarning: There are fewer settings than `trials`; each is trained once.
     """
-    base = with_named(with_model(config, model), settings)
+    base = with_named(with_model(config, model), refusing_functions({**settings}))
     if not isinstance(grid, Mapping) or not all(isinstance(name, str) for name in grid):
         raise ConfigError(
             f'grid must be a dict of settings and their values, such as {{"lr": [0.1, 0.01]}}, got {grid!r}'

@@ -6,12 +6,13 @@ N vertices, C classes.
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +24,7 @@ from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig
 from mggcn.config_files import with_model, with_named
 from mggcn.errors import ConfigError, RunError
-from mggcn.files import require_file
 from mggcn.graph.csr import Graph
-from mggcn.graph.ids import rows_of
 from mggcn.graph.store import open_store, store_folder
 from mggcn.html import html_table
 from mggcn.jobs import folder as run_folders
@@ -36,7 +35,6 @@ from mggcn.jobs import train as training
 from mggcn.jobs.auto import resolve_auto
 from mggcn.jobs.occupied import occupied
 from mggcn.jobs.regroup import regrouped, with_ranks
-from mggcn.jobs.result import read_result
 from mggcn.jobs.scores import scores_here
 from mggcn.jobs.weights import check_start, keep_start, weights_of, weights_of_run
 from mggcn.memory.units import human
@@ -44,13 +42,15 @@ from mggcn.model.weights import weights_of_module
 from mggcn.planning.advice import require_fit
 from mggcn.planning.text import PrintedPlan, subject
 from mggcn.report import write_report
-from mggcn.train.log import read_history
+from mggcn.settings import Parts, ScheduleSettings, Settings, is_module, refusing_functions, split_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
     from mggcn.assemble_rank import Rank
+    from mggcn.nn.module_run import ModuleRun
+    from mggcn.planning.select import Choice
 
 History = list[dict[str, Any]]
 OnEpoch = Callable[[dict[str, Any]], None]
@@ -66,7 +66,9 @@ class Trainer:
 
     Args:
         graph: A graph from `load`, or anything that `load` takes.
-        model: `GCN(...)` or another of this module's models; default `GCN()`.
+        model: `GCN(...)` or another of this module's models; default `GCN()`. Or a torch module of your own, called
+            with features and a rank's part of the graph: then ranks are threads by default, and `settings` also takes
+            `loss`, `metric`, `optimizer` and `schedule` as functions or classes (docs/own-models.md).
         ranks: Number of ranks P that share the graph.
         out: Run folder of the first `fit`; otherwise a temporary one, deleted with the trainer.
         start_from: What to begin with instead of random weights: a run folder (its best weights), weights as `state_dict`
@@ -94,63 +96,103 @@ class Trainer:
     def __init__(
         self,
         graph: Any,
-        model: ModelConfig | None = None,
+        model: ModelConfig | Module | None = None,
         *,
         ranks: int | None = None,
         out: str | Path | None = None,
         start_from: str | Path | Mapping[str, Tensor] | Module | None = None,
         config: Config | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         native.limit_spinning()
-        base = with_model(config, model)
-        self._graph: Graph = graph if isinstance(graph, Graph) else load(graph)
-        asked = with_named(base, settings | ({} if ranks is None else {"ranks": ranks}))
-        self._config, self._choice = resolve_auto(asked, self._graph)
-        self._plan, self._partition = plan_graph(self._config, self._graph)
-        require_fit(self._plan, memory_limit(self._config), room_of(self._config))
-        self._start = None if start_from is None else _weights_from(start_from, self._config.model)
-        if self._start is not None:
-            check_start(self._plan, self._start)
         self._out = None if out is None else Path(out)
         self._rank: Rank | None = None
         self._folder: Path | None = None
+        self._choice: Choice | None = None
+        self._start: Mapping[str, Tensor] | None = None
+        self._module: ModuleRun | None = None
+        self._graph: Graph = graph if isinstance(graph, Graph) else load(graph)
+        given: dict[str, Any] = {**settings} | ({} if ranks is None else {"ranks": ranks})
+        if is_module(model):
+            if start_from is not None:
+                raise ConfigError("start_from is for the models of mggcn; load the weights into the module before")
+            self._module = self._module_run(model, given, config)
+            self._config = self._module.recipe.config
+            return
+        asked = with_named(with_model(config, cast("ModelConfig | None", model)), refusing_functions(given))
+        self._config, self._choice = resolve_auto(asked, self._graph)
+        self._plan, self._partition = plan_graph(self._config, self._graph)
+        require_fit(self._plan, memory_limit(self._config), room_of(self._config))
+        if start_from is not None:
+            self._start = _weights_from(start_from, self._config.model)
+            check_start(self._plan, self._start)
+
+    def _module_run(self, module: Any, settings: Mapping[str, Any], config: Config | None) -> ModuleRun:
+        """Return the run of a module of one's own."""
+        from mggcn.nn.module_run import ModuleRun, recipe_of
+
+        parts, named = split_parts(settings)
+        return ModuleRun(self._graph, recipe_of(self._graph, module, parts, named, config))
 
     @classmethod
-    def from_run(cls, folder: str | Path, graph: Any = None) -> Trainer:
+    def from_run(
+        cls, folder: str | Path, graph: Any = None, module: Module | None = None, **parts: Unpack[Parts]
+    ) -> Trainer:
         """Return the trainer of a run folder: to score, to predict, and to continue it with `resume`.
 
         Args:
             folder: Folder of a run, also of one that the command line made or that was interrupted.
             graph: The run's graph, if it was in memory; otherwise the trainer opens it from its store.
+            module: Of a run that trains a module of one's own: the same module, with any weights.
+            **parts: Its loss, metric, optimizer and schedule, where these were not names.
 
         Raises:
             ConfigError: The run's graph was in memory, and no graph is given.
             RunError: The folder is not a run folder, or the graph differs from the run's.
         """
         folder = Path(folder)
-        config, _, job = run_folders.read_run(folder)
+        config, plan, job = run_folders.read_run(folder)
+        if module is None:
+            run_folders.require_planned(folder, plan)
+        elif "module" not in plan:
+            raise ConfigError(f"the run in {folder} trains a model of mggcn; leave module out")
         if graph is None and (job["store"] is None or not Path(job["store"]).is_dir()):
             where = f"was in the store {job['store']}, which no longer exists" if job["store"] else "was in memory"
             raise ConfigError(f"the graph of the run in {folder} {where}; give it: Trainer.from_run(folder, graph)")
         trainer = cls.__new__(cls)
         source = open_store(job["store"]) if graph is None else graph
         trainer._graph = source if isinstance(source, Graph) else load(source)
-        trainer._config, trainer._choice, trainer._start = config, None, None
-        trainer._plan, trainer._partition = run_folders.known_plan(folder, config, trainer._graph)
+        trainer._config, trainer._choice, trainer._start, trainer._module = config, None, None, None
         trainer._out, trainer._rank, trainer._folder = None, None, folder
+        if module is None:
+            trainer._plan, trainer._partition = run_folders.known_plan(folder, config, trainer._graph)
+            return trainer
+        run_folders.require_graph(folder, trainer._graph)
+        sharing = {name: plan["module"][name] for name in ("norm", "self_loops")}
+        trainer._module = trainer._module_run(module, {**parts, **sharing}, config)
+        trainer._module.adopt(config)
+        trainer._module.require_same(folder, plan)
         return trainer
 
     def __repr__(self) -> str:
         """Two lines: what is trained on what, and how far it is."""
-        graph, network = subject(self._plan)
+        graph, network = self._subject()
         return f"<Trainer of {network}, on {graph}; {self._state()}>"
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
-        graph, network = subject(self._plan)
+        graph, network = self._subject()
+        if self._module is not None:
+            return html_table("Trainer", {"graph": graph, "module": network, "state": self._state()})
         peak = f"{human(self._plan.largest.total_bytes)} per rank"
         return html_table("Trainer", {"graph": graph, "model": network, "predicted peak": peak, "state": self._state()})
+
+    def _subject(self) -> tuple[str, str]:
+        """Describe the graph and the network."""
+        if self._module is None:
+            return subject(self._plan)
+        graph = self._graph
+        return f"{graph.name}: {graph.num_vertices:,} vertices, {graph.num_edges:,} edges", self._module.describe()
 
     def _state(self) -> str:
         """Describe the progress of the last run."""
@@ -170,6 +212,7 @@ class Trainer:
     @property
     def plan(self) -> PrintedPlan:
         """Every buffer, byte and message of the run: print it, or read `plan.run`."""
+        self._refuse_module("plan: torch allocates what it needs")
         return PrintedPlan(self._plan)
 
     @property
@@ -184,7 +227,8 @@ class Trainer:
 
         Args:
             epochs: Overrides `train.epochs`.
-            on_epoch: Called with the row of each epoch, with one rank or threads only; what it raises ends the training.
+            on_epoch: Called here with the row of each epoch, in order; of ranks that are processes shortly after the epoch.
+                What it raises ends the training: processes save a checkpoint before.
 
         Returns:
             One row for each epoch: epoch, loss, train, val, test, lr, seconds.
@@ -200,7 +244,10 @@ class Trainer:
         store = self._store()
         temporary = None if out is not None else _temporary(self)
         folder = run_folders.make_run_folder(self._config, self._graph.name, out or temporary)
-        run_folders.write_plan(folder, self._plan, self._partition, store, self._graph, self._choice)
+        if self._module is None:
+            run_folders.write_plan(folder, self._plan, self._partition, store, self._graph, self._choice)
+        else:
+            self._module.write(folder, store)
         if self._start is not None:
             keep_start(folder, self._start)
         before, self._folder = self._folder, folder
@@ -213,7 +260,12 @@ class Trainer:
             raise
 
     def resume(
-        self, epochs: int | None = None, on_epoch: OnEpoch | None = None, *, ranks: int | None = None, **schedule: Any
+        self,
+        epochs: int | None = None,
+        on_epoch: OnEpoch | None = None,
+        *,
+        ranks: int | None = None,
+        **schedule: Unpack[ScheduleSettings],
     ) -> History:
         """Continue the last run: one that was interrupted to its end, a complete one with more epochs.
 
@@ -243,11 +295,12 @@ class Trainer:
             raise RunError(
                 "the trainer has no run to resume; call fit() first, or open one with Trainer.from_run(folder)"
             )
-        changes = schedule | ({} if epochs is None else {"epochs": epochs})
+        changes: dict[str, Any] = {**schedule} | ({} if epochs is None else {"epochs": epochs})
         config = run_folders.continued(self._folder, self._config, changes)
         if run_folders.is_complete(self._folder) and config == self._config:
-            return read_history(self._folder)
+            return _history(self._folder)
         if ranks is not None:
+            self._refuse_module("other number of ranks than it began with")
             config = with_ranks(config, ranks)
         with occupied(self._folder):
             if config.run.ranks != self._config.run.ranks:
@@ -255,6 +308,8 @@ class Trainer:
                 self._plan, self._partition = run_folders.known_plan(self._folder, config, self._graph)
             self._set_config(config)
             run_folders.reopen(self._folder, config)
+            if self._module is not None:
+                self._module.rewrite_config(self._folder)
             if (store := self._store()) is not None:
                 run_folders.move_store(self._folder, store)
             return self._train(self._folder, on_epoch)
@@ -263,18 +318,27 @@ class Trainer:
         """Refuse what cannot train here. Raises: ConfigError, BackendError."""
         if on_epoch is not None and not callable(on_epoch):
             raise ConfigError(f"on_epoch must be a function of a row, got {type(on_epoch).__name__}")
-        if on_epoch is not None and not self._in_process:
-            raise ConfigError("on_epoch needs ranks=1 or transport='threads': other processes cannot call it")
         check_available(self._config)
 
     def _set_config(self, config: Config) -> None:
         """Adopt new training settings that do not change the plan."""
-        self._config, self._plan = config, dataclasses.replace(self._plan, config=config)
+        self._config = config
+        if self._module is None:
+            self._plan = dataclasses.replace(self._plan, config=config)
+        else:
+            self._module.adopt(config)
+
+    def _refuse_module(self, what: str) -> None:
+        """Raises: ConfigError if the model is a module of one's own, which does not have what is asked for."""
+        if self._module is not None:
+            raise ConfigError(f"a module of your own has no {what} (docs/own-models.md)")
 
     def _train(self, folder: Path, on_epoch: OnEpoch | None) -> History:
         """Train on ranks in this process, keeping a single one for `predict`, or on processes."""
         self._rank = None
-        if self._in_process:
+        if self._module is not None:
+            self._module.train(folder, on_epoch)
+        elif self._in_process:
             known = (self._plan, self._partition)
             with local_ranks.signalled_stop(saves=False) as stop:
                 ranks = local_ranks.on_local_ranks(
@@ -285,8 +349,8 @@ class Trainer:
                 )
             self._rank = ranks[0]
         else:
-            training.train_processes(folder, self._config, quiet=True)
-        return read_history(folder)
+            training.train_processes(folder, self._config, quiet=True, on_epoch=on_epoch)
+        return _history(folder)
 
     def evaluate(self, split: str = "test", weights: str = "best") -> float:
         """Return the score of a split: accuracy, or what `train.metric` says.
@@ -316,7 +380,7 @@ class Trainer:
         """
         if self._folder is None or not (self._folder / "result.json").exists():
             raise RunError("the trainer has no result yet; call fit(), or resume() where a run was interrupted")
-        return read_result(self._folder)
+        return training.read_result(self._folder)
 
     def predict(
         self,
@@ -326,7 +390,6 @@ class Trainer:
         classes: bool = False,
         layer: int | None = None,
         graph: Any = None,
-        vertices: Any = None,
     ) -> npt.NDArray[Any]:
         """Return the scores of every vertex, (N, C) in the run's precision, in the graph's own order.
 
@@ -339,25 +402,27 @@ class Trainer:
             layer: A hidden layer, from 1, whose outputs (N, model.hidden[layer - 1]) are returned instead: embeddings.
             graph: Another graph with the same features, or anything that `load` takes, instead of the trainer's own; it
                 needs neither labels nor splits, and is scored in this process.
-            vertices: The vertices whose rows are returned, in this order: ids as the graph has them, row numbers if it has
-                none, or a mask (N,). All are computed.
 
         Raises:
             RunError: Nothing was trained yet.
             ConfigError: `weights` is neither "best" nor "last", the other graph's features or relations differ, numbers
-                were to be classes, or there is no such layer or vertex.
+                were to be classes, or there is no such layer.
         """
         _check_weights(weights)
-        task = self._plan.shape.task
+        task = self._graph.task if self._module is not None else self._plan.shape.task
+        if layer is not None:
+            self._refuse_module("layers that it knows of; return their outputs from the module")
         prediction_files.check_kind(task, classes=classes, probabilities=probabilities)
         prediction_files.check_layer(self._config.model, layer, classes=classes, probabilities=probabilities)
-        graph = graph if graph is None or isinstance(graph, Graph) else load(graph)
-        rows = slice(None) if vertices is None else rows_of(self._graph if graph is None else graph, vertices)
-        scores = self._predicted(weights, probabilities, layer, graph)[rows]
+        scores = self._predicted(weights, probabilities, layer, graph)
         return prediction_files.classes_of(scores, task) if classes else scores
 
     def _predicted(self, weights: str, probabilities: bool, layer: int | None, graph: Any) -> npt.NDArray[np.floating]:
         """As `predict`, without classes."""
+        if self._module is not None:
+            other = graph if graph is None or isinstance(graph, Graph) else load(graph)
+            found = self._module.predict(self.state_dict(weights), other)
+            return prediction_files.probabilities_of(found, self._graph.task) if probabilities else found
         if graph is not None:
             return self._scores(self.state_dict(weights), probabilities, graph, layer)
         if self._folder is None:
@@ -373,7 +438,7 @@ class Trainer:
         target = Path(tempfile.mkdtemp(prefix="mggcn-")) / "scores.npy"
         try:
             predicting.predict(self._folder, target, weights=weights, probabilities=probabilities, layer=layer)
-            return np.load(require_file(target), allow_pickle=False)  # type: ignore[no-any-return]
+            return np.load(target, allow_pickle=False)  # type: ignore[no-any-return]
         finally:
             shutil.rmtree(target.parent, ignore_errors=True)
 
@@ -391,7 +456,7 @@ class Trainer:
         if self._folder is None:
             raise RunError("the trainer has no weights yet; call fit() first")
         state = weights_of(self._folder, self._config, weights)
-        return {name: state[name] for name in sorted(state, key=_layer_order)}
+        return {name: state[name] for name in (state if self._module else sorted(state, key=_layer_order))}
 
     def scores_of(
         self, state: Mapping[str, Tensor] | Module, *, probabilities: bool = False
@@ -408,6 +473,9 @@ class Trainer:
         Raises:
             ConfigError: Names or shapes differ from the model's; for a module, as for `from_pyg`.
         """
+        if self._module is not None:
+            found = self._module.predict(state if isinstance(state, Mapping) else state.state_dict())
+            return prediction_files.probabilities_of(found, self._graph.task) if probabilities else found
         return self._scores(
             state if isinstance(state, Mapping) else weights_of_module(state, self._config.model), probabilities
         )
@@ -417,7 +485,7 @@ class Trainer:
     ) -> npt.NDArray[np.floating]:
         """Score the trainer's graph, or another one, on one rank."""
         config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
-        graph = self._graph if other is None else other
+        graph = self._graph if other is None else other if isinstance(other, Graph) else load(other)
         if layer is None:
             config, graph = predicting.for_scoring(config, graph, self._plan.shape)
             plan, partition = plan_graph(config, graph)
@@ -450,7 +518,7 @@ class Trainer:
     def _store(self) -> Path | None:
         """Return the graph's store, which rank processes open: a temporary one for a graph in memory, None without them."""
         folder = store_folder(self._graph)
-        if folder is None and not self._in_process:
+        if folder is None and not self._in_process and self._module is None:
             folder = _temporary(self) / "graph"
             self._graph = save(self._graph, folder)
         return folder
@@ -467,6 +535,10 @@ def _weights_from(source: Any, model: ModelConfig) -> Mapping[str, Tensor]:
     if isinstance(source, str | Path):
         return weights_of_run(Path(source))
     return source if isinstance(source, Mapping) else weights_of_module(source, model)
+
+
+def _history(folder: Path) -> History:
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
 def _check_weights(weights: str) -> None:

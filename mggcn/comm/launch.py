@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,6 @@ from mggcn.comm.rank import (
     up_path,
 )
 from mggcn.errors import CommError
-from mggcn.files import open_log
 
 __all__ = ["Interrupted", "connect_torchrun", "gpu_index", "rank_main", "run_ranks", "torchrun_env", "torchrun_main"]
 
@@ -73,12 +72,19 @@ class _Rank:
 
 
 def run_ranks(
-    command: Sequence[str], size: int, folder: Path, *, timeout_s: float, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    size: int,
+    folder: Path,
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    poll: Callable[[], None] | None = None,
 ) -> None:
     """Run `command --rank R --size P --rendezvous FILE` for each rank, and return once all of them have succeeded.
 
     Rank 0 writes where the parent does, the others to folder/rank-R.log. SIGINT and SIGTERM are forwarded once; a
     second one kills. When this returns or raises, no rank is left; if the parent is killed, its ranks die with it.
+    poll: called now and then while the ranks run, and once they have ended; what it raises ends them, which save first.
     `command` calls `rank.rank_main`, whose ranks must all connect within about `timeout_s`.
     Raises: the first error of any rank, with its class; CommError if a rank was killed or all hang at the start;
     Interrupted after a signal. Only the main thread can forward signals.
@@ -97,7 +103,8 @@ def run_ranks(
         with _caught_signals() as signals:
             for rank in range(size):
                 ranks.append(_start(command, rank, size, folder, private, env or {}))
-            _watch(ranks, signals, folder, private, timeout_s)
+            _watch(ranks, signals, folder, private, timeout_s, poll or _nothing)
+            (poll or _nothing)()
     finally:
         _stop(ranks)
         shutil.rmtree(private, ignore_errors=True)
@@ -128,7 +135,7 @@ def _start(command: Sequence[str], rank: int, size: int, folder: Path, private: 
     # NCCL moves data between GPUs over other links, and a user may have a reason to name an interface.
     variables = {"NCCL_SOCKET_IFNAME": loopback, **os.environ, **env, "GLOO_SOCKET_IFNAME": loopback}
     # A session of its own: a Ctrl-C of the terminal reaches the parent alone, which forwards it once.
-    log = None if rank == 0 else open_log(log_path(folder, rank), anew=True)
+    log = None if rank == 0 else log_path(folder, rank).open("wb")
     # A signal that comes while the rank starts Python waits until the rank can obey it in order (rank.ready_for_signals).
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
@@ -147,7 +154,18 @@ def _start(command: Sequence[str], rank: int, size: int, folder: Path, private: 
     return _Rank(rank, process)
 
 
-def _watch(ranks: Sequence[_Rank], signals: Sequence[int], folder: Path, private: Path, timeout_s: float) -> None:
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _watch(
+    ranks: Sequence[_Rank],
+    signals: Sequence[int],
+    folder: Path,
+    private: Path,
+    timeout_s: float,
+    poll: Callable[[], None],
+) -> None:
     """Return when all ranks have ended, or GRACE_S after the first that failed. Forwards `signals` as they come.
 
     Raises: CommError if nothing happened for too long at the start.
@@ -158,6 +176,7 @@ def _watch(ranks: Sequence[_Rank], signals: Sequence[int], folder: Path, private
     left_at: float | None = None
     while any(rank.running for rank in ranks):
         time.sleep(POLL_S)
+        poll()
         now = time.monotonic()
         _note_endings(ranks)
         if failed_at is None and any(rank.ending and rank.ending.code not in (0, *STOP_CODES) for rank in ranks):

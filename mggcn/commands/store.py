@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mggcn.commands.answer import add_json
-from mggcn.errors import printable, shown
 
 if TYPE_CHECKING:
     from mggcn.graph.csr import Graph
@@ -53,15 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
         checksums = has_checksums(store)
         arguments.answer = {"store": store, **extents(graph), "checksums": checksums}
         unchecked = "the content was checked, there are no checksums to compare"
-        print(f"{printable(store)}: {graph.summary()}; {'checksums hold' if checksums else unchecked}")
+        print(f"{store}: {graph.summary()}; {'checksums hold' if checksums else unchecked}")
     elif arguments.action == "export":
         files = list(export(graph, arguments.out, arguments.force))
         arguments.answer = {"store": store, "files": files}
-        print(*map(printable, files), sep="\n")
+        print(*files, sep="\n")
     elif arguments.json:
         arguments.answer = info_dict(graph, store)
     else:
-        print(shown(info(graph, store)))
+        print(info(graph, store))
     return 0
 
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 import scipy.sparse as sp
 
-from mggcn.files import open_file, read_bytes
 from mggcn.graph.csr import Array
 
 PARTS: Final = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
@@ -126,7 +125,7 @@ def read_planetoid(folder: Path) -> dict[str, Any]:
 def _load(path: Path) -> Any:
     """Return what a pickle holds. Raises: ValueError for what is none, or asks for anything but the kinds above."""
     try:
-        with open_file(path) as file:
+        with path.open("rb") as file:
             return _Unpickler(file, encoding="latin1").load()
     except OSError:
         raise
@@ -135,7 +134,7 @@ def _load(path: Path) -> Any:
 
 
 def _test_index(path: Path) -> Array:
-    words = read_bytes(path).decode("ascii", "replace").split()
+    words = path.read_text("ascii", "replace").split()
     if not words or not all(re.fullmatch(r"\d{1,9}", word) for word in words):
         raise ValueError(f"{path.name} is not a list of vertices")
     return np.array(words, np.int64)

@@ -13,9 +13,8 @@ from mggcn.comm.launch import remove_stale
 from mggcn.errors import RunError
 
 UNFINISHED = (
-    *(f".{name}.*tmp" for name in ("config.toml", "*.json", "history.jsonl", "*.safetensors", "rank-*", "sweep.csv")),
+    *(f".{name}.tmp" for name in ("config.toml", "plan.json", "job.json", "result.json", "history.jsonl")),
     "rank-*.error.draft",
-    "checkpoints/.states/.*.tmp",
     "checkpoints/.*.tmp",
     "repeats/.*.tmp",
     "status/.*.tmp",

@@ -7,7 +7,6 @@ import csv
 from pathlib import Path
 
 from mggcn.errors import RunError
-from mggcn.files import read_text
 
 FILE, TABLE = "sweep.json", "sweep.csv"
 
@@ -23,7 +22,8 @@ def refuse_sweep(folder: Path) -> None:
         return
     which = f"such as {trial_folder(folder, 1)}"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, StopIteration):
-        first = next(csv.DictReader(read_text(folder / TABLE).splitlines()))
+        with (folder / TABLE).open(newline="") as file:
+            first = next(csv.DictReader(file))
         if first["val"]:
             which = f"the best is {trial_folder(folder, int(first['trial']))}"
     raise RunError(f"{folder} is the folder of a sweep, expected that of a run; name one of its trials: {which}")

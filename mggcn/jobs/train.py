@@ -34,7 +34,7 @@ from mggcn.comm.failure import Interrupted
 from mggcn.comm.launch import run_ranks
 from mggcn.comm.rank import torchrun_env, torchrun_main
 from mggcn.config import Config
-from mggcn.errors import ConfigError, printable
+from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store, store_folder
 from mggcn.jobs.auto import resolve_auto
@@ -52,7 +52,6 @@ from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
 from mggcn.jobs.occupied import occupied
 from mggcn.jobs.regroup import regrouped, with_ranks
-from mggcn.jobs.result import read_result
 from mggcn.jobs.weights import check_start, keep_start, start_of, weights_of
 from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
@@ -62,7 +61,7 @@ from mggcn.planning.opening import opening_lines
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shared import Shared
 from mggcn.train.heartbeat import Heartbeat
-from mggcn.train.log import RunLog, write_json
+from mggcn.train.log import HistoryFollower, RunLog, write_json
 from mggcn.train.tensorboard import TensorBoard
 from mggcn.tuning.findings import Findings
 from mggcn.tuning.record import RUN_FILE, STORE_FILE, kept_file, outdated, save_findings, summary_of
@@ -128,7 +127,7 @@ def announce(plan: RunPlan, store: Path | None, reason: str, done: int = 0) -> N
     lines = opening_lines(
         plan, machines[0], memory_limit(config), store=store, reason=reason, done=done, in_float32=machines[1]
     )
-    print(*map(printable, lines), sep="\n", flush=True)
+    print(*lines, sep="\n", flush=True)
 
 
 def train_rank(
@@ -183,7 +182,7 @@ def _train_rank(
     from mggcn.tuning.epochs import Tuning, limits_of
 
     choices = measured_products(folder, config)
-    log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs, config.train.repeat)
+    log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
     store = store_folder(graph)
     kept_in = None if store is None else kept_file(graph_sha256(graph))
     tables = [folder / RUN_FILE, *([] if store is None or kept_in is None else [store / STORE_FILE, kept_in])]
@@ -250,9 +249,6 @@ def result_of(
     config: Config, graph: Graph, plan: RunPlan, rank: Rank, setup_seconds: float, measured_peak: int
 ) -> dict[str, Any]:
     """Return what result.json holds."""
-    import scipy
-    import torch
-
     trainer = rank.trainer
     return {
         **trainer.summary(),
@@ -264,18 +260,26 @@ def result_of(
         "bytes_sent_per_epoch": rank.plan.bytes_sent(rank.plan.train),
         "bytes_sent": rank.comm.bytes_sent,
         **captures(config, trainer.states),
-        "versions": {
-            "mggcn": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "scipy": scipy.__version__,
-            "machine": f"{platform.machine()} {processor_name()}",
-            "kernels": native.sets_in_use(),
-            "threads": threads_per_rank(config),
-            "device": trainer.runtime.backend.name,
-        },
+        "versions": versions_of(config, trainer.runtime.backend.name),
         "graph_sha256": graph_sha256(graph),
+    }
+
+
+def versions_of(config: Config, device: str) -> dict[str, Any]:
+    """Return what a run ran with, for result.json."""
+    import scipy
+    import torch
+
+    return {
+        "mggcn": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "machine": f"{platform.machine()} {processor_name()}",
+        "kernels": native.sets_in_use(),
+        "threads": threads_per_rank(config),
+        "device": device,
     }
 
 
@@ -307,11 +311,22 @@ def resume_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) 
     return _train_here(PlannedRun(folder, config, *known_plan(folder, config, graph)), graph, quiet, started)
 
 
-def train_processes(folder: Path, config: Config, *, quiet: bool) -> dict[str, Any]:
-    """Train the run of a folder on ranks that are processes. Raises: as `run_training`."""
+def follower_of(folder: Path, on_epoch: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+    """Return what hands the rows that rank 0 is about to write on to `on_epoch`, whenever it is called."""
+    from mggcn.train.checkpoint import read_progress
+
+    found = read_progress(folder / "checkpoints")
+    return HistoryFollower(folder, found[0].history_lines if found else 0, on_epoch).poll
+
+
+def train_processes(
+    folder: Path, config: Config, *, quiet: bool, on_epoch: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Train the run of a folder on ranks that are processes; `on_epoch` is called here. Raises: as `run_training`."""
+    poll = None if on_epoch is None else follower_of(folder, on_epoch)
     arguments = json.dumps({"quiet": quiet, "started": time.perf_counter()})
     command = [sys.executable, "-m", "mggcn.worker", "train", str(folder), "--arguments", arguments]
-    run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
+    run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s, poll=poll)
     return read_result(folder)
 
 
@@ -328,6 +343,15 @@ def _train_here(
             ),
         )
     return read_result(folder)
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return what result.json of a complete run holds. Raises: RunError if it cannot be read."""
+    try:
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder} has no readable result.json: {error}; resume the run") from error
+    return result
 
 
 def train_worker(

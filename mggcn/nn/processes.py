@@ -67,9 +67,17 @@ class _Rank:
 
 
 def run_processes(
-    body: Callable[[PartitionedGraph], T], graph: Graph, sharing: Sharing, ranks: int, transport: str, timeout_s: float
+    body: Callable[[PartitionedGraph], T],
+    graph: Graph,
+    sharing: Sharing,
+    ranks: int,
+    transport: str,
+    timeout_s: float,
+    poll: Callable[[], None] | None = None,
 ) -> list[T]:
     """Call `body` on each of P processes with its part of the graph; see run.run.
+
+    poll: called now and then while they run, and once they have ended; what it raises ends them.
 
     Cost: a graph in memory is written to a temporary store; each process imports torch, some seconds.
     Raises: ConfigError if body cannot be sent, or an unguarded script calls this in a rank; the first error of any rank.
@@ -89,7 +97,7 @@ def run_processes(
         parent_path(private).write_text(str(os.getpid()))
         for rank in range(ranks):
             started.append(_start(rank, (ranks, folder, store, sharing, transport, timeout_s, body)))
-        _watch(started)
+        _watch(started, poll)
         error = first_error([r.ending for r in started if r.ending is not None], [], folder)
         if error is not None:
             raise error
@@ -128,6 +136,7 @@ def _work(
     pipe: Connection,
 ) -> None:
     """The life of a rank process; after a failure it ends in rank_main, its report in `folder`."""
+    os.setsid()  # a Ctrl-C of the terminal reaches the parent alone, which ends the ranks in order
     os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
     os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback_interface())
 
@@ -162,17 +171,21 @@ def _packed(result: Any) -> bytes:
         ) from error
 
 
-def _watch(ranks: Sequence[_Rank]) -> None:
+def _watch(ranks: Sequence[_Rank], poll: Callable[[], None] | None) -> None:
     """Return when all ranks have ended, or GRACE_S after the first that failed."""
     failed_at: float | None = None
     while any(rank.process.is_alive() for rank in ranks):
         time.sleep(POLL_S)
+        if poll is not None:
+            poll()
         for rank in ranks:
             rank.look()
         if failed_at is None and any(rank.ending for rank in ranks):
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() > failed_at + GRACE_S:
             return
+    if poll is not None:
+        poll()
     for rank in ranks:
         rank.look()
 

@@ -38,6 +38,10 @@ class VertexRows:
     def count(self) -> int:
         return int(self._ids.size)
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self._graph.splits)
+
     def features(self) -> Tensor:
         """Return X (V, D) in the storage type, dense; one sweep over the features. Raises: GraphError without any."""
         reader = FeatureReader(self._graph, self._partition.local_index(self._rank), self._rank, row_normalize=False)

@@ -3,75 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import json
-import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from mggcn.errors import RunError, shown
-from mggcn.files import (
-    LARGEST_HISTORY,
-    new_file,
-    open_file,
-    open_log,
-    parse_object,
-    read_object,
-    read_text,
-    reason,
-    write_text,
-)
-from mggcn.memory.units import duration
+from mggcn.errors import RunError
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON beside the target, then rename: a reader sees the old file or the new one. Raises: RunError."""
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        write_text(path, json.dumps(content, indent=1) + "\n")
+        with temporary.open("w") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
     except OSError as error:
-        raise RunError(f"{path} could not be written: {reason(error)}; free space and run again") from error
-
-
-def read_record(path: Path, *keys: str) -> dict[str, Any]:
-    """Return what a file that `write_json` wrote holds. Raises: RunError if it cannot be read, or lacks one of the keys."""
-    try:
-        found = read_object(path)
-        if absent := [key for key in keys if key not in found]:
-            raise ValueError(f"it lacks {', '.join(absent)}")
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {reason(error)}; put it back, or start the run again") from error
-    return found
-
-
-def read_history(folder: Path) -> list[dict[str, Any]]:
-    """Return the epochs of a run. Raises: RunError if its history cannot be read, or a line is no epoch."""
-    path, number = folder / "history.jsonl", 0
-    try:
-        rows = []
-        for number, line in enumerate(read_text(path, LARGEST_HISTORY).splitlines(), start=1):  # noqa: B007
-            rows.append(parse_object(line))
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {reason(error)}") from error
-    except ValueError as error:
-        raise RunError(f"{path}, line {number}, is no epoch: {reason(error)}; put the file back") from error
-    return rows
+        raise RunError(f"{path} could not be written: {error.strerror}; free space and run again") from error
 
 
 def require_history(folder: Path, lines: int) -> None:
     """Refuse to go on with a run whose history has lost lines that its checkpoint counts. Raises: RunError."""
     path = folder / "history.jsonl"
     try:
-        with open_file(path) as file:
+        with path.open("rb") as file:
             found = sum(line.endswith(b"\n") for line in itertools.islice(file, lines))
     except FileNotFoundError:
         found = 0
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {reason(error)}") from error
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
     if found < lines:
         raise RunError(
             f"{path} has {found} of the {lines} epochs that the checkpoint of this run stands for: it was cut or removed; "
@@ -79,8 +46,38 @@ def require_history(folder: Path, lines: int) -> None:
         )
 
 
-log = logging.getLogger(__name__)
-"""Epochs at the level INFO, for programs that import mggcn: logging.getLogger("mggcn") has them, of rank 0."""
+class HistoryFollower:
+    """Calls a function with each row that a rank process appends to history.jsonl, from another process."""
+
+    def __init__(self, folder: Path, keep_lines: int, on_epoch: Callable[[dict[str, Any]], None]) -> None:
+        """Follow what comes behind `keep_lines` lines, once the run has replaced the file by one that ends with them."""
+        self._path = folder / "history.jsonl"
+        self._skip = keep_lines
+        self._on_epoch = on_epoch
+        self._before = self._inode()
+        self._offset = 0
+
+    def _inode(self) -> int:
+        try:
+            return self._path.stat().st_ino
+        except OSError:
+            return 0
+
+    def poll(self) -> None:
+        """Hand on the rows that have come. Raises: what the function raises."""
+        if self._inode() in (0, self._before):
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                self._skip -= 1
+                if self._skip < 0:
+                    self._on_epoch(json.loads(line))
+
+
 PROGRESS_S = 10.0
 """Seconds between two lines of progress where stderr is no terminal, such as the log of a batch job."""
 
@@ -88,16 +85,14 @@ PROGRESS_S = 10.0
 class RunLog:
     """history.jsonl and the progress of rank 0: a bar on a terminal, else a line now and then; other ranks are silent."""
 
-    def __init__(self, folder: Path | None, quiet: bool, total_epochs: int, repeat: int = 1) -> None:
+    def __init__(self, folder: Path | None, quiet: bool, total_epochs: int) -> None:
         self._folder = folder
         self._path = None if folder is None else folder / "history.jsonl"
         self._file: TextIO | None = None
         self._says = folder is not None and not quiet
         self._bar = sys.stderr.isatty()
         self._shown_s = time.monotonic()
-        self._total, self._repeat = total_epochs, repeat
-        self._began: tuple[float, int] | None = None
-        self._width = 0
+        self._total = total_epochs
         self._open = False
         self.lines = 0
 
@@ -108,14 +103,17 @@ class RunLog:
         """
         if self._path is None:
             return
+        # Beside the old one, then renamed: a crash here loses no epoch.
+        temporary = self._path.with_name(f".{self._path.name}.tmp")
         with self._written():
-            # Beside the old one, then renamed: a crash here loses no epoch.
-            with new_file(self._path) as file:
+            with temporary.open("w") as file:
                 if keep_lines:
-                    with open_file(self._path) as old:
+                    with self._path.open() as old:
                         file.writelines(itertools.islice(old, keep_lines))
-            # Whoever follows the file sees every epoch at once.
-            self._file = io.TextIOWrapper(open_log(self._path), encoding="utf-8", line_buffering=True)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(self._path)
+            self._file = self._path.open("a", buffering=1)  # whoever follows the file sees every epoch at once
         self.lines = keep_lines
         self.say(f"run folder {self._folder}")
         self._shown_s = time.monotonic()
@@ -127,17 +125,14 @@ class RunLog:
             return
         with self._written():
             self._file.write(json.dumps(row) + "\n")
-        if log.isEnabledFor(logging.INFO):
-            log.info("epoch %s", self._line(row))
         if self._says:
             self._show(row)
 
     def _show(self, row: dict[str, Any]) -> None:
         """Move the bar, or write a line if the last one is PROGRESS_S old."""
-        done, text = row["epoch"], f"{self._line(row)}{self._left(row)}"
+        done, score = row["epoch"], "" if row["val"] is None else f"  val {row['val']:.4f}"
+        text = f"{done}/{self._total}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch"
         if self._bar:
-            # What a longer text left is wiped out.
-            self._width, text = len(text), text.ljust(self._width)
             width = 24
             filled = "#" * (width * done // self._total)
             self._open = done != self._total
@@ -146,25 +141,11 @@ class RunLog:
             self._shown_s = now
             print(f"epoch {text}", file=sys.stderr, flush=True)
 
-    def _line(self, row: dict[str, Any]) -> str:
-        """An epoch in words."""
-        score = "" if row["val"] is None else f"  val {row['val']:.4f}"
-        return f"{row['epoch']}/{self._total}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch"
-
-    def _left(self, row: dict[str, Any]) -> str:
-        """The time that the epochs left will take, of all repeats, at the pace since the first; "" before there is one."""
-        now, done = time.monotonic(), self._total * row.get("run", 0) + row["epoch"]
-        if self._began is None:
-            self._began = now, done
-        began, first = self._began
-        left = self._total * self._repeat - done
-        return f"  {duration((now - began) / (done - first) * left)} left" if done > first and left else ""
-
     def say(self, text: str) -> None:
-        """Print a line for the user, below the progress line; nothing if it is empty."""
-        if self._says and text:
+        """Print a line for the user, below the progress line."""
+        if self._says:
             self._end_line()
-            print(shown(text), flush=True)
+            print(text, flush=True)
 
     def flush(self) -> None:
         """Make what was appended durable, before a checkpoint refers to it."""
@@ -187,7 +168,7 @@ class RunLog:
         try:
             yield
         except OSError as error:
-            raise RunError(f"{self._path} could not be written: {reason(error)}; free space and resume") from error
+            raise RunError(f"{self._path} could not be written: {error.strerror}; free space and resume") from error
 
     def _end_line(self) -> None:
         if self._open:

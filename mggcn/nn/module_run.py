@@ -1,0 +1,335 @@
+"""A run of one's own module: its settings checked, its folder written, its ranks trained, its scores computed.
+
+N vertices, C columns of scores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import json
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tomli_w
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from mggcn.comm.failure import Interrupted
+from mggcn.comm.rank import torchrun_env
+from mggcn.config import TABLES, Config, from_tables
+from mggcn.config_files import setting_name, to_tables
+from mggcn.errors import ConfigError, RunError
+from mggcn.graph.csr import Graph
+from mggcn.jobs.began import beginnings
+from mggcn.jobs.local import signalled_stop
+from mggcn.jobs.train import follower_of, logged, versions_of
+from mggcn.nn.module_engine import ModuleEngine, predicted
+from mggcn.nn.module_parts import Recipe, check_module, check_parts
+from mggcn.nn.partitioned import PartitionedGraph
+from mggcn.nn.processes import run_processes
+from mggcn.nn.run import run
+from mggcn.nn.sharing import Sharing, share
+from mggcn.partition.rows.shard import check_split
+from mggcn.planning.task import resolve_task
+from mggcn.train.checkpoint import Progress
+from mggcn.train.heartbeat import Heartbeat
+from mggcn.train.log import RunLog, write_json
+from mggcn.train.loop import Loop, OnEpoch, Stop, summary
+from mggcn.train.runtime import DTYPES
+from mggcn.train.samples import EpochSeconds
+
+SHARING = ("norm", "self_loops")
+"""Settings of `Sharing` that are no settings of a run."""
+TAKEN: Mapping[str, tuple[str, ...]] = {
+    "data": ("splits", "split"),
+    "model": (),
+    "train": (
+        *("epochs", "lr", "optimizer", "momentum", "weight_decay", "clip_norm", "schedule", "schedule_step"),
+        *(
+            "schedule_gamma",
+            "schedule_patience",
+            "schedule_start",
+            "warmup",
+            "patience",
+            "eval_every",
+            "loss",
+            "metric",
+        ),
+        *("seed", "checkpoint_every", "checkpoint_minutes"),
+    ),
+    "run": ("ranks", "threads", "transport", "device", "precision", "order", "strategy", "timeout_s", "log"),
+}
+"""Settings that a module of one's own has; others belong to the models of mggcn."""
+
+
+def recipe_of(
+    graph: Graph, module: Module, parts: Mapping[str, Any], settings: Mapping[str, Any], base: Config | None = None
+) -> Recipe:
+    """Check a module, the parts that train it and its settings.
+
+    parts: loss, metric, optimizer and schedule where they are no names, else None. Raises: ConfigError, GraphError.
+    """
+    sharing = {name: settings[name] for name in SHARING if name in settings}
+    named = {setting_name(key): value for key, value in settings.items() if key not in SHARING}
+    config = base or Config()
+    if torchrun_env() is not None:
+        raise ConfigError("under torchrun a module of your own trains with mggcn.nn.run, as docs/own-models.md shows")
+    if strange := [key for key in named if key.partition(".")[2] not in TAKEN[key.partition(".")[0]]]:
+        raise _not_taken(strange)
+    for part, belonging in (("optimizer", ["lr", "momentum", "weight_decay"]), ("schedule", ["warmup"])):
+        given = parts.get(part)
+        if part == "optimizer" and isinstance(given, type):
+            belonging = ["momentum"]
+        if given is not None and (odd := [name for name in belonging if f"train.{name}" in named]):
+            raise ConfigError(
+                f"{part}= says what {', '.join(odd)} would; leave {'it' if len(odd) == 1 else 'them'} out"
+            )
+    tables: dict[str, dict[str, Any]] = {}
+    for key, value in named.items():
+        table, _, name = key.partition(".")
+        tables.setdefault(table, {})[name] = value
+    config = _resolved(from_tables(tables, config), graph)
+    return _checked(Recipe(module, config, _sharing(config, sharing), graph.task, **parts), graph)
+
+
+def _not_taken(names: list[str]) -> ConfigError:
+    return ConfigError(
+        f"{', '.join(names)} belong{'s' * (len(names) == 1)} to the models of mggcn, and the model is a module of your "
+        f"own: write it into the module or the loss; its settings are {', '.join((*SHARING, *sum(TAKEN.values(), ())))}"
+    )
+
+
+def _resolved(config: Config, graph: Graph) -> Config:
+    """Fill in `auto`, and refuse what a module does not have."""
+    for table, kind in TABLES.items():
+        for item in dataclasses.fields(kind):
+            default = getattr(getattr(Config(), table), item.name)
+            if item.name not in TAKEN[table] and getattr(getattr(config, table), item.name) != default:
+                raise _not_taken([f"{table}.{item.name}"])
+    check_split(graph, config.data.splits, config.data.split)
+    transport = config.run.transport
+    if config.run.ranks == 1:
+        transport = "single"
+    elif transport == "auto":
+        transport = "threads"  # as of mggcn.nn.run
+    run_config = dataclasses.replace(config.run, transport=transport)
+    return dataclasses.replace(config, train=resolve_task(config.train, graph), run=run_config)
+
+
+def _sharing(config: Config, given: Mapping[str, Any]) -> Sharing:
+    shared = ("strategy", "order", "precision", "device", "threads")
+    return Sharing(**{name: getattr(config.run, name) for name in shared}, seed=config.train.seed, **given)
+
+
+def _checked(recipe: Recipe, graph: Graph) -> Recipe:
+    check_module(recipe.module, recipe.config, DTYPES[recipe.config.run.precision])
+    largest = check_parts(recipe)
+    if recipe.optimizer is None or isinstance(recipe.optimizer, type):
+        return recipe
+    train = dataclasses.replace(recipe.config.train, lr=largest)  # what its function says
+    return dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, train=train))
+
+
+class ModuleRun:
+    """Trains and scores a module on a graph, in run folders as of the planned models."""
+
+    def __init__(self, graph: Graph, recipe: Recipe) -> None:
+        self._graph = graph
+        self.recipe = recipe
+
+    def adopt(self, config: Config) -> None:
+        """Take new settings of training."""
+        self.recipe = dataclasses.replace(self.recipe, config=config)
+
+    def describe(self) -> str:
+        """Describe module, ranks and strategy in words."""
+        module, run_config = self.recipe.module, self.recipe.config.run
+        count = sum(p.numel() for p in module.parameters())
+        ranks = f"{run_config.ranks} rank{'s' * (run_config.ranks > 1)} on {run_config.device}"
+        return (
+            f"{self.recipe.names()['module']} of {count:,} parameters, {run_config.precision}, {ranks}, "
+            f"strategy {run_config.strategy}"
+        )
+
+    def write(self, folder: Path, store: Path | None) -> None:
+        """Record the run in its new folder, as `jobs.folder.write_plan` does for a planned model."""
+        config, graph = self.recipe.config, self._graph
+        self.rewrite_config(folder)
+        shared = share(graph, self.recipe.sharing, config.run.ranks, self._transport)
+        sizes = (
+            "name",
+            "num_vertices",
+            "num_edges",
+            "num_features",
+            "num_classes",
+            "symmetric",
+            "num_relations",
+            "task",
+        )
+        ranks = [
+            {
+                "rank": r,
+                "rows": rows,
+                "nnz": nnz,
+                "arena_bytes": 0,
+                "regions": {"runtime": 0},
+                "total_bytes": 0,
+                "buffers": [],
+            }
+            for r, (rows, nnz) in enumerate(zip(shared.stats.counts, _entries(shared.stats.to_dict()), strict=True))
+        ]
+        plan = {
+            "module": self.recipe.names() | {name: getattr(self.recipe.sharing, name) for name in SHARING},
+            **{name: getattr(config.run, name) for name in ("ranks", "device", "precision", "strategy", "order")},
+            "graph": {name: getattr(graph, name) for name in sizes},
+            "reasons": ["The model is a module of one's own: torch allocates its memory, which is not planned."],
+            "programs": {"train": []},
+            "per_rank": ranks,
+            "partition": shared.stats.to_dict(),
+        }
+        write_json(folder / "plan.json", plan)
+        job = {"store": None if store is None else str(store.resolve()), "owners_sha256": shared.partition.digest()}
+        write_json(folder / "job.json", job | beginnings(folder, config, graph))
+
+    def rewrite_config(self, folder: Path) -> None:
+        """Leave the table [model], which describes a model of mggcn, out of config.toml."""
+        tables = {name: table for name, table in to_tables(self.recipe.config).items() if name != "model"}
+        temporary = folder / ".config.toml.tmp"
+        temporary.write_text(tomli_w.dumps(tables))
+        temporary.rename(folder / "config.toml")
+
+    def require_same(self, folder: Path, plan: Mapping[str, Any]) -> None:
+        """Refuse to go on with another module, loss, optimiser or schedule than the run began with. Raises: RunError."""
+        began = plan["module"]
+        for what, now in (self.recipe.names() | {name: getattr(self.recipe.sharing, name) for name in SHARING}).items():
+            if began.get(what) != now:
+                raise RunError(
+                    f"the run in {folder} began with the {what} {began.get(what)}, got {now}; give the same, or start "
+                    "a new run"
+                )
+
+    @property
+    def _transport(self) -> str:
+        return self.recipe.config.run.transport
+
+    def train(self, folder: Path, on_epoch: OnEpoch | None) -> None:
+        """Train in a run folder, from its checkpoint if it has one. Raises: as Trainer.fit."""
+        if self._transport in ("single", "threads"):
+            with signalled_stop(saves=False) as stop, torch.random.fork_rng(devices=[]):
+                self._run(functools.partial(_train_rank, self.recipe, folder, stop=stop, on_epoch=on_epoch))
+            return
+        poll = None if on_epoch is None else follower_of(folder, on_epoch)
+        try:
+            with signalled_stop(saves=False):  # a signal unwinds to here, and the ranks get theirs
+                self._run(functools.partial(_train_rank, self.recipe, folder), poll)
+        except KeyboardInterrupt:
+            raise Interrupted(signal.SIGINT) from None
+
+    def _run(self, body: Any, poll: Callable[[], None] | None = None) -> list[Any]:
+        settings, sharing = self.recipe.config.run, self.recipe.sharing
+        if self._transport in ("gloo", "nccl"):
+            return run_processes(
+                body, self._graph, sharing, settings.ranks, self._transport, settings.timeout_s, poll=poll
+            )
+        given = {f.name: getattr(sharing, f.name) for f in dataclasses.fields(Sharing)}
+        return run(
+            body, self._graph, ranks=settings.ranks, transport=self._transport, timeout_s=settings.timeout_s, **given
+        )
+
+    def predict(self, state: Mapping[str, Tensor], graph: Graph | None = None) -> npt.NDArray[Any]:
+        """Return the scores (N, C) of given weights, in the graph's order. Raises: ConfigError for weights of another."""
+        module = self._module_with(state)
+        if graph is not None:
+            own = ModuleRun(graph, dataclasses.replace(self.recipe, module=module))
+            return np.asarray(own._run(functools.partial(_scores, module))[0])
+        return np.asarray(self._run(functools.partial(_scores, module))[0])
+
+    def _module_with(self, state: Mapping[str, Tensor]) -> Module:
+        module = copy.deepcopy(self.recipe.module)
+        try:
+            module.load_state_dict(dict(state))
+        except RuntimeError as error:
+            raise ConfigError(f"the weights are not those of the module: {error}") from error
+        return module
+
+
+def _entries(stats: Mapping[str, Any]) -> list[int]:
+    """Entries of the adjacency of each rank."""
+    return [int(np.sum(row)) for row in stats["nnz"]]
+
+
+def _scores(module: Module, part: PartitionedGraph) -> npt.NDArray[Any] | None:
+    """Return the scores of all vertices on rank 0."""
+    scores = predicted(module, part)
+    if part.rank:
+        return None
+    found: npt.NDArray[Any] = (scores.float() if scores.dtype == torch.bfloat16 else scores).cpu().numpy()
+    return found
+
+
+def _train_rank(
+    recipe: Recipe,
+    folder: Path,
+    part: PartitionedGraph,
+    *,
+    stop: Stop | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> None:
+    """Set up, train and record on one rank. stop: of ranks that are threads; a process catches its own signals."""
+    started, config = time.perf_counter(), recipe.config
+    heartbeat = Heartbeat(folder, part.rank, config.train.epochs, config.train.repeat)
+    with contextlib.ExitStack() as held:
+        flag = held.enter_context(signalled_stop(saves=False)) if stop is None else stop
+        try:
+            _fit(recipe, folder, part, flag, on_epoch, heartbeat, started)
+        except BaseException as error:
+            heartbeat.end("interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed")
+            raise
+    heartbeat.end("complete")
+
+
+def _fit(
+    recipe: Recipe,
+    folder: Path,
+    part: PartitionedGraph,
+    stop: Stop,
+    on_epoch: OnEpoch | None,
+    heartbeat: Heartbeat,
+    started: float,
+) -> None:
+    """As `_train_rank`. Raises: Interrupted after a signal, once everything is saved."""
+    config, progress, seconds = recipe.config, Progress(), EpochSeconds()
+    engine = ModuleEngine(recipe, part)
+    engine.barrier()
+    stop.saves = True
+    setup_seconds = time.perf_counter() - started
+    log = RunLog(folder if part.rank == 0 else None, True, config.train.epochs)
+    with logged(config, folder, on_epoch) if part.rank == 0 else contextlib.nullcontext() as follow:
+        complete = Loop(config.train, engine, progress, seconds, stop).fit(log, folder, follow, heartbeat)
+    peaks = torch.zeros(part.num_ranks, dtype=torch.float64, device=part.device)
+    peaks[part.rank] = part.peak_bytes()
+    peak = int(part.sum_over_ranks(peaks).max())
+    if not complete:
+        raise Interrupted(stop.signal or signal.SIGTERM)
+    if part.rank == 0:
+        result = summary(config.train, progress, engine.metric) | {
+            "seconds_per_epoch": seconds.median(),
+            "setup_seconds": setup_seconds,
+            "measured_peak_bytes": peak,
+            "versions": versions_of(config, str(part.device)),
+        }
+        write_json(folder / "result.json", result | {"graph_sha256": graph_digest(folder)})
+
+
+def graph_digest(folder: Path) -> str:
+    """Return the digest of the graph that a run was made for."""
+    return str(json.loads((folder / "job.json").read_text())["graph_sha256"])

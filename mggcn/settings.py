@@ -1,0 +1,190 @@
+"""Every setting as a named, typed keyword of `Trainer`, `sweep` and the models.
+
+Meanings and defaults are those of mggcn/config.py, to whose classes tests/test_settings.py holds this list.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeGuard
+
+from mggcn.errors import ConfigError
+from mggcn.graph.csr import Task
+from mggcn.graph.options import GraphOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+    Metric: TypeAlias = Callable[[Tensor, Tensor], float]
+    MakeOptimizer: TypeAlias = Callable[..., Optimizer]
+    MakeSchedule: TypeAlias = Callable[[int], float] | Callable[..., LRScheduler]
+
+Widths: TypeAlias = int | Sequence[int]
+MODELS = ("GCN", "SAGE", "GIN", "GAT", "GATv2", "SGC", "APPNP", "RGCN", "MLP")
+PARTS = ("loss", "metric", "optimizer", "schedule")
+"""What a module of one's own may be trained with as a function or class rather than by its name."""
+
+
+class ModelSettings(TypedDict, total=False):
+    """Table [model], but what the models' functions name themselves."""
+
+    aggregator: Literal["gcn", "mean", "max"]
+    activation: Literal["relu", "elu", "leaky_relu", "gelu"]
+    norm_layer: Literal["none", "layer", "batch"]
+    residual: Literal["none", "linear", "identity"]
+    jumping: Literal["last", "concat", "max"]
+    head: Literal["convolution", "linear"]
+    dense_before: Widths
+    dense_between: bool
+    dense_after: Widths
+    dropout: float
+    input_dropout: float
+    concat_heads: bool
+    out_heads: int
+    attention_dropout: float
+    norm: Literal["symmetric", "mean", "none"]
+    self_loops: bool
+    bias: bool
+    init: Literal["glorot", "pyg"]
+    bases: int
+
+
+class Parts(TypedDict, total=False):
+    """What trains: by its name, or, for a module of one's own, as a function or class."""
+
+    loss: Literal["auto", "cross_entropy", "bce", "mse", "mae"] | Loss
+    metric: (
+        Literal[
+            "auto",
+            "accuracy",
+            "balanced_accuracy",
+            "macro_f1",
+            "micro_f1",
+            "roc_auc",
+            "average_precision",
+            "mae",
+            "rmse",
+            "r2",
+        ]
+        | Metric
+    )
+    optimizer: Literal["adam", "adamw", "sgd"] | MakeOptimizer
+    schedule: Literal["constant", "cosine", "step", "plateau"] | MakeSchedule
+
+
+class Settings(ModelSettings, Parts, total=False):
+    """All settings but ranks."""
+
+    kind: Literal["gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "rgcn", "mlp"]
+    hidden: Widths
+    hops: int
+    teleport: float
+    heads: int
+    row_normalize: bool
+    splits: Literal["main", "alt"]
+    split: int
+    epochs: int
+    lr: float
+    momentum: float
+    weight_decay: float
+    weight_decay_on: Literal["all", "first"]
+    clip_norm: float
+    schedule_step: int
+    schedule_gamma: float
+    schedule_patience: int
+    warmup: int
+    schedule_start: int
+    patience: int
+    eval_every: int
+    class_weights: str | Sequence[float]
+    label_smoothing: float
+    ignored_labels: Widths
+    seed: int
+    repeat: int
+    checkpoint_every: int
+    checkpoint_minutes: float
+    threads: int
+    bind: Literal["auto", "off"]
+    transport: Literal["auto", "single", "threads", "gloo", "nccl"]
+    device: Literal["cpu", "cuda"]
+    precision: Literal["fp32", "tf32", "mixed", "bf16", "fp64"]
+    order: Literal["random", "permute", "none", "metis", "locality", "auto"]
+    spmm: Literal["own", "cusparse"]
+    strategy: Literal["broadcast", "halo", "slice", "delayed", "auto"]
+    delay: int | str
+    stale_aggregates: Literal["discard", "reuse"]
+    products: Literal["auto", "gemm-first", "aggregate-first"]
+    features: Literal["auto", "dense", "sparse"]
+    prune: Literal["auto", "off"]
+    recompute: Literal["off", "on"]
+    tune: Literal["auto", "on", "off"]
+    log: Literal["none", "tensorboard"]
+    timeline: bool
+    memory_limit: int | str
+    timeout_s: float
+
+
+class SweepSettings(Settings, total=False):
+    """Settings of all trials of a sweep."""
+
+    ranks: int
+
+
+class ScheduleSettings(TypedDict, total=False):
+    """What a run that goes on may change of its settings."""
+
+    lr: float
+    schedule: Literal["constant", "cosine", "step", "plateau"]
+    schedule_step: int
+    schedule_gamma: float
+    schedule_patience: int
+    warmup: int
+    patience: int
+
+
+class LoadArguments(TypedDict, total=False):
+    """What `load` takes besides a source."""
+
+    features: Any
+    labels: Any
+    class_names: Sequence[str] | str | Path | None
+    splits: Mapping[str, Any] | None
+    weights: Any
+    edge_types: Any
+    ids: Any
+    num_vertices: int | None
+    num_classes: int | None
+    num_relations: int | None
+    task: Task | None
+    name: str
+    options: GraphOptions
+    verify: bool
+
+
+def is_module(model: object) -> TypeGuard[Module]:
+    """Return whether something is a torch module, without loading torch."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def split_parts(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parts that are functions or classes, and the settings that remain."""
+    parts = {name: settings[name] for name in PARTS if name in settings and not isinstance(settings[name], str)}
+    return parts, {name: value for name, value in settings.items() if name not in parts}
+
+
+def refusing_functions(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of a planned model. Raises: ConfigError if a part is a function, which only modules take."""
+    if odd := [name for name, value in split_parts(settings)[0].items() if callable(value)]:
+        raise ConfigError(
+            f"{', '.join(odd)} given as functions need a torch module, Trainer(graph, module, {odd[0]}=...), as "
+            f"docs/own-models.md shows; the planned models ({', '.join(MODELS)}) take the names that docs/settings.md "
+            "lists, since their epochs run without torch"
+        )
+    return settings
