@@ -11,8 +11,16 @@ _NO_LIMIT = 2**60
 
 
 def user_cache() -> Path:
-    """Return the folder of what commands find out and can find out again: below $XDG_CACHE_HOME, by default ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mggcn"
+    """Return the folder of what commands find out and can find out again: below $XDG_CACHE_HOME, by default ~/.cache.
+
+    A relative $XDG_CACHE_HOME counts as none, as its specification says: ranks may have other working folders.
+    """
+    if (given := Path(os.environ.get("XDG_CACHE_HOME", ""))).is_absolute():
+        return given / "mggcn"
+    try:
+        return Path.home() / ".cache" / "mggcn"
+    except RuntimeError:  # a user of a container, of whom nothing is known, keeps nothing
+        return Path(os.devnull) / "mggcn"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ from bench.peers.epochs import BASE
 from bench.peers.epochs import CASES as NETWORKS
 from bench.process import mggcn
 from bench.report import listed, parse, surroundings, table, write_report
+from mggcn.graph.store import graph_sha256, open_store
+from mggcn.partition.cache.cuts import users_cuts
+from mggcn.tuning.record import kept_file
 
 TUNED_EPOCHS, PAYS_BACK = 40, 20
 GOAL_EPOCHS = 3
@@ -65,6 +68,14 @@ def predicted(found: Found) -> str:
     return f"\nSparse products, predicted: times as fast as the first: {told}.\n" if told else ""
 
 
+def forget(store: Path) -> None:
+    """Remove what runs, and `mggcn tune --store`, have kept of a store's graph."""
+    graph = open_store(store)
+    (store / "tuned.json").unlink(missing_ok=True)
+    kept_file(graph_sha256(graph)).unlink(missing_ok=True)
+    shutil.rmtree(users_cuts(graph), ignore_errors=True)
+
+
 def tuning(store: Path, case: Case, threads: int) -> dict[str, Any]:
     """What a run says that trying variants cost, and the seconds of its epochs and of those of a run without."""
     settings = {"model.hidden": ",".join(map(str, case.hidden)), "train.eval_every": 0}
@@ -73,7 +84,7 @@ def tuning(store: Path, case: Case, threads: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="mggcn-tuning-") as folder:
         for name, switch in (("plain", ["--tune", "off"]), ("tuned", ["--tune", "auto"])):
-            (store / "tuned.json").unlink(missing_ok=True)
+            forget(store)
             out = Path(folder) / name
             common = ["--threads", str(threads), "--epochs", str(TUNED_EPOCHS), "--out", str(out), "--quiet"]
             mggcn("train", str(store), *words, *switch, *common, malloc="tuned")
@@ -114,6 +125,7 @@ def measure(what: str, case: Case, store: Path, args: Any) -> Found:
     with tempfile.TemporaryDirectory(prefix="mggcn-setup-", dir=args.cache) as folder:
         copy = Path(folder) / store.name
         shutil.copytree(store, copy, ignore=shutil.ignore_patterns("partitions", "tuned.json"))
+        forget(copy)
         contenders = Contenders(case, copy, args.threads)
         starts = {name: contenders.own(run) for name, run in settings.items()}
         return facts | compare(starts, args.rounds) | {"tuning": tuning(copy, case, args.threads)}

@@ -66,6 +66,11 @@ def cuts_folder(store: Path) -> Path:
     return store / CUTS
 
 
+def users_cuts(graph: Graph) -> Path:
+    """Return the folder of a graph's cuts in the user's cache folder."""
+    return user_cache() / CUTS / graph_sha256(graph)[:32]
+
+
 def kept_in(graph: Graph, name: str) -> Path | None:
     """Return the folder of cuts in which a run finds one of a graph, or keeps it; None if there is no place.
 
@@ -74,7 +79,7 @@ def kept_in(graph: Graph, name: str) -> Path | None:
     """
     if (store := store_folder(graph)) is None:
         return None
-    cache = user_cache() / CUTS / graph_sha256(graph)[:32]
+    cache = users_cuts(graph)
     if (cuts_folder(store) / name).exists():
         return cuts_folder(store)
     with contextlib.suppress(OSError):
@@ -85,7 +90,7 @@ def kept_in(graph: Graph, name: str) -> Path | None:
 def is_kept(graph: Graph, name: str) -> bool:
     """Return whether a cut lies beside the graph's store, or in the user's cache folder."""
     store = store_folder(graph)
-    folders = [] if store is None else [cuts_folder(store), user_cache() / CUTS / graph_sha256(graph)[:32]]
+    folders = [] if store is None else [cuts_folder(store), users_cuts(graph)]
     return any((folder / name).exists() for folder in folders)
 
 

@@ -1,0 +1,45 @@
+"""The folder in which commands keep what they find out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mggcn.host import user_cache
+from tests.commands.runs import run_main
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({"XDG_CACHE_HOME": "/caches", "HOME": "/home/me"}, "/caches/mggcn"),
+        ({"XDG_CACHE_HOME": "", "HOME": "/home/me"}, "/home/me/.cache/mggcn"),
+        ({"XDG_CACHE_HOME": "caches", "HOME": "/home/me"}, "/home/me/.cache/mggcn"),
+    ],
+)
+def test_the_folder_of_the_user(environment: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the environment is not heard, or a folder depends on where a command runs."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert user_cache() == Path(folder)
+
+
+@pytest.mark.parametrize("unknown", [True, False])
+def test_a_run_without_a_cache_folder(unknown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a user without a home, or a cache folder that cannot be made, cannot train."""
+    if unknown:
+
+        def nobody() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", nobody)
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/caches")
+    store = tmp_path / "g"
+    assert run_main("generate", "community", store, "--vertices", 120, "--edges", 600, "--classes", 3) == 0
+    run = ["--ranks", 2, "--transport", "threads", "--threads", 1, "--strategy", "delayed", "--set", "run.tune=auto"]
+    assert run_main("train", store, *run, "--epochs", 2, "--out", tmp_path / "run", "--quiet") == 0
+    assert run_main("predict", tmp_path / "run") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g", "run"]
