@@ -42,6 +42,7 @@ void attend_row(const Attention<T>& a, int64_t v, int64_t begin, int64_t end) {
         m[h] = largest;
       }
       Edges<T> w = exp_of(e - m[h]);
+      if (a.counts) w *= Wide<T>::load(b.count);
       l[h] += total_of<T>(w)[0];
       if (a.dropout.threshold) w *= Wide<T>::load(b.kept + h * kBlock);
       Wide<T>::store(b.weight, w);
@@ -81,6 +82,7 @@ void combine(const Attention<T>& a) {
 template <class T, class At>
 MGGCN_INLINE void derive(const Attention<T>& a, Block<T>& b, int64_t h, Edges<T> scores, Edges<T> dots, const At& at) {
   Edges<T> w = exp_of(scores - at(a.maxima() + h)) * at(a.maxima() + a.heads + h);
+  if (a.counts) w *= Wide<T>::load(b.count);
   const Edges<T> kept = a.dropout.threshold ? Wide<T>::load(b.kept + h * kBlock) : Wide<T>::fill((T)1);
   Wide<T>::store(b.grad, w * (kept * dots - at(a.width() + h)));
   Wide<T>::store(b.weight, w * kept);

@@ -1,8 +1,9 @@
 // What the passes of attention share: rows by heads, scores of a block of edges, and their weights.
 // A head has C columns, D = H C. An edge u -> v has the score e = LeakyReLU(s_u + t_v) (GAT, Velickovic et al. 2018,
 // eq. 3) or e = sum over c of a_c LeakyReLU(x_uc + y_vc) (GATv2, Brody et al. 2022, eq. 7), and its weight is the
-// softmax of e over the in-edges of v. Rows that travel forwards are [x (D) | s (H), of GAT | number of u]; backwards,
-// of destinations, [g (D) | d (H) | t (H) or y (D) | m (H) | 1 / l (H) | number of v].
+// softmax of e over the in-edges of v, in which an entry of several parallel edges counts as often. Rows that travel
+// forwards are [x (D) | s (H), of GAT | number of u]; backwards, of destinations, [g (D) | d (H) | t (H) or y (D) | m
+// (H) | 1 / l (H) | number of v].
 #pragma once
 #include <cmath>
 #include <limits>
@@ -30,6 +31,7 @@ struct Attention {
   T* beside;  // [V, 2 H] m and l, forwards; [V, D] the gradient of a by row, to destinations of GATv2
   int64_t ld_beside;
   const T* a;                            // [H, C] of GATv2; null: GAT
+  const T* counts;                       // [nnz] parallel edges of an entry; null: one each
   const int64_t* ids;                    // [V] numbers of the rows
   const int32_t* index;                  // rows that a message is for, for combine
   int64_t num_rows, heads, first, cols;  // heads from `first` on of all that the model has
@@ -49,6 +51,7 @@ template <class T>
 struct Block {
   int n;
   const T *row[kBlock], *next[kBlock];
+  T count[kBlock];          // parallel edges
   T kept[kHeads * kBlock];  // by head: 0 or 1 / (1 - p) of dropout
   T weight[kBlock];         // of a head: exp(e - m), or the softmax
   T grad[kBlock];           // of a head's score
@@ -231,6 +234,7 @@ MGGCN_INLINE void load_block(const Attention<T>& a, int64_t k, int64_t end, int6
   b.n = (int)(end - k < kBlock ? end - k : kBlock);
   for (int i = 0; i < kBlock; ++i) {
     b.row[i] = a.rows + a.indices[k + (i < b.n ? i : 0)] * a.ld;
+    if (a.counts) b.count[i] = a.counts[k + (i < b.n ? i : 0)];
     const int64_t ahead = k + b.n + i;
     b.next[i] = a.rows + a.indices[ahead < last ? ahead : last] * a.ld;
   }

@@ -1,7 +1,9 @@
 // attend: z_v += the sum over the edges u -> v, by head, of exp(e - m_v) kept x_u, rescaled as the running maximum m_v
 // grows, and l_v += the sum of exp(e - m_v). Tiles come in any order; after the last z_v is divided by l_v.
 // attention.cuh has e and the rows. Source: FlashAttention (Dao et al. 2022, algorithm 1), by destination. in    indptr
-// int64 [V+1] or null (no entries), indices int32 [nnz], rows storage [N, ...] that travel, own [V, ...]: t
+// int64 [V+1] or null (no entries), indices int32 [nnz], counts real [nnz] parallel edges of an entry or null (one
+// each),
+//       rows storage [N, ...] that travel, own [V, ...]: t
 //       or y
 // out   storage [V, D] z; state storage [V, 2 H] m and l, -infinity and 0 without entries
 // moves per edge 4 bytes of index and the source's row; per row z, m and l. Nothing has a number per edge.
@@ -10,10 +12,11 @@
 #include "attention.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
-    attend(const long long* indptr, const int* indices, const storage_t* rows, long long ld, const storage_t* own,
-           long long ld_own, storage_t* out, long long ld_out, storage_t* state, long long ld_state, const real_t* a,
-           const long long* ids, const long long* clock, unsigned layer, unsigned threshold, float keep_scale,
-           int heads, int first_head, int cols, double slope, int fresh, int last, long long num_rows) {
+    attend(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows, long long ld,
+           const storage_t* own, long long ld_own, storage_t* out, long long ld_out, storage_t* state,
+           long long ld_state, const real_t* a, const long long* ids, const long long* clock, unsigned layer,
+           unsigned threshold, float keep_scale, int heads, int first_head, int cols, double slope, int fresh, int last,
+           long long num_rows) {
   const long long row = warp_number() / heads;
   const int head = (int)(warp_number() % heads), lane = (int)threadIdx.x % 32;
   if (row >= num_rows) return;
@@ -32,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(128)
     for (long long k = begin; k < end; ++k) {
       const storage_t* x = rows + indices[k] * ld;
       const real_t e = score(w, head, x + scores, own + row * ld_own).value;
-      const real_t most = e > m ? e : m, scale = exp_of(m - most), p = exp_of(e - most);
+      const real_t most = e > m ? e : m, scale = exp_of(m - most), p = times(counts, k, exp_of(e - most));
       const real_t kept_p = threshold ? p * factor(w, head, number_of(x[w.id_forwards()]), ids[row]) : p;
       m = most;
       l = l * scale + p;
@@ -72,10 +75,10 @@ extern "C" __global__ void __launch_bounds__(128)
 // out[u, :] (+)= gradients of x_u, and of s_u behind it: weights w are computed again, and the gradient of a score is
 // w (kept g_v x_u - d_v) with d_v = g_v z_v by head. rows: what travels backwards; own: what travelled forwards.
 extern "C" __global__ void __launch_bounds__(128)
-    attend_sources(const long long* indptr, const int* indices, const storage_t* rows, long long ld,
-                   const storage_t* own, long long ld_own, storage_t* out, long long ld_out, const real_t* a,
-                   const long long* ids, const long long* clock, unsigned layer, unsigned threshold, float keep_scale,
-                   int heads, int first_head, int cols, double slope, int fresh, long long num_rows) {
+    attend_sources(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows,
+                   long long ld, const storage_t* own, long long ld_own, storage_t* out, long long ld_out,
+                   const real_t* a, const long long* ids, const long long* clock, unsigned layer, unsigned threshold,
+                   float keep_scale, int heads, int first_head, int cols, double slope, int fresh, long long num_rows) {
   const long long row = warp_number() / heads;
   const int head = (int)(warp_number() % heads), lane = (int)threadIdx.x % 32;
   if (row >= num_rows) return;
@@ -93,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(128)
     for (long long k = indptr[row]; k < indptr[row + 1]; ++k) {
       const storage_t* message = rows + indices[k] * ld;
       const Score e = score(w, head, message + at, a ? x : x + width);
-      real_t weight = softened(w, head, e.value, message);
+      real_t weight = times(counts, k, softened(w, head, e.value, message));
       const real_t kept = threshold ? factor(w, head, ids[row], number_of(message[w.maxima() + 2 * heads])) : (real_t)1;
       const real_t grad = weight * (kept * warp_dot(message + begin, x + begin, cols) - widen(message[width + head]));
       weight *= kept;
@@ -116,11 +119,11 @@ extern "C" __global__ void __launch_bounds__(128)
 // out[v, :] (+)= the gradient of t_v or y_v; beside storage [V, D] (+)= that of a, by row, of GATv2. rows: what travels
 // forwards; own: what travelled backwards.
 extern "C" __global__ void __launch_bounds__(128)
-    attend_destinations(const long long* indptr, const int* indices, const storage_t* rows, long long ld,
-                        const storage_t* own, long long ld_own, storage_t* out, long long ld_out, storage_t* beside,
-                        long long ld_beside, const real_t* a, const long long* ids, const long long* clock,
-                        unsigned layer, unsigned threshold, float keep_scale, int heads, int first_head, int cols,
-                        double slope, int fresh, long long num_rows) {
+    attend_destinations(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows,
+                        long long ld, const storage_t* own, long long ld_own, storage_t* out, long long ld_out,
+                        storage_t* beside, long long ld_beside, const real_t* a, const long long* ids,
+                        const long long* clock, unsigned layer, unsigned threshold, float keep_scale, int heads,
+                        int first_head, int cols, double slope, int fresh, long long num_rows) {
   const long long row = warp_number() / heads;
   const int head = (int)(warp_number() % heads), lane = (int)threadIdx.x % 32;
   if (row >= num_rows) return;
@@ -135,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(128)
     for (long long k = indptr[row]; k < indptr[row + 1]; ++k) {
       const storage_t* x = rows + indices[k] * ld;
       const Score e = score(w, head, a ? x : x + width, message + at);
-      const real_t weight = softened(w, head, e.value, message);
+      const real_t weight = times(counts, k, softened(w, head, e.value, message));
       const real_t kept = threshold ? factor(w, head, number_of(x[w.id_forwards()]), ids[row]) : (real_t)1;
       const real_t grad = weight * (kept * warp_dot(message + begin, x + begin, cols) - widen(message[width + head]));
       scored += e.slope * grad;

@@ -66,6 +66,11 @@ __device__ __forceinline__ real_t factor(const Heads& a, int head, long long sou
   return kept(p, a.first + head, a.dropout.threshold) ? (real_t)a.dropout.keep_scale : (real_t)0;
 }
 
+// A weight of entry k times its parallel edges; counts null: as it is, to the bit.
+__device__ __forceinline__ real_t times(const real_t* counts, long long k, real_t weight) {
+  return counts ? weight * counts[k] : weight;
+}
+
 // The softmax from a score and what the destination's row has.
 __device__ __forceinline__ real_t softened(const Heads& a, int head, real_t e, const storage_t* destination) {
   const storage_t* m = destination + a.maxima();

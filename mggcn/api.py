@@ -178,7 +178,8 @@ def RGCN(hidden: int | Sequence[int] = (128, 128), **settings: Unpack[ModelSetti
 def GAT(hidden: int | Sequence[int] = (128, 128), heads: int = 1, **settings: Unpack[ModelSettings]) -> ModelConfig:  # noqa: N802
     """Describe a graph attention network (Velickovic et al. 2018), heads averaged in the last layer.
 
-    Attention reads no weights of edges. Dropout of its weights is `attention_dropout`.
+    Attention reads no weights of edges; edges that repeat in a PyG or DGL graph count each, as in the layers there. Dropout
+    of its weights is `attention_dropout`.
 
     Args:
         hidden: Widths of the hidden layers, of all heads together.

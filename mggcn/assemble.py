@@ -322,6 +322,8 @@ def groups_of(config: Config, at_once: int = 0) -> tuple[list[Group], Config]:
     shared_out = dataclasses.replace(config, run=dataclasses.replace(run, threads=threads))
     if run.bind == "off" or count > len(cores):
         return [Group()] * count, shared_out
+    if threads > 1:
+        shared_out = config  # a trial sees its own cores alone, and may take fewer of them
     return [Group(cores=tuple(cores[k * size : (k + 1) * size])) for k in range(count)], shared_out
 
 

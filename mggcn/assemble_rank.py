@@ -33,7 +33,7 @@ from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.features import FeatureReader
 from mggcn.partition.rows.shard import ShardOptions, build_shard
-from mggcn.planning.op_cost import epoch_threads
+from mggcn.planning.op_cost import epoch_threads, first_threads
 from mggcn.planning.pruning import build_pruned, levels_of
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 from mggcn.planning.shared import Shared, held_key
@@ -44,8 +44,9 @@ from mggcn.train.loop import Stop
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import DTYPES, RankRuntime, Weights, arena_views, state_views
 from mggcn.train.targets import make_target
+from mggcn.train.threads import Cores, ThreadChoice
 from mggcn.train.trainer import RankTrainer
-from mggcn.tuning.epochs import Tuning
+from mggcn.tuning.epochs import LAST, Tuning
 from mggcn.tuning.exploration import Exploration
 
 
@@ -122,7 +123,9 @@ def make_rank(
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
     threads = epoch_threads(plan, threads_per_rank(config))
-    torch.set_num_threads(threads)
+    first = first_threads(plan, threads) if config.run.threads == 0 else threads
+    # torch's products may differ in the last bits between numbers of threads: theirs depends on the plan alone.
+    torch.set_num_threads(first)
     rank_plan = plan.ranks[comm.rank]
     if comm.size > 1 or config.run.timeline or shared is None:
         shared = Shared()
@@ -154,7 +157,10 @@ def make_rank(
         tuning.begin(watch, backend.synchronize, held.exploration)
         watch = tuning
     ranking = _ranking_scores(context, inputs)
-    trainer = RankTrainer(config, watched, runtime, counted, config.train.metric, ranking, stop or Stop(), watch)
+    choice = _thread_choice(config, backend, first, tuning)
+    trainer = RankTrainer(
+        config, watched, runtime, counted, config.train.metric, ranking, stop or Stop(), watch, choice
+    )
     return Rank(trainer, counted, rank_plan, watch)
 
 
@@ -186,6 +192,18 @@ class _RankContext:
             dtype=scale_dtype(self.config.run.precision),
             threads=threads_per_rank(self.config),
         )
+
+
+def _thread_choice(config: Config, backend: KernelBackend, first: int, tuning: Tuning | None) -> ThreadChoice | None:
+    """Return what chooses the threads of epochs; None where the user has set them, or a timeline is to show them.
+
+    Variants of products are tried before, where epochs are long, on all threads.
+    """
+    if config.run.threads or config.run.timeline:
+        return None
+    return ThreadChoice(
+        backend.team, first, config.run.ranks, Cores(), wait=LAST if tuning is not None and first > 1 else 0
+    )
 
 
 def _make_timeline(config: Config, backend: KernelBackend, comm: Communicator, folder: Path | None) -> Timeline | None:

@@ -17,6 +17,7 @@ from typing import NoReturn, final
 from mggcn import native
 from mggcn.comm.failure import out_of_memory, signal_of
 from mggcn.commands import (
+    completion,
     datasets,
     doctor,
     generate,
@@ -33,6 +34,7 @@ from mggcn.commands import (
     tune,
 )
 from mggcn.commands.answer import printing
+from mggcn.commands.colour import painted
 from mggcn.commands.remedy import remedy
 from mggcn.errors import MggcnError, one_line
 from mggcn.version import __version__
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except MggcnError as error:
-        print(f"mggcn: {one_line(str(error))}", file=sys.stderr)
+        print(f"{_name()} {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # The reader of our output went away: nothing is left to say to it.
@@ -62,14 +64,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if out_of_memory(error):
             what = one_line(str(error))
-            print(f"mggcn: memory ran out{f': {what}' if what else ''}; {MEMORY_REMEDY}", file=sys.stderr)
+            print(f"{_name()} memory ran out{f': {what}' if what else ''}; {MEMORY_REMEDY}", file=sys.stderr)
             return 1
         if isinstance(error, OSError) and error.filename is not None:
             why = one_line(f"{error.filename}: {error.strerror}")
-            print(f"mggcn: {why}; check the path and its rights", file=sys.stderr)
+            print(f"{_name()} {why}; check the path and its rights", file=sys.stderr)
             return 2
         traceback.print_exc()
         return 1
+
+
+def _name() -> str:
+    """What errors begin with."""
+    return painted("mggcn:", "red", sys.stderr)
 
 
 @final
@@ -79,7 +86,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the message, what may have been meant, and where help is; exit code 2."""
         flags = [flag for action in self._actions for flag in action.option_strings]
-        self.exit(2, f"mggcn: {message}{remedy(message, flags)}; see {self.prog} --help\n")
+        self.exit(2, f"{_name()} {message}{remedy(message, flags)}; see {self.prog} --help\n")
 
 
 def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
@@ -99,14 +106,16 @@ def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Nam
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = Parser(prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks.")
-    parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    commands.add_parser("help", help="Print the help of a command.")  # listed here, answered by `parse`
     modules = (
         *(prepare, store, datasets, partition, plan, train, sweep, predict, status, report),
-        *(generate, tune, settings, doctor),
+        *(generate, tune, settings, completion, doctor),
     )
+    parser = Parser(prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks.")
+    parser.set_defaults(main=parser)
+    parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    helped = commands.add_parser("help", help="Print the help of a command.")  # listed here, answered by `parse`
+    helped.add_argument("command", nargs="*", choices=[module.__name__.rpartition(".")[2] for module in modules])
     for module in modules:
         name = module.__name__.rpartition(".")[2]
         summary = next(iter((module.__doc__ or "").splitlines()), "")  # python -OO leaves no docstrings

@@ -190,7 +190,8 @@ class RunConfig:
     ranks: int = 1
     """Number of ranks P that share the graph."""
     threads: int = 0
-    """Threads per rank; 0 divides the machine's cores among the ranks."""
+    """Threads per rank; 0 divides the machine's cores among the ranks, and takes fewer where epochs are short or the
+    machine is busy. No result depends on it."""
     bind: Literal["auto", "off"] = "auto"
     """Cores of rank processes. auto: where a machine has several memory nodes with room, a rank on a CPU is bound to cores
     of one node, from the first that the run may use, and a rank on a GPU to those of the GPU's node. off: nothing is

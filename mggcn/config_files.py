@@ -8,7 +8,6 @@ import inspect
 import itertools
 import re
 import sys
-import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,8 @@ from typing import Any, Literal
 from mggcn.config import TABLES, Config, ModelConfig, from_tables
 from mggcn.config_model import ignored_settings
 from mggcn.config_values import RENAMED, SIZES, type_name, with_new_names
-from mggcn.errors import ConfigError, did_you_mean, no_regular_file
-
-LARGEST = 1 << 20
-"""Bytes of a settings file, with room to spare."""
+from mggcn.errors import ConfigError, did_you_mean
+from mggcn.files import read_toml, reason
 
 
 def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) -> Config:
@@ -29,20 +26,10 @@ def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) ->
 
     saved: whether a run saved the file, perhaps with an earlier version, whose names are then translated.
     """
-    if kind := no_regular_file(path):
-        raise ConfigError(f"cannot read the configuration {path}: it is {kind}; name a TOML file")
     try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise ConfigError(
-                f"the configuration {path} has more than {LARGEST >> 20} MiB; name a TOML file of settings"
-            )
-        tables = tomllib.loads(content.decode())
+        tables = read_toml(path)
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path} is not valid TOML: it is nested too deeply") from error
+        raise ConfigError(f"cannot read the configuration {path}: {reason(error)}; name a TOML file") from error
     except ValueError as error:  # of the TOML, of its encoding, or of the path
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     try:

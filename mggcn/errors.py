@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import stat
 from collections.abc import Iterable
-from pathlib import Path
 
 
 class MggcnError(Exception):
@@ -64,23 +62,23 @@ class BackendError(MggcnError):
     """A device, library or kernel that the run needs is missing."""
 
 
-def no_regular_file(path: Path) -> str:
-    """Return what a path is that must not be read to its end, such as "a FIFO"; "" if it is a file, or nothing is there."""
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError):  # opening it tells why
-        return ""
-    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "")
-
-
 LONGEST = 2000
 """Characters of an error that are printed."""
 
 
+def printable(name: object) -> str:
+    """Return a name or a path as a terminal may show it: control characters, also those of writing direction, escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(name))
+
+
+def shown(text: object) -> str:
+    """Return a text of several lines as a terminal may show it: `printable`, line by line."""
+    return "\n".join(map(printable, str(text).split("\n")))
+
+
 def one_line(text: str) -> str:
     """Return the text of an error as one line that a terminal can show: what a file says may be part of it."""
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.splitlines()))
+    line = printable(" ".join(text.splitlines()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
 

@@ -6,7 +6,6 @@ N vertices, C classes.
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import tempfile
 import weakref
@@ -24,7 +23,9 @@ from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig
 from mggcn.config_files import with_model, with_named
 from mggcn.errors import ConfigError, RunError
+from mggcn.files import require_file
 from mggcn.graph.csr import Graph
+from mggcn.graph.ids import rows_of
 from mggcn.graph.store import open_store, store_folder
 from mggcn.html import html_table
 from mggcn.jobs import folder as run_folders
@@ -35,6 +36,7 @@ from mggcn.jobs import train as training
 from mggcn.jobs.auto import resolve_auto
 from mggcn.jobs.occupied import occupied
 from mggcn.jobs.regroup import regrouped, with_ranks
+from mggcn.jobs.result import read_result
 from mggcn.jobs.scores import scores_here
 from mggcn.jobs.weights import check_start, keep_start, weights_of, weights_of_run
 from mggcn.memory.units import human
@@ -43,6 +45,7 @@ from mggcn.planning.advice import require_fit
 from mggcn.planning.text import PrintedPlan, subject
 from mggcn.report import write_report
 from mggcn.settings import Parts, ScheduleSettings, Settings, is_module, refusing_functions, split_parts
+from mggcn.train.log import read_history
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -298,7 +301,7 @@ class Trainer:
         changes: dict[str, Any] = {**schedule} | ({} if epochs is None else {"epochs": epochs})
         config = run_folders.continued(self._folder, self._config, changes)
         if run_folders.is_complete(self._folder) and config == self._config:
-            return _history(self._folder)
+            return read_history(self._folder)
         if ranks is not None:
             self._refuse_module("other number of ranks than it began with")
             config = with_ranks(config, ranks)
@@ -350,7 +353,7 @@ class Trainer:
             self._rank = ranks[0]
         else:
             training.train_processes(folder, self._config, quiet=True, on_epoch=on_epoch)
-        return _history(folder)
+        return read_history(folder)
 
     def evaluate(self, split: str = "test", weights: str = "best") -> float:
         """Return the score of a split: accuracy, or what `train.metric` says.
@@ -380,7 +383,7 @@ class Trainer:
         """
         if self._folder is None or not (self._folder / "result.json").exists():
             raise RunError("the trainer has no result yet; call fit(), or resume() where a run was interrupted")
-        return training.read_result(self._folder)
+        return read_result(self._folder)
 
     def predict(
         self,
@@ -390,6 +393,7 @@ class Trainer:
         classes: bool = False,
         layer: int | None = None,
         graph: Any = None,
+        vertices: Any = None,
     ) -> npt.NDArray[Any]:
         """Return the scores of every vertex, (N, C) in the run's precision, in the graph's own order.
 
@@ -402,11 +406,13 @@ class Trainer:
             layer: A hidden layer, from 1, whose outputs (N, model.hidden[layer - 1]) are returned instead: embeddings.
             graph: Another graph with the same features, or anything that `load` takes, instead of the trainer's own; it
                 needs neither labels nor splits, and is scored in this process.
+            vertices: The vertices whose rows are returned, in this order: ids as the graph has them, row numbers if it has
+                none, or a mask (N,). All are computed.
 
         Raises:
             RunError: Nothing was trained yet.
             ConfigError: `weights` is neither "best" nor "last", the other graph's features or relations differ, numbers
-                were to be classes, or there is no such layer.
+                were to be classes, or there is no such layer or vertex.
         """
         _check_weights(weights)
         task = self._graph.task if self._module is not None else self._plan.shape.task
@@ -414,7 +420,9 @@ class Trainer:
             self._refuse_module("layers that it knows of; return their outputs from the module")
         prediction_files.check_kind(task, classes=classes, probabilities=probabilities)
         prediction_files.check_layer(self._config.model, layer, classes=classes, probabilities=probabilities)
-        scores = self._predicted(weights, probabilities, layer, graph)
+        graph = graph if graph is None or isinstance(graph, Graph) else load(graph)
+        rows = slice(None) if vertices is None else rows_of(self._graph if graph is None else graph, vertices)
+        scores = self._predicted(weights, probabilities, layer, graph)[rows]
         return prediction_files.classes_of(scores, task) if classes else scores
 
     def _predicted(self, weights: str, probabilities: bool, layer: int | None, graph: Any) -> npt.NDArray[np.floating]:
@@ -438,7 +446,7 @@ class Trainer:
         target = Path(tempfile.mkdtemp(prefix="mggcn-")) / "scores.npy"
         try:
             predicting.predict(self._folder, target, weights=weights, probabilities=probabilities, layer=layer)
-            return np.load(target, allow_pickle=False)  # type: ignore[no-any-return]
+            return np.load(require_file(target), allow_pickle=False)  # type: ignore[no-any-return]
         finally:
             shutil.rmtree(target.parent, ignore_errors=True)
 
@@ -485,7 +493,7 @@ class Trainer:
     ) -> npt.NDArray[np.floating]:
         """Score the trainer's graph, or another one, on one rank."""
         config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
-        graph = self._graph if other is None else other if isinstance(other, Graph) else load(other)
+        graph = self._graph if other is None else other
         if layer is None:
             config, graph = predicting.for_scoring(config, graph, self._plan.shape)
             plan, partition = plan_graph(config, graph)
@@ -535,10 +543,6 @@ def _weights_from(source: Any, model: ModelConfig) -> Mapping[str, Tensor]:
     if isinstance(source, str | Path):
         return weights_of_run(Path(source))
     return source if isinstance(source, Mapping) else weights_of_module(source, model)
-
-
-def _history(folder: Path) -> History:
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
 def _check_weights(weights: str) -> None:

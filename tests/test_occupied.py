@@ -90,7 +90,7 @@ def test_what_a_killed_command_left_goes(tmp_path: Path) -> None:
     litter = [tmp_path / pattern.replace("*", "x") for pattern in UNFINISHED]
     kept = [tmp_path / name for name in ("history.jsonl", "config.toml", "checkpoints/latest", ".scores.npy.tmp")]
     for path in (*litter, *kept):
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (tmp_path / "checkpoints" / ".run-000-epoch-000003.tmp").mkdir()
     with holder(living) as process:

@@ -17,6 +17,7 @@ from mggcn.cli import main
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.generate import community
+from mggcn.graph.ids import rows_of as rows_called
 from mggcn.graph.store import open_store, write_store
 from mggcn.jobs import predict as predictions
 from mggcn.jobs import prediction_files
@@ -298,3 +299,87 @@ def test_parquet_names_classes(tmp_path: Path) -> None:
 def rows_of(path: Path) -> list[list[str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.reader(file))
+
+
+def scored(run: Path, *more: object) -> np.ndarray:
+    out = run.parent / "some.npy"
+    assert main(["predict", str(run), "--out", str(out), *map(str, more)]) == 0
+    return np.load(out)
+
+
+def test_some_vertices_are_rows_of_all(runs: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    """Fails if other rows, another order, or all rows are written, or files of ids and masks mean something else."""
+    _, run = runs["classes"]
+    everything = scored(run)
+    assert np.array_equal(scored(run, "--vertices", "7,0,7,119"), everything[[7, 0, 7, 119]])
+    np.save(tmp_path / "ids.npy", np.array([3, 1], np.uint8))
+    np.save(tmp_path / "mask.npy", np.arange(120) % 7 == 0)
+    (tmp_path / "ids.txt").write_text("119\n2\n")
+    assert np.array_equal(scored(run, "--vertices", tmp_path / "ids.npy"), everything[[3, 1]])
+    assert np.array_equal(scored(run, "--vertices", tmp_path / "mask.npy"), everything[::7])
+    assert np.array_equal(scored(run, "--vertices", tmp_path / "ids.txt"), everything[[119, 2]])
+    assert np.array_equal(scored(run, "--vertices", "4", "--classes"), everything[[4]].argmax(1))
+    assert scored(run, "--vertices", "4", "--layer", 1).shape == (1, 8)
+    assert main(["predict", str(run), "--vertices", "5,6"]) == 0
+    assert np.array_equal(np.load(run / "scores-selected.npy"), everything[[5, 6]])
+    assert not (run / "scores.npy").exists()
+    assert main(["predict", str(run), "--vertices", "5,6", "--out", str(tmp_path / "some.csv")]) == 0
+    assert [row["vertex"] for row in csv.DictReader((tmp_path / "some.csv").read_text().splitlines())] == ["5", "6"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("120", "names 120, which no vertex is called; row numbers are 0 to 119"),
+        ("-1", "names -1"),
+        ("1,x", "expects row numbers, whole numbers"),
+        ("", "expects row numbers, whole numbers"),
+        ("1.5", "expects row numbers, whole numbers"),
+        (str(2**70), "expects row numbers, whole numbers"),
+        ("nothing.npy", "cannot be read: No such file"),
+        ("/dev/zero.npy", "cannot be read"),
+        ("{here}/text.npy", "holds no list of ids"),
+        ("{here}/short.npy", "expects a list of row numbers"),
+        ("{here}/floats.npy", "expects a list of row numbers"),
+        ("{here}/empty.txt", "expects a list of row numbers"),
+        ("{here}/folder.txt", "cannot be read"),
+    ],
+)
+def test_vertices_that_are_none_are_refused(
+    runs: dict[str, tuple[Path, Path]], given: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a wrong id is rounded, wraps around, is left out, or ends in a traceback, or something is computed first."""
+    (tmp_path / "text.npy").write_text("1 2")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "folder.txt").mkdir()
+    np.save(tmp_path / "short.npy", np.ones(119, np.bool_))
+    np.save(tmp_path / "floats.npy", np.ones(3))
+    before = sorted(tmp_path.iterdir())
+    command = ["predict", str(runs["classes"][1]), f"--vertices={given.format(here=tmp_path)}"]
+    assert main([*command, "--out", str(tmp_path / "out.npy")]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("names", [["b", "a", "01", "1"], [10, 7, -3, 2**62 + 1]])
+def test_vertices_have_the_ids_of_the_store(names: list[Any], tmp_path: Path) -> None:
+    """Fails if ids are taken for rows, lose leading zeros or digits, or Python knows others than the command."""
+    edges = np.array([[0, 1, 2], [1, 2, 3]])
+    graph = mggcn.load(
+        np.array(names)[edges], ids=np.array(names), features=np.eye(4, dtype=np.float32), labels=np.array([0, 1, 0, 1]),
+        splits={"train": np.array(names[:2])},
+    )  # fmt: skip
+    trainer = mggcn.Trainer(graph, mggcn.GCN(hidden=(4,)), threads=1)
+    trainer.fit(epochs=2)
+    everything = trainer.predict()
+    for wanted in ([names[2]], [names[3], names[0]]):
+        rows = [names.index(name) for name in wanted]
+        assert np.array_equal(trainer.predict(vertices=wanted), everything[rows])
+        assert np.array_equal(trainer.predict(vertices=np.array(wanted), classes=True), everything[rows].argmax(1))
+        assert np.array_equal(rows_called(graph, [str(name) for name in wanted]), rows)
+    with pytest.raises(ConfigError, match="which no vertex is called; ids of the graph are such as"):
+        trainer.predict(vertices=["z"] if isinstance(names[0], str) else [0])
+    other = mggcn.load(np.array([[0, 1]]).T, features=np.eye(4, dtype=np.float32)[:2])
+    assert trainer.predict(graph=other, vertices=[1]).shape == (1, 2)

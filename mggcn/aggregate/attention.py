@@ -38,7 +38,8 @@ class Bound:
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """One attention of a model, or heads of one from the head `first` on. dynamic: GATv2's scores. dropout: probability;
-    site: which mask of the epoch.
+    site: which mask of the epoch. counted: values of edges are numbers of parallel edges, each an entry of the softmax,
+    which are dropped together; otherwise values are not read.
 
     Forwards a row is [x (D) | s (H), of GAT | its number, with dropout], and has t (H), or y (D) of GATv2, where it is a
     destination. Backwards it is [g (D) | d (H) | t or y | m (H) | 1 / l (H) | its number, with dropout].
@@ -50,6 +51,7 @@ class AttentionSpec:
     dropout: float = 0.0
     site: int = 0
     first: int = 0
+    counted: bool = False
     bound: Bound | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -75,7 +77,7 @@ class AttentionSpec:
         if self.bound is None:
             raise PlanError("attention runs as a node of a model, which binds it to weights and a clock")
         dropout = Dropout(self.dropout, self.bound.clock, self.site) if self.dropout else None
-        return Heads(self.heads, self.width // self.heads, SLOPE, self.bound.a, dropout, ids, self.first)
+        return Heads(self.heads, self.width // self.heads, SLOPE, self.bound.a, dropout, ids, self.first, self.counted)
 
     def of(self, heads: range) -> AttentionSpec:
         """Return the attention of some of the heads."""

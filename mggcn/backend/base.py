@@ -16,6 +16,7 @@ from mggcn.backend.dropout import Dropout as Dropout
 from mggcn.backend.dropout import keep_scale as keep_scale
 from mggcn.backend.events import Agree, CommStream, Event, Repeatable, Timestamp, alone
 from mggcn.backend.sparse import Sparse as Sparse
+from mggcn.backend.team import Team
 
 if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
     import torch
@@ -104,6 +105,11 @@ class KernelBackend(Protocol):
     @property
     def partials(self) -> int:
         """Row chunks whose column sums are added in a fixed order."""
+        ...
+
+    @property
+    def team(self) -> Team:
+        """The threads of its kernels; one, for which there is nothing to choose, on a GPU."""
         ...
 
     @property

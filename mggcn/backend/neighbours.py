@@ -23,7 +23,8 @@ class Heads:
     0.
 
     dropout: of weights, counted by head, source, destination and layer; ids int64 (V,): numbers of this rank's vertices.
-    first: number of the first of these heads among those of the model, by which masks are counted.
+    first: number of the first of these heads among those of the model, by which masks are counted. counted: values of a
+    matrix are numbers of parallel edges; otherwise they are not read.
     """
 
     heads: int
@@ -33,6 +34,11 @@ class Heads:
     dropout: Dropout | None
     ids: Tensor
     first: int = 0
+    counted: bool = False
+
+    def counts(self, matrix: Sparse | None) -> Tensor | None:
+        """Return the number of parallel edges of each entry (nnz,), None for one each."""
+        return matrix.values if self.counted and matrix is not None else None
 
 
 class NeighbourKernels(Protocol):

@@ -15,6 +15,7 @@ from typing import Final, final
 
 from mggcn import errors
 from mggcn.errors import CommError, MggcnError
+from mggcn.files import open_file, read_object, write_text
 
 LOG_TAIL_BYTES: Final = 2000
 STOP_CODES: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -103,10 +104,7 @@ class Report:
 
     def save(self, folder: Path) -> None:
         """Write the report so that a reader finds all of it or nothing."""
-        path = report_path(folder, self.rank)
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(asdict(self), indent=1))
-        os.replace(draft, path)
+        write_text(report_path(folder, self.rank), json.dumps(asdict(self), indent=1))
 
     def error(self) -> Exception:
         """The exception again, of its own class where a message is enough to make one."""
@@ -205,10 +203,16 @@ def _describe(ending: Ending, folder: Path) -> str:
 def log_tail(folder: Path, rank: int) -> str:
     """The last lines that `rank` wrote."""
     try:
-        text = log_path(folder, rank).read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        text = _tail(log_path(folder, rank)).decode(errors="replace").strip()
     except OSError:
         return "(no log)"
     return text or "(empty)"
+
+
+def _tail(path: Path) -> bytes:
+    with open_file(path) as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES, 0))
+        return file.read(LOG_TAIL_BYTES)
 
 
 def process_state(pid: int) -> str:
@@ -228,6 +232,6 @@ def _signal_name(signum: int) -> str:
 
 def _load(folder: Path, rank: int) -> Report | None:
     try:
-        return Report(**json.loads(report_path(folder, rank).read_text()))
+        return Report(**read_object(report_path(folder, rank)))
     except (OSError, ValueError, TypeError):
         return None

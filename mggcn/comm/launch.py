@@ -40,6 +40,7 @@ from mggcn.comm.rank import (
     up_path,
 )
 from mggcn.errors import CommError
+from mggcn.files import open_log
 
 __all__ = ["Interrupted", "connect_torchrun", "gpu_index", "rank_main", "run_ranks", "torchrun_env", "torchrun_main"]
 
@@ -135,7 +136,7 @@ def _start(command: Sequence[str], rank: int, size: int, folder: Path, private: 
     # NCCL moves data between GPUs over other links, and a user may have a reason to name an interface.
     variables = {"NCCL_SOCKET_IFNAME": loopback, **os.environ, **env, "GLOO_SOCKET_IFNAME": loopback}
     # A session of its own: a Ctrl-C of the terminal reaches the parent alone, which forwards it once.
-    log = None if rank == 0 else log_path(folder, rank).open("wb")
+    log = None if rank == 0 else open_log(log_path(folder, rank), anew=True)
     # A signal that comes while the rank starts Python waits until the rank can obey it in order (rank.ready_for_signals).
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:

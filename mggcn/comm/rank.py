@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from mggcn.comm.failure import STOP_CODES, Interrupted, Report, out_of_memory, signal_of
-from mggcn.errors import BackendError, CommError, MggcnError
+from mggcn.errors import BackendError, CommError, MggcnError, one_line, printable, shown
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
@@ -132,7 +132,7 @@ def _connect(
 
 
 def _end_printing(error: Exception) -> NoReturn:
-    print(f"mggcn: {error}", file=sys.stderr)
+    print(f"mggcn: {one_line(str(error))}", file=sys.stderr)
     _leave(1)
 
 
@@ -182,11 +182,11 @@ def _tell(rank: int, folder: Path | None, error: BaseException) -> Report:
             report.save(folder)
             return report
     except OSError as problem:
-        print(f"cannot report in {folder}: {problem}", file=sys.stderr)
+        print(f"cannot report in {printable(folder)}: {one_line(str(problem))}", file=sys.stderr)
     if isinstance(error, MggcnError) or out_of_memory(error):
-        print(f"mggcn: {report.error()}", file=sys.stderr)
+        print(f"mggcn: {one_line(str(report.error()))}", file=sys.stderr)
     else:
-        print(report.traceback, file=sys.stderr)
+        print(shown(report.traceback), file=sys.stderr)
     return report
 
 

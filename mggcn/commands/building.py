@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from mggcn.errors import printable
 from mggcn.graph.room import BuildPlan, Room, beside
 from mggcn.memory.units import human
 
@@ -26,7 +27,9 @@ def kept_if_interrupted(store: Path) -> Iterator[Path]:
             yield folder
     except (KeyboardInterrupt, SystemExit):
         if folder is not None and folder.is_dir():
-            print(f"note: {folder} stays: the same command goes on from there, or delete it", file=sys.stderr)
+            print(
+                f"note: {printable(folder)} stays: the same command goes on from there, or delete it", file=sys.stderr
+            )
         raise
 
 
@@ -41,7 +44,9 @@ def _announce(plan: BuildPlan) -> None:
 
 def _announce_columns(path: Path, nbytes: int) -> None:
     """Say what parsing takes, before it is known how many edges there are."""
-    print(f"{path} is parsed to files: about {human(nbytes)} of disk, then more for sorting", file=sys.stderr)
+    print(
+        f"{printable(path)} is parsed to files: about {human(nbytes)} of disk, then more for sorting", file=sys.stderr
+    )
 
 
 def resident_bytes() -> int:

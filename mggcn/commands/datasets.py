@@ -21,18 +21,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List, or make stores and print their places."""
-    from mggcn.errors import ConfigError
-    from mggcn.graph.catalogue import DATASETS
+    from mggcn.errors import ConfigError, printable
+    from mggcn.graph.catalogue import DATASETS, dataset_named, read_elsewhere
     from mggcn.graph.datasets import data_folder, obtain
     from mggcn.graph.store import is_store
 
     folder = data_folder(arguments.root)
-    if unknown := [name for name in arguments.name if name not in DATASETS]:
-        raise ConfigError(f"there is no data set {', '.join(unknown)}; known are {', '.join(DATASETS)}")
+    named = {name: dataset_named(name) for name in arguments.name}
+    if unknown := [name for name, dataset in named.items() if dataset is None]:
+        there = read_elsewhere(unknown[0])
+        raise ConfigError(f"there is no data set {', '.join(unknown)}; known are {', '.join(DATASETS)}{there}")
     if arguments.name:
-        stores = {name: obtain(DATASETS[name], folder) for name in arguments.name}
+        stores = {name: obtain(dataset, folder) for name, dataset in named.items() if dataset is not None}
         arguments.answer = {"folder": folder, "stores": stores}
-        print(*stores.values(), sep="\n")
+        print(*map(printable, stores.values()), sep="\n")
         return 0
     titles = ("name", "vertices", "edges", "features", "classes", "score", "licence", f"in {folder}")
     rows, found = [], []

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Generate, write and say what was written."""
     from mggcn.commands.store import extents
+    from mggcn.errors import printable
     from mggcn.graph.csr import columns
     from mggcn.graph.generate import community, rmat
     from mggcn.graph.store_write import write_store
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     write_store(graph, a.store, overwrite=a.force)
     a.answer = {"store": a.store, **extents(graph)}
     print(
-        f"{a.store}: {graph.num_vertices:,} vertices, {graph.num_edges:,} stored edges, "
+        f"{printable(a.store)}: {graph.num_vertices:,} vertices, {graph.num_edges:,} stored edges, "
         f"{a.features} features, {columns(graph.task, graph.num_classes)}"
     )
     return 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mggcn.commands.answer import add_json
 from mggcn.commands.settings import whole
-from mggcn.errors import ConfigError, PlanError
+from mggcn.errors import ConfigError, PlanError, printable, shown
 
 if TYPE_CHECKING:
     from mggcn.graph.csr import Graph
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = a.out or cuts_folder(store)
     if a.list:
         a.answer = {"store": store, "folder": folder, "partitions": list_cached(folder, graph)}
-        print(listed(graph, folder))
+        print(shown(listed(graph, folder)))
     else:
         {"libra": _libra, "metis": _metis, "locality": _locality}[a.kind](graph, folder, a)
     return 0
@@ -127,9 +127,9 @@ def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
 def _report(a: argparse.Namespace, stored: Stored[Any], text: str) -> None:
     how = {"kind": a.kind, "parts": a.parts, "seed": a.seed, "seconds": stored.seconds}
     a.answer = {"folder": stored.folder, **how, "statistics": stored.cut.statistics}
-    print(text)
+    print(shown(text))
     made = "made before" if stored.seconds is None else f"made in {stored.seconds:.2f} s"
-    print(f"{made}, lies in {stored.folder}")
+    print(f"{made}, lies in {printable(stored.folder)}")
 
 
 def summary(statistics: CutStatistics) -> str:

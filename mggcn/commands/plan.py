@@ -6,14 +6,16 @@ From a store, or from a bare shape: --vertices N --edges E --features D --classe
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from mggcn.assemble import in_float32, memory_limit, plan_graph, plan_shape, room_of, this_machine
 from mggcn.commands.answer import add_json
+from mggcn.commands.colour import painted
 from mggcn.commands.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.cost.machine import Machine, find_machine, shipped_machines
-from mggcn.errors import BackendError, ConfigError
+from mggcn.errors import BackendError, ConfigError, shown
 from mggcn.jobs.auto import NoChoiceError, resolve_auto, resolve_auto_shape
 from mggcn.planning.cost_text import cost_dict, cost_lines, memory_alone
 from mggcn.planning.record import to_dict
@@ -73,19 +75,21 @@ def run(arguments: argparse.Namespace) -> int:
         config, plan, choice = from_(arguments, config, machine, limit)
     except NoChoiceError as error:
         if not arguments.json:
-            print("\n".join(choice_lines(error.choice)[:-1]))
+            print(shown("\n".join(choice_lines(error.choice)[:-1])))
         raise
     limit = memory_limit(config) if limit is None else limit
     if arguments.json:
-        verdict = {"fits": plan.largest.total_bytes <= limit, "limit_bytes": limit}
-        found = to_dict(plan) | {"predicted": cost_dict(plan, machine, arguments.replication)} | verdict
+        fit = {"fits": plan.largest.total_bytes <= limit, "limit_bytes": limit}
+        found = to_dict(plan) | {"predicted": cost_dict(plan, machine, arguments.replication)} | fit
         arguments.answer = found | {"choice": None if choice is None else choice_dict(choice)}
     else:
         chosen = [] if choice is None else [*choice_lines(choice), ""]
         wide = machine if arguments.machine is not None else this_machine(in_float32(config))
         notes = [*chosen, *cost_lines(plan, machine, arguments.replication), *memory_alone(plan, machine, wide)]
         room = room_of(config, None if arguments.machine is None else machine)
-        print(render(plan, limit, notes, arguments.explain, room))
+        verdict, _, rest = shown(render(plan, limit, notes, arguments.explain, room)).partition("\n")
+        fits = plan.largest.total_bytes <= limit
+        print(painted(verdict, "green" if fits else "red", sys.stdout), rest, sep="\n")
     return 0 if plan.largest.total_bytes <= limit else 2
 
 

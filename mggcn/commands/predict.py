@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from mggcn.commands.answer import add_json
+from mggcn.errors import ConfigError, printable
+from mggcn.files import read_text, reason, require_file
 from mggcn.jobs import predict as predicting
 
 
@@ -44,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", type=Path, metavar="DIR", help="score another store, which has the same features and needs no labels"
     )
+    parser.add_argument(
+        "--vertices",
+        metavar="ID,...|FILE",
+        help="write these alone, in this order: their ids as the store has them (row numbers, if it has none), or a file "
+        "of them: .npy, also a mask, or .txt, one a line; default file: RUN/scores-selected.npy",
+    )
     add_json(parser)
 
 
@@ -58,9 +69,27 @@ def run(arguments: argparse.Namespace) -> int:
         classes=arguments.classes,
         layer=arguments.layer,
         store=arguments.store,
+        vertices=None if arguments.vertices is None else _listed(arguments.vertices),
     )
     kind = "probabilities" if arguments.probabilities else "classes" if arguments.classes else "scores"
     what = kind if arguments.layer is None else f"layer-{arguments.layer}"
     arguments.answer = {"file": path, "what": what, "weights": arguments.weights}
-    print(path)
+    print(printable(path))
     return 0
+
+
+def _listed(text: str) -> Any:
+    """Return the ids that --vertices lists, or those of a file. Raises: ConfigError."""
+    path = Path(text)
+    if path.suffix not in (".npy", ".txt"):
+        return text.split(",")
+    try:
+        if path.suffix == ".npy":
+            return np.load(require_file(path), allow_pickle=False)
+        return [line for line in read_text(path).splitlines() if line]
+    except OSError as error:
+        raise ConfigError(
+            f"--vertices {text} cannot be read: {reason(error)}; give a file of ids, or ids separated by commas"
+        ) from error
+    except (ValueError, EOFError) as error:
+        raise ConfigError(f"--vertices {text} holds no list of ids: {error}") from error

@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Load, check, write, and say what came."""
     from mggcn.commands.building import kept_if_interrupted, room_for
     from mggcn.commands.store import extents
-    from mggcn.errors import ConfigError
+    from mggcn.errors import ConfigError, printable
     from mggcn.graph.facts import describe
     from mggcn.graph.options import GraphOptions
     from mggcn.graph.room import IN_MEMORY
@@ -154,9 +154,9 @@ def run(arguments: argparse.Namespace) -> int:
     checksums = has_checksums(place)
     a.answer = {"store": a.store, **extents(graph), "checksums": checksums, "remarks": facts.remarks()}
     unchecked = "the content was checked, there are no checksums to compare"
-    print(f"{place}: {facts.summary}; {'checksums hold' if checksums else unchecked}")
+    print(f"{printable(place)}: {facts.summary}; {'checksums hold' if checksums else unchecked}")
     for remark in facts.remarks():
-        print(f"note: {remark}")
+        print(f"note: {printable(remark)}")
     return 0
 
 

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from mggcn.commands.answer import add_json
-from mggcn.jobs.status import details_of, find_runs, line_of, status_of
+from mggcn.errors import MggcnError, one_line, printable
+from mggcn.jobs.status import RunStatus, details_of, find_runs, line_of, status_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,11 +19,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a line for each run; more of a single one."""
-    found = [status_of(folder) for folder in find_runs(arguments.runs or [Path("runs")])]
-    arguments.answer = {"runs": found}
-    for status in found:
+    """Print a line for each run, also for a damaged one; more of a single one. Exit code 2 if one is damaged."""
+    folders = find_runs(arguments.runs or [Path("runs")])
+    found: list[RunStatus | dict[str, str]] = []
+    arguments.answer, damaged = {"runs": found}, False
+    for folder in folders:
+        try:
+            status = status_of(folder)
+        except MggcnError as error:
+            if len(folders) == 1:
+                raise
+            damaged, why = True, one_line(str(error))
+            found.append({"folder": str(folder), "state": "damaged", "reason": why})
+            print(f"{printable(folder)}: damaged: {why}")
+            continue
+        found.append(status)
         print(line_of(status))
-    if len(found) == 1:
-        print(*details_of(found[0]), sep="\n")
-    return 0
+        if len(folders) == 1:
+            print(*details_of(status), sep="\n")
+    return 2 if damaged else 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mggcn.commands.answer import add_json
+from mggcn.errors import printable, shown
 
 if TYPE_CHECKING:
     from mggcn.graph.csr import Graph
@@ -52,15 +53,15 @@ def run(arguments: argparse.Namespace) -> int:
         checksums = has_checksums(store)
         arguments.answer = {"store": store, **extents(graph), "checksums": checksums}
         unchecked = "the content was checked, there are no checksums to compare"
-        print(f"{store}: {graph.summary()}; {'checksums hold' if checksums else unchecked}")
+        print(f"{printable(store)}: {graph.summary()}; {'checksums hold' if checksums else unchecked}")
     elif arguments.action == "export":
         files = list(export(graph, arguments.out, arguments.force))
         arguments.answer = {"store": store, "files": files}
-        print(*files, sep="\n")
+        print(*map(printable, files), sep="\n")
     elif arguments.json:
         arguments.answer = info_dict(graph, store)
     else:
-        print(info(graph, store))
+        print(shown(info(graph, store)))
     return 0
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from mggcn.comm.failure import Interrupted
 from mggcn.commands.answer import add_json
+from mggcn.commands.colour import painted
 from mggcn.commands.settings import add_settings, given_settings, read_settings
 from mggcn.commands.train import store_path
-from mggcn.errors import ConfigError
+from mggcn.errors import ConfigError, printable, shown
 from mggcn.graph.store import open_store
 from mggcn.jobs.sweep import Sweep, Trial, make_sweep, read_sweep, run_sweep
 from mggcn.jobs.sweep_folder import trial_folder
 from mggcn.jobs.sweep_space import as_text, read_space, refuse_both
+from mggcn.memory.units import duration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train every trial, print each as it ends, then the table. Exit code 1 if all failed."""
+    """Train every trial, print each as it ends, then the table. Exit code 1 if all failed, 2 if one is damaged."""
     a = arguments
     if a.at_once < 0:
         raise ConfigError(f"--at-once must be 0 or more, got {a.at_once}")
@@ -66,23 +70,28 @@ def run(arguments: argparse.Namespace) -> int:
     ended = sum(trial.result is not None for trial in sweep.trials)
     if not a.quiet:
         by = f", compared by {sweep.metric}" if sweep.metric else ""
-        print(f"sweep folder {folder}, {total - ended} of {total} trials to train{by}", flush=True)
+        print(f"sweep folder {printable(folder)}, {total - ended} of {total} trials to train{by}", flush=True)
+
+    began, before = time.monotonic(), ended
 
     def tell(trial: Trial) -> None:
         nonlocal ended
         ended += 1
         if not a.quiet:
-            print(_line(trial, ended, total), flush=True)
+            left = (time.monotonic() - began) / (ended - before) * (total - ended)
+            print(_line(trial, ended, total) + f", {duration(left)} left" * (ended < total), flush=True)
 
     try:
         sweep = run_sweep(folder, tell)
     except Interrupted:
         if not a.quiet:
-            print(f"saved; continue with: mggcn sweep --resume {folder}", flush=True)
+            print(f"saved; continue with: mggcn sweep --resume {printable(folder)}", flush=True)
         raise
     if not a.quiet:
         print(summary(sweep))
     a.answer = answer(sweep)
+    if any(trial.damaged for trial in sweep.trials):
+        return 2
     return 0 if any(trial.result for trial in sweep.trials) else 1
 
 
@@ -106,7 +115,7 @@ def _line(trial: Trial, ended: int, total: int) -> str:
     metric = (trial.result or {}).get("metric")
     scores = ", ".join(f"{name} {metric} {score:.4f}" for name, score in trial.scores.items() if score is not None)
     ending = f"failed: {trial.error}" if trial.error else scores
-    return f"[{ended}/{total}] {as_text(trial.settings)}: {ending} ({trial.seconds or 0:.1f} s)"
+    return f"[{ended}/{total}] {printable(as_text(trial.settings))}: {ending} ({trial.seconds or 0:.1f} s)"
 
 
 def answer(sweep: Sweep) -> dict[str, Any]:
@@ -131,7 +140,8 @@ def answer(sweep: Sweep) -> dict[str, Any]:
 
 def summary(sweep: Sweep) -> str:
     """Return the table, and where the best run is."""
-    text = f"{sweep!r}\n"
+    text = shown(f"{sweep!r}\n")
     if sweep.best is None:
         return text + "no trial has a validation score to choose by"
-    return text + f"best: {sweep.best_folder}; score it elsewhere with mggcn predict, look at it with mggcn report"
+    best = painted(f"best: {printable(sweep.best_folder)}", "bold", sys.stdout)
+    return f"{text}{best}; score it with mggcn predict, look at it with mggcn report"

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.rank import torchrun_env
 from mggcn.commands.answer import add_json
+from mggcn.commands.colour import painted
 from mggcn.commands.settings import add_settings, read_settings
 from mggcn.config import Config, from_tables
 from mggcn.config_files import with_settings
-from mggcn.errors import ConfigError, RunError
+from mggcn.errors import ConfigError, RunError, printable
 from mggcn.graph.ogb import is_ogb
 from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
@@ -27,6 +29,7 @@ from mggcn.jobs import folder as run_folders
 from mggcn.jobs import train as training
 from mggcn.jobs.occupied import occupied
 from mggcn.jobs.regroup import regrouped, with_ranks
+from mggcn.jobs.result import read_result
 from mggcn.jobs.weights import weights_of_run
 from mggcn.memory.units import human
 
@@ -117,15 +120,15 @@ def _resume(arguments: argparse.Namespace) -> dict[str, Any]:
     folder, quiet, (config, store) = arguments.resume, arguments.quiet, resumed(arguments)
     if run_folders.is_complete(folder) and config.train == run_folders.read_run(folder)[0].train:
         if not quiet:
-            print(f"the run in {folder} is complete; --epochs with a larger number extends it")
-        return training.read_result(folder)
+            print(f"the run in {printable(folder)} is complete; --epochs with a larger number extends it")
+        return read_result(folder)
     graph = open_store(store)
     config = regrouped(folder, config, graph, store)
     plan, reason = run_folders.recorded_plan(folder, config, graph)
     run_folders.reopen(folder, config)
     if not quiet:
         if not (folder / "checkpoints" / "latest").exists():
-            print(f"{folder} holds no checkpoint: the run starts again", flush=True)
+            print(f"{printable(folder)} holds no checkpoint: the run starts again", flush=True)
         training.announce(plan, store, reason, run_folders.epochs_done(folder, config))
     return _train(folder, quiet, functools.partial(training.resume_training, folder, config, graph, quiet=quiet))
 
@@ -135,7 +138,7 @@ def _train(folder: Path, quiet: bool, train: Callable[[], dict[str, Any]]) -> di
         return train()
     except Interrupted:
         if not quiet and (folder / "checkpoints" / "latest").exists():
-            print(f"saved; resume with: mggcn train --resume {folder}", flush=True)
+            print(f"saved; resume with: mggcn train --resume {printable(folder)}", flush=True)
         raise
 
 
@@ -204,6 +207,11 @@ def _under_torchrun(arguments: argparse.Namespace) -> int:
     return code
 
 
+def _scores(line: str, kind: str) -> str:
+    """A line of scores as it is printed: those of the best epoch stand out."""
+    return painted(line, "bold", sys.stdout) if kind == "best" else line
+
+
 def summary(result: dict[str, Any]) -> str:
     """Return the scores, times and memory of a run as text."""
     metric = result["metric"]
@@ -214,14 +222,14 @@ def summary(result: dict[str, Any]) -> str:
             if kind == "best" and mean["val"] is None:
                 continue  # nothing was validated
             scores = ", ".join(f"{s} {mean[s]:.4f} +- {std[s]:.4f}" for s in mean if mean[s] is not None)
-            lines.append(f"{metric} of {len(result['runs'])} runs, {title}: {scores}")
+            lines.append(_scores(f"{metric} of {len(result['runs'])} runs, {title}: {scores}", kind))
     else:
         for kind, title in (("final", "last epoch"), ("best", "best validation")):
             scores = result[kind]
             if kind == "best" and scores["val"] is None:
                 continue  # nothing was validated
             text = ", ".join(f"{s} {scores[s]:.4f}" for s in ("train", "val", "test") if scores[s] is not None)
-            lines.append(f"{metric}, {title} ({scores['epoch']}): {text}")
+            lines.append(_scores(f"{metric}, {title} ({scores['epoch']}): {text}", kind))
     epoch = result["seconds_per_epoch"]
     seconds = "no epoch was left to run" if epoch is None else f"{epoch:.4f} s per epoch (median)"
     lines.append(

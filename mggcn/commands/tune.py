@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from mggcn.commands.answer import add_json
 from mggcn.commands.settings import whole
+from mggcn.errors import one_line, printable, shown
 
 if TYPE_CHECKING:
     from mggcn.cost.machine import Machine
@@ -89,8 +90,10 @@ def _tune_machine(arguments: argparse.Namespace) -> int:
         content = tune_machine(settings, Path(folder), lambda text: print(f"measuring: {text}", flush=True))
     write_machine(content, path)
     arguments.answer = {"file": path, "machine": content}
-    print("\n".join(machine_lines(read_machine(path))))
-    print(f"written to {path}" + ("" if arguments.out is None else f"; plan with --machine {path}"))
+    print(shown("\n".join(machine_lines(read_machine(path)))))
+    print(
+        f"written to {printable(path)}" + ("" if arguments.out is None else f"; plan with --machine {printable(path)}")
+    )
     return 0
 
 
@@ -131,26 +134,26 @@ def _tune_products(arguments: argparse.Namespace) -> int:
         read_choices(table, host)
     except StoreError as error:
         damaged = True
-        print(f"will be replaced, with all that it holds of this machine: {error}", flush=True)
+        print(f"will be replaced, with all that it holds of this machine: {one_line(str(error))}", flush=True)
     if other := outdated(table):
-        print(f"{other}, and make room for what is found", flush=True)
+        print(f"{printable(other)}, and make room for what is found", flush=True)
     print(
         f"trying the variants of sparse products in up to {MOST_EPOCHS} epochs of the run, of which slower ones may cost "
         f"about {budget:g}; Ctrl-C ends them and keeps what is known",
         flush=True,
     )
     with signalled_stop() as stop:
-        found = tune_products(config, graph, budget, lambda text: print(text, flush=True), stop)
-    print("\n".join([*found.lines(), found.text]))
+        found = tune_products(config, graph, budget, lambda text: print(shown(text), flush=True), stop)
+    print(shown("\n".join([*found.lines(), found.text])))
     if (kept := found.kept()) or damaged:
         write_choices(table, host, kept)
     if kept:
-        print(f"written to {table}, which mggcn train reads on this machine with as many threads a rank")
+        print(f"written to {printable(table)}, which mggcn train reads on this machine with as many threads a rank")
     else:
         state = (
             "holds nothing of this machine now" if damaged else "stays as it is" if table.exists() else "is not made"
         )
-        print(f"nothing to keep, no other variant is faster: {table} {state}")
+        print(f"nothing to keep, no other variant is faster: {printable(table)} {state}")
     products = [{"product": key, "variant": variant} for key, variant in kept.items()]
     arguments.answer = {"file": table if kept else None, "kept": products, "text": found.text}
     if stop.signal:

@@ -221,7 +221,7 @@ def default_machine(kind: Kind, tuned: Path, gpu: str = "") -> Machine:
         machine = find_machine(name)
         device = dataclasses.replace(machine.device, count=assumed.device.count)
         assumed = dataclasses.replace(machine, device=device, title=f"{gpu}, as in {machine.title}")
-    if not tuned.is_file():
+    if not os.path.lexists(tuned):
         return assumed
     machine = read_machine(tuned)
     return machine if machine.device.kind == kind else dataclasses.replace(assumed, nccl=machine.nccl)

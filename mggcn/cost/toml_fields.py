@@ -5,11 +5,11 @@ wrong.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mggcn import files
 from mggcn.errors import ConfigError
 
 S = TypeVar("S", bound=str)
@@ -18,11 +18,10 @@ S = TypeVar("S", bound=str)
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file. Raises: ConfigError if it is missing or not TOML."""
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        return files.read_toml(path)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {files.reason(error)}") from error
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 

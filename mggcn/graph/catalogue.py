@@ -251,3 +251,33 @@ _ALL = (
     ),
 )
 DATASETS: Final = {dataset.name: dataset for dataset in _ALL}
+
+_OF_PYG: Final = {
+    **{name: f'Amazon(root, "{name.title()}")' for name in ("computers", "photo")},
+    "cs": 'Coauthor(root, "CS")',
+    "physics": 'Coauthor(root, "Physics")',
+    **{name: f'WebKB(root, "{name.title()}")' for name in ("cornell", "texas", "wisconsin")},
+    **{name: f'WikipediaNetwork(root, "{name}")' for name in ("chameleon", "squirrel")},
+    "wikics": "WikiCS(root)",
+    "actor": "Actor(root)",
+    "reddit2": "Reddit2(root)",
+    "amazonproducts": "AmazonProducts(root)",
+}
+"""By bare name: data sets of PyG that are downloaded by it alone."""
+
+
+def dataset_named(name: str) -> Dataset | None:
+    """Return the data set of a name as mggcn, PyG or OGB spell it: case, "-" and "_" do not count. None without one."""
+    return {_bare(known): dataset for known, dataset in DATASETS.items()}.get(_bare(name))
+
+
+def read_elsewhere(name: str) -> str:
+    """Return how PyG loads a data set that has no name here, as the end of a message; "" for other names."""
+    bare = _bare(name)
+    bare = next((bare.removeprefix(p) for p in ("amazon", "coauthor") if bare.removeprefix(p) in _OF_PYG), bare)
+    call = _OF_PYG.get(bare)
+    return f"; PyG has it: mggcn.load(torch_geometric.datasets.{call}[0])" if call else ""
+
+
+def _bare(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")

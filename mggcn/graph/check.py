@@ -75,6 +75,16 @@ def check_structure(graph: Graph) -> None:
         raise GraphError("indptr_t, indices_t are not the transpose of indptr, indices; prepare the graph again")
 
 
+def refuse_summed(graph: Graph) -> None:
+    """Refuse a graph of which attention cannot know how many parallel edges there are. Raises: GraphError."""
+    if graph.repeats == "summed":
+        raise GraphError(
+            f"edges of {graph.name} repeat, and attention counts each of them, as in PyG and DGL; but their weights were "
+            "added up, which does not tell how many there were: load it with weights=None to count them (attention reads "
+            'no weights), or with options=GraphOptions(duplicates="merge") where repeated edges are to be one'
+        )
+
+
 def read_split(rows: Rows, split: int) -> Array:
     """Return one split of a family as a bool vector [N]."""
     mask: Array = rows.read(split, split + 1)[0]

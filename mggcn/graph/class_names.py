@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mggcn.errors import GraphError, no_regular_file
+from mggcn.errors import GraphError
+from mggcn.files import read_bytes, reason
 from mggcn.graph.csr import Array, Graph, Task
 from mggcn.graph.vertex_data import as_array
 
@@ -33,7 +34,7 @@ def as_class_names(names: Any) -> tuple[str, ...]:
     for number, name in enumerate(found):
         if not isinstance(name, str):
             raise GraphError(f"class_names: {EXPECTED}, but number {number} is {type(name).__name__}; give strings")
-        if not name.strip() or len(name) > LONGEST or any(ord(c) < 32 or ord(c) == 127 for c in name):
+        if not name.strip() or len(name) > LONGEST or any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
             raise GraphError(
                 f"class_names: number {number} is {name!r:.80}, expected one line of 1 to {LONGEST} characters; rename it"
             )
@@ -105,19 +106,11 @@ def check_count(names: Sequence[str], num_classes: int) -> None:
 
 def read_class_names(path: Path) -> tuple[str, ...]:
     """Return the lines of a text file, the names of classes 0, 1, ... Raises: GraphError."""
-    if kind := no_regular_file(path):
-        raise GraphError(f"cannot read {path}: it is {kind}; write the names to a file, a line each")
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        text = content.decode("utf-8-sig")
+        text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        reason = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
-        raise GraphError(
-            f"cannot read {path}: {reason}; write a line for each class, in the order of numbers"
-        ) from error
-    if len(content) > MOST_BYTES:
-        raise GraphError(f"{path} has more than {MOST_BYTES >> 20} MiB; expected a line for each class")
+        why = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else reason(error)
+        raise GraphError(f"cannot read {path}: {why}; write a line for each class, in the order of numbers") from error
     lines = [line.strip() for line in text.replace("\r\n", "\n").split("\n")]
     while lines and not lines[-1]:
         lines.pop()

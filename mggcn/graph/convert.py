@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.check import check_graph
 from mggcn.graph.class_names import check_count, given_names, numbered_labels
-from mggcn.graph.csr import COLUMNS, Array, ArrayRows, Graph, Task
+from mggcn.graph.csr import COLUMNS, Array, ArrayRows, Graph, Repeats, Task
 from mggcn.graph.edges import Edges, Entries, Survey, of_matrix
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.ids import as_ids, check_ids
@@ -149,7 +149,13 @@ def from_arrays(
         splits=as_splits({part: to_numpy(split) for part, split in (splits or {}).items()}, num_vertices),
         num_classes=count,
         class_names=tuple(names),
-        meta=_meta(meta, options, both.num_merged, whole_floats=floats),
+        meta=_meta(
+            meta,
+            options,
+            both.num_merged,
+            whole_floats=floats,
+            repeats="" if adj is not None else _repeats(options, both.num_merged, columns.weights is not None),
+        ),
         num_relations=relations,
         ids=None if ids is None else ArrayRows(as_ids(to_numpy(ids))),
     )
@@ -198,7 +204,7 @@ def with_options(graph: Graph, options: GraphOptions, room: Room = IN_MEMORY) ->
     changes: dict[str, Any] = {}
     options = options.resolved()
     if (options.symmetrize and not graph.symmetric) or options.self_loops != "keep":
-        (adj, adj_t, _), _ = build_adjacency(
+        (adj, adj_t, merged), _ = build_adjacency(
             of_matrix(graph.adj), graph.num_vertices, options, graph.num_relations or None, room=room
         )
         changes |= {"adj": adj, "adj_t": adj_t}
@@ -208,6 +214,12 @@ def with_options(graph: Graph, options: GraphOptions, room: Room = IN_MEMORY) ->
         return graph
     stale = {"format_version", "sha256", "symmetric"}
     meta = {key: value for key, value in graph.meta.items() if key not in stale} | {"options": asdict(options)}
+    repeats = graph.repeats
+    if "adj" in changes:
+        repeats = repeats or _repeats(options, merged, graph.adj.values is not None)
+    told = {key: value for key, value in dict(meta.get("input") or {}).items() if key != "repeats"}
+    told |= {"repeats": repeats} if repeats else {}
+    meta = {key: value for key, value in meta.items() if key != "input"} | ({"input": told} if told else {})
     return replace(graph, **changes, meta=meta)
 
 
@@ -272,8 +284,20 @@ def _are_floats(labels: Any) -> bool:
     return as_array(labels, "labels").dtype.kind == "f"
 
 
+def _repeats(options: GraphOptions, num_merged: int, weighted: bool) -> Repeats:
+    """Say what values are where edges repeat: numbers of edges if these have no weights."""
+    if options.duplicates != "sum" or not num_merged:
+        return ""
+    return "summed" if weighted else "counted"
+
+
 def _meta(
-    given: Mapping[str, Any] | None, options: GraphOptions, num_merged: int, *, whole_floats: bool
+    given: Mapping[str, Any] | None,
+    options: GraphOptions,
+    num_merged: int,
+    *,
+    whole_floats: bool = False,
+    repeats: Repeats = "",
 ) -> dict[str, Any]:
     """Say where a graph came from; `input` holds what its files cannot show later, and is absent if that is nothing."""
     meta = {"source": "arrays"} | dict(given or {}) | {"options": asdict(options)}
@@ -281,4 +305,5 @@ def _meta(
     if num_merged:
         notes |= {"num_merged": num_merged} | ({"symmetrized": True} if options.symmetrize else {})
     notes |= {"whole_floats": True} if whole_floats else {}
+    notes |= {"repeats": repeats} if repeats else {}
     return meta | ({"input": notes} if notes else {})

@@ -133,10 +133,22 @@ COLUMNS: Mapping[Task, str] = MappingProxyType(
 """What the columns of scores are, by task."""
 
 
+Repeats = Literal["", "counted", "summed"]
+"""counted: values are numbers of parallel edges; summed: sums of the weights of parallel edges, whose number is not known;
+"": no edge repeats, or repeated ones are one edge."""
+REPEATS: tuple[Repeats, ...] = ("counted", "summed")
+
+
 def columns(task: Task, count: int) -> str:
     """Return how many columns a task has, in words."""
     one = {"classes": "class", "labels": "label a vertex", "numbers": "number a vertex"}
     return f"{count} {one[task] if count == 1 else COLUMNS[task]}"
+
+
+def _family_and_part(name: str) -> tuple[str, int]:
+    """Return where a split stands among others: alt_train after the main test, val after train."""
+    family, _, part = name.rpartition("_")
+    return family, ("train", "val", "test").index(part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,6 +225,19 @@ class Graph:
         return "labels" if self.labels.dtype == np.int8 else "numbers"
 
     @property
+    def repeats(self) -> Repeats:
+        """What values say of edges that the source lists several times."""
+        told, options = self.meta.get("input"), self.meta.get("options")
+        if self.adj.values is None or not isinstance(told, Mapping):
+            return ""
+        for known in REPEATS:
+            if told.get("repeats") == known:
+                return known
+        # Stores of earlier versions do not say whether values were weights before they were added up.
+        added = isinstance(options, Mapping) and options.get("duplicates") == "sum" and told.get("num_merged")
+        return "summed" if added else ""
+
+    @property
     def symmetric(self) -> bool:
         """Whether every edge is stored in both directions with equal weights."""
         return self.adj_t is self.adj
@@ -224,12 +249,14 @@ class Graph:
         width = self.num_features
         features = f"{width:,} {'sparse ' if isinstance(self.features, CSR) else ''}feature" if width else "no feature"
         features += "" if width == 1 else "s"
-        counts = {rows.shape[0] for rows in self.splits.values()}
-        if len(counts) == 1 and counts != {1}:
-            splits = f"{counts.pop()} splits into {', '.join(self.splits)}"
+        # A store lists them by the alphabet; readers expect train, val, test, and then those of other families (alt_train).
+        ordered = sorted(self.splits, key=_family_and_part)
+        counts = {name: self.splits[name].shape[0] for name in ordered}
+        if len(set(counts.values())) == 1 and 1 not in counts.values():
+            splits = f"{counts[ordered[0]]} splits into {', '.join(ordered)}"
         else:
-            several = {name: f" ({rows.shape[0]})" if rows.shape[0] > 1 else "" for name, rows in self.splits.items()}
-            splits = f"splits {', '.join(name + count for name, count in several.items()) or 'none'}"
+            several = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
+            splits = f"splits {', '.join(several) or 'none'}"
         return (
             f"{self.num_vertices:,} vertices, {self.num_edges:,} stored edges, {kind}, {features}, "
             f"{columns(self.task, self.num_classes)}, {splits}"

@@ -17,7 +17,7 @@ from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 
-from mggcn.errors import GraphError
+from mggcn.errors import GraphError, shown
 from mggcn.graph.catalogue import Dataset
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
@@ -35,12 +35,16 @@ MEMORY = 1 << 30
 Say = Callable[[str], object]
 
 
+def _print(text: str) -> None:
+    print(shown(text))
+
+
 def data_folder(root: str | Path | None = None) -> Path:
     """Return the folder of named data sets: `root`, else $MGGCN_DATA, else mggcn in the user's cache."""
     return Path(root or os.environ.get("MGGCN_DATA") or user_cache())
 
 
-def obtain(dataset: Dataset, folder: Path, say: Say = print) -> Path:
+def obtain(dataset: Dataset, folder: Path, say: Say = _print) -> Path:
     """Return the store of a data set in `folder`: made from its files, which are downloaded if they are not there.
 
     Of several commands, or ranks of torchrun, that want it at once, one makes it and the others wait.

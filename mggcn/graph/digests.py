@@ -16,11 +16,14 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mggcn.errors import StoreError, no_regular_file
+from mggcn.errors import StoreError
+from mggcn.files import read_bytes, reason, require_file
 
 BLOCK = 1 << 20
 """Bytes of a block: what a first read of one byte costs, and at most 32 bytes of digests for each MiB."""
 BLOCKS_FILE = "blocks.sha256"
+LARGEST_BLOCKS = 1 << 32
+"""Bytes of that file, which has 32 for each MiB of a store."""
 WIDTH = 32
 """Bytes of a digest."""
 THREADED = 4
@@ -92,13 +95,6 @@ def sealed(text: str) -> bytes:
     return body + hashlib.sha256(body).hexdigest().encode() + END
 
 
-def read_small(path: Path) -> bytes:
-    """Return a file of a store that is no array. Raises: OSError; StoreError if it is no file."""
-    if kind := no_regular_file(path):
-        raise StoreError(f"{path} is {kind}, expected a file; {REMEDY}")
-    return path.read_bytes()
-
-
 def unsealed(content: bytes, path: Path) -> bytes:
     """Return the bytes of a meta.json as they are. Raises: StoreError if it has a digest of its own, and another content.
 
@@ -129,7 +125,7 @@ def stored_digests(folder: Path, meta: Mapping[str, Any]) -> dict[str, tuple[int
         if "blocks" not in meta:
             return found
         blocks, place = meta["blocks"], 0
-        content = read_small(folder / BLOCKS_FILE)
+        content = read_bytes(folder / BLOCKS_FILE, LARGEST_BLOCKS)
         if hashlib.sha256(content).hexdigest() != blocks["sha256"]:
             raise ValueError(f"the SHA-256 of {BLOCKS_FILE} differs")
         if type(blocks["nbytes"]) is not int or not 0 < blocks["nbytes"] <= 1 << 30:
@@ -139,7 +135,7 @@ def stored_digests(folder: Path, meta: Mapping[str, Any]) -> dict[str, tuple[int
             place += WIDTH * count
         return found
     except OSError as error:
-        raise StoreError(f"{folder / BLOCKS_FILE} cannot be read: {error.strerror}; {REMEDY}") from error
+        raise StoreError(f"{folder / BLOCKS_FILE} cannot be read: {reason(error)}; {REMEDY}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{folder / 'meta.json'}: the digests of files are damaged ({error}); {REMEDY}") from error
 
@@ -157,7 +153,7 @@ def file_state(file: BinaryIO) -> FileState:
 def open_again(path: Path, opened: FileState) -> FileIO:
     """Open a file that was opened before, unbuffered. Raises: StoreError if it was replaced or has changed since."""
     with contextlib.suppress(FileNotFoundError):
-        file = FileIO(path)
+        file = FileIO(require_file(path))
         if file_state(file) == opened:
             return file
         file.close()

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mggcn.files import write_bytes
 from mggcn.graph.csr import Rows
 from mggcn.graph.digests import FileDigest, Hasher, sealed
 from mggcn.graph.layout import npy_chunks, npy_nbytes
@@ -26,7 +27,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 def write_array(path: Path, rows: Rows) -> FileDigest:
     """Write one array as `.npy`; return the SHA-256 of the file and of its blocks. Raises: OSError."""
     hasher = Hasher()
-    with path.open("wb", buffering=0) as file:
+    with path.open("xb", buffering=0) as file:  # in a folder that is new
         _reserve(file.fileno(), npy_nbytes(rows))
         for piece in npy_chunks(rows):
             hasher.update(piece)
@@ -51,14 +52,6 @@ def _reserve(descriptor: int, nbytes: int) -> None:
 def write_meta(path: Path, meta: Mapping[str, Any]) -> None:
     """Write a JSON object with its own digest at the end. Raises: OSError."""
     write_bytes(path, sealed(json.dumps(meta, indent=1, default=str)))
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file and flush it to the disk. Raises: OSError."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

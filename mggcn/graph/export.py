@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import secrets
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import scipy.sparse as sp
 
 from mggcn.errors import ConfigError, StoreError
+from mggcn.files import new_file, reason
 from mggcn.graph.csr import CSR, Array, Graph, Rows, windows
 
 SEPARATORS = {".txt": " ", ".edges": " ", ".tsv": "\t", ".csv": ","}
@@ -33,7 +34,7 @@ def export(graph: Graph, target: Path, overwrite: bool = False) -> list[Path]:
     Raises: ConfigError for another suffix, or a package that is missing; StoreError if a file exists or cannot be written.
     """
     suffix = target.with_suffix("").suffix if target.suffix == ".gz" else target.suffix
-    writers: dict[str, Callable[[Graph, Path], None]] = {
+    writers: dict[str, Callable[[Graph, BinaryIO, Path], None]] = {
         **dict.fromkeys(SEPARATORS, _write_text),
         **({} if target.suffix == ".gz" else {".npz": _write_npz, ".pt": _write_pyg, ".parquet": _write_edges}),
     }
@@ -45,38 +46,31 @@ def export(graph: Graph, target: Path, overwrite: bool = False) -> list[Path]:
     if existing := [path for path in files if path.exists() and not overwrite]:
         raise StoreError(f"{existing[0]} exists already; choose another name or pass --force")
     for path, write in files.items():
-        with _replacing(path) as temporary:
-            write(graph, temporary)
+        try:
+            with new_file(path) as file:
+                write(graph, file, path)
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {reason(error)}; check the path and the disk") from error
     return list(files)
 
 
-@contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """Give a name beside the target, with its suffixes, that becomes the target at the end."""
-    temporary = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
-    try:
-        yield temporary
-        temporary.replace(target)
-    except OSError as error:
-        raise StoreError(f"cannot write {target}: {error.strerror or error}; check the path and the disk") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _write_text(graph: Graph, path: Path) -> None:
+def _write_text(graph: Graph, file: BinaryIO, path: Path) -> None:
     separator = SEPARATORS[path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix]
     columns = ["source", "target"]
     columns += ["weight"] if graph.adj.values is not None else []
     columns += ["type"] if graph.adj.types is not None else []
     # A third column is a weight unless a header says otherwise.
     header = separator == "," or graph.adj.types is not None
-    opened: IO[str] = gzip.open(path, "wt", compresslevel=6) if path.suffix == ".gz" else path.open("w")
-    with opened as file:
-        if header:
-            file.write(separator.join(columns) + "\n")
-        for parts in _edges(graph.adj):
-            texts = [list(map(repr if part.dtype.kind == "f" else str, part.tolist())) for part in parts.values()]
-            file.writelines(f"{separator.join(line)}\n" for line in zip(*texts, strict=True))
+    packed = gzip.GzipFile("", "wb", 6, file) if path.suffix == ".gz" else None
+    lines = io.TextIOWrapper(packed or file, encoding="utf-8", newline="")
+    if header:
+        lines.write(separator.join(columns) + "\n")
+    for parts in _edges(graph.adj):
+        texts = [list(map(repr if part.dtype.kind == "f" else str, part.tolist())) for part in parts.values()]
+        lines.writelines(f"{separator.join(line)}\n" for line in zip(*texts, strict=True))
+    lines.detach()  # flushed; the file itself is its opener's to close
+    if packed is not None:
+        packed.close()
 
 
 def _edges(adj: CSR) -> Iterator[dict[str, Array]]:
@@ -90,14 +84,14 @@ def _edges(adj: CSR) -> Iterator[dict[str, Array]]:
         yield found
 
 
-def _write_npz(graph: Graph, path: Path) -> None:
+def _write_npz(graph: Graph, file: BinaryIO, _: Path) -> None:
     adj = graph.adj
     values = np.ones(adj.nnz, np.float32) if adj.values is None else adj.values.array()
     arrays = (values, adj.indices.array(), adj.indptr.array())
-    sp.save_npz(path, sp.csr_array(arrays, shape=(adj.num_rows, adj.num_cols)), compressed=False)
+    sp.save_npz(file, sp.csr_array(arrays, shape=(adj.num_rows, adj.num_cols)), compressed=False)
 
 
-def _write_pyg(graph: Graph, path: Path) -> None:
+def _write_pyg(graph: Graph, file: BinaryIO, path: Path) -> None:
     try:
         import torch
         from torch_geometric.data import Data
@@ -108,6 +102,9 @@ def _write_pyg(graph: Graph, path: Path) -> None:
         for name, column in window.items():
             parts.setdefault(name, []).append(column)
     columns = {name: torch.from_numpy(np.concatenate(found)) for name, found in parts.items()}
+    if graph.repeats == "counted" and columns:
+        counts = columns.pop("weight").long()
+        columns = {name: column.repeat_interleave(counts) for name, column in columns.items()}
     none = torch.empty(0, dtype=torch.int64)
     data = Data(edge_index=torch.stack([columns.get("source", none), columns.get("target", none)]))
     data.num_nodes = graph.num_vertices
@@ -126,7 +123,7 @@ def _write_pyg(graph: Graph, path: Path) -> None:
     for name, masks in graph.splits.items():
         found = masks.read(0, masks.shape[0])
         data[f"{name}_mask"] = torch.from_numpy(found[0] if len(found) == 1 else np.ascontiguousarray(found.T))
-    torch.save(data, path)
+    torch.save(data, file)
 
 
 def _densified(matrix: CSR, start: int, stop: int) -> Array:
@@ -139,12 +136,12 @@ def _densified(matrix: CSR, start: int, stop: int) -> Array:
     return dense
 
 
-def _write_edges(graph: Graph, path: Path) -> None:
-    _write_tables(path, _edges(graph.adj))
+def _write_edges(graph: Graph, file: BinaryIO, _: Path) -> None:
+    _write_tables(file, _edges(graph.adj))
 
 
-def _write_vertices(graph: Graph, path: Path) -> None:
-    _write_tables(path, _vertices(graph))
+def _write_vertices(graph: Graph, file: BinaryIO, _: Path) -> None:
+    _write_tables(file, _vertices(graph))
 
 
 def _vertices(graph: Graph) -> Iterator[dict[str, Array]]:
@@ -172,7 +169,7 @@ def _split_columns(name: str, masks: Rows, start: int, stop: int) -> dict[str, A
     }
 
 
-def _write_tables(path: Path, tables: Iterator[dict[str, Array]]) -> None:
+def _write_tables(file: BinaryIO, tables: Iterator[dict[str, Array]]) -> None:
     """Write one table after the other as groups of rows; a matrix becomes a column of lists of one length."""
     try:
         import pyarrow as pa
@@ -190,8 +187,8 @@ def _write_tables(path: Path, tables: Iterator[dict[str, Array]]) -> None:
         for found in tables:
             table = pa.table({name: column(array) for name, array in found.items()})
             if writer is None:
-                writer = stack.enter_context(pq.ParquetWriter(path, table.schema))
+                writer = stack.enter_context(pq.ParquetWriter(file, table.schema))
             writer.write_table(table)
         if writer is None:  # no edges
             none = np.empty(0, np.int64)
-            pq.write_table(pa.table({"source": pa.array(none), "target": pa.array(none)}), path)
+            pq.write_table(pa.table({"source": pa.array(none), "target": pa.array(none)}), file)

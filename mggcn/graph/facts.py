@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mggcn.errors import one_line
+from mggcn.errors import printable
 from mggcn.graph.csr import CSR, WINDOW, Array, Graph, Rows, Task, windows
 
 MIN_EDGES = 16
@@ -140,7 +140,7 @@ class GraphFacts:
             if self.empty_classes[0] == 0:
                 lines[-1] += "; if labels start at 1, subtract 1"
         if self.class_names:
-            shown = ", ".join(map(one_line, self.class_names[:MOST_NAMES]))
+            shown = ", ".join(map(printable, self.class_names[:MOST_NAMES]))
             rest = len(self.class_names) - MOST_NAMES
             lines.append(f"named in the order of their numbers: {shown}" + (f" and {rest} more" if rest > 0 else ""))
         return [*lines, *self._of_labels()]
@@ -170,7 +170,7 @@ class GraphFacts:
         return lines
 
     def _class(self, number: int) -> str:
-        return f"{number} ({one_line(self.class_names[number])})" if self.class_names else str(number)
+        return f"{number} ({printable(self.class_names[number])})" if self.class_names else str(number)
 
 
 def describe(graph: Graph) -> GraphFacts:

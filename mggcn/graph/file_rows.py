@@ -11,7 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mggcn.errors import StoreError, no_regular_file
+from mggcn.errors import StoreError
+from mggcn.files import open_file
 from mggcn.graph.csr import Array
 from mggcn.graph.digests import CheckedFile, FileState, file_state, open_again, read_exactly
 
@@ -38,10 +39,8 @@ class FileRows:
         Cost: one read of some hundred bytes.
         Raises: StoreError if the file is missing, no plain C-ordered `.npy`, pickled, cut short or too long.
         """
-        if kind := no_regular_file(path):
-            raise StoreError(f"expected a readable .npy file {path}: it is {kind}; prepare the graph again")
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 shape, dtype = _read_header(file, path)
                 offset = file.tell()
                 opened = file_state(file)

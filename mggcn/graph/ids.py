@@ -27,6 +27,38 @@ def ids_of(graph: Graph) -> Array:
     return ids
 
 
+def rows_of(graph: Graph, vertices: Any) -> Array:
+    """Return the rows of some vertices, int64 (K,), in the order given: of their ids, or of a mask, bool (N,).
+
+    Text stands for whole numbers where the graph's ids are whole numbers, as those of a command line.
+    Raises: ConfigError for an id that no vertex has, or what is no list of ids.
+    """
+    wanted = np.asarray(vertices)
+    if wanted.dtype.kind == "O" and all(isinstance(value, str) for value in wanted.flat):
+        wanted = wanted.astype(np.str_)
+    if wanted.dtype == np.bool_ and wanted.shape == (graph.num_vertices,):
+        return np.flatnonzero(wanted)
+    ids = ids_of(graph)
+    whole, what = ids.dtype.kind != "U", "row numbers" if graph.ids is None else "ids of the graph"
+    if wanted.ndim != 1 or wanted.dtype.kind not in ("iuU" if whole else "U") or not wanted.size:
+        raise ConfigError(
+            f"vertices expects a list of {what}, {'whole numbers' if whole else 'text'}, or a mask of "
+            f"{graph.num_vertices:,} vertices, got {wanted.dtype} of shape {wanted.shape}"
+        )
+    try:
+        # A 64-bit number is not to pass through float64, nor to wrap.
+        wanted = np.array([int(text) for text in wanted.tolist()]) if whole else wanted
+        names = wanted.astype(ids.dtype) if whole else wanted
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"vertices expects {what}, whole numbers: {error}") from error
+    order = np.argsort(ids, kind="stable")
+    rows: Array = order[np.minimum(np.searchsorted(ids, names, sorter=order), ids.size - 1)]
+    if (missing := np.unique(wanted[(ids[rows] != names) | (names != wanted)])).size:
+        known = f"0 to {ids.size - 1}" if graph.ids is None else f"such as {_shown(ids)}"
+        raise ConfigError(f"vertices names {_shown(missing)}, which no vertex is called; {what} are {known}")
+    return rows
+
+
 def numbered(edges: Any, ids: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a graph with row numbers in place of ids, in edges and in splits that are lists.
 

@@ -85,6 +85,7 @@ def join(graphs: Sequence[Graph], parts: Sequence[str] = (), *, name: str = "gra
             "source": f"{len(graphs)} graphs",
             "graphs": [[graph.name, start] for graph, start in zip(graphs, starts, strict=False)],
             **_metric(graphs),
+            **_repeats(graphs),
         },
     )
     check_graph(joined)
@@ -124,6 +125,14 @@ def _metric(graphs: Sequence[Graph]) -> dict[str, Any]:
     if len(named) > 1:
         return {"joined_metrics": named}
     return {"metric": named[0]} if named else {}
+
+
+def _repeats(graphs: Sequence[Graph]) -> dict[str, Any]:
+    """What values of all graphs say of repeated edges: numbers of edges only if those of each are."""
+    found = {graph.repeats for graph in graphs if graph.adj.values is not None}
+    if not found - {""}:
+        return {}
+    return {"input": {"repeats": "counted" if found == {"counted"} else "summed"}}
 
 
 def _width(graph: Graph) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from mggcn.graph.csr import Array, Graph
 from mggcn.graph.edge_data import Beside
 from mggcn.graph.edges import Edges
 from mggcn.graph.ids import numbered
+from mggcn.graph.ogb import class_names_of
 from mggcn.graph.options import DEFAULT_OPTIONS
 from mggcn.graph.vertex_data import as_array, is_sparse, to_numpy
 
@@ -249,7 +251,10 @@ def _from_data_set(source: Any, arrays: dict[str, Any]) -> Graph:
         found["name"] = name
     if callable(getattr(source, "get_idx_split", None)):
         found["splits"] = {part: to_numpy(ids) for part, ids in source.get_idx_split().items()}
-    graph = from_object(source[0], **(found | arrays))
+    item = source[0]
+    if is_item(item) and isinstance(item, tuple) and isinstance(root := getattr(source, "root", None), str):
+        found |= class_names_of(Path(root), as_array(to_numpy(item[1]), "labels"))
+    graph = from_object(item, **(found | arrays))
     metric = getattr(source, "eval_metric", None)
     return replace(graph, meta={**graph.meta, "metric": metric}) if isinstance(metric, str) else graph
 

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.errors import GraphError, no_regular_file
+from mggcn.errors import GraphError
+from mggcn.files import no_regular_file, reason, require_file
 from mggcn.graph.archive import large_member
 from mggcn.graph.binary_edges import edges_of_rows
 from mggcn.graph.class_names import LONGEST
@@ -62,14 +63,14 @@ def read_ogb(path: Path, room: Room = IN_MEMORY) -> dict[str, Any]:
     if counts.size != 1:
         raise GraphError(f"{path} holds {counts.size} graphs, expected one: node-property data sets have one")
     whole = {**found, "num_vertices": int(counts[0]), "splits": _splits(path / "split")}
-    return whole | _class_names(path / "mapping", found["labels"])
+    return whole | class_names_of(path, found["labels"])
 
 
 def _text(raw: Path, room: Room) -> dict[str, Any]:
     features, edges = raw / "node-feat.csv.gz", raw / "edge.csv.gz"
     return {
         "edges": read_edge_list(edges, room.for_list(edges, most_bytes(edges), about_bytes(edges))).edges,
-        "features": _table(features, room) if features.is_file() else None,
+        "features": _table(features, room) if features.exists() else None,
         "labels": _numbers(raw / "node-label.csv.gz", np.float64),
         "counts": _numbers(raw / "num-node-list.csv.gz", np.int64, 1),
     }
@@ -119,9 +120,9 @@ def _splits(folder: Path) -> dict[str, Array]:
     return {part: _numbers(folder / names[0] / file, np.int64, 1)[:, 0] for part, file in PARTS.items()}
 
 
-def _class_names(folder: Path, labels: Array) -> dict[str, Any]:
-    """Return the names of classes of a data set's mapping, if it names all that occur in one column of labels."""
-    files = sorted(folder.glob("labelidx2*.csv.gz"))
+def class_names_of(path: Path, labels: Array) -> dict[str, Any]:
+    """Return the names of classes of a folder's mapping, if it names all that occur in one column of labels."""
+    files = sorted((path / "mapping").glob("labelidx2*.csv.gz"))
     if len(files) != 1 or no_regular_file(files[0]) or np.shape(labels)[1:] not in ((), (1,)):
         return {}
     text = _read(files[0], lambda: gzip.open(files[0]).read(MOST_NAMES).decode())
@@ -137,7 +138,7 @@ def _class_names(folder: Path, labels: Array) -> dict[str, Any]:
 
 def _numbers(path: Path, dtype: npt.DTypeLike, columns: int | None = None) -> Array:
     """Read a packed table of numbers without a header, (rows, columns)."""
-    table: Array = _read(path, lambda: np.loadtxt(path, dtype, delimiter=",", comments=None, ndmin=2))
+    table: Array = _read(path, lambda: np.loadtxt(require_file(path), dtype, delimiter=",", comments=None, ndmin=2))
     if columns is not None and table.shape[1] != columns:
         raise GraphError(f"{path} must have {columns} columns, got {table.shape[1]}; {DOWNLOAD}")
     return table
@@ -146,7 +147,7 @@ def _numbers(path: Path, dtype: npt.DTypeLike, columns: int | None = None) -> Ar
 def _archive(path: Path) -> Any:
     if path.is_file() and not zipfile.is_zipfile(path):  # NumPy would leave the file open
         raise GraphError(f"cannot read {path}: it is no zip file, or truncated; {DOWNLOAD}")
-    return _read(path, lambda: np.load(path, allow_pickle=False))
+    return _read(path, lambda: np.load(require_file(path), allow_pickle=False))
 
 
 def _member(archive: Any, path: Path, name: str) -> Array:
@@ -160,4 +161,4 @@ def _read(path: Path, reader: Callable[[], Any]) -> Any:
     try:
         return reader()
     except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:
-        raise GraphError(f"cannot read {path}: {error}; {DOWNLOAD}") from error
+        raise GraphError(f"cannot read {path}: {reason(error)}; {DOWNLOAD}") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mggcn.errors import GraphError
+from mggcn.files import open_file, require_file
 
 PACKED = (".gz", ".zst")
 SAMPLES, SAMPLE_BYTES = 64, 1 << 12
@@ -26,7 +27,7 @@ def open_text(path: Path) -> BinaryIO:
         except ImportError as error:
             raise GraphError(f"{path} is packed by zstd; pip install 'mggcn[zstd]', or unpack it") from error
         return io.BufferedReader(_Zstd(path, zstandard))
-    opened: BinaryIO = gzip.open(path, "rb") if suffix == ".gz" else path.open("rb")  # type: ignore[assignment]
+    opened: BinaryIO = gzip.open(require_file(path), "rb") if suffix == ".gz" else open_file(path)  # type: ignore[assignment]
     return opened
 
 
@@ -53,7 +54,7 @@ def about_bytes(path: Path) -> int:
     size, found, read = path.stat().st_size, 0, 0
     if path.suffix.lower() in PACKED:
         return 0
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for start in range(0, size, max(size // SAMPLES, SAMPLE_BYTES)):
             file.seek(start)
             text = file.read(SAMPLE_BYTES)
@@ -65,7 +66,7 @@ class _Zstd(io.RawIOBase):
     """Frames of zstd one behind the other. The package's own stream takes a file that is cut short for a whole one."""
 
     def __init__(self, path: Path, zstandard: Any) -> None:
-        self._file = path.open("rb")
+        self._file = open_file(path)
         self._error = zstandard.ZstdError
         self._new = zstandard.ZstdDecompressor().decompressobj
         self._frame = self._new()

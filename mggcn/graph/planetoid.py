@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import scipy.sparse as sp
 
+from mggcn.files import open_file, read_bytes
 from mggcn.graph.csr import Array
 
 PARTS: Final = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
@@ -125,7 +126,7 @@ def read_planetoid(folder: Path) -> dict[str, Any]:
 def _load(path: Path) -> Any:
     """Return what a pickle holds. Raises: ValueError for what is none, or asks for anything but the kinds above."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return _Unpickler(file, encoding="latin1").load()
     except OSError:
         raise
@@ -134,7 +135,7 @@ def _load(path: Path) -> Any:
 
 
 def _test_index(path: Path) -> Array:
-    words = path.read_text("ascii", "replace").split()
+    words = read_bytes(path).decode("ascii", "replace").split()
     if not words or not all(re.fullmatch(r"\d{1,9}", word) for word in words):
         raise ValueError(f"{path.name} is not a list of vertices")
     return np.array(words, np.int64)

@@ -6,19 +6,22 @@ for files of another form; who calls says which data set they were to hold.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from mggcn.files import read_object, require_file
 from mggcn.graph.room import Room
+
+LARGEST_JSON = 1 << 29
+"""Bytes of a list of classes, roles or links: Yelp lists 100 labels of 716,847 vertices, some 220 MB."""
 
 
 def read_heterophilous(path: Path, _: Room) -> dict[str, Any]:
     """Read the one file of a heterophilous graph, with its ten splits."""
-    with np.load(path, allow_pickle=False) as found:
+    with np.load(require_file(path), allow_pickle=False) as found:
         masks = {part: found[f"{part}_masks"] for part in ("train", "val", "test")}
         return {
             "edges": found["edges"].T,
@@ -30,8 +33,8 @@ def read_heterophilous(path: Path, _: Room) -> dict[str, Any]:
 
 def read_reddit(path: Path, _: Room) -> dict[str, Any]:
     """Read the two files of Reddit's posts."""
-    adj = sp.load_npz(path / "reddit_graph.npz")
-    with np.load(path / "reddit_data.npz", allow_pickle=False) as found:
+    adj = sp.load_npz(require_file(path / "reddit_graph.npz"))
+    with np.load(require_file(path / "reddit_data.npz"), allow_pickle=False) as found:
         types = found["node_types"]
         splits = {part: types == number for number, part in enumerate(("train", "val", "test"), 1)}
         return {"adj": adj, "features": found["feature"], "labels": found["label"], "splits": splits}
@@ -39,13 +42,14 @@ def read_reddit(path: Path, _: Room) -> dict[str, Any]:
 
 def read_graphsaint(path: Path, _: Room) -> dict[str, Any]:
     """Read the four files of a graph of GraphSAINT: a class of each vertex, or a list of 0 and 1; unlisted are unknown."""
-    roles, classes = (json.loads((path / name).read_text()) for name in ("role.json", "class_map.json"))
+    roles, classes = (read_object(path / name, LARGEST_JSON) for name in ("role.json", "class_map.json"))
     listed = np.array(list(classes.values()))
-    features = np.load(path / "feats.npy", allow_pickle=False)
+    features = np.load(require_file(path / "feats.npy"), allow_pickle=False)
     labels = np.full((len(features), *listed.shape[1:]), -1)
     labels[np.array(list(classes), np.int64)] = listed
     splits = {part: np.array(roles[part[:2]], np.int64) for part in ("train", "val", "test")}
-    return {"adj": sp.load_npz(path / "adj_full.npz"), "features": features, "labels": labels, "splits": splits}
+    adj = sp.load_npz(require_file(path / "adj_full.npz"))
+    return {"adj": adj, "features": features, "labels": labels, "splits": splits}
 
 
 def read_ppi(path: Path, _: Room) -> dict[str, Any]:
@@ -55,8 +59,9 @@ def read_ppi(path: Path, _: Room) -> dict[str, Any]:
     """
     first, splits, found = 0, {}, []
     for part, name in (("train", "train"), ("val", "valid"), ("test", "test")):
-        features, labels = (np.load(path / f"{name}_{what}.npy", allow_pickle=False) for what in ("feats", "labels"))
-        links = json.loads((path / f"{name}_graph.json").read_text())["links"]
+        files = (require_file(path / f"{name}_{what}.npy") for what in ("feats", "labels"))
+        features, labels = (np.load(file, allow_pickle=False) for file in files)
+        links = read_object(path / f"{name}_graph.json", LARGEST_JSON)["links"]
         ends = np.array([(link["source"], link["target"]) for link in links], np.int64)
         if ends.size and not 0 <= ends.min() <= ends.max() < len(features):
             raise ValueError(f"{name}_graph.json links vertices {ends.min()} to {ends.max()} of {len(features)}")

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from mggcn.errors import GraphError, StoreError, did_you_mean, no_regular_file
+from mggcn.errors import GraphError, StoreError, did_you_mean
+from mggcn.files import no_regular_file, open_file
 from mggcn.graph.binary_edges import RAW, read_npy, read_raw
-from mggcn.graph.catalogue import DATASETS
+from mggcn.graph.catalogue import DATASETS, dataset_named, read_elsewhere
 from mggcn.graph.check import canonical_split
 from mggcn.graph.class_names import given_names, with_class_names
 from mggcn.graph.convert import from_arrays, with_features, with_options
@@ -157,10 +158,10 @@ def find_source(source: str | Path, root: str | Path | None) -> Path:
     for path in candidates:
         if path.exists():
             return path
-    if str(source) in DATASETS:
-        return obtain(DATASETS[str(source)], data_folder(root))
+    if (dataset := dataset_named(str(source))) is not None:
+        return obtain(dataset, data_folder(root))
     near = {entry.name: entry for path in candidates if path.parent.is_dir() for entry in path.parent.iterdir()}
-    meant = did_you_mean(Path(source).name, [*near, *DATASETS])
+    meant = read_elsewhere(str(source)) or did_you_mean(Path(source).name, [*near, *DATASETS])
     names = ", ".join(str(path) for path in candidates) + meant
     raise GraphError(f"there is no {names}; expected {KNOWN}, or a name that `mggcn datasets` lists. {EXPECTED}")
 
@@ -169,7 +170,7 @@ def _read_file(path: Path, room: Room, named: bool) -> dict[str, Any]:
     """Read the arguments of `from_arrays` that a file holds, told apart by its first bytes, then by its suffix."""
     if kind := no_regular_file(path):
         raise GraphError(f"{path} is {kind}, expected {KNOWN}: write what it gives to a file")
-    with path.open("rb") as file:
+    with open_file(path) as file:
         start = file.read(16)
     suffixes = path.suffixes[-2:] if path.suffix in PACKED else path.suffixes[-1:]
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), (suffixes or [""])[0].lower())

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import StoreError
+from mggcn.files import read_object, write_text
 from mggcn.graph.csr import Array, ArrayRows, Rows
 from mggcn.graph.file_rows import FileRows
 
@@ -129,19 +130,13 @@ class InFolder:
         with told(self.folder):
             for column in self._columns.values():
                 column.flush()
-            temporary = self.folder / f"{MANIFEST}.tmp"
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump({"job": self._job, "state": state}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.folder / MANIFEST)
+            write_text(self.folder / MANIFEST, json.dumps({"job": self._job, "state": state}))
 
     def _read(self) -> dict[str, Any]:
         try:
-            found = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+            return read_object(self.folder / MANIFEST)
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
 
 
 class _FileColumn:
@@ -149,6 +144,8 @@ class _FileColumn:
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.path, self.dtype = path, dtype
+        if path.is_symlink():  # not of ours: whoever put it there may mean another file to be overwritten
+            path.unlink()
         path.touch()
 
     def write(self, position: int, entries: Array) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,11 +17,12 @@ from typing import Any, final
 
 import numpy as np
 
-from mggcn.errors import GraphError, StoreError
+from mggcn.errors import GraphError, StoreError, one_line
+from mggcn.files import open_file, parse_json, read_bytes, reason
 from mggcn.graph.check import SPLIT_NAME, canonical_split, check_graph, index_mask
 from mggcn.graph.class_names import as_class_names, check_count
 from mggcn.graph.csr import CSR, WINDOW, ArrayRows, Graph, Rows, check_layout
-from mggcn.graph.digests import read_small, stored_digests, unsealed
+from mggcn.graph.digests import REMEDY, stored_digests, unsealed
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.layout import (
     ADJ_FILES,
@@ -84,7 +84,7 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
     symmetric = "indptr_t" not in names
     labels = files.open("labels") if "labels" in names else None
     graph = Graph(
-        name=str(meta.get("name", folder.name)),
+        name=one_line(str(meta.get("name", folder.name))),
         adj=adj,
         adj_t=adj if symmetric else _csr(files, names, ADJ_T_FILES, None),
         features=_features(files, names, meta),
@@ -130,15 +130,18 @@ def store_folder(graph: Graph) -> Path | None:
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
+    path = folder / "meta.json"
     try:
-        meta = json.loads(unsealed(read_small(folder / "meta.json"), folder / "meta.json"))
+        meta = parse_json(unsealed(read_bytes(path), path))
     except OSError as error:
+        if path.exists():
+            raise StoreError(f"cannot read {path}: {reason(error)}; {REMEDY}") from error
         came = "is a folder without a readable meta.json" if folder.is_dir() else "is not a folder"
         raise StoreError(f"{folder} {came}; {EXPECTED}") from error
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{folder / 'meta.json'} is not valid JSON ({error}); prepare the graph again") from error
+    except ValueError as error:
+        raise StoreError(f"{path} is not valid JSON ({error}); prepare the graph again") from error
     if not isinstance(meta, dict):
-        raise StoreError(f"{folder / 'meta.json'} must hold a JSON object, got {type(meta).__name__}; {EXPECTED}")
+        raise StoreError(f"{path} must hold a JSON object, got {type(meta).__name__}; {EXPECTED}")
     version = meta.get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise StoreError(
@@ -191,10 +194,10 @@ def _compare_checksums(folder: Path, meta: Mapping[str, Any]) -> None:
     for name, expected in meta["sha256"].items():
         try:
             state = trusted.state(name)
-            with (folder / name).open("rb") as file:
+            with open_file(folder / name) as file:
                 came = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise StoreError(f"{folder / name} cannot be read: {error.strerror}; copy or prepare it again") from error
+            raise StoreError(f"{folder / name} cannot be read: {reason(error)}; copy or prepare it again") from error
         if came != expected:
             raise StoreError(
                 f"{folder / name} has SHA-256 {came}, meta.json expects {expected}; "

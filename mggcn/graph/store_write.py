@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.errors import StoreError
+from mggcn.files import write_bytes
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import CSR, Graph, Rows
 from mggcn.graph.digests import BLOCKS_FILE, FileDigest, digests_meta
-from mggcn.graph.durable import move_folder, new_folder, sync_folder, write_array, write_bytes, write_meta
+from mggcn.graph.durable import move_folder, new_folder, sync_folder, write_array, write_meta
 from mggcn.graph.layout import FORMAT_VERSION, graph_arrays, npy_nbytes
 from mggcn.version import __version__
 

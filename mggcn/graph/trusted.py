@@ -10,12 +10,12 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import threading
 import time
 from pathlib import Path
 
 from mggcn.errors import StoreError
+from mggcn.files import parse_object, read_bytes, write_bytes
 from mggcn.graph.digests import sealed, unsealed
 from mggcn.host import user_cache
 
@@ -45,9 +45,8 @@ class Trusted:
         """Return the record: state and SHA-256 by the name of the file; empty if it is missing or damaged."""
         path = record_of(self._folder)
         try:
-            content = path.read_bytes()
-            found = json.loads(unsealed(content, path)) if content.startswith(b"{") else {}
-        except (OSError, ValueError, RecursionError, StoreError):
+            found = parse_object(unsealed(read_bytes(path), path))
+        except (OSError, ValueError, StoreError):
             return {}
         return found if "meta_sha256" in found else {}
 
@@ -59,11 +58,6 @@ class Trusted:
             known = {key: value for key, value in self.known().items() if key != "meta_sha256"}
             record = record_of(self._folder)
             record.parent.mkdir(parents=True, exist_ok=True)
-            temporary = record.with_name(f".{record.name}.{secrets.token_hex(4)}.tmp")
-            try:
-                temporary.write_bytes(sealed(json.dumps(known | {name: [*state, sha256]}, indent=1)))
-                os.replace(temporary, record)
-            finally:
-                temporary.unlink(missing_ok=True)
+            write_bytes(record, sealed(json.dumps(known | {name: [*state, sha256]}, indent=1)))
             for old in sorted(record.parent.glob("trusted-*.json"), key=os.path.getmtime)[:-MOST_RECORDS]:
                 old.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from mggcn.config_files import as_saved, from_toml, to_tables
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.layout import digest_of, graph_digests
-from mggcn.train.log import write_json
+from mggcn.train.log import read_record, write_json
 
 FREE = ("run.memory_limit", "run.timeout_s", "run.bind", "run.log", "run.transport")
 """Settings that change no result, and may be edited where a run goes on, on another machine."""
@@ -37,7 +36,7 @@ def _tables(*configs: Config) -> list[dict[str, dict[str, Any]]]:
 def record_change(folder: Path, config: Config) -> None:
     """Record the settings with which a run goes on, before config.toml has them: killed between the two, both are known."""
     path = folder / "job.json"
-    job = json.loads(path.read_text()) if path.exists() else {}
+    job = read_record(path) if path.exists() else {}
     if "configs" in job:  # that of an earlier version has none
         before = from_toml(folder / "config.toml", saved=True)
         write_json(path, job | {"configs": _tables(before, config)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import re
 import shutil
 import time
@@ -17,7 +17,8 @@ from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, TrainConfig, from_tables
 from mggcn.config_files import from_toml, to_toml
 from mggcn.config_values import with_new_names
-from mggcn.errors import ConfigError, MggcnError, RunError
+from mggcn.errors import ConfigError, MggcnError, RunError, one_line
+from mggcn.files import write_text
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, store_folder
 from mggcn.jobs.began import beginnings, changed_parts, check_settings, record_change
@@ -26,7 +27,8 @@ from mggcn.partition.base import Partition
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Choice, choice_dict
-from mggcn.train.log import require_history, write_json
+from mggcn.planning.shape import GraphShape, check_shape
+from mggcn.train.log import read_record, require_history, write_json
 from mggcn.train.repeats import best_repeat, is_kept
 from mggcn.tuning.record import RUN_FILE, known_choices, read_choices, write_choices
 
@@ -38,6 +40,9 @@ SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "schedule_patie
 """Settings of [train] that make a schedule."""
 CONTINUABLE = ("epochs", "patience", *SCHEDULE)
 """Settings of [train] with which a run may be continued."""
+FILES = ("config.toml", "plan.json", "job.json")
+"""What every run folder has, also before its first epoch."""
+START_ANEW = "put the file back, or start the run again"
 ANOTHER = "name a folder that is new or empty: --out, in Python out="
 
 
@@ -70,7 +75,12 @@ def make_run_folder(config: Config, name: str, out: Path | None, made: list[Path
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder is that of a run."""
-    return all((folder / name).is_file() for name in ("config.toml", "plan.json", "job.json"))
+    return all((folder / name).is_file() for name in FILES)
+
+
+def looks_like_run(folder: Path) -> bool:
+    """Return whether a folder was a run's, though parts of it may be damaged, or gone."""
+    return any(os.path.lexists(folder / name) for name in FILES[1:])
 
 
 def _named_by_time(name: str) -> Path:
@@ -186,14 +196,12 @@ def reopen(folder: Path, config: Config) -> None:
         require_history(folder, progress.history_lines)
     (folder / "result.json").unlink(missing_ok=True)
     record_change(folder, config)
-    temporary = folder / ".config.toml.tmp"
-    temporary.write_text(to_toml(config))
-    temporary.rename(folder / "config.toml")
+    write_text(folder / "config.toml", to_toml(config))
 
 
 def move_store(folder: Path, store: Path) -> None:
     """Record that the graph of a run lies in this store now: that of one in memory is written anew for every trainer."""
-    job = json.loads((folder / "job.json").read_text())
+    job = read_record(folder / "job.json")
     write_json(folder / "job.json", job | {"store": str(store.resolve())})
 
 
@@ -202,18 +210,29 @@ def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:
     if not folder.is_dir():
         raise RunError(f"there is no run folder {folder}; mggcn train makes one and prints its name")
     refuse_sweep(folder)
-    try:
-        plan = json.loads((folder / "plan.json").read_text())
-        job = json.loads((folder / "job.json").read_text())
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{folder} is not the folder of a run: it lacks a readable plan.json or job.json ({error})"
-        ) from error
-    if not isinstance(plan, dict) or not isinstance(job, dict):
-        raise RunError(f"{folder}: plan.json and job.json must hold objects; the folder is damaged, start a new run")
+    if absent := [name for name in FILES if not os.path.lexists(folder / name)]:
+        raise RunError(f"{folder} is not the folder of a run: it lacks {', '.join(absent)}")
+    plan = read_record(folder / "plan.json", "graph", "per_rank")
+    job = read_record(folder / "job.json", "store", "graph_sha256")
+    _check_plan(folder / "plan.json", plan)
+    if not isinstance(job["store"], str | None) or "\0" in (job["store"] or ""):
+        raise RunError(f"{folder / 'job.json'} is damaged: store must be a path, got {job['store']!r}; {START_ANEW}")
     config = from_toml(folder / "config.toml", saved=True)
     check_settings(folder, config, job)
     return config, plan, job
+
+
+def _check_plan(path: Path, plan: dict[str, Any]) -> None:
+    """Refuse a plan without the sizes that every reader takes from it; make the graph's name one to print."""
+    try:
+        shape, ranks = GraphShape(**plan["graph"]), plan["per_rank"]
+        check_shape(shape)
+        plan["graph"]["name"] = one_line(str(shape.name))
+        sizes = [(rank["total_bytes"], rank["regions"]["runtime"]) for rank in ranks]
+        if not sizes or any(type(size) is not int for pair in sizes for size in pair):
+            raise ValueError("per_rank must hold the bytes of each rank")
+    except (LookupError, TypeError, ValueError, AttributeError, MggcnError) as error:
+        raise RunError(f"{path} is damaged: {type(error).__name__} {one_line(str(error))}; {START_ANEW}") from error
 
 
 @contextlib.contextmanager
@@ -263,7 +282,11 @@ def write_plan(
     write_json(
         folder / "plan.json", to_dict(plan) | names | ({} if choice is None else {"choice": choice_dict(choice)})
     )
-    job = {"store": None if store is None else str(store.resolve()), "owners_sha256": partition.digest()}
+    job = {
+        "store": None if store is None else str(store.resolve()),
+        "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "owners_sha256": partition.digest(),
+    }
     write_json(
         folder / "job.json", job | {"assignment": _assignment(plan.config)} | beginnings(folder, plan.config, graph)
     )
@@ -337,7 +360,7 @@ def recorded_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, 
     _, content, job = read_run(folder)
     require_planned(folder, content)
     require_graph(folder, graph)
-    planned, asked = job["assignment"], _assignment(config)
+    planned, asked = job.get("assignment"), _assignment(config)
     planned = with_new_names("run", planned) if isinstance(planned, dict) else {}
     if planned.keys() != asked.keys() or "partition" not in content:
         raise RunError(
@@ -349,4 +372,9 @@ def recorded_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, 
             f"config.toml in {folder} asks for {_named(asked, changed)}, the run was planned for "
             f"{_named(planned, changed)}; put it back, or start a new run"
         )
-    return plan_recorded(config, content), str(content.get("choice", {}).get("reason", ""))
+    try:
+        return plan_recorded(config, content), one_line(str(content.get("choice", {}).get("reason", "")))
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise RunError(
+            f"{folder / 'plan.json'} is damaged: {type(error).__name__} {one_line(str(error))}; {START_ANEW}"
+        ) from error

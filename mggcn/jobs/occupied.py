@@ -13,8 +13,9 @@ from mggcn.comm.launch import remove_stale
 from mggcn.errors import RunError
 
 UNFINISHED = (
-    *(f".{name}.tmp" for name in ("config.toml", "plan.json", "job.json", "result.json", "history.jsonl")),
+    *(f".{name}.*tmp" for name in ("config.toml", "*.json", "history.jsonl", "*.safetensors", "rank-*", "sweep.csv")),
     "rank-*.error.draft",
+    "checkpoints/.states/.*.tmp",
     "checkpoints/.*.tmp",
     "repeats/.*.tmp",
     "status/.*.tmp",

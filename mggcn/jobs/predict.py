@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import secrets
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from mggcn.config import CLASS_SETTINGS, Config
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.class_names import recorded_names
 from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.graph.ids import ids_of, rows_of
 from mggcn.graph.store import open_store
 from mggcn.jobs.folder import known_plan, read_run, require_planned, seed_of_weights
 from mggcn.jobs.local import in_processes, on_local_ranks
@@ -49,19 +51,22 @@ def predict(
     classes: bool = False,
     layer: int | None = None,
     store: Path | None = None,
+    vertices: Any = None,
 ) -> Path:
     """Write the scores of every vertex in the original order, (N, C) in the run's precision, as the suffix of `out` says.
 
     weights: "best" (validation) or "last"; scores are logits unless `probabilities` or `classes`. Runs on the run's ranks.
     seed: of a run with repeats, whose weights; by default those of the best validation score of all complete repeats.
     layer: a hidden layer, from 1, whose outputs (N, model.hidden[layer - 1]) are written instead of scores.
-    store: another one with the same features; it needs neither labels nor splits. Returns the path.
+    store: another one with the same features; it needs neither labels nor splits. vertices: the ids of those
+    that are wanted, in this order, as of `rows_of`; all are computed. Returns the path.
     Raises: RunError if the run has no checkpoint; ConfigError for a seed that it does not have, if `out` cannot be written,
     or if the features differ.
     """
     config, plan, job = read_run(folder)
     require_planned(folder, plan)
-    target = out or folder / ("scores.npy" if layer is None else f"layer-{layer}.npy")
+    name = "scores" if layer is None else f"layer-{layer}"
+    target = out or folder / f"{name}{'' if vertices is None else '-selected'}.npy"
     trained_on = GraphShape(**plan["graph"])
     check_target(target)
     check_kind(trained_on.task, classes=classes, probabilities=probabilities)
@@ -73,8 +78,9 @@ def predict(
         raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
     graph = open_store(source)
     check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
+    ids, rows = graph.ids, None if vertices is None else rows_of(graph, vertices)
     rewritten = classes or target.suffix != ".npy"
-    scored = target.with_name(f".{target.name}.{secrets.token_hex(4)}.npy")
+    scored = target.with_name(f".{target.name}.{secrets.token_hex(8)}.npy")
     arguments = {
         "seed": seed_of_weights(folder, config, seed),
         "store": str(source.resolve()),
@@ -85,12 +91,14 @@ def predict(
     }
     try:
         _score(config, folder, store, arguments)
+        if rows is not None:
+            some = np.load(scored, mmap_mode="r", allow_pickle=False)[rows]
+            np.save(scored, some, allow_pickle=False)
+            ids = ArrayRows(ids_of(graph)[rows])
         if rewritten:
             name = "score" if layer is None else "feature"
             names = recorded_names(plan.get("class_names"), trained_on.num_classes) if layer is None else ()
-            write_predictions(
-                scored, target, trained_on.task, classes=classes, ids=graph.ids, name=name, class_names=names
-            )
+            write_predictions(scored, target, trained_on.task, classes=classes, ids=ids, name=name, class_names=names)
         else:
             scored.replace(target)
     finally:
@@ -210,6 +218,7 @@ def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, pro
     scores = trainer.scores()
     try:
         if comm.rank == 0:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
             np.lib.format.open_memmap(temporary, "w+", scores.dtype, (graph.num_vertices, scores.shape[1])).flush()
         comm.barrier()
         whole = np.lib.format.open_memmap(temporary, "r+")

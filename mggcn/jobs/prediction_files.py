@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import os
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError, RunError
+from mggcn.files import new_file, reason
 from mggcn.graph.csr import Rows, Task
 
 SUFFIXES = (".npy", ".csv", ".parquet")
@@ -92,20 +94,18 @@ def write_predictions(
     numbers in names of columns, and in a further column, class_name, beside class.
     """
     scores = np.load(source, mmap_mode="r", allow_pickle=False)
-    temporary = target.with_name(f".{target.name}.tmp")
     try:
-        if target.suffix == ".npy":
-            _write_npy(temporary, [part for _, part in _parts(scores, task, classes, None)])
-        else:
-            names = _names(class_names or range(scores.shape[1]), task, classes, name)
-            called = class_names if classes and task == "classes" else ()
-            write = _write_csv if target.suffix == ".csv" else _write_parquet
-            write(temporary, [*names, *(["class_name"] if called else [])], _parts(scores, task, classes, ids), called)
-        os.replace(temporary, target)
+        with new_file(target) as file:
+            if target.suffix == ".npy":
+                np.save(file, np.concatenate([part for _, part in _parts(scores, task, classes, None)]))
+            else:
+                names = _names(class_names or range(scores.shape[1]), task, classes, name)
+                called = class_names if classes and task == "classes" else ()
+                names += ["class_name"] if called else []
+                write = _write_csv if target.suffix == ".csv" else _write_parquet
+                write(file, names, _parts(scores, task, classes, ids), called)
     except OSError as error:
-        raise RunError(f"the scores cannot be written to {target}: {error.strerror}; choose another --out") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise RunError(f"the scores cannot be written to {target}: {reason(error)}; choose another --out") from error
 
 
 def _parts(scores: Array, task: Task, classes: bool, ids: Rows | None) -> Iterator[tuple[Array, Array]]:
@@ -128,23 +128,21 @@ def _called(part: Array, names: Sequence[str]) -> list[list[str]]:
     return [[names[number] for number in part.tolist()]] if names else []
 
 
-def _write_npy(file: Path, parts: Sequence[Array]) -> None:
-    with file.open("wb") as out:
-        np.save(out, np.concatenate(parts), allow_pickle=False)
-
-
-def _write_csv(file: Path, names: Sequence[str], parts: Iterable[tuple[Array, Array]], called: Sequence[str]) -> None:
-    with file.open("w", encoding="utf-8", newline="") as out:
-        table = csv.writer(out, lineterminator="\n")
-        table.writerow(names)
-        for ids, part in parts:
-            digits = {"f": "%.17g" if part.dtype == np.float64 else "%.9g"}.get(part.dtype.kind, "%d")
-            columns = [[digits % value for value in column] for column in part.reshape(ids.size, -1).T.tolist()]
-            table.writerows(zip(ids.tolist(), *columns, *_called(part, called), strict=True))
+def _write_csv(
+    file: BinaryIO, names: Sequence[str], parts: Iterable[tuple[Array, Array]], called: Sequence[str]
+) -> None:
+    out = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(names)
+    for ids, part in parts:
+        digits = {"f": "%.17g" if part.dtype == np.float64 else "%.9g"}.get(part.dtype.kind, "%d")
+        columns = [[digits % value for value in column] for column in part.reshape(ids.size, -1).T.tolist()]
+        table.writerows(zip(ids.tolist(), *columns, *_called(part, called), strict=True))
+    out.detach()  # the file is its opener's to flush and to close
 
 
 def _write_parquet(
-    file: Path, names: Sequence[str], parts: Iterable[tuple[Array, Array]], called: Sequence[str]
+    file: BinaryIO, names: Sequence[str], parts: Iterable[tuple[Array, Array]], called: Sequence[str]
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -12,14 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from mggcn.comm.failure import process_state
-from mggcn.errors import RunError
-from mggcn.jobs.folder import is_complete, is_run, read_run
-from mggcn.memory.units import human
+from mggcn.errors import RunError, printable
+from mggcn.files import open_file, parse_object, read_object, read_text, reason
+from mggcn.jobs.folder import is_complete, looks_like_run, read_run
+from mggcn.memory.units import duration, human
 from mggcn.train.heartbeat import Pulse, boot_id, read_pulses, started_at
 
 SILENT_S: Final = 60.0
 """A rank of another machine that was silent for this long, and for ten epochs, may be gone."""
 TAIL_BYTES: Final = 4096
+LARGEST_MARKER: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,20 +59,22 @@ class RunStatus:
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """Return the run folders among some folders and directly inside them, sweeps' too. Raises: RunError for none."""
+    """Return the run folders among some folders and directly inside them, sweeps' too, damaged ones among them.
+
+    A path without a run stands for itself: `status_of` says what it lacks.
+    """
     found: list[Path] = []
     for path in paths:
-        inside = [path] if is_run(path) else [*path.glob("*"), *path.glob("trials/*"), *path.glob("*/trials/*")]
-        runs = sorted(folder for folder in inside if is_run(folder))
-        if not runs:
-            what = "holds no run" if path.is_dir() else "is no folder"
-            raise RunError(f"{path} {what}; mggcn train makes one and prints its name")
-        found += runs
+        within = () if looks_like_run(path) else (*path.glob("*"), *path.glob("trials/*"), *path.glob("*/trials/*"))
+        found += sorted(folder for folder in within if looks_like_run(folder)) or [path]
     return list(dict.fromkeys(found))
 
 
 def status_of(folder: Path) -> RunStatus:
-    """Return the state of a run. Cost: a few small files. Raises: RunError, ConfigError for a folder of no run."""
+    """Return the state of a run. Cost: a few small files. Raises: RunError, ConfigError for a damaged run, or none."""
+    if not looks_like_run(folder):
+        what = "holds no run" if folder.is_dir() else "is no folder"
+        raise RunError(f"{folder} {what}; mggcn train makes one and prints its name")
     config, plan, _ = read_run(folder)
     pulses = read_pulses(folder, config.run.ranks)
     ranks = tuple(_rank_status(pulse) for pulse in pulses)
@@ -139,27 +142,35 @@ def _checkpoint(folder: Path) -> tuple[int | None, float | None]:
     """Return epochs and age of the latest checkpoint, None without one that can be read."""
     marker = folder / "checkpoints" / "latest"
     try:
-        name = marker.read_text().split()[0]
-        epoch = json.loads((marker.parent / name / "progress.json").read_text())["epoch"]
-        return int(epoch), max(time.time() - marker.stat().st_mtime, 0.0)
+        name = read_text(marker, LARGEST_MARKER).split()[0]
+        epoch = read_object(marker.parent / name / "progress.json")["epoch"]
+        if type(epoch) is not int:
+            raise TypeError("expected a whole number")
+        return epoch, max(time.time() - marker.stat().st_mtime, 0.0)
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None, None
 
 
 def _last_row(folder: Path) -> dict[str, Any] | None:
-    """Return the last complete row of the history."""
+    """Return the last complete row of the history, None if there is none. Raises: RunError if it is damaged."""
+    path = folder / "history.jsonl"
     try:
-        with (folder / "history.jsonl").open("rb") as file:
+        with open_file(path) as file:
             file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
-            lines = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
-        return dict(json.loads(lines[-1])) if lines else None
-    except (OSError, ValueError, TypeError):
+            lines = [line for line in file.read(TAIL_BYTES).splitlines(keepends=True) if line.endswith(b"\n")]
+        row = parse_object(lines[-1]) if lines else None
+        if row is not None and (type(row["epoch"]) is not int or type(row["loss"]) not in (int, float)):
+            raise ValueError("epoch and loss must be numbers")
+        return row
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{path} cannot be read: {reason(error)}; put the file back, or start the run again") from error
 
 
 def line_of(run: RunStatus) -> str:
     """Describe a run in one line: its state, progress, speed and time left."""
-    parts = [f"{run.folder}: {run.state}"]
+    parts = [f"{printable(run.folder)}: {run.state}"]
     if run.repeat > 1:
         parts.append(f"run {run.run + 1} of {run.repeat}")
     parts.append(f"epoch {run.epoch} of {run.epochs}")
@@ -179,24 +190,14 @@ def details_of(run: RunStatus) -> list[str]:
         if run.checkpoint_age_s is not None
         else "no checkpoint yet"
     )
-    lines = [
-        saved if run.state in ("training", "complete", "set-up") else f"{saved}; mggcn train --resume {run.folder}"
-    ]
+    resume = f"; mggcn train --resume {printable(run.folder)}"
+    lines = [saved if run.state in ("training", "complete", "set-up") else saved + resume]
     for rank in run.ranks:
+        host = printable(rank.host)
         memory = (
             f", memory {human(rank.memory_bytes)} (planned {human(run.planned_bytes)})" if rank.memory_bytes else ""
         )
         lines.append(
-            f"rank {rank.rank}: {rank.state}, pid {rank.pid} on {rank.host}, heard of {duration(rank.heard_s)} ago{memory}"
+            f"rank {rank.rank}: {rank.state}, pid {rank.pid} on {host}, heard of {duration(rank.heard_s)} ago{memory}"
         )
     return lines
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as text: 4 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
-    whole = round(seconds)
-    for unit, name, part, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= unit:
-            rest = whole % unit // part
-            return f"{whole // unit} {name}" + (f" {rest} {below}" if rest else "")
-    return f"{whole} s"

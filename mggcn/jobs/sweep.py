@@ -19,18 +19,22 @@ from typing import Any
 from mggcn.assemble import Group, check_available, groups_of
 from mggcn.comm.failure import Interrupted, signal_of
 from mggcn.config import Config
-from mggcn.config_files import from_toml
-from mggcn.errors import ConfigError, RunError
+from mggcn.config_files import from_toml, to_tables
+from mggcn.errors import ConfigError, RunError, one_line
+from mggcn.files import open_log, read_bytes, read_object, reason, write_text
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store
 from mggcn.jobs.folder import make_run_folder
 from mggcn.jobs.occupied import occupied
+from mggcn.jobs.result import read_result
 from mggcn.jobs.sweep_folder import FILE, TABLE, trial_folder
 from mggcn.jobs.sweep_space import Settings, Space, naming_trial, with_trial
 from mggcn.planning.task import LOWER_IS_BETTER, resolve_task
 from mggcn.train.log import write_json
 
 SCORES = ("val", "test")
+DAMAGED = "damaged: "
+"""How the error of a trial begins whose files cannot be read: it is not trained again over them."""
 
 
 @dataclass(slots=True)
@@ -44,6 +48,11 @@ class Trial:
     seconds: float | None = None
 
     @property
+    def damaged(self) -> bool:
+        """Whether its files cannot be read, or are not those of its settings."""
+        return self.error.startswith(DAMAGED)
+
+    @property
     def scores(self) -> dict[str, float | None]:
         """Scores at the best validation; of several repeats their means."""
         if self.result is None:
@@ -53,7 +62,7 @@ class Trial:
 
     def row(self, metric: str) -> dict[str, Any]:
         """Return the trial as a row of the table, whose scores are those of a metric."""
-        state = "failed" if self.error else "done" if self.result else "not run"
+        state = "damaged" if self.damaged else "failed" if self.error else "done" if self.result else "not run"
         ends = {
             "metric": metric,
             "epochs": (self.result or {}).get("epochs"),
@@ -152,15 +161,59 @@ def _metric_of(trials: list[Trial], base: Config, graph: Graph) -> str:
 def read_sweep(folder: Path) -> tuple[Sweep, Path, str, int]:
     """Return the sweep of a folder, its store and its digest, and how many trials it trains at once. Raises: RunError."""
     try:
-        content = json.loads((folder / FILE).read_text())
+        content = read_object(folder / FILE)
         trials = [Trial(**trial) for trial in content["trials"]]
+        _check_trials(trials)
         job = Path(content["store"]), str(content["graph_sha256"]), int(content["at_once"])
-        for trial in trials:
-            file = trial_folder(folder, trial.number) / "result.json"
-            trial.result = json.loads(file.read_text()) if file.exists() else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{folder} is not the folder of a sweep: it lacks a readable {FILE} ({error})") from error
-    return Sweep(folder, trials, str(content.get("metric", ""))), *job
+        metric = one_line(str(content.get("metric", "")))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise RunError(
+            f"{folder} is not the folder of a sweep: it lacks a readable {FILE} ({one_line(reason(error))})"
+        ) from error
+    base = from_toml(folder / "config.toml", saved=True)
+    for trial in trials:
+        try:
+            config = with_trial(base, trial.settings)
+            trial.result = _result_of(trial_folder(folder, trial.number), config, trial.settings)
+        except (ConfigError, RunError) as error:
+            trial.error = f"{DAMAGED}{error}"
+    return Sweep(folder, trials, metric), *job
+
+
+def _check_trials(trials: list[Trial]) -> None:
+    """Refuse a record that no sweep wrote. Raises: ValueError."""
+    numbers = [trial.number for trial in trials]
+    if not numbers or any(type(number) is not int or number < 1 for number in numbers):
+        raise ValueError("its trials must have numbers from 1")
+    if repeated := [number for number in set(numbers) if numbers.count(number) > 1]:
+        raise ValueError(f"trial {repeated[0]} is there {numbers.count(repeated[0])} times")
+    for trial in trials:
+        known = isinstance(trial.settings, dict) and isinstance(trial.seconds, int | float | None)
+        if not known or not isinstance(trial.error, str):
+            raise ValueError(f"trial {trial.number} must have settings, an error and seconds")
+        trial.error = "" if trial.damaged else one_line(trial.error)
+    if any(trial.settings.keys() != trials[0].settings.keys() for trial in trials):
+        raise ValueError("its trials vary different settings")
+
+
+def _result_of(folder: Path, config: Config, settings: Settings) -> dict[str, Any] | None:
+    """Return the result of a trial that is complete, None without one.
+
+    Raises: RunError if it is damaged, or the trial was trained with other settings than these.
+    """
+    if not os.path.lexists(folder / "result.json"):
+        return None
+    result = read_result(folder)
+    trained, asked = to_tables(from_toml(folder / "config.toml", saved=True)), to_tables(config)
+    for name in settings:
+        table, _, key = name.partition(".")
+        said, came = asked[table][key], trained[table][key]
+        if said not in (came, "auto"):  # what auto stood for is in the trial's configuration
+            raise RunError(
+                f"{FILE} says {name} {said!r}, trial {folder.name} was trained with {came!r}; put it back, or delete "
+                f"{folder} to have it trained again"
+            )
+    return result
 
 
 def run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None = None) -> Sweep:
@@ -176,7 +229,7 @@ def _run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None) -> Sweep:
     sweep, store, digest, at_once = read_sweep(folder)
     base = from_toml(folder / "config.toml", saved=True)
     groups, _ = groups_of(base, at_once)
-    left = [trial for trial in sweep.trials if trial.result is None]
+    left = [trial for trial in sweep.trials if trial.result is None and not trial.damaged]
     graph = open_store(store)
     if graph_sha256(graph) != digest:
         raise RunError(f"{store} has changed since the sweep in {folder} began; start a new sweep")
@@ -224,9 +277,12 @@ def _save(sweep: Sweep, job: dict[str, Any]) -> None:
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: _text(v) if isinstance(v, list) else v for name, v in row.items()} for row in rows)
-    temporary = sweep.folder / f".{TABLE}.tmp"
-    temporary.write_text(text.getvalue())
-    temporary.rename(sweep.folder / TABLE)
+    try:
+        write_text(sweep.folder / TABLE, text.getvalue())
+    except OSError as error:
+        raise RunError(
+            f"{sweep.folder / TABLE} could not be written: {reason(error)}; free space and resume"
+        ) from error
 
 
 class _Worker:
@@ -266,15 +322,15 @@ class _Worker:
         answer = _ask(process, {"number": trial.number, "settings": trial.settings})
         if answer is None:
             code = self._end()
-            lines = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
-            last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+            lines = read_bytes(self._log).decode(errors="replace").split("\n") if self._log.exists() else []
+            last = next((one_line(line) for line in reversed(lines) if line.strip()), "it printed nothing")
             trial.error = f"the process ended with code {code}: {last}"
             return
         trial.result, trial.error, trial.seconds = answer.get("result"), answer.get("error", ""), answer["seconds"]
 
     def _start(self) -> subprocess.Popen[str]:
         # A session of its own: a Ctrl-C of the terminal reaches the parent alone.
-        with self._log.open("ab") as log:
+        with open_log(self._log) as log:
             return subprocess.Popen(
                 self._command,
                 env={**os.environ, **self._env},

@@ -7,6 +7,7 @@ import csv
 from pathlib import Path
 
 from mggcn.errors import RunError
+from mggcn.files import read_text
 
 FILE, TABLE = "sweep.json", "sweep.csv"
 
@@ -22,8 +23,7 @@ def refuse_sweep(folder: Path) -> None:
         return
     which = f"such as {trial_folder(folder, 1)}"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, StopIteration):
-        with (folder / TABLE).open(newline="") as file:
-            first = next(csv.DictReader(file))
+        first = next(csv.DictReader(read_text(folder / TABLE).splitlines()))
         if first["val"]:
             which = f"the best is {trial_folder(folder, int(first['trial']))}"
     raise RunError(f"{folder} is the folder of a sweep, expected that of a run; name one of its trials: {which}")

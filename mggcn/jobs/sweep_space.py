@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import math
 import random
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from mggcn.config import TABLES, Config, from_tables, parse_value
 from mggcn.config_files import setting_name
 from mggcn.errors import ConfigError, did_you_mean
+from mggcn.files import read_toml, reason
 
 Settings = dict[str, Any]
 """What a trial changes: values by table.key."""
@@ -129,10 +129,10 @@ def read_space(path: Path) -> tuple[Space, Config]:
     Raises: ConfigError if it is missing, not TOML, or holds anything else.
     """
     try:
-        tables = tomllib.loads(path.read_text())
+        tables = read_toml(path)
     except OSError as error:
-        raise ConfigError(f"cannot read the sweep {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the sweep {path}: {reason(error)}") from error
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     grid, options = tables.pop("grid", {}), tables.pop("sweep", {})
     for name, table in (("grid", grid), ("sweep", options)):

@@ -26,9 +26,11 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
 from mggcn.jobs import train as training
 from mggcn.jobs.folder import read_run
+from mggcn.jobs.sweep import Trial
 from mggcn.jobs.sweep_folder import trial_folder
 from mggcn.jobs.sweep_space import Settings, with_trial
 from mggcn.planning.shared import Shared
+from mggcn.train.tensorboard import log_trial
 
 
 def train_trial(
@@ -40,6 +42,16 @@ def train_trial(
     Raises: as prepare_run and run_training.
     """
     folder = trial_folder(sweep, number)
+    result = _train(sweep, settings, folder, graph, store, shared, sharing)
+    if read_run(folder)[0].run.log == "tensorboard":
+        log_trial(folder, settings, Trial(number, settings, result).scores)
+    return result
+
+
+def _train(
+    sweep: Path, settings: Settings, folder: Path, graph: Graph, store: Path, shared: Shared, sharing: int
+) -> dict[str, Any]:
+    """Train in a folder, or go on there."""
     if (folder / "checkpoints" / "latest").exists():
         return training.resume_training(folder, read_run(folder)[0], graph, quiet=True)
     shutil.rmtree(folder, ignore_errors=True)

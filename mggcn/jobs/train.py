@@ -34,7 +34,7 @@ from mggcn.comm.failure import Interrupted
 from mggcn.comm.launch import run_ranks
 from mggcn.comm.rank import torchrun_env, torchrun_main
 from mggcn.config import Config
-from mggcn.errors import ConfigError, RunError
+from mggcn.errors import ConfigError, printable
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store, store_folder
 from mggcn.jobs.auto import resolve_auto
@@ -52,6 +52,7 @@ from mggcn.jobs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.jobs.nccl_record import nccl_record
 from mggcn.jobs.occupied import occupied
 from mggcn.jobs.regroup import regrouped, with_ranks
+from mggcn.jobs.result import read_result
 from mggcn.jobs.weights import check_start, keep_start, start_of, weights_of
 from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
@@ -127,7 +128,7 @@ def announce(plan: RunPlan, store: Path | None, reason: str, done: int = 0) -> N
     lines = opening_lines(
         plan, machines[0], memory_limit(config), store=store, reason=reason, done=done, in_float32=machines[1]
     )
-    print(*lines, sep="\n", flush=True)
+    print(*map(printable, lines), sep="\n", flush=True)
 
 
 def train_rank(
@@ -182,7 +183,7 @@ def _train_rank(
     from mggcn.tuning.epochs import Tuning, limits_of
 
     choices = measured_products(folder, config)
-    log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs)
+    log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs, config.train.repeat)
     store = store_folder(graph)
     kept_in = None if store is None else kept_file(graph_sha256(graph))
     tables = [folder / RUN_FILE, *([] if store is None or kept_in is None else [store / STORE_FILE, kept_in])]
@@ -343,15 +344,6 @@ def _train_here(
             ),
         )
     return read_result(folder)
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """Return what result.json of a complete run holds. Raises: RunError if it cannot be read."""
-    try:
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder} has no readable result.json: {error}; resume the run") from error
-    return result
 
 
 def train_worker(

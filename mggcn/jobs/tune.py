@@ -21,6 +21,7 @@ from mggcn.backend.cpu.kept_figures import figures_of
 from mggcn.backend.cpu.machine import processor_name, this_host
 from mggcn.config import Config, RunConfig
 from mggcn.errors import ConfigError
+from mggcn.files import reason, write_text
 from mggcn.graph.csr import Graph
 from mggcn.jobs.local import on_local_ranks
 from mggcn.memory.units import free_bytes
@@ -168,14 +169,12 @@ def write_machine(content: Mapping[str, Any], path: Path) -> None:
     """Write a machine's file with a comment on its origin, in one step. Raises: ConfigError if it cannot be written."""
     stamp = time.strftime("%Y-%m-%d %H:%M")
     text = f"# Measured by mggcn {__version__} tune, {stamp}, load average {os.getloadavg()[0]:.1f} at its end.\n"
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text + _toml(content))
-        temporary.replace(path)
+        write_text(path, text + _toml(content))
     except OSError as error:
         raise ConfigError(
-            f"the machine's file cannot be written to {path}: {error.strerror}; name another with --out"
+            f"the machine's file cannot be written to {path}: {reason(error)}; name another with --out"
         ) from error
 
 

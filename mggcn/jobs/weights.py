@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
+from mggcn.files import reason
 from mggcn.jobs.folder import read_run, seed_of_weights
 from mggcn.model.weights import check_state
 from mggcn.planning.run import RunPlan
@@ -75,5 +76,5 @@ def start_of(folder: Path) -> dict[str, Tensor] | None:
     try:
         state: dict[str, Tensor] = load_tensors(folder / START)
     except (OSError, ValueError, SafetensorError) as error:
-        raise RunError(f"{folder / START} is damaged: {error}; start the run again") from error
+        raise RunError(f"{folder / START} is damaged: {reason(error)}; start the run again") from error
     return state

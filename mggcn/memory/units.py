@@ -1,4 +1,4 @@
-"""Memory in bytes: how much this machine grants a process, and sizes as readable text."""
+"""Memory in bytes: how much this machine grants a process, and sizes and times as readable text."""
 
 from __future__ import annotations
 
@@ -25,3 +25,13 @@ def human(nbytes: float) -> str:
         if abs(nbytes) >= size:
             return f"{nbytes / size:.2f} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as text: 4 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    whole = round(seconds)
+    for unit, name, part, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            rest = whole % unit // part
+            return f"{whole // unit} {name}" + (f" {rest} {below}" if rest else "")
+    return f"{whole} s"

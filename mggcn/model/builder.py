@@ -33,13 +33,15 @@ _UNIFORM = ("sage", "gin", "sgc", "appnp", "mlp")
 class Builder:
     """Makes the values of one model. training: whether dropout drops.
 
-    num_classes: C; num_relations: R, 0 where edges have no types. parameters: those created so far, by name.
+    num_classes: C; num_relations: R, 0 where edges have no types; counted: whether values of edges are numbers of parallel
+    ones, which attention reads. parameters: those created so far, by name.
     """
 
     config: ModelConfig
     num_classes: int
     training: bool
     num_relations: int = 0
+    counted: bool = False
     parameters: dict[str, Parameter] = field(default_factory=dict)
     _layers: int = 0
     _aggregates: int = 0
@@ -118,7 +120,8 @@ class Builder:
         """Return GAT's attention (Velickovic et al. 2018, eq. 1 to 4) over the neighbours' x, columns of all heads.
 
         Weights are dropped as model.attention_dropout says. Parameters: layers.<l>.source and .destination.
-        Weights of edges are not read. Raises: PlanError for a width that is not a multiple of the number of heads.
+        Weights of edges are not read, parallel edges count each.
+        Raises: PlanError for a width that is not a multiple of the number of heads.
         """
         spec, cols = self._attention(x, heads, dynamic=False), x.cols // heads
         ends = (f"layers.{self._layers}.{end}" for end in ("source", "destination"))
@@ -141,7 +144,7 @@ class Builder:
             raise PlanError(f"attention has {heads} heads, and a layer {x.cols} columns; give it a multiple of {heads}")
         self._aggregates += 1
         dropout = self.config.attention_dropout if self.training else 0.0
-        return AttentionSpec(heads, x.cols, dynamic, dropout, self._aggregates)
+        return AttentionSpec(heads, x.cols, dynamic, dropout, self._aggregates, counted=self.counted)
 
     def head_mean(self, x: Value, heads: int) -> Value:
         """Return the mean of the heads (V, x.cols / heads)."""

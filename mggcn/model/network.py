@@ -42,7 +42,7 @@ class Choices:
     """The settings on which a model's choices depend, besides the model itself. features, products, precision, recompute:
     settings of the run.
 
-    num_relations: of the graph's edges, 0 without types.
+    num_relations: of the graph's edges, 0 without types. counted: whether values of edges are numbers of parallel ones.
     """
 
     shape: InputShape
@@ -51,6 +51,7 @@ class Choices:
     precision: str
     recompute: bool = False
     num_relations: int = 0
+    counted: bool = False
 
     @property
     def rounds(self) -> bool:
@@ -116,7 +117,7 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     Raises: PlanError for a model that cannot be trained.
     """
     sizes = (num_features, num_classes, choices.num_relations)
-    written, parameters = _written(network, config, *sizes, training=True)
+    written, parameters = _written(network, config, *sizes, training=True, counted=choices.counted)
     _check_precision(written, choices.precision)
     uses = _layer_uses(written, config)
     if not uses:
@@ -128,7 +129,7 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     training = _fused(derive(forward.roots[0]), choices.rounds, log)
     if choices.recompute:
         training = _logged(log, "products made again backwards", training, make_again)
-    logits, _ = _written(network, config, *sizes, training=False)
+    logits, _ = _written(network, config, *sizes, training=False, counted=choices.counted)
     scored = _forward(logits, config.norm, choice, layers, []).roots[0]
     evaluation = _fused(Graph((Value(Score(), (scored,)),)), choices.rounds, [])
     return Values(
@@ -156,10 +157,17 @@ def num_aggregations(
 
 
 def _written(
-    network: Network, config: ModelConfig, num_features: int, num_classes: int, num_relations: int, *, training: bool
+    network: Network,
+    config: ModelConfig,
+    num_features: int,
+    num_classes: int,
+    num_relations: int,
+    *,
+    training: bool,
+    counted: bool = False,
 ) -> tuple[Graph, dict[str, Parameter]]:
     """The graph as the model's function writes it."""
-    builder = Builder(config, num_classes, training, num_relations)
+    builder = Builder(config, num_classes, training, num_relations, counted)
     logits = network(builder, builder.input(num_features), config)
     if logits.cols != num_classes:
         raise PlanError(f"the model returns {logits.cols} columns for {num_classes} classes; return one for each class")

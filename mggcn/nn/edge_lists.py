@@ -36,7 +36,10 @@ class EdgeLists:
 
 
 def of_graph(graph: Any) -> EdgeLists:
-    """Return the edges of a Graph. Cost: a copy. Raises: GraphError if `graph` is not a Graph, or is damaged."""
+    """Return the edges of a Graph, parallel ones as often as they were listed. Cost: a copy.
+
+    Raises: GraphError if `graph` is not a Graph, or is damaged.
+    """
     if not isinstance(graph, Graph):
         raise GraphError(
             f"expected a graph from mggcn.load(...), got {type(graph).__name__}; for edges of shape (2, E) use "
@@ -45,6 +48,10 @@ def of_graph(graph: Any) -> EdgeLists:
     adj = graph.adj_t
     weights = None if adj.values is None else adj.values.read(0, adj.nnz)
     indptr, sources = adj.read_pointers(0, adj.num_rows + 1), adj.read_columns(0, adj.nnz)
+    if graph.repeats == "counted" and weights is not None:
+        counts = weights.astype(np.int64)
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        indptr, sources, weights = ends[indptr], np.repeat(sources, counts), None
     return EdgeLists(indptr, sources, None, weights, graph.symmetric)
 
 

@@ -22,7 +22,8 @@ class DeviceGraph:
     """The edges of a graph on one device, grouped by destination and, once a gradient asks for it, by source.
 
     Operands of edges have their rows in the order of `edges()`: for a Graph by destination, then by source; for
-    `from_edges` and `from_csr` as given. A Graph has every edge once; the others may repeat edges, which all count.
+    `from_edges` and `from_csr` as given. Edges may repeat, and all count; a Graph has them as often as the PyG or DGL graph
+    that it was loaded from.
 
     Cost: 8 bytes for each vertex and 4 for each edge, or 8 with an order of your own; the first gradient by an operand of
     sources adds 8 bytes for each edge, 4 for a symmetric Graph.
@@ -109,7 +110,10 @@ class DeviceGraph:
 
     @property
     def edge_weights(self) -> Tensor | None:
-        """The stored weights of a Graph's edges, float32 (E,) in the order of `edges()`; None if it has none."""
+        """The stored weights of a Graph's edges, float32 (E,) in the order of `edges()`; None if it has none.
+
+        Numbers of parallel edges are no weights: `edges()` has each of these.
+        """
         return self._weights
 
     def edges(self) -> Tensor:

@@ -90,9 +90,9 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
     """Return GAT's attention: z[v] sums weights times x[u] over the edges u -> v, (V, D).
 
     The weights are the softmax over these edges of LeakyReLU(source[u] + destination[v]), of slope 0.2, by head: the H
-    columns of the scores stand for H equal parts of the columns of x. Weights of edges are not read; self-loops are those
-    of `run`. A row without in-edges gets 0. Collective as `aggregate`, and on copies of a row as there; all strategies,
-    of which slice deals out heads.
+    columns of the scores stand for H equal parts of the columns of x. Weights of edges are not read; edges that repeat in
+    a PyG or DGL graph count each, and dropout takes them together; self-loops are those of `run`. A row without in-edges
+    gets 0. Collective as `aggregate`, and on copies of a row as there; all strategies, of which slice deals out heads.
 
     Cost: three passes over the edges with rows of D + H to D + 4 H columns, and their messages.
 
@@ -106,7 +106,7 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
 
     Raises:
         ConfigError: The graph is shared in bf16, or dropout does not lie in [0, 1).
-        GraphError: Tensors do not fit the graph or each other.
+        GraphError: Tensors do not fit the graph or each other; edges repeat, and their weights were added up.
         CommError: As of `aggregate`.
 
     Source: Velickovic et al. 2018, eq. 1 to 4.
@@ -229,7 +229,8 @@ def _spec(graph: PartitionedGraph, heads: int, width: int, dynamic: bool, dropou
         raise ConfigError(f"dropout must lie in [0, 1), got {dropout}")
     if not 1 <= heads <= MAX_HEADS or width % heads:
         raise GraphError(f"{width} columns must be equal parts for 1 .. {MAX_HEADS} heads, got {heads} heads")
-    return AttentionSpec(heads, width, dynamic, dropout, graph.next_site() if dropout else 0)
+    counted = graph.counts_edges
+    return AttentionSpec(heads, width, dynamic, dropout, graph.next_site() if dropout else 0, counted=counted)
 
 
 def _heads(scores: Tensor, x: Tensor, graph: PartitionedGraph, name: str) -> int:

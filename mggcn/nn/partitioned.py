@@ -5,11 +5,14 @@ N vertices, P ranks, V rows of this rank, D width. All ranks must call the metho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mggcn.assemble import threads_per_rank
 from mggcn.assemble_rank import gpu_of_rank
@@ -17,13 +20,17 @@ from mggcn.backend.cuda.base import Device
 from mggcn.comm.base import Communicator
 from mggcn.config import Config
 from mggcn.errors import ConfigError
+from mggcn.graph.check import refuse_summed
 from mggcn.nn.devices import rank_backend
 from mggcn.nn.rank_aggregation import PANEL, RankAggregation
 from mggcn.nn.rows import VertexRows
 from mggcn.nn.sharing import Shared
+from mggcn.train.threads import Cores, ThreadChoice
 
 T = TypeVar("T")
 DeviceOf = Callable[[Config, Communicator], Device]
+FEW_ROWS = 4096
+"""Rows of a rank up to which a module's operations begin with one thread (docs/notes/0022-small-graphs.md)."""
 
 
 class PartitionedGraph:
@@ -45,13 +52,19 @@ class PartitionedGraph:
         config, graph = shared.config, shared.graph
         if config.run.ranks != comm.size:
             raise ConfigError(f"the graph is shared out to {config.run.ranks} ranks, but {comm.size} are connected")
-        torch.set_num_threads(threads_per_rank(config))
+        threads = threads_per_rank(config)
+        first = 1 if config.run.threads == 0 and graph.num_vertices <= FEW_ROWS * comm.size else threads
+        # torch's own sums may differ in the last bits between numbers of threads: theirs depends on the graph alone.
+        torch.set_num_threads(first)
         most_edges = graph.num_edges + graph.num_vertices
         self._backend = rank_backend(config, comm, device_of, most_edges, PANEL)
         comm.use_stream(self._backend.comm_stream)
+        self.threads = None if config.run.threads else ThreadChoice(self._backend.team, first, comm.size, Cores())
+        """Chooses, step by step, how many threads aggregations take; None: as many as were set."""
         self._comm = comm
         self._num_vertices = graph.num_vertices
         self._num_relations = graph.num_relations
+        self._graph = graph
         self._rows = VertexRows(graph, shared.partition, comm.rank, self._backend)
         self._features: Tensor | None = None
         self.aggregation = RankAggregation(shared, self._backend, comm)
@@ -82,6 +95,16 @@ class PartitionedGraph:
     def num_relations(self) -> int:
         """Number of relations, R; 0 if edges have no types."""
         return self._num_relations
+
+    @property
+    def counts_edges(self) -> bool:
+        """Whether stored values are numbers of parallel edges, each of which attention counts.
+
+        Raises:
+            GraphError: Edges repeat, and values are sums of their weights.
+        """
+        refuse_summed(self._graph)
+        return self._graph.repeats == "counted"
 
     @property
     def num_rows(self) -> int:
@@ -243,5 +266,28 @@ def on_rank(
 
     torch runs those of a GPU in one thread of the process, in which ranks that are threads would wait for each other.
     """
-    with torch.autograd.set_multithreading_enabled(False):
-        return body(PartitionedGraph(shared, comm, device_of))
+    part = PartitionedGraph(shared, comm, device_of)
+    with torch.autograd.set_multithreading_enabled(False), _threads_by_steps(part):
+        return body(part)
+
+
+@contextlib.contextmanager
+def _threads_by_steps(part: PartitionedGraph) -> Iterator[None]:
+    """Choose a single rank's threads after each step of any of torch's optimisers. Several ranks keep theirs: what they
+    would have to agree on is known to none of them.
+    """
+    if part.threads is None or part.num_ranks > 1 or part.device.type != "cpu":
+        yield
+        return
+    choice, last = part.threads, [time.perf_counter()]
+
+    def stepped(*_: Any) -> None:
+        now = time.perf_counter()
+        choice.after_epoch(now - last[0], 0.0, 0)
+        last[0] = now
+
+    hook = register_optimizer_step_post_hook(stepped)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -61,6 +61,7 @@ class RunDecisions:
                 precision=run.precision,
                 recompute=run.recompute == "on",
                 num_relations=shape.num_relations,
+                counted=shape.repeats == "counted",
             ),
         )
         required = choose_rows(run, values.aggregates, stats, strategy, values.reads_all)

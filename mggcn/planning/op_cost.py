@@ -37,6 +37,8 @@ SMALL_ROWS: Final = 2048
 SMALL_WORK: Final = 10**10
 """Rows of a rank, and FLOP of its epoch with 8 for each byte moved, up to which one thread computes: 0.2 s at most.
 On a core that others use, a second thread holds up each of an epoch's kernels for milliseconds (docs/notes/0022)."""
+SHORT_WORK: Final = 10**9
+"""FLOP of an epoch, counted likewise, up to which runs begin with one thread: some 10 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,18 @@ def epoch_threads(plan: RunPlan, threads: int) -> int:
     """Return the threads of every rank's epochs: `threads`, or one if all ranks are small. No result depends on it."""
     if max(rank.sizes.rows for rank in plan.ranks) > SMALL_ROWS:
         return threads
+    return threads if epoch_work(plan) > SMALL_WORK else 1
+
+
+def first_threads(plan: RunPlan, threads: int) -> int:
+    """Return the threads, of all `threads`, that a run begins with: one where epochs are short."""
+    return threads if epoch_work(plan) > SHORT_WORK else 1
+
+
+def epoch_work(plan: RunPlan) -> float:
+    """Return the FLOP of a training epoch of the rank that has most, with 8 for each byte moved."""
     works = [[item for item in program_items(plan, r, r.train) if isinstance(item, Work)] for r in plan.ranks]
-    most = max(sum(w.flop + 8 * (w.streamed + w.rows * w.row_bytes) for w in work) for work in works)
-    return threads if most > SMALL_WORK else 1
+    return max(sum(w.flop + 8 * (w.streamed + w.rows * w.row_bytes) for w in work) for work in works)
 
 
 def _cost(plan: RunPlan, machine: Machine, programs: Sequence[Program], phase: int = 0) -> Cost:

@@ -44,7 +44,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         }
         | {
             name: getattr(plan.shape, name)
-            for name in ("feature_nnz", "aggregated_nnz", "num_training", "num_relations", "task")
+            for name in ("feature_nnz", "aggregated_nnz", "num_training", "num_relations", "repeats", "task")
         },
         "reasons": layer_reasons(plan),
         "rewrites": list(first.values.explained),

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from mggcn.config import Config
 from mggcn.errors import GraphError
-from mggcn.graph.csr import Graph, Task
+from mggcn.graph.check import refuse_summed
+from mggcn.graph.csr import Graph, Repeats, Task
 from mggcn.graph.nonzeros import features_nnz
 from mggcn.model.builder import Network
 from mggcn.model.network import NETWORKS, num_aggregations
@@ -34,6 +35,8 @@ class GraphShape:
     """Estimated nonzeros of A_hat X for sparse features."""
     num_relations: int = 0
     """Relations of the edges; 0: they have no types."""
+    repeats: Repeats = ""
+    """What values say of repeated edges: numbers of parallel edges, sums of their weights, or nothing."""
     task: Task = "classes"
     """Whether the columns of scores are of classes, several labels a vertex, or numbers."""
     num_training: int | None = None
@@ -51,6 +54,8 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
             f"{graph.name} has no features; give it some: prepare it with --features FILE, degree or identity (in Python: "
             'mggcn.load(..., features="degree"))'
         )
+    if config.model.attends:
+        refuse_summed(graph)
     model, nnz = config.model, features_nnz(features, config.run.features)
     aggregates = model.aggregates and not model.input_dropout
     return GraphShape(
@@ -62,6 +67,7 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         symmetric=graph.symmetric,
         weighted=graph.adj.values is not None,
         num_relations=graph.num_relations,
+        repeats=graph.repeats,
         task=graph.task,
         feature_nnz=nnz,
         aggregated_nnz=0

@@ -101,7 +101,8 @@ def _around(model: ModelConfig) -> list[str]:
 
 def _unread(model: ModelConfig, shape: GraphShape) -> str:
     """What the graph's edges have and the model does not read."""
-    weights = shape.weighted and (model.attends or not model.aggregates or model.aggregator == "max")
+    read = model.attends and shape.repeats == "counted"
+    weights = shape.weighted and not read and (model.attends or not model.aggregates or model.aggregator == "max")
     types = shape.num_relations and model.kind != "rgcn"
     names = " and ".join([*["weights"] * bool(weights), *["types"] * bool(types)])
     return f"; {names} of edges are not read" if names else ""

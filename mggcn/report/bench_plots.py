@@ -6,12 +6,12 @@ points (x, y) of every series, both logarithmic.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mggcn.errors import RunError
+from mggcn.files import read_json, reason
 from mggcn.report.figure import (
     GRID,
     INK,
@@ -50,9 +50,11 @@ def write_bench_report(record: Path) -> list[Path]:
 def read_plots(record: Path) -> list[Json]:
     """Read the plots of a benchmark. Raises: RunError."""
     try:
-        content = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"cannot read {record}: {error}; expected the .json file of a benchmark's report") from error
+        content = read_json(record)
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"cannot read {record}: {reason(error)}; expected the .json file of a benchmark's report"
+        ) from error
     plots = content.get("plots") if isinstance(content, dict) else None
     if not isinstance(plots, list) or not plots:
         raise RunError(f"{record} holds no plots; those of bench/peers and bench/cpu/ways.py do")

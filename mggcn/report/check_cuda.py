@@ -59,6 +59,11 @@ def check_torch_cuda(driver: Driver | None, compute: bool = True) -> Finding:
     return Finding(name, "ok", f"CUDA {built}, {driver.gpus[0].name}")
 
 
+def installed_cupy() -> list[str]:
+    """Return every CuPy that is installed, with its version."""
+    return [f"{name} {version}" for name in CUPY if (version := installed_version(name))]
+
+
 def has_kernels(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
     """Whether a build for `architectures` (sm_80, compute_120) runs on a GPU: machine code of its family, or older PTX."""
     for name in architectures:
@@ -72,7 +77,7 @@ def has_kernels(architectures: Sequence[str], capability: tuple[int, int]) -> bo
 
 def check_cupy(driver: Driver | None, torch_cuda: tuple[int, ...] | None, compute: bool = True) -> Finding:
     """Import CuPy where it can work, compute with it, and compare its CUDA with torch's and the driver's."""
-    found = [f"{name} {version}" for name in CUPY if (version := installed_version(name))]
+    found = installed_cupy()
     usable = driver is not None and bool(driver.gpus)
     anew = f"pip uninstall {' '.join(CUPY)}, then {_install(driver, torch_cuda)}"
     if len(found) > 1:

@@ -1,4 +1,4 @@
-"""curves.png: the loss on a logarithmic scale and the scores over the epochs, the best epoch marked."""
+"""The loss on a logarithmic scale and the scores over the epochs, the best marked: curves.png, and charts of a page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mggcn.planning.task import LOWER_IS_BETTER
+from mggcn.report.chart import Line, line_chart
 from mggcn.report.figure import GRID, INK, MUTED, PALETTE, drawable, new_figure, numbers, save, tidy
 from mggcn.report.run_folder import Json, RunRecord
 
@@ -32,6 +34,37 @@ def draw_curves(record: RunRecord, path: Path) -> Path:
     return save(figure, path)
 
 
+def curve_charts(record: RunRecord) -> list[str]:
+    """Return the charts of loss and scores as HTML: the curves of all repeats, faint, and their mean."""
+    losses, lost = _lines(record, "loss", "loss", 5), _num_lost(record)
+    best, several = best_epochs(record), len(record.runs) > 1
+    repeats = f", mean of {len(record.runs)} runs" if several else ""
+    title = f"training loss{repeats}" + (f"; {lost} epochs without a finite loss" if lost else "")
+    scores = [line for number, split in enumerate(_SPLITS) for line in _lines(record, split, split, number)]
+    named = (
+        f"{record.metric}{repeats}"
+        if several or not best
+        else f"{record.metric}, best validation at {best[0]['epoch']}"
+    )
+    return [
+        line_chart(title, losses, logarithmic=True),
+        line_chart(named, scores, [float(epoch["epoch"]) for epoch in best]),
+    ]
+
+
+def _lines(record: RunRecord, key: str, name: str, colour: int) -> list[Line]:
+    series = [points(epochs, key) for epochs in record.runs.values()]
+    if len(series) == 1:
+        return [Line(name, series[0][0].tolist(), series[0][1].tolist(), colour)]
+    runs = [Line("", x.tolist(), y.tolist(), colour, faint=True) for x, y in series]
+    x, y = mean_of(series)
+    return [*runs, Line(name, x.tolist(), y.tolist(), colour)]
+
+
+def _num_lost(record: RunRecord) -> int:
+    return sum(not np.isfinite(numbers([epoch["loss"]])[0]) for epochs in record.runs.values() for epoch in epochs)
+
+
 def _draw_loss(axes: Any, record: RunRecord) -> None:
     drawn = _draw_series(axes, record, "loss", PALETTE[5], "loss")
     repeats = f", mean of {len(record.runs)} runs" if len(record.runs) > 1 else ""
@@ -41,7 +74,7 @@ def _draw_loss(axes: Any, record: RunRecord) -> None:
         axes.set_ylabel("loss, logarithmic", fontsize=9)
     elif not drawn.size:
         _say(axes, "no finite loss")
-    lost = sum(not np.isfinite(numbers([epoch["loss"]])[0]) for epochs in record.runs.values() for epoch in epochs)
+    lost = _num_lost(record)
     if lost and drawn.size:
         axes.set_title(f"{lost} epochs without a finite loss", fontsize=8, loc="right", color=PALETTE[5])
 
@@ -53,7 +86,7 @@ def _draw_scores(axes: Any, record: RunRecord) -> None:
         axes.set_title("scores", fontsize=10, loc="left", color=INK)
         _say(axes, "no evaluation in the history")
         return
-    best = _best_epochs(record)
+    best = best_epochs(record)
     axes.set_title(_best_title(record, best), fontsize=10, loc="left", color=INK)
     for number, epoch in enumerate(best):
         style = {"alpha": 0.9, "linewidth": 1.0} if len(best) == 1 else {"alpha": 0.3, "linewidth": 0.8}
@@ -63,7 +96,7 @@ def _draw_scores(axes: Any, record: RunRecord) -> None:
 
 def _draw_series(axes: Any, record: RunRecord, key: str, colour: str, label: str) -> Floats:
     """Draw one quantity of every run and, for repeats, the mean; return the finite values drawn."""
-    series = [_points(epochs, key) for epochs in record.runs.values()]
+    series = [points(epochs, key) for epochs in record.runs.values()]
     several = len(series) > 1
     for x, y in series:
         # Evaluations far apart are dots on the line: without dots one cannot see where the line is only a guess.
@@ -72,19 +105,20 @@ def _draw_series(axes: Any, record: RunRecord, key: str, colour: str, label: str
         axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, marker=marker, markersize=3.5,
                   label=None if several or not x.size else label)  # fmt: skip
     if several:
-        x, y = _mean(series)
+        x, y = mean_of(series)
         axes.plot(x, y, color=colour, linewidth=2.0, label=label if x.size else None)
     return np.concatenate([y for _, y in series])
 
 
-def _points(epochs: list[Json], key: str) -> tuple[Floats, Floats]:
+def points(epochs: list[Json], key: str) -> tuple[Floats, Floats]:
+    """Return epochs and values of one quantity, where it is a finite number."""
     x = np.array(numbers([epoch["epoch"] for epoch in epochs]))
     y = np.array(numbers([epoch[key] for epoch in epochs]))
     kept = np.isfinite(x) & np.isfinite(y)
     return x[kept], y[kept]
 
 
-def _mean(series: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+def mean_of(series: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
     """Average over the epochs that every run has: past the shortest run the mean would be of survivors only."""
     values: dict[float, list[float]] = {}
     for x, y in series:
@@ -94,8 +128,8 @@ def _mean(series: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
     return np.array(common), np.array([float(np.mean(values[epoch])) for epoch in common])
 
 
-def _best_epochs(record: RunRecord) -> list[Json]:
-    """Return the best epoch of each run: the recorded one, else the first with the highest validation score."""
+def best_epochs(record: RunRecord) -> list[Json]:
+    """Return the best epoch of each run: the recorded one, else the first with the best validation score."""
     result = record.result or {}
     if len(record.runs) == 1 and "best" in result:
         return [result["best"]]
@@ -103,7 +137,8 @@ def _best_epochs(record: RunRecord) -> list[Json]:
     for epochs in record.runs.values():
         scored = [epoch for epoch in epochs if np.isfinite(numbers([epoch["val"]])[0])]
         if scored:
-            best.append(max(scored, key=lambda epoch: float(epoch["val"])))
+            sign = -1 if record.metric in LOWER_IS_BETTER else 1
+            best.append(max(scored, key=lambda epoch: sign * float(epoch["val"])))
     return best
 
 

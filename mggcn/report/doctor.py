@@ -51,6 +51,8 @@ def _with_torch() -> list[Finding]:
 def _gpu(has_torch: bool, compute: bool) -> list[Finding]:
     driver = check_gpu.find_driver()
     torch_cuda = check_cuda.cuda_version() if has_torch else None
+    if driver is None and torch_cuda is None and not check_cuda.installed_cupy():
+        return [Finding("GPU", "ok", "none here: runs use the CPU")]
     torch = partial(check_cuda.check_torch_cuda, driver, compute)
     torch_works = guarded("torch CUDA", torch) if has_torch else _skipped("torch CUDA")
     cupy = guarded("CuPy", partial(check_cuda.check_cupy, driver, torch_cuda, compute))

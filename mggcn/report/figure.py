@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.errors import BackendError
+from mggcn.files import new_file
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -35,7 +36,8 @@ def new_figure(width: float, height: float) -> Any:
 
 def save(figure: Any, path: Path) -> Path:
     """Write the figure as a PNG."""
-    figure.savefig(path, format="png", metadata={"Software": None})
+    with new_file(path, durable=False) as file:  # it can be drawn again
+        figure.savefig(file, format="png", metadata={"Software": None})
     return path
 
 

@@ -1,32 +1,18 @@
-"""Pieces of HTML: every text is escaped as it enters, so pieces can be joined freely."""
+"""Pieces of HTML: every text is escaped as it enters, so pieces can be joined freely.
+
+page.css and page.js go into every page.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 76rem; margin: 2rem auto;
-       padding: 0 1.25rem; }
-h1 { font-size: 1.5rem; margin: 0 0 .2rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; padding-top: .6rem; border-top: 1px solid #ddd; }
-p.under { color: #666; margin: 0 0 1rem; overflow-wrap: anywhere; }
-p.note { background: #fff6e0; border-left: 4px solid #e69f00; padding: .5rem .8rem; }
-img { max-width: 100%; height: auto; display: block; margin: .6rem 0; }
-table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; font-size: .92rem; }
-th, td { text-align: left; padding: .22rem .8rem .22rem 0; border-bottom: 1px solid #e6e6e6; vertical-align: top;
-         overflow-wrap: anywhere; }
-th { color: #555; font-weight: 600; }
-th.n, td.n { text-align: right; white-space: nowrap; }
-td.code, li { font-family: ui-monospace, monospace; font-size: .86rem; }
-div.wide { overflow-x: auto; }
-div.columns { display: flex; flex-wrap: wrap; gap: 0 3rem; align-items: flex-start; }
-details { margin: .6rem 0; }
-summary { cursor: pointer; color: #0072b2; }
-"""
+from mggcn.files import read_bytes
 
 
 def escape(text: object) -> str:
@@ -35,10 +21,15 @@ def escape(text: object) -> str:
     return html.escape(plain, quote=True)
 
 
+def prose(text: object) -> str:
+    """Return a sentence as HTML, what stands in backticks as code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(text))
+
+
 def image(path: Path, description: str) -> str:
     """Inline a PNG, so that the page is one file."""
-    data = base64.b64encode(path.read_bytes()).decode("ascii")
-    return f'<img alt="{escape(description)}" src="data:image/png;base64,{data}">'
+    data = base64.b64encode(read_bytes(path)).decode("ascii")
+    return f'<div class="wide"><img alt="{escape(description)}" src="data:image/png;base64,{data}"></div>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], numeric: Iterable[int] = ()) -> str:
@@ -54,19 +45,33 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], numeric: Iterab
     return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
 
 
+def shaded_table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str], Sequence[float]]]) -> str:
+    """Return a table of rows: a name, the text of each cell, and its shade from 0 to 1."""
+
+    def cell(text: str, shade: float) -> str:
+        return f'<td class="n" style="background:rgba(var(--shade),{0.6 * shade:.2f})">{escape(text)}</td>'
+
+    top = "".join(f"<th{' class=n' * (number > 0)}>{escape(name)}</th>" for number, name in enumerate(head))
+    lines = [f"<tr><td>{escape(name)}</td>{''.join(map(cell, texts, shades))}</tr>" for name, texts, shades in rows]
+    body = f"<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="wide"><table class="shaded">{body}</table></div>'
+
+
 def details(summary: str, body: str) -> str:
     """Fold `body`, which is HTML, under a line of text."""
     return f"<details><summary>{escape(summary)}</summary>{body}</details>"
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """Return a complete document that loads nothing."""
+    """Return a complete document that loads nothing and runs page.js alone, which the policy names by its hash."""
+    style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
-        "style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n"
+        f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'\">"
+        f"<title>{escape(title)}</title><style>{style}</style></head>\n<body>\n"
         + "\n".join(body)
-        + "\n</body></html>\n"
+        + f"\n<script>{script}</script></body></html>\n"
     )

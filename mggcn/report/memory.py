@@ -19,6 +19,8 @@ from mggcn.report.figure import (
 )
 from mggcn.report.run_folder import Json
 
+RUNTIME = "runtime"
+"""The region that Python, torch and their libraries take, whatever the graph."""
 _LIFETIMES = {"constant": "#b7c9d9", "state": "#f2c894", "kept": "#8fc7ad", "scratch": "#e8b6cf"}
 _OTHER = "#cccccc"
 _MAP_INCHES = 4.6
@@ -109,9 +111,12 @@ def _draw_lifetimes(axes: Any, buffers: list[Json]) -> None:
 
 
 def _draw_regions(axes: Any, ranks: list[Json]) -> None:
-    """Stack the regions of each rank; the legend carries rank 0's sizes."""
-    names = list(dict.fromkeys(name for rank in ranks for name in rank["regions"]))
-    unit, unit_name = byte_unit(max([1, *(sum(rank["regions"].values()) for rank in ranks)]))
+    """Stack the regions of each rank; the legend carries rank 0's sizes.
+
+    The runtime, which would squash the rest, is left out.
+    """
+    names = list(dict.fromkeys(name for rank in ranks for name in rank["regions"] if name != RUNTIME))
+    unit, unit_name = byte_unit(max([1, *(sum(rank["regions"].get(name, 0) for name in names) for rank in ranks)]))
     bottom = [0.0] * len(ranks)
     for number, name in enumerate(names):
         heights = [rank["regions"].get(name, 0) / unit for rank in ranks]
@@ -138,7 +143,9 @@ def _draw_regions(axes: Any, ranks: list[Json]) -> None:
         axes.set_xticks(range(len(ranks)), [str(rank["rank"]) for rank in ranks])
     axes.set_xlabel("rank", fontsize=9)
     axes.set_ylabel(f"memory ({unit_name})", fontsize=9)
-    axes.set_title(f"planned, rank 0: {format_bytes(ranks[0]['total_bytes'])}", fontsize=10, loc="left", color=INK)
+    own = format_bytes(sum(ranks[0]["regions"].get(name, 0) for name in names))
+    apart = f"\n(runtime: {format_bytes(ranks[0]['regions'][RUNTIME])})" if RUNTIME in ranks[0]["regions"] else ""
+    axes.set_title(f"planned, rank 0: {own}{apart}", fontsize=10, loc="left", color=INK)
     handles, labels = axes.get_legend_handles_labels()
     legend = axes.legend(
         handles[::-1], labels[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mggcn.config_model import ignored_settings
-from mggcn.graph.class_names import recorded_names
+from mggcn.files import write_bytes
+from mggcn.report.curves import curve_charts
 from mggcn.report.figure import format_bytes, format_count
-from mggcn.report.markup import details, escape, image, page, table
-from mggcn.report.run_folder import Json, RunRecord
+from mggcn.report.markup import details, escape, image, page, prose, table
+from mggcn.report.memory import RUNTIME
+from mggcn.report.run_folder import Json, RunRecord, changed_settings
+from mggcn.report.scores import class_scores, headline, score_table, show
 
 _COSTS = {
     "epochs": "epochs",
@@ -23,24 +27,23 @@ _COSTS = {
 }
 
 
-def write_page(record: RunRecord, images: Sequence[Path], path: Path, timeline: Iterable[str] = ()) -> Path:
-    """Write the page with the three plots inlined; `timeline` is the section about where an epoch's time went."""
+def write_page(record: RunRecord, images: Mapping[str, Path], path: Path, timeline: Iterable[str] = ()) -> Path:
+    """Write the page with the pictures "memory" and, of several ranks, "tiles"; `timeline`: where an epoch's time went."""
     name = str(record.plan["graph"]["name"])
-    curves, memory, tiles = images
     body = [
-        f"<h1>{escape(name)}: {escape(record.metric)}</h1>",
+        *headline(record),
+        f"<h1>{escape(name)}: {escape(record.config.get('model', {}).get('kind', record.metric))}</h1>",
         f'<p class="under">{escape(_subtitle(record))}</p>',
-        *(f'<p class="note">{escape(note)}</p>' for note in record.notes),
-        _results(record.result, *_whose(record)) if record.result else "",
+        *(f'<p class="note">{prose(note)}</p>' for note in record.notes),
+        *_beginning(record),
         "<h2>Curves</h2>",
-        image(curves, "loss and scores over the epochs"),
-        *_class_scores(record),
+        f'<div class="charts">{"".join(curve_charts(record))}</div>',
+        *_results(record),
+        *class_scores(record),
         "<h2>Memory</h2>",
-        image(memory, "buffers in the arena over the ops of an epoch, and memory by purpose"),
+        image(images["memory"], "buffers in the arena over the ops of an epoch, and memory by purpose"),
         *_memory_tables(record.plan),
-        "<h2>Tiles and ranks</h2>",
-        image(tiles, "nonzeros per tile of the adjacency and per rank"),
-        *_rank_tables(record.plan),
+        *_rank_section(record.plan, images.get("tiles")),
         *timeline,
         "<h2>Plan</h2>",
         _list(record.plan["reasons"]) if record.plan["reasons"] else "<p>No choice had to be explained.</p>",
@@ -49,7 +52,8 @@ def write_page(record: RunRecord, images: Sequence[Path], path: Path, timeline: 
         _configuration(record.config),
         *_provenance(record),
     ]
-    path.write_text(page(f"mggcn run {record.path.resolve().name}: {name}", body), encoding="utf-8")
+    text = page(f"mggcn run {record.path.resolve().name}: {name}", body)
+    write_bytes(path, text.encode(errors="replace"), durable=False)  # a folder's name may be no UTF-8
     return path
 
 
@@ -59,7 +63,29 @@ def _subtitle(record: RunRecord) -> str:
     parts = [f"{format_count(graph['num_vertices'])} vertices", f"{format_count(graph['num_edges'])} edges"]
     parts += [f"{graph[key]:,} {key.removeprefix('num_')}" for key in ("num_features", "num_classes") if key in graph]
     where = f"{ranks} on {plan['device']}, {plan['precision']}, strategy {plan['strategy']}, order {plan['order']}"
-    return f"{', '.join(parts)} · {where} · run {record.path.resolve().name}"
+    began = str(record.job.get("began", ""))[:16].replace("T", " ")
+    when = f" · {began}" if began else ""
+    return f"{', '.join(parts)} · {where} · run {record.path.resolve().name}{when}"
+
+
+def _beginning(record: RunRecord) -> Iterable[str]:
+    """Yield the command that trains this run again, and the settings that are not the defaults."""
+    changed = changed_settings(record)
+    if store := record.job.get("store"):
+        words = ["mggcn", "train", str(store)]
+        words += [word for name, value in changed.items() for word in ("--set", f"{name}={setting_text(value)}")]
+        yield f"<p>To train it again:</p><pre><code>{escape(shlex.join(words))}</code></pre>"
+    rows = [(name, setting_text(value)) for name, value in changed.items()]
+    yield (
+        table(("setting that differs from its default", ""), rows) if rows else "<p>All settings are the defaults.</p>"
+    )
+
+
+def setting_text(value: Any) -> str:
+    """Return a setting's value as `--set` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _whose(record: RunRecord) -> tuple[str, str]:
@@ -70,85 +96,23 @@ def _whose(record: RunRecord) -> tuple[str, str]:
     return " (all ranks)" if together else " (largest rank)", " (rank 0)"
 
 
-def _results(result: Json, peak: str = "", rank: str = "") -> str:
-    """Scores of the best and the last epoch, or of every repeat, beside the costs and the ranks that they belong to."""
+def _results(record: RunRecord) -> Iterable[str]:
+    """Yield the scores beside the costs and the ranks that they belong to."""
+    if (result := record.result) is None:
+        return
+    peak, rank = _whose(record)
     costs = [
         (label.format(peak=peak, rank=rank), _quantity(key, result[key]))
         for key, label in _COSTS.items()
         if key in result
     ]
-    scores = _repeats(result) if "runs" in result else _scores(result)
-    return f'<div class="columns">{scores}{table((), costs, numeric=[1])}</div>'
-
-
-def _scores(result: Json) -> str:
-    final = {"epoch": "last", **result["final"]}
-    rows = [
-        (label, entry.get("epoch"), *(_show(entry.get(split)) for split in ("train", "val", "test")))
-        for label, entry in (("best validation", result["best"]), ("last epoch", final))
-        if entry is final or entry.get("val") is not None
-    ]
-    return table((result["metric"], "epoch", "train", "val", "test"), rows, numeric=range(1, 5))
-
-
-def _class_scores(record: RunRecord) -> Iterable[str]:
-    """Scores of each class or label of the splits, beside the confusion matrix; only those of one split are unfolded."""
-    splits = (record.result or {}).get("per_class", {})
-    one = "label" if record.plan["graph"].get("task") == "labels" else "class"
-    shown = [name for name in ("test", "val", "train") if name in splits]
-    if shown:
-        yield f"<h2>Scores of each {one}</h2>"
-        yield f"<p>Of the weights that `mggcn predict` takes. A {one} that is never predicted has the precision 0.</p>"
-    for split in shown:
-        body = _class_table(
-            one, splits[split], recorded_names(record.plan.get("class_names"), len(splits[split]["f1"]))
-        )
-        yield f"<h3>{split}</h3>{body}" if split == shown[0] else details(f"{split} vertices", body)
-
-
-def _class_table(one: str, scores: Json, names: Sequence[str]) -> str:
-    """Return the scores of each class, by its name where it has one, and the confusion matrix."""
-    called = names or range(len(scores["f1"]))
-    columns = (scores[key] for key in ("precision", "recall", "f1", "support"))
-    rows = [(name, *map(_show, row)) for name, row in zip(called, zip(*columns, strict=True), strict=True)]
-    listed = table((one, "precision", "recall", "F1", "vertices"), rows, numeric=range(1 if names else 0, 5))
-    if one == "label":
-        return listed
-    if (matrix := scores.get("confusion")) is None:
-        return f"{listed}<p>There are too many classes for a confusion matrix.</p>"
-    head = ("confusion matrix", *(f"predicted {name}" for name in called))
-    rows = [
-        (name if names else f"class {name}", *(f"{count:,}" for count in row))
-        for name, row in zip(called, matrix, strict=True)
-    ]
-    return f'<div class="columns">{listed}{table(head, rows, numeric=range(1, len(head)))}</div>'
-
-
-def _repeats(result: Json) -> str:
-    """One row for each run and one for mean and deviation, which may be numbers or tables of numbers."""
-    rows = [(f"run {number}", _show(_scored(run))) for number, run in enumerate(result["runs"])]
-    rows += [(key, _show(result[key])) for key in ("mean", "std") if key in result]
-    return table((f"{len(result['runs'])} runs", str(result["metric"])), rows)
-
-
-def _scored(run: Any) -> Any:
-    """Return what a repeat scored: its best epoch if it recorded one."""
-    return run["best"] if isinstance(run, Mapping) and "best" in run else run
-
-
-def _show(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_show(inner)}" for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_show, value))
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    yield "<h2>Scores and costs</h2>"
+    yield f'<div class="columns">{score_table(record)}{table((), costs, numeric=[1])}</div>'
 
 
 def _quantity(key: str, value: Any) -> str:
     if not isinstance(value, int | float):
-        return _show(value)
+        return show(value)
     if "bytes" in key:
         return format_bytes(value)
     return f"{value:.4g} s" if "seconds" in key else f"{value:,}"
@@ -156,21 +120,22 @@ def _quantity(key: str, value: Any) -> str:
 
 def _memory_tables(plan: Json) -> Iterable[str]:
     rank = plan["per_rank"][0]
-    yield table(
-        ("region of rank 0", "size"),
-        [*((name, format_bytes(size)) for name, size in rank["regions"].items()),
-         ("total", format_bytes(rank["total_bytes"]))],
-        numeric=[1],
-    )  # fmt: skip
+    # The runtime is Python's and torch's: on small graphs a hundred times what the run adds to it.
+    own = {name: size for name, size in rank["regions"].items() if name != RUNTIME}
+    rows = [(name, format_bytes(size)) for name, size in own.items()]
+    rows.append(("the run's own", format_bytes(sum(own.values()))))
+    if RUNTIME in rank["regions"]:
+        rows.append(("runtime: Python, torch and libraries", format_bytes(rank["regions"][RUNTIME])))
+    yield table(("region of rank 0", "size"), [*rows, ("total", format_bytes(rank["total_bytes"]))], numeric=[1])
     head = ("program", "buffer", "rows", "columns", "type", "lifetime", "size", "offset", "ops")
-    rows = [
+    listed = [
         (
             b["program"], b["name"], f"{b['rows']:,}", f"{b['cols']:,}", b["dtype"], b["lifetime"],
             format_bytes(b["nbytes"]), f"{b['offset']:,}", f"{b['first']}..{b['last']}",
         )
         for b in rank["buffers"]
     ]  # fmt: skip
-    yield details(f"All {len(rows)} buffers of rank 0", table(head, rows, numeric=(2, 3, 6, 7)))
+    yield details(f"All {len(listed)} buffers of rank 0", table(head, listed, numeric=(2, 3, 6, 7)))
 
 
 _RANK_COLUMNS: dict[str, Callable[[Any], str]] = {
@@ -186,7 +151,12 @@ _RANK_COLUMNS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def _rank_tables(plan: Json) -> Iterable[str]:
+def _rank_section(plan: Json, tiles: Path | None) -> Iterable[str]:
+    """Yield how ranks share the graph; nothing of one rank, which shares with none."""
+    if tiles is None:
+        return
+    yield "<h2>Tiles and ranks</h2>"
+    yield image(tiles, "nonzeros per tile of the adjacency and per rank")
     shown = {key: show for key, show in _RANK_COLUMNS.items() if key in plan["per_rank"][0]}
     rows = [[show(rank[key]) if key in rank else "-" for key, show in shown.items()] for rank in plan["per_rank"]]
     named = {"nnz": "nonzeros", "num_spmm": "sparse products", "paper_bytes": "buffers of MG-GCN's paper"}
@@ -200,7 +170,7 @@ def _rank_tables(plan: Json) -> Iterable[str]:
 
 
 def _list(lines: Iterable[object]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+    return "<ul>" + "".join(f"<li>{prose(line)}</li>" for line in lines) + "</ul>"
 
 
 def _programs(plan: Json) -> Iterable[str]:
@@ -218,14 +188,11 @@ def _configuration(config: Json) -> str:
     loose = {key: value for key, value in config.items() if not isinstance(value, Mapping)}
     groups: list[tuple[str, Mapping[str, Any]]] = [("", loose)] if loose else []
     groups += [(f"[{name}]", group) for name, group in config.items() if isinstance(group, Mapping)]
-    tables = (table((name, ""), [(key, _setting(value)) for key, value in group.items()]) for name, group in groups)
+    tables = (
+        table((name, ""), [(key, setting_text(value) or "none") for key, value in group.items()])
+        for name, group in groups
+    )
     return f'<div class="columns">{"".join(tables)}</div>'
-
-
-def _setting(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 def _provenance(record: RunRecord) -> Iterable[str]:

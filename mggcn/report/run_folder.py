@@ -5,15 +5,17 @@ config.toml, history.jsonl and plan.json must be there. result.json is written l
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from mggcn.config import Config, RunConfig
+from mggcn.config_files import as_saved, to_tables
 from mggcn.errors import RunError
+from mggcn.files import LARGEST_HISTORY, parse_object, read_object, read_text, read_toml, reason
 from mggcn.jobs.sweep_folder import refuse_sweep
+from mggcn.planning.task import LOSSES, METRICS
 
 Json = dict[str, Any]
 
@@ -49,6 +51,8 @@ class RunRecord:
     result: Json | None
     """result.json; None if the run was interrupted."""
     plan: Json
+    job: Json
+    """job.json: the store, and when the run began; empty if it is missing or damaged."""
     notes: list[str]
     """Remarks for the reader of the report on missing pieces."""
 
@@ -64,7 +68,7 @@ def read_run(run: Path) -> RunRecord:
     if not run.is_dir():
         raise RunError(f"{run} is not a run folder; expected the folder that `mggcn train --out` wrote")
     refuse_sweep(run)
-    absent = [name for name in _NEEDED if not (run / name).is_file()]
+    absent = [name for name in _NEEDED if not (run / name).exists()]
     if absent:
         raise RunError(
             f"{run} is not a complete run folder: {', '.join(absent)} missing; expected {', '.join(_NEEDED)}"
@@ -72,13 +76,45 @@ def read_run(run: Path) -> RunRecord:
     config = _read_toml(run / "config.toml")
     if not isinstance(config.get("train", {}), Mapping):
         raise RunError(f"{run / 'config.toml'}: train must be a table such as [train]")
-    interrupted = not (run / "result.json").is_file()
+    interrupted = not (run / "result.json").exists()
     runs, torn = _read_history(run / "history.jsonl", interrupted)
     result = None if interrupted else _read_result(run / "result.json")
     notes = ["The last line of history.jsonl is incomplete and was left out."] if torn else []
     if interrupted:
         notes.insert(0, _interruption(run, config, runs))
-    return RunRecord(path=run, config=config, runs=runs, result=result, plan=_read_plan(run / "plan.json"), notes=notes)
+    plan = _read_plan(run / "plan.json")
+    return RunRecord(path=run, config=config, runs=runs, result=result, plan=plan, job=_read_job(run), notes=notes)
+
+
+def changed_settings(record: RunRecord) -> dict[str, Any]:
+    """Return the settings, as table.key, that are neither the defaults nor what `auto` stands for in this run."""
+    recorded = record.plan["graph"].get("task", "classes")
+    plain = {f"train.{key}": names[0] for key, known in (("loss", LOSSES), ("metric", METRICS))
+             for task, names in known.items() if task == recorded}  # fmt: skip
+    plain["run.transport"] = (
+        "single" if record.plan["ranks"] == 1 else RunConfig(device=_device(record)).process_transport
+    )
+    changed = {}
+    for table, defaults in to_tables(Config()).items():
+        found = as_saved(record.config).get(table)
+        saved = found if isinstance(found, Mapping) else {}
+        for key, default in defaults.items():
+            value, name = saved.get(key, default), f"{table}.{key}"
+            if value not in (default, plain.get(name, default)):
+                changed[name] = value
+    return changed
+
+
+def _device(record: RunRecord) -> Literal["cpu", "cuda"]:
+    return "cuda" if record.plan["device"] == "cuda" else "cpu"
+
+
+def _read_job(run: Path) -> Json:
+    """Read job.json, which a report can do without."""
+    try:
+        return _read_json(run / "job.json")
+    except RunError:
+        return {}
 
 
 def _interruption(run: Path, config: Json, runs: dict[int, list[Json]]) -> str:
@@ -93,26 +129,27 @@ def _interruption(run: Path, config: Json, runs: dict[int, list[Json]]) -> str:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"cannot read {path}: {error}") from error
+        return read_text(path, LARGEST_HISTORY)
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {reason(error)}") from error
 
 
 def _read_toml(path: Path) -> Json:
     try:
-        return tomllib.loads(_read_text(path))
-    except tomllib.TOMLDecodeError as error:
+        return read_toml(path)
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {reason(error)}") from error
+    except ValueError as error:
         raise RunError(f"{path} is not valid TOML: {error}") from error
 
 
 def _read_json(path: Path) -> Json:
     try:
-        value = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
+        return read_object(path)
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {reason(error)}") from error
+    except ValueError as error:
         raise RunError(f"{path} is not valid JSON: {error}; was the run cut off while writing it?") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path} must hold a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _require(value: Any, keys: tuple[str, ...], where: str) -> None:
@@ -132,8 +169,8 @@ def _read_history(path: Path, interrupted: bool) -> tuple[dict[int, list[Json]],
     torn = False
     for number, line in lines:
         try:
-            epoch = json.loads(line)
-        except json.JSONDecodeError as error:
+            epoch = parse_object(line)
+        except ValueError as error:
             if interrupted and number == lines[-1][0]:
                 torn = True
                 continue

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mggcn.errors import RunError
+from mggcn.files import LARGEST_HISTORY, read_object, reason
 
 COMPUTE, COMMUNICATION = "compute", "communication"
 
@@ -62,7 +62,10 @@ class Timeline:
 def read_timeline(path: Path) -> Timeline:
     """Read a timeline.json. Raises: RunError naming what is missing or damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_object(path, LARGEST_HISTORY)
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {reason(error)}") from error
+    try:
         events = content["traceEvents"]
         rows = {
             (e["pid"], e["tid"]): str(e["args"]["name"])
@@ -72,9 +75,7 @@ def read_timeline(path: Path) -> Timeline:
         stretches = tuple(_stretch(e, rows[e["pid"], e["tid"]]) for e in events if e["ph"] == "X")
         epochs = dict(_epoch(e) for e in events if e["ph"] == "i")
         timeline = Timeline(stretches=stretches, epochs=epochs, notes=tuple(_notes(content.get("otherData", {}))))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise RunError(f"cannot read {path}: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RunError(f"{path} is not a timeline that mggcn wrote: {type(error).__name__} {error}") from error
     if not timeline.common_epochs:
         raise RunError(f"{path} holds no epoch that all its ranks recorded; train again with --timeline")

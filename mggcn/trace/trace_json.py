@@ -10,13 +10,13 @@ An instant event opens every epoch and carries its seconds. Needs no torch.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mggcn.errors import RunError
+from mggcn.files import LARGEST_HISTORY, read_object, reason, write_text
 
 Event = dict[str, Any]
 
@@ -111,19 +111,14 @@ def _part_path(folder: Path, rank: int) -> Path:
 
 def _read_part(path: Path) -> Part:
     try:
-        return Part(**json.loads(path.read_text()))
+        return Part(**read_object(path, LARGEST_HISTORY))
     except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{path}, which a rank wrote for {FILE}, cannot be read: {error}") from error
+        raise RunError(f"{path}, which a rank wrote for {FILE}, cannot be read: {reason(error)}") from error
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write beside the target, then rename: a reader sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Write a file whole: a reader sees the old one or the new one."""
     try:
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
+        write_text(path, text)
     except OSError as error:
         raise RunError(f"{path} could not be written: {error.strerror}; free space and run again") from error

@@ -19,6 +19,7 @@ from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import Agree, CommStream, Eager, Event, Timestamp, alone
 from mggcn.backend.neighbours import NeighbourKernels
 from mggcn.backend.norms import NormKernels
+from mggcn.backend.team import Team
 from mggcn.trace.recorder import Recorder
 from mggcn.trace.work import Work, matmul_work, spmm_work, streamed
 
@@ -41,6 +42,10 @@ class TracedBackend:
     @property
     def partials(self) -> int:
         return self._inner.partials
+
+    @property
+    def team(self) -> Team:
+        return self._inner.team
 
     @property
     def queue_s(self) -> float:

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from mggcn.errors import RunError
+from mggcn.files import new_file, open_file, read_bytes, read_object, read_text, reason, require_file, write_text
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,11 +68,11 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
 
     safetensors writes a private temporary file (mode 0600) and renames it: others could not read the run.
     """
-    path.touch()
-    mode = stat.S_IMODE(path.stat().st_mode)
     content = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(content, path, metadata={"sha256": _content_sha256(content)})
-    path.chmod(mode)
+    with new_file(path, durable=False) as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        save_file(content, file.name, metadata={"sha256": _content_sha256(content)})
+        os.chmod(file.name, mode)
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -79,7 +80,7 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
     Raises: OSError, SafetensorError, or ValueError if the tensors are not those that were written.
     """
-    with safe_open(path, "pt") as file:
+    with safe_open(require_file(path), "pt") as file:
         metadata = file.metadata() or {}
         found = {name: file.get_tensor(name) for name in file.keys()}
     if "sha256" in metadata and metadata["sha256"] != _content_sha256(found):
@@ -100,6 +101,8 @@ def _free_name(folder: Path, stem: str) -> str:
     return next(n for i in itertools.count() if not (folder / (n := f"{stem}-{i}" if i else stem)).exists())
 
 
+LARGEST_MARKER = 1 << 12
+"""Bytes of `latest`: a name and a digest."""
 TRIES = 10
 """Checkpoints that a run may write while one is read."""
 STAGED = ".states"
@@ -141,15 +144,12 @@ def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensor
         names = sorted([*filled, *(file.stem for file in staged)])
         digests = {part: _sha256(temporary / f"{part}.safetensors") for part in names}
         fields = {f: getattr(progress, f) for f in Progress.__dataclass_fields__} | {"parts": digests}
-        (temporary / "progress.json").write_text(json.dumps(fields, indent=1))
+        write_text(temporary / "progress.json", json.dumps(fields, indent=1), durable=False)
         for path in (*temporary.iterdir(), temporary):
             _sync(path)
         digest = _sha256(temporary / "progress.json")
         temporary.rename(final)
-        marker = folder / ".latest.tmp"
-        marker.write_text(f"{name} {digest}\n")
-        _sync(marker)
-        marker.rename(folder / "latest")
+        write_text(folder / "latest", f"{name} {digest}\n")
         _sync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -162,7 +162,7 @@ def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensor
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -183,9 +183,9 @@ def read_progress(folder: Path) -> tuple[Progress, Path, dict[str, str | None]] 
         return None
     path = folder
     try:
-        name, *digest = marker.read_text().split()
+        name, *digest = read_text(marker, LARGEST_MARKER).split()
         path = folder / name
-        fields = json.loads(_intact(path / "progress.json", digest[0] if digest else None).read_text())
+        fields = read_object(_intact(path / "progress.json", digest[0] if digest else None))
         parts = fields.pop("parts")
         progress = _checked(Progress(**fields))
         digests: dict[str, str | None] = dict(parts) if digest else dict.fromkeys(parts)
@@ -232,7 +232,7 @@ def load_checkpoint(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.T
 
 def _latest(folder: Path) -> bytes:
     try:
-        return (folder / "latest").read_bytes()
+        return read_bytes(folder / "latest", LARGEST_MARKER)
     except OSError:
         return b""
 
@@ -263,4 +263,4 @@ def refusing_strangers(folder: Path | None) -> Iterator[None]:
 
 
 def _damaged(path: Path, error: Exception) -> RunError:
-    return RunError(f"the checkpoint {path} is damaged: {error}; delete it and start the run again")
+    return RunError(f"the checkpoint {path} is damaged: {reason(error)}; delete it and start the run again")

@@ -11,8 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from mggcn.files import read_object, write_text
+
 EVERY_S: Final = 1.0
 FOLDER: Final = "status"
+STATES: Final = ("set-up", "training", "complete", "interrupted", "failed")
+LARGEST: Final = 1 << 16
+"""Bytes of a sign of life, which has some 300."""
+LONGEST_S: Final = 1e12
+"""Seconds that no clock shows, and no epoch takes."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -21,7 +28,7 @@ class Pulse:
 
     rank: int
     state: str = "set-up"
-    """set-up, training, complete, interrupted or failed."""
+    """One of STATES."""
     run: int = 0
     epoch: int = 0
     epochs: int = 0
@@ -81,11 +88,10 @@ class Heartbeat:
         if self._path is None:
             return
         self._pulse.time_s = time.time()
-        temporary = self._path.with_name(f".{self._path.name}.tmp")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(exist_ok=True)
-            temporary.write_text(json.dumps(asdict(self._pulse)))
-            temporary.rename(self._path)
+            # Not flushed to the disk: epochs would wait for it each second, and after a loss of power nobody is alive.
+            write_text(self._path, json.dumps(asdict(self._pulse)), durable=False)
 
 
 def read_pulses(folder: Path, ranks: int) -> list[Pulse]:
@@ -93,8 +99,22 @@ def read_pulses(folder: Path, ranks: int) -> list[Pulse]:
     found = []
     for rank in range(ranks):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append(Pulse(**json.loads((folder / FOLDER / f"rank-{rank}.json").read_text())))
+            pulse = Pulse(**read_object(folder / FOLDER / f"rank-{rank}.json", LARGEST))
+            _check(pulse, rank)
+            found.append(pulse)
     return found
+
+
+def _check(pulse: Pulse, rank: int) -> None:
+    """Refuse what no rank says of itself. Raises: ValueError."""
+    counts = (pulse.run, pulse.epoch, pulse.epochs, pulse.repeat, pulse.memory_bytes, pulse.pid, pulse.started)
+    seconds = (pulse.time_s, 0.0 if pulse.epoch_s is None else pulse.epoch_s)
+    if pulse.rank != rank or pulse.state not in STATES or not all(isinstance(t, str) for t in (pulse.host, pulse.boot)):
+        raise ValueError("it is of another rank, or of no known state")
+    if any(type(count) is not int or not 0 <= count < 2**63 for count in counts):
+        raise ValueError("its counts are not whole numbers of 64 bits")
+    if any(type(s) not in (int, float) or not 0 <= s < LONGEST_S for s in seconds):
+        raise ValueError("its seconds are not numbers")
 
 
 def boot_id() -> str:

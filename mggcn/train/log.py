@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
+import logging
 import os
 import sys
 import time
@@ -12,38 +14,73 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from mggcn.errors import RunError
+from mggcn.errors import RunError, shown
+from mggcn.files import (
+    LARGEST_HISTORY,
+    new_file,
+    open_file,
+    open_log,
+    parse_object,
+    read_object,
+    read_text,
+    reason,
+    write_text,
+)
+from mggcn.memory.units import duration
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON beside the target, then rename: a reader sees the old file or the new one. Raises: RunError."""
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("w") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
+        write_text(path, json.dumps(content, indent=1) + "\n")
     except OSError as error:
-        raise RunError(f"{path} could not be written: {error.strerror}; free space and run again") from error
+        raise RunError(f"{path} could not be written: {reason(error)}; free space and run again") from error
+
+
+def read_record(path: Path, *keys: str) -> dict[str, Any]:
+    """Return what a file that `write_json` wrote holds. Raises: RunError if it cannot be read, or lacks one of the keys."""
+    try:
+        found = read_object(path)
+        if absent := [key for key in keys if key not in found]:
+            raise ValueError(f"it lacks {', '.join(absent)}")
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {reason(error)}; put it back, or start the run again") from error
+    return found
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """Return the epochs of a run. Raises: RunError if its history cannot be read, or a line is no epoch."""
+    path, number = folder / "history.jsonl", 0
+    try:
+        rows = []
+        for number, line in enumerate(read_text(path, LARGEST_HISTORY).splitlines(), start=1):  # noqa: B007
+            rows.append(parse_object(line))
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {reason(error)}") from error
+    except ValueError as error:
+        raise RunError(f"{path}, line {number}, is no epoch: {reason(error)}; put the file back") from error
+    return rows
 
 
 def require_history(folder: Path, lines: int) -> None:
     """Refuse to go on with a run whose history has lost lines that its checkpoint counts. Raises: RunError."""
     path = folder / "history.jsonl"
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             found = sum(line.endswith(b"\n") for line in itertools.islice(file, lines))
     except FileNotFoundError:
         found = 0
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+        raise RunError(f"{path} cannot be read: {reason(error)}") from error
     if found < lines:
         raise RunError(
             f"{path} has {found} of the {lines} epochs that the checkpoint of this run stands for: it was cut or removed; "
             "put it back, or begin a new run with these weights: mggcn train STORE --start-from RUN"
         )
+
+
+log = logging.getLogger(__name__)
+"""Epochs at the level INFO, for programs that import mggcn: logging.getLogger("mggcn") has them, of rank 0."""
 
 
 class HistoryFollower:
@@ -85,14 +122,16 @@ PROGRESS_S = 10.0
 class RunLog:
     """history.jsonl and the progress of rank 0: a bar on a terminal, else a line now and then; other ranks are silent."""
 
-    def __init__(self, folder: Path | None, quiet: bool, total_epochs: int) -> None:
+    def __init__(self, folder: Path | None, quiet: bool, total_epochs: int, repeat: int = 1) -> None:
         self._folder = folder
         self._path = None if folder is None else folder / "history.jsonl"
         self._file: TextIO | None = None
         self._says = folder is not None and not quiet
         self._bar = sys.stderr.isatty()
         self._shown_s = time.monotonic()
-        self._total = total_epochs
+        self._total, self._repeat = total_epochs, repeat
+        self._began: tuple[float, int] | None = None
+        self._width = 0
         self._open = False
         self.lines = 0
 
@@ -103,17 +142,14 @@ class RunLog:
         """
         if self._path is None:
             return
-        # Beside the old one, then renamed: a crash here loses no epoch.
-        temporary = self._path.with_name(f".{self._path.name}.tmp")
         with self._written():
-            with temporary.open("w") as file:
+            # Beside the old one, then renamed: a crash here loses no epoch.
+            with new_file(self._path) as file:
                 if keep_lines:
-                    with self._path.open() as old:
+                    with open_file(self._path) as old:
                         file.writelines(itertools.islice(old, keep_lines))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(self._path)
-            self._file = self._path.open("a", buffering=1)  # whoever follows the file sees every epoch at once
+            # Whoever follows the file sees every epoch at once.
+            self._file = io.TextIOWrapper(open_log(self._path), encoding="utf-8", line_buffering=True)
         self.lines = keep_lines
         self.say(f"run folder {self._folder}")
         self._shown_s = time.monotonic()
@@ -125,14 +161,17 @@ class RunLog:
             return
         with self._written():
             self._file.write(json.dumps(row) + "\n")
+        if log.isEnabledFor(logging.INFO):
+            log.info("epoch %s", self._line(row))
         if self._says:
             self._show(row)
 
     def _show(self, row: dict[str, Any]) -> None:
         """Move the bar, or write a line if the last one is PROGRESS_S old."""
-        done, score = row["epoch"], "" if row["val"] is None else f"  val {row['val']:.4f}"
-        text = f"{done}/{self._total}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch"
+        done, text = row["epoch"], f"{self._line(row)}{self._left(row)}"
         if self._bar:
+            # What a longer text left is wiped out.
+            self._width, text = len(text), text.ljust(self._width)
             width = 24
             filled = "#" * (width * done // self._total)
             self._open = done != self._total
@@ -141,11 +180,25 @@ class RunLog:
             self._shown_s = now
             print(f"epoch {text}", file=sys.stderr, flush=True)
 
+    def _line(self, row: dict[str, Any]) -> str:
+        """An epoch in words."""
+        score = "" if row["val"] is None else f"  val {row['val']:.4f}"
+        return f"{row['epoch']}/{self._total}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch"
+
+    def _left(self, row: dict[str, Any]) -> str:
+        """The time that the epochs left will take, of all repeats, at the pace since the first; "" before there is one."""
+        now, done = time.monotonic(), self._total * row.get("run", 0) + row["epoch"]
+        if self._began is None:
+            self._began = now, done
+        began, first = self._began
+        left = self._total * self._repeat - done
+        return f"  {duration((now - began) / (done - first) * left)} left" if done > first and left else ""
+
     def say(self, text: str) -> None:
-        """Print a line for the user, below the progress line."""
-        if self._says:
+        """Print a line for the user, below the progress line; nothing if it is empty."""
+        if self._says and text:
             self._end_line()
-            print(text, flush=True)
+            print(shown(text), flush=True)
 
     def flush(self) -> None:
         """Make what was appended durable, before a checkpoint refers to it."""
@@ -168,7 +221,7 @@ class RunLog:
         try:
             yield
         except OSError as error:
-            raise RunError(f"{self._path} could not be written: {error.strerror}; free space and resume") from error
+            raise RunError(f"{self._path} could not be written: {reason(error)}; free space and resume") from error
 
     def _end_line(self) -> None:
         if self._open:

@@ -25,6 +25,7 @@ from mggcn.train.log import RunLog
 from mggcn.train.optimizer import follow_plateau
 from mggcn.train.repeats import best_repeat, keep_repeat
 from mggcn.train.samples import EpochSeconds
+from mggcn.train.threads import ThreadChoice
 
 Scores = dict[str, float | None]
 Parts = Mapping[str, Mapping[str, Tensor]]
@@ -119,13 +120,20 @@ class Loop:
     """Trains all repeats of a run on one rank."""
 
     def __init__(
-        self, config: TrainConfig, engine: Engine, progress: Progress, seconds: EpochSeconds, stop: Stop
+        self,
+        config: TrainConfig,
+        engine: Engine,
+        progress: Progress,
+        seconds: EpochSeconds,
+        stop: Stop,
+        threads: ThreadChoice | None = None,
     ) -> None:
         self._config = config
         self._engine = engine
         self._progress = progress
         self._seconds = seconds
         self._stop = stop
+        self._threads = threads
         self._heartbeat: Heartbeat | None = None
 
     def fit(self, log: RunLog, folder: Path | None, on_epoch: OnEpoch | None, heartbeat: Heartbeat | None) -> bool:
@@ -178,6 +186,8 @@ class Loop:
             ahead = max(1, min(2 * ahead, int(engine.queue_s / mean_s) if mean_s else 1))
             if signals[:, STOP].any():
                 return False
+            if self._threads is not None:
+                log.say(self._threads.after_epoch(seconds, mean_s, progress.epoch))
             if self._heartbeat is not None and self._heartbeat.due:
                 self._heartbeat.beat(progress.run, progress.epoch, engine.peak_bytes())
             unsaved += mean_s * (last - first)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mggcn.errors import RunError
+from mggcn.files import reason
 from mggcn.planning.task import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
@@ -76,5 +77,5 @@ def load_repeat(run_folder: Path, seed: int, part: str) -> dict[str, Tensor]:
         return weights
     except (OSError, ValueError, SafetensorError) as error:
         raise RunError(
-            f"the weights {file} are damaged: {error}; name another --seed, or start the run again"
+            f"the weights {file} are damaged: {reason(error)}; name another --seed, or start the run again"
         ) from error

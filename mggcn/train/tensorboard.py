@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,23 @@ def require_tensorboard() -> None:
             "run.log tensorboard needs the package tensorboard, which is not installed: pip install tensorboard, "
             "or leave --log out; history.jsonl is written either way"
         )
+
+
+def log_trial(folder: Path, settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> None:
+    """Add what a trial of a sweep set, and its best scores, to its run folder: TensorBoard's table of hyperparameters."""
+    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import hparams
+
+    values = {
+        name: value if isinstance(value, bool | int | float | str) else ",".join(map(str, value))
+        for name, value in settings.items()
+    }
+    found = {f"best/{name}": score for name, score in scores.items() if score is not None}
+    with SummaryWriter(str(folder / FOLDER)) as writer:
+        for summary in hparams(values, found):
+            writer.file_writer.add_summary(summary)
+        for name, score in found.items():
+            writer.add_scalar(name, score)
 
 
 class TensorBoard:

@@ -30,6 +30,7 @@ from mggcn.train.optimizer import Optimizer, learning_rate
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import RankRuntime
 from mggcn.train.samples import EpochSeconds
+from mggcn.train.threads import ThreadChoice
 
 
 class RankTrainer:
@@ -45,6 +46,7 @@ class RankTrainer:
         ranking: RankingScores | None,
         stop: Stop,
         watch: Watch,
+        threads: ThreadChoice | None = None,
     ) -> None:
         self._config = config
         self._plan = plan
@@ -59,6 +61,8 @@ class RankTrainer:
         self._best = torch.zeros_like(runtime.weights.flat)
         self.progress = Progress()
         self.epoch_seconds = EpochSeconds()
+        self.threads = threads
+        """Chooses how many threads compute; None: always all."""
         self._start: Mapping[str, torch.Tensor] | None = None
         self._initialize(config.train.seed)
 
@@ -166,7 +170,7 @@ class RankTrainer:
         """Train until the last epoch, early stop or a signal; return whether the run is complete. See `Loop.fit`."""
         self.runtime.backend.activate()
         # Made here, as it refers to this object: no cycle keeps a finished run's memory alive.
-        loop = Loop(self._config.train, self, self.progress, self.epoch_seconds, self._stop)
+        loop = Loop(self._config.train, self, self.progress, self.epoch_seconds, self._stop, self.threads)
         return loop.fit(log, folder, on_epoch, heartbeat)
 
     def summary(self) -> dict[str, Any]:

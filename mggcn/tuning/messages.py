@@ -25,6 +25,7 @@ from mggcn.comm.nccl_memory import MOMENTS, largest_taken
 from mggcn.comm.nccl_settings import sizes_of, user_settings
 from mggcn.comm.rank import gpu_index, rank_main
 from mggcn.errors import CommError
+from mggcn.files import read_object, reason
 from mggcn.train.log import write_json
 
 if TYPE_CHECKING:
@@ -106,10 +107,10 @@ def _on_processes(transport: str, size: int, folder: Path, **arguments: float) -
     command = [sys.executable, "-m", "mggcn.tuning.messages", transport, str(folder), *settings]
     run_ranks(command, size, folder, timeout_s=TIMEOUTS_S[transport])
     try:
-        found: dict[str, Any] = json.loads(result.read_text())
+        found = read_object(result)
     except (OSError, ValueError) as error:
         name = transport.replace("nccl", "NCCL")
-        raise CommError(f"{size} ranks over {name} have left no result in {result}: {error}") from error
+        raise CommError(f"{size} ranks over {name} have left no result in {result}: {reason(error)}") from error
     return found
 
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import logging
-import os
-import secrets
 from pathlib import Path
 from typing import Any, get_args
 
 from mggcn.backend.cpu.machine import Host
 from mggcn.backend.spmm_choice import Choices, SpmmChoice, SpmmKey, SpmmVariant
 from mggcn.errors import RunError, StoreError
+from mggcn.files import new_file, read_json, read_object, reason
 from mggcn.host import user_cache
 from mggcn.train.log import write_json
 from mggcn.tuning.findings import Findings
@@ -127,26 +125,19 @@ def save_findings(findings: Findings, host: Host, folder: Path, kept_in: Path | 
 def summary_of(folder: Path) -> dict[str, float]:
     """Return what tuning has cost a run so far, over all its parts; empty if it has tried nothing."""
     try:
-        summary: dict[str, float] = json.loads((folder / SUMMARY_FILE).read_text())
+        summary: dict[str, float] = read_object(folder / SUMMARY_FILE)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise RunError(f"{folder / SUMMARY_FILE} cannot be read ({error}); remove it") from error
+        raise RunError(f"{folder / SUMMARY_FILE} cannot be read ({reason(error)}); remove it") from error
     return summary
 
 
 def _write(path: Path, text: str, *, keep: bool) -> None:
-    """Write a file beside `path`, of a name that no other writer has, and let it take its place if it is to be kept."""
-    temporary = _temporary(path)
+    """Write a file beside `path`, and let it take its place if it is to be kept."""
     try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            if keep:
-                temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with new_file(path, keep=keep) as file:
+            file.write(text.encode())
     except OSError as error:
         raise StoreError(
             f"the measured products cannot be written to {path}: {error.strerror}; name a folder of your own: a copy of "
@@ -154,18 +145,14 @@ def _write(path: Path, text: str, *, keep: bool) -> None:
         ) from error
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
-
-
 def _read(path: Path) -> dict[str, Any]:
     """The content of a file of any version; empty if there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{path} cannot be read ({error}); {REMEDY}") from error
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read ({reason(error)}); {REMEDY}") from error
     if not isinstance(content, dict) or type(content.get("format_version")) is not int:
         raise StoreError(f"{path} holds no measured products; {REMEDY}")
     return content

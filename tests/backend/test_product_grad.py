@@ -14,6 +14,7 @@ from mggcn.backend.base import Gradient, KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.memory import Workspace
+from mggcn.backend.team import Team
 from tests.backend.cases import (
     filled,
     guards_hold,
@@ -33,7 +34,7 @@ SHAPES = ((0, 3, 5), (1, 1, 1), (37, 7, 41), (700, 129, 50), (4200, 7, 9))
 
 def _own(dtype: torch.dtype, isa: str, threads: int) -> CpuBackend:
     backend = CpuBackend(dtype, threads)
-    backend.dense_products = CpuGemm("own", threads, isa, Workspace())
+    backend.dense_products = CpuGemm("own", Team(threads), isa, Workspace())
     return backend
 
 

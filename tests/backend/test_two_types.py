@@ -16,6 +16,7 @@ from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.variants import key_of
 from mggcn.backend.spmm_choice import SpmmChoice
+from mggcn.backend.team import Team
 from tests.backend.cases import (
     BATTERY,
     NAMES,
@@ -284,7 +285,7 @@ def test_product_grad_beside_its_activation(backend: KernelBackend, shape: tuple
 
 def _own(isa: str, threads: int) -> CpuBackend:
     backend = CpuBackend(F32, threads)
-    backend.dense_products = CpuGemm("own", threads, isa, Workspace())
+    backend.dense_products = CpuGemm("own", Team(threads), isa, Workspace())
     return backend
 
 

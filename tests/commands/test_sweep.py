@@ -239,7 +239,7 @@ def test_commands_name_the_best_trial_of_a_sweep(tmp_path: Path, capsys: pytest.
     assert f"{expected}: such as {tmp_path / 'trials' / '001'}" in refused(capsys, "predict", tmp_path)
     trials[1].result = {"metric": "accuracy", "best": {"val": 0.5, "test": None}}
     sweeping._save(Sweep(tmp_path, trials, "accuracy"), {})
-    for command in ("predict", "report"):
+    for command in ("predict",):
         assert f"{expected}: the best is {tmp_path / 'trials' / '002'}" in refused(capsys, command, tmp_path)
 
 
@@ -275,7 +275,8 @@ def test_wrong_calls_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_every_trial_has_its_cores_or_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if trials at the same time share a core or a GPU, or threads outnumber the cores of a group."""
+    """Fails if trials at the same time share a core or a GPU, threads outnumber the cores of a group, or a trial
+    that has several may not take fewer."""
     monkeypatch.setattr(assemble.os, "sched_getaffinity", lambda _pid: set(range(3, 11)))
 
     def groups(at_once: int = 0, **run: Any) -> tuple[list[Group], int]:
@@ -284,8 +285,8 @@ def test_every_trial_has_its_cores_or_gpus(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert groups() == ([Group(cores=(k,)) for k in range(3, 11)], 1)
     assert groups(threads=4) == ([Group(cores=(3, 4, 5, 6)), Group(cores=(7, 8, 9, 10))], 4)
-    assert groups(at_once=3) == ([Group(cores=(k, k + 1)) for k in (3, 5, 7)], 2)
-    assert groups(ranks=2, transport="threads", at_once=2)[1] == 2
+    assert groups(at_once=3) == ([Group(cores=(k, k + 1)) for k in (3, 5, 7)], 0)
+    assert groups(ranks=2, transport="threads", at_once=2)[1] == 0
     assert groups(bind="off") == ([Group()] * 8, 1)
     monkeypatch.setattr(assemble, "visible_gpus", lambda: [Gpu("a", ""), Gpu("b", ""), Gpu("c", "")])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import io
 import json
+import re
 import shutil
 import threading
 import time
@@ -20,10 +22,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import mggcn
 from mggcn.cli import main
 from mggcn.errors import GraphError
 from mggcn.graph import datasets
-from mggcn.graph.catalogue import DATASETS, Dataset
+from mggcn.graph.catalogue import DATASETS, Dataset, dataset_named
 from mggcn.graph.datasets import obtain
 from mggcn.graph.store import open_store
 from tests.graph.test_ogb import EDGES, SPLIT, N, text_layout, write_table
@@ -348,3 +351,62 @@ def test_the_command_offline_then_with_the_files(
     assert all(name in listed for name in DATASETS)
     assert next(line for line in listed.splitlines() if "minesweeper" in line).endswith("store")
     assert main(["datasets", "no-such"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("Cora", "cora"),
+        ("CiteSeer", "citeseer"),
+        ("PubMed", "pubmed"),
+        ("ogbn_arxiv", "ogbn-arxiv"),
+        ("ogbn-papers100m", "ogbn-papers100M"),
+        ("Roman-empire", "roman_empire"),
+        ("Amazon-ratings", "amazon_ratings"),
+        ("Reddit", "reddit"),
+        ("PPI", "ppi"),
+        ("cora_ml", None),
+        ("reddit2", None),
+        ("", None),
+    ],
+)
+def test_names_as_others_spell_them(name: str, known: str | None) -> None:
+    """Fails if a spelling of PyG's or OGB's finds no data set, or another one."""
+    dataset = dataset_named(name)
+    assert (None if dataset is None else dataset.name) == known
+
+
+def test_no_two_data_sets_share_a_spelling() -> None:
+    """Fails if a data set hides another whose name differs by case, hyphen or underscore alone."""
+    assert [dataset_named(name) for name in DATASETS] == list(DATASETS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("Computers", 'Amazon(root, "Computers")'),
+        ("Amazon-Photo", 'Amazon(root, "Photo")'),
+        ("coauthor_cs", 'Coauthor(root, "CS")'),
+        ("Texas", 'WebKB(root, "Texas")'),
+        ("WikiCS", "WikiCS(root)"),
+    ],
+)
+def test_a_data_set_of_pyg_alone_is_named(
+    name: str, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if the message does not say how PyG loads what has no name here."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GraphError, match=re.escape(f"mggcn.load(torch_geometric.datasets.{call}[0])")):
+        mggcn.load(name)
+    kind, *arguments = call.removesuffix(")").split("(")
+    made = getattr(pytest.importorskip("torch_geometric.datasets"), kind)
+    assert ("name" in inspect.signature(made).parameters) == ('"' in arguments[0])
+
+
+def test_a_store_is_found_by_another_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if mggcn.load("Cora") does not open the store of cora, or goes before a path of that name."""
+    monkeypatch.chdir(tmp_path)
+    mggcn.save(mggcn.load(EDGES), tmp_path / "data" / "cora")
+    assert mggcn.load("Cora", root="data").num_edges == mggcn.load("data/cora").num_edges
+    mggcn.save(mggcn.load(EDGES[:, :1]), tmp_path / "Cora")
+    assert mggcn.load("Cora", root="data").num_edges == 1

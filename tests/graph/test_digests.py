@@ -232,7 +232,7 @@ def test_a_store_that_cannot_be_written_is_read(store: Path, monkeypatch: pytest
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.replace", full)
+    monkeypatch.setattr(Path, "rename", full)
     assert compared(store, monkeypatch) == 7
     assert not list(store.glob(".*"))
     assert not list(record_of(store).parent.glob(f".{record_of(store).name}*"))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from torch_geometric.data import Data
 
 import mggcn
 from mggcn.errors import ConfigError, StoreError
@@ -116,3 +117,15 @@ def test_files_are_neither_replaced_nor_left_half(tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir()] == ["g.vertices.parquet"]
     monkeypatch.undo()
     assert len(export(graph, tmp_path / "g.parquet", overwrite=True)) == 2
+
+
+def test_parallel_edges_stay_parallel_in_pyg(tmp_path: Path) -> None:
+    """Fails if numbers of parallel edges are written as weights, which layers of attention do not read."""
+    edges = torch.tensor([[0, 0, 0, 1], [1, 1, 2, 2]])
+    export(mggcn.load(Data(edge_index=edges, num_nodes=3)), tmp_path / "d.pt")
+    data = torch.load(tmp_path / "d.pt", weights_only=False)
+    assert data.edge_index.tolist() == edges.tolist()
+    assert "edge_weight" not in data
+    again = mggcn.load(tmp_path / "d.pt")
+    assert again.repeats == "counted"
+    assert dense(again.adj)[0, 1] == 2

@@ -83,7 +83,7 @@ def test_repr_is_one_line_that_reads_nothing(tmp_path: Path) -> None:
     graph = open_store(tmp_path / "store")
     for file in (tmp_path / "store").iterdir():
         file.unlink()
-    shown = "5 vertices, 8 stored edges, symmetric, 2 features, 3 classes, splits test, train, val"
+    shown = "5 vertices, 8 stored edges, symmetric, 2 features, 3 classes, splits train, val, test"
     assert repr(graph) == f"<Graph small: {shown}>"
     assert "directed, weighted, no features, 0 classes" in repr(from_arrays(**PLAIN, weights=[1, 2, 3]))
 
@@ -130,3 +130,21 @@ def test_edges_of_weight_zero_are_counted() -> None:
     """Fails if an edge that sums do not see is stored without a word."""
     graph = from_arrays(**PLAIN, weights=[0.0, -0.0, 2.0])
     assert "2 edges of weight 0 are stored" in str(describe(graph))
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (("test", "val", "train"), "splits train, val, test"),
+        (("val", "test"), "splits val, test"),
+        (("alt_test", "test", "alt_train", "train"), "splits train, test, alt_train, alt_test"),
+        ((), "splits none"),
+    ],
+)
+def test_splits_have_one_order(names: tuple[str, ...], shown: str) -> None:
+    """Fails if the order of a file or of the alphabet decides in which order splits are listed."""
+    graph = small_graph()
+    rows = next(iter(graph.splits.values()))
+    assert replace(graph, splits=dict.fromkeys(names, rows)).summary().endswith(shown)
+    several = replace(graph, splits=dict.fromkeys(names, np.repeat(rows, 3, axis=0))).summary()
+    assert several.endswith(shown.replace("splits", "3 splits into") if names else shown)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mggcn.config_values import parse_bytes
-from mggcn.memory.units import GIB, MIB, free_bytes, human
+from mggcn.memory.units import GIB, MIB, duration, free_bytes, human
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,11 @@ def test_free_memory_within_a_control_group(tmp_path: Path) -> None:
     for used, expected in ((600000, 400000), (1200000, 0)):
         (group / "memory.current").write_text(f"{used}\n")
         assert free_bytes(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (61, "1 min 1 s"), (3600, "1 h"), (7500, "2 h 5 min"), (273700, "3 d 4 h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    """Fails if a time left is told in the wrong unit."""
+    assert duration(seconds) == text

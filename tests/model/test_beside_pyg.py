@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.utils import add_remaining_self_loops
 
-from mggcn.api import load
+from mggcn.api import load, save
 from mggcn.assemble_rank import Rank
 from mggcn.config import ModelConfig
-from mggcn.errors import ConfigError
+from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.csr import Graph
+from mggcn.graph.options import GraphOptions
 from mggcn.model.weights import from_pyg, to_pyg
+from mggcn.trainer import Trainer
 from tests.graphs import on_ranks
 from tests.train.test_exact import config_of
 from tests.train.test_mixed import with_run
@@ -286,6 +289,55 @@ def test_every_convolution_with_every_norm_and_back(
     for ids, before, after, _ in found:
         assert_close(before, expected[ids])
         assert_close(after, trained[ids])
+
+
+@pytest.mark.covering(1, rest=2)
+@pytest.mark.parametrize(("ranks", "strategy"), PLACES)
+@pytest.mark.parametrize("name", CONVS)
+def test_repeated_links_count_as_in_pyg(name: str, ranks: int, strategy: str) -> None:
+    """Fails if a convolution counts parallel edges once, or as often as a weight says, where PyG's layer does not."""
+    module, model = network_of(name)
+    if strategy == "slice" and name in ("sage-max", "rgcn"):
+        strategy = "halo"
+    generator = torch.Generator().manual_seed(SEED + 1)
+    edges = torch.randint(0, VERTICES - 3, (2, 150), generator=generator)
+    edges = edges[:, edges[0] != edges[1]]
+    edges = torch.cat([edges, edges[:, ::2], edges[:, ::4]], 1)
+    types = (torch.arange(edges.shape[1]) % RELATIONS,) if model.kind == "rgcn" else ()
+    x = torch.randn(VERTICES, FEATURES, generator=generator)
+    known = {"x": x, "y": torch.arange(VERTICES) % CLASSES, "train_mask": torch.arange(VERTICES) < 9}
+    graph = load(Data(edge_index=edges, **known, **({"edge_type": types[0]} if types else {})))
+    assert graph.repeats == "counted"
+    config = with_run(config_of(ranks, strategy=strategy), precision="fp32")
+    state = {key: value.clone() for key, value in module.named().items()}
+
+    def body(rank: Rank) -> Any:
+        rank.trainer.runtime.weights.load_state_dict(state)
+        rank.trainer.evaluate()
+        return rank.trainer.runtime.inputs.row_ids.numpy(), rank.trainer.logits().numpy()
+
+    expected = logits(module, (x, edges, *types))
+    for ids, found in on_ranks(dataclasses.replace(config, model=model), graph, body):
+        assert_close(found, expected[ids])
+
+
+@pytest.mark.parametrize("kind", ["gat", "gatv2"])
+def test_attention_refuses_weights_that_were_added_up(kind: str, tmp_path: Path) -> None:
+    """Fails if attention is planned on a graph, in memory, stored or joined, whose parallel edges are not counted."""
+    edges = torch.tensor([[0, 0, 1], [1, 1, 2]])
+    known = {"x": torch.ones(3, 1), "y": torch.arange(3), "train_mask": torch.ones(3, dtype=torch.bool)}
+    graph = load(Data(edge_index=edges, edge_weight=torch.tensor([0.5, 2.0, 1.0]), **known))
+    counted = load(Data(edge_index=edges, **known))
+    model = ModelConfig(kind=kind, hidden=(4,))  # type: ignore[arg-type]
+    for refused in (graph, save(graph, tmp_path / "summed"), load([graph, counted])):
+        with pytest.raises(GraphError, match=r"attention counts each.*weights=None"):
+            Trainer(refused, model, ranks=1)
+    for taken in (counted, save(counted, tmp_path / "counted"), load([counted, counted])):
+        assert taken.repeats == "counted"
+        Trainer(taken, model, ranks=1)
+    assert load([counted, load(Data(edge_index=edges[:, 1:], **known))]).repeats == "counted"
+    loops = load(counted, options=GraphOptions(self_loops="add"))
+    assert loops.repeats == "counted"
 
 
 def spread(tensors: list[Tensor]) -> list[float]:

@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], ModelConfig | None, str]] = {
     "norm right": (
         lambda: graph_conv(_norm="right"),
         mggcn.GCN(4),
-        "with norm mean, but the model is gcn with norm symmetric",
+        r'GCN\(norm="mean"\), but the model is gcn with norm symmetric',
     ),
     "no matrix": (lambda: graph_conv(weight=None), None, "weight=False"),
     "activation behind the last": (lambda: graph_conv(_activation=torch.relu), None, "none behind the last layer"),

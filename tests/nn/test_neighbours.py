@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
+import mggcn
 from mggcn.errors import CommError, ConfigError, GraphError, PlanError
 from mggcn.graph.csr import Graph
-from mggcn.nn import PartitionedGraph, aggregate, attend, attend_dynamic, reduce
+from mggcn.nn import DeviceGraph, PartitionedGraph, aggregate, attend, attend_dynamic, reduce
 from tests.devices import CPU, WHERE, Where
 from tests.nn.test_aggregate import graph_of, on_ranks, rows_of
 from tests.reference import dense_csr, philox
@@ -175,3 +177,78 @@ def test_memory_for_attention_is_taken_once() -> None:
         assert len(known) == 1
 
     on_ranks(graph, 3, body)
+
+
+def multigraph(n: int = 37) -> tuple[Graph, Tensor]:
+    """A graph as PyG counts its repeated edges, and the number of edges into v from u, [v, u]."""
+    draw = np.random.default_rng(5519)
+    pairs = draw.integers(0, n, (2, 90))
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    pairs = np.repeat(pairs, draw.integers(1, 4, pairs.shape[1]), axis=1)
+    edges = torch.from_numpy(pairs[:, draw.permutation(pairs.shape[1])])
+    counts = torch.zeros(n, n, dtype=torch.float64).index_put(
+        (edges[1], edges[0]), torch.ones(()).double(), accumulate=True
+    )
+    return mggcn.load(Data(edge_index=edges, num_nodes=n)), counts
+
+
+@pytest.mark.covering(1, rest=2)
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "slice"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_parallel_edges_are_entries_of_the_softmax(where: Where, strategy: str, ranks: int, dynamic: bool) -> None:
+    """Fails if repeated edges count once in a score, a sum or a gradient, in a tile of any rank or on any device."""
+    (graph, counts), heads, cols, n = multigraph(), 2, 5, 37
+    assert counts.max() > 1
+    x, y, g = (rows_of(graph, heads * cols, seed) for seed in (61, 62, 63))
+    s, t = (rows_of(graph, heads, seed) for seed in (64, 65))
+    a = torch.from_numpy(np.random.default_rng(66).normal(size=(heads, cols)))
+
+    def body(part: PartitionedGraph) -> Any:
+        if dynamic:
+            return there_and_back(part, lambda x, y, a: attend_dynamic(x, y, a, part), (x, y), a, g)
+        return there_and_back(part, lambda x, s, t: attend(x, s, t, part), (x, s, t), None, g)
+
+    found = on_ranks(graph, ranks, body, where, strategy=strategy, self_loops=True)
+    inputs = tuple(tensor.clone().requires_grad_() for tensor in ((x, y, a) if dynamic else (x, s, t)))
+    if dynamic:
+        both = (inputs[0][None] + inputs[1][:, None]).view(n, n, heads, cols)
+        scores = (torch.nn.functional.leaky_relu(both, 0.2) * inputs[2]).sum(3)
+    else:
+        scores = torch.nn.functional.leaky_relu(inputs[1][None] + inputs[2][:, None], 0.2)
+    counts = counts + torch.eye(n)
+    scores = scores + torch.where(counts > 0, counts, 1.0).log()[:, :, None]
+    mask = torch.ones(n, n, heads, dtype=torch.float64)
+    compare(found, dense_attention(counts > 0, scores, inputs[0], mask), inputs, g)
+
+
+def test_parallel_edges_with_weights_are_refused_by_attention_alone() -> None:
+    """Fails if attention counts edges whose weights were added up, or sums and maxima refuse them."""
+    edges = torch.tensor([[0, 0, 1], [1, 1, 2]])
+    graph = mggcn.load(Data(edge_index=edges, num_nodes=3, edge_weight=torch.tensor([0.5, 2.0, 1.0])))
+    x = torch.ones(3, 1, dtype=torch.float64)
+    with pytest.raises(GraphError, match=r"attention counts each.*weights=None.*duplicates=\"merge\""):
+        on_ranks(graph, 2, lambda part: attend(part.take(x), part.take(x), part.take(x), part))
+    assert on_ranks(graph, 1, lambda part: part.gather(aggregate(part.take(x), part)))[0].flatten().tolist() == [
+        0,
+        2.5,
+        1,
+    ]
+    assert on_ranks(graph, 1, lambda part: part.gather(reduce(part.take(x), part)))[0].flatten().tolist() == [0, 1, 1]
+    merged = mggcn.load(Data(edge_index=edges, num_nodes=3), options=mggcn.GraphOptions(duplicates="merge"))
+    for one in (merged, mggcn.load(Data(edge_index=edges[:, 1:], num_nodes=3, edge_weight=torch.tensor([2.0, 1.0])))):
+        on_ranks(one, 1, lambda part: attend(part.take(x), part.take(x), part.take(x), part))
+
+
+def test_a_device_graph_has_parallel_edges_each() -> None:
+    """Fails if repeated edges count once, or their number is called a weight."""
+    graph, counts = multigraph()
+    edges = DeviceGraph(graph)
+    assert edges.num_edges == int(counts.sum())
+    assert edges.edge_weights is None
+    x = rows_of(graph, 3, 71).requires_grad_()
+    z = mggcn.nn.reduce_edges(edges, "copylhs", "sum", x)
+    torch.testing.assert_close(z, counts @ x)
+    z.sum().backward()
+    torch.testing.assert_close(x.grad, counts.sum(0)[:, None].expand(-1, 3))

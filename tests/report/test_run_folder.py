@@ -33,11 +33,11 @@ def test_no_folder_and_empty_folder(tmp_path: Path) -> None:
     [
         ("config.toml", b"[train", "is not valid TOML"),
         ("config.toml", b"train = 3", "must be a table"),
-        ("config.toml", b"\xff", "cannot read"),
+        ("config.toml", b"\xff", "is not valid TOML"),
         ("history.jsonl", b"\n", "has no completed epoch"),
         ("history.jsonl", b'{"epoch": 1', "line 1 is not valid JSON"),
         ("history.jsonl", b'{"epoch": 1, "loss": 2}', "line 1 lacks 'train'"),
-        ("history.jsonl", b"3", "line 1 lacks 'epoch'"),
+        ("history.jsonl", b"3", "line 1 is not valid JSON: it must hold a JSON object, got int"),
         ("plan.json", b'{"ranks": 1', "is not valid JSON"),
         ("plan.json", b"[]", "must hold a JSON object"),
         ("plan.json", b"{}", "lacks 'ranks'"),

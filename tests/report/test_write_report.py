@@ -1,6 +1,7 @@
 """mggcn.report.write_report on whole run folders."""
 
 import base64
+import hashlib
 import json
 import re
 import subprocess
@@ -11,15 +12,16 @@ from pathlib import Path
 import pytest
 
 from mggcn.errors import BackendError, RunError
-from mggcn.report import write_report
-from mggcn.report.page import _results
+from mggcn.report import markup, write_report
+from mggcn.report.scores import _repeats
 from tests.report.run_folders import HOSTILE, make_plan, write_run
 
 _VOID = {"meta", "img", "br"}
+SCRIPT = Path(markup.__file__).with_name("page.js")
 
 
 class Page(HTMLParser):
-    """Checks that tags balance and collects what a browser would load or show."""
+    """Checks that tags balance and collects what a browser would load, run or show."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -27,6 +29,7 @@ class Page(HTMLParser):
         self.tags: set[str] = set()
         self.loaded: list[str] = []
         self.shown: list[str] = []
+        self.scripts: list[str] = []
         self.feed(text)
         assert self.open == []
 
@@ -41,7 +44,9 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        elif self.open and self.open[-1] != "style":
             self.shown.append(data)
 
     @property
@@ -52,25 +57,38 @@ class Page(HTMLParser):
 def report(run: Path) -> Page:
     """Write the report, check the files and return the page."""
     paths = write_report(run)
-    assert [path.name for path in paths] == ["curves.png", "memory.png", "tiles.png", "index.html"]
-    images = [path.read_bytes() for path in paths[:3]]
+    several = json.loads((run / "plan.json").read_text())["ranks"] > 1
+    pictures = ["curves.png", "memory.png", *["tiles.png"] * several]
+    assert [path.name for path in paths] == [*pictures, "index.html"]
+    images = [path.read_bytes() for path in paths[:-1]]
     assert all(image.startswith(b"\x89PNG\r\n") and len(image) > 5000 for image in images)
-    page = Page(paths[3].read_text(encoding="utf-8"))
-    assert [base64.b64decode(src.removeprefix("data:image/png;base64,")) for src in page.loaded] == images
-    assert "script" not in page.tags
+    page = checked(paths[-1])
+    assert [base64.b64decode(src.removeprefix("data:image/png;base64,")) for src in page.loaded] == images[1:]
+    return page
+
+
+def checked(path: Path) -> Page:
+    """Return a page that loads nothing and runs one script, ours, which its policy names by hash."""
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.scripts == [SCRIPT.read_text(encoding="utf-8")]
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.read_bytes()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'\"" in text
     assert "link" not in page.tags
-    assert "url(" not in paths[3].read_text(encoding="utf-8")
+    assert "url(" not in text
     return page
 
 
 def test_one_rank(tmp_path: Path) -> None:
+    """Fails if sizes or settings are missing, or tiles are shown of a rank that shares with none."""
     page = report(write_run(tmp_path / "run"))
-    assert "arxiv: accuracy" in page.text
+    assert "arxiv: gcn" in page.text
+    assert "Tiles" not in page.text
     assert "1.15 GiB" in page.text, "planned peak"
     assert "169,343" in page.text, "rows of a buffer"
     assert "layer 2: gemm-first, 256 -> 256 columns through the graph" in page.text
     assert "interrupted" not in page.text
-    for setting in ("weight_decay_on", "256, 256", "graph sha256", "ab" * 32):
+    for setting in ("weight_decay_on", "256,256", "graph sha256", "ab" * 32):
         assert setting in page.text
 
 
@@ -109,7 +127,7 @@ def test_repeats(tmp_path: Path) -> None:
 
 
 def test_repeats_whose_result_holds_plain_numbers() -> None:
-    shown = _results({"metric": "roc_auc", "runs": [0.5, 0.75], "mean": 0.625, "std": 0.125})
+    shown = _repeats({"metric": "roc_auc", "runs": [0.5, 0.75], "mean": 0.625, "std": 0.125})
     assert [number in shown for number in ("0.5000", "0.7500", "0.6250", "0.1250")] == [True] * 4
 
 
@@ -128,14 +146,14 @@ def test_scores_of_each_class(tmp_path: Path, task: str, matrix: bool) -> None:
     text = report(run).text
     one = "label" if task == "labels" else "class"
     assert f"Scores of each {one}" in text
-    assert [text.count(shown) for shown in ("0.1250", "1234", "9,876")] == [2, 2, 2 * matrix]
+    assert [text.count(shown) for shown in ("1,234", "9,876")] == [2, 2 * matrix]
     assert ("train vertices" in text, "val vertices" in text) == (True, False)
     assert ("too many classes" in text) == (task == "classes" and not matrix)
 
 
 @pytest.mark.parametrize(
     ("names", "shown"),
-    [(["red <b>", "blue"], ("red <b>", "predicted blue")), (["red"], ("class 0", "predicted 1")), ("ab", ("class 1",))],
+    [(["red <b>", "blue"], ("red <b>", "blue")), (["red"], ("0", "1")), ("ab", ("1",))],
 )
 def test_classes_have_their_names(tmp_path: Path, names: object, shown: tuple[str, ...]) -> None:
     """Fails if the page numbers classes that have names, or takes names that are not one for each."""
@@ -147,9 +165,9 @@ def test_classes_have_their_names(tmp_path: Path, names: object, shown: tuple[st
     }
     for file, change in changes.items():
         (run / file).write_text(json.dumps(json.loads((run / file).read_text()) | change))
-    text = report(run).text
-    assert [name for name in shown if name not in text] == []
-    assert ("class 0" in text) == (shown[0] != "red <b>")
+    page = report(run)
+    assert [name for name in shown if page.shown.count(name) < 3] == []
+    assert ("red <b>" in page.text) == (shown[0] == "red <b>")
 
 
 @pytest.mark.full

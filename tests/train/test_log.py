@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,8 @@ def test_off_a_terminal_a_line_comes_every_ten_seconds(
     out, err = capsys.readouterr()
     assert out == f"run folder {tmp_path}\n"
     assert err.splitlines() == [
-        "epoch 3/8  loss 0.6667  4.000 s/epoch",
-        "epoch 6/8  loss 0.3333  val 0.5000  4.000 s/epoch",
+        "epoch 3/8  loss 0.6667  4.000 s/epoch  20 s left",
+        "epoch 6/8  loss 0.3333  val 0.5000  4.000 s/epoch  8 s left",
     ]
 
 
@@ -79,3 +81,57 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"history.jsonl could not be written: No space left on device; free space"):
         log.epoch({"epoch": 1, "loss": 0.5, "val": None, "seconds": 1.0})
     log.close()
+
+
+def bar_of(
+    rows: list[dict[str, Any]], repeat: int, folder: Path, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch
+) -> list[str]:
+    """What a bar on a terminal shows of rows that come two seconds after each other."""
+    clock = [100.0]
+    patch.setattr("time.monotonic", lambda: clock[0])
+    patch.setattr("sys.stderr.isatty", lambda: True)
+    log = RunLog(folder, False, 8, repeat)
+    log.start(0)
+    for row in rows:
+        clock[0] += 2
+        log.epoch(row)
+    log.close()
+    return capsys.readouterr().err.split("\r")[1:]
+
+
+@pytest.mark.parametrize(
+    ("repeat", "left"),
+    [
+        (1, ["", "12 s", "10 s", "8 s", "6 s", "4 s", "2 s", ""]),
+        (3, ["", "44 s", "42 s", "40 s", "38 s", "36 s", "34 s", "32 s"]),
+    ],
+)
+def test_the_bar_tells_the_time_left(
+    repeat: int, left: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if the time left counts other epochs or another pace, repeats are forgotten, or old letters stay."""
+    shown = bar_of(ROWS, repeat, tmp_path, capsys, monkeypatch)
+    assert [text.partition("s/epoch")[2].strip().removesuffix(" left") for text in shown] == left
+    assert all(len(now.rstrip("\n")) >= len(before.rstrip()) for before, now in itertools.pairwise(shown))
+
+
+def test_a_resumed_run_counts_its_own_epochs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if epochs of before an interruption make the pace look faster."""
+    shown = bar_of(ROWS[5:], 1, tmp_path, capsys, monkeypatch)
+    assert [text.rstrip().endswith("2 s left") for text in shown] == [False, True, False]
+
+
+def test_programs_hear_of_epochs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Fails if the logger of mggcn is silent at INFO, or speaks for other ranks or at WARNING."""
+    for level, folder, count in ((logging.INFO, tmp_path, 1), (logging.INFO, None, 0), (logging.WARNING, tmp_path, 0)):
+        caplog.clear()
+        with caplog.at_level(level, "mggcn"):
+            log = RunLog(folder, True, 8)
+            log.start(0)
+            log.epoch(ROWS[1])
+            log.close()
+        assert [record.getMessage() for record in caplog.records] == [
+            "epoch 2/8  loss 1.0000  val 0.5000  4.000 s/epoch"
+        ] * count

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 import mggcn
-from mggcn.config import Config, TrainConfig
+from mggcn.config import Config, TrainConfig, from_tables
 from mggcn.config_files import from_toml, to_toml
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
+from mggcn.graph.store import open_store, write_store
+from mggcn.jobs.sweep_worker import train_trial
+from mggcn.planning.shared import Shared
 from mggcn.train.tensorboard import TensorBoard
 from tests.graphs import make_graph, pattern
 
@@ -79,3 +82,27 @@ def test_without_the_package_nothing_starts(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ConfigError, match=r"not installed: pip install tensorboard, or leave --log out"):
         trainer.fit(epochs=1)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_sweep_fills_the_table_of_hyperparameters(tmp_path: Path) -> None:
+    """Fails if TensorBoard's table lacks a trial, what it set, or its best scores."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    store, shared = tmp_path / "store", Shared()
+    write_store(small(), store)
+    graph = open_store(store)
+    base = from_tables({"run": {"log": "tensorboard", "threads": 1}, "train": {"epochs": 2}, "model": {"hidden": 4}})
+    trials: list[dict[str, Any]] = [{"train.lr": 0.5, "model.bias": False}, {"train.lr": 0.25, "model.hidden": (8, 4)}]
+    (tmp_path / "config.toml").write_text(to_toml(base))
+    for number, settings in enumerate(trials, start=1):
+        result = train_trial(tmp_path, settings, number, graph, store, shared, 1)
+        events = EventAccumulator(str(tmp_path / "trials" / f"{number:03d}" / "tensorboard"))
+        events.Reload()
+        content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+        start = HParamsPluginData.FromString(content).session_start_info
+        values = {name: getattr(value, value.WhichOneof("kind")) for name, value in start.hparams.items()}
+        assert values == {key: "8,4" if key == "model.hidden" else value for key, value in settings.items()}
+        [event] = events.Scalars("best/val")
+        assert event.value == pytest.approx(result["best"]["val"], rel=1e-6)

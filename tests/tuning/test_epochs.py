@@ -82,10 +82,9 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     """Fails if a run is lost because the user's cache folder is read-only, nobody says so, or the run forgets its own."""
     graph = store_of(tmp_path)
     # As root, no folder is read-only: here the temporary file has no place.
-    place = record._temporary
-    monkeypatch.setattr(
-        record, "_temporary", lambda path: path / "no" if path == kept_file(graph_sha256(graph)) else place(path)
-    )
+    write = record.new_file
+    kept = kept_file(graph_sha256(graph))
+    monkeypatch.setattr(record, "new_file", lambda path, **more: write(path / "no" if path == kept else path, **more))
     folder = trained(graph, config_of(1, tune="on"), tmp_path / "run")
     [said] = [line for line in capsys.readouterr().out.splitlines() if "trying variants" in line]
     assert (

@@ -158,7 +158,7 @@ def test_a_table_that_cannot_take_its_place(tmp_path: Path, monkeypatch: pytest.
     def full(self: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(StoreError, match=r"cannot be written to .*tuned\.json: No space left"):
         write_choices(path, HERE, {KEY: PANELS})
     assert list(tmp_path.iterdir()) == []

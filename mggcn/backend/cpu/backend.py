@@ -34,13 +34,14 @@ from mggcn.backend.events import DONE, Agree, Done, Eager, alone
 from mggcn.backend.host import HostStream, HostTime
 from mggcn.backend.sparse_products import Explorer, Spmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
+from mggcn.backend.team import Team
 
 PARTIALS = 64
 """Row chunks whose column sums are added in order (cpu/common.h)."""
 
 
 class CpuBackend:
-    """Kernels of the host with a fixed number of threads.
+    """Kernels of the host on a team of threads.
 
     choices: measured variants of sparse products, which override the model's. exploration: tries those of the others.
     figures: what the model knows of this machine; isa: forces an instruction set.
@@ -57,22 +58,22 @@ class CpuBackend:
     ) -> None:
         self._dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
-        self._threads = threads
+        self.team = Team(threads)
         self._isa = isa or native.isa()
         self._workspace = Workspace()
-        self.sparse_products = CpuSpmm(dtype, threads, self._isa, figures, self._workspace, choices)
+        self.sparse_products = CpuSpmm(dtype, self.team, self._isa, figures, self._workspace, choices)
         self._spmm: Spmm = self.sparse_products
         if exploration is not None:
             self._spmm = exploration.explored(self.sparse_products, time.perf_counter)
         usable = (isa,) if isa else dense_kernels()
         rows, sums = (gemm_kernel(figures, dtype.itemsize, shape, usable) for shape in get_args(DenseShape))
-        self.dense_products = CpuGemm(gemm_variant(usable[-1]), threads, rows, self._workspace, sums)
+        self.dense_products = CpuGemm(gemm_variant(usable[-1]), self.team, rows, self._workspace, sums)
 
     @property
     def name(self) -> str:
         dense = self.dense_products.name
         apart = f" (dense products: {dense})" * (dense != self._isa)
-        return f"cpu {self._isa}{apart}, {self._threads} thread{'s' * (self._threads > 1)}"
+        return f"cpu {self._isa}{apart}, {self.team.planned} thread{'s' * (self.team.planned > 1)}"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -112,7 +113,7 @@ class CpuBackend:
             self.upload(indptr),
             self.upload(indices),
             None if values is None else self.upload(values),
-            make_schedule(indptr, indices, self._threads, self._isa),
+            make_schedule(indptr, indices, self.team.planned, self._isa),
         )
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
@@ -151,7 +152,7 @@ class CpuBackend:
             cols,
             first_row,
             args,
-            self._threads,
+            self.team.running,
             result=out.dtype,
         )
 
@@ -183,7 +184,7 @@ class CpuBackend:
             address(gradient.h_scale),
             address(gradient.out_scale),
             address(gradient.partials),
-            self._threads,
+            self.team.running,
             result=to.dtype,
         )
 
@@ -224,7 +225,7 @@ class CpuBackend:
             address(row_scale),
             address(loss),
             address(partials),
-            self._threads,
+            self.team.running,
         )
 
     def entry_loss(
@@ -250,7 +251,7 @@ class CpuBackend:
             address(row_scale),
             address(loss),
             address(partials),
-            self._threads,
+            self.team.running,
         )
 
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
@@ -269,7 +270,7 @@ class CpuBackend:
             address(labels),
             address(mask),
             address(counts),
-            self._threads,
+            self.team.running,
         )
 
     def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
@@ -284,7 +285,7 @@ class CpuBackend:
             matrix.num_rows,
             address(row_ids),
             args,
-            self._threads,
+            self.team.running,
         )
 
     def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
@@ -306,7 +307,7 @@ class CpuBackend:
             address(out),
             out.stride(0),
             *shape,
-            self._threads,
+            self.team.running,
             result=out.dtype,
         )
 
@@ -335,15 +336,15 @@ class CpuBackend:
 
     @property
     def edges(self) -> CpuEdges:
-        return CpuEdges(self._dtype, self._threads, self._isa)
+        return CpuEdges(self._dtype, self.team, self._isa)
 
     @property
     def neighbours(self) -> CpuNeighbours:
-        return CpuNeighbours(self._dtype, self._threads, self._isa)
+        return CpuNeighbours(self._dtype, self.team, self._isa)
 
     @property
     def norms(self) -> CpuNorms:
-        return CpuNorms(self._dtype, self._threads, self._isa)
+        return CpuNorms(self._dtype, self.team, self._isa)
 
 
 def _begin(partials: Tensor | None) -> None:

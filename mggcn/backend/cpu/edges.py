@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mggcn import native
 from mggcn.backend.edges import OFS, OPS, PARTIALS, REDUCERS, EdgeRows, Of, Op, Operand, Partial, Reducer
+from mggcn.backend.team import Team
 from mggcn.errors import BackendError
 
 _P, _L, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -74,15 +75,15 @@ class GradientArgs(ctypes.Structure):
 
 
 class CpuEdges:
-    """The kernels for one storage type on a fixed number of threads. Raises: BackendError for bfloat16."""
+    """The kernels for one storage type on a team of threads. Raises: BackendError for bfloat16."""
 
-    def __init__(self, dtype: torch.dtype, threads: int, isa: str) -> None:
+    def __init__(self, dtype: torch.dtype, team: Team, isa: str) -> None:
         if dtype == torch.bfloat16:
             raise BackendError(
                 "messages along edges need float32 or float64 on a CPU, got bfloat16; convert the features, or use a GPU"
             )
         self._kind = {torch.float32: "f32", torch.float64: "f64"}[dtype]
-        self._threads = threads
+        self._team = team
         self._isa = isa
 
     def reduce(
@@ -106,7 +107,7 @@ class CpuEdges:
             _address(winners),
             OPS.index(op),
             REDUCERS.index(reducer),
-            self._threads,
+            self._team.running,
         )
         native.kernel("mggcn_edge_reduce_", self._kind, self._isa)(ctypes.byref(args))
 
@@ -137,7 +138,7 @@ class CpuEdges:
             PARTIALS.index(partial),
             int(of == "edge"),
             int(out.shape[1] < cols),
-            self._threads,
+            self._team.running,
         )
         native.kernel("mggcn_edge_gradient_", self._kind, self._isa)(ctypes.byref(args))
 

@@ -14,6 +14,7 @@ from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.sizes import GEMM_ROWS, aligned, converted_shapes, copied_shape, gemm_sizes
 from mggcn.backend.cpu.structs import GemmArgs
 from mggcn.backend.cpu.variants import GemmVariant
+from mggcn.backend.team import Team
 from mggcn.errors import BackendError
 
 _KINDS = {
@@ -39,9 +40,9 @@ class CpuGemm:
     the same.
     """
 
-    def __init__(self, variant: GemmVariant, threads: int, isa: str, workspace: Workspace, sums: str = "") -> None:
+    def __init__(self, variant: GemmVariant, team: Team, isa: str, workspace: Workspace, sums: str = "") -> None:
         self.variant = variant
-        self._threads = threads
+        self._team = team
         self._isa = isa
         self._sums = sums or isa
         self._workspace = workspace
@@ -123,7 +124,7 @@ class CpuGemm:
         finish = None if epilogue is None else epilogue_args(epilogue)
         back = None if gradient is None else _gradient_args(gradient)
         with self._workspace.lock:
-            start = self._workspace.take(sizes.total(self._threads)).data_ptr()
+            start = self._workspace.take(sizes.total(self._team.planned)).data_ptr()
             args = GemmArgs(
                 address(a),
                 address(b),
@@ -147,7 +148,7 @@ class CpuGemm:
                 first_row,
                 int(transposed),
                 int(accumulate),
-                self._threads,
+                self._team.running,
             )
             native.kernel("mggcn_gemm_", _KINDS[a.dtype, out.dtype], isa)(ctypes.byref(args))
 

@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,8 @@ from mggcn.backend.cpu.cores import usable_cores
 from mggcn.backend.cpu.figures import Figures, figures_from_dict
 from mggcn.backend.cpu.machine import Host, machine_digest
 from mggcn.backend.cpu.measure import measure
+from mggcn.errors import one_line, printable
+from mggcn.files import read_object, reason, write_text
 from mggcn.host import user_cache
 
 FORMAT_VERSION: Final = 2
@@ -62,15 +63,15 @@ def is_busy(threads: int) -> bool:
 def _read(path: Path, host: Host) -> dict[str, Any] | None:
     """The content of a file, if its figures are sound and this host's."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = read_object(path)
         if (content["format_version"], content["host"]) != (FORMAT_VERSION, _described(host)):
             return None
         figures_from_dict(content["figures"])
         return content if isinstance(content["busy"], bool) else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        log.warning("%s cannot be read (%s): this machine is measured again", path, error)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("%s cannot be read (%s): this machine is measured again", printable(path), one_line(reason(error)))
         return None
 
 
@@ -81,14 +82,9 @@ def write_figures(path: Path, host: Host, figures: Figures, *, busy: bool = Fals
     """
     content = {"format_version": FORMAT_VERSION, "host": _described(host), "busy": busy}
     content |= {"figures": figures.to_dict()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def _described(host: Host) -> dict[str, Any]:

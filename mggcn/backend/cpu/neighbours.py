@@ -12,6 +12,7 @@ from mggcn import native
 from mggcn.backend.cpu.args import address, dropout_args
 from mggcn.backend.neighbours import Heads
 from mggcn.backend.sparse import Sparse
+from mggcn.backend.team import Team
 
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
 
@@ -57,6 +58,7 @@ class AttentionArgs(ctypes.Structure):
         ("beside", _P),
         ("ld_beside", _L),
         ("a", _P),
+        ("counts", _P),
         ("ids", _P),
         ("index", _P),
         ("num_rows", _L),
@@ -72,11 +74,11 @@ class AttentionArgs(ctypes.Structure):
 
 
 class CpuNeighbours:
-    """The kernels for one storage type on a fixed number of threads."""
+    """The kernels for one storage type on a team of threads."""
 
-    def __init__(self, dtype: torch.dtype, threads: int, isa: str) -> None:
+    def __init__(self, dtype: torch.dtype, team: Team, isa: str) -> None:
         self._kind = {torch.float32: "f32", torch.float64: "f64"}[dtype]
-        self._threads = threads
+        self._team = team
         self._isa = isa
 
     def _run(self, name: str, *args: Any) -> None:
@@ -120,7 +122,7 @@ class CpuNeighbours:
             out.shape[1],
             int(begins),
             int(ends),
-            self._threads,
+            self._team.running,
         )
         self._run(name, ctypes.byref(args))
 
@@ -184,6 +186,7 @@ class CpuNeighbours:
             address(beside),
             0 if beside is None else beside.stride(0),
             address(heads.a),
+            address(heads.counts(matrix)),
             address(heads.ids),
             address(index),
             out.shape[0] if index is None else index.shape[0],
@@ -194,7 +197,7 @@ class CpuNeighbours:
             dropout_args(heads.dropout),
             int(begins),
             int(ends),
-            self._threads,
+            self._team.running,
         )
         self._run(name, ctypes.byref(args))
 
@@ -213,7 +216,7 @@ class CpuNeighbours:
             rows,
             heads,
             cols,
-            self._threads,
+            self._team.running,
         )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from mggcn import native
 from mggcn.backend.cpu.args import NAMES, address
 from mggcn.backend.norms import BatchTerms
+from mggcn.backend.team import Team
 
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
 
@@ -40,10 +41,10 @@ class NormArgs(ctypes.Structure):
 
 
 class CpuNorms:
-    """The kernels for one storage type on a fixed number of threads."""
+    """The kernels for one storage type on a team of threads."""
 
-    def __init__(self, dtype: torch.dtype, threads: int, isa: str) -> None:
-        self._kind, self._threads, self._isa = NAMES[dtype], threads, isa
+    def __init__(self, dtype: torch.dtype, team: Team, isa: str) -> None:
+        self._kind, self._team, self._isa = NAMES[dtype], team, isa
 
     def layer_norm(self, z: Tensor, gain: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:
         self._run("layer_norm", z, out=out, eps=eps, gain=gain, bias=bias)
@@ -74,7 +75,7 @@ class CpuNorms:
         **vectors: Tensor | None,
     ) -> None:
         rows, cols = z.shape
-        args = NormArgs(eps=eps, rows=rows, cols=cols, threads=self._threads)
+        args = NormArgs(eps=eps, rows=rows, cols=cols, threads=self._team.running)
         for matrix, tensor in (("g", g), ("z", z), ("out", out)):
             setattr(args, matrix, address(tensor))
             setattr(args, f"ld_{matrix}", 0 if tensor is None else tensor.stride(0))

@@ -27,6 +27,7 @@ from mggcn.backend.cpu.structs import ProductArgs
 from mggcn.backend.cpu.variants import MatrixTraits, candidates, choose_spmm, costs_of, hub_length, key_of
 from mggcn.backend.sparse_products import Product
 from mggcn.backend.spmm_choice import HOPELESS, Choices, SpmmChoice, SpmmKey
+from mggcn.backend.team import Team
 from mggcn.errors import BackendError
 
 STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
@@ -127,10 +128,10 @@ class CpuSpmm:
     """Products of matrices, summed in the type that `dtype` sums in. choices: override those of the model."""
 
     def __init__(
-        self, dtype: torch.dtype, threads: int, isa: str, figures: Figures, workspace: Workspace, choices: Choices
+        self, dtype: torch.dtype, team: Team, isa: str, figures: Figures, workspace: Workspace, choices: Choices
     ) -> None:
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
-        self._threads = threads
+        self._team = team
         self._isa = isa
         self._figures = figures
         self._workspace = workspace
@@ -245,7 +246,7 @@ class CpuSpmm:
                 chosen.blocks,
                 chosen.ahead,
                 int(accumulate),
-                self._threads,
+                self._team.running,
             )
             native.kernel("mggcn_spmm_", kind_of(h.dtype, out.dtype), self._isa)(ctypes.byref(args))
 

@@ -28,6 +28,7 @@ from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import Agree, CommStream, Eager, Event, Repeatable, Timestamp, alone
 from mggcn.backend.sparse_products import Explorer, Spmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
+from mggcn.backend.team import Team
 
 QUEUE_S = 1.0
 """The host looks at results about once in this many seconds: it sees signals and losses this late."""
@@ -58,6 +59,7 @@ class CudaBackend:
         self._losses = self.allocate(8 * rows.PARTIALS).view(torch.float64)
         self._arrived = self.allocate(4).view(torch.int32)
         self._exploration = exploration
+        self.team = Team(1)
         self._spmm: Mapping[torch.dtype, Spmm] = (
             self._own_spmm(workspace_bytes, choices) if spmm == "own" else dict.fromkeys(types, self._cusparse())
         )

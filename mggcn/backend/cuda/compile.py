@@ -10,11 +10,11 @@ import functools
 import hashlib
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from mggcn.backend.cuda.kernels import Module, folder
+from mggcn.files import read_bytes, write_bytes
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def cache_folder() -> Path:
 def _read(place: Path) -> bytes | None:
     """Return the kept binary; None if it is missing or damaged."""
     try:
-        text = place.read_bytes()
+        text = read_bytes(place)
     except OSError:
         return None
     digest, code = text[:DIGEST_BYTES], text[DIGEST_BYTES:]
@@ -74,13 +74,6 @@ def _read(place: Path) -> bytes | None:
 
 
 def _keep(place: Path, code: bytes) -> None:
-    """Write a temporary file and rename it: processes that start together compile the same file."""
+    """Write the file of a binary: processes that start together compile the same one."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=".mggcn-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        Path(temporary).replace(place)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_bytes(place, hashlib.sha256(code).digest() + code)

@@ -54,7 +54,7 @@ class CudaNeighbours:
         ends: bool,
     ) -> None:
         num_rows = out.shape[0]
-        tensors = (*_entries(matrix), *_rows(rows), *_rows(own), *_rows(out), *_rows(state))
+        tensors = (*_entries(matrix), heads.counts(matrix), *_rows(rows), *_rows(own), *_rows(out), *_rows(state))
         args = (*tensors, *_heads(heads), int(begins), int(ends), num_rows)
         self._launch("attention", "attend", num_rows * heads.heads, *args)
 
@@ -67,7 +67,16 @@ class CudaNeighbours:
         self, heads: Heads, matrix: Sparse, rows: Tensor, own: Tensor, out: Tensor, *, begins: bool
     ) -> None:
         num_rows = out.shape[0]
-        args = (*_entries(matrix), *_rows(rows), *_rows(own), *_rows(out), *_heads(heads), int(begins), num_rows)
+        args = (
+            *_entries(matrix),
+            heads.counts(matrix),
+            *_rows(rows),
+            *_rows(own),
+            *_rows(out),
+            *_heads(heads),
+            int(begins),
+            num_rows,
+        )
         self._launch("attention", "attend_sources", num_rows * heads.heads, *args)
 
     def attend_destinations(
@@ -83,7 +92,7 @@ class CudaNeighbours:
     ) -> None:
         num_rows = out.shape[0]
         second = (None, 0) if beside is None else _rows(beside)
-        tensors = (*_entries(matrix), *_rows(rows), *_rows(own), *_rows(out), *second)
+        tensors = (*_entries(matrix), heads.counts(matrix), *_rows(rows), *_rows(own), *_rows(out), *second)
         args = (*tensors, *_heads(heads), int(begins), num_rows)
         self._launch("attention", "attend_destinations", num_rows * heads.heads, *args)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mggcn.errors import StoreError
+from mggcn.files import open_file, parse_json, read_bytes, reason
 from mggcn.graph.csr import Graph, Rows
-from mggcn.graph.digests import read_small, unsealed
+from mggcn.graph.digests import unsealed
 from mggcn.graph.durable import move_folder, new_folder, sync_folder, write_array, write_meta
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.layout import graph_sha256
@@ -88,9 +88,9 @@ def read_cached(
 def read_meta(folder: Path) -> dict[str, Any]:
     """Return what the meta.json of a cut says. Raises: StoreError if it cannot be read."""
     try:
-        meta = json.loads(unsealed(read_small(folder / "meta.json"), folder / "meta.json"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{folder / 'meta.json'} cannot be read ({error}); {REMEDY}") from error
+        meta = parse_json(unsealed(read_bytes(folder / "meta.json"), folder / "meta.json"))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{folder / 'meta.json'} cannot be read: {reason(error)}; {REMEDY}") from error
     if not isinstance(meta, dict) or meta.get("format_version") != FORMAT_VERSION or "settings" not in meta:
         raise StoreError(f"{folder} is not a cut of format {FORMAT_VERSION}; {REMEDY}")
     return meta
@@ -121,7 +121,7 @@ def _open(folder: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, ...],
     rows = FileRows.open(path)
     if rows.dtype != dtype or rows.shape != shape:
         raise StoreError(f"{path} holds {rows.dtype} {rows.shape}, expected {dtype} {shape}; {REMEDY}")
-    with path.open("rb") as file:
+    with open_file(path) as file:
         came = hashlib.file_digest(file, "sha256").hexdigest()
     if not isinstance(digests, dict) or digests.get(path.name) != came:
         raise StoreError(f"{path}: its SHA-256 does not match meta.json: one of them is damaged; {REMEDY}")

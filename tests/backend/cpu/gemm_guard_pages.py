@@ -14,6 +14,7 @@ import torch
 from mggcn import native
 from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.memory import Workspace
+from mggcn.backend.team import Team
 from tests.backend.cpu import wide_tiles
 from tests.backend.cpu.guard_pages import chosen, guarded
 
@@ -31,7 +32,7 @@ def main() -> None:
     sizes = ((1, 1, 1), (9, 5, 41), (67, 130, 17), (300, 24, 150), (1500, 260, 3))
     for dtype, isa in chosen(itertools.product((torch.float32, torch.float64, torch.bfloat16), wide_tiles.ISAS)):
         real = torch.float64 if dtype == torch.float64 else torch.float32
-        gemm = CpuGemm("own", 2, isa, GuardedWorkspace())
+        gemm = CpuGemm("own", Team(2), isa, GuardedWorkspace())
         for rows, d, e in sizes:
             generator = torch.Generator().manual_seed(rows)
             h, w, g = (

@@ -21,6 +21,7 @@ from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.sizes import MAX_SEGMENTS, SEGMENTS_BYTES, segments
 from mggcn.backend.cpu.variants import GemmVariant, gemm_kernel, gemm_variant
+from mggcn.backend.team import Team
 from mggcn.errors import BackendError
 from tests.backend.cpu import wide_tiles
 from tests.machines import XEON, ZEN3, pairs_at
@@ -51,7 +52,7 @@ def wide_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def _own(dtype: torch.dtype, threads: int, isa: str = "") -> CpuBackend:
     """A backend whose dense products are our own, whatever would be chosen here."""
     backend = CpuBackend(dtype, threads)
-    backend.dense_products = CpuGemm("own", threads, isa or native.dense_isa(), Workspace())
+    backend.dense_products = CpuGemm("own", Team(threads), isa or native.dense_isa(), Workspace())
     return backend
 
 
@@ -60,7 +61,7 @@ def _own(dtype: torch.dtype, threads: int, isa: str = "") -> CpuBackend:
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_products_match_float64(dtype: torch.dtype, way: GemmVariant, isa: str) -> None:
     """Fails if products get transposes, padded rows, narrow sides or accumulation wrong, or writes beside its result."""
-    gemm = CpuGemm(way, 2, isa, Workspace())
+    gemm = CpuGemm(way, Team(2), isa, Workspace())
     for (rows, width, out_width), pad in itertools.product(SHAPES, (0, 3)):
         h, w = _matrix(rows, width, 1, dtype, pad), _matrix(width, out_width, 2, dtype)
         g = _matrix(rows, out_width, 3, dtype, pad)
@@ -163,7 +164,7 @@ PAIRED = [isa for isa in wide_tiles.ISAS if isa.startswith("avx512_bf16")]
 @pytest.mark.parametrize("isa", PAIRED)
 def test_pairs_of_bfloat16_are_summed_in_order(isa: str) -> None:
     """Fails if the products of a pair are added at once or in the other order, or tiny numbers are not taken for zero."""
-    gemm, out = CpuGemm("own", 1, isa, Workspace()), torch.empty(1, 1)
+    gemm, out = CpuGemm("own", Team(1), isa, Workspace()), torch.empty(1, 1)
     big, one = 2.0**24, 1.0
     for numbers, expected in (
         ([big, 0.0, one, -big], one),  # the lower first: the one is lost

@@ -18,6 +18,7 @@ from mggcn.backend.cpu.backend import PARTIALS, CpuBackend
 from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.sizes import gemm_sizes, segments
+from mggcn.backend.team import Team
 from tests.backend.cpu import amx
 
 BF16 = torch.bfloat16
@@ -42,7 +43,7 @@ def matrix(rows: int, cols: int, seed: int, pad: int = 0, dtype: torch.dtype = B
 
 
 def tiles(threads: int = 2, isa: str = amx.EMULATED) -> CpuGemm:
-    return CpuGemm("own", threads, isa, Workspace())
+    return CpuGemm("own", Team(threads), isa, Workspace())
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -16,6 +16,7 @@ from mggcn.backend.cpu.gemm import CpuGemm
 from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.spmm import make_schedule
 from mggcn.backend.cpu.variants import GemmVariant, MatrixTraits, candidates, hub_length
+from mggcn.backend.team import Team
 from tests.machines import tight
 
 LENGTHS: dict[str, list[int]] = {
@@ -78,7 +79,7 @@ def test_dense_products_work_in_what_is_planned(shape: tuple[int, int, int], dty
         ):
             workspace = Workspace()
             out = torch.ones(a.shape[0], b.shape[1], dtype=kind)
-            CpuGemm(way, threads, native.dense_isa(), workspace).multiply(a, b, out, accumulate=accumulate)
+            CpuGemm(way, Team(threads), native.dense_isa(), workspace).multiply(a, b, out, accumulate=accumulate)
             expected = a.double() @ b.double() + accumulate
             close = {"rtol": 2.0**-8, "atol": 0.05} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-3}
             torch.testing.assert_close(out.double(), expected, **close)

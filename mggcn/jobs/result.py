@@ -1,0 +1,41 @@
+"""result.json of a complete run, and whether what it holds is a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mggcn.errors import RunError
+from mggcn.files import read_object, reason
+
+SIZES = ("setup_seconds", "measured_peak_bytes", "planned_peak_bytes")
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return what result.json of a complete run holds. Raises: RunError if it cannot be read, or is no result."""
+    path = folder / "result.json"
+    try:
+        result = read_object(path)
+        _check(result)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {reason(error)}; delete it, and resume the run") from error
+    return result
+
+
+def _check(result: Mapping[str, Any]) -> None:
+    """Refuse scores, seconds and bytes that are not there, or no numbers. Raises: ValueError."""
+    tables = [result, *result["runs"]] if "runs" in result else [result]
+    tables += [result[name] for name in ("mean", "std") if name in result]
+    try:
+        for scores in (table[kind] for table in tables for kind in ("best", "final")):
+            if not all(isinstance(scores[split], int | float | None) for split in ("train", "val", "test")):
+                raise TypeError("its scores are not numbers")
+        if not all(isinstance(result[name], int | float) for name in SIZES):
+            raise TypeError("its seconds and bytes are not numbers")
+        if not isinstance(result.get("seconds_per_epoch"), int | float | None) or not isinstance(result["metric"], str):
+            raise TypeError("its metric is no name, or its seconds are no number")
+    except KeyError as error:
+        raise ValueError(f"it lacks {error}") from error
+    except TypeError as error:
+        raise ValueError(str(error)) from error
