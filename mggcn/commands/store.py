@@ -74,6 +74,7 @@ def extents(graph: Graph) -> dict[str, Any]:
         "symmetric": graph.symmetric,
         "features": graph.num_features,
         "classes": graph.num_classes,
+        "class_names": graph.class_names,
         "task": graph.task,
         "relations": graph.num_relations,
         "splits": {name: rows.shape[0] for name, rows in graph.splits.items()},

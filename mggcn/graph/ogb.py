@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.errors import GraphError
-from mggcn.files import no_regular_file, reason, require_file
+from mggcn.errors import GraphError, printable
+from mggcn.files import open_file, reason, require_file
 from mggcn.graph.archive import large_member
 from mggcn.graph.binary_edges import edges_of_rows
 from mggcn.graph.class_names import LONGEST
@@ -123,17 +123,32 @@ def _splits(folder: Path) -> dict[str, Array]:
 def class_names_of(path: Path, labels: Array) -> dict[str, Any]:
     """Return the names of classes of a folder's mapping, if it names all that occur in one column of labels."""
     files = sorted((path / "mapping").glob("labelidx2*.csv.gz"))
-    if len(files) != 1 or no_regular_file(files[0]) or np.shape(labels)[1:] not in ((), (1,)):
+    if len(files) != 1 or labels.dtype.kind not in "iuf" or labels.shape[1:] not in ((), (1,)):
         return {}
-    text = _read(files[0], lambda: gzip.open(files[0]).read(MOST_NAMES).decode())
-    names: dict[int, str] = {}
-    for row in csv.reader(text.splitlines()[1:]):
-        if len(row) == 2 and row[0].strip().isdecimal():
-            name = " ".join(row[1].split())[:LONGEST] or f"class {row[0]}"
-            names[int(row[0])] = f"{name} ({row[0]})" if name in names.values() else name
-    labelled = labels[~np.isnan(labels)] if np.asarray(labels).dtype.kind == "f" else labels
-    complete = sorted(names) == list(range(len(names))) and len(names) > max(labelled.max(initial=-1), 0)
+    names: dict[int, str] = _read(files[0], lambda: _mapping(files[0]))
+    known = labels[~np.isnan(labels)] if labels.dtype.kind == "f" else labels
+    complete = sorted(names) == list(range(len(names))) and len(names) > max(known.max(initial=-1), 0)
     return {"class_names": [names[number] for number in sorted(names)]} if complete else {}
+
+
+def _mapping(path: Path) -> dict[int, str]:
+    """Read names by number. Raises: OSError, ValueError."""
+    with open_file(path) as packed, gzip.open(packed) as file:
+        text = file.read(MOST_NAMES + 1)
+    if len(text) > MOST_NAMES:
+        raise ValueError(f"more than {MOST_NAMES} bytes of names")
+    names, seen = dict[int, str](), set[str]()
+    try:
+        rows = [row for row in csv.reader(text.decode().splitlines()[1:]) if len(row) == 2]
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    for number, name in rows:
+        if number.strip().isdecimal() and len(number) < 10:
+            called = printable(" ".join(name.split()))[: LONGEST - 20] or f"class {number}"
+            called = f"{called} ({number})" if called in seen else called
+            seen.add(called)
+            names[int(number)] = called
+    return names
 
 
 def _numbers(path: Path, dtype: npt.DTypeLike, columns: int | None = None) -> Array:

@@ -16,9 +16,10 @@ from mggcn.model.pyg_gin import check_gin, gin_layers, is_activation, name_of
 from mggcn.model.pyg_layers import Twin, Weight, linear_weights
 
 
-def is_dgl(module: Any) -> bool:
-    """Tell whether a module is one of DGL's own, such as a layer."""
-    return type(module).__module__.partition(".")[0] == "dgl"
+def library_of(module: Any) -> str:
+    """Return "DGL" or "PyG" for a module of theirs, or of a class made of one; "" for others."""
+    roots = {kind.__module__.partition(".")[0] for kind in type(module).__mro__}
+    return "DGL" if "dgl" in roots else "PyG" if "torch_geometric" in roots else ""
 
 
 def _vector(name: str, vector: Any) -> dict[str, Weight]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError
-from mggcn.model.dgl_layers import DGL_TWINS, averaged_bias, is_dgl
+from mggcn.model.dgl_layers import DGL_TWINS, averaged_bias, library_of
 from mggcn.model.pyg_gin import ACTIVATIONS, is_activation, name_of
 from mggcn.model.pyg_layers import TWINS, Twin, Weight
 from mggcn.model.pyg_norms import NORMS, norm_weights, norms_of
@@ -96,13 +96,19 @@ def stack_of(module: Any, model: ModelConfig | None = None, twins: Mapping[str, 
 
 
 def _refuse_other_library(module: Any, twins: Mapping[str, Twin]) -> None:
-    """Refuse layers of DGL's where PyG's are read, and the other way round: names of classes are the same."""
-    other = [
-        m for m in module.modules() if type(m).__name__ in {**TWINS, **DGL_TWINS} and is_dgl(m) != (twins is DGL_TWINS)
-    ]
-    if other:
-        name, instead = ("PyG", "mggcn.from_pyg") if twins is DGL_TWINS else ("DGL", "mggcn.from_dgl")
-        raise ConfigError(f"{type(other[0]).__name__} is {name}'s layer; {instead}(module, model) reads its weights")
+    """Refuse layers of DGL's where PyG's are read, the other way round, and a user's own: classes have the same names."""
+    wanted = "DGL" if twins is DGL_TWINS else "PyG"
+    for part in module.modules():
+        name, library = type(part).__name__, library_of(part)
+        if name in {**TWINS, **DGL_TWINS} and library not in (wanted, ""):
+            raise ConfigError(
+                f"{name} is {library}'s layer; mggcn.from_{library.lower()}(module, model) reads its weights"
+            )
+        if name in twins and not library:
+            raise ConfigError(
+                f"{name} is a class of {type(part).__module__}, not {wanted}'s layer: what it computes is not known; copy "
+                "tensors by name with Trainer.state_dict and scores_of"
+            )
 
 
 def _check_rest(module: Any, convs: list[Any], norms: list[Any], model: ModelConfig, twins: Mapping[str, Twin]) -> None:
@@ -227,7 +233,7 @@ def from_dgl(module: Any, model: ModelConfig | None = None) -> dict[str, Tensor]
 def weights_of_module(module: Any, model: ModelConfig) -> dict[str, Tensor]:
     """Return the weights of PyG's or DGL's layers. Raises: ConfigError as `from_pyg` and `from_dgl`."""
     parts = module.modules() if callable(getattr(module, "modules", None)) else ()
-    return (from_dgl if any(is_dgl(part) for part in parts) else from_pyg)(module, model)
+    return (from_dgl if any(library_of(part) == "DGL" for part in parts) else from_pyg)(module, model)
 
 
 def to_pyg(state: Mapping[str, Tensor], module: Any, model: ModelConfig | None = None) -> None:

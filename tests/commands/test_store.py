@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import mggcn
 from mggcn.backend.cpu.machine import this_host
 from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
 from mggcn.cli import main
@@ -101,3 +104,10 @@ def test_products_that_were_kept_beside_a_store_are_read(tmp_path: Path) -> None
     (tmp_path / "g" / STORE_FILE).write_text("no JSON")
     with pytest.raises(StoreError, match="mggcn tune --store"):
         known_choices(tmp_path / "g", digest, host)
+
+
+def test_info_names_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the answer in JSON of store info lacks the names of classes."""
+    mggcn.save(mggcn.load(np.array([[0, 1], [1, 0]]), labels=["b", "a"]), tmp_path / "s")
+    assert main(["store", "info", str(tmp_path / "s"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["class_names"] == ["a", "b"]

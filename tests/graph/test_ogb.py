@@ -156,6 +156,7 @@ def test_damaged_archives(tmp_path: Path, name: str, damage: str) -> None:
         (["0,arxiv cs na", "1,arxiv cs lg", "2,b"], ("arxiv cs na", "arxiv cs lg", "b")),
         (["2,x", '0,"Home, Kitchen"', "1,x"], ("Home, Kitchen", "x (1)", "x")),
         (["0,a", "1,", "2,c", "3,d"], ("a", "class 1", "c", "d")),
+        (["0,a\x1b[2J", "1,b", "2," + "c" * 300], ("a\\x1b[2J", "b", "c" * 180)),
         (["0,a", "1,b"], ()),  # the labels have three classes
         (["0,a", "2,b", "3,c"], ()),
     ],
@@ -170,9 +171,19 @@ def test_the_mapping_names_classes(rows: list[str], expected: tuple[str, ...], f
     assert graph.num_classes == max(3, len(expected))
 
 
-def test_a_damaged_mapping_is_named(folder: Path) -> None:
-    """Fails if a mapping that is no packed text ends in a traceback, or in names."""
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"label idx,category\n0,a\n",
+        gzip.compress(b"label idx,category\n0,\xff\n"),
+        gzip.compress(b"label idx,category\n" + b"a" * (1 << 18)),
+        gzip.compress(b"label idx,category\n" * (1 << 17)),
+    ],
+    ids=["not packed", "no text", "one long field", "large"],
+)
+def test_a_damaged_mapping_is_named(content: bytes, folder: Path) -> None:
+    """Fails if a mapping that is no packed text of names ends in a traceback, or in names."""
     (folder / "mapping").mkdir()
-    (folder / "mapping" / "labelidx2category.csv.gz").write_bytes(b"label idx,category\n0,a\n")
+    (folder / "mapping" / "labelidx2category.csv.gz").write_bytes(content)
     with pytest.raises(GraphError, match=r"labelidx2category.csv.gz.*again"):
         load_source(folder)

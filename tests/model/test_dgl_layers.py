@@ -243,6 +243,24 @@ def test_from_pyg_names_from_dgl(name: str) -> None:
         mggcn.to_pyg({}, nn.Sequential(stand_in(name)))
 
 
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv", "GraphConv"])
+@pytest.mark.parametrize("read", [mggcn.from_pyg, mggcn.from_dgl])
+def test_a_class_of_ones_own_is_no_layer_of_theirs(name: str, read: Callable[[Any], Any]) -> None:
+    """Fails if a layer that somebody wrote under such a name ends in an AttributeError, or is read as theirs."""
+    own = type(name, (nn.Module,), {"__module__": "paper.layers"})()
+    own.lin = nn.Linear(3, 2)
+    with pytest.raises(ConfigError, match="layer") as caught:
+        read(nn.Sequential(own))
+    assert "a class of paper.layers" in str(caught.value) or "has none; other" in str(caught.value)
+
+
+def test_a_class_made_of_a_layer_is_known() -> None:
+    """Fails if a class of one's own that inherits from a layer of DGL's under its name is read as PyG's."""
+    made = type("GATConv", (type(stand_in("GATConv")),), {"__module__": "paper.layers"})()
+    with pytest.raises(ConfigError, match="DGL's layer"):
+        mggcn.from_pyg(nn.Sequential(made))
+
+
 def test_a_trainer_starts_from_dgl_layers() -> None:
     """Fails if start_from reads layers of DGL's by PyG's names."""
     _, _, graph = graphs_of(KINDS["GraphConv"])
