@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
+import itertools
 import os
 import shutil
+import tempfile
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 
-from mggcn.errors import GraphError, shown
+from mggcn.errors import GraphError, MggcnError, shown
+from mggcn.files import open_file, reason
 from mggcn.graph.catalogue import Dataset
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
@@ -58,13 +63,24 @@ def obtain(dataset: Dataset, folder: Path, say: Say = _print) -> Path:
     with _alone(folder / f".{dataset.name}.lock", lambda: say(f"{dataset.name}: waiting for another that makes it")):
         if is_store(store):
             return store
-        if not files.exists():
+        if fetched := not os.path.lexists(files):
             _download(dataset, files, say)
         say(f"{dataset.name}: making the store {store}, once")
-        with beside(store) as work:
+        with beside(store) as work, _gone_if_refused(files if fetched else None):
             room = Room(work, MEMORY, {"files": fingerprint(files)})
-            write_store(_read(dataset, files, room), store)
+            write_store(_read(dataset, files, room, fetched), store)
     return store
+
+
+@contextlib.contextmanager
+def _gone_if_refused(files: Path | None) -> Iterator[None]:
+    """Remove files that were just downloaded if they hold another graph: the next command asks for them again."""
+    try:
+        yield
+    except GraphError:
+        if files is not None:
+            shutil.rmtree(files) if files.is_dir() else files.unlink()
+        raise
 
 
 @contextlib.contextmanager
@@ -88,7 +104,7 @@ def _alone(path: Path, waits: Callable[[], object]) -> Iterator[None]:
 def _locked(path: Path, waits: Callable[[], object]) -> int:
     """Return the descriptor of a file that is locked and still there. Raises: OSError."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,24 +120,19 @@ def _locked(path: Path, waits: Callable[[], object]) -> int:
         os.close(descriptor)  # its holder has removed it, so that it keeps nobody out
 
 
-def _read(dataset: Dataset, files: Path, room: Room) -> Graph:
-    again = f"delete {files}, and it is downloaded again"
+def _read(dataset: Dataset, files: Path, room: Room, fetched: bool) -> Graph:
+    again = "what was downloaded is removed" if fetched else f"delete {files}, and it is downloaded again"
     try:
         if not dataset.url.endswith(".zip"):
             for name, sha256 in zip(dataset.parts or ("",), dataset.sha256, strict=False):
                 _check_published(files / name, sha256)
         found = dataset.read(files, room)
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        TypeError,
-        LookupError,
-        ArithmeticError,
-        AttributeError,
-        zipfile.BadZipFile,
-    ) as error:
-        raise GraphError(f"{files} does not hold {dataset.name}: {error}; {again}") from error
+    except (MggcnError, MemoryError):
+        raise
+    except Exception as error:  # a hostile header, archive or pickle raises nearly anything
+        where = getattr(error, "filename", None)
+        why = f"{Path(where).name}: {reason(error)}" if isinstance(where, str) else reason(error)
+        raise GraphError(f"{files} does not hold {dataset.name}: {why}; {again}") from error
     edges = found.get("edges")
     listed = edges.count if isinstance(edges, Edges) else int(found["adj"].nnz if edges is None else edges.shape[1])
     if len(found.get("class_names", ())) not in (0, dataset.classes):
@@ -140,43 +151,56 @@ def _read(dataset: Dataset, files: Path, room: Room) -> Graph:
 
 def _download(dataset: Dataset, files: Path, say: Say) -> None:
     """Fetch and unpack an archive, or all files of a folder, beside its place, then move it there: complete or absent."""
-    part = files.with_name(f".{files.name}.part")
-    unpacked = files.with_name(f".{files.name}.unpacked")
+    beginning, most = f".{files.name}.part-", _most_bytes(dataset)
+    new: Path | None = None
     try:
         files.parent.mkdir(parents=True, exist_ok=True)
+        for left in files.parent.glob(f"{glob.escape(beginning)}*"):  # by a command that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        new = Path(tempfile.mkdtemp(prefix=beginning, dir=files.parent))
         say(f"{dataset.name}: downloading {dataset.url}")
-        shutil.rmtree(unpacked, ignore_errors=True)
+        unpacked = new / "files"
         if dataset.parts:
             unpacked.mkdir()
-            for name in dataset.parts:
-                _fetch(dataset.url + name, unpacked / name)
-            unpacked.rename(files)
+            for name, sha256 in itertools.zip_longest(dataset.parts, dataset.sha256):
+                _fetch(dataset.url + name, unpacked / name, most, sha256)
         else:
-            _fetch(dataset.url, part)
+            _fetch(dataset.url, unpacked, most, dataset.sha256[0] if dataset.sha256 else None)
             if dataset.url.endswith(".zip"):
-                for sha256 in dataset.sha256:
-                    _check_published(part, sha256)
-                with zipfile.ZipFile(part) as archive:
-                    archive.extractall(unpacked)  # compares every file's checksum; names cannot lead elsewhere
-                (unpacked / dataset.inside).rename(files)
-            else:
-                part.rename(files)
-    except (OSError, ValueError, HTTPException, zipfile.BadZipFile) as error:
-        reason = getattr(error, "reason", None) or error
+                unpacked = _unpack(unpacked, new / "unpacked", most) / dataset.inside
+        unpacked.rename(files)
+    except (OSError, ValueError, HTTPException, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        why = getattr(error, "reason", None) or error
         raise GraphError(
-            f"{dataset.name} is not in {files.parent} and cannot be downloaded ({reason}); {_by_hand(dataset, files)}"
+            f"{dataset.name} is not in {files.parent} and cannot be downloaded ({why}); {_by_hand(dataset, files)}"
         ) from error
     finally:
-        part.unlink(missing_ok=True)
-        shutil.rmtree(unpacked, ignore_errors=True)
+        if new is not None:
+            shutil.rmtree(new, ignore_errors=True)
 
 
-def _check_published(path: Path, sha256: str) -> None:
+def _most_bytes(dataset: Dataset) -> int:
+    """Return the bytes that no file, or all that an archive unpacks to, can have: 32 for each number, as text or not."""
+    numbers = dataset.vertices * (dataset.features + dataset.classes + 16) + 4 * dataset.edges
+    return (64 << 20) + 32 * numbers
+
+
+def _unpack(archive: Path, folder: Path, most: int) -> Path:
+    """Unpack a zip file. Raises: OSError if that takes too many bytes; ValueError, BadZipFile for a damaged one."""
+    with zipfile.ZipFile(archive) as packed:
+        size, free = sum(info.file_size for info in packed.infolist()), shutil.disk_usage(archive.parent).free
+        if size > min(most, free):
+            raise OSError(f"it unpacks to {size} bytes, expected at most {most}, and {free} are free")
+        packed.extractall(folder)  # compares every file's checksum; names cannot lead elsewhere
+    return folder
+
+
+def _check_published(path: Path, sha256: str, name: str = "") -> None:
     """Read a file once. Raises: ValueError if it is not the one that was published."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
-        raise ValueError(f"{path.name.lstrip('.')} has the SHA-256 {found}, the published file {sha256}")
+        raise ValueError(f"{name or path.name} has the SHA-256 {found}, the published file {sha256}")
 
 
 def _by_hand(dataset: Dataset, files: Path) -> str:
@@ -189,16 +213,23 @@ def _by_hand(dataset: Dataset, files: Path) -> str:
     return f"fetch {dataset.url} elsewhere and put it as {files}"
 
 
-def _fetch(url: str, path: Path) -> None:
-    """Write what a server sends to a file. Raises: OSError if it breaks off or does not fit the disk."""
-    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, path.open("wb") as file:
+def _fetch(url: str, path: Path, most: int, sha256: str | None) -> None:
+    """Write what a server sends to a new file.
+
+    Raises: OSError if it breaks off, is more than `most` bytes or does not fit the disk; ValueError for another SHA-256.
+    """
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, path.open("xb") as file:
         size = int(answer.headers.get("Content-Length") or 0)
         free = shutil.disk_usage(path.parent).free
         if size > free:
-            raise OSError(f"{size} bytes do not fit the {free} that are free in {path.parent}")
+            raise OSError(f"{size} bytes do not fit the {free} that are free in {path.parent.parent}")
         got = 0
         while block := answer.read(BLOCK):
-            file.write(block)
             got += len(block)
+            if got > min(most, free):
+                raise OSError(f"the server sent more than {min(most, free)} bytes, which these files cannot have")
+            file.write(block)
     if size and got != size:
         raise OSError(f"the server sent {got} of {size} bytes")
+    if sha256 is not None:
+        _check_published(path, sha256, url.rpartition("/")[2])

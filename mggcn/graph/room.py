@@ -138,13 +138,16 @@ def sort_bytes(job: Job) -> int:
 
 
 def fingerprint(path: Path) -> list[list[Any]]:
-    """Return name, size and time of change of a file, or of all files of a folder."""
+    """Return name, size and times of change, of content and of entry, of a file or of all files of a folder.
+
+    `cp -p` and `touch` set the first time, nobody the second.
+    """
     # Of a store the graph alone: readers and runs leave records there.
     names = ("meta.json", "*.npy") if (path / "meta.json").is_file() else ("**/*",)
     inside = (file for name in names for file in path.glob(name) if file.is_file())
     files = sorted(inside) if path.is_dir() else [path]
     found = ((file, file.stat()) for file in files)
-    return [[os.path.abspath(file), stat.st_size, stat.st_mtime_ns] for file, stat in found]
+    return [[os.path.abspath(file), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for file, stat in found]
 
 
 @contextlib.contextmanager

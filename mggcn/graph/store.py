@@ -24,6 +24,7 @@ from mggcn.graph.class_names import as_class_names, check_count
 from mggcn.graph.csr import CSR, WINDOW, ArrayRows, Graph, Rows, check_layout
 from mggcn.graph.digests import REMEDY, stored_digests, unsealed
 from mggcn.graph.file_rows import FileRows
+from mggcn.graph.ids import as_ids
 from mggcn.graph.layout import (
     ADJ_FILES,
     ADJ_T_FILES,
@@ -93,7 +94,7 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
         num_classes=_num_classes(meta, labels),
         meta=meta,
         class_names=_class_names(folder, meta, labels),
-        ids=files.open("ids") if "ids" in names and is_own(meta) else None,
+        ids=_ids(files, meta) if "ids" in names else None,
         num_relations=0 if adj.types is None else _count(meta, "num_relations") or _highest(adj.types) + 1,
     )
     if is_own(meta):
@@ -260,6 +261,15 @@ def _features(files: _Files, names: list[str], meta: Mapping[str, Any]) -> Rows 
     if num_cols is None:
         num_cols = _highest(files.open("features_indices")) + 1
     return _csr(files, names, FEATURE_FILES, num_cols)
+
+
+def _ids(files: _Files, meta: Mapping[str, Any]) -> Rows:
+    """Open names of vertices; those of a folder that mggcn did not write are checked. Raises: GraphError."""
+    rows = files.open("ids")
+    if is_own(meta):
+        return rows
+    known = as_ids(rows.array())
+    return rows if known.dtype == rows.dtype else ArrayRows(known)
 
 
 def _split(files: _Files, name: str, num_vertices: int) -> Rows:

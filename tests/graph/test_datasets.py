@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import io
 import json
+import os
 import re
 import shutil
 import threading
@@ -31,6 +32,7 @@ from mggcn.graph.datasets import obtain
 from mggcn.graph.store import open_store
 from tests.graph.test_ogb import EDGES, SPLIT, N, text_layout, write_table
 from tests.graph.test_planetoid import made
+from tests.planted import plant
 
 SMALL = {"vertices": N, "edges": EDGES.shape[1], "features": 3, "classes": 3}
 
@@ -65,7 +67,8 @@ class Server:
                 server.requests += 1
                 content = server.files.get(self.path[1:], server.content)
                 self.send_response(server.status)
-                self.send_header("Content-Length", str(server.announced or len(content)))
+                if server.announced >= 0:
+                    self.send_header("Content-Length", str(server.announced or len(content)))
                 self.end_headers()
                 self.wfile.write(content)
 
@@ -243,6 +246,8 @@ def test_tissues_that_link_others_vertices(server: Server, tmp_path: Path) -> No
     dataset = like("ppi", url=server.url("ppi.zip"))
     with pytest.raises(GraphError, match="has 56944, 793632, 50 and 121"):
         obtain(dataset, tmp_path / "data", lambda _: None)
+    with zipfile.ZipFile(io.BytesIO(server.content)) as archive:
+        archive.extractall(tmp_path / "data" / "ppi_raw")
     file = tmp_path / "data" / "ppi_raw" / "test_graph.json"
     file.write_text(json.dumps({"links": [{"source": 0, "target": 5}]}))
     with pytest.raises(GraphError, match=r"does not hold ppi: test_graph\.json links vertices 0 to 5 of 2"):
@@ -255,9 +260,20 @@ def test_damaged_files_of_graphsaint(server: Server, tmp_path: Path) -> None:
     dataset = like("flickr", url=server.url("saint.zip"))
     with pytest.raises(GraphError, match="does not hold flickr"):
         obtain(dataset, tmp_path / "data", lambda _: None)
-    (tmp_path / "data" / "flickr_raw" / "class_map.json").write_text("[1, 2]")
-    with pytest.raises(GraphError, match="does not hold flickr"):
-        obtain(dataset, tmp_path / "data", lambda _: None)
+    assert list((tmp_path / "data").iterdir()) == [], "what was downloaded is refused, and gone"
+
+
+@pytest.mark.parametrize("name", ["class_map.json", "role.json", "feats.npy", "adj_full.npz"])
+@pytest.mark.parametrize("damage", ["FIFO", "device", "folder", "deep", "a list", "not UTF-8"])
+def test_files_put_there_by_hand_are_refused_and_stay(tmp_path: Path, name: str, damage: str) -> None:
+    """Fails if one of them is waited for, is read without end or ends in a traceback, or is removed."""
+    raw = tmp_path / "flickr_raw"
+    with zipfile.ZipFile(io.BytesIO(saint(tmp_path / "made", {"0": 1, "1": 2, "9": 0}))) as archive:
+        archive.extractall(raw)
+    plant(raw / name, damage)
+    with pytest.raises(GraphError, match=r"does not hold flickr.*delete .*flickr_raw, and it is downloaded again"):
+        obtain(like("flickr", url="http://127.0.0.1:1/"), tmp_path, lambda _: None)
+    assert os.path.lexists(raw / name)
 
 
 @pytest.mark.parametrize("name", ["ogbn-arxiv", "minesweeper", "cora"])
@@ -277,9 +293,8 @@ def test_other_bytes_than_the_published(server: Server, tmp_path: Path, name: st
     wrong = replace(dataset, sha256=(*sums[:-1], "0" * 64))
     with pytest.raises(GraphError, match=f"{name}.*has the SHA-256 {sums[-1]}, the published file 0000"):
         obtain(wrong, tmp_path / "wrong", lambda _: None)
-    assert not (tmp_path / "wrong" / name).exists()
-    if name == "ogbn-arxiv":
-        assert list((tmp_path / "wrong").iterdir()) == []
+    assert list((tmp_path / "wrong").iterdir()) == []
+    assert obtain(replace(dataset, sha256=sums), tmp_path / "wrong", lambda _: None).is_dir()
 
 
 def test_sums_are_of_every_file() -> None:
@@ -326,7 +341,44 @@ def test_another_graph_is_refused(server: Server, tmp_path: Path) -> None:
         GraphError, match=r"holds 9 vertices, 6 edges, 3 features and 3 classes, but ogbn-arxiv has 169343"
     ):
         obtain(like("ogbn-arxiv", url=server.url("arxiv.zip")), tmp_path / "data")
-    assert not (tmp_path / "data" / "ogbn-arxiv").exists()
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["ogbn-arxiv", "minesweeper"])
+def test_an_answer_without_a_length_has_a_bound(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Fails if a server fills the disk, or an archive that unpacks to more than a data set has is unpacked."""
+    monkeypatch.setattr(datasets, "_most_bytes", lambda _: 1 << 20)
+    dataset = minesweeper(server) if name == "minesweeper" else arxiv(server)
+    if name == "minesweeper":
+        server.content, server.announced = bytes(3 << 20), -1
+    else:
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bomb:
+            bomb.writestr("arxiv/raw/edge.csv.gz", bytes(3 << 20))
+        server.content = file.getvalue()
+    with pytest.raises(GraphError, match=r"sent more than 1048576 bytes|unpacks to 3145728 bytes, expected at most"):
+        obtain(dataset, tmp_path / "data", lambda _: None)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO"])
+@pytest.mark.parametrize("name", [".minesweeper.npz.part", ".minesweeper.lock"])
+def test_what_lies_in_wait_of_a_download_is_not_written(server: Server, tmp_path: Path, name: str, kind: str) -> None:
+    """Fails if a download follows a link, or waits for a FIFO, at a name that was known before."""
+    (victim := tmp_path / "victim").write_text("precious")
+    (folder := tmp_path / "data").mkdir()
+    plant(folder / name, f"link to {victim}" if kind == "link" else kind)
+    server.content = heterophilous()
+    assert obtain(minesweeper(server), folder, lambda _: None).is_dir()
+    assert victim.read_text() == "precious"
+
+
+def test_every_data_set_fits_its_bound() -> None:
+    """Fails if a published file is larger than what is taken from a server: numbers of features as text."""
+    for dataset in DATASETS.values():
+        assert datasets._most_bytes(dataset) > 12 * dataset.vertices * dataset.features + 16 * dataset.edges
 
 
 def test_the_command_offline_then_with_the_files(
