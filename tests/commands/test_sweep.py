@@ -6,9 +6,11 @@ import csv
 import dataclasses
 import json
 import queue
+import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,19 @@ import mggcn
 from mggcn import assemble, sweeps
 from mggcn.assemble import Group, groups_of
 from mggcn.backend.cuda.driver import Gpu
-from mggcn.config import Config, RunConfig
+from mggcn.config import Config, RunConfig, from_tables
 from mggcn.config_files import from_toml
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import ArrayRows, Graph
-from mggcn.graph.store import write_store
+from mggcn.graph.store import open_store, write_store
 from mggcn.jobs import sweep as sweeping
-from mggcn.jobs.sweep import Sweep, Trial, read_sweep, run_sweep
+from mggcn.jobs.sweep import Sweep, Trial, make_sweep, read_sweep, run_sweep
 from mggcn.jobs.sweep_space import Space, read_space
+from mggcn.jobs.sweep_worker import train_trial
+from mggcn.planning.shared import Shared
 from tests.commands.runs import finish, history, refused, run_main, same_tensors, saved_epochs, start
 from tests.graphs import make_graph, pattern
+from tests.planted import plant
 
 
 def small() -> Graph:
@@ -303,3 +308,92 @@ def test_grids_may_hold_numpys_numbers(tmp_path: Path) -> None:
         (0.01, 4, "done"),
         (0.02, 4, "done"),
     ]
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sweep of two trials, both complete, trained in this process."""
+    root = tmp_path_factory.mktemp("complete")
+    write_store(small(), root / "store")
+    base = from_tables({"train": {"epochs": 2, "seed": 61}, "run": {"threads": 1}, "model": {"hidden": [4]}})
+    graph = open_store(root / "store")
+    found = make_sweep(Space({"train.lr": [0.02, 0.03]}), base, graph, root / "store", root / "sweep", 1)
+    for trial in found.trials:
+        train_trial(root / "sweep", trial.settings, trial.number, graph, root / "store", Shared(), 1)
+    return root / "sweep"
+
+
+@pytest.fixture
+def sweep(complete: Path, tmp_path: Path) -> Path:
+    shutil.copytree(complete, tmp_path / "sweep")
+    return tmp_path / "sweep"
+
+
+def edited(path: Path, change: Callable[[Any], Any]) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(change(content) or content))
+
+
+RESULTS: dict[str, Callable[[Path], object]] = {
+    "empty object": lambda path: path.write_text("{}"),
+    "no score": lambda path: edited(path, lambda result: result["best"].update(val="high")),
+    "no seconds": lambda path: edited(path, lambda result: result.update(setup_seconds=[1])),
+    "a list": lambda path: plant(path, "a list"),
+    "deep": lambda path: plant(path, "deep"),
+    "FIFO": lambda path: plant(path, "FIFO"),
+    "device": lambda path: plant(path, "device"),
+    "folder": lambda path: plant(path, "folder"),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_damaged_trial_hides_no_other(sweep: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """Fails if the result of a trial that cannot be read ends in a traceback, hides the others or is trained over."""
+    place = sweep / "trials" / "001" / "result.json"
+    RESULTS[name](place)
+    before = place.lstat().st_mtime_ns
+    assert run_main("sweep", "--resume", sweep) == 2
+    said = capsys.readouterr()
+    assert said.err == ""
+    rows = [line for line in said.out.splitlines() if line[:1].isdigit()]
+    assert [" done" in row for row in rows] == [True, False]
+    assert "trials/001/result.json is damaged: " in rows[1]
+    assert place.lstat().st_mtime_ns == before
+    shutil.rmtree(place) if name == "folder" else place.unlink()
+    shutil.copy(sweep / "trials" / "002" / "result.json", place)
+    assert run_main("sweep", "--resume", sweep) == 0
+
+
+RECORDS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "unknown setting": (lambda c: [t.update(settings={"train.nope": 1}) for t in c["trials"]], "train.nope"),
+    "one unknown": (lambda c: c["trials"][0].update(settings={"train.nope": 1}), "vary different settings"),
+    "a number twice": (lambda c: c["trials"][1].update(number=1), "trial 1 is there 2 times"),
+    "a negative number": (lambda c: c["trials"][1].update(number=-1), "numbers from 1"),
+    "a number with a path": (lambda c: c["trials"][1].update(number="../x"), "numbers from 1"),
+    "no trials": (lambda c: c.update(trials=[]), "numbers from 1"),
+    "settings as text": (lambda c: c["trials"][0].update(settings="lr"), "must have settings"),
+    "seconds as text": (lambda c: c["trials"][0].update(seconds="long"), "must have settings"),
+    "another value": (lambda c: c["trials"][0]["settings"].update({"train.lr": 0.5}), "trained with 0.02"),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_an_edited_record_is_noticed(sweep: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """Fails if sweep.json shows a score beside settings that it was not trained with, or ends in a traceback."""
+    change, message = RECORDS[name]
+    edited(sweep / "sweep.json", lambda content: change(content) and None)
+    assert run_main("sweep", "--resume", sweep) == 2
+    said = capsys.readouterr()
+    assert message in said.out + said.err
+    assert said.err.count("\n") <= 1
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("damage", ["FIFO", "device", "folder", "deep", "a list", "not UTF-8", "huge"])
+@pytest.mark.parametrize("name", ["sweep.json", "config.toml", "sweep.csv"])
+def test_every_file_of_a_sweep(sweep: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str) -> None:
+    """Fails if a sweep waits for one of its files, or ends in a traceback; `predict` names its best trial, if it can."""
+    plant(sweep / name, damage)
+    assert run_main("sweep", "--resume", sweep) == (0 if name == "sweep.csv" else 2)
+    if name != "sweep.json":
+        assert "is the folder of a sweep" in refused(capsys, "predict", sweep)
