@@ -184,6 +184,7 @@ OWN = {
     "mggcn/jobs/folder.py": "config.toml, exclusively",
     "mggcn/nn/processes.py": "a private folder",
     "mggcn/report/check_cpu.py": "/proc",
+    "mggcn/report/markup.py": "files of the package",
     "mggcn/report/nccl_selftest.py": "/proc",
     "mggcn/trace/trace_json.py": "/proc",
     "mggcn/train/heartbeat.py": "/proc",

@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="file to write, by its suffix: .npy (N x C in the run's precision), or .csv or .parquet, with the id of each "
-        "vertex (its number, if the store has no ids), as it is: a spreadsheet takes ids that begin with = + - @ for formulas; "
-        "default: RUN/scores.npy",
+        "vertex (its number, if the store has no ids), as it is: a spreadsheet takes ids that begin with = + - @ for "
+        "formulas; default: RUN/scores.npy",
     )
     parser.add_argument(
         "--weights",

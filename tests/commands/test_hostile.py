@@ -83,7 +83,7 @@ def ended(capsys: pytest.CaptureFixture[str], *arguments: object) -> int:
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", IN_RUN)
-@pytest.mark.parametrize("command", ["status", "predict", "report", "train --resume", "train --start-from"])
+@pytest.mark.parametrize("command", ["status", "predict", "train --resume", "train --start-from"])
 def test_every_file_of_a_run(
     here: Path, capsys: pytest.CaptureFixture[str], command: str, name: str, damage: str
 ) -> None:
@@ -93,6 +93,15 @@ def test_every_file_of_a_run(
     first, *more = command.split()
     started = [here / "store", "--quiet", "--out", here / "new"] if "--start-from" in more else []
     ended(capsys, first, *started, *more, here / "run")
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["config.toml", "plan.json", "history.jsonl", "result.json"])
+def test_every_file_of_a_report(here: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str) -> None:
+    """Fails if a report hangs at a file of a run, reads without end, or ends in a traceback."""
+    plant(here / "run" / name, damage)
+    ended(capsys, "report", here / "run")
 
 
 @pytest.mark.covering(2)
