@@ -78,9 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--symmetrize", action="store_true", help="add the reverse of every edge")
     parser.add_argument(
         "--duplicates",
-        choices=("merge", "sum", "error"),
-        default="merge",
-        help="what to do with repeated edges (default: merge)",
+        choices=("auto", "merge", "sum", "error"),
+        default="auto",
+        help="what to do with repeated edges; auto, the default, merges those of lists, adds up entries of matrices with "
+        "values, and counts the edges of PyG's graphs as PyG does",
     )
     parser.add_argument(
         "--self-loops",

@@ -45,6 +45,8 @@ class Job(NamedTuple):
     options: GraphOptions
     type_dtype: npt.DTypeLike | None = None
     """Type in which relations are stored, None for edges without."""
+    entries: bool = False
+    """Whether edges are entries of a matrix with values: equal ones add up, and then are compared with reverses."""
 
     @property
     def weighted(self) -> bool:
@@ -58,8 +60,8 @@ class Job(NamedTuple):
 
     @property
     def marks_reverses(self) -> bool:
-        """Whether reverses must be told from edges: only these may not repeat."""
-        return self.one_direction and self.options.duplicates == "error"
+        """Whether reverses must be told from edges: only these may not repeat, or add up."""
+        return self.one_direction and (self.options.duplicates == "error" or self.entries)
 
     def record_bytes(self) -> int:
         """Return the bytes of a record of an edge, both of merged and of listed ones at most."""
@@ -207,7 +209,10 @@ class _Build:
         n, first, last = self.job.num_vertices, int(targets.bounds[bucket]), int(targets.bounds[bucket + 1])
         records = targets.take(bucket)
         if self.job.marks_reverses:
-            self._count_repeats(records["key"])
+            if self.job.entries:
+                records = _added_up(records)
+            else:
+                self._count_repeats(records["key"])
             records["key"] >>= 1
         if self.job.options.self_loops == "add":
             records = _with_loops(records, first, last, n)
@@ -400,6 +405,15 @@ def _directions(block: Block, both: bool) -> tuple[Array, Array, Array]:
     columns = np.stack([block.src, block.dst], 1).ravel()
     keep = np.flatnonzero((rows != columns) | (np.arange(rows.size) % 2 == 0))
     return rows[keep], columns[keep], keep
+
+
+def _added_up(records: Records) -> Records:
+    """Make one record of those with equal keys, with the sum of their values in the order in which they came."""
+    order = np.argsort(records["key"], kind="stable")
+    keys = records["key"][order]
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: keys.size])
+    values = np.add.reduceat(records["value"][order], starts) if keys.size else records["value"]
+    return {"key": keys[starts], "value": values}
 
 
 def _with_loops(records: Records, first: int, last: int, n: int) -> Records:

@@ -101,8 +101,9 @@ def from_arrays(
     ids: names (N,) of the rows, kept with the graph; edges hold row numbers all the same.
     Shapes: edges integers [2, E], row 0 sources, row 1 targets; weights [E] or [E, 1]; edge_types [E], the number of each
     edge's relation from 0, of `num_relations` (default: the highest and one); adj a square SciPy matrix or array, or a
-    tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v; features dense or sparse [N, D], or "identity" or
-    "degree" (`made_features`); labels [N] or [N, T], -1 or NaN for unlabelled, as `as_labels` reads them for a task;
+    tuple (indptr, indices[, values]), with adj[u, v] for the edge u -> v, values of repeated entries added up; features
+    dense or sparse [N, D], or "identity" or "degree" (`made_features`); labels [N] or [N, T], -1 or NaN for unlabelled,
+    as `as_labels` reads them for a task;
     class_names: of the C classes or columns of labels in order; labels [N] may be names themselves (`numbered_labels`);
     splits: name -> bool [N] or [S, N], or a list of vertex ids. Each may be a torch tensor. `num_vertices` is inferred
     where it is not given: from adj, features or labels, else the largest id + 1.
@@ -122,13 +123,17 @@ def from_arrays(
     columns = _columns(edges, weights, edge_types)
     check_columns(columns)
     survey = columns.survey()
-    features, labels, options = to_numpy(features), with_unknown(to_numpy(labels)), options.resolved()
+    # A pattern says which entries there are, not how often: those that repeat are one.
+    entries = adj is not None and columns.weights is not None and options.duplicates == "auto"
+    features, labels, options = to_numpy(features), with_unknown(to_numpy(labels)), options.resolved(counted=entries)
     origin = ""
     made = features if isinstance(features, str) else ""
     features = None if made else features
     if num_vertices is None:
         num_vertices, origin = _infer_num_vertices(survey, features, labels)
-    both, relations = build_adjacency(columns, num_vertices, options, num_relations, origin, room, survey)
+    both, relations = build_adjacency(
+        columns, num_vertices, options, num_relations, origin, room, survey, entries=entries
+    )
     labels, names = numbered_labels(labels, given_names(class_names), task)
     label_rows, count = as_labels(labels, num_vertices, num_classes, task)
     if num_classes is None and (label_rows is None or len(label_rows.shape) == 1):
@@ -154,7 +159,7 @@ def from_arrays(
             options,
             both.num_merged,
             whole_floats=floats,
-            repeats="" if adj is not None else _repeats(options, both.num_merged, columns.weights is not None),
+            repeats=None if adj is not None else _repeats(options, both.num_merged, columns.weights is not None),
         ),
         num_relations=relations,
         ids=None if ids is None else ArrayRows(as_ids(to_numpy(ids))),
@@ -218,7 +223,7 @@ def with_options(graph: Graph, options: GraphOptions, room: Room = IN_MEMORY) ->
     if "adj" in changes:
         repeats = repeats or _repeats(options, merged, graph.adj.values is not None)
     told = {key: value for key, value in dict(meta.get("input") or {}).items() if key != "repeats"}
-    told |= {"repeats": repeats} if repeats else {}
+    told |= {"repeats": repeats} if repeats or told else {}
     meta = {key: value for key, value in meta.items() if key != "input"} | ({"input": told} if told else {})
     return replace(graph, **changes, meta=meta)
 
@@ -235,6 +240,7 @@ def _from_matrix(adj: Any, num_vertices: int | None) -> tuple[Array | Edges, Arr
     if isinstance(adj, Entries):
         _expect_rows(num_vertices, adj.num_vertices)
         return adj.edges, None, adj.num_vertices
+    pattern = isinstance(adj, tuple) and len(adj) == 2
     if isinstance(adj, tuple):
         adj = _matrix_from_triple(adj)
     if not is_sparse(adj) or adj.ndim != 2 or adj.shape[0] != adj.shape[1]:
@@ -243,8 +249,10 @@ def _from_matrix(adj: Any, num_vertices: int | None) -> tuple[Array | Edges, Arr
             f"of shape {np.shape(adj)}; adj[u, v] stands for the edge u -> v"
         )
     _expect_rows(num_vertices, int(adj.shape[0]))
-    coo = sp.coo_array(adj)
-    return np.stack([coo.row, coo.col]), coo.data, int(adj.shape[0])
+    coo = sp.coo_array(adj, copy=adj.dtype == np.bool_)
+    if coo.dtype == np.bool_:
+        coo.sum_duplicates()  # two of them are True, not 2
+    return np.stack([coo.row, coo.col]), None if pattern else coo.data, int(adj.shape[0])
 
 
 def _expect_rows(num_vertices: int | None, rows: int) -> None:
@@ -297,7 +305,7 @@ def _meta(
     num_merged: int,
     *,
     whole_floats: bool = False,
-    repeats: Repeats = "",
+    repeats: Repeats | None = None,
 ) -> dict[str, Any]:
     """Say where a graph came from; `input` holds what its files cannot show later, and is absent if that is nothing."""
     meta = {"source": "arrays"} | dict(given or {}) | {"options": asdict(options)}
@@ -305,5 +313,6 @@ def _meta(
     if num_merged:
         notes |= {"num_merged": num_merged} | ({"symmetrized": True} if options.symmetrize else {})
     notes |= {"whole_floats": True} if whole_floats else {}
-    notes |= {"repeats": repeats} if repeats else {}
+    if num_merged and options.duplicates == "sum":
+        notes["repeats"] = repeats or ""  # entries of a matrix: each is one edge, whose weight is the sum
     return meta | ({"input": notes} if notes else {})

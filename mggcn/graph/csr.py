@@ -233,6 +233,8 @@ class Graph:
         for known in REPEATS:
             if told.get("repeats") == known:
                 return known
+        if "repeats" in told:
+            return ""
         # Stores of earlier versions do not say whether values were weights before they were added up.
         added = isinstance(options, Mapping) and options.get("duplicates") == "sum" and told.get("num_merged")
         return "summed" if added else ""

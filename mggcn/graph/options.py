@@ -19,9 +19,9 @@ class GraphOptions:
     """Add the reverse of every edge. Off: the graph stays directed, unless the source lists both directions."""
     duplicates: Duplicates = "auto"
     """Repeated edges: "merge" keeps one (their weights must agree), "sum" adds up their weights (1 each if unweighted),
-    "error" refuses them. "auto" sums in PyG's and DGL's graphs, which count them, and merges in all other sources, and with
-    `symmetrize`, as PyG's to_undirected does. With `symmetrize` the reverse of an edge counts as a
-    repetition for "sum", not for "error"."""
+    "error" refuses them. "auto" sums in PyG's, DGL's and networkx's graphs, which count them, and merges in all other
+    sources, and with `symmetrize`, as PyG's to_undirected does; values of a matrix's entries add up in any case. With
+    `symmetrize` the reverse of an edge counts as a repetition for "sum", not for "error"."""
     self_loops: SelfLoops = "keep"
     """Keep self-loops as they are, drop them, or add the missing ones with weight 1."""
     row_normalize: bool = False

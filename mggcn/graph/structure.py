@@ -49,12 +49,20 @@ def check_columns(edges: Edges) -> None:
 
 
 def check_job(
-    edges: Edges, survey: Survey, num_vertices: int, num_relations: int | None, options: GraphOptions, origin: str = ""
+    edges: Edges,
+    survey: Survey,
+    num_vertices: int,
+    num_relations: int | None,
+    options: GraphOptions,
+    origin: str = "",
+    *,
+    entries: bool = False,
 ) -> tuple[Job, int]:
     """Return what is to be built of edges from outside, and R, 0 without types.
 
-    origin: what set the number of vertices, for the message. Raises: GraphError for ids outside [0, N), weights that are
-    not finite, types outside [0, R), and loops that would be added without a type.
+    origin: what set the number of vertices, for the message. entries: as `build_adjacency`.
+    Raises: GraphError for ids outside [0, N), weights that are not finite, types outside [0, R), and loops that would be
+    added without a type.
     """
     relations, dtype = (0, None) if edges.types is None else _check_types(survey, num_relations)
     if not 1 <= num_vertices <= MAX_VERTICES:
@@ -73,7 +81,7 @@ def check_job(
             "self-loops that are added to typed edges would have no type; leave them out (a model of relations has a "
             "weight for the vertex itself), or list them with a type of their own"
         )
-    return Job(edges, num_vertices, options, dtype), relations
+    return Job(edges, num_vertices, options, dtype, entries), relations
 
 
 def build_adjacency(
@@ -84,17 +92,21 @@ def build_adjacency(
     origin: str = "",
     room: Room = IN_MEMORY,
     survey: Survey | None = None,
+    *,
+    entries: bool = False,
 ) -> tuple[Adjacency, int]:
     """Sort edges into both adjacencies; return them and the number of relations, 0 for edges without types.
 
     All weights 1 is the same as no weights. With types both directions are stored, an edge is (source, target, type), and
     the reverse that `symmetrize` adds has the edge's type. origin: what set N, for a message, if not the caller.
-    survey: that of the edges, if it was made before.
+    survey: that of the edges, if it was made before. entries: edges are entries of a matrix with values, of which equal
+    ones add up before reverses are added.
     Cost: one pass over the edges and two sorts of E keys of 8 bytes; weights double that. Memory: as `room` says.
     Raises: GraphError as `check_job`, for repeated edges as `options` say, and for vertices that do not fit the memory.
     """
     check_columns(edges)
-    job, relations = check_job(edges, survey or edges.survey(), num_vertices, num_relations, options.resolved(), origin)
+    survey = survey or edges.survey()
+    job, relations = check_job(edges, survey, num_vertices, num_relations, options.resolved(), origin, entries=entries)
     staging, capacity = room.for_build(job)
     memory = machine_memory()
     if capacity is None and memory and job.vertex_bytes() > memory.available:

@@ -11,6 +11,8 @@ import scipy.sparse as sp
 import torch
 from torch_geometric.data import Data
 
+import mggcn
+from mggcn.cli import main
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph import structure
 from mggcn.graph.convert import check_arguments, from_arrays, from_scipy, with_options
@@ -362,3 +364,72 @@ def test_far_more_vertices_than_edges_that_do_not_fit(monkeypatch: pytest.Monkey
         from_arrays(edges=few)
     with pytest.raises(MemoryError):
         from_arrays(edges=dense)
+
+
+REPEATED = sp.coo_array(([0.5, 0.5, 2.0, 3.0, -3.0, 1.0], ([0, 0, 1, 2, 2, 3], [1, 1, 2, 0, 0, 3])), shape=(4, 4))
+
+
+def _unsummed_csr() -> sp.csr_array:
+    order = np.argsort(REPEATED.row, kind="stable")
+    indptr = np.searchsorted(REPEATED.row[order], np.arange(5))
+    return sp.csr_array((REPEATED.data[order], REPEATED.col[order], indptr), shape=(4, 4))
+
+
+def _as_file(folder: Path, kind: str) -> Path:
+    path = folder / kind
+    if kind == "coo.npz":
+        sp.save_npz(path, REPEATED)
+    elif kind == "csr.npz":
+        sp.save_npz(path, _unsummed_csr())
+    elif kind == "own.npz":
+        csr = _unsummed_csr()
+        np.savez(path, indptr=csr.indptr, indices=csr.indices, values=csr.data)
+    else:
+        lines = [f"{u + 1} {v + 1} {w}" for u, v, w in zip(REPEATED.row, REPEATED.col, REPEATED.data, strict=True)]
+        path.write_text("%%MatrixMarket matrix coordinate real general\n4 4 6\n" + "\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("kind", ["coo", "csr", "triple", "torch", "coo.npz", "csr.npz", "own.npz", "m.mtx"])
+def test_repeated_entries_of_a_matrix_add_up(kind: str, tmp_path: Path) -> None:
+    """Fails if an entry is one of its parts, is refused as an edge with two weights, or vanishes with a sum of 0."""
+    csr = _unsummed_csr()
+    sources: dict[str, Any] = {"coo": REPEATED, "csr": csr}
+    sources["torch"] = torch.sparse_coo_tensor(np.stack([REPEATED.row, REPEATED.col]), REPEATED.data, (4, 4))
+    right = REPEATED.toarray()
+    for symmetrize in (False, True):
+        options = GraphOptions(symmetrize=symmetrize)
+        if kind == "triple":
+            graph = from_arrays(adj=(csr.indptr, csr.indices, csr.data), options=options)
+        else:
+            graph = mggcn.load(sources[kind] if kind in sources else _as_file(tmp_path, kind), options=options)
+        expected = np.where(right, right, right.T) if symmetrize else right
+        np.testing.assert_array_equal(dense(graph.adj), expected)
+        assert graph.num_edges == (7 if symmetrize else 4)
+        assert "1 edge of weight 0" in str(mggcn.describe(graph)) or symmetrize
+        assert graph.repeats == ""
+    with pytest.raises(GraphError, match="expected every edge once"):
+        from_scipy(REPEATED, options=GraphOptions(duplicates="error"))
+    assert REPEATED.nnz == 6
+
+
+def test_entries_that_a_pattern_repeats_are_one() -> None:
+    """Fails if True and True are 2, or a pattern without values gets weights."""
+    pattern = sp.coo_array((np.ones(3, bool), ([0, 0, 1], [1, 1, 2])), shape=(3, 3))
+    for graph in (from_scipy(pattern), from_arrays(adj=([0, 2, 3, 3], [1, 1, 2]))):
+        assert graph.adj.values is None
+        assert graph.num_edges == 2
+    both = sp.coo_array(([1.0, 2.0], ([0, 1], [1, 0])), shape=(2, 2))
+    with pytest.raises(GraphError, match="listed with different weights"):
+        from_scipy(both, options=GraphOptions(symmetrize=True))
+
+
+def test_prepare_reads_repeats_as_load_does(tmp_path: Path) -> None:
+    """Fails if the command merges what `load` adds up or counts, in matrices or in PyG's saved graphs."""
+    torch.save(Data(edge_index=torch.from_numpy(TWICE), num_nodes=3), tmp_path / "data.pt")
+    for source in (_as_file(tmp_path, "m.mtx"), _as_file(tmp_path, "csr.npz"), tmp_path / "data.pt"):
+        store = tmp_path / f"{source.name}.store"
+        assert main(["prepare", str(source), str(store)]) == 0
+        np.testing.assert_array_equal(dense(mggcn.load(store).adj), dense(mggcn.load(source).adj))
+    assert mggcn.load(tmp_path / "data.pt.store").repeats == "counted"
