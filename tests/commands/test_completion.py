@@ -43,7 +43,7 @@ CASES: dict[str, list[str]] = {
     "mggcn help pre": ["predict", "prepare"],
     "mggcn store ve": ["verify"],
     "mggcn train --de": ["--delay", "--device"],
-    "mggcn report --": ["--help", "--json"],
+    "mggcn doctor --": ["--help", "--json", "--quick"],
     "mggcn train --device c": ["cpu", "cuda"],
     "mggcn plan g --strategy h": ["halo"],
     "mggcn train --set model.ki": ["model.kind="],
