@@ -179,7 +179,7 @@ class TrainConfig:
         return numbers
 
 
-CLASS_SETTINGS = {"class_weights": "none", "label_smoothing": 0.0, "ignored_labels": ()}
+CLASS_SETTINGS: Mapping[str, Any] = {"class_weights": "none", "label_smoothing": 0.0, "ignored_labels": ()}
 """Settings that belong to cross-entropy, with their defaults."""
 
 

@@ -43,11 +43,11 @@ class ControlStore:
         self.rank = rank
         self.size = size
         self.timeout_s = timeout_s
-        self.number = 0
+        self.number: int = 0
         """Calls that this rank has begun."""
         self.call: Call | None = None
         """The last of them."""
-        self.raised = False
+        self.raised: bool = False
         """Whether the rank's own thread has raised the failure."""
         self._store = store
         self._failure: str | None = None

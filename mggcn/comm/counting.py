@@ -24,8 +24,8 @@ class CountingCommunicator:
 
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
-        self.bytes_sent = 0
-        self.messages = 0
+        self.bytes_sent: int = 0
+        self.messages: int = 0
 
     @property
     def rank(self) -> int:

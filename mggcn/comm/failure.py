@@ -51,7 +51,7 @@ class Interrupted(MggcnError):  # noqa: N818  like KeyboardInterrupt: it is no e
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
         self.signum = signum
-        self.exit_code = 128 + signum
+        self.exit_code: int = 128 + signum
 
 
 SHORT_OF_MEMORY: Final = (

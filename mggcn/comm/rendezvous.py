@@ -25,7 +25,7 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self.calls: dict[int, Call] = {}
         self.buffers: dict[int, Tensor] = {}
-        self.stages = [0] * size
+        self.stages: list[int] = [0] * size
         self.events: dict[tuple[int, int], Event] = {}
 
 

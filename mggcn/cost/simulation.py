@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.aggregate.steps import AHEAD, Await, Send
-from mggcn.cost.machine import Machine, MessageKind
+from mggcn.cost.machine import DeviceRates, Link, Machine, MessageKind
 from mggcn.cost.work import KINDS, Item, Kind, Staged, Sum, Work, call_seconds, ring_bytes, staged_seconds, work_seconds
 from mggcn.errors import PlanError
 
@@ -60,10 +60,10 @@ class Program:
     """
 
     def __init__(self, machine: Machine, transport: str, lists: Sequence[Sequence[Item]]) -> None:
-        self.size = len(lists)
-        self.link = machine.link(self.size, transport)
-        self.device = machine.device
-        self.sharing = machine.sharing(self.size)
+        self.size: int = len(lists)
+        self.link: Link = machine.link(self.size, transport)
+        self.device: DeviceRates = machine.device
+        self.sharing: int = machine.sharing(self.size)
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
         # Ranks of equal sizes do the same: the seconds of equal work are worked out once.

@@ -53,7 +53,7 @@ class Buckets:
         filled: list[int] | None = None,
     ) -> None:
         self.bounds = bounds
-        self.starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self.starts: npt.NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self.filled: npt.NDArray[np.int64] = np.array(filled or [0] * sizes.size, np.int64)
         """Records that each bucket holds."""
         capacity = int(self.starts[-1])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mggcn.errors import GraphError
 
-CLASSES = {
+CLASSES: Mapping[str, tuple[str, ...]] = {
     "torch_geometric.data": ("Data",),
     "torch_geometric.data.data": ("DataEdgeAttr", "DataTensorAttr"),
     "torch_geometric.data.storage": ("BaseStorage", "NodeStorage", "EdgeStorage", "GlobalStorage"),

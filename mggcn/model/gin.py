@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mggcn.model.builder import Builder
 from mggcn.model.kinds.norms import partial_sums, partials_of, totals_of
@@ -61,7 +62,7 @@ def weighted(rt: Runtime, eps: str, op: Op) -> None:
 class SelfWeightBack(PlainKind):
     """out = (1 + eps) * g."""
 
-    in_place = (0,)
+    in_place: ClassVar[tuple[int, ...]] = (0,)
     eps: str
     site: int
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from mggcn.errors import PlanError
 from mggcn.model.runtime import Runtime, Sizes, require
@@ -85,8 +85,8 @@ class PlainKind:
     """The defaults that suit most kinds: the result is a new matrix."""
 
     __slots__ = ()
-    stored = True
-    in_place: tuple[int, ...] = ()
+    stored: ClassVar[bool] = True
+    in_place: ClassVar[tuple[int, ...]] = ()
 
     @property
     def has_parameters(self) -> bool:

@@ -91,9 +91,10 @@ class BatchNorm(torch.nn.Module):
 
     def __init__(self, width: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True) -> None:
         super().__init__()
-        self.eps, self.momentum = eps, momentum
-        self.weight = torch.nn.Parameter(torch.ones(width)) if affine else None
-        self.bias = torch.nn.Parameter(torch.zeros(width)) if affine else None
+        self.eps: float = eps
+        self.momentum: float | None = momentum
+        self.weight: torch.nn.Parameter | None = torch.nn.Parameter(torch.ones(width)) if affine else None
+        self.bias: torch.nn.Parameter | None = torch.nn.Parameter(torch.zeros(width)) if affine else None
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
         self.register_buffer("num_batches_tracked", torch.tensor(0))

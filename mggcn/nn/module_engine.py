@@ -30,7 +30,7 @@ from mggcn.nn.module_parts import (
     split_score,
 )
 from mggcn.nn.partitioned import PartitionedGraph
-from mggcn.train.loop import Parts, Scores
+from mggcn.train.loop import Scores
 from mggcn.train.metrics import SPLITS
 
 OTHERS = "others"
@@ -40,7 +40,7 @@ OTHERS = "others"
 class ModuleEngine:
     """Trains a copy of the module; see `Engine` of train/loop.py, whose methods these are."""
 
-    queue_s = 0.0
+    queue_s: float = 0.0
 
     def __init__(self, recipe: Recipe, part: PartitionedGraph) -> None:
         self._recipe = recipe
@@ -59,7 +59,7 @@ class ModuleEngine:
         self._make()
 
     def _make(self) -> None:
-        self.module = copy.deepcopy(self._recipe.module).to(self._part.device)
+        self.module: torch.nn.Module = copy.deepcopy(self._recipe.module).to(self._part.device)
         self._optimizer = make_optimizer(self.module, self._recipe)
         self._schedule = Schedule(self._optimizer, self._recipe)
         self._plateau: float | None = None
@@ -200,7 +200,7 @@ class ModuleEngine:
             ) from error
         return found | {OTHERS: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
-    def load(self, parts: Parts) -> None:
+    def load(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.module.load_state_dict(dict(parts["weights"]))
         self._best = dict(parts.get("best", {}))
         saved = dict(parts["optimizer"])

@@ -144,7 +144,7 @@ class ModuleRun:
 
     def __init__(self, graph: Graph, recipe: Recipe) -> None:
         self._graph = graph
-        self.recipe = recipe
+        self.recipe: Recipe = recipe
 
     def adopt(self, config: Config) -> None:
         """Take new settings of training."""

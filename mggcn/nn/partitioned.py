@@ -67,13 +67,13 @@ class PartitionedGraph:
         self._graph = graph
         self._rows = VertexRows(graph, shared.partition, comm.rank, self._backend)
         self._features: Tensor | None = None
-        self.aggregation = RankAggregation(shared, self._backend, comm)
+        self.aggregation: RankAggregation = RankAggregation(shared, self._backend, comm)
         """The aggregation of rows, which `mggcn.nn.aggregate` calls."""
-        self.clock = torch.tensor([shared.sharing.seed, 0], dtype=torch.int64, device=self.device)
+        self.clock: Tensor = torch.tensor([shared.sharing.seed, 0], dtype=torch.int64, device=self.device)
         """Seed and epoch of masks, int64 (2,), which `start_epoch` sets."""
         self._sites = 0
         self._owned_counts: Tensor | None = None
-        self.has_copies = shared.partition.owned(comm.rank) is not None
+        self.has_copies: bool = shared.partition.owned(comm.rank) is not None
         """Whether a vertex may have rows on several ranks: under a vertex cut."""
 
     @property

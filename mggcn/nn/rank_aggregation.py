@@ -69,9 +69,9 @@ class RankAggregation:
         self._slots: dict[tuple[BufferSpec, ...], list[Tensor]] = {}
         self._comm = comm
         self._agreed: set[tuple[str, int, bool]] = set()
-        self.compared = 0
+        self.compared: int = 0
         """Calls that were compared with those of the other ranks."""
-        self.rows = shared.stats.counts[rank]
+        self.rows: int = shared.stats.counts[rank]
         self._row_scale: Tensor | None = None
         self._col_scale: Tensor | None = None
         if sharing.norm != "none":

@@ -28,10 +28,10 @@ class VertexRows:
         self._rank = rank
         self._backend = backend
         self._ids = partition.local_index(rank).owned(rank)
-        self.ids = backend.upload(self._ids)
+        self.ids: Tensor = backend.upload(self._ids)
         """Original id of each row, int64 (V,)."""
         mine = partition.owned(rank)
-        self.owned = backend.upload(np.ones(self._ids.size, np.bool_) if mine is None else mine)
+        self.owned: Tensor = backend.upload(np.ones(self._ids.size, np.bool_) if mine is None else mine)
         """Rows that are no copies of another rank's, bool (V,)."""
 
     @property

@@ -54,9 +54,9 @@ class Recorder:
     """Collects the marks of one rank while `recording` is set."""
 
     def __init__(self, backend: KernelBackend, ranges: Ranges | None = None) -> None:
-        self.recording = False
+        self.recording: bool = False
         self.marks: list[Mark] = []
-        self.lost = 0
+        self.lost: int = 0
         """Marks left out because there were MAX_MARKS."""
         self._backend = backend
         self._ranges: Ranges = ranges or (lambda _: nullcontext())

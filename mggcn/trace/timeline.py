@@ -99,8 +99,8 @@ class Timeline:
         ranges: Ranges | None = None,
     ) -> None:
         self._recorder = Recorder(backend, ranges)
-        self.backend = TracedBackend(backend, self._recorder)
-        self.comm = TracedCommunicator(comm, self._recorder, in_flight=in_flight)
+        self.backend: TracedBackend = TracedBackend(backend, self._recorder)
+        self.comm: TracedCommunicator = TracedCommunicator(comm, self._recorder, in_flight=in_flight)
         self._folder = folder
         self._epochs = epochs
         self._window = range(0)

@@ -133,7 +133,7 @@ class RunLog:
         self._began: tuple[float, int] | None = None
         self._width = 0
         self._open = False
-        self.lines = 0
+        self.lines: int = 0
 
     def start(self, keep_lines: int) -> None:
         """Open the history, cut after `keep_lines` lines: those of epochs that a resumed run does not repeat.

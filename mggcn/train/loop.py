@@ -28,7 +28,6 @@ from mggcn.train.samples import EpochSeconds
 from mggcn.train.threads import ThreadChoice
 
 Scores = dict[str, float | None]
-Parts = Mapping[str, Mapping[str, Tensor]]
 OnEpoch = Callable[[dict[str, Any]], None]
 
 
@@ -106,7 +105,7 @@ class Engine(Protocol):
     def optimizer_state(self) -> Mapping[str, Tensor]:
         """Return copies of the optimiser's state."""
 
-    def load(self, parts: Parts) -> None:
+    def load(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Restore what a checkpoint holds. Raises: KeyError, RuntimeError if it is of another model or optimiser."""
 
     def barrier(self) -> None:

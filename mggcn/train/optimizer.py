@@ -36,7 +36,7 @@ class Optimizer:
         self._state = {kind: weights.views_of(flat) for kind, flat in moments.items()}
         self._steps = dict(zip(trained, steps, strict=True)) if len(kinds) == 2 else {}
         self._flat = (*moments.values(), steps)
-        self.step = Step(
+        self.step: Step = Step(
             config.optimizer,
             config.momentum,
             tuple(

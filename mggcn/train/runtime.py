@@ -45,22 +45,24 @@ class Weights:
         step = ALIGNMENT // dtype.itemsize
         sizes = {name: -(-math.prod(p.shape) // step) * step for name, p in parameters.items()}
         total = sum(sizes.values())
-        self.flat = backend.allocate(total * dtype.itemsize).view(dtype)
+        self.flat: Tensor = backend.allocate(total * dtype.itemsize).view(dtype)
         trained = sum(size for name, size in sizes.items() if parameters[name].trained)
-        self.trained = self.flat[:trained]
+        self.trained: Tensor = self.flat[:trained]
         """The weights that an optimiser updates: all but statistics, which come last."""
-        self.grad = backend.allocate(trained * dtype.itemsize).view(dtype)
+        self.grad: Tensor = backend.allocate(trained * dtype.itemsize).view(dtype)
         self.views: dict[str, Tensor] = {}
         start = 0
         for name, parameter in parameters.items():
             self.views[name] = self.flat[start : start + math.prod(parameter.shape)].view(parameter.shape)
             start += sizes[name]
-        self.grads = self.views_of(self.grad)
+        self.grads: Mapping[str, Tensor] = self.views_of(self.grad)
         self.stored: Tensor | None = None
         self.copies: dict[str, Tensor] = {}
         if backend.dtype != dtype:
             self._add_copies(backend)
-        self.operands = {name: view for name, view in self.views.items() if view.dim() == 2} | self.copies
+        self.operands: Mapping[str, Tensor] = {
+            name: view for name, view in self.views.items() if view.dim() == 2
+        } | self.copies
         """The matrices in the form that products read."""
 
     def _add_copies(self, backend: KernelBackend) -> None:

@@ -24,7 +24,7 @@ from mggcn.train.checkpoint import Progress
 from mggcn.train.epoch import LOSS, Repeated, TrainingEpoch
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog
-from mggcn.train.loop import Loop, OnEpoch, Parts, Scores, Stop, refuse_skipped, summary
+from mggcn.train.loop import Loop, OnEpoch, Scores, Stop, refuse_skipped, summary
 from mggcn.train.metrics import Counts, counted
 from mggcn.train.optimizer import Optimizer, learning_rate
 from mggcn.train.ranking import RankingScores
@@ -59,8 +59,8 @@ class RankTrainer:
         self._epoch = TrainingEpoch(config.train, plan, runtime, comm, self._optimizer, watch)
         self._score_again = Repeated(lambda: runtime.run(plan.evaluate), runtime.backend, comm)
         self._best = torch.zeros_like(runtime.weights.flat)
-        self.progress = Progress()
-        self.epoch_seconds = EpochSeconds()
+        self.progress: Progress = Progress()
+        self.epoch_seconds: EpochSeconds = EpochSeconds()
         self.threads = threads
         """Chooses how many threads compute; None: always all."""
         self._start: Mapping[str, torch.Tensor] | None = None
@@ -240,7 +240,7 @@ class RankTrainer:
         """As of Engine."""
         return self._optimizer.tensors()
 
-    def load(self, parts: Parts) -> None:
+    def load(self, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """As of Engine."""
         weights = self.runtime.weights
         if "best" in parts:

@@ -42,7 +42,7 @@ class Tuning:
         self._comm, self._limits, self._report, self._left = comm, limits, report, last
         self._watch: Watch = Unwatched()
         self._synchronize: Callable[[], None] = lambda: None
-        self.exploration = Exploration()
+        self.exploration: Exploration = Exploration()
 
     def begin(self, watch: Watch, synchronize: Callable[[], None], exploration: Exploration) -> None:
         """Time the coming epochs for `exploration`, around the run's own watch. synchronize: waits for the device."""

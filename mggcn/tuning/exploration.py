@@ -146,9 +146,9 @@ class Exploration:
         self._trials: dict[Hashable, Trial | None] = {}
         self._calls: Counter[Hashable] = Counter()
         self._trained: set[Hashable] = set()
-        self.cost_s = 0.0
+        self.cost_s: float = 0.0
         """Seconds that trying has cost: those of its calls above what the fastest variants take."""
-        self.epoch_s = math.inf
+        self.epoch_s: float = math.inf
         """Seconds of the fastest epoch so far."""
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ RUN_FILE = "products.json"
 """In a run folder: what the run was started with, and what it found out."""
 SUMMARY_FILE = "tuning.json"
 """In a run folder: what tuning cost so far and how many products it tried, for result.json."""
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 REMEDY = "measure again with mggcn tune --store, or remove the file"
 
 

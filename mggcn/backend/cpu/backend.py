@@ -58,16 +58,16 @@ class CpuBackend:
     ) -> None:
         self._dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
-        self.team = Team(threads)
+        self.team: Team = Team(threads)
         self._isa = isa or native.isa()
         self._workspace = Workspace()
-        self.sparse_products = CpuSpmm(dtype, self.team, self._isa, figures, self._workspace, choices)
+        self.sparse_products: CpuSpmm = CpuSpmm(dtype, self.team, self._isa, figures, self._workspace, choices)
         self._spmm: Spmm = self.sparse_products
         if exploration is not None:
             self._spmm = exploration.explored(self.sparse_products, time.perf_counter)
         usable = (isa,) if isa else dense_kernels()
         rows, sums = (gemm_kernel(figures, dtype.itemsize, shape, usable) for shape in get_args(DenseShape))
-        self.dense_products = CpuGemm(gemm_variant(usable[-1]), self.team, rows, self._workspace, sums)
+        self.dense_products: CpuGemm = CpuGemm(gemm_variant(usable[-1]), self.team, rows, self._workspace, sums)
 
     @property
     def name(self) -> str:

@@ -21,7 +21,7 @@ from mggcn.host import user_cache
 
 FORMAT_VERSION: Final = 2
 """Raised when what is measured or a kernel changes: what was measured before is measured anew."""
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def figures_path(host: Host) -> Path:

@@ -27,7 +27,7 @@ class Workspace:
     """Memory that is used while its lock is held and then kept; it is as large as the largest use so far."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self._memory = allocate(0)
 
     @property

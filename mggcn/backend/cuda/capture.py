@@ -20,7 +20,7 @@ import torch
 from mggcn.backend.events import Agree, alone
 from mggcn.errors import CommError
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 WARM_CALLS = 2
 """Calls made as they are before one is captured: the first loads modules and libraries, the second finds them there."""
@@ -35,7 +35,7 @@ class Refusals:
     """
 
     def __init__(self) -> None:
-        self.reason = ""
+        self.reason: str = ""
         """Why one was refused, "" if none was."""
         self._graphs: list[Any] = []
 

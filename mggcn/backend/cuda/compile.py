@@ -16,7 +16,7 @@ from typing import Any
 from mggcn.backend.cuda.kernels import Module, folder
 from mggcn.files import read_bytes, write_bytes
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 DIGEST_BYTES = 32
 

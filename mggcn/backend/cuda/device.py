@@ -61,7 +61,7 @@ class CudaCommStream:
     def __init__(self, stream: torch.cuda.Stream, compute: torch.cuda.Stream) -> None:
         self._stream = stream
         self._compute = compute
-        self.capturing = threading.Lock()
+        self.capturing: threading.Lock = threading.Lock()
 
     @property
     def handle(self) -> int:

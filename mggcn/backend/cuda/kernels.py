@@ -33,7 +33,6 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {
 }
 
 Function = Callable[..., None]
-EpilogueArgs = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, int, int, int, float]
 
 
 class Module(Protocol):
@@ -135,7 +134,9 @@ def _converted(kind: str, value: Tensor | float | None) -> Any:
     return np.uint64(0) if value is None else _SCALARS[kind](value)
 
 
-def epilogue_args(epilogue: Epilogue | None) -> EpilogueArgs:
+def epilogue_args(
+    epilogue: Epilogue | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, int, int, int, float]:
     """Return row_scale, bias, out_scale, row_ids, clock, relu, layer, threshold, keep_scale; None switches all off.
 
     A kernel declares them as const real_t* (3), const long long* (2), int, unsigned (2) and float: struct Epilogue of

@@ -6,7 +6,7 @@ V rows of this rank, D columns. All are passes of torch over existing matrices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from mggcn.model.runtime import Runtime
 from mggcn.model.values import Adjoint, Op, PlainKind, Value
@@ -19,7 +19,7 @@ SLOPE = 0.01
 class Scaled(PlainKind):
     """out = factor * x."""
 
-    in_place = (0,)
+    in_place: ClassVar[tuple[int, ...]] = (0,)
     factor: float
 
     def run(self, rt: Runtime, op: Op) -> None:
@@ -32,7 +32,7 @@ class Scaled(PlainKind):
 class Blend(PlainKind):
     """out = (1 - share) * a + share * b."""
 
-    in_place = (0, 1)
+    in_place: ClassVar[tuple[int, ...]] = (0, 1)
     share: float
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
@@ -105,7 +105,7 @@ class LargerGrad(PlainKind):
 class Activation(PlainKind):
     """out = f(z): elu (alpha 1), leaky_relu (SLOPE), or gelu by the error function, as torch's defaults."""
 
-    in_place = (0,)
+    in_place: ClassVar[tuple[int, ...]] = (0,)
     name: Literal["elu", "leaky_relu", "gelu"]
     site: int
 
@@ -134,7 +134,7 @@ class Activation(PlainKind):
 class ActivationBack(PlainKind):
     """The gradient of z from that of f(z). Operands: g and the result of f, or for gelu its operand."""
 
-    in_place = (0,)
+    in_place: ClassVar[tuple[int, ...]] = (0,)
     name: Literal["elu", "leaky_relu", "gelu"]
     site: int
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from mggcn.backend.base import Epilogue
 from mggcn.model.kinds.elementwise import (
@@ -187,7 +187,7 @@ class InputGrad(PlainKind):
     Operands g and x; the result takes the place of x, or lies beside it in another type. added: as of Linear.
     """
 
-    in_place = (1,)
+    in_place: ClassVar[tuple[int, ...]] = (1,)
     weight: str
     layer: int
     activation: ActivationGrad

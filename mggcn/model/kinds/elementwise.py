@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mggcn.backend.base import Dropout, Epilogue, Gradient, keep_scale
 from mggcn.model.runtime import Runtime, Sizes
@@ -85,7 +85,7 @@ def _joined(first: EpilogueSpec, after: EpilogueSpec) -> EpilogueSpec:
 class Elementwise(PlainKind):
     """out = spec(z) for all rows; layer: the dense layer that it follows, 0 for the input."""
 
-    in_place = (0,)
+    in_place: ClassVar[tuple[int, ...]] = (0,)
 
     spec: EpilogueSpec
     layer: int
@@ -140,7 +140,7 @@ class ActivationGrad(PlainKind):
     out = row_scale * dz, dz = (h != 0) * keep * h_scale * g; sums: the bias whose gradient is the sum of dz's columns.
     """
 
-    in_place = (1,)
+    in_place: ClassVar[tuple[int, ...]] = (1,)
     dropout: float
     h_scale: Scale
     layer: int
@@ -214,7 +214,7 @@ class BiasGrad(PlainKind):
 class Add(PlainKind):
     """out = a + b."""
 
-    in_place = (0, 1)
+    in_place: ClassVar[tuple[int, ...]] = (0, 1)
     layer: int = 0
 
     @property

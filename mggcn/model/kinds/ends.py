@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mggcn.backend.base import Dropout
 from mggcn.model.kinds.elementwise import Scale, partial_sums, partials_of, result_beside, scale_of, sum_partials
@@ -63,7 +64,7 @@ class Loss(PlainKind):
     sums: the bias whose gradient is the sum of the columns of the gradient before S_r.
     """
 
-    in_place = (0,)
+    in_place: ClassVar[tuple[int, ...]] = (0,)
     row_scale: Scale = ""
     sums: str = ""
 

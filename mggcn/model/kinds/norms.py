@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from mggcn.backend.norms import BatchTerms
 from mggcn.model.kinds.aggregate import Part
@@ -52,8 +52,9 @@ class LayerNorm(PlainKind):
     """out = gain * (z - mean) / sqrt(variance + eps) + bias, row by row (Ba et al. 2016, eq. 4)."""
 
     has_parameters = True
-    in_place = (0,)
-    passes, operations = 2, 12
+    in_place: ClassVar[tuple[int, ...]] = (0,)
+    passes: ClassVar[int] = 2
+    operations: ClassVar[int] = 12
     gain: str
     bias: str
     site: int
@@ -79,8 +80,9 @@ class LayerNormGrad(PlainKind):
     dz = scale * (h - mean(h) - y mean(h y)), h = gain * g, means over a row, y the standardised row.
     """
 
-    in_place = (0,)
-    passes, operations = 3, 25
+    in_place: ClassVar[tuple[int, ...]] = (0,)
+    passes: ClassVar[int] = 3
+    operations: ClassVar[int] = 25
     gain: str
     bias: str
     site: int
@@ -114,7 +116,8 @@ class BatchNorm(PlainKind):
     """
 
     has_parameters = True
-    passes, operations = 4, 9
+    passes: ClassVar[int] = 4
+    operations: ClassVar[int] = 9
     gain: str
     bias: str
     mean: str
@@ -178,8 +181,9 @@ class BatchNormGrad(PlainKind):
     dz = gain * scale * (g - (db + y dgain) / N): g of a copy is a part of its vertex's, the second term counts once.
     """
 
-    in_place = (0,)
-    passes, operations = 5, 12
+    in_place: ClassVar[tuple[int, ...]] = (0,)
+    passes: ClassVar[int] = 5
+    operations: ClassVar[int] = 12
     gain: str
     bias: str
     site: int
@@ -220,8 +224,9 @@ class RunningNorm(PlainKind):
     """out = gain * (z - mean) / sqrt(variance + eps) + bias with the running statistics, in evaluations."""
 
     has_parameters = True
-    in_place = (0,)
-    passes, operations = 2, 4
+    in_place: ClassVar[tuple[int, ...]] = (0,)
+    passes: ClassVar[int] = 2
+    operations: ClassVar[int] = 4
     gain: str
     bias: str
     mean: str

@@ -105,9 +105,13 @@ def _solve_here(problem: Problem, parts: int, seed: int) -> None:
     problem.part[:] = np.frombuffer(found.vertex_part, pymetis.zero_copy_dtype())
 
 
+def _solve_told(fd: int, n: int, entries: int, has_weights: int, num_parts: int, seed: int) -> None:
+    """As the parent's command line says."""
+    _solve_here(_mapped(fd, n, entries, bool(has_weights)), num_parts, seed)
+
+
 if __name__ == "__main__":
     # Nobody needs the result any more.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to both; the parent ends this one
-    fd, n, entries, has_weights, num_parts, chosen_seed = map(int, sys.argv[1:])
-    _solve_here(_mapped(fd, n, entries, bool(has_weights)), num_parts, chosen_seed)
+    _solve_told(*map(int, sys.argv[1:]))
