@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the message, what may have been meant, and where help is; exit code 2."""
         flags = [flag for action in self._actions for flag in action.option_strings]
-        self.exit(2, f"{_name()} {message}{remedy(message, flags)}; see {self.prog} --help\n")
+        self.exit(2, f"{_name()} {one_line(message)}{remedy(message, flags)}; see {self.prog} --help\n")
 
 
 def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:

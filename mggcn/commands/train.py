@@ -234,7 +234,7 @@ def summary(result: dict[str, Any]) -> str:
     seconds = "no epoch was left to run" if epoch is None else f"{epoch:.4f} s per epoch (median)"
     lines.append(
         f"{seconds}, set-up {result['setup_seconds']:.2f} s, peak memory "
-        f"{human(result['measured_peak_bytes'])} (planned {human(result['planned_peak_bytes'])})"
+        f"{human(result['measured_peak_bytes'])} (planned {human(result.get('planned_peak_bytes', 0))})"
     )
     if nccl := result.get("nccl"):
         lines.append(f"NCCL took {human(nccl['measured_bytes'])} of it ({human(nccl['planned_bytes'])} planned)")

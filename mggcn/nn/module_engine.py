@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mggcn.backend.epoch_end import STOP
 from mggcn.errors import ConfigError, DivergedError
+from mggcn.files import parse_object
 from mggcn.nn.module_parts import (
     Recipe,
     Schedule,
@@ -204,7 +205,7 @@ class ModuleEngine:
         self.module.load_state_dict(dict(parts["weights"]))
         self._best = dict(parts.get("best", {}))
         saved = dict(parts["optimizer"])
-        others: dict[str, Any] = json.loads(bytes(saved.pop(OTHERS).tolist()))
+        others: dict[str, Any] = parse_object(bytes(saved.pop(OTHERS).tolist()))
         parameters = self._parameters()
         for key, value in (*saved.items(), *others.items()):
             number, _, name = key.partition(":")

@@ -9,7 +9,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import json
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from mggcn.comm.rank import torchrun_env
 from mggcn.config import TABLES, Config, from_tables
 from mggcn.config_files import setting_name, to_tables
 from mggcn.errors import ConfigError, RunError
+from mggcn.files import write_text
 from mggcn.graph.csr import Graph
 from mggcn.jobs.began import beginnings
 from mggcn.jobs.local import signalled_stop
@@ -42,7 +42,7 @@ from mggcn.partition.rows.shard import check_split
 from mggcn.planning.task import resolve_task
 from mggcn.train.checkpoint import Progress
 from mggcn.train.heartbeat import Heartbeat
-from mggcn.train.log import RunLog, write_json
+from mggcn.train.log import RunLog, read_record, write_json
 from mggcn.train.loop import Loop, OnEpoch, Stop, summary
 from mggcn.train.runtime import DTYPES
 from mggcn.train.samples import EpochSeconds
@@ -203,9 +203,7 @@ class ModuleRun:
     def rewrite_config(self, folder: Path) -> None:
         """Leave the table [model], which describes a model of mggcn, out of config.toml."""
         tables = {name: table for name, table in to_tables(self.recipe.config).items() if name != "model"}
-        temporary = folder / ".config.toml.tmp"
-        temporary.write_text(tomli_w.dumps(tables))
-        temporary.rename(folder / "config.toml")
+        write_text(folder / "config.toml", tomli_w.dumps(tables))
 
     def require_same(self, folder: Path, plan: Mapping[str, Any]) -> None:
         """Refuse to go on with another module, loss, optimiser or schedule than the run began with. Raises: RunError."""
@@ -332,4 +330,4 @@ def _fit(
 
 def graph_digest(folder: Path) -> str:
     """Return the digest of the graph that a run was made for."""
-    return str(json.loads((folder / "job.json").read_text())["graph_sha256"])
+    return str(read_record(folder / "job.json", "graph_sha256")["graph_sha256"])

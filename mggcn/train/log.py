@@ -104,7 +104,7 @@ class HistoryFollower:
         """Hand on the rows that have come. Raises: what the function raises."""
         if self._inode() in (0, self._before):
             return
-        with self._path.open("rb") as file:
+        with open_file(self._path) as file:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):

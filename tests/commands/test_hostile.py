@@ -254,3 +254,11 @@ def test_runs_follow_nothing(here: Path, capsys: pytest.CaptureFixture[str], nam
     assert ended(capsys, "train", "--resume", here / "run", "--epochs", 3, "--quiet") == 0
     assert victim.read_text() == "precious"
     assert from_toml(here / "run" / "config.toml").train.epochs == 3
+
+
+@pytest.mark.parametrize("arguments", [[TITLE], ["train", "x", f"--{TITLE}"], ["plan", "--ranks", TITLE]])
+def test_arguments_are_escaped(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    """Fails if control characters of an argument, as a shell's pattern finds them among files, reach the terminal."""
+    assert run_main(*arguments) == 2
+    said = capsys.readouterr()
+    assert raw(said.out + said.err) == []
