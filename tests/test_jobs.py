@@ -215,7 +215,8 @@ def test_what_predict_refuses(run: Path, tmp_path: Path) -> None:
     for out in (tmp_path, tmp_path / "nothing" / "scores.npy"):
         with pytest.raises(ConfigError, match="expects a file"):
             predicting.predict(run, out)
-    (run / "job.json").write_text('{"store": null}')
+    job = json.loads((run / "job.json").read_text())
+    (run / "job.json").write_text(json.dumps(job | {"store": None}))
     with pytest.raises(RunError, match="graph in memory; name the store"):
         predicting.predict(run)
 
