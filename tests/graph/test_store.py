@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -359,3 +360,29 @@ def test_store_folder_is_given_for_the_unchanged_graph_alone(tmp_path: Path) -> 
         replace(graph, num_classes=4),
     ]:
         assert store_folder(changed) is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "refused"),
+    [
+        (np.array([30, 10, 20], np.int32), ""),
+        (np.array(["b", "a", "ü"]), ""),
+        (np.array([2**62, 5, -1], np.int64), ""),
+        (np.array([1, 1, 2]), "1 repeats"),
+        (np.array([0.5, 1, 2]), "strings or whole numbers"),
+        (np.array([1, 2]), "belong to different graphs"),
+    ],
+)
+def test_ids_of_a_folder_that_mggcn_did_not_write(tmp_path: Path, ids: Any, refused: str) -> None:
+    """Fails if ids.npy of a plain folder is passed over, or taken unchecked."""
+    (tmp_path / "meta.json").write_text("{}")
+    arrays = {"indptr": np.array([0, 1, 2, 2]), "indices": np.array([1, 0], np.int32), "ids": ids}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    if refused:
+        with pytest.raises((GraphError, StoreError), match=refused):
+            open_store(tmp_path)
+        return
+    graph = open_store(tmp_path)
+    assert graph.ids is not None
+    assert graph.ids.read(0, 3).tolist() == ids.tolist()
