@@ -15,7 +15,7 @@ import torch
 
 from bench import graphs, run_all
 from bench.contest import Case
-from bench.cpu import epochs, libra, ranks, variants
+from bench.cpu import epochs, libra, ranks, threads, variants
 from bench.report import ROOT
 
 Record = dict[str, Any]
@@ -196,3 +196,17 @@ def test_it_starts_as_a_script_and_as_a_module() -> None:
             [sys.executable, *command, "--help"], capture_output=True, text=True, check=False, cwd=ROOT
         )
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_threads(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "GRAPHS", ("community",))
+    monkeypatch.setattr(threads, "BUSY", 1)
+    monkeypatch.setattr(threads, "DOORS", ("command",))
+    monkeypatch.setattr(threads, "MODELS", {"gcn": threads.MODELS["gcn"]})
+    monkeypatch.setattr(threads, "LARGE", (("arxiv-like", "gcn"),))
+    arguments = ("--rounds", "1", "--epochs", "2", "--pairs", "1", "--large-epochs", "2")
+    found = run("cpu.threads", *arguments, shared="cache data")
+    assert [row["busy"] for row in found["small"]] == [0, 1]
+    assert all(len(row["seconds"]) == 4 and min(map(min, row["seconds"].values())) > 0 for row in found["small"])
+    assert found["large"][0]["ratios"][0] > 0
