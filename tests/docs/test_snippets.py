@@ -1,0 +1,29 @@
+"""The first Python that README.md and the site show runs as it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import mggcn
+from mggcn.graph.generate import community
+from tests.docs.blocks import Session, blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_snippet_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a line breaks, or takes a graph that nothing made: what it loads is a data set that has this name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})  # one thread a rank: cores may be shared
+    monkeypatch.setenv("MGGCN_DATA", str(tmp_path / "data"))  # where it lies once it is fetched
+    mggcn.save(community(600, 3000, 16, 4, seed=1187, train=0.3), tmp_path / "data" / "cora")
+    (block,) = [block for block in blocks(ROOT / page) if block.language == "python"]
+    assert 'mggcn.load("cora")' in block.text
+    session = Session()
+    session.run(block)
+    assert len(session.names["history"]) == 200
+    assert session.names["scores"].shape == (600, 4)
+    assert session.names["trainer"].evaluate("test") > 0.7
