@@ -427,7 +427,7 @@ def test_settings_are_described_from_a_zip_file_without_docstrings(flags: list[s
     """Fails if the meanings come from docstrings that `python -OO` drops, or from files that a zip file does not have."""
     package = Path(config_files.__file__).parent
     with zipfile.ZipFile(tmp_path / "packed.zip", "w") as archive:
-        for file in [*package.glob("config*.py"), package / "errors.py", package / "version.py"]:
+        for file in [*package.glob("config*.py"), package / "errors.py", package / "files.py", package / "version.py"]:
             archive.write(file, f"mggcn/{file.name}")
         archive.writestr("mggcn/__init__.py", "")
     program = "from mggcn.config_files import described; print(all(s.meaning for s in described()))"
