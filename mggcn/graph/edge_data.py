@@ -84,7 +84,7 @@ class Beside:
     def _check(self, key: str, column: Any) -> None:
         """Refuse data of edges that may not be left out in silence, or that cannot be weights."""
         name, one = self.access.format(key), tuple(column.shape[1:]) in ((), (1,))
-        if not one and column.dtype.kind in "iuf" and column.shape[0]:
+        if not one and column.dtype.kind in "iuf" and 0 not in column.shape:
             raise GraphError(
                 f"{name} of shape {tuple(column.shape)} holds {column.shape[1]} numbers per edge, and no model reads "
                 f"features of edges; {self._way_out(key, one=False)}"

@@ -132,5 +132,6 @@ def test_a_plain_source_gets_no_note(tmp_path: Path) -> None:
     masks = {f"{part}_mask": torch.tensor([part == "train"] * 5) for part in ("train", "val", "test")}
     data = Data(edge_index=torch.from_numpy(EDGES), x=torch.ones(5, 1), y=torch.arange(5), num_nodes=5, **masks)
     assert "input" not in mggcn.load(data).meta
+    assert mggcn.load(pyg(tmp_path, {"edge_attr": np.ones((4, 0))})).adj.values is None
     archive = npz(tmp_path, {"node_feat": np.ones((5, 1)), "labels": np.arange(5), "train_mask": np.ones(5, bool)})
     assert "input" not in mggcn.load(archive).meta
