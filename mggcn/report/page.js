@@ -43,7 +43,7 @@ function activate(figure) {
   function point(event) {
     const wanted = low + share(event) * (high - low);
     const nearest = (x) => x.reduce((best, at, k) => (Math.abs(at - wanted) < Math.abs(x[best] - wanted) ? k : best), 0);
-    const epoch = Math.round(wanted);
+    const epoch = lines[0].x[nearest(lines[0].x)]; // the one whose values are shown
     for (const { x, y, shown } of lines) {
       const k = nearest(x);
       if (shown) shown.textContent = Math.abs(x[k] - wanted) <= Math.max(1, (high - low) / 20) ? y[k] : "";
