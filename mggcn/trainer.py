@@ -466,6 +466,35 @@ class Trainer:
         state = weights_of(self._folder, self._config, weights)
         return {name: state[name] for name in (state if self._module else sorted(state, key=_layer_order))}
 
+    def to_pyg(self, weights: str = "best") -> Module:
+        """Return the model as a torch module of PyG's layers with its weights: `module(x, edge_index)` gives the scores.
+
+        Args:
+            weights: As for `predict`.
+
+        Raises:
+            RunError: Nothing was trained yet.
+            ConfigError: PyG's layers have no such model.
+            BackendError: PyG is not installed.
+        """
+        from mggcn.model.pyg_module import pyg_module
+
+        if self._module is not None:
+            raise ConfigError(
+                "the model is a module of your own: module.load_state_dict(trainer.state_dict()) fills it"
+            )
+        shape = self._plan.shape
+        return pyg_module(
+            self.state_dict(weights), self._config.model, shape.num_features, shape.num_classes, shape.num_relations
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse copies and pickles, for which ranks, folders and locks have no meaning. Raises: RunError."""
+        raise RunError(
+            "a Trainer cannot be copied or pickled: it owns a run folder and its ranks; keep the folder, "
+            "Trainer(..., out=folder), and open it with Trainer.from_run(folder)"
+        )
+
     def scores_of(
         self, state: Mapping[str, Tensor] | Module, *, probabilities: bool = False
     ) -> npt.NDArray[np.floating]:

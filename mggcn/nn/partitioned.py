@@ -59,7 +59,9 @@ class PartitionedGraph:
         most_edges = graph.num_edges + graph.num_vertices
         self._backend = rank_backend(config, comm, device_of, most_edges, PANEL)
         comm.use_stream(self._backend.comm_stream)
-        self.threads = None if config.run.threads else ThreadChoice(self._backend.team, first, comm.size, Cores())
+        self.threads: ThreadChoice | None = (
+            None if config.run.threads else ThreadChoice(self._backend.team, first, comm.size, Cores())
+        )
         """Chooses, step by step, how many threads aggregations take; None: as many as were set."""
         self._comm = comm
         self._num_vertices = graph.num_vertices

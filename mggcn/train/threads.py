@@ -82,7 +82,7 @@ class ThreadChoice:
         self._home: tuple[int, float] | None = None
         self._pause, self._paused = 0, 0
         self._total_s = self._spent_s = 0.0
-        self.epochs = dict.fromkeys(sizes, 0)
+        self.epochs: dict[int, int] = dict.fromkeys(sizes, 0)
         """Epochs that each number of threads has computed."""
         self._told = False
 

@@ -59,7 +59,7 @@ class CudaBackend:
         self._losses = self.allocate(8 * rows.PARTIALS).view(torch.float64)
         self._arrived = self.allocate(4).view(torch.int32)
         self._exploration = exploration
-        self.team = Team(1)
+        self.team: Team = Team(1)
         self._spmm: Mapping[torch.dtype, Spmm] = (
             self._own_spmm(workspace_bytes, choices) if spmm == "own" else dict.fromkeys(types, self._cusparse())
         )

@@ -1,0 +1,56 @@
+"""The module that a trainer gives has its predictions; what PyG's layers do not have is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mggcn
+from mggcn.errors import ConfigError, RunError
+from tests.graphs import make_graph, pattern
+
+MODELS: dict[str, Any] = {
+    "gcn": mggcn.GCN(8, dropout=0.2, norm_layer="batch"),
+    "gcn without loops": mggcn.GCN((8, 6), self_loops=False, activation="elu"),
+    "sage": mggcn.SAGE(8, aggregator="mean", self_loops=False, norm_layer="layer"),
+    "pooling": mggcn.SAGE(8, aggregator="max", self_loops=False),
+    "gin": mggcn.GIN(8),
+    "gat": mggcn.GAT(8, heads=4, out_heads=2),
+    "gatv2": mggcn.GATv2(8, heads=2, concat_heads=False),
+    "sgc": mggcn.SGC(3),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_module_predicts_what_the_trainer_does(name: str) -> None:
+    """Fails if a layer has another option or order than the model, or weights of another epoch."""
+    graph = make_graph(pattern("random", 47, 9), num_features=5, num_classes=3, sparse=False, weighted=False, seed=9)
+    trainer = mggcn.Trainer(graph, MODELS[name], threads=1, seed=7411, lr=0.05)
+    trainer.fit(epochs=3)
+    module = trainer.to_pyg()
+    indptr, indices = graph.adj.indptr.array(), graph.adj.indices.array()
+    edges = torch.from_numpy(np.stack([np.repeat(np.arange(47), np.diff(indptr)), indices]).astype(np.int64))
+    x = torch.from_numpy(np.array(graph.features.array()))  # type: ignore[union-attr]
+    with torch.no_grad():
+        np.testing.assert_allclose(module(x, edges).numpy(), trainer.predict(), atol=1e-5, rtol=1e-5)
+    if name == "gcn":
+        for how in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(RunError, match="cannot be copied or pickled"):
+                how(trainer)
+
+
+@pytest.mark.parametrize(
+    "model", [mggcn.MLP(8), mggcn.APPNP(8), mggcn.SAGE(8), mggcn.GCN(8, residual="linear"), mggcn.GCN(8, norm="mean")]
+)
+def test_models_that_pyg_does_not_have_are_refused(model: Any) -> None:
+    """Fails if a module is built that computes something else."""
+    graph = make_graph(pattern("random", 47, 9), num_features=5, num_classes=3, sparse=False, weighted=False, seed=9)
+    trainer = mggcn.Trainer(graph, model, threads=1)
+    trainer.fit(epochs=1)
+    with pytest.raises(ConfigError, match="PyG's layers have no"):
+        trainer.to_pyg()
