@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,21 @@ def test_the_module_predicts_what_the_trainer_does(name: str) -> None:
         for how in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(RunError, match="cannot be copied or pickled"):
                 how(trainer)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["gcn", "sage"])
+def test_the_module_is_exported(name: str, tmp_path: Path) -> None:
+    """Fails if what docs/export.md says of torch.export is not so."""
+    graph = make_graph(pattern("random", 47, 9), num_features=5, num_classes=3, sparse=False, weighted=False, seed=9)
+    trainer = mggcn.Trainer(graph, MODELS[name], threads=1)
+    trainer.fit(epochs=2)
+    indptr, indices = graph.adj.indptr.array(), graph.adj.indices.array()
+    edges = torch.from_numpy(np.stack([np.repeat(np.arange(47), np.diff(indptr)), indices]).astype(np.int64))
+    x = torch.from_numpy(np.array(graph.features.array()))  # type: ignore[union-attr]
+    torch.export.save(torch.export.export(trainer.to_pyg(), (x, edges)), tmp_path / "model.pt2")
+    scores = torch.export.load(tmp_path / "model.pt2").module()(x, edges)
+    np.testing.assert_allclose(scores.detach().numpy(), trainer.predict(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
