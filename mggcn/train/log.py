@@ -79,7 +79,7 @@ def require_history(folder: Path, lines: int) -> None:
         )
 
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 """Epochs at the level INFO, for programs that import mggcn: logging.getLogger("mggcn") has them, of rank 0."""
 
 
