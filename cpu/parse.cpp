@@ -2,8 +2,10 @@
 // or %. parse_edges  whole lines of `text` -> out[0] sources, out[1] targets int64, out[2], out[3] float64 weights
 // (kinds 'w') or
 //              int64 types ('t'), each with room for the lines of the text. Lines without fields are skipped. The first
-//              line that is no edge ends the work: `bad` is the byte where it begins, -1 if all are edges.
-// Blanks are those of Latin-1. Cost: two passes over the text in `threads` pieces; about 80 ns a line and thread.
+//              line that is no edge ends the work: `bad` is the byte where it begins, -1 if all are edges. `odd` is
+//              that of the first edge with an id that is more than its number, -1 without one: 007, +7, -0, or 7#.
+// Blanks are those of Latin-1; a carriage return ends a line with the line feed behind it, and nothing alone. Cost: two
+// passes over the text in `threads` pieces; about 80 ns a line and thread.
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
@@ -22,18 +24,25 @@ struct EdgeText {
   void* out[4];
   char kinds[4];  // 'i', 'i', then 'w' or 't'
   int32_t columns, comma;
-  int64_t edges, bad;
+  int64_t edges, bad, odd;
 };
 
 inline bool blank(unsigned char c) {
-  return c == ' ' || (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x1f) || c == 0x85 || c == 0xa0;
+  return c == ' ' || c == '\t' || c == 11 || c == 12 || (c >= 0x1c && c <= 0x1f) || c == 0x85 || c == 0xa0;
 }
 
-inline bool ends(unsigned char c) { return c == '\n' || c == '#' || c == '%'; }
+inline bool ends(unsigned char c) { return c == '\n' || c == '\r' || c == '#' || c == '%'; }
 
-// A whole number at p, as long as it fits into 64 bits; null if there is none.
-inline const char* whole(const char* p, const char* end, int64_t* out) {
-  const bool negative = p < end && *p == '-';
+// Whether nothing stands between the end of the fields and that of the line but a comment and carriage returns.
+inline bool closes(const char* p, const char* stop) {
+  const char* back = *p == '\n' ? nullptr : static_cast<const char*>(std::memchr(p, '\r', stop - p));
+  while (back && back < stop && *back == '\r') ++back;
+  return !back || back == stop;
+}
+
+// A whole number at p, as long as it fits into 64 bits; null if there is none. *odd is set if its text says more.
+inline const char* whole(const char* p, const char* end, int64_t* out, bool* odd) {
+  const bool plus = p < end && *p == '+', negative = p < end && *p == '-';
   p += p < end && (*p == '-' || *p == '+');
   const char* first = p;
   uint64_t x = 0;
@@ -42,6 +51,7 @@ inline const char* whole(const char* p, const char* end, int64_t* out) {
     x = 10 * x + (*p - '0');
   }
   if (p == first || x > (uint64_t)INT64_MAX) return nullptr;
+  *odd |= plus | (*first == '0' && (negative || p - first > 1)) | (p < end && (*p == '#' || *p == '%'));
   *out = negative ? -(int64_t)x : (int64_t)x;
   return p;
 }
@@ -86,21 +96,22 @@ inline const char* real(const char* p, const char* end, double* out) {
   return stop == copy.c_str() + copy.size() && !copy.empty() && !hex ? p : nullptr;
 }
 
-// One line from p on: 1 an edge, 0 nothing, -1 neither. *next is the byte after its end.
-inline int line(EdgeText& s, const char* p, const char* end, int64_t edge, const char** next) {
+// One line from p on: 1 an edge, 0 nothing, -1 neither. *next is the byte after its end, *odd as of `whole`.
+inline int line(EdgeText& s, const char* p, const char* end, int64_t edge, const char** next, bool* odd) {
   const char* rest = p;
+  bool other = false;  // what types look like is no matter
   int found = 0;
   for (; found < s.columns; ++found) {
-    while (p < end && *p != '\n' && blank(*p)) ++p;
+    while (p < end && blank(*p)) ++p;
     if (p == end || ends(*p)) break;
     if (s.kinds[found] == 'w')
       p = real(p, end, static_cast<double*>(s.out[found]) + edge);
     else
-      p = whole(p, end, static_cast<int64_t*>(s.out[found]) + edge);
+      p = whole(p, end, static_cast<int64_t*>(s.out[found]) + edge, s.kinds[found] == 'i' ? odd : &other);
     if (!p) break;
     rest = p;
     const char* after = p;
-    while (p < end && *p != '\n' && blank(*p)) ++p;
+    while (p < end && blank(*p)) ++p;
     const bool last = found + 1 == s.columns;
     if (!last && (s.comma ? p == end || *p != ',' : p == after)) {
       p = nullptr;
@@ -112,19 +123,22 @@ inline int line(EdgeText& s, const char* p, const char* end, int64_t edge, const
   if (!p) p = rest;
   const char* stop = static_cast<const char*>(std::memchr(p, '\n', end - p));
   *next = stop ? stop + 1 : end;
-  if (!closed) return -1;
+  if (!closed || (p < end && !closes(p, stop ? stop : end))) return -1;
   return found == s.columns ? 1 : found ? -1 : 0;
 }
 
-void parse(EdgeText& s, const char* p, const char* end, int64_t first, int64_t* count, const char** bad) {
+void parse(EdgeText& s, const char* p, const char* end, int64_t first, int64_t* count, const char** bad,
+           const char** odd) {
   int64_t edge = first;
   while (p < end) {
     const char* next;
-    const int kind = line(s, p, end, edge, &next);
+    bool more = false;
+    const int kind = line(s, p, end, edge, &next, &more);
     if (kind < 0) {
       *bad = p;
       break;
     }
+    if (more && !*odd) *odd = p;
     edge += kind;
     p = next;
   }
@@ -136,7 +150,7 @@ void parse(EdgeText& s, const char* p, const char* end, int64_t first, int64_t* 
 MGGCN_EXPORT(mggcn_parse_edges)(EdgeText* s, int32_t threads) {
   const int pieces = std::max<int64_t>(1, std::min<int64_t>(threads, s->nbytes >> 16));
   const char *text = s->text, *end = text + s->nbytes;
-  std::vector<const char*> starts(pieces + 1, end), bad(pieces, nullptr);
+  std::vector<const char*> starts(pieces + 1, end), bad(pieces, nullptr), odd(pieces, nullptr);
   std::vector<int64_t> first(pieces + 1, 0), counts(pieces, 0);
   starts[0] = text;
   for (int k = 1; k < pieces; ++k) {
@@ -148,15 +162,16 @@ MGGCN_EXPORT(mggcn_parse_edges)(EdgeText* s, int32_t threads) {
   for (int k = 0; k < pieces; ++k) first[k + 1] = std::count(starts[k], starts[k + 1], '\n') + (k + 1 == pieces);
   for (int k = 0; k < pieces; ++k) first[k + 1] += first[k];
 #pragma omp parallel for num_threads(pieces) schedule(static, 1)
-  for (int k = 0; k < pieces; ++k) parse(*s, starts[k], starts[k + 1], first[k], &counts[k], &bad[k]);
+  for (int k = 0; k < pieces; ++k) parse(*s, starts[k], starts[k + 1], first[k], &counts[k], &bad[k], &odd[k]);
   s->edges = 0;
-  s->bad = -1;
+  s->bad = s->odd = -1;
   for (int k = 0; k < pieces; ++k) {
     for (int c = 0; c < s->columns; ++c) {
       int64_t* column = static_cast<int64_t*>(s->out[c]);
       if (first[k] != s->edges) std::memmove(column + s->edges, column + first[k], 8 * counts[k]);
     }
     s->edges += counts[k];
+    if (odd[k] && s->odd < 0) s->odd = odd[k] - text;
     if (bad[k]) {
       s->bad = bad[k] - text;
       break;

@@ -58,8 +58,8 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
 
 
 def read_text(path: Path, largest: int = LARGEST) -> str:
-    """Return the text of a file. Raises: OSError as `open_file`; ValueError if it is not UTF-8."""
-    return read_bytes(path, largest).decode()
+    """Return the text of a file without a byte order mark. Raises: OSError as `open_file`; ValueError: it is not UTF-8."""
+    return read_bytes(path, largest).decode("utf-8-sig")
 
 
 def read_json(path: Path, largest: int = LARGEST) -> Any:

@@ -156,6 +156,7 @@ class EdgeTextArgs(ctypes.Structure):
         ("comma", ctypes.c_int32),
         ("edges", ctypes.c_int64),
         ("bad", ctypes.c_int64),
+        ("odd", ctypes.c_int64),
     )
 
 

@@ -331,6 +331,12 @@ def test_files_that_are_not_toml(tmp_path: Path) -> None:
             config_files.from_toml(tmp_path / "x.toml")
 
 
+def test_a_byte_order_mark_is_no_setting(tmp_path: Path) -> None:
+    """Fails if a settings file as Windows' editor writes it is refused."""
+    (tmp_path / "x.toml").write_bytes(b"\xef\xbb\xbf[model]\r\nhidden = [4]\r\n")
+    assert config_files.from_toml(tmp_path / "x.toml").model.hidden == (4,)
+
+
 def test_settings_of_earlier_versions(tmp_path: Path) -> None:
     """Fails if an old name is refused without the new one, or a folder that an earlier version saved cannot be read."""
     path = tmp_path / "config.toml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="memory for sorting edges, such as 512MiB; more edges than that go through files beside STORE (default: 1GiB)",
     )
-    parser.add_argument("--name", help="name of the graph; default: that of the source")
+    parser.add_argument("--name", help="name of the graph; default: that of STORE, or of a store that is copied")
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -163,12 +164,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _loaded(a: argparse.Namespace, room: Room, options: GraphOptions, extra: dict[str, Any]) -> Graph:
     """Return the graph of one source, or of several joined."""
+    from mggcn.graph.layout import is_own
     from mggcn.graph.sources import load_joined, load_source
 
     if a.join:
         sources = _parts([a.source, *a.join])
         return load_joined(sources, options=options, verify=a.verify, name=a.name or a.store.name, room=room)
-    return load_source(a.source, options=options, verify=a.verify, name=a.name, room=room, **extra)
+    graph = load_source(a.source, options=options, verify=a.verify, name=a.name, room=room, **extra)
+    if a.name or a.store is None or is_own(graph.meta):
+        return graph
+    return replace(graph, name=a.store.resolve().name)
 
 
 def _memory(text: str) -> int:

@@ -204,6 +204,25 @@ def with_features(graph: Graph, kind: Any) -> Graph:
     return replace(graph, features=made_features(kind, graph.adj, graph.adj_t), meta=meta)
 
 
+def with_task(graph: Graph, task: Task | None) -> Graph:
+    """Return a graph whose labels are read for a task; None: the graph as it is.
+
+    Raises: GraphError for a graph without labels, and as `as_labels`.
+    """
+    if task in (None, graph.task if graph.labels is not None else ""):
+        return graph
+    if graph.labels is None:
+        raise GraphError(f"{graph.name} has no labels, which a task (--task) tells apart; leave it out")
+    labels = graph.labels.array()
+    if labels.dtype.kind == "i":
+        labels = np.where(labels < 0, np.nan, labels)
+    rows, count = as_labels(labels, graph.num_vertices, None, task)
+    meta = {key: value for key, value in graph.meta.items() if key not in ("format_version", "sha256", "metric")}
+    changed = replace(graph, labels=rows, num_classes=count, class_names=(), meta=meta)
+    check_graph(changed)
+    return changed
+
+
 def with_options(graph: Graph, options: GraphOptions, room: Room = IN_MEMORY) -> Graph:
     """Return the graph as `options` ask for it; what they do not touch stays where it is (in files, say)."""
     changes: dict[str, Any] = {}

@@ -168,7 +168,7 @@ class Graph:
         num_classes: Number of classes, C, or of columns of the labels, T.
         num_relations: Number of relations if edges have types, else 0.
         class_names: Names of classes, or of columns of the labels, in order; () where none were given.
-        ids: Rows [N] of int64 or strings: how the source names vertices, None if by their rows.
+        ids: Rows [N] of int64, uint64 or strings: how the source names vertices, None if by their rows.
         meta: Content of meta.json: licence, provenance, published results, SHA-256 of every file.
     """
 

@@ -16,12 +16,17 @@ WEIGHTS = frozenset({"w", "value", "values", "val", "count", "counts", "score", 
 TYPES = frozenset({"type", "types", "relation", "relations", "rel", "etype", "predicate"})
 """Names of a column of types, the third or the fourth."""
 NUMBER_THEM = (
-    "ids must be integers from 0: fix that line, or number names first (numpy.unique(names, return_inverse=True) does)"
+    'ids must be integers from 0: fix that line, or have names numbered by --ids edges (in Python ids="edges")'
 )
 MARKS = {";": "semicolons", "|": "bars (|)", ":": "colons", '"': "double quotes", "'": "single quotes"}
 """Separators and quotes that other programs write."""
-INDEX = re.compile(r"|index|unnamed: \d+", re.IGNORECASE)
-NAME_COMMENT = re.compile(r"(?:^|\s)[#%]")
+SEPARATE = "put commas or tabs between columns, and points into numbers (pandas: sep=',', decimal='.')"
+INDEX = re.compile(r"|index|unnamed: \d+|__index_level_\d+__", re.IGNORECASE)
+NO_LINE_END = "a carriage return alone ends no line: end lines with line feeds (tr '\\r' '\\n' does)"
+
+
+class NamesError(GraphError):
+    """Ids of an edge list are more than numbers: they are names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +42,6 @@ def content(line: str) -> str:
     return line.replace("%", "#").split("#")[0].strip()
 
 
-def content_of_names(line: str) -> str:
-    """Return a line of names without its comment and the blanks around it: C# and Caf%C3%A9 are names, not comments."""
-    return NAME_COMMENT.split(line, maxsplit=1)[0].strip()
-
-
 def split(line: str) -> list[str]:
     """Return the fields of a line: at commas where there are any, else at blanks."""
     return line.split("," if "," in line else None)
@@ -55,7 +55,7 @@ def split_header(text: str, first_line: int) -> tuple[str, Header | None]:
     lines = text.split("\n")
     for at, line in enumerate(lines):
         found = content(line)
-        if found and not any(map(_is_number, split(found))) and not _all_numbers(found):
+        if found and not any(map(is_number, split(found))) and not _all_numbers(found):
             # Blanks before the first name may stand for the nameless column of an index.
             header = Header(line.replace("%", "#").split("#")[0].rstrip(), first_line + at)
             return "\n".join([*lines[:at], "#" + line, *lines[at + 1 :]]), header
@@ -69,10 +69,10 @@ def check_header(header: Header, first_edge: str, num_columns: int, path: Path) 
 
     Ids are read by their place: source, target. As many names must stand over the columns; one that says source, target or
     weight must stand there, none may be that of an index, and a third and fourth must say weight or type.
-    Raises: GraphError for a header that names other columns, or that is an edge between names.
+    Raises: GraphError for a header that names other columns; NamesError for one that is an edge between names.
     """
-    if not any(map(_is_number, _pieces(first_edge))):
-        raise GraphError(
+    if not any(map(is_number, _pieces(first_edge))):
+        raise NamesError(
             f"{path}, line {header.line}: expected two vertex ids, got {header.text[:80]!r}; {NUMBER_THEM}"
         )
     return check_names(header, num_columns, path)
@@ -92,6 +92,13 @@ def check_names(header: Header, num_columns: int, path: Path) -> tuple[str, ...]
     return more
 
 
+def refuse_marks(path: Path, header: Header, first_edge: str) -> None:
+    """Refuse semicolons or bars between the columns of a header and of what follows. Raises: GraphError."""
+    for mark in ";|":
+        if mark in header.text and mark in first_edge:
+            raise GraphError(f"{path}, line {header.line}: {MARKS[mark]} are not read: {SEPARATE}")
+
+
 def says_places(line: str) -> bool:
     """Return whether the first two fields say source and target, in either order, as names of vertices hardly do."""
     return sorted(str(_place(name, set())) for name in _names(line)[:2]) == ["0", "1"]
@@ -104,6 +111,8 @@ def column_numbers(header: Header | None, first_edge: str) -> str:
 
 def advice(line: str) -> str:
     """Say what to do about a line that is no edge."""
+    if "\r" in line.rstrip():
+        return NO_LINE_END
     found = content(line)
     fields = split(found)
     marks = [name for mark, name in MARKS.items() if mark in found]
@@ -126,7 +135,8 @@ def _contradiction(names: list[str], num_columns: int) -> str:
         if INDEX.fullmatch(name):
             return f"column {at + 1} is named {name!r}, as that of an index is"
         place = _place(name, shared)
-        if place not in (None, at) and not (place == 2 and at == 3):
+        relation = at == 1 and not shared and TYPES.intersection(_words(name))
+        if relation or (place not in (None, at) and not (place == 2 and at == 3)):
             return f"column {at + 1} is named {name!r}"
     typed = [at for at in range(2, num_columns) if TYPES.intersection(_words(names[at]))]
     for at in range(2, num_columns):
@@ -164,10 +174,11 @@ def _pieces(line: str) -> list[str]:
 
 
 def _all_numbers(line: str) -> bool:
-    return all(map(_is_number, _pieces(line)))
+    return all(map(is_number, _pieces(line)))
 
 
-def _is_number(field: str) -> bool:
+def is_number(field: str) -> bool:
+    """Return whether a field is a number as `parse_block` reads it, or nearly."""
     try:
         float(field)
     except ValueError:

@@ -41,6 +41,8 @@ class GraphFacts:
     """Line of names that was skipped in the edge list, empty without one."""
     column_numbers: str = ""
     """First edge of the list, if it looks like the header that pandas writes over columns without names."""
+    read: tuple[str, ...] = ()
+    """What the reader of the source had to say."""
     num_merged: int = 0
     """Edges of the list that were merged with an equal one listed before, or, if `symmetrized`, with its reverse."""
     summed: bool = False
@@ -95,6 +97,7 @@ class GraphFacts:
                 f"the first line, {self.column_numbers!r}, was read as an edge: if it is the header that pandas writes "
                 "over columns without names, leave it out (header=False)"
             )
+        lines += self.read
         if self.num_merged:
             what = "repeated or reversed edge" if self.symmetrized else "repeated edge"
             done = "added to the weight" if self.summed else "merged into the first"
@@ -197,6 +200,7 @@ def describe(graph: Graph) -> GraphFacts:
         summary=graph.summary(),
         header=header if isinstance(header, str) else "",
         column_numbers=numbers if isinstance(numbers, str) else "",
+        read=tuple(map(str, remarks)) if isinstance(remarks := notes.get("remarks"), list) else (),
         num_merged=num_merged if isinstance(num_merged, int) else 0,
         summed=isinstance(options, dict) and options.get("duplicates") == "sum",
         symmetrized=notes.get("symmetrized") is True,

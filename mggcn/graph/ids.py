@@ -5,7 +5,7 @@ N vertices, E edges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from mggcn.graph.vertex_data import MappedRows, as_array
 
 SHOWN = 3
 """Ids that a message lists."""
+LARGEST = np.iinfo(np.int64).max
 
 
 def ids_of(graph: Graph) -> Array:
@@ -109,8 +110,8 @@ def _occurring(edges: Edges) -> Array:
     """Return the ids in the edges, ascending."""
     known: Array = np.empty(0, np.int64)
     for start in range(0, edges.count, WINDOW):
-        block = edges.block(start, start + WINDOW)
-        found = np.unique(np.concatenate([block.src, block.dst]))
+        ends = [column.read(start, start + WINDOW) for column in (edges.src, edges.dst)]
+        known, found = of_one_type([known, np.unique(np.concatenate(of_one_type(ends)))])
         place = np.minimum(np.searchsorted(known, found), max(known.size - 1, 0))
         fresh = found[known[place] != found] if known.size else found
         if fresh.size:
@@ -129,7 +130,10 @@ def _completed(arrays: Mapping[str, Any], known: Array, order: Array) -> dict[st
 
 
 def as_ids(ids: Any) -> Array:
-    """Return ids of vertices (N,), int64 or strings. Raises: GraphError if they are neither, or repeat."""
+    """Return ids of vertices (N,), strings or int64, uint64 if some are 2^63 or more.
+
+    Raises: GraphError if they are neither, or repeat.
+    """
     known = _as_names(ids, "ids")
     if known.ndim != 1 or known.dtype.kind not in "iuU":
         raise GraphError(
@@ -139,7 +143,19 @@ def as_ids(ids: Any) -> Array:
     values, counts = np.unique(known, return_counts=True)
     if (counts > 1).any():
         raise GraphError(f"ids must differ, {_shown(values[counts > 1])} repeats; give every vertex one row")
-    return known if known.dtype.kind == "U" else known.astype(np.int64)
+    return known if known.dtype.kind == "U" else of_one_type([known])[0]
+
+
+def of_one_type(numbers: Sequence[Array]) -> list[Array]:
+    """Return whole numbers as int64, all as uint64 if some are 2^63 or more. Raises: GraphError if others are negative."""
+    kind: type = np.int64
+    if any(array.dtype.kind == "u" and array.size and int(array.max()) > LARGEST for array in numbers):
+        kind = np.uint64
+        if any(array.dtype.kind == "i" and array.size and int(array.min()) < 0 for array in numbers):
+            raise GraphError(
+                "some ids are negative and others 2^63 or more, which no type of whole numbers holds; give all as strings"
+            )
+    return [array.astype(kind, copy=False) for array in numbers]
 
 
 def _as_names(values: Any, what: str) -> Array:
@@ -169,9 +185,15 @@ def _rows(names: Array, known: Array, order: Array, what: str) -> Array:
         raise GraphError(
             f"{what} hold {names.dtype}, ids {known.dtype}; give both as strings, or both as whole numbers"
         )
+    outside: Array = np.zeros(names.shape, np.bool_)
+    if {names.dtype.kind, known.dtype.kind} == {"i", "u"}:  # NumPy compares them as floating-point numbers
+        outside = names < 0 if known.dtype.kind == "u" else names > LARGEST
+        names, given = names.astype(known.dtype), names
+    else:
+        given = names
     place = np.minimum(np.searchsorted(known, names, sorter=order), max(known.size - 1, 0))
     rows: Array = order[place] if known.size else np.zeros(names.shape, np.int64)
-    missing = names[known[rows] != names] if known.size else names
+    missing = given[outside | (known[rows] != names)] if known.size else given
     if missing.size:
         raise GraphError(
             f"{what} hold {_shown(np.unique(missing))}, which ids do not have ({np.unique(missing).size} in all); add them "
@@ -192,5 +214,5 @@ def _shown(values: Array) -> str:
 
 def check_ids(ids: Any) -> None:
     """Refuse a word that means nothing. Raises: ConfigError."""
-    if isinstance(ids, str) and ids != "edges" and not ids.endswith(".npy"):
+    if isinstance(ids, str) and ids != "edges" and not ids.endswith((".npy", ".parquet")):
         raise ConfigError(f'ids must be an array of N ids, or "edges" for those that occur in the edges, got {ids!r}')

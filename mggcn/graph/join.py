@@ -16,6 +16,7 @@ from mggcn.errors import GraphError
 from mggcn.graph.check import check_graph, known_labels
 from mggcn.graph.class_names import joined_names
 from mggcn.graph.csr import CSR, Array, ArrayRows, Graph, Rows, columns
+from mggcn.graph.ids import of_one_type
 from mggcn.graph.nonzeros import as_csr, features_nnz
 
 
@@ -217,4 +218,5 @@ def _ids(graphs: Sequence[Graph]) -> Rows | None:
     known = [graph.ids.array() for graph in graphs if graph.ids is not None]
     if known and len(known) < len(graphs):
         raise GraphError(f"{len(known)} of {len(graphs)} graphs to join have ids; load all of them with ids=, or none")
+    known = of_one_type(known) if all(ids.dtype.kind in "iu" for ids in known) else known
     return ArrayRows(np.concatenate(known)) if known else None

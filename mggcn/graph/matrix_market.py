@@ -99,7 +99,7 @@ class _Reader:
 
     def add(self, text: bytes, line: int) -> None:
         """Take whole lines. Raises: GraphError at the first that is no entry of the matrix."""
-        found, bad = parse_block(text, self.kinds, comma=False)
+        found, bad, _ = parse_block(text, self.kinds, comma=False)
         u, v = found[0] - 1, found[1] - 1
         outside = np.flatnonzero((u < 0) | (v < 0) | (u >= self.rows) | (v >= self.rows))
         if bad >= 0:

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 
 from mggcn.errors import GraphError
 from mggcn.graph.class_names import with_class_names
-from mggcn.graph.convert import from_arrays, from_scipy, with_features, with_options
+from mggcn.graph.convert import from_arrays, from_scipy, with_features, with_options, with_task
 from mggcn.graph.csr import Array, Graph
 from mggcn.graph.edge_data import Beside
 from mggcn.graph.edges import Edges
@@ -48,10 +48,10 @@ def from_object(source: Any, **arrays: Any) -> Graph:
     """
     source = to_numpy(source)
     if isinstance(source, Graph):
-        if arrays.keys() - {"options", "features", "class_names"}:
+        if arrays.keys() - {"options", "features", "task", "class_names"}:
             raise GraphError(f"a Graph is complete, {sorted(arrays)} cannot be added; use dataclasses.replace")
-        source = with_class_names(with_features(source, arrays.get("features")), arrays.get("class_names"))
-        return with_options(source, arrays.get("options", DEFAULT_OPTIONS))
+        source = with_task(with_features(source, arrays.get("features")), arrays.get("task"))
+        return with_options(with_class_names(source, arrays.get("class_names")), arrays.get("options", DEFAULT_OPTIONS))
     if is_sparse(source):
         return from_scipy(source, **arrays)
     if isinstance(source, np.ndarray):

@@ -1,9 +1,9 @@
 """Folders of OGB's node-property data sets as their archives hold them, in both layouts. Nothing is unpickled.
 
-    raw/edge.csv.gz, node-feat.csv.gz, node-label.csv.gz, num-node-list.csv.gz     ogbn-arxiv, ogbn-products
-    raw/data.npz (edge_index, node_feat, num_nodes_list), node-label.npz           ogbn-papers100M
-    split/<name>/train.csv.gz, valid.csv.gz, test.csv.gz                           both
-    mapping/labelidx2*.csv.gz                                                      names of the classes, where there
+    raw/edge.csv.gz, node-feat.csv.gz, node-label.csv.gz, num-node-list.csv.gz, num-edge-list.csv.gz   ogbn-arxiv, -products
+    raw/data.npz (edge_index, node_feat, num_nodes_list, num_edges_list), node-label.npz               ogbn-papers100M
+    split/<name>/train.csv.gz, valid.csv.gz, test.csv.gz                                               both
+    mapping/labelidx2*.csv.gz                                                                          names of classes
 
 Shapes: N vertices, E edges, D features.
 """
@@ -30,6 +30,7 @@ from mggcn.graph.binary_edges import edges_of_rows
 from mggcn.graph.class_names import LONGEST
 from mggcn.graph.csr import Array
 from mggcn.graph.edge_list import read_edge_list
+from mggcn.graph.edges import Edges
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.packed import about_bytes, most_bytes, open_text
 from mggcn.graph.room import IN_MEMORY, Room
@@ -52,16 +53,23 @@ def read_ogb(path: Path, room: Room = IN_MEMORY) -> dict[str, Any]:
 
     Edges may be listed in one direction only (ogbn-products): symmetrise them. Years, species, features of edges are left.
     Cost: one pass over each file; large edges and features go where the room says, other arrays are held.
-    Raises: GraphError for several or heterogeneous graphs, files that are missing or damaged.
+    Raises: GraphError for several or heterogeneous graphs, files that are missing or damaged, and fewer or more edges than
+    are counted.
     """
     raw = path / "raw"
     if (raw / "triplet-type-list.csv.gz").is_file():
         raise GraphError(f"{path} holds vertices and edges of several kinds; mggcn reads one kind: export one relation")
     binary = (raw / "data.npz").is_file()
     found = _binary(raw, room) if binary else _text(raw, room)
-    counts = found.pop("counts").reshape(-1)
-    if counts.size != 1:
+    counts, edges = (found.pop(name).reshape(-1) for name in ("counts", "edge_counts"))
+    if counts.size != 1 or edges.size != 1:
         raise GraphError(f"{path} holds {counts.size} graphs, expected one: node-property data sets have one")
+    listed = found["edges"].count if isinstance(found["edges"], Edges) else np.shape(found["edges"])[-1]
+    if listed != edges[0]:
+        raise GraphError(
+            f"{raw} lists {listed} edges, and its count of edges (num-edge-list, num_edges_list) says {edges[0]}: the "
+            f"folder is not whole; {DOWNLOAD}"
+        )
     whole = {**found, "num_vertices": int(counts[0]), "splits": _splits(path / "split")}
     return whole | class_names_of(path, found["labels"])
 
@@ -73,6 +81,7 @@ def _text(raw: Path, room: Room) -> dict[str, Any]:
         "features": _table(features, room) if features.exists() else None,
         "labels": _numbers(raw / "node-label.csv.gz", np.float64),
         "counts": _numbers(raw / "num-node-list.csv.gz", np.int64, 1),
+        "edge_counts": _numbers(raw / "num-edge-list.csv.gz", np.int64, 1),
     }
 
 
@@ -89,6 +98,7 @@ def _binary(raw: Path, room: Room) -> dict[str, Any]:
             "features": features,
             "labels": _member(label, raw / "node-label.npz", "node_label"),
             "counts": _member(data, path, "num_nodes_list"),
+            "edge_counts": _member(data, path, "num_edges_list"),
         }
 
 

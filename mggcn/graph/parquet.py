@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,19 @@ import numpy.typing as npt
 
 from mggcn.errors import GraphError
 from mggcn.graph.csr import WINDOW, Array
-from mggcn.graph.edge_header import Header, check_header
+from mggcn.graph.edge_header import INDEX, NUMBER_THEM, Header, check_header
+from mggcn.graph.edge_list import EdgeList
 from mggcn.graph.edges import Edges
+from mggcn.graph.named_edges import Numbering
 from mggcn.graph.staging import Column, InMemory, Staging
 
 POOL = "ARROW_DEFAULT_MEMORY_POOL"
+PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+ROWS = frozenset({"node", "vertex", "nodes", "vertices"})
+"""Names of columns that name rows, beside those of an index and of ids."""
+ANSWERS = frozenset({"label", "labels", "class", "target", "split", "train_mask", "val_mask", "test_mask"})
+"""Names of columns that say what is to be predicted, or where."""
+LEFT_OUT = "column {!r}, an index, was left out"
 
 
 def num_rows(path: Path) -> int:
@@ -25,51 +35,135 @@ def num_rows(path: Path) -> int:
     return int(_open(path).metadata.num_rows)
 
 
-def read_parquet_edges(path: Path, staging: Staging | None = None) -> Edges:
+def read_parquet_edges(path: Path, staging: Staging | None = None, *, named: bool = False) -> EdgeList:
     """Read source, target and, if the name of the column says so, weight or type of every row.
 
-    Cost: one pass in batches of bounded size; columns of 8 bytes a number go where `staging` says.
+    named: whether columns of text are names of vertices. The index that pandas keeps beside the columns is left out.
+    Cost: one pass in batches of bounded size; columns of 8 bytes a number go where `staging` says; names are held.
     Raises: GraphError without pyarrow, for a damaged file, other columns than these, and columns that are
     no numbers or lack some.
     """
     file, staging = _open(path), staging or InMemory()
-    names = list(file.schema_arrow.names)
-    zeros = ",".join("0" * len(names))
+    index = [name for name in file.schema_arrow.names if PANDAS_INDEX.fullmatch(name)]
+    names = [name for name in file.schema_arrow.names if name not in index]
     if len(names) < 2:
         raise GraphError(f"{path} has {len(names)} columns, expected source, target and perhaps weight or type")
+    zeros = ",".join("0" * len(names))
     kinds = ("i", "i", *check_header(Header(",".join(names), 1), zeros, len(names), path))
-    dtypes: list[npt.DTypeLike] = [np.float64 if kind == "w" else np.int64 for kind in kinds]
+    unsigned = [str(file.schema_arrow.field(name).type) == "uint64" for name in names]
+    dtypes: list[npt.DTypeLike] = [
+        np.float64 if kind == "w" else np.uint64 if wide else np.int64
+        for kind, wide in zip(kinds, unsigned, strict=True)
+    ]
     columns: list[Column] = [
         staging.column(f"table_{at}", dtype, file.metadata.num_rows) for at, dtype in enumerate(dtypes)
     ]
-    count = 0
-    for batch in _batches(path, file):
+    numbering, count = Numbering(), 0
+    for batch in _batches(path, file, names):
+        if named and "O" in (kinds_of := {array.dtype.kind for array in batch[:2]}):
+            if len(kinds_of) > 1:
+                raise GraphError(
+                    f"{path}: columns {names[0]!r} and {names[1]!r} must both hold text, or both whole numbers"
+                )
+            batch[:2] = [_numbered(path, name, array, numbering) for name, array in zip(names, batch[:2], strict=False)]
         for name, kind, column, array in zip(names, kinds, columns, batch, strict=True):
             if array.dtype.kind not in ("iufb" if kind == "w" else "iu"):
                 expected = "numbers" if kind == "w" else "whole numbers"
-                raise GraphError(f"{path}: column {name!r} must hold {expected}, got {array.dtype}; number names first")
+                todo = "number relations first" if kind == "t" else NUMBER_THEM if kind == "i" else "convert it"
+                raise GraphError(f"{path}: column {name!r} must hold {expected}, got {array.dtype}; {todo}")
             column.write(count, array)
         count += batch[0].size
     _arrow().default_memory_pool().release_unused()
     rows = [column.rows(count) for column in columns]
-    named = dict(zip(kinds[2:], rows[2:], strict=True))
-    return Edges(rows[0], rows[1], named.get("w"), named.get("t"))
+    more = dict(zip(kinds[2:], rows[2:], strict=True))
+    remarks = tuple(LEFT_OUT.format(name) for name in index)
+    found = numbering.names(path) if numbering.numbers else None
+    return EdgeList(Edges(rows[0], rows[1], more.get("w"), more.get("t")), "", found, "", remarks)
 
 
-def read_parquet_features(path: Path) -> npt.NDArray[np.float32]:
-    """Return all columns as float32 [N, D], in their order. Cost: 4 N D bytes and a batch. Raises: GraphError as above."""
+def _numbered(path: Path, name: str, array: Array, numbering: Numbering) -> Array:
+    """Return the numbers of names. Raises: GraphError for what is none."""
+    texts = array.tolist()
+    if not all(isinstance(text, str) and text and "\0" not in text for text in texts):
+        raise GraphError(
+            f"{path}: column {name!r} must hold names or whole numbers, some are empty or neither; fix these rows"
+        )
+    return np.fromiter(map(numbering.of, texts), np.int64, len(texts))
+
+
+def read_parquet_features(path: Path, ids: Any = None) -> tuple[npt.NDArray[np.float32], list[str]]:
+    """Return all columns as float32 [N, D], in their order, and what there is to say of others.
+
+    A column that names the rows is left out if it names them in the order of the vertices, by `ids` (N,) or as 0, 1, ....
+    Cost: 4 N D bytes and a batch. Raises: GraphError as above, for rows in another order, and for labels and splits.
+    """
     file = _open(path)
     names = list(file.schema_arrow.names)
-    table = np.empty((file.metadata.num_rows, len(names)), np.float32)
+    index = [name for name in names if name in _pandas_index(file) or names_rows(name)]
+    data = [name for name in names if name not in index]
+    _refuse_answers(path, data)
+    table = np.empty((file.metadata.num_rows, len(data)), np.float32)
     count = 0
-    for batch in _batches(path, file):
-        for at, array in enumerate(batch):
-            if array.dtype.kind not in "iufb":
-                raise GraphError(f"{path}: column {names[at]!r} must hold numbers, got {array.dtype}; leave it out")
+    for batch in _batches(path, file, names):
+        arrays = dict(zip(names, batch, strict=True))
+        size = batch[0].size if batch else 0
+        for name in index:
+            _check_rows(path, name, arrays[name], ids, count)
+        for at, name in enumerate(data):
+            if arrays[name].dtype.kind not in "iufb":
+                raise GraphError(f"{path}: column {name!r} must hold numbers, got {arrays[name].dtype}; leave it out")
             with np.errstate(over="ignore"):
-                table[count : count + array.size, at] = array
-        count += batch[0].size if batch else 0
-    return table
+                table[count : count + size, at] = arrays[name]
+        count += size
+    return table, [f"{path.name}: {LEFT_OUT.format(name)}" for name in index]
+
+
+def read_parquet_column(path: Path) -> Array:
+    """Return the only column of a table beside an index of pandas, of its own type. Raises: GraphError as above."""
+    file = _open(path)
+    names = [name for name in file.schema_arrow.names if name not in _pandas_index(file)]
+    if len(names) != 1:
+        raise GraphError(
+            f"{path} has the columns {', '.join(map(repr, names))[:200]}, expected one; leave the others out"
+        )
+    parts = [batch[0] for batch in _batches(path, file, names)]
+    column: Array = np.concatenate(parts) if parts else np.empty(0)
+    return column
+
+
+def names_rows(name: str) -> bool:
+    """Return whether a column is named as an index or an id is: index, id, paper_id, userId, vertex."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
+    return bool(INDEX.fullmatch(name)) or name.lower() in ROWS or (bool(words) and words[-1].lower() in ("id", "ids"))
+
+
+def _check_rows(path: Path, name: str, array: Array, ids: Any, start: int) -> None:
+    """Compare a column that names rows with the ids of the vertices. Raises: GraphError."""
+    expected = np.arange(start, start + array.size) if ids is None else np.asarray(ids)[start : start + array.size]
+    if [str(value) for value in array.tolist()] != [str(value) for value in expected.tolist()]:
+        order = "0, 1, 2, ..." if ids is None else "ids"
+        raise GraphError(
+            f"{path}: column {name!r} is named as an index or id, and its entries are not those of the vertices in their "
+            f"order ({order}): sort the rows, and leave the column out, or rename it if it is a feature"
+        )
+
+
+def _refuse_answers(path: Path, names: list[str]) -> None:
+    """Refuse labels and splits among features. Raises: GraphError."""
+    answers = ANSWERS | ({"y"} if "x" not in map(str.lower, names) else set())
+    if found := [name for name in names if name.lower() in answers]:
+        raise GraphError(
+            f"{path}: column {found[0]!r} is named as a label or a split, which is no feature: leave it out and give it as "
+            "a file of its own, or rename it"
+        )
+
+
+def _pandas_index(file: Any) -> list[str]:
+    """Return the columns that pandas wrote for the index of a data frame."""
+    found: list[str] = []
+    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError, RecursionError):  # anybody may write it
+        found = [name for name in file.schema_arrow.pandas_metadata["index_columns"] if isinstance(name, str)]
+    return found + [name for name in file.schema_arrow.names if PANDAS_INDEX.fullmatch(name)]
 
 
 def _arrow() -> Any:
@@ -102,10 +196,11 @@ def _open(path: Path) -> Any:
         raise _invalid(path, error) from error
 
 
-def _batches(path: Path, file: Any) -> Iterator[list[Array]]:
-    """Yield the columns of some rows. Raises: GraphError for missing entries and damage."""
+def _batches(path: Path, file: Any, names: list[str]) -> Iterator[list[Array]]:
+    """Yield these columns of some rows. Raises: GraphError for missing entries and damage."""
     try:
-        for batch in file.iter_batches(batch_size=WINDOW):
+        for found in file.iter_batches(batch_size=WINDOW, columns=names):
+            batch = found.select(names)
             lacking = [
                 name for name, column in zip(batch.schema.names, batch.columns, strict=True) if column.null_count
             ]

@@ -20,28 +20,31 @@ from mggcn.graph.binary_edges import RAW, read_npy, read_raw
 from mggcn.graph.catalogue import DATASETS, dataset_named, read_elsewhere
 from mggcn.graph.check import canonical_split
 from mggcn.graph.class_names import given_names, with_class_names
-from mggcn.graph.convert import from_arrays, with_features, with_options
+from mggcn.graph.convert import from_arrays, with_features, with_options, with_task
 from mggcn.graph.csr import Graph
 from mggcn.graph.datasets import data_folder, obtain
+from mggcn.graph.edge_header import NamesError
 from mggcn.graph.edge_list import EdgeList, read_edge_list
 from mggcn.graph.edges import Edges
 from mggcn.graph.file_rows import FileRows
-from mggcn.graph.ids import numbered_columns
+from mggcn.graph.ids import numbered, numbered_columns
 from mggcn.graph.join import join
 from mggcn.graph.matrix_market import read_matrix_market
-from mggcn.graph.named_edges import holds_names, read_named_edges
+from mggcn.graph.named_edges import read_named_edges
 from mggcn.graph.npz import read_npz
 from mggcn.graph.objects import PARTS, from_object, from_pyg, with_weights
 from mggcn.graph.ogb import is_ogb, read_ogb
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
 from mggcn.graph.packed import PACKED, about_bytes, most_bytes
-from mggcn.graph.parquet import num_rows, read_parquet_edges, read_parquet_features
+from mggcn.graph.parquet import num_rows, read_parquet_column, read_parquet_edges, read_parquet_features
 from mggcn.graph.room import IN_MEMORY, Room
 from mggcn.graph.saved_pyg import read_data
 from mggcn.graph.store import EXPECTED, open_store
-from mggcn.graph.vertex_data import MADE
+from mggcn.graph.vertex_data import MADE, as_array
 
 DATA = ".pt"
+FILES = frozenset({"features", "labels", "weights", "edge_types", "splits"})
+"""Arguments that may be names of files."""
 EDGE_LISTS = (".txt", ".tsv", ".csv", ".edges", ".el", ".edgelist")
 KNOWN = (
     "a store, a folder of OGB's, .npz, .npy, .i32, .i64, .parquet, .pt, .mtx or an edge list "
@@ -70,37 +73,56 @@ def load_source(
     path = find_source(source, root)
     if arrays.get("class_names") is not None:
         arrays["class_names"] = given_names(arrays["class_names"])
-    given = {name: value for name in ("ids", "edge_types") if isinstance(value := arrays.get(name), str | Path)}
-    room = room.based_on(source=path, **given)
+    by_name = {name: value for name in ("ids", "edge_types") if isinstance(value := arrays.get(name), str | Path)}
+    room = room.based_on(source=path, **by_name)
     if path.is_dir() and not is_ogb(path):
         made = arrays.pop("features") if _is_made(arrays.get("features")) else None
         names = arrays.pop("class_names", None)
+        task = arrays.pop("task", None)
         if arrays:
             raise GraphError(
                 f"{path} is a store and complete, {', '.join(sorted(arrays))} cannot be added; leave it out"
             )
-        return with_options(with_class_names(with_features(open_store(path, verify), made), names), options, room)
-    if path.suffix.lower() == DATA and path.is_file():
-        kept = {key: _load_companion(value) for key, value in arrays.items() if value is not None or key == "weights"}
-        about = {"name": name or path.stem, "meta": {"source": str(path.resolve())}}
-        return from_pyg(read_data(path), **kept, **about, options=options, room=room)
+        graph = with_task(with_features(open_store(path, verify), made), task)
+        graph = with_options(with_class_names(graph, names), options, room)
+        return graph if name is None else replace(graph, name=name)
     ids = _load_companion(arrays.pop("ids", None))
-    found = read_ogb(path, room) if path.is_dir() else _read_file(path, room, ids is not None)
-    made = {"features": arrays.pop("features")} if _is_made(arrays.get("features")) else {}
-    if "features" in arrays:
-        arrays["features"] = _load_features(arrays["features"])
+    remarks: list[str] = []
+    given = _load_companions(arrays, ids, remarks)
+    if path.suffix.lower() == DATA and path.is_file():
+        given |= {} if ids is None else {"ids": ids}
+        meta = {"source": str(path.resolve())} | ({"input": {"remarks": remarks}} if remarks else {})
+        return from_pyg(read_data(path), **given, name=name or path.stem, meta=meta, options=options, room=room)
+    found = (read_ogb(path, room) if path.is_dir() else _read_file(path, room, ids)) | given
     if "beside" in found:
-        found = with_weights(found, arrays, found.pop("beside"))
-    found |= made | {key: _load_companion(value) for key, value in arrays.items() if value is not None}
-    if "weights" in arrays and arrays["weights"] is None and isinstance(found.get("edges"), Edges):
+        found = with_weights(found, given, found.pop("beside"))
+    if "weights" in given and given["weights"] is None and isinstance(found.get("edges"), Edges):
         found["edges"] = replace(found["edges"], weights=None)
     meta = {"source": str(path.resolve())} | found.pop("meta", {})
+    if remarks:
+        notes = meta.get("input", {})
+        meta |= {"input": notes | {"remarks": [*notes.get("remarks", []), *remarks]}}
     names = found.pop("names", None)
     if ids is not None:
-        if not isinstance(found.get("edges"), Edges):
+        if found.get("edges") is None:
             raise GraphError(f"{path} numbers its vertices itself; ids (--ids) belong to edge lists: leave them out")
-        found = numbered_columns(found["edges"], names, ids, {key: found[key] for key in found if key != "edges"})
+        rest = {key: found[key] for key in found if key != "edges"}
+        listed = isinstance(found["edges"], Edges)
+        found = numbered_columns(found["edges"], names, ids, rest) if listed else numbered(found["edges"], ids, rest)
     return from_arrays(**found, options=options, name=name or path.name.split(".")[0], meta=meta, room=room)
+
+
+def _load_companions(arrays: Mapping[str, Any], ids: Any, remarks: list[str]) -> dict[str, Any]:
+    """Return what is given beside a file, loaded where it is the name of one; `remarks` is added to."""
+    found = {key: value for key, value in arrays.items() if value is not None or key == "weights"}
+    features = found.get("features")
+    if isinstance(features, str | Path) and Path(features).suffix == ".parquet":
+        found["features"], said = read_parquet_features(Path(features), None if isinstance(ids, str) else ids)
+        remarks += said
+    elif "features" in found and not _is_made(features):
+        found["features"] = _load_features(features)
+    loaded = found.keys() & FILES if not _is_made(features) else (found.keys() & FILES) - {"features"}
+    return found | {key: _load_companion(found[key]) for key in loaded}
 
 
 def _is_made(features: Any) -> bool:
@@ -166,7 +188,7 @@ def find_source(source: str | Path, root: str | Path | None) -> Path:
     raise GraphError(f"there is no {names}; expected {KNOWN}, or a name that `mggcn datasets` lists. {EXPECTED}")
 
 
-def _read_file(path: Path, room: Room, named: bool) -> dict[str, Any]:
+def _read_file(path: Path, room: Room, ids: Any) -> dict[str, Any]:
     """Read the arguments of `from_arrays` that a file holds, told apart by its first bytes, then by its suffix."""
     if kind := no_regular_file(path):
         raise GraphError(f"{path} is {kind}, expected {KNOWN}: write what it gives to a file")
@@ -174,8 +196,10 @@ def _read_file(path: Path, room: Room, named: bool) -> dict[str, Any]:
         start = file.read(16)
     suffixes = path.suffixes[-2:] if path.suffix in PACKED else path.suffixes[-1:]
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), (suffixes or [""])[0].lower())
-    if named and kind in EDGE_LISTS and holds_names(path):
-        return _found(read_named_edges(path, room.for_list(path, most_bytes(path), about_bytes(path))))
+    if ids is not None and kind in EDGE_LISTS:
+        return _found(_read_by_ids(path, room, ids))
+    if ids is not None and kind == ".parquet":
+        return _read_parquet(path, room, named=True)
     if kind in _STREAMED:
         return _STREAMED[kind](path, room)
     if kind not in READERS:
@@ -187,8 +211,18 @@ def _read_edges(path: Path, room: Room) -> dict[str, Any]:
     return _found(read_edge_list(path, room.for_list(path, most_bytes(path), about_bytes(path))))
 
 
+def _read_by_ids(path: Path, room: Room, ids: Any) -> EdgeList:
+    """Read edges between ids: whole numbers if all are, and those that are given are not strings, else names."""
+    staging = room.for_list(path, most_bytes(path), about_bytes(path))
+    text = not isinstance(ids, str) and as_array(ids, "ids").dtype.kind in "UO"
+    if not text:
+        with contextlib.suppress(NamesError):
+            return read_edge_list(path, staging, plain=True)
+    return read_named_edges(path, staging, text=text)
+
+
 def _found(text: EdgeList) -> dict[str, Any]:
-    notes = {"header": text.header, "column_numbers": text.column_numbers}
+    notes = {"header": text.header, "column_numbers": text.column_numbers, "remarks": list(text.remarks)}
     meta = {"input": {name: note for name, note in notes.items() if note}} if any(notes.values()) else {}
     return {"edges": text.edges, "meta": meta, "names": text.names}
 
@@ -197,8 +231,9 @@ def _read_matrix_market(path: Path, room: Room) -> dict[str, Any]:
     return {"adj": read_matrix_market(path, room.for_list(path, most_bytes(path), about_bytes(path)))}
 
 
-def _read_parquet(path: Path, room: Room) -> dict[str, Any]:
-    return {"edges": read_parquet_edges(path, room.for_list(path, 32 * num_rows(path), 16 * num_rows(path)))}
+def _read_parquet(path: Path, room: Room, named: bool = False) -> dict[str, Any]:
+    staging = room.for_list(path, 32 * num_rows(path), 16 * num_rows(path))
+    return _found(read_parquet_edges(path, staging, named=named))
 
 
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
@@ -236,9 +271,18 @@ def _load_companion(value: Any) -> Any:
     if kind := no_regular_file(path):
         raise GraphError(f"cannot load {path}: it is {kind}; write what it gives to a file")
     if path.suffix == ".parquet":
-        return read_parquet_features(path)
+        return read_parquet_column(path)
+    if path.suffix in (DATA, ".pth"):
+        raise GraphError(
+            f"cannot load {path}: what torch.save writes is pickled, and never unpickled here because that can execute "
+            f"code; numpy.save({path.stem + '.npy'!r}, tensor.numpy()) writes a file that is read"
+        )
     try:
-        return sp.load_npz(path) if path.suffix == ".npz" else np.load(path, allow_pickle=False)
+        loaded = sp.load_npz(path) if path.suffix == ".npz" else np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.lib.npyio.NpzFile):
+            loaded.close()
+            raise ValueError("it is an archive of several arrays")
+        return loaded
     except Exception as error:  # a hostile header raises nearly anything
         pickled = "it is text, or holds pickled objects, which can execute code and are never loaded"
         raise GraphError(

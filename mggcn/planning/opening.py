@@ -34,7 +34,9 @@ def opening_lines(
     """
     config = plan.config
     graph, network = subject(plan)
-    lines = [graph if store is None else f"store {store} holds {graph}", network]
+    own = store is not None and graph.startswith(f"{store.name}: ")  # prepare names a graph as its store
+    held = graph if store is None else f"store {store}{graph.removeprefix(store.name) if own else f' holds {graph}'}"
+    lines = [held, network]
     if len(plan.ranks) > 1:
         lines.append(
             reason or "strategy and order are those of the settings; --strategy auto --order auto compares all"

@@ -39,7 +39,7 @@ def test_a_run_says_what_it_is_and_takes_before_it_allocates(
     for settings in ([], ["--strategy", "auto"]):
         assert run_main("train", community, *two, *settings, "--out", tmp_path / f"run{len(said)}") == 130
     for text in said:
-        assert text.startswith(f"store {community} holds community: 120 vertices, 1,000 edges (symmetric), ")
+        assert text.startswith(f"store {community}: 120 vertices, 1,000 edges (symmetric), ")
         assert re.search(r"^gcn \d+ -> 8 -> \d+, fp32, 2 ranks on cpu, order random, strategy \w+$", text, re.M)
         peak = r"^predicted peak [\d.]+ MiB of [\d.]+ GiB per rank; [\d.]+ m?s per epoch, [\d.]+ m?s for 30 epochs"
         assert re.search(peak, text, re.M)

@@ -174,6 +174,22 @@ def test_what_prepare_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "checksums hold" in capsys.readouterr().out
 
 
+def test_a_graph_is_named_as_its_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a graph keeps the name of the file it was read from, a copy loses its own, or --name is not heeded."""
+    edges = tmp_path / "edges.csv"
+    edges.write_text("0,1\n1,2\n2,0\n")
+    np.save(tmp_path / "y.npy", np.array([3.0, 7.0, 2.0]))
+    given = ("--labels", tmp_path / "y.npy", "--task", "numbers", "--features", "degree")
+    assert run_main("prepare", edges, tmp_path / "articles", *given) == 0
+    assert run_main("prepare", tmp_path / "articles", tmp_path / "copy") == 0
+    assert run_main("prepare", tmp_path / "articles", tmp_path / "other", "--name", "mine") == 0
+    names = [load_source(tmp_path / store).name for store in ("articles", "copy", "other")]
+    assert names == ["articles", "articles", "mine"]
+    labels = load_source(tmp_path / "articles").labels
+    assert labels is not None
+    assert labels.array().ravel().tolist() == [3, 7, 2]
+
+
 @pytest.mark.parametrize("more", [(), ("--ids", "edges")])
 def test_a_header_of_column_numbers_is_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]

@@ -134,6 +134,7 @@ def test_grids_and_draws(tmp_path: Path) -> None:
         '[train]\nepochs = 7\n[grid]\ntrain.lr = [0.1, 0.2]\n"model.hidden" = ["16,16", [8], 4]\n'
         "[grid.run]\nranks = [1, 2]\n"
     )
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     space, base = read_space(file)
     settings = space.settings(base)
     assert base.train.epochs == 7

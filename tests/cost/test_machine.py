@@ -62,7 +62,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_file_is_read_as_written(tmp_path: Path) -> None:
     """Fails if a figure of a file lands elsewhere or is changed."""
-    machine = read_machine(written(tmp_path, GOOD))
+    machine = read_machine(written(tmp_path, "\ufeff" + GOOD))
     assert (machine.name, machine.title, machine.origin, machine.caveat) == ("desk", "a desk", "measured", "")
     device = machine.device
     assert (device.kind, device.count, device.shared, device.cores, device.memory_bytes) == ("cpu", 1, True, 8, 1000)

@@ -12,6 +12,7 @@ import pytest
 from mggcn.errors import GraphError
 from mggcn.graph import edge_list, packed
 from mggcn.graph.csr import Array
+from mggcn.graph.edge_header import NamesError
 from mggcn.graph.staging import InFolder
 
 
@@ -81,7 +82,17 @@ BAD = {
     "names after a header": ("a b\nb 1\n", "line 2: expected two vertex ids, got 'b 1'; ids must be integers from 0"),
     "header at the end": ("0 1\nfrom to\n", "line 2"),
     "semicolons": ("# c\n0;1\n1;2\n", "line 2: expected two vertex ids, got '0;1'; semicolons are not read"),
-    "semicolons after a header": ("u;v\n0;1\n", "line 2: expected two vertex ids, got '0;1'; semicolons"),
+    "semicolons after a header": ("u;v\n0;1\n", "line 1: semicolons are not read: put commas"),
+    "semicolons and decimal commas": ("src;dst;weight\n0;1;0,5\n", "line 1: semicolons are not read: put commas"),
+    "semicolons alone, decimal commas": ("0;1;0,5\n", "line 1.*semicolons are not read"),
+    "bars after a header": ("src|dst\n0|1\n", r"line 1: bars \(\|\) are not read"),
+    "carriage returns alone": ("0 1\r1 2\r", "line 1.*a carriage return alone ends no line"),
+    "one carriage return, which would make a weight": ("0 1\n0 1 \r2 3\n", "line 2.*a carriage return alone"),
+    "a header before a carriage return": ("src,dst\r0,1\r", "line 1.*a carriage return alone"),
+    "a comment before a carriage return": ("# c\r0 1\n1 2\n", "line 1.*a carriage return alone"),
+    "nothing but a comment": ("% c\r0 1\r1 2", "line 1.*a carriage return alone"),
+    "UTF-16": ("\xff\xfe0\0 \0001\0", "is in UTF-16, expected UTF-8"),
+    "relation second": ("subject,relation,weight\n0,1,2\n", "column 2 is named 'relation'"),
     "bars": ("0|1\n", r"line 1.*bars \(\|\) are not read: put blanks or commas"),
     "quotes": ('"1","2"\n"2","3"\n', "line 1.*double quotes are not read"),
     "only a header": ("from to\n", "found only 'from to'"),
@@ -94,7 +105,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_malformed_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, block: int) -> None:
     text, message = BAD[case]
-    (tmp_path / "e.txt").write_text(text)
+    (tmp_path / "e.txt").write_bytes(text.encode("latin-1"))
     monkeypatch.setattr(edge_list, "BLOCK_BYTES", block)
     with pytest.raises(GraphError, match=message):
         read_edge_list(tmp_path / "e.txt")
@@ -217,7 +228,8 @@ def test_random_bytes_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         lines = [line for line in fields if line]
         plain = all(len(line) == 2 and all(re.fullmatch(r"[+-]?\d+", field, re.A) for field in line) for line in lines)
         plain = plain and all(abs(int(field)) < 2**63 for line in lines for field in line)
-        expected = [[*map(int, line)] for line in lines] if plain else None
+        lone = any("\r" in line.rstrip("\r") for line in text.decode("latin-1").split("\n"))
+        expected = [[*map(int, line)] for line in lines] if plain and not lone else None
         try:
             found = read_edge_list(tmp_path / "e.txt")[0].T.tolist()
             read += len(found) > 1
@@ -300,3 +312,29 @@ def test_numbers_of_a_text_are_estimated(tmp_path: Path, monkeypatch: pytest.Mon
         assert packed.about_bytes(tmp_path / name) <= packed.most_bytes(tmp_path / name)
     (tmp_path / "e.txt").rename(tmp_path / "e.txt.gz")
     assert packed.about_bytes(tmp_path / "e.txt.gz") == 0
+
+
+@pytest.mark.parametrize("first", ["007 1", "+7 1", "1 -0", "0000001\t2"])
+def test_ids_that_are_more_than_their_numbers(tmp_path: Path, first: str) -> None:
+    """Fails if what may be names is read as numbers without a word, or names after a parse of numbers lose edges."""
+    path = tmp_path / "e.txt"
+    path.write_text(f"3 4\n5 6\n{first}\n")
+    (remark,) = edge_list.read_edge_list(path).remarks
+    assert f"{first!r} in line 3 were read as numbers: --ids edges" in remark
+    with pytest.raises(NamesError):
+        edge_list.read_edge_list(path, plain=True)
+    path.write_text("0 1\n10 -5\n100 007\n".replace("007", "7"))
+    assert not edge_list.read_edge_list(path, plain=True).remarks
+
+
+def test_a_parse_that_found_names_is_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a parse of numbers goes on where one that looked for names had stopped and given its columns up."""
+    path = tmp_path / "e.txt"
+    path.write_text("".join(f"{k} {k + 1}\n" for k in range(1, 90)) + "007 8\n")
+    monkeypatch.setattr(edge_list, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(edge_list, "SAVE_EVERY", 2)
+    staging = InFolder(tmp_path / "s", {})
+    with pytest.raises(NamesError):
+        edge_list.read_edge_list(path, staging, plain=True)
+    found = edge_list.read_edge_list(path, staging).edges
+    assert found.src.array().tolist() == [*range(1, 90), 7]

@@ -133,3 +133,47 @@ def test_joined_graphs_keep_their_ids() -> None:
     assert ids_of(mggcn.load([short, mggcn.load(EDGES)])).tolist() == ["a", "b", *sorted(NAMES.tolist())]
     with pytest.raises(GraphError, match="1 of 2 graphs to join have ids"):
         mggcn.load([short, mggcn.load(np.array([[0, 1], [1, 0]]))])
+
+
+BIG = 2**63 + 1
+WIDE = np.array([[5, BIG, 7], [BIG, 7, 2**64 - 1]], np.uint64)
+
+
+@pytest.mark.parametrize("form", ["array", ".npy", ".npz", ".parquet"])
+def test_unsigned_ids_beyond_int64(form: str, tmp_path: Path) -> None:
+    """Fails if an id of 2^63 or more becomes another, in the edges, in a split, or in a store."""
+    source: Any = WIDE
+    if form == ".npy":
+        np.save(tmp_path / "e.npy", WIDE)
+    elif form == ".npz":
+        np.savez(tmp_path / "e.npz", edge_index=WIDE)
+    elif form == ".parquet":
+        arrow = pytest.importorskip("pyarrow")
+        table = arrow.table({"src": WIDE[0], "dst": WIDE[1]})
+        pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "e.parquet")
+    source = WIDE if form == "array" else tmp_path / f"e{form}"
+    graph = mggcn.load(source, ids="edges", splits={"train": np.array([BIG, 5], np.uint64)})
+    assert ids_of(graph).tolist() == [5, 7, BIG, 2**64 - 1]
+    assert pairs(graph) == {(5, BIG), (BIG, 7), (7, 2**64 - 1)}
+    assert graph.splits["train"].read(0, 1)[0].tolist() == [True, False, True, False]
+    stored = mggcn.save(graph, tmp_path / "store")
+    assert ids_of(stored).tolist() == ids_of(graph).tolist()
+    given = mggcn.load(source, ids=np.array([2**64 - 1, 7, BIG, 5], np.uint64), features=np.eye(4))
+    assert pairs(given) == pairs(graph)
+    with pytest.raises(GraphError):
+        mggcn.load(source)
+
+
+def test_signed_and_unsigned_ids(tmp_path: Path) -> None:
+    """Fails if ids of two types meet as floating-point numbers, which lose the last digits, or one passes for another."""
+    near = np.array([[2**62 + 1, 2**62], [2**62, 2**62 + 1]])
+    graph = mggcn.load(near, ids=np.array([2**62, 2**62 + 1], np.uint64))
+    assert pairs(graph) == {(2**62 + 1, 2**62), (2**62, 2**62 + 1)}
+    with pytest.raises(GraphError, match=r"edges hold -5, which ids do not have \(1 in all\)"):
+        mggcn.load(np.array([[-5], [7]]), ids=np.array([2**64 - 5, 7], np.uint64))
+    with pytest.raises(GraphError, match=f"edges hold {BIG}, "):
+        mggcn.load(WIDE[:, :1], ids=np.array([5, -(2**63) + 1]))
+    joined = mggcn.load([mggcn.load(WIDE, ids="edges"), mggcn.load(near, ids="edges")])
+    assert ids_of(joined).tolist() == [5, 7, BIG, 2**64 - 1, 2**62, 2**62 + 1]
+    with pytest.raises(GraphError, match=r"some ids are negative and others 2\^63 or more"):
+        mggcn.load([mggcn.load(WIDE, ids="edges"), mggcn.load(-near, ids="edges")])

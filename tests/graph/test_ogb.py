@@ -102,6 +102,25 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
+def recount(folder: Path, edges: int | list[int] | None) -> None:
+    """Change the count of edges, or leave it out."""
+    archive, text = folder / "raw" / "data.npz", folder / "raw" / "num-edge-list.csv.gz"
+    if archive.exists():
+        arrays = dict(np.load(archive))
+        del arrays["num_edges_list"]
+        np.savez(archive, **arrays, **({} if edges is None else {"num_edges_list": np.atleast_1d(edges)}))
+    elif edges is None:
+        text.unlink()
+    else:
+        write_table(text, np.atleast_1d(edges))
+
+
+def test_labels_of_a_folder_as_numbers(folder: Path) -> None:
+    """Fails if a task does not reach the labels of a folder."""
+    graph = load_source(folder, task="numbers")
+    assert (graph.task, graph.labels.shape if graph.labels else None) == ("numbers", (N, 1))
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut": (lambda folder: cut(folder / "split" / "time" / "train.csv.gz"), "cannot read .*train.csv.gz"),
     "no split": (lambda folder: (folder / "split" / "time").rename(folder / "elsewhere"), "must hold one folder"),
@@ -109,6 +128,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "words": (lambda folder: write_table(folder / "split" / "time" / "test.csv.gz", np.array(["a"])), "cannot read"),
     "two columns": (lambda folder: write_table(folder / "split" / "time" / "test.csv.gz", EDGES.T), "1 columns, got 2"),
     "an id too far": (lambda folder: write_table(folder / "split" / "time" / "test.csv.gz", [N]), "vertex ids in"),
+    "fewer edges": (lambda folder: recount(folder, 7), "lists 6 edges, and its count of edges .* says 7"),
+    "more edges": (lambda folder: recount(folder, 5), "lists 6 edges, and its count of edges .* says 5"),
+    "no count": (lambda folder: recount(folder, None), "num-edge-list.csv.gz|num_edges_list"),
+    "two counts": (lambda folder: recount(folder, [3, 3]), "graphs, expected one"),
     "kinds": (lambda folder: write_table(folder / "raw" / "triplet-type-list.csv.gz", [1]), "several kinds"),
 }
 

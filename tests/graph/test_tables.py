@@ -13,10 +13,13 @@ from torch_geometric.data import Data
 
 from mggcn.errors import GraphError
 from mggcn.graph.convert import from_arrays
+from mggcn.graph.facts import describe
+from mggcn.graph.ids import ids_of
 from mggcn.graph.layout import graph_sha256
 from mggcn.graph.objects import from_object
 from mggcn.graph.options import GraphOptions
 from mggcn.graph.sources import load_source
+from mggcn.graph.store_write import write_store
 from tests.graph.small import TRIANGLE_AND_TAIL
 
 pa = pytest.importorskip("pyarrow")
@@ -114,3 +117,125 @@ def test_other_saved_objects_are_not_unpickled(tmp_path: Path) -> None:
             load_source(path)
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "executed").exists()
+
+
+EDGES = "0 1\n1 2\n2 0\n"
+
+
+@pytest.mark.parametrize("name", ["__index_level_0__", "index", "Unnamed: 0", "id", "paper_id", "userId", "vertex"])
+def test_a_column_that_names_rows_is_no_feature(tmp_path: Path, name: str) -> None:
+    """Fails if an index or id becomes a feature in silence, or rows in another order pass for those of the vertices."""
+    (tmp_path / "e.txt").write_text(EDGES)
+    path = write(tmp_path / "x.parquet", **{"f0": [0.5, 1.5, 2.5], name: [0, 1, 2], "f1": [1.0, 2.0, 3.0]})
+    graph = load_source(tmp_path / "e.txt", features=path)
+    assert graph.features.array().tolist() == [[0.5, 1], [1.5, 2], [2.5, 3]]  # type: ignore[union-attr]
+    assert f"x.parquet: column {name!r}, an index, was left out" in describe(graph).remarks()
+    write(path, **{"f0": [0.5, 1.5, 2.5], name: [2, 0, 1]})
+    with pytest.raises(GraphError, match=r"not those of the vertices in their order .*sort the rows"):
+        load_source(tmp_path / "e.txt", features=path)
+
+
+def test_rows_are_compared_with_the_ids_that_are_given(tmp_path: Path) -> None:
+    """Fails if a table in the order of the ids is refused, or one in another order is taken."""
+    (tmp_path / "e.csv").write_text("source,target\nann,bob\nbob,eve\n")
+    ids = np.array(["eve", "ann", "bob"])
+    path = write(tmp_path / "x.parquet", name_id=["eve", "ann", "bob"], f=[1.0, 2.0, 3.0])
+    assert load_source(tmp_path / "e.csv", ids=ids, features=path).num_features == 1
+    write(path, name_id=["ann", "bob", "eve"], f=[1.0, 2.0, 3.0])
+    with pytest.raises(GraphError, match="column 'name_id' is named as an index or id"):
+        load_source(tmp_path / "e.csv", ids=ids, features=path)
+
+
+def test_the_index_that_pandas_names(tmp_path: Path) -> None:
+    """Fails if an index with a name of its own becomes a feature, or one behind edges a weight."""
+    pandas = pytest.importorskip("pandas")
+    (tmp_path / "e.txt").write_text(EDGES)
+    frame = pandas.DataFrame({"f": [1.0, 2.0, 3.0]}, index=pandas.Index([0, 1, 2], name="rank"))
+    frame.to_parquet(tmp_path / "x.parquet", index=True)
+    assert load_source(tmp_path / "e.txt", features=tmp_path / "x.parquet").num_features == 1
+    edges = pandas.DataFrame({"src": [0, 1, 2, 9], "dst": [1, 2, 0, 9]})
+    edges[edges.src < 9].sort_values("dst").to_parquet(tmp_path / "e.parquet")
+    graph = load_source(tmp_path / "e.parquet")
+    assert (graph.num_edges, graph.adj.values) == (3, None)
+    assert "column '__index_level_0__', an index, was left out" in describe(graph).remarks()
+
+
+@pytest.mark.parametrize("name", ["label", "Class", "target", "train_mask", "y"])
+def test_labels_among_features(tmp_path: Path, name: str) -> None:
+    """Fails if what is to be predicted is learnt from, in silence; y beside x is a coordinate."""
+    (tmp_path / "e.txt").write_text(EDGES)
+    path = write(tmp_path / "x.parquet", **{"f": [1.0, 2.0, 3.0], name: [0, 1, 0]})
+    with pytest.raises(GraphError, match="named as a label or a split, which is no feature"):
+        load_source(tmp_path / "e.txt", features=path)
+    write(path, x=[1.0, 2.0, 3.0], y=[0.5, 1.0, 0.0])
+    assert load_source(tmp_path / "e.txt", features=path).num_features == 2
+
+
+def test_other_columns_keep_their_type(tmp_path: Path) -> None:
+    """Fails if labels, ids or types of a table become float32, or two columns one."""
+    edges = write(tmp_path / "e.parquet", src=["ann", "bob"], dst=["bob", "eve"])
+    names = write(tmp_path / "ids.parquet", id=["eve", "ann", "bob"])
+    labels = write(tmp_path / "y.parquet", label=[2**24 + 1, 0, 2], __index_level_0__=[0, 1, 2])
+    kinds = write(tmp_path / "t.parquet", type=[1, 0])
+    graph = load_source(edges, ids=names, labels=labels, edge_types=kinds, num_classes=2**24 + 2)
+    assert ids_of(graph).tolist() == ["eve", "ann", "bob"]
+    assert graph.labels is not None
+    assert graph.labels.array().tolist() == [2**24 + 1, 0, 2]
+    assert graph.num_relations == 2
+    with pytest.raises(GraphError, match="has the columns 'a', 'b', expected one"):
+        load_source(edges, ids=names, labels=write(tmp_path / "two.parquet", a=[0, 1, 2], b=[0, 1, 2]))
+
+
+def test_names_in_tables(tmp_path: Path) -> None:
+    """Fails if names of a table are refused where ids are names, or an empty one, or numbers beside names, pass."""
+    edges = write(tmp_path / "e.parquet", src=["0501", "501"], dst=["501", "7"])
+    graph = load_source(edges, ids="edges")
+    assert ids_of(graph).tolist() == ["0501", "501", "7"]
+    assert graph.num_edges == 2
+    packed = write(tmp_path / "d.parquet", src=pa.array(["a", "b", "a"]).dictionary_encode(), dst=["b", "c", "c"])
+    assert ids_of(load_source(packed, ids="edges")).tolist() == ["a", "b", "c"]
+    with pytest.raises(GraphError, match=r"must hold whole numbers.*--ids edges"):
+        load_source(edges)
+    for column in (["", "b"], [b"a", b"b"], [1, 2]):
+        with pytest.raises(GraphError, match=r"must hold names|must both hold text"):
+            load_source(write(tmp_path / "b.parquet", src=column, dst=["b", "c"]), ids="edges")
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.pth"])
+@pytest.mark.parametrize("part", ["features", "labels", "ids", "train"])
+def test_tensors_that_torch_saved(tmp_path: Path, name: str, part: str) -> None:
+    """Fails if a tensor's file is taken for data, unpickled, or refused without the way out."""
+    (tmp_path / "e.txt").write_text(EDGES)
+    torch.save(torch.ones(3, 2), tmp_path / name)
+    given: dict[str, Any] = {"splits": {part: tmp_path / name}} if part == "train" else {part: tmp_path / name}
+    with pytest.raises(GraphError, match=r"never unpickled.*numpy.save\('x.npy', tensor.numpy\(\)\)"):
+        load_source(tmp_path / "e.txt", **given)
+    (tmp_path / name).rename(tmp_path / "renamed.npy")
+    with pytest.raises(GraphError, match=r"cannot load .*renamed.npy"):
+        load_source(tmp_path / "e.txt", labels=tmp_path / "renamed.npy")
+
+
+@pytest.mark.parametrize("source", ["e.txt", "e.npz", "data.pt", "store"])
+def test_a_task_with_every_source(tmp_path: Path, source: str) -> None:
+    """Fails if a task is taken for a file, or does not reach the labels of a source."""
+    edges, labels = np.array([[0, 1, 2], [1, 2, 0]]), np.array([2, -1, 1])
+    np.save(tmp_path / "y.npy", labels)
+    (tmp_path / "e.txt").write_text(EDGES)
+    np.savez(tmp_path / "e.npz", edge_index=edges)
+    torch.save(Data(edge_index=torch.tensor(edges), num_nodes=3), tmp_path / "data.pt")
+    write_store(load_source(tmp_path / "e.txt", labels=labels), tmp_path / "store")
+    given = {} if source == "store" else {"labels": tmp_path / "y.npy"}
+    graph = load_source(tmp_path / source, task="numbers", **given)
+    assert graph.labels is not None
+    assert graph.task == "numbers"
+    unknown = np.nan if source == "store" else -1.0  # of classes, -1 is unknown
+    np.testing.assert_array_equal(graph.labels.array(), [[2], [unknown], [1]])
+    with pytest.raises(GraphError, match="several labels a vertex must be 0, 1"):
+        load_source(tmp_path / source, task="labels", **given)
+
+
+def test_a_graph_without_labels_has_no_task(tmp_path: Path) -> None:
+    """Fails if a task of a store without labels is dropped in silence."""
+    write_store(from_arrays(edges=np.array([[0, 1], [1, 0]])), tmp_path / "store")
+    with pytest.raises(GraphError, match="has no labels"):
+        load_source(tmp_path / "store", task="numbers")
