@@ -50,7 +50,7 @@ def train(lab: Lab, graph: Graph, config: Config, device: str, seed: int = 1) ->
 def losses(rank: Rank, epochs: int) -> Curve:
     """Train the first epochs; on a GPU they are queued without a look, as `mggcn train` does."""
     first = rank.trainer.step(0)
-    return np.array([first, *rank.trainer._advance(1, epochs)[:, 0]])
+    return np.array([first, *rank.trainer.advance(1, epochs)[:, 0]])
 
 
 def curves(lab: Lab, graph: Graph, config: Config) -> dict[str, Any]:
@@ -76,9 +76,9 @@ def scores(lab: Lab, graph: Graph, config: Config, device: str, seeds: range) ->
         rank = train(lab, graph, config, device, seed)
         rank.trainer.step(0)
         middle = last // 2
-        rank.trainer._advance(1, middle)
+        rank.trainer.advance(1, middle)
         began = time.perf_counter()
-        rank.trainer._advance(middle, last)
+        rank.trainer.advance(middle, last)
         seconds.append((time.perf_counter() - began) / (last - middle))
         found.append(rank.trainer.evaluate()["test"])
     known = [score for score in found if score is not None]

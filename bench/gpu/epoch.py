@@ -91,7 +91,7 @@ def own(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: s
         done = [4]
 
         def epochs(count: int) -> None:
-            rank.trainer._advance(done[0], done[0] + count)
+            rank.trainer.advance(done[0], done[0] + count)
             done[0] += count
 
         seconds = time_epochs(lab, epochs)

@@ -83,12 +83,12 @@ class Run:
         """Seconds of an epoch on one rank, from an idle device to an idle device, all ranks together."""
         epochs = WARM + TIMED * self.lab.settings.rounds
         rank = self.train(comm, epochs)
-        losses = [rank.trainer.step(0), *rank.trainer._advance(1, WARM)[:, 0].tolist()]
+        losses = [rank.trainer.step(0), *rank.trainer.advance(1, WARM)[:, 0].tolist()]
         seconds = []
         for first in range(WARM, epochs, TIMED):
             comm.barrier()
             began = time.perf_counter()
-            rank.trainer._advance(first, first + TIMED)
+            rank.trainer.advance(first, first + TIMED)
             seconds.append((time.perf_counter() - began) / TIMED)
         comm.barrier()
         # Libraries and context are no part of torch's memory; cuBLAS's work space is.
@@ -100,7 +100,7 @@ class Run:
         epochs = WARM_UP + RECORDED
         rank = self.train(comm, epochs, folder)
         rank.trainer.step(0)
-        rank.trainer._advance(1, epochs)
+        rank.trainer.advance(1, epochs)
         comm.barrier()
 
 

@@ -37,7 +37,7 @@ OPTIMIZERS: Mapping[str, type[Optimizer]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """A module and how it is trained; it travels to ranks that are processes."""
 

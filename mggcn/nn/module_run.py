@@ -98,7 +98,9 @@ def recipe_of(
         table, _, name = key.partition(".")
         tables.setdefault(table, {})[name] = value
     config = _resolved(from_tables(tables, config), graph)
-    return _checked(Recipe(module, config, _sharing(config, sharing), graph.task, **parts), graph)
+    return _checked(
+        Recipe(module=module, config=config, sharing=_sharing(config, sharing), task=graph.task, **parts), graph
+    )
 
 
 def _not_taken(names: list[str]) -> ConfigError:

@@ -24,10 +24,11 @@ def test_a_report_shows_the_timeline(ranks: int, names: list[str], tmp_path: Pat
     run = write_run(tmp_path / "run", ranks=ranks, epochs=3)
     write_timeline(run, staged_run(ranks))
     paths = write_report(run)
-    assert [path.name for path in paths[3:-1]] == [f"{name}.png" for name in names]
+    pictures = ["curves", "memory", *["tiles"][: ranks - 1], *names]
+    assert [path.name for path in paths[:-1]] == [f"{name}.png" for name in pictures]
     page = paths[-1].read_text(encoding="utf-8")
     images = [base64.b64decode(data) for data in re.findall(r"data:image/png;base64,([^\"]+)", page)]
-    assert images == [path.read_bytes() for path in paths[:-1]]
+    assert images == [path.read_bytes() for path in paths[1:-1]]  # curves are drawn on the page itself
     assert "<h2>Timeline</h2>" in page
     shares = re.findall(r"([\d.]+) %</td></tr>", page)
     assert len(shares) == (0 if ranks == 1 else ranks)
