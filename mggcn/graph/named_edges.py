@@ -40,7 +40,7 @@ MOST_WAITING = 1 << 16
 COMMENT = re.compile(r"\s[#%]")
 QUOTED = re.compile(r'(?:^|(?<=[,\s]))"(?:[^"]|"")*"')
 _QUOTE = r'"((?:[^"]|"")*)"'
-FIELD = {
+FIELD: dict[str | None, re.Pattern[str]] = {
     ",": re.compile(rf'\s*(?:{_QUOTE}\s*|((?!\s*")[^,]*))(,|\Z)'),
     "\t": re.compile(rf'[^\S\t]*(?:{_QUOTE}[^\S\t]*|((?![^\S\t]*")[^\t]*))(\t|\Z)'),
     None: re.compile(rf'(?:{_QUOTE}|((?!")\S+))(\s+|\Z)'),
