@@ -8,13 +8,15 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from mggcn.comm.failure import Stopped, signal_of
+from mggcn import output
+from mggcn.comm.failure import Stopped, by_signal, signal_of, stops
 
 
 def main() -> int:
-    """Run the command. SIGINT and SIGTERM unwind it, wherever nothing is to be saved; one that is ignored stays so."""
+    """Run the command. SIGINT, SIGTERM and SIGHUP unwind it where nothing is to be saved; one that is ignored stays so."""
+    output.settle()
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stops():
             if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
                 signal.signal(number, _stop)
         from mggcn import cli
@@ -23,7 +25,7 @@ def main() -> int:
     except KeyboardInterrupt as stop:
         came = signal_of(stop)
         if os.environ.get("RANK", "0") == "0":  # of torchrun's ranks one speaks
-            print(f"mggcn: interrupted{' by SIGTERM' * (came == signal.SIGTERM)}", file=sys.stderr)
+            print(f"mggcn: interrupted{by_signal(came)}", file=sys.stderr)
         return 128 + came
 
 

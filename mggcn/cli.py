@@ -1,21 +1,19 @@
 """The command `mggcn`: parses arguments and calls the functions that the Python API calls too.
 
-Exit codes: 0 done, 2 bad input or a plan that does not fit, 130 and 143 interrupted after saving, 1 anything else
+Exit codes: 0 done, 2 bad input or a plan that does not fit, 129, 130 and 143 interrupted after saving, 1 anything else
 (docs/reliability.md).
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn, final
 
-from mggcn import native
-from mggcn.comm.failure import out_of_memory, signal_of
+from mggcn import native, output
+from mggcn.comm.failure import by_signal, out_of_memory, signal_of
 from mggcn.commands import (
     completion,
     datasets,
@@ -45,21 +43,21 @@ MEMORY_REMEDY = "mggcn plan STORE says what a run needs; use more ranks, or end 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; errors of mggcn print one line, others a traceback."""
     native.limit_spinning()
-    arguments = parse(make_parser(), sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = parse(make_parser(), sys.argv[1:] if argv is None else argv)
+    except SystemExit as leaving:
+        if not leaving.code and (code := _printed(0)):  # of --help and --version
+            return code
+        raise
     try:
         with printing(arguments):
             code = int(arguments.run(arguments))
-        sys.stdout.flush()
-        return code
+        return _printed(code, trains=arguments.run in (train.run, sweep.run))
     except MggcnError as error:
         print(f"{_name()} {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away: nothing is left to say to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt as stop:
-        print(f"mggcn: interrupted{' by SIGTERM' * (signal_of(stop) == signal.SIGTERM)}", file=sys.stderr)
+        print(f"mggcn: interrupted{by_signal(signal_of(stop))}", file=sys.stderr)
         return 128 + signal_of(stop)
     except Exception as error:
         if out_of_memory(error):
@@ -72,6 +70,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         traceback.print_exc()
         return 1
+
+
+def _printed(code: int, *, trains: bool = False) -> int:
+    """Return the exit code of a command that is done: 2 if it could not print what it was asked for; a run is saved."""
+    why = output.failure()
+    if not why or code:
+        return code
+    print(
+        f"{_name()} standard output could not be written: {why}; all else is done: send the output elsewhere to see it",
+        file=sys.stderr,
+    )
+    return 0 if trains else 2
 
 
 def _name() -> str:

@@ -9,10 +9,11 @@ import ctypes
 import functools
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from mggcn.errors import BackendError
 
@@ -323,9 +324,49 @@ def sets_in_use() -> str:
     return isa() if dense_isa() == isa() else f"{isa()}, dense products up to {dense_isa()}"
 
 
+@final
+class _Forks:
+    """Knows whether this process is a forked child of one whose threads it lacks: OpenMP would wait for them for ever."""
+
+    def __init__(self) -> None:
+        self.lost = self._had = False
+        os.register_at_fork(before=self._before, after_in_child=self._after)
+
+    def _before(self) -> None:
+        """Note whether there are threads that Python has not started."""
+        try:
+            self._had = len(os.listdir("/proc/self/task")) > threading.active_count()
+        except OSError:
+            self._had = True
+
+    def _after(self) -> None:
+        self.lost = self.lost or self._had
+        if self.lost:
+            kernel.cache_clear()
+
+
+@functools.cache
+def _forks() -> _Forks:
+    """Watch forks, from the first kernel on."""
+    return _Forks()
+
+
+def require_threads() -> None:
+    """Raises: BackendError in a forked child of a process that has computed on several threads."""
+    if _forks().lost:
+        raise BackendError(
+            "this process was forked from one that has computed, and lacks its threads: it would wait for ever; start it "
+            'with multiprocessing.get_context("spawn") or "forkserver", or fork before anything is computed'
+        )
+
+
 @functools.cache
 def kernel(name: str, kind: str = "", set_: str = "") -> Callable[..., None]:
-    """Return a kernel by name and type ("mggcn_spmm_", "f32"); `set_` overrides the processor's best set, for tests."""
+    """Return a kernel by name and type ("mggcn_spmm_", "f32"); `set_` overrides the processor's best set, for tests.
+
+    Raises: BackendError as `require_threads` does.
+    """
+    require_threads()
     function = getattr(library(), f"{name}{kind}_{set_ or isa()}")
     function.argtypes = _SIGNATURES[name]
     function.restype = None

@@ -108,6 +108,7 @@ class Trainer:
         **settings: Unpack[Settings],
     ) -> None:
         native.limit_spinning()
+        native.require_threads()
         self._out = None if out is None else Path(out)
         self._rank: Rank | None = None
         self._folder: Path | None = None

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mggcn import native
+from mggcn import native, output
 from mggcn.assemble import bind_process, dense_products
 from mggcn.comm.rank import rank_main, ready_for_signals
 from mggcn.jobs.folder import read_run
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Parse what the parent passed and run the rank."""
+    output.settle()
     ready_for_signals()
     native.limit_spinning()
     parser = argparse.ArgumentParser(prog="mggcn.worker")

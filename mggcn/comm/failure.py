@@ -18,7 +18,8 @@ from mggcn.errors import CommError, MggcnError
 from mggcn.files import open_file, read_object, write_text
 
 LOG_TAIL_BYTES: Final = 2000
-STOP_CODES: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_CODES: Final = tuple(128 + number for number in STOPS)
 """Exit codes of a rank that saved and stopped because of a signal."""
 
 
@@ -28,7 +29,7 @@ STOPPED: Final = 1 << 16
 
 @final
 class Stopped(KeyboardInterrupt):
-    """SIGINT or SIGTERM came where nothing is to be saved: both unwind like Ctrl-C.
+    """SIGINT, SIGTERM or SIGHUP came where nothing is to be saved: all unwind like Ctrl-C.
 
     A class of its own for SIGINT too: Python 3.11 ends by the signal, whatever main returns, if a plain KeyboardInterrupt
     came out of a string that some module executes while it is imported.
@@ -37,6 +38,16 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, signum: int) -> None:
         super().__init__()
         self.signum = signum
+
+
+def stops() -> tuple[signal.Signals, ...]:
+    """Return the signals that end a run in order. SIGHUP that is ignored, as nohup has it, is none."""
+    return tuple(number for number in STOPS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN)
+
+
+def by_signal(number: int) -> str:
+    """Return the words that name what interrupted; Ctrl-C needs none."""
+    return "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
 
 
 def signal_of(stop: KeyboardInterrupt) -> int:

@@ -21,6 +21,7 @@ from typing import Final, final
 from mggcn.comm.failure import (
     STOP_CODES,
     STOPPED,
+    STOPS,
     Ending,
     Interrupted,
     first_error,
@@ -28,9 +29,9 @@ from mggcn.comm.failure import (
     log_tail,
     process_state,
     report_path,
+    stops,
 )
 from mggcn.comm.rank import (
-    STOPS,
     connect_torchrun,
     gpu_index,
     parent_path,
@@ -83,7 +84,7 @@ def run_ranks(
 ) -> None:
     """Run `command --rank R --size P --rendezvous FILE` for each rank, and return once all of them have succeeded.
 
-    Rank 0 writes where the parent does, the others to folder/rank-R.log. SIGINT and SIGTERM are forwarded once; a
+    Rank 0 writes where the parent does, the others to folder/rank-R.log. SIGINT, SIGTERM and SIGHUP are forwarded once; a
     second one kills. When this returns or raises, no rank is left; if the parent is killed, its ranks die with it.
     poll: called now and then while the ranks run, and once they have ended; what it raises ends them, which save first.
     `command` calls `rank.rank_main`, whose ranks must all connect within about `timeout_s`.
@@ -241,7 +242,7 @@ def _signal_all(ranks: Sequence[_Rank], signum: int) -> None:
 
 @contextmanager
 def _caught_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM instead of obeying them. Only the main thread may set handlers; elsewhere: none."""
+    """Collect the signals that end a run instead of obeying them. Only the main thread sets handlers; elsewhere: none."""
     caught: list[int] = []
 
     def remember(signum: int, _frame: FrameType | None) -> None:
@@ -250,7 +251,7 @@ def _caught_signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    before = {signum: signal.signal(signum, remember) for signum in STOPS}
+    before = {signum: signal.signal(signum, remember) for signum in stops()}
     try:
         yield caught
     finally:

@@ -14,14 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from mggcn.comm.failure import STOP_CODES, Interrupted, Report, out_of_memory, signal_of
+from mggcn.comm.failure import STOP_CODES, STOPS, Interrupted, Report, out_of_memory, signal_of, stops
 from mggcn.errors import BackendError, CommError, MggcnError, one_line, printable, shown
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
 
 PR_SET_PDEATHSIG: Final = 1
-STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
 End = Callable[[Exception], NoReturn]
 """Ends the process with a report of the error."""
@@ -60,7 +59,7 @@ def torchrun_main(timeout_s: float, body: Callable[[Communicator], None], transp
 
 
 def ready_for_signals() -> None:
-    """Have SIGINT and SIGTERM end this rank at once, in order: nothing is to be saved before it trains.
+    """Have SIGINT, SIGTERM and SIGHUP end this rank at once, in order: nothing is to be saved before it trains.
 
     Its launcher blocks them while Python starts, and sends them to all ranks.
     """
@@ -68,7 +67,7 @@ def ready_for_signals() -> None:
     def leave(number: int, _frame: FrameType | None) -> None:
         os._exit(128 + number)
 
-    for number in STOPS:
+    for number in stops():
         signal.signal(number, leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from mggcn.assemble import dense_products, threads_per_rank
-from mggcn.comm.failure import Interrupted
+from mggcn.comm.failure import Interrupted, stops
 from mggcn.config import Config
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def on_threads(config: Config, body: Callable[[Communicator], Any]) -> list[Any]
 
 @contextlib.contextmanager
 def signalled_stop(*, saves: bool = True) -> Iterator[Stop]:
-    """Give a flag that SIGINT and SIGTERM set, once; a second one acts at once. Elsewhere than in a main thread: unset.
+    """Give a flag that SIGINT, SIGTERM and SIGHUP set, once; a second one acts at once.
+
+    Elsewhere than in a main thread it stays unset.
 
     saves: whether there is something to save from the start. Until the flag's `saves` is true, a signal does what it did
     before, and raises Interrupted where that was nothing.
@@ -59,7 +61,7 @@ def signalled_stop(*, saves: bool = True) -> Iterator[Stop]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.getsignal(s) for s in stops()}
 
     def note(number: int, frame: FrameType | None) -> None:
         if not stop.saves:

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mggcn import native
+from mggcn import native, output
 from mggcn.comm.failure import Interrupted
 from mggcn.config_files import from_toml
 from mggcn.errors import MggcnError
@@ -62,6 +62,7 @@ def _train(
 
 def main() -> int:
     """Train one trial after the other; a failure is a result, and the next trial follows."""
+    output.settle()
     native.limit_spinning()
     parser = argparse.ArgumentParser(prog="mggcn.jobs.sweep_worker")
     parser.add_argument("folder", type=Path)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from mggcn import output
 from mggcn.errors import RunError, shown
 from mggcn.files import (
     LARGEST_HISTORY,
@@ -127,7 +128,7 @@ class RunLog:
         self._path = None if folder is None else folder / "history.jsonl"
         self._file: TextIO | None = None
         self._says = folder is not None and not quiet
-        self._bar = sys.stderr.isatty()
+        self._bar = self._says and output.is_terminal(sys.stderr)
         self._shown_s = time.monotonic()
         self._total, self._repeat = total_epochs, repeat
         self._began: tuple[float, int] | None = None
@@ -175,10 +176,10 @@ class RunLog:
             width = 24
             filled = "#" * (width * done // self._total)
             self._open = done != self._total
-            print(f"\r[{filled:<{width}}] {text}", end="" if self._open else "\n", file=sys.stderr, flush=True)
+            output.tell(f"\r[{filled:<{width}}] {text}", sys.stderr, end="" if self._open else "\n")
         elif (now := time.monotonic()) >= self._shown_s + PROGRESS_S:
             self._shown_s = now
-            print(f"epoch {text}", file=sys.stderr, flush=True)
+            output.tell(f"epoch {text}", sys.stderr)
 
     def _line(self, row: dict[str, Any]) -> str:
         """An epoch in words."""
@@ -198,7 +199,7 @@ class RunLog:
         """Print a line for the user, below the progress line; nothing if it is empty."""
         if self._says and text:
             self._end_line()
-            print(shown(text), flush=True)
+            output.tell(shown(text), sys.stdout)
 
     def flush(self) -> None:
         """Make what was appended durable, before a checkpoint refers to it."""
@@ -225,5 +226,5 @@ class RunLog:
 
     def _end_line(self) -> None:
         if self._open:
-            print(file=sys.stderr)
+            output.tell("", sys.stderr)
             self._open = False

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a run is set up: one line, the right code, nothing left."""
+"""SIGINT, SIGTERM and SIGHUP while a run is set up: one line, the right code, nothing left."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from mggcn.jobs.local import signalled_stop
 from tests.commands.runs import run_main
 
-SIGINT, SIGTERM = signal.SIGINT, signal.SIGTERM
+SIGHUP, SIGINT, SIGTERM = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
 
 
 def cases(often: set[tuple[Any, ...]], *parameters: tuple[Any, ...]) -> list[Any]:
@@ -66,10 +67,11 @@ def after(seconds: float) -> Callable[[], bool]:
             ("planned", 1, SIGTERM),
             ("ranks start", 3, SIGINT),
             ("ranks set up", 1, SIGINT),
+            ("ranks start", 3, SIGHUP),
         },
         ("planned", "ranks start", "ranks set up"),
         (1, 3),
-        (SIGINT, SIGTERM),
+        (SIGINT, SIGTERM, SIGHUP),
     ),
 )
 def test_set_up_ends_at_once_and_leaves_nothing(
@@ -139,3 +141,44 @@ def test_a_prediction_ends_at_once(community: Path, tmp_path: Path, ranks: int, 
     assert err.count("\n") == 1, err
     assert not temporary
     assert left - logs in (before, before | {"scores.npy"})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "transport"),
+    [(1, "auto"), *(pytest.param(2, name, marks=pytest.mark.full) for name in ("threads", "gloo"))],
+)
+def test_a_hangup_saves_a_run(community: Path, tmp_path: Path, ranks: int, transport: str) -> None:
+    """Fails if SIGHUP ends a run without a checkpoint or its history, or with another code than 129."""
+    out = tmp_path / "run"
+    command: list[object] = ["mggcn", "train", community, "--threads", 1, "--epochs", 10**9, "--quiet", "--out", out]
+    history = out / "history.jsonl"
+    code, err, temporary, left = ends(
+        tmp_path,
+        [*command, "--ranks", ranks, *(["--transport", transport] if ranks > 1 else [])],
+        lambda: history.exists() and history.stat().st_size > 0,
+        SIGHUP,
+    )
+    assert code == 129, err
+    assert "SIGHUP" in err
+    assert "Traceback" not in err
+    assert (out / "checkpoints" / "latest").exists(), left
+    assert not temporary
+
+
+def test_a_hangup_that_is_ignored_ends_nothing() -> None:
+    """Fails if a run under nohup obeys SIGHUP, or if the handler that was there before is not put back."""
+    ours: list[int] = []
+    before = signal.signal(SIGHUP, signal.SIG_IGN)
+    try:
+        with signalled_stop() as stop:
+            os.kill(os.getpid(), SIGHUP)
+            assert not stop.signal
+        assert signal.getsignal(SIGHUP) == signal.SIG_IGN
+        signal.signal(SIGHUP, lambda number, frame: ours.append(number))
+        with signalled_stop() as stop:
+            os.kill(os.getpid(), SIGHUP)
+            assert stop.signal == SIGHUP
+        os.kill(os.getpid(), SIGHUP)
+        assert ours == [SIGHUP]
+    finally:
+        signal.signal(SIGHUP, before)
