@@ -33,7 +33,7 @@ lint: $(VENV)/dev-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@mkdir -p build
-	PYTHONPATH="$(CURDIR)" $(BIN)/pyright --pythonpath $(BIN)/python --verifytypes mggcn --ignoreexternal >build/types.txt || { cat build/types.txt; exit 1; }
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH="$(CURDIR)" pyright --verifytypes mggcn --ignoreexternal >build/types.txt || { cat build/types.txt; exit 1; }
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror cpu/*.cpp cpu/*.h cuda/*.cu cuda/*.cuh tests/emulator/*.hpp tests/emulator/*.cu bench/gpu/*.cu
 
