@@ -201,3 +201,42 @@ def test_a_reader_that_leaves_early_is_no_error(store: Path) -> None:
     command = f"{sys.executable} -m mggcn plan {store} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("--help",),
+        ("train", "--help"),
+        *(
+            pytest.param(words, marks=pytest.mark.full)
+            for words in (
+                ("--version",),
+                ("datasets",),
+                ("settings",),
+                ("completion", "bash"),
+                ("store", "info", "--help"),
+            )
+        ),
+    ],
+    ids=" ".join,
+)
+def test_commands_without_docstrings(command: tuple[str, ...]) -> None:
+    """Fails if `python -OO`, which leaves no docstrings, ends a command in a traceback."""
+    done = subprocess.run([sys.executable, "-OO", "-m", "mggcn", *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert done.stdout
+
+
+def test_a_run_without_docstrings(store: Path, tmp_path: Path) -> None:
+    """Fails if `python -OO` cannot train, report and predict, whose modules are imported when they are used."""
+    run = str(tmp_path / "run")
+    program = "import sys; from mggcn import cli; sys.exit(any(cli.main(words) for words in COMMANDS))"
+    small = ["--epochs", "2", "--threads", "1", "--set", "model.hidden=4"]
+    commands = [["plan", str(store)], ["train", str(store), *small, "--out", run], ["report", run], ["status", run]]
+    commands += [["predict", run]]
+    line = program.replace("COMMANDS", repr(commands))
+    done = subprocess.run([sys.executable, "-OO", "-c", line], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
