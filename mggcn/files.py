@@ -9,18 +9,25 @@ import contextlib
 import errno
 import fcntl
 import glob
+import io
 import json
 import os
 import secrets
+import shutil
 import stat
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, final
 
 LARGEST: Final = 1 << 26
 """Bytes of a small file, unless its reader says otherwise: the plan of 64 ranks takes 2 MB."""
+TEMPORARY: Final = "mggcn-"
+"""What the name of a temporary folder begins with."""
+OWNER: Final = ".owner"
+"""File of a temporary folder that names the machine whose processes know whether its owner lives."""
 LARGEST_HISTORY: Final = 1 << 30
 """Bytes of a history or a timeline, which grow with epochs: 200 bytes each, and a few thousand for all ops of one."""
 
@@ -44,11 +51,32 @@ def require_file(path: Path) -> Path:
 
 def open_file(path: Path, largest: int | None = None) -> BufferedReader:
     """Open a file for reading. Raises: OSError for what is none, or has more than `largest` bytes."""
-    file = require_file(path).open("rb")
+    file: BufferedReader = BufferedReader(NamedFile(require_file(path)))
     if largest is not None and (size := os.fstat(file.fileno()).st_size) > largest:
         file.close()
         raise OSError(errno.EFBIG, f"it has {size} bytes, expected at most {largest}", str(path))
     return file
+
+
+@final
+class NamedFile(io.FileIO):
+    """A file whose errors name it when it is read, too: the system's do when it is opened alone."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        with self._named():
+            return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        with self._named():
+            return super().readall()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename = error.filename or os.fspath(self.name)
+            raise
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
@@ -162,6 +190,40 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     """Write a text in UTF-8 as `new_file` does. Raises: OSError."""
     write_bytes(path, text.encode(), durable=durable)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder where temporary ones lie, which goes when the block ends, or with the next one if it was killed.
+
+    Its lock says that its owner lives. Raises: OSError.
+    """
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        with contextlib.suppress(OSError):  # file systems without locks
+            fcntl.flock(held, fcntl.LOCK_EX)
+        (folder / OWNER).write_text(os.uname().nodename)  # locked by now
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove this user's temporary folders that processes of this machine made and no living one has locked."""
+    for folder in place.glob(f"{TEMPORARY}{'?' * 8}"):
+        with contextlib.suppress(OSError, ValueError):
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(held).st_uid != os.getuid() or (folder / OWNER).is_symlink():
+                    continue
+                if read_text(folder / OWNER, 1 << 10) == os.uname().nodename:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
+            finally:
+                os.close(held)
 
 
 def open_log(path: Path, *, anew: bool = False) -> BinaryIO:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -49,6 +50,15 @@ def machine_memory(root: Path = Path("/")) -> MachineMemory | None:
     ]
     available = min([kib.get("MemAvailable", kib["MemFree"]) * 1024, *(limit - used for limit, used in limits)])
     return MachineMemory(kib["MemTotal"] * 1024, max(available, 0), min((limit for limit, _ in limits), default=None))
+
+
+def process_bytes(name: str, root: Path = Path("/")) -> int:
+    """Return what this process holds now (VmRSS), or held at most (VmHWM); at most, too, where there is no /proc."""
+    try:
+        lines = (root / "proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _cgroups(root: Path) -> list[Path]:

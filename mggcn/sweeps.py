@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from mggcn.api import load
 from mggcn.config import Config, ModelConfig
 from mggcn.config_files import setting_name, with_model, with_named
 from mggcn.errors import ConfigError
+from mggcn.files import temporary_folder
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, store_folder, write_store
 from mggcn.jobs.sweep import Sweep, make_sweep, run_sweep
@@ -68,10 +68,10 @@ def sweep(
     refuse_both(candidates, map(setting_name, settings))
     space = Space(candidates, trials, base.train.seed)
     found: Graph = graph if isinstance(graph, Graph) else load(graph)
-    with tempfile.TemporaryDirectory(prefix="mggcn-") as temporary:
+    with temporary_folder() as temporary:
         store = store_folder(found)
         if store is None:
-            store = Path(temporary) / "graph"
+            store = temporary / "graph"
             write_store(found, store)
             found = open_store(store)
         made = make_sweep(space, base, found, store, None if out is None else Path(out), at_once)

@@ -5,9 +5,8 @@ N vertices, C classes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig
 from mggcn.config_files import with_model, with_named
 from mggcn.errors import ConfigError, RunError
-from mggcn.files import require_file
+from mggcn.files import require_file, temporary_folder
 from mggcn.graph.csr import Graph
 from mggcn.graph.ids import rows_of
 from mggcn.graph.store import open_store, store_folder
@@ -444,12 +443,10 @@ class Trainer:
             kept = self._rank if self._config.run.ranks == 1 else None
             scores = scores_here(self._config, self._graph, self._plan, self._partition, state, kept)
             return prediction_files.probabilities_of(scores, self._plan.shape.task) if probabilities else scores
-        target = Path(tempfile.mkdtemp(prefix="mggcn-")) / "scores.npy"
-        try:
+        with temporary_folder() as folder:
+            target = folder / "scores.npy"
             predicting.predict(self._folder, target, weights=weights, probabilities=probabilities, layer=layer)
             return np.load(require_file(target), allow_pickle=False)  # type: ignore[no-any-return]
-        finally:
-            shutil.rmtree(target.parent, ignore_errors=True)
 
     def state_dict(self, weights: str = "best") -> dict[str, Tensor]:
         """Return the weights as plain tensors: `layers.<l>.weight` (D, E) and `layers.<l>.bias` (E,), l from 1.
@@ -582,6 +579,7 @@ def _check_weights(weights: str) -> None:
 
 def _temporary(owner: Trainer) -> Path:
     """Return a new temporary folder that is deleted with its owner."""
-    folder = Path(tempfile.mkdtemp(prefix="mggcn-"))
-    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    kept = contextlib.ExitStack()
+    folder = kept.enter_context(temporary_folder())
+    weakref.finalize(owner, kept.close)
     return folder

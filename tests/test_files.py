@@ -210,3 +210,88 @@ def test_nobody_reads_or_writes_files_in_a_way_of_his_own() -> None:
         if bare or methods or opens:
             found[str(path.relative_to(root))] = [*bare, *methods, *opens]
     assert {name: calls for name, calls in found.items() if name not in OWN} == {}
+
+
+NEVER_READ = Path("/proc/self/mem")
+"""A file that opens and fails with EIO when it is read, as one on a bad disk does."""
+
+
+@pytest.mark.skipif(not NEVER_READ.exists(), reason="Linux")
+@pytest.mark.parametrize("reader", ["read_bytes", "read_text", "read_json", "read_toml", "lines", "into"])
+def test_errors_of_reading_name_the_file(reader: str) -> None:
+    """Fails if an error of the disk says nothing of the file, so that a command ends in a traceback."""
+    with pytest.raises(OSError, match="Input/output error: '/proc/self/mem'") as caught:  # noqa: PT012
+        if reader in ("lines", "into"):
+            with files.open_file(NEVER_READ) as file:
+                assert file.readline() if reader == "lines" else file.readinto(bytearray(1 << 20))
+        else:
+            getattr(files, reader)(NEVER_READ)
+    assert caught.value.filename == str(NEVER_READ)
+
+
+def abandoned(place: Path, name: str, owner: str | None = None) -> Path:
+    """Return a folder as a killed process leaves it."""
+    (folder := place / name).mkdir(mode=0o700)
+    (folder / "graph").mkdir()
+    (folder / "graph" / "indptr.npy").touch()
+    (folder / files.OWNER).write_text(os.uname().nodename if owner is None else owner)
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place for temporary folders."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_temporary_folders_of_killed_processes_go(place: Path) -> None:
+    """Fails if what a killed process left stays, or the folder of this one does."""
+    left = abandoned(place, "mggcn-abcd_123")
+    with files.temporary_folder() as folder:
+        assert not left.exists()
+        (folder / "x").touch()
+        with files.temporary_folder() as other:  # the first is locked
+            assert (folder / "x").exists()
+            assert other != folder
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "kind", ["locked", "own name", "no owner", "link", "linked owner", "FIFO", "other machine", "other user", "file"]
+)
+def test_temporary_folders_of_others_stay(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Fails if a folder goes that a process holds, that mggcn did not make, or to which a link leads."""
+    (elsewhere := place / "elsewhere").mkdir()
+    name = "mggcn-data" if kind == "own name" else "mggcn-abcdefgh"
+    folder = abandoned(elsewhere if kind == "link" else place, name, "far" if kind == "other machine" else None)
+    owner, held = folder / files.OWNER, os.open(folder, os.O_RDONLY)
+    if kind == "locked":
+        fcntl.flock(held, fcntl.LOCK_EX)
+    elif kind == "link":
+        (place / name).symlink_to(folder)
+    elif kind == "file":
+        (place / "mggcn-12345678").touch()
+    elif kind == "other user":
+        monkeypatch.setattr(os, "getuid", lambda: 1 + folder.stat().st_uid)
+    if kind in ("no owner", "linked owner", "FIFO", "file"):
+        owner.rename(elsewhere / "owner")
+        if kind != "no owner":
+            plant(owner, f"link to {elsewhere / 'owner'}" if kind == "linked owner" else "FIFO")
+    with files.temporary_folder():
+        pass
+    os.close(held)
+    assert (folder / "graph" / "indptr.npy").exists()
+    assert (place / "mggcn-12345678").exists() == (kind == "file")
+
+
+def test_a_temporary_folder_holds_what_a_link_leads_to(place: Path) -> None:
+    """Fails if a link in an abandoned folder is followed when that is removed."""
+    left = abandoned(place, "mggcn-zyxwvuts")
+    (kept := place / "kept").mkdir()
+    (kept / "x").write_text("precious")
+    (left / "link").symlink_to(kept)
+    with files.temporary_folder():
+        assert not left.exists()
+    assert (kept / "x").read_text() == "precious"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mggcn.host import user_cache
+from mggcn.host import process_bytes, user_cache
 from tests.commands.runs import run_main
 
 
@@ -43,3 +43,15 @@ def test_a_run_without_a_cache_folder(unknown: bool, tmp_path: Path, monkeypatch
     assert run_main("train", store, *run, "--epochs", 2, "--out", tmp_path / "run", "--quiet") == 0
     assert run_main("predict", tmp_path / "run") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g", "run"]
+
+
+@pytest.mark.parametrize("name", ["VmHWM", "VmRSS"])
+@pytest.mark.parametrize("proc", ["none", "no status", "other names", "as it is"])
+def test_the_memory_of_this_process_is_known_without_proc(tmp_path: Path, name: str, proc: str) -> None:
+    """Fails if a machine or container without /proc, or with another one, ends a run in an error."""
+    if proc != "none":
+        (tmp_path / "proc" / "self").mkdir(parents=True)
+    if proc == "other names":
+        (tmp_path / "proc" / "self" / "status").write_text("Name:\tx\n")
+    found = process_bytes(name, Path("/") if proc == "as it is" else tmp_path)
+    assert 10 << 20 < found < 1 << 40

@@ -10,7 +10,11 @@ from pathlib import Path
 
 from mggcn.errors import printable
 from mggcn.graph.room import BuildPlan, Room, beside
+from mggcn.host import process_bytes
 from mggcn.memory.units import human
+
+LINE_S = 30.0
+"""Seconds between two lines where there is no terminal to draw a bar on."""
 
 
 def room_for(folder: Path, memory: int) -> Room:
@@ -35,9 +39,10 @@ def kept_if_interrupted(store: Path) -> Iterator[Path]:
 
 def _announce(plan: BuildPlan) -> None:
     """Print the plan, once edges need files."""
+    peak = human(process_bytes("VmRSS") + plan.buffer)
     print(
-        f"{plan.num_edges:,} edges are sorted in parts: planned peak memory {human(resident_bytes() + plan.buffer)}, disk "
-        f"{human(plan.disk)} beside the store and at most {human(plan.store)} for its edges",
+        f"{plan.num_edges:,} edges are sorted in parts: planned peak memory {peak}, disk {human(plan.disk)} beside the "
+        f"store and at most {human(plan.store)} for its edges",
         file=sys.stderr,
     )
 
@@ -49,22 +54,20 @@ def _announce_columns(path: Path, nbytes: int) -> None:
     )
 
 
-def resident_bytes() -> int:
-    """Return what the process holds now, in bytes."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))
-
-
 class _Progress:
-    """A bar on the second stream, if that is a terminal."""
+    """A bar on the second stream, if that is a terminal, else a line now and then."""
 
     def __init__(self) -> None:
-        self._next = 0.0
+        self._next = 0.0 if sys.stderr.isatty() else time.monotonic() + LINE_S
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Draw at most twice a second, and the end."""
-        now = time.monotonic()
-        if total and sys.stderr.isatty() and (now > self._next or done == total):
+        now, what = time.monotonic(), printable(what)
+        if not sys.stderr.isatty():
+            if total and now > self._next:
+                self._next = now + LINE_S
+                print(f"{what} {100 * done // total} %", file=sys.stderr, flush=True)
+        elif total and (now > self._next or done == total):
             self._next = now + 0.5
             end = "\n" if done == total else ""
             bar = "#" * (24 * done // total)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mggcn.commands.answer import add_json
 from mggcn.commands.settings import whole
 from mggcn.errors import one_line, printable, shown
+from mggcn.files import temporary_folder
 
 if TYPE_CHECKING:
     from mggcn.cost.machine import Machine
@@ -86,8 +86,8 @@ def _tune_machine(arguments: argparse.Namespace) -> int:
     settings = TuneSettings(threads, ranks, 0.3 if arguments.seconds is None else arguments.seconds)
     path = arguments.out or tuned_path()
     check_writable(path)
-    with tempfile.TemporaryDirectory(prefix="mggcn-tune-") as folder:
-        content = tune_machine(settings, Path(folder), lambda text: print(f"measuring: {text}", flush=True))
+    with temporary_folder() as folder:
+        content = tune_machine(settings, folder, lambda text: print(f"measuring: {text}", flush=True))
     write_machine(content, path)
     arguments.answer = {"file": path, "machine": content}
     print(shown("\n".join(machine_lines(read_machine(path)))))

@@ -28,6 +28,10 @@ Tell = Callable[[str, int, int], None]
 """Takes what is done, how much of it is done, and how much there is."""
 
 
+def silent(*_: object) -> None:
+    """Tell nothing."""
+
+
 class Adjacency(NamedTuple):
     """Both directions of a graph, one object if pattern and values are symmetric."""
 
@@ -72,7 +76,7 @@ class Job(NamedTuple):
         return (16 if self.one_direction else 24) * self.num_vertices
 
 
-def build(job: Job, staging: Staging, capacity: int | None = None, tell: Tell = lambda *_: None) -> Adjacency:
+def build(job: Job, staging: Staging, capacity: int | None = None, tell: Tell = silent) -> Adjacency:
     """Return both adjacencies, whose arrays lie where `staging` puts them; the result does not depend on `capacity`.
 
     capacity: records of edges that are sorted at once, at least those of 2^s vertices with N <= 2^(s + 20); None: all.

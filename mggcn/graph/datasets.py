@@ -13,13 +13,16 @@ import itertools
 import os
 import shutil
 import tempfile
+import threading
 import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 
 from mggcn.errors import GraphError, MggcnError, shown
 from mggcn.files import open_file, reason
@@ -35,6 +38,8 @@ from mggcn.host import user_cache
 
 BLOCK = 1 << 20
 TIMEOUT_S = 30.0
+SLOW_S, SLOW_BYTES = 60.0, 1 << 16
+"""Seconds of a transfer in which so many bytes must come: a server that sends one now and then meets every timeout."""
 MEMORY = 1 << 30
 """Bytes for sorting edges, as `mggcn prepare` takes; what goes beyond lies in files beside the store."""
 Say = Callable[[str], object]
@@ -216,20 +221,48 @@ def _by_hand(dataset: Dataset, files: Path) -> str:
 def _fetch(url: str, path: Path, most: int, sha256: str | None) -> None:
     """Write what a server sends to a new file.
 
-    Raises: OSError if it breaks off, is more than `most` bytes or does not fit the disk; ValueError for another SHA-256.
+    Raises: OSError if it breaks off, is slow, is more than `most` bytes or does not fit the disk; ValueError for another
+    SHA-256.
     """
+    got, ended, received = [0], threading.Event(), Future[None]()
+
+    def receive() -> None:
+        try:
+            _receive(url, path, most, got, ended)
+            received.set_result(None)
+        except BaseException as error:
+            if isinstance(error, HTTPError):
+                error.close()  # it is the answer
+            received.set_exception(error)
+
+    # A thread of its own, which may be left behind: no call of http.client has a bound on its whole duration.
+    threading.Thread(target=receive, daemon=True).start()
+    before = 0
+    try:
+        while not wait([received], SLOW_S).done:
+            if got[0] < before + SLOW_BYTES:
+                raise OSError(
+                    f"the server sent {got[0] - before} bytes in {SLOW_S:g} s, expected {SLOW_BYTES} at least"
+                )
+            before = got[0]
+    finally:
+        ended.set()
+    received.result()
+    if sha256 is not None:
+        _check_published(path, sha256, url.rpartition("/")[2])
+
+
+def _receive(url: str, path: Path, most: int, got: list[int], ended: threading.Event) -> None:
+    """Write what a server sends to a new file, and count the bytes in `got`, until there are no more or nobody waits."""
     with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, path.open("xb") as file:
         size = int(answer.headers.get("Content-Length") or 0)
         free = shutil.disk_usage(path.parent).free
         if size > free:
             raise OSError(f"{size} bytes do not fit the {free} that are free in {path.parent.parent}")
-        got = 0
-        while block := answer.read(BLOCK):
-            got += len(block)
-            if got > min(most, free):
+        while not ended.is_set() and (block := answer.read1(BLOCK)):
+            got[0] += len(block)
+            if got[0] > min(most, free):
                 raise OSError(f"the server sent more than {min(most, free)} bytes, which these files cannot have")
             file.write(block)
-    if size and got != size:
-        raise OSError(f"the server sent {got} of {size} bytes")
-    if sha256 is not None:
-        _check_published(path, sha256, url.rpartition("/")[2])
+    if size and got[0] != size:
+        raise OSError(f"the server sent {got[0]} of {size} bytes")

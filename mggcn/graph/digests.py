@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mggcn.errors import StoreError
-from mggcn.files import read_bytes, reason, require_file
+from mggcn.files import NamedFile, read_bytes, reason, require_file
 
 BLOCK = 1 << 20
 """Bytes of a block: what a first read of one byte costs, and at most 32 bytes of digests for each MiB."""
@@ -153,7 +153,7 @@ def file_state(file: BinaryIO) -> FileState:
 def open_again(path: Path, opened: FileState) -> FileIO:
     """Open a file that was opened before, unbuffered. Raises: StoreError if it was replaced or has changed since."""
     with contextlib.suppress(FileNotFoundError):
-        file = FileIO(require_file(path))
+        file = NamedFile(require_file(path))
         if file_state(file) == opened:
             return file
         file.close()

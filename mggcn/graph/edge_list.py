@@ -7,6 +7,7 @@ parses blocks of lines into columns; the line that it stops at is looked at agai
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
+from mggcn.graph.build import Tell, silent
 from mggcn.graph.csr import Array
 from mggcn.graph.edge_header import (
     Header,
@@ -63,12 +65,13 @@ class EdgeList(NamedTuple):
     """What else there is to say of how the file was read."""
 
 
-def read_edge_list(path: Path, staging: Staging | None = None, *, plain: bool = False) -> EdgeList:
+def read_edge_list(path: Path, staging: Staging | None = None, tell: Tell = silent, *, plain: bool = False) -> EdgeList:
     """Read the edges of a text file, their weights if there is a third column, and the header; `.gz`, `.zst` are unpacked.
 
     One header line (no number in it) may precede the edges; `check_header` refuses one whose names contradict the
     order source, target, weight. Ids must be whole; `build_adjacency` checks their range. staging: where the columns lie,
     and from where an interrupted parse goes on. plain: whether an id that is more than its number, such as 007, ends it.
+    tell: hears how much of the file has been read.
     Cost: 0.14 us of processor time a line on two threads, unpacking aside; a block of 16 MiB and its
     columns, 100 MB.
     Raises: GraphError that names the first line which is not an edge, or says why the file cannot be read; NamesError if
@@ -76,7 +79,7 @@ def read_edge_list(path: Path, staging: Staging | None = None, *, plain: bool = 
     """
     reader = _Reader(path, staging or InMemory(), plain)
     try:
-        for text, first_line, after in blocks(path, reader.line, reader.offset):
+        for text, first_line, after in blocks(path, reader.line, reader.offset, tell):
             reader.parse(text, first_line)
             reader.note(first_line + text.count(b"\n"), after)
         return reader.finish()
@@ -133,6 +136,10 @@ class _Reader:
     def parse(self, text: bytes, first_line: int) -> None:
         """Append the edges of whole lines. Raises: GraphError at the first line that is none."""
         if not self.first_edge:
+            if len(text) > LONGEST_LINE:  # Python takes seconds to find nothing in a block of comments alone
+                found, bad, _ = parse_block(text, "ii", comma=False)
+                if bad < 0 and not found[0].size:
+                    return
             lines = text.decode("latin-1")
             lines, self.header = split_header(lines, first_line) if self.header is None else (lines, self.header)
             self.first_edge = next(filter(None, map(content, lines.split("\n"))), "")
@@ -248,11 +255,12 @@ def parse_block(text: bytes, kinds: str, comma: bool) -> tuple[list[Array], int,
     return [array[: work.edges] for array in found], int(work.bad), int(work.odd)
 
 
-def blocks(path: Path, number: int, offset: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield blocks of whole lines, the number of the first line of each, and the byte after it."""
+def blocks(path: Path, number: int, offset: int, tell: Tell = silent) -> Iterator[tuple[bytes, int, int]]:
+    """Yield blocks of whole lines that are not all blank, the number of the first line of each, and the byte after it."""
     if offset < 0:
         return
     with open_text(path) as file:
+        size = os.fstat(file.fileno()).st_size
         skip(file, offset)
         while block := file.read(BLOCK_BYTES):
             block += file.readline(LONGEST_LINE)
@@ -260,5 +268,8 @@ def blocks(path: Path, number: int, offset: int) -> Iterator[tuple[bytes, int, i
                 raise GraphError(f"{path} is in UTF-16, expected UTF-8: convert it (iconv -f UTF-16 -t UTF-8 does)")
             text = block.removeprefix(b"\xef\xbb\xbf") if offset == 0 else block
             offset += len(block)
-            yield text, number, offset
+            if not text.isspace():
+                yield text, number, offset
             number += text.count(b"\n")
+            if len(block) >= BLOCK_BYTES:
+                tell(f"reading {path.name}", os.lseek(file.fileno(), 0, os.SEEK_CUR), size)

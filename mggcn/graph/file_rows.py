@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mggcn.errors import StoreError
-from mggcn.files import open_file
+from mggcn.files import NamedFile, open_file
 from mggcn.graph.csr import Array
 from mggcn.graph.digests import CheckedFile, FileState, file_state, open_again, read_exactly
 
@@ -66,7 +66,7 @@ class FileRows:
 
     def _open(self) -> FileIO:
         """Open the file unbuffered: large reads go straight into the array. Raises: StoreError if it is another one now."""
-        return FileIO(self.path) if self.opened is None else open_again(self.path, self.opened)
+        return NamedFile(self.path) if self.opened is None else open_again(self.path, self.opened)
 
     def read(self, start: int, stop: int) -> Array:
         first, last, _ = slice(start, stop).indices(self.shape[0])
@@ -106,6 +106,8 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], np.dtype[
                 shape, fortran_order, dtype = np.lib.format.read_array_header_2_0(file)
             else:
                 raise ValueError(f"format version {version}")
+    except OSError:
+        raise
     except Exception as error:  # NumPy tokenizes and evaluates the text of a header: a hostile one raises anything
         raise StoreError(
             f"expected a plain .npy file, {path} is not one ({str(error)[:200]}); write it with numpy.save"

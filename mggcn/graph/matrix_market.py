@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mggcn.errors import GraphError
+from mggcn.graph.build import Tell, silent
 from mggcn.graph.check import MAX_VERTICES
 from mggcn.graph.csr import Array, Rows
 from mggcn.graph.edge_list import blocks, parse_block
@@ -24,7 +25,7 @@ MAX_HEAD = 1 << 20
 """Most bytes before the line of extents."""
 
 
-def read_matrix_market(path: Path, staging: Staging | None = None) -> Entries:
+def read_matrix_market(path: Path, staging: Staging | None = None, tell: Tell = silent) -> Entries:
     """Read a square matrix; a symmetric one holds one triangle, and its mirrored entries follow. Packed ones are unpacked.
 
     Cost: as `read_edge_list`. Raises: GraphError that names the line, for dense, complex or rectangular matrices, entries
@@ -33,7 +34,7 @@ def read_matrix_market(path: Path, staging: Staging | None = None) -> Entries:
     reader: _Reader | None = None
     head = b""
     try:
-        for text, line, _ in blocks(path, 1, 0):
+        for text, line, _ in blocks(path, 1, 0, tell):
             if reader is None:
                 head += text
                 found = _split_head(path, head)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
+from mggcn.graph.build import Tell, silent
 from mggcn.graph.csr import Array
 from mggcn.graph.edge_header import (
     MARKS,
@@ -50,7 +51,9 @@ OPENED = re.compile(r'\s*"(?:[^"]|"")*\Z')
 MORE_THAN_NUMBERS = re.compile(r"[+-]?[0-9][0-9.eE+-]*")
 
 
-def read_named_edges(path: Path, staging: Staging | None = None, *, text: bool = False) -> EdgeList:
+def read_named_edges(
+    path: Path, staging: Staging | None = None, tell: Tell = silent, *, text: bool = False
+) -> EdgeList:
     """Read edges between names, their weights or types as `read_edge_list` does, and a header that says source and target.
 
     Names that all are whole numbers, in quotes, are numbers unless `text` says that they are names.
@@ -58,7 +61,7 @@ def read_named_edges(path: Path, staging: Staging | None = None, *, text: bool =
     """
     reader = _Names(path, staging or InMemory())
     try:
-        for block, first_line, _ in blocks(path, 1, 0):
+        for block, first_line, _ in blocks(path, 1, 0, tell):
             for number, line in enumerate(_decoded(path, block, first_line).removesuffix("\n").split("\n"), first_line):
                 reader.take(line, number)
     except (OSError, EOFError, zlib.error) as error:

@@ -75,6 +75,9 @@ class _Zstd(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def fileno(self) -> int:
+        return self._file.fileno()
+
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer. Raises: EOFError if the file ends within a frame, OSError if it is none."""
         while not self._left:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mggcn.errors import StoreError
-from mggcn.graph.build import Job, Tell
+from mggcn.graph.build import Job, Tell, silent
 from mggcn.graph.staging import InFolder, InMemory, Staging, free_bytes, hold
 
 WINDOWS_BYTES = 100 << 20
@@ -37,10 +37,6 @@ class BuildPlan(NamedTuple):
     """Bytes of the store's edges at most."""
 
 
-def _nothing(*_: object) -> None:
-    """Say nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Room:
     """Memory in bytes, and a folder for what goes beyond it, None for memory alone."""
@@ -49,9 +45,9 @@ class Room:
     memory: int = 0
     identity: Mapping[str, Any] = field(default_factory=dict)
     """What the work depends on: of other work nothing is taken up."""
-    tell: Tell = lambda *_: None
-    announce: Callable[[BuildPlan], None] = _nothing
-    announce_columns: Callable[[Path, int], None] = field(default=_nothing, kw_only=True)
+    tell: Tell = silent
+    announce: Callable[[BuildPlan], None] = silent
+    announce_columns: Callable[[Path, int], None] = field(default=silent, kw_only=True)
     """Says of what file the columns are parsed to the folder, and about how many bytes these take."""
 
     def part(self, name: str) -> Room:

@@ -208,7 +208,7 @@ def _read_file(path: Path, room: Room, ids: Any) -> dict[str, Any]:
 
 
 def _read_edges(path: Path, room: Room) -> dict[str, Any]:
-    return _found(read_edge_list(path, room.for_list(path, most_bytes(path), about_bytes(path))))
+    return _found(read_edge_list(path, room.for_list(path, most_bytes(path), about_bytes(path)), room.tell))
 
 
 def _read_by_ids(path: Path, room: Room, ids: Any) -> EdgeList:
@@ -217,8 +217,8 @@ def _read_by_ids(path: Path, room: Room, ids: Any) -> EdgeList:
     text = not isinstance(ids, str) and as_array(ids, "ids").dtype.kind in "UO"
     if not text:
         with contextlib.suppress(NamesError):
-            return read_edge_list(path, staging, plain=True)
-    return read_named_edges(path, staging, text=text)
+            return read_edge_list(path, staging, room.tell, plain=True)
+    return read_named_edges(path, staging, room.tell, text=text)
 
 
 def _found(text: EdgeList) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _found(text: EdgeList) -> dict[str, Any]:
 
 
 def _read_matrix_market(path: Path, room: Room) -> dict[str, Any]:
-    return {"adj": read_matrix_market(path, room.for_list(path, most_bytes(path), about_bytes(path)))}
+    return {"adj": read_matrix_market(path, room.for_list(path, most_bytes(path), about_bytes(path)), room.tell)}
 
 
 def _read_parquet(path: Path, room: Room, named: bool = False) -> dict[str, Any]:

@@ -196,8 +196,10 @@ def hold(folder: Path) -> int:
     File systems without locks let every process in. Raises: StoreError if it cannot be made, or another process is there.
     """
     with told(folder):
+        if folder.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a link, expected a folder", str(folder))
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -11,8 +11,6 @@ import io
 import multiprocessing
 import os
 import pickle
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ from mggcn.comm.control_store import loopback_interface
 from mggcn.comm.failure import Ending, first_error
 from mggcn.comm.rank import parent_path, rank_main
 from mggcn.errors import ConfigError
+from mggcn.files import temporary_folder
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, store_folder
 from mggcn.graph.store_write import write_store
@@ -84,10 +83,9 @@ def run_processes(
     """
     refuse_in_a_starting_process()
     body = portable(body)
-    folder = Path(tempfile.mkdtemp(prefix="mggcn-"))
     started: list[_Rank] = []
     native.limit_spinning()  # for the ranks, which load torch before any of this runs
-    try:
+    with temporary_folder() as folder:
         store = store_folder(graph)
         if store is None:
             store = folder / "graph"
@@ -95,16 +93,16 @@ def run_processes(
         private = folder / "ranks"
         private.mkdir(mode=0o700)
         parent_path(private).write_text(str(os.getpid()))
-        for rank in range(ranks):
-            started.append(_start(rank, (ranks, folder, store, sharing, transport, timeout_s, body)))
-        _watch(started, poll)
-        error = first_error([r.ending for r in started if r.ending is not None], [], folder)
-        if error is not None:
-            raise error
-        return [rank.results[0] for rank in started]
-    finally:
-        _stop(started)
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            for rank in range(ranks):
+                started.append(_start(rank, (ranks, folder, store, sharing, transport, timeout_s, body)))
+            _watch(started, poll)
+            error = first_error([r.ending for r in started if r.ending is not None], [], folder)
+            if error is not None:
+                raise error
+            return [rank.results[0] for rank in started]
+        finally:
+            _stop(started)
 
 
 def _start(rank: int, arguments: tuple[Any, ...]) -> _Rank:

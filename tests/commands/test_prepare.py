@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from mggcn.commands import building
+from mggcn.graph import edge_list
 from mggcn.graph.csr import CSR, Graph
 from mggcn.graph.room import BuildPlan, beside
 from mggcn.graph.sources import load_source
@@ -401,3 +406,48 @@ def test_what_readers_write_into_a_store_is_no_change(
     monkeypatch.setattr(InFolder, "load", noted)
     assert run_main("prepare", source, tmp_path / "store", *more) == 0
     assert [bool(state) for state in states] == [goes_on]
+
+
+@pytest.mark.parametrize("part", ["", "build", "list"])
+@pytest.mark.parametrize("target", ["folder", "file", "nothing"])
+def test_a_link_in_place_of_the_folder_for_building_is_refused(
+    large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str, target: str
+) -> None:
+    """Fails if `prepare` builds where a link leads, leaves something there or removes what lies there."""
+    elsewhere, precious = tmp_path / "elsewhere", tmp_path / "elsewhere" / "x"
+    if target == "folder":
+        elsewhere.mkdir()
+        precious.write_text("precious")
+    elif target == "file":
+        elsewhere.write_text("precious")
+    link = tmp_path / f".store.prepare/{part}".rstrip("/")
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(elsewhere)
+    assert run_main("prepare", large, tmp_path / "store", "--memory", "6000") == 2
+    assert f"mggcn: cannot write {link}: it is a link, expected a folder" in capsys.readouterr().err
+    assert (precious if target == "folder" else elsewhere).exists() == (target != "nothing")
+    assert not elsewhere.is_dir() or list(elsewhere.iterdir()) == [precious]
+    assert not (tmp_path / "store").exists()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("name", ["x.txt", "x.txt.gz", "x.mtx", "x.mtx.gz", "names.csv"])
+def test_reading_a_long_text_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, terminal: bool
+) -> None:
+    """Fails if a text that takes long is read without a word."""
+    monkeypatch.setattr(edge_list, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(building, "LINE_S", 0.0)
+    monkeypatch.setattr("sys.stderr", said := Terminal() if terminal else io.StringIO())
+    text = "a b\n" if name == "names.csv" else "1 2\n"
+    head = "%%MatrixMarket matrix coordinate pattern general\n2 2 1\n" if ".mtx" in name else ""
+    content = (head + text + "\n" * 60_000).encode()
+    (path := tmp_path / name).write_bytes(gzip.compress(content, 0) if name.endswith(".gz") else content)
+    more = ["--ids", "edges"] if name == "names.csv" else []
+    assert run_main("prepare", path, tmp_path / "store", *more) == 0
+    assert re.search(rf"(?m)^{'.*' if terminal else ''}reading {re.escape(name)} \d+ %", said.getvalue())

@@ -60,6 +60,7 @@ class Server:
     def __init__(self) -> None:
         self.content, self.announced, self.status, self.requests = b"", 0, 200, 0
         self.files: dict[str, bytes] = {}
+        self.piece, self.slow, self.gone = 0, "", threading.Event()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -69,8 +70,20 @@ class Server:
                 self.send_response(server.status)
                 if server.announced >= 0:
                     self.send_header("Content-Length", str(server.announced or len(content)))
+                self.wait("headers")
                 self.end_headers()
-                self.wfile.write(content)
+                for at in range(0, len(content), server.piece or len(content) or 1):
+                    self.wfile.write(content[at : at + (server.piece or len(content))])
+                    self.wait("content")
+
+            def wait(self, what: str) -> None:
+                """Send nothing for a while, but for headers, of which one follows the other."""
+                for _ in range(1000 if server.slow == what == "headers" else 1 if server.slow == what else 0):
+                    if server.gone.wait(0.02):
+                        raise ConnectionError
+                    if what == "headers":
+                        self.send_header("X", "y")
+                        self.flush_headers()
 
             def log_message(self, *_: Any) -> None:
                 """Nothing is printed."""
@@ -87,6 +100,7 @@ def server() -> Iterator[Server]:
     made = Server()
     made.thread.start()
     yield made
+    made.gone.set()
     made.http.shutdown()
     made.thread.join()
     made.http.server_close()
@@ -373,6 +387,34 @@ def test_what_lies_in_wait_of_a_download_is_not_written(server: Server, tmp_path
     server.content = heterophilous()
     assert obtain(minesweeper(server), folder, lambda _: None).is_dir()
     assert victim.read_text() == "precious"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("slow", ["content", "content without length", "headers"])
+@pytest.mark.parametrize("name", ["ogbn-arxiv", "minesweeper"])
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, slow: str
+) -> None:
+    """Fails if a transfer has no end because every single read has one."""
+    monkeypatch.setattr(datasets, "SLOW_S", 0.3)
+    server.content, server.piece, server.slow = bytes(1 << 16), 1, slow.split()[0]
+    server.announced = -1 if "without" in slow else 0
+    began = time.monotonic()
+    with pytest.raises(GraphError, match=r"the server sent \d+ bytes in 0.3 s, expected 65536 at least.*elsewhere"):
+        obtain(minesweeper(server) if name == "minesweeper" else arxiv(server), tmp_path / "data", lambda _: None)
+    assert time.monotonic() - began < 5.0
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_slow_server_that_sends_enough_is_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a transfer is given up that takes many times the period, but makes progress in each."""
+    monkeypatch.setattr(datasets, "SLOW_S", 0.15)
+    monkeypatch.setattr(datasets, "SLOW_BYTES", 20)
+    server.content, server.slow = heterophilous(), "content"
+    server.piece = max(1, len(server.content) // 30)
+    assert obtain(minesweeper(server), tmp_path / "data", lambda _: None).is_dir()
 
 
 def test_every_data_set_fits_its_bound() -> None:

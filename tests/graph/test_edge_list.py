@@ -338,3 +338,29 @@ def test_a_parse_that_found_names_is_not_taken_up(tmp_path: Path, monkeypatch: p
         edge_list.read_edge_list(path, staging, plain=True)
     found = edge_list.read_edge_list(path, staging).edges
     assert found.src.array().tolist() == [*range(1, 90), 7]
+
+
+@pytest.mark.parametrize("filler", [b"\n", b"  \r\n", b"#\n", b"% x\n", b" \t # 1 2\n\n"])
+@pytest.mark.parametrize("more", [b"", b"u v\n"])
+def test_blocks_of_blanks_and_comments_before_the_first_edge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filler: bytes, more: bytes
+) -> None:
+    """Fails if Python looks at each of millions of lines without an edge, or the number of a line behind them is wrong."""
+    split, seen = edge_list.split_header, []
+    monkeypatch.setattr(edge_list, "BLOCK_BYTES", 1 << 17)
+    monkeypatch.setattr(edge_list, "split_header", lambda *given: seen.append(given) or split(*given))
+    lines = (1 << 20) // len(filler)
+    text = filler * lines
+    path = tmp_path / "x.txt.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(text + more + b"0 1\n" + filler * 9 + b"2 3\n")
+    edges, weights, header, _ = read_edge_list(path)
+    assert edges.tolist() == [[0, 2], [1, 3]]
+    assert weights is None
+    assert header == more.decode().strip()
+    assert len(seen) <= 2  # of eight blocks
+    with gzip.open(path, "ab", 1) as file:
+        file.write(b"2 3 4\n")
+    number = 3 + (lines + 9) * filler.count(b"\n") + bool(more)
+    with pytest.raises(GraphError, match=f"line {number}: expected two vertex ids as in the first edge"):
+        read_edge_list(path)

@@ -35,6 +35,7 @@ from mggcn.backend.host import HostStream, HostTime
 from mggcn.backend.sparse_products import Explorer, Spmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.backend.team import Team
+from mggcn.host import process_bytes
 
 PARTIALS = 64
 """Row chunks whose column sums are added in order (cpu/common.h)."""
@@ -331,8 +332,7 @@ class CpuBackend:
         return
 
     def peak_bytes(self) -> int:
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+        return process_bytes("VmHWM")
 
     @property
     def edges(self) -> CpuEdges:
