@@ -7,13 +7,14 @@ Exit codes: 0 done, 2 bad input or a plan that does not fit, 129, 130 and 143 in
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn, final
 
 from mggcn import native, output
-from mggcn.comm.failure import by_signal, out_of_memory, signal_of
+from mggcn.comm.failure import by_signal, out_of_memory, out_of_processes, signal_of
 from mggcn.commands import (
     completion,
     datasets,
@@ -34,10 +35,15 @@ from mggcn.commands import (
 from mggcn.commands.answer import printing
 from mggcn.commands.colour import painted
 from mggcn.commands.remedy import remedy
-from mggcn.errors import MggcnError, one_line
+from mggcn.errors import ConfigError, MggcnError, one_line
 from mggcn.version import __version__
 
 MEMORY_REMEDY = "mggcn plan STORE says what a run needs; use more ranks, or end what else runs on this machine"
+NO_PROCESS = "no thread or process could be started"
+PROCESSES_REMEDY = (
+    "raise their number (ulimit -u, pids.max of the container) or, where it has no limit, that of memory (ulimit -v); or "
+    "use fewer ranks, and --threads 1"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
         raise
     try:
+        _require_working_folder()
         with printing(arguments):
             code = int(arguments.run(arguments))
         return _printed(code, trains=arguments.run in (train.run, sweep.run))
@@ -61,8 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal_of(stop)
     except Exception as error:
         if out_of_memory(error):
-            what = one_line(str(error))
-            print(f"{_name()} memory ran out{f': {what}' if what else ''}; {MEMORY_REMEDY}", file=sys.stderr)
+            what, few = one_line(str(error)), out_of_processes(error)
+            short, todo = (NO_PROCESS, PROCESSES_REMEDY) if few else ("memory ran out", MEMORY_REMEDY)
+            print(f"{_name()} {short}{f': {what}' if what else ''}; {todo}", file=sys.stderr)
             return 1
         if isinstance(error, OSError) and error.filename is not None:
             why = one_line(f"{error.filename}: {error.strerror}")
@@ -82,6 +90,14 @@ def _printed(code: int, *, trains: bool = False) -> int:
         file=sys.stderr,
     )
     return 0 if trains else 2
+
+
+def _require_working_folder() -> None:
+    """Raises: ConfigError if the folder in which the command runs is gone: libraries end the process there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the working folder was deleted; cd to one that exists, and start again") from None
 
 
 def _name() -> str:

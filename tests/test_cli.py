@@ -240,3 +240,44 @@ def test_a_run_without_docstrings(store: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-OO", "-c", line], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["plan", "x"], ["train", "x"], ["doctor"], ["status", "runs"], ["prepare", "a", "b"]]
+)
+def test_a_working_folder_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """Fails if a command begins where libraries end the process with lines of their own."""
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert cli.main(command) == 2
+    assert capsys.readouterr().err == "mggcn: the working folder was deleted; cd to one that exists, and start again\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RuntimeError("can't start new thread"),
+            "no thread or process could be started: can't start new thread; raise",
+        ),
+        (BlockingIOError(11, "Resource temporarily unavailable"), "no thread or process could be started: [Errno 11]"),
+        (MemoryError("rank 1: can't start new thread"), "no thread or process could be started: rank 1"),
+        (MemoryError("rank 0: 3 GiB"), "memory ran out: rank 0: 3 GiB; mggcn plan"),
+    ],
+)
+def test_a_limit_of_processes_is_not_told_as_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, words: str
+) -> None:
+    """Fails if a user is sent for memory who needs more processes, or the other way round."""
+
+    def fails(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("mggcn.commands.doctor.run", fails)
+    assert cli.main(["doctor"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"mggcn: {words}")
+    assert err.count("\n") == 1

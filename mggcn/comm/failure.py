@@ -65,9 +65,10 @@ class Interrupted(MggcnError):  # noqa: N818  like KeyboardInterrupt: it is no e
         self.exit_code: int = 128 + signum
 
 
+SHORT_OF_PROCESSES: Final = ("can't start new thread", "Resource temporarily unavailable")
 SHORT_OF_MEMORY: Final = (
     *("bad_alloc", "can't allocate memory", "Cannot allocate memory", "failed to map segment", "out of memory"),
-    *("can't start new thread", "Resource temporarily unavailable"),
+    *SHORT_OF_PROCESSES,
 )
 """What libraries say that raise no MemoryError."""
 
@@ -77,6 +78,11 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MggcnError):
         return False
     return isinstance(error, MemoryError) or any(words in str(error) for words in SHORT_OF_MEMORY)
+
+
+def out_of_processes(error: BaseException) -> bool:
+    """Return whether that is because no thread or process could be started, which limits of both kinds end."""
+    return any(words in str(error) for words in SHORT_OF_PROCESSES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
