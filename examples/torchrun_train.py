@@ -14,6 +14,9 @@ from mggcn.cli import main as mggcn
 
 
 def main():
+    if len(sys.argv) != 3 or "RANK" not in os.environ:
+        print("usage: torchrun --nproc-per-node P examples/torchrun_train.py STORE RUN", file=sys.stderr)
+        return 2
     store, run = Path(sys.argv[1]), Path(sys.argv[2])
     first = os.environ["RANK"] == "0"
     if first and not store.exists():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -25,6 +26,19 @@ def user_cache() -> Path:
         return Path.home() / ".cache" / "mggcn"
     except RuntimeError:  # a user of a container, of whom nothing is known, keeps nothing
         return Path(os.devnull) / "mggcn"
+
+
+PACKAGE = Path(__file__).resolve().parents[1]
+"""The folder that holds the package."""
+
+
+def python(module: str) -> list[str]:
+    """Return the command that runs a module of the package as a program, whatever lies in the working folder.
+
+    -m alone would look there first, and take a user's types.py or queue.py for the library's.
+    """
+    found = f"import runpy, sys; sys.path.append({str(PACKAGE)!r}); runpy.run_module({module!r}, run_name='__main__')"
+    return [sys.executable, "-P", "-c", found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,12 @@ class ScheduleSettings(TypedDict, total=False):
     schedule_patience: int
     warmup: int
     patience: int
+    threads: int
+    bind: Literal["auto", "off"]
+    memory_limit: int
+    log: Literal["none", "tensorboard"]
+    timeout_s: float
+    tune: Literal["auto", "on", "off"]
 
 
 class LoadArguments(TypedDict, total=False):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -245,7 +246,7 @@ class Trainer:
             self._set_config(with_named(self._config, {"epochs": epochs}))
         out = self._out if self._folder is None else None
         store = self._store()
-        temporary = None if out is not None else _temporary(self)
+        temporary = None if out is not None else _temporary(self) / "run"
         folder = run_folders.make_run_folder(self._config, self._graph.name, out or temporary)
         if self._module is None:
             run_folders.write_plan(folder, self._plan, self._partition, store, self._graph, self._choice)
@@ -280,7 +281,8 @@ class Trainer:
             on_epoch: As of `fit`.
             ranks: Another number of ranks, where the strategy is exact; the results then differ by rounding.
             **schedule: lr, warmup, schedule and its settings (schedule_step, schedule_gamma, schedule_patience) of a new
-                schedule; patience, to go on after an early stop.
+                schedule; patience, to go on after an early stop; threads, bind, memory_limit, log, timeout_s and tune,
+                which belong to the machine and change no result.
 
         Returns:
             As `fit`, all epochs of the run.
@@ -578,8 +580,8 @@ def _check_weights(weights: str) -> None:
 
 
 def _temporary(owner: Trainer) -> Path:
-    """Return a new temporary folder that is deleted with its owner."""
-    kept = contextlib.ExitStack()
+    """Return a new temporary folder that is deleted with its owner, but not by a forked child's copy of it."""
+    kept, maker = contextlib.ExitStack(), os.getpid()
     folder = kept.enter_context(temporary_folder())
-    weakref.finalize(owner, kept.close)
+    weakref.finalize(owner, lambda: kept.close() if os.getpid() == maker else None)
     return folder

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from mggcn.config import TABLES, DataConfig, RunConfig, TrainConfig
 from mggcn.config_model import ModelConfig
 from mggcn.graph.convert import COMPLETING
-from mggcn.jobs.folder import CONTINUABLE
+from mggcn.jobs.folder import CONTINUABLE, MACHINE
 from mggcn.settings import LoadArguments, ModelSettings, ScheduleSettings, Settings, SweepSettings
 
 
@@ -39,7 +39,7 @@ def test_every_setting_is_a_keyword_with_its_values() -> None:
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
     assert hints(ModelSettings).keys() == fields - {"kind", "hidden", "heads", "hops", "teleport"}
     assert {name for kind in (DataConfig, TrainConfig, RunConfig) for name in kind.__dataclass_fields__} <= known.keys()
-    assert hints(ScheduleSettings).keys() == set(CONTINUABLE) - {"epochs"}
+    assert hints(ScheduleSettings).keys() == {*CONTINUABLE, *MACHINE} - {"epochs"}
 
 
 def test_every_argument_of_load_is_a_keyword() -> None:

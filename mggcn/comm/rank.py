@@ -9,18 +9,22 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from mggcn.comm.failure import STOP_CODES, STOPS, Interrupted, Report, out_of_memory, signal_of, stops
-from mggcn.errors import BackendError, CommError, MggcnError, one_line, printable, shown
+from mggcn.errors import BackendError, CommError, ConfigError, MggcnError, one_line, printable, shown
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
 
 PR_SET_PDEATHSIG: Final = 1
+TORCHRUN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun tells its processes; the first three are numbers."""
+COUNTS: Final = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Where srun and mpirun say how many processes they started. A batch script of several tasks has none of them."""
 
 End = Callable[[Exception], NoReturn]
 """Ends the process with a report of the error."""
@@ -102,11 +106,39 @@ def num_gpus_used(ranks: int, transport: str) -> int:
 
 
 def torchrun_env() -> tuple[int, int, int] | None:
-    """(rank, size, local rank) if torchrun started this process, else None."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    if any(name not in os.environ for name in names):
-        return None
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    """(rank, size, local rank) if torchrun started this process, None if nothing did.
+
+    Raises: ConfigError if another launcher started it, or one that leaves something out: each process would train alone.
+    """
+    given = {name: os.environ[name] for name in TORCHRUN if os.environ.get(name)}
+    numbers: dict[str, str] = {name: given[name] for name in TORCHRUN[:3] if name in given}
+    if len(given) == len(TORCHRUN):
+        found = [int(text) if text.isdecimal() else -1 for text in numbers.values()]
+        if min(found) < 0 or found[0] >= found[1]:
+            raise ConfigError(
+                f"expected RANK in 0 .. WORLD_SIZE - 1 and a LOCAL_RANK, as torchrun sets them, got {_listed(numbers)}; "
+                "start with torchrun, or unset them"
+            )
+        return found[0], found[1], found[2]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    if any(alone[name] != text for name, text in numbers.items()):
+        missing = [name for name in TORCHRUN if name not in given]
+        raise ConfigError(
+            f"{_listed(numbers)} is set and {', '.join(missing)} is not: this process would train alone; start the ranks "
+            f"with torchrun, which sets all of them, have the launcher set the rest, or unset {', '.join(numbers)}"
+        )
+    for name in COUNTS:
+        size = os.environ.get(name, "")
+        if size.isdecimal() and int(size) > 1 and not numbers:
+            raise ConfigError(
+                f"a launcher started {size} processes ({name}={size}), and each would train alone; start one process for "
+                f"each machine, torchrun, which starts the ranks (docs/install.md), or unset {name} if that is meant"
+            )
+    return None
+
+
+def _listed(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={printable(text)}" for name, text in values.items())
 
 
 def connect_torchrun(timeout_s: float, transport: str = "gloo", end: End | None = None) -> Communicator:

@@ -21,7 +21,7 @@ from mggcn.commands.colour import painted
 from mggcn.commands.settings import add_settings, read_settings
 from mggcn.config import Config, from_tables
 from mggcn.config_files import with_settings
-from mggcn.errors import ConfigError, RunError, printable
+from mggcn.errors import CommError, ConfigError, RunError, printable
 from mggcn.graph.ogb import is_ogb
 from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
@@ -140,6 +140,11 @@ def _train(folder: Path, quiet: bool, train: Callable[[], dict[str, Any]]) -> di
         if not quiet and (folder / "checkpoints" / "latest").exists():
             print(f"saved; resume with: mggcn train --resume {printable(folder)}", flush=True)
         raise
+    except CommError as error:
+        if done := run_folders.epochs_done(folder, run_folders.read_run(folder)[0]):
+            on = f"{done} epochs are saved, go on with: mggcn train --resume {printable(folder)}"
+            raise CommError(f"{error}; {on}") from error
+        raise
 
 
 def store_path(name: str, root: Path | None) -> Path:
@@ -156,7 +161,8 @@ def store_path(name: str, root: Path | None) -> Path:
 
 
 CHANGEABLE = {"setting_epochs", "setting_ranks", "setting_transport"}
-"""Flags that a resumed run takes: how its ranks run and how long it goes on, not what it computes."""
+"""Flags that a resumed run takes: how its ranks run and how long it goes on, not what it computes. So are those of
+MACHINE."""
 
 
 def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
@@ -164,19 +170,25 @@ def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
     config, _, job = run_folders.read_run(arguments.resume)
     given = [k for k, v in vars(arguments).items() if k.startswith("setting_") and v is not None]
     named = [text.partition("=")[0].strip() for text in arguments.set]
+    machine = [f"run.{name}" for name in run_folders.MACHINE]
     known = [f"train.{name}" for name in run_folders.CONTINUABLE]
-    if arguments.config is not None or not set(named) <= set(known) or set(given) - CHANGEABLE:
+    flags = CHANGEABLE | {f"setting_{name}" for name in run_folders.MACHINE}
+    if arguments.config is not None or not set(named) <= {*known, *machine} or set(given) - flags:
         raise ConfigError(
             "--resume keeps the run's own settings; only --epochs may be given with it, --ranks, --transport, and --set "
-            f"{', '.join(known[1:])}"
+            f"{', '.join(known[1:])}, or what belongs to the machine: {', '.join(machine)}"
         )
     if job["store"] is None:
         raise RunError(
             f"{arguments.resume} was trained on a graph in memory; continue it in Python: "
             "mggcn.Trainer.from_run(folder, graph).resume()"
         )
-    wanted = with_settings(config, arguments.set).train
-    changes = {name: getattr(wanted, name) for name in (text.removeprefix("train.") for text in named)}
+    wanted = with_settings(config, arguments.set)
+    changes = {name: getattr(wanted.train, name) for name in run_folders.CONTINUABLE if f"train.{name}" in named}
+    changes |= {name: getattr(wanted.run, name) for name in run_folders.MACHINE if f"run.{name}" in named}
+    changes |= {
+        name: getattr(arguments, f"setting_{name}") for name in run_folders.MACHINE if f"setting_{name}" in given
+    }
     if arguments.setting_epochs is not None:
         changes["epochs"] = arguments.setting_epochs
     config = run_folders.continued(arguments.resume, config, changes)

@@ -40,6 +40,8 @@ SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "schedule_patie
 """Settings of [train] that make a schedule."""
 CONTINUABLE = ("epochs", "patience", *SCHEDULE)
 """Settings of [train] with which a run may be continued."""
+MACHINE = ("threads", "bind", "memory_limit", "log", "timeout_s", "tune")
+"""Settings of [run] that belong to the machine, and change no result: a run that goes on takes them."""
 FILES = ("config.toml", "plan.json", "job.json")
 """What every run folder has, also before its first epoch."""
 START_ANEW = "put the file back, or start the run again"
@@ -105,16 +107,18 @@ def _named_by_time(name: str) -> Path:
 def continued(folder: Path, config: Config, changes: Mapping[str, Any]) -> Config:
     """Return the configuration with which a run goes on: to its end, or, with more epochs, beyond it.
 
-    changes: settings of [train] among CONTINUABLE. Without one of SCHEDULE the schedule goes on, and the run ends as if it
-    had never stopped; with one, a schedule of its own begins at the epoch that the run has reached.
+    changes: settings of [train] among CONTINUABLE, of [run] among MACHINE. Without one of SCHEDULE the schedule goes on,
+    and the run ends as if it had never stopped; with one, a schedule of its own begins at the epoch that the run has
+    reached.
     Raises: ConfigError for other settings, epochs that are trained already, or a schedule that depends on their number.
     """
-    if strange := [name for name in changes if name not in CONTINUABLE]:
+    if strange := [name for name in changes if name not in (*CONTINUABLE, *MACHINE)]:
         raise ConfigError(
             f"a run that is continued keeps its settings, got {', '.join(strange)}; of [train] it may change "
-            f"{', '.join(CONTINUABLE)}"
+            f"{', '.join(CONTINUABLE)}, of [run] what belongs to the machine: {', '.join(MACHINE)}"
         )
-    wanted = from_tables({"train": dict(changes)}, config)
+    config = from_tables({"run": {name: changes[name] for name in MACHINE if name in changes}}, config)
+    wanted = from_tables({"train": {name: changes[name] for name in CONTINUABLE if name in changes}}, config)
     if wanted == config:
         return config
     done, before, after = epochs_done(folder, config), config.train, wanted.train

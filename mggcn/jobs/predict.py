@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import secrets
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from mggcn.graph.class_names import recorded_names
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.ids import ids_of, rows_of
 from mggcn.graph.store import open_store
+from mggcn.host import python
 from mggcn.jobs.folder import known_plan, read_run, require_planned, seed_of_weights
 from mggcn.jobs.local import in_processes, on_local_ranks
 from mggcn.jobs.occupied import occupied
@@ -113,7 +113,7 @@ def _score(config: Config, folder: Path, store: Path | None, arguments: dict[str
     if in_processes(config):
         if store is not None:
             partition_graph(config, open_store(store))  # once, before every rank looks for it
-        command = [sys.executable, "-m", "mggcn.worker", "predict", str(folder), "--arguments", json.dumps(arguments)]
+        command = [*python("mggcn.worker"), "predict", str(folder), "--arguments", json.dumps(arguments)]
         with occupied(folder):  # ranks leave their reports and logs there
             run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
     else:

@@ -9,7 +9,6 @@ import math
 import os
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from mggcn.errors import ConfigError, RunError, one_line
 from mggcn.files import open_log, read_bytes, read_object, reason, write_text
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store
+from mggcn.host import python
 from mggcn.jobs.folder import make_run_folder
 from mggcn.jobs.occupied import occupied
 from mggcn.jobs.result import read_result
@@ -294,7 +294,7 @@ class _Worker:
     def __init__(self, folder: Path, store: Path, sharing: int, group: Group, number: int) -> None:
         self._folder = folder
         self._log = folder / f"worker-{number}.log"
-        self._command = [sys.executable, "-m", "mggcn.jobs.sweep_worker", str(folder), str(store)]
+        self._command = [*python("mggcn.jobs.sweep_worker"), str(folder), str(store)]
         self._command += ["--sharing", str(sharing)]
         if group.cores:
             self._command += ["--cores", ",".join(map(str, group.cores))]

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import platform
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from mggcn.config import Config
 from mggcn.errors import ConfigError, printable
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, open_store, store_folder
+from mggcn.host import python
 from mggcn.jobs.auto import resolve_auto
 from mggcn.jobs.folder import (
     discarded_if_refused,
@@ -326,7 +326,7 @@ def train_processes(
     """Train the run of a folder on ranks that are processes; `on_epoch` is called here. Raises: as `run_training`."""
     poll = None if on_epoch is None else follower_of(folder, on_epoch)
     arguments = json.dumps({"quiet": quiet, "started": time.perf_counter()})
-    command = [sys.executable, "-m", "mggcn.worker", "train", str(folder), "--arguments", arguments]
+    command = [*python("mggcn.worker"), "train", str(folder), "--arguments", arguments]
     run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s, poll=poll)
     return read_result(folder)
 

@@ -7,12 +7,13 @@ the command starts (comm/rank.py, comm/failure.py).
 
 from __future__ import annotations
 
+import contextlib
 import io
 import multiprocessing
 import os
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -110,7 +111,7 @@ def _start(rank: int, arguments: tuple[Any, ...]) -> _Rank:
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(rank, *arguments, theirs), name=f"rank {rank}")
     try:
-        with without_main_file():
+        with without_main_file(), _without_working_folder():
             process.start()
     except (pickle.PicklingError, AttributeError, TypeError) as error:  # pickle raises all of them
         raise ConfigError(
@@ -142,6 +143,23 @@ def _work(
         pipe.send_bytes(_packed(on_rank(body, share(open_store(store), sharing, size, transport), comm)))
 
     rank_main(rank, size, folder / "ranks" / "store", timeout_s, folder, work, transport=transport)
+
+
+@contextlib.contextmanager
+def _without_working_folder() -> Iterator[None]:
+    """Have Python start without the working folder in its path, whose types.py would pass for the library's.
+
+    A process that multiprocessing spawns takes this one's path afterwards, with the folder of the script in it.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 class _ByValue(pickle.Pickler):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
+from mggcn.host import python
 from mggcn.report.check_packages import installed_version
 from mggcn.report.findings import Finding
 
@@ -58,7 +58,7 @@ def check_nccl(cupy: Finding, num_gpus: int, run: Run = run_command, limit_s: fl
     if cupy.state != "ok":
         return Finding(name, "missing", "not run: CuPy does not work here")
     try:
-        said = run([sys.executable, "-m", "mggcn.report.nccl_selftest", str(num_gpus)], limit_s)
+        said = run([*python("mggcn.report.nccl_selftest"), str(num_gpus)], limit_s)
         answer = json.loads(said.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return Finding(name, "broken", f"no result within {limit_s:.0f} s on {num_gpus} GPUs", _HANGS)

@@ -26,6 +26,7 @@ from mggcn.comm.nccl_settings import sizes_of, user_settings
 from mggcn.comm.rank import gpu_index, rank_main
 from mggcn.errors import CommError
 from mggcn.files import read_object, reason
+from mggcn.host import python
 from mggcn.train.log import write_json
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _on_processes(transport: str, size: int, folder: Path, **arguments: float) -
     result = folder / f"{transport}-{size}.json"
     result.unlink(missing_ok=True)
     settings = ["--result", str(result), "--arguments", json.dumps(arguments)]
-    command = [sys.executable, "-m", "mggcn.tuning.messages", transport, str(folder), *settings]
+    command = [*python("mggcn.tuning.messages"), transport, str(folder), *settings]
     run_ranks(command, size, folder, timeout_s=TIMEOUTS_S[transport])
     try:
         found = read_object(result)

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from mggcn.comm import rank as rank_module
-from mggcn.comm.rank import connect_torchrun, gpu_index, num_gpus_used, torchrun_env
-from mggcn.errors import BackendError, CommError
+from mggcn.comm.rank import COUNTS, connect_torchrun, gpu_index, num_gpus_used, torchrun_env
+from mggcn.errors import BackendError, CommError, ConfigError
 from tests.comm.test_launch import ENV, ROOT, run_ranks
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -17,20 +18,70 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @pytest.fixture
 def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in NAMES:
+    for name in (*NAMES, *COUNTS):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.usefixtures("no_torchrun")
-def test_torchrun_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a lone RANK, which MPI starters set too, passes for torchrun."""
-    monkeypatch.setenv("RANK", "3")
-    assert torchrun_env() is None
-    with pytest.raises(CommError, match="torchrun"):
-        connect_torchrun(1.0)
-    for name, value in zip(NAMES, ("3", "8", "1", "a", "1"), strict=True):
+def set_all(monkeypatch: pytest.MonkeyPatch, values: Mapping[str, str]) -> None:
+    for name, value in values.items():
         monkeypatch.setenv(name, value)
-    assert torchrun_env() == (3, 8, 1)
+
+
+WHOLE = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+
+
+@pytest.mark.usefixtures("no_torchrun")
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (WHOLE, (3, 8, 1)),
+        ({}, None),
+        ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, None),
+        ({"WORLD_SIZE": "1"}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1"}, None),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # a batch script: its steps are not begun
+        (WHOLE | {"SLURM_STEP_NUM_TASKS": "8"}, (3, 8, 1)),
+        ({"RANK": "0", "WORLD_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "4"}, None),
+    ],
+)
+def test_torchrun_env(values: dict[str, str], found: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if torchrun's ranks are not recognised, or a process that is alone is taken for one of several."""
+    set_all(monkeypatch, values)
+    assert torchrun_env() == found
+    if found is None:
+        with pytest.raises(CommError, match="torchrun"):
+            connect_torchrun(1.0)
+
+
+@pytest.mark.usefixtures("no_torchrun")
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+            r"WORLD_SIZE=2 is set and LOCAL_RANK is",
+        ),
+        ({"RANK": "3"}, r"RANK=3 is set and WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not"),
+        ({"WORLD_SIZE": "2"}, r"WORLD_SIZE=2 is set and RANK, "),
+        (
+            WHOLE | {"MASTER_PORT": ""},
+            r"MASTER_PORT is not: this process would train alone; start the ranks with torchrun",
+        ),
+        (WHOLE | {"RANK": "8"}, r"expected RANK in 0 \.\. WORLD_SIZE - 1 .* got RANK=8, WORLD_SIZE=8"),
+        (WHOLE | {"WORLD_SIZE": "two"}, r"got RANK=3, WORLD_SIZE=two"),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, r"a launcher started 4 processes \(SLURM_STEP_NUM_TASKS=4\)"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, r"OMPI_COMM_WORLD_SIZE=2"),
+        ({"PMI_SIZE": "16"}, r"unset PMI_SIZE if that is meant"),
+    ],
+)
+def test_ranks_of_other_launchers_do_not_train_alone(
+    values: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if each of P processes trains the whole graph because a launcher left a variable out."""
+    set_all(monkeypatch, values)
+    with pytest.raises(ConfigError, match=said):
+        torchrun_env()
 
 
 @pytest.mark.usefixtures("no_torchrun")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from mggcn.host import python
 from mggcn.report import check_nccl, nccl_selftest
 from mggcn.report.findings import Finding
 
@@ -100,7 +101,7 @@ def test_a_test_that_dies_is_reported(code: str, said: str) -> None:
 @pytest.mark.full
 def test_the_program_answers_without_cupy() -> None:
     """Runs as the doctor starts it; where CuPy and a GPU are there, it passes."""
-    command = [sys.executable, "-m", "mggcn.report.nccl_selftest", "1"]
+    command = [*python("mggcn.report.nccl_selftest"), "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout.splitlines()[-1])
     assert ("error" in answer) != (answer.get("wrong") == [])

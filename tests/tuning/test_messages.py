@@ -18,6 +18,7 @@ from mggcn.comm.threads import run_threads
 from mggcn.config import Config, RunConfig
 from mggcn.cost.machine import read_machine, tuned_path
 from mggcn.errors import CommError
+from mggcn.host import python
 from mggcn.jobs import tune
 from mggcn.jobs.tune import TuneSettings, write_machine
 from mggcn.planning.shape import GraphShape
@@ -101,7 +102,7 @@ def started_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
 
     def run_ranks(command: list[str], size: int, folder: Path, timeout_s: float) -> None:
-        assert command[1:4] == ["-m", "mggcn.tuning.messages", "nccl"]
+        assert command[:5] == [*python("mggcn.tuning.messages"), "nccl"]
         sizes.append(size)
         found = Nccl(size).run(lambda comm: messages.nccl_bytes(comm, zeros))
         Path(command[command.index("--result") + 1]).write_text(json.dumps(found[0]))

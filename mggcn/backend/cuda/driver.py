@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mggcn.errors import BackendError
+from mggcn.host import python
 
 Load = Callable[[str], Any]
 NO_DEVICE = 100
@@ -52,7 +53,7 @@ def free_bytes_in_child(num_gpus: int) -> list[int]:
     Its contexts count as taken: the result is a few hundred MiB less than NVML reports. Cost: the start of a Python.
     Raises: BackendError.
     """
-    command = [sys.executable, "-m", __name__, str(num_gpus)]
+    command = [*python(__name__), str(num_gpus)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_S, check=True)
         return [int(nbytes) for nbytes in json.loads(done.stdout)]

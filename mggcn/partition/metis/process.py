@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import PlanError
+from mggcn.host import python
 
 UFACTOR = 10
 """No part should weigh more than this many thousandths above the average, as Libra's parts do."""
@@ -71,7 +72,7 @@ def solve(problem: Problem, parts: int, seed: int) -> None:
     Raises: PlanError if METIS fails or is killed; the only known reason is a lack of memory.
     """
     numbers = (problem.descriptor, problem.num_vertices, problem.max_entries, problem.edge_weights is not None)
-    command = [sys.executable, "-m", __name__, *(str(int(number)) for number in (*numbers, parts, seed))]
+    command = [*python(__name__), *(str(int(number)) for number in (*numbers, parts, seed))]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, pass_fds=(problem.descriptor,)
     )

@@ -16,6 +16,7 @@ from mggcn.backend.cuda.driver import Gpu, free_bytes, free_bytes_in_child, visi
 from mggcn.backend.cuda.memory import gpu_free_bytes
 from mggcn.config import Config, RunConfig
 from mggcn.errors import BackendError
+from mggcn.host import python
 from tests.backend.gpu_libraries import Card, Machine
 
 NVML = frozenset({"libnvidia-ml.so.1"})
@@ -102,7 +103,7 @@ def test_the_driver_is_asked_by_a_process_that_ends(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(cuda_driver.subprocess, "run", run)
     assert free_bytes_in_child(2) == [12, 7]
-    assert asked == [[sys.executable, "-m", "mggcn.backend.cuda.driver", "2"]]
+    assert asked == [[*python("mggcn.backend.cuda.driver"), "2"]]
     machine = Machine([FAST, SLOW], context_bytes=100)
     monkeypatch.setattr(cuda_driver, "free_bytes", lambda num_gpus: free_bytes(num_gpus, machine.load))
     monkeypatch.setattr(sys, "argv", ["gpu_driver", "2"])
