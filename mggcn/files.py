@@ -196,7 +196,7 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
 def temporary_folder() -> Iterator[Path]:
     """Make a folder where temporary ones lie, which goes when the block ends, or with the next one if it was killed.
 
-    Its lock says that its owner lives. Raises: OSError.
+    The lock of the folder around it says that its owner lives. Raises: OSError.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
@@ -205,7 +205,9 @@ def temporary_folder() -> Iterator[Path]:
         with contextlib.suppress(OSError):  # file systems without locks
             fcntl.flock(held, fcntl.LOCK_EX)
         (folder / OWNER).write_text(os.uname().nodename)  # locked by now
-        yield folder
+        inside = folder / "content"  # who makes a store locks the folder around it, for himself
+        inside.mkdir(mode=0o700)
+        yield inside
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
