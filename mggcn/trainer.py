@@ -474,7 +474,7 @@ class Trainer:
 
         Raises:
             RunError: Nothing was trained yet.
-            ConfigError: PyG's layers have no such model.
+            ConfigError: PyG's layers have no such model, or the graph has weights of edges that it reads.
             BackendError: PyG is not installed.
         """
         from mggcn.model.pyg_module import pyg_module
@@ -482,6 +482,12 @@ class Trainer:
         if self._module is not None:
             raise ConfigError(
                 "the model is a module of your own: module.load_state_dict(trainer.state_dict()) fills it"
+            )
+        weighted = self._graph.adj.values is not None and self._graph.repeats != "counted"
+        if weighted and self._config.model.kind not in ("gat", "gatv2", "mlp"):
+            raise ConfigError(
+                f"the graph has weights of edges, which {self._config.model.kind} reads; PyG's take them as an argument "
+                "of their own or not at all; predict() scores with them"
             )
         shape = self._plan.shape
         return pyg_module(

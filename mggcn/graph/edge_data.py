@@ -51,6 +51,14 @@ class Beside:
         for key, value in self.columns.items():
             column = _column(value)
             if column is None:
+                if value is None or not (self.of_edges or key.lower().startswith("edge_")):
+                    continue
+                if is_weight(key) and not chosen:
+                    raise GraphError(
+                        f"{self.access.format(key)} must hold a weight for each of {count} edges, got "
+                        f"{type(value).__name__}; {self._way_out(key)}"
+                    )
+                unread.append(self.access.format(key))
                 continue
             if not chosen and self._is_of_edges(key, column, count, num_vertices):
                 self._check(key, column)
@@ -60,7 +68,7 @@ class Beside:
             unread.append(self.access.format(key))
         first = next(iter(weights), "")
         for other in weights:
-            if not np.array_equal(_flat(weights[first]), _flat(weights[other])):
+            if other != first and not np.array_equal(_flat(weights[first]), _flat(weights[other])):
                 raise GraphError(
                     f"{self.access.format(first)} and {self.access.format(other)} both hold weights of edges, and differ; "
                     f"{self._way_out(first)}"

@@ -121,11 +121,18 @@ def read_parquet_features(path: Path, ids: Any = None) -> tuple[npt.NDArray[np.f
 def read_parquet_column(path: Path) -> Array:
     """Return the only column of a table beside an index of pandas, of its own type. Raises: GraphError as above."""
     file = _open(path)
-    names = [name for name in file.schema_arrow.names if name not in _pandas_index(file)]
+    index = _pandas_index(file)
+    names = [name for name in file.schema_arrow.names if name not in index]
     if len(names) != 1:
         raise GraphError(
             f"{path} has the columns {', '.join(map(repr, names))[:200]}, expected one; leave the others out"
         )
+    rows = 0
+    for name in index:
+        for (part,) in _batches(path, file, [name]):
+            _check_rows(path, name, part, None, rows)
+            rows += part.size
+        rows = 0
     parts = [batch[0] for batch in _batches(path, file, names)]
     column: Array = np.concatenate(parts) if parts else np.empty(0)
     return column

@@ -6,6 +6,7 @@ every rank takes the same decisions from the same sums.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -246,7 +247,8 @@ class Loop:
                 "train without them"
             )
         best = None if progress.best is None else progress.best["val"]
-        if value is not None and (best is None or (value < best if lower else value > best)):
+        known = value is not None and not math.isnan(value)  # a metric of one's own may have no number
+        if known and (best is None or (value < best if lower else value > best)):
             progress.best = dict(progress.last)
             progress.waited = 0
             self._engine.keep_best()

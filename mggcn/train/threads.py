@@ -52,7 +52,7 @@ class ThreadChoice:
     """Chooses `team.running` after each epoch, among all of the team's threads, half of them, and so on down to one.
 
     A trial of half or twice as many compares TRIAL epochs with those before it. Fewer are tried when the threads wait for
-    cores or epochs have become slow, more when cores idle, or when what trials may cost allows it.
+    cores, more when cores idle, and both when what trials may cost allows it.
 
     Several ranks wait for each other, so they choose alike, from the mean of their seconds, which comes an epoch late;
     what one of them knows of its cores is not theirs.
@@ -84,7 +84,7 @@ class ThreadChoice:
         self._total_s = self._spent_s = 0.0
         self.epochs: dict[int, int] = dict.fromkeys(sizes, 0)
         """Epochs that each number of threads has computed."""
-        self._told = False
+        self._told = self._busy = False
 
     def after_epoch(self, seconds: float, mean_s: float, epoch: int) -> str:
         """Take note of an epoch; return what to tell the user, "" for nothing.
@@ -92,7 +92,9 @@ class ThreadChoice:
         seconds: of this rank. mean_s: the mean of all ranks, the same on each. epoch: those that are done.
         """
         self.epochs[self._team.running] += 1
-        if self._team.planned == 1 or not self._fewer_after(seconds if self._ranks == 1 else mean_s) or self._told:
+        if self._team.planned == 1 or not self._fewer_after(seconds if self._ranks == 1 else mean_s):
+            return ""
+        if self._told or not self._busy:
             return ""
         self._told, running = True, self._team.running
         count = "one thread" if running == 1 else f"{running} threads"
@@ -147,9 +149,10 @@ class ThreadChoice:
         use = self._use() if self._ranks == 1 else None
         if at > 0 and left >= 0:
             waits = use is not None and use.waited > WAITED
-            slow = now > SLOWER * self._best[running]
+            self._busy = waits or now > SLOWER * self._best[running]
             fewer = self._sizes[at - 1]
-            if waits or (slow and self._price(fewer, now) <= left):
+            # What once was slower is worth another trial only if something has changed.
+            if waits or ((self._busy or not self._seen[fewer]) and self._price(fewer, now) <= left):
                 return fewer
         if at + 1 < len(self._sizes):
             more = self._sizes[at + 1]

@@ -135,3 +135,20 @@ def test_a_plain_source_gets_no_note(tmp_path: Path) -> None:
     assert mggcn.load(pyg(tmp_path, {"edge_attr": np.ones((4, 0))})).adj.values is None
     archive = npz(tmp_path, {"node_feat": np.ones((5, 1)), "labels": np.arange(5), "train_mask": np.ones(5, bool)})
     assert "input" not in mggcn.load(archive).meta
+
+
+@pytest.mark.parametrize("value", [2.0, "heavy", {"a": 1}])
+def test_weights_that_are_no_array_are_refused(value: object) -> None:
+    """Fails if edge_weight of one number or text is dropped without a word."""
+    data = pytest.importorskip("torch_geometric.data").Data(edge_index=torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
+    data.edge_weight = value
+    with pytest.raises(GraphError, match=r"edge_weight must hold a weight for each of 2 edges"):
+        mggcn.load(data)
+
+
+def test_weights_that_are_nan_are_said_to_be_that() -> None:
+    """Fails if a weight that is not equal to itself is told as two weights that differ."""
+    data = pytest.importorskip("torch_geometric.data").Data(edge_index=torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
+    data.edge_weight = torch.tensor([float("nan"), 1.0])
+    with pytest.raises(GraphError, match=r"NaN"):
+        mggcn.load(data)

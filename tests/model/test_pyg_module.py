@@ -70,3 +70,14 @@ def test_models_that_pyg_does_not_have_are_refused(model: Any) -> None:
     trainer.fit(epochs=1)
     with pytest.raises(ConfigError, match="PyG's layers have no"):
         trainer.to_pyg()
+
+
+def test_weights_of_edges_are_not_left_out() -> None:
+    """Fails if a module scores without the weights with which the model was trained."""
+    edges, labels = np.arange(40).reshape(2, 20) % 20, np.arange(20) % 2
+    weights = np.linspace(0.5, 2.0, 20)
+    graph = mggcn.load(edges, weights=weights, features=np.eye(20), labels=labels, splits={"train": labels >= 0})
+    trainer = mggcn.Trainer(graph, mggcn.GCN(hidden=(4,)), ranks=1)
+    trainer.fit(epochs=1)
+    with pytest.raises(ConfigError, match="the graph has weights of edges, which gcn reads"):
+        trainer.to_pyg()

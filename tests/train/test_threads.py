@@ -88,6 +88,16 @@ def test_threads_come_back_when_the_machine_is_quiet() -> None:
     assert machine.epochs(40)[-20:] == [2] * 20
 
 
+def test_fewer_threads_are_tried_without_a_sign_too() -> None:
+    """Fails if epochs that fewer threads shorten keep all of them because nothing waits, or if that is told as busy."""
+    for ranks, use in ((1, QUIET), (1, None), (2, None)):
+        machine = Machine(2, 2, ranks=ranks)
+        machine.use, machine.seconds = use, {1: 0.01, 2: 0.02}
+        machine.epochs(300)
+        assert machine.epochs(100).count(1) >= 90
+        assert machine.said == []
+
+
 def test_ranks_choose_alike() -> None:
     """Fails if ranks take different numbers of threads although they see the same seconds, or look at their own cores."""
     machines = [Machine(2, 2, ranks=2) for _ in range(2)]
