@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,14 @@ from mggcn.jobs.local import signalled_stop
 from tests.commands.runs import run_main
 
 SIGHUP, SIGINT, SIGTERM = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
+
+
+@pytest.fixture(autouse=True)
+def heeded() -> Iterator[None]:
+    """Let commands that a test starts heed SIGHUP, also where the tests themselves run under nohup."""
+    before = signal.signal(SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(SIGHUP, before)
 
 
 def cases(often: set[tuple[Any, ...]], *parameters: tuple[Any, ...]) -> list[Any]:
