@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mggcn import forks
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
@@ -80,3 +81,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'mggcn' has no attribute {name!r}; public are {', '.join(__all__)}")
     return getattr(importlib.import_module(f"mggcn.{_PUBLIC[name]}"), name)
+
+
+# The one thing that is done at import: a fork may come before anything else of mggcn is loaded, behind torch's own threads.
+forks.watch()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -92,7 +93,7 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Unpack[LoadAr
 def save(graph: Any, path: str | Path, *, overwrite: bool = False) -> Graph:
     """Write a graph as a store, and open it from there: for the command line, for ranks, or to open it at once next time.
 
-    Cost: checks and one pass over all arrays. After an error nothing is left behind.
+    A graph that is named after its source file gets the name of the folder, as with `mggcn prepare`. Cost: checks and one pass over all arrays. After an error nothing is left behind.
 
     Args:
         graph: A graph from `load`, or anything that `load` takes.
@@ -108,7 +109,10 @@ def save(graph: Any, path: str | Path, *, overwrite: bool = False) -> Graph:
         >>> mggcn.save(graph, "ring").num_edges
         3
     """
-    write_store(graph if isinstance(graph, Graph) else load(graph), path, overwrite)
+    graph = graph if isinstance(graph, Graph) else load(graph)
+    if graph.name == Path(str(graph.meta.get("source", ""))).name.split(".")[0]:
+        graph = replace(graph, name=Path(path).resolve().name)
+    write_store(graph, path, overwrite)
     return open_store(path)
 
 

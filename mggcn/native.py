@@ -9,12 +9,12 @@ import ctypes
 import functools
 import os
 import subprocess
-import threading
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
+from mggcn import forks
 from mggcn.errors import BackendError
 
 LIBRARY = "mggcn/libmggcn_cpu.so"
@@ -324,39 +324,13 @@ def sets_in_use() -> str:
     return isa() if dense_isa() == isa() else f"{isa()}, dense products up to {dense_isa()}"
 
 
-@final
-class _Forks:
-    """Knows whether this process is a forked child of one whose threads it lacks: OpenMP would wait for them for ever."""
-
-    def __init__(self) -> None:
-        self.lost = self._had = False
-        os.register_at_fork(before=self._before, after_in_child=self._after)
-
-    def _before(self) -> None:
-        """Note whether there are threads that Python has not started."""
-        try:
-            self._had = len(os.listdir("/proc/self/task")) > threading.active_count()
-        except OSError:
-            self._had = True
-
-    def _after(self) -> None:
-        self.lost = self.lost or self._had
-        if self.lost:
-            kernel.cache_clear()
-
-
-@functools.cache
-def _forks() -> _Forks:
-    """Watch forks, from the first kernel on."""
-    return _Forks()
-
-
 def require_threads() -> None:
-    """Raises: BackendError in a forked child of a process that has computed on several threads."""
-    if _forks().lost:
+    """Raises: BackendError in a forked child that would wait for its parent's threads (forks.py)."""
+    if forks.lacks_threads():
         raise BackendError(
-            "this process was forked from one that has computed, and lacks its threads: it would wait for ever; start it "
-            'with multiprocessing.get_context("spawn") or "forkserver", or fork before anything is computed'
+            "this process was forked from one that has computed, and lacks its threads, which could not be ended before: "
+            'it would wait for ever; start it with multiprocessing.get_context("spawn") or "forkserver", or fork before '
+            "anything is computed"
         )
 
 
@@ -367,10 +341,17 @@ def kernel(name: str, kind: str = "", set_: str = "") -> Callable[..., None]:
     Raises: BackendError as `require_threads` does.
     """
     require_threads()
+    _forget_in_children()
     function = getattr(library(), f"{name}{kind}_{set_ or isa()}")
     function.argtypes = _SIGNATURES[name]
     function.restype = None
     return function  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _forget_in_children() -> None:
+    """Have forked children ask `require_threads` again."""
+    os.register_at_fork(after_in_child=kernel.cache_clear)
 
 
 if __name__ == "__main__":

@@ -341,20 +341,21 @@ class Trainer:
     def _train(self, folder: Path, on_epoch: OnEpoch | None) -> History:
         """Train on ranks in this process, keeping a single one for `predict`, or on processes."""
         self._rank = None
-        if self._module is not None:
-            self._module.train(folder, on_epoch)
-        elif self._in_process:
-            known = (self._plan, self._partition)
-            with local_ranks.signalled_stop(saves=False) as stop:
-                ranks = local_ranks.on_local_ranks(
-                    self._config,
-                    lambda comm: training.train_rank(
-                        comm, self._config, self._graph, *known, folder, quiet=True, stop=stop, on_epoch=on_epoch
-                    ),
-                )
-            self._rank = ranks[0]
-        else:
-            training.train_processes(folder, self._config, quiet=True, on_epoch=on_epoch)
+        with run_folders.naming_checkpoint(folder, "trainer.resume()"):
+            if self._module is not None:
+                self._module.train(folder, on_epoch)
+            elif self._in_process:
+                known = (self._plan, self._partition)
+                with local_ranks.signalled_stop(saves=False) as stop:
+                    ranks = local_ranks.on_local_ranks(
+                        self._config,
+                        lambda comm: training.train_rank(
+                            comm, self._config, self._graph, *known, folder, quiet=True, stop=stop, on_epoch=on_epoch
+                        ),
+                    )
+                self._rank = ranks[0]
+            else:
+                training.train_processes(folder, self._config, quiet=True, on_epoch=on_epoch)
         return read_history(folder)
 
     def evaluate(self, split: str = "test", weights: str = "best") -> float:

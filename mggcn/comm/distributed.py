@@ -7,6 +7,7 @@ first `checked_calls` of them are compared before they start; a later disagreeme
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -22,7 +23,7 @@ from mggcn.comm.base import DONE, CommStream, Event, Moving
 from mggcn.comm.calls import Call, all_reduce_call, all_to_all_call, broadcast_call, disagreement
 from mggcn.comm.control_store import CHECKED_CALLS, SLICE_S, ControlStore, loopback_interface, meet
 from mggcn.comm.failure import out_of_memory
-from mggcn.errors import CommError
+from mggcn.errors import CommError, one_line
 
 TRANSPORT_SLACK_S: Final = 30.0
 """gloo's own time limit comes this much after ours: a gloo that gives up closes its connections and explains little."""
@@ -120,7 +121,7 @@ class DistributedCommunicator:
                         return
                     except RuntimeError as error:
                         control.check()
-                        control.fail(f"rank {self.rank} lost its connections in call {number} ({call}): {error}")
+                        control.fail(f"rank {self.rank} lost its connections in call {number} ({call}): {lost(error)}")
                 if time.monotonic() > give_up_at:
                     suspects = control.suspects(number)
                     control.fail(
@@ -144,6 +145,12 @@ class DistributedCommunicator:
 
     def _event(self, call: Call, work: dist.Work | None) -> Event:
         return DONE if work is None else _GlooEvent(self, work, self._control.number, call)
+
+
+def lost(error: RuntimeError) -> str:
+    """Return what gloo says of a broken connection, without its addresses and advice on its sources."""
+    found = re.search(r"[Cc]onnection [a-z ]*[a-z]|reset by peer|[Tt]imed out[a-z ]*|[Bb]roken pipe", str(error))
+    return found[0] if found else one_line(str(error))[:120]
 
 
 @final

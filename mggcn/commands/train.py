@@ -21,7 +21,7 @@ from mggcn.commands.colour import painted
 from mggcn.commands.settings import add_settings, read_settings
 from mggcn.config import Config, from_tables
 from mggcn.config_files import with_settings
-from mggcn.errors import CommError, ConfigError, RunError, printable
+from mggcn.errors import ConfigError, RunError, printable
 from mggcn.graph.ogb import is_ogb
 from mggcn.graph.sources import find_source
 from mggcn.graph.store import is_store, open_store
@@ -135,15 +135,11 @@ def _resume(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _train(folder: Path, quiet: bool, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return train()
+        with run_folders.naming_checkpoint(folder):
+            return train()
     except Interrupted:
         if not quiet and (folder / "checkpoints" / "latest").exists():
             print(f"saved; resume with: mggcn train --resume {printable(folder)}", flush=True)
-        raise
-    except CommError as error:
-        if done := run_folders.epochs_done(folder, run_folders.read_run(folder)[0]):
-            on = f"{done} epochs are saved, go on with: mggcn train --resume {printable(folder)}"
-            raise CommError(f"{error}; {on}") from error
         raise
 
 

@@ -24,6 +24,7 @@ from mggcn.graph.ids import as_ids, check_ids
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
 from mggcn.graph.room import IN_MEMORY, Room
 from mggcn.graph.structure import build_adjacency, check_columns, edges_of
+from mggcn.graph.table_columns import check_frame
 from mggcn.graph.vertex_data import (
     as_array,
     as_features,
@@ -125,6 +126,8 @@ def from_arrays(
     survey = columns.survey()
     # A pattern says which entries there are, not how often: those that repeat are one.
     entries = adj is not None and columns.weights is not None and options.duplicates == "auto"
+    check_frame(features, "features", ids, table=True)
+    check_frame(labels, "labels", ids)
     features, labels, options = to_numpy(features), with_unknown(to_numpy(labels)), options.resolved(counted=entries)
     origin = ""
     made = features if isinstance(features, str) else ""
@@ -207,15 +210,20 @@ def with_features(graph: Graph, kind: Any) -> Graph:
 def with_task(graph: Graph, task: Task | None) -> Graph:
     """Return a graph whose labels are read for a task; None: the graph as it is.
 
-    Raises: GraphError for a graph without labels, and as `as_labels`.
+    Raises: GraphError for a graph without labels, for classes with names or of which some are unknown, and as `as_labels`.
     """
     if task in (None, graph.task if graph.labels is not None else ""):
         return graph
     if graph.labels is None:
         raise GraphError(f"{graph.name} has no labels, which a task (--task) tells apart; leave it out")
     labels = graph.labels.array()
-    if labels.dtype.kind == "i":
-        labels = np.where(labels < 0, np.nan, labels)
+    again = f"make {graph.name} from its source with task={task!r} (--task {task})"
+    if graph.class_names:
+        raise GraphError(f"the labels of {graph.name} are names of classes, numbered in their order: {again}")
+    if labels.dtype.kind == "i" and bool((labels < 0).any()):
+        raise GraphError(
+            f"{graph.name} was read as classes, where -1 is an unknown label; as {task} it may be a value: {again}"
+        )
     rows, count = as_labels(labels, graph.num_vertices, None, task)
     meta = {key: value for key, value in graph.meta.items() if key not in ("format_version", "sha256", "metric")}
     changed = replace(graph, labels=rows, num_classes=count, class_names=(), meta=meta)

@@ -218,7 +218,7 @@ def _from_item(source: Any, arrays: dict[str, Any]) -> Graph:
     edges = as_array(to_numpy(item["edge_index"]), "edge_index")
     found = {
         "edges": edges,
-        "num_vertices": None if item.get("num_nodes") is None else int(item["num_nodes"]),
+        "num_vertices": _number_of_nodes(item),
         "features": to_numpy(item.get("node_feat")),
         "labels": labels,
         "meta": {"source": "item of an OGB data set"},
@@ -226,6 +226,14 @@ def _from_item(source: Any, arrays: dict[str, Any]) -> Graph:
     found = with_weights(found, arrays, Beside({key: item[key] for key in item if key not in OGB}, 'graph["{}"]'))
     options = arrays.get("options", DEFAULT_OPTIONS).resolved(counted=True)
     return from_arrays(**(found | arrays | {"options": options}))
+
+
+def _number_of_nodes(item: Mapping[str, Any]) -> int | None:
+    """Return an item's count of vertices, a number or an array of one. Raises: GraphError for anything else."""
+    counts = as_array([] if item.get("num_nodes") is None else to_numpy(item["num_nodes"]), "num_nodes").reshape(-1)
+    if counts.size > 1 or (counts.size and counts.dtype.kind not in "iu"):
+        raise GraphError(f'graph["num_nodes"] must be one whole number, got {counts.dtype} of shape {counts.shape}')
+    return int(counts[0]) if counts.size else None
 
 
 def _is_networkx(source: Any) -> bool:

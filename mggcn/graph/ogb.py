@@ -35,6 +35,7 @@ from mggcn.graph.file_rows import FileRows
 from mggcn.graph.packed import about_bytes, most_bytes, open_text
 from mggcn.graph.room import IN_MEMORY, Room
 from mggcn.graph.staging import Staging
+from mggcn.graph.vertex_data import as_single
 
 PARTS = {"train": "train.csv.gz", "val": "valid.csv.gz", "test": "test.csv.gz"}
 ROWS_AT_ONCE = 1 << 12
@@ -111,7 +112,9 @@ def _rows_of(path: Path, staging: Staging) -> Any:
     column, count, width = staging.column("features", np.float32, 0), 0, 0
     with open_text(path) as lines:
         while block := list(itertools.islice(lines, ROWS_AT_ONCE)):
-            table = np.loadtxt(block, np.float32, delimiter=",", comments=None, ndmin=2)
+            table = as_single(
+                np.loadtxt(block, np.float64, delimiter=",", comments=None, ndmin=2), f"numbers of {path}"
+            )
             width = width or table.shape[1]
             if table.shape[1] != width:
                 raise ValueError(f"rows of {width} and of {table.shape[1]} numbers")

@@ -15,18 +15,16 @@ import numpy.typing as npt
 
 from mggcn.errors import GraphError
 from mggcn.graph.csr import WINDOW, Array
-from mggcn.graph.edge_header import INDEX, NUMBER_THEM, Header, check_header
+from mggcn.graph.edge_header import NUMBER_THEM, Header, check_header
 from mggcn.graph.edge_list import EdgeList
 from mggcn.graph.edges import Edges
 from mggcn.graph.named_edges import Numbering
 from mggcn.graph.staging import Column, InMemory, Staging
+from mggcn.graph.table_columns import check_rows, names_rows, refuse_answers
+from mggcn.graph.vertex_data import as_single
 
 POOL = "ARROW_DEFAULT_MEMORY_POOL"
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")
-ROWS = frozenset({"node", "vertex", "nodes", "vertices"})
-"""Names of columns that name rows, beside those of an index and of ids."""
-ANSWERS = frozenset({"label", "labels", "class", "target", "split", "train_mask", "val_mask", "test_mask"})
-"""Names of columns that say what is to be predicted, or where."""
 LEFT_OUT = "column {!r}, an index, was left out"
 
 
@@ -101,19 +99,18 @@ def read_parquet_features(path: Path, ids: Any = None) -> tuple[npt.NDArray[np.f
     names = list(file.schema_arrow.names)
     index = [name for name in names if name in _pandas_index(file) or names_rows(name)]
     data = [name for name in names if name not in index]
-    _refuse_answers(path, data)
+    refuse_answers(data, str(path))
     table = np.empty((file.metadata.num_rows, len(data)), np.float32)
     count = 0
     for batch in _batches(path, file, names):
         arrays = dict(zip(names, batch, strict=True))
         size = batch[0].size if batch else 0
         for name in index:
-            _check_rows(path, name, arrays[name], ids, count)
+            _check_column(path, name, arrays[name], ids, count)
         for at, name in enumerate(data):
             if arrays[name].dtype.kind not in "iufb":
                 raise GraphError(f"{path}: column {name!r} must hold numbers, got {arrays[name].dtype}; leave it out")
-            with np.errstate(over="ignore"):
-                table[count : count + size, at] = arrays[name]
+            table[count : count + size, at] = as_single(arrays[name], f"{path}: numbers of column {name!r}")
         count += size
     return table, [f"{path.name}: {LEFT_OUT.format(name)}" for name in index]
 
@@ -130,7 +127,7 @@ def read_parquet_column(path: Path) -> Array:
     rows = 0
     for name in index:
         for (part,) in _batches(path, file, [name]):
-            _check_rows(path, name, part, None, rows)
+            _check_column(path, name, part, None, rows)
             rows += part.size
         rows = 0
     parts = [batch[0] for batch in _batches(path, file, names)]
@@ -138,31 +135,10 @@ def read_parquet_column(path: Path) -> Array:
     return column
 
 
-def names_rows(name: str) -> bool:
-    """Return whether a column is named as an index or an id is: index, id, paper_id, userId, vertex."""
-    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
-    return bool(INDEX.fullmatch(name)) or name.lower() in ROWS or (bool(words) and words[-1].lower() in ("id", "ids"))
-
-
-def _check_rows(path: Path, name: str, array: Array, ids: Any, start: int) -> None:
+def _check_column(path: Path, name: str, array: Array, ids: Any, start: int) -> None:
     """Compare a column that names rows with the ids of the vertices. Raises: GraphError."""
-    expected = np.arange(start, start + array.size) if ids is None else np.asarray(ids)[start : start + array.size]
-    if [str(value) for value in array.tolist()] != [str(value) for value in expected.tolist()]:
-        order = "0, 1, 2, ..." if ids is None else "ids"
-        raise GraphError(
-            f"{path}: column {name!r} is named as an index or id, and its entries are not those of the vertices in their "
-            f"order ({order}): sort the rows, and leave the column out, or rename it if it is a feature"
-        )
-
-
-def _refuse_answers(path: Path, names: list[str]) -> None:
-    """Refuse labels and splits among features. Raises: GraphError."""
-    answers = ANSWERS | ({"y"} if "x" not in map(str.lower, names) else set())
-    if found := [name for name in names if name.lower() in answers]:
-        raise GraphError(
-            f"{path}: column {found[0]!r} is named as a label or a split, which is no feature: leave it out and give it as "
-            "a file of its own, or rename it"
-        )
+    what = f"{path}: column {name!r} is named as an index or id"
+    check_rows(array, ids, start, what, "sort the rows, and leave the column out, or rename it if it is a feature")
 
 
 def _pandas_index(file: Any) -> list[str]:

@@ -277,6 +277,11 @@ def _load_companion(value: Any) -> Any:
             f"cannot load {path}: what torch.save writes is pickled, and never unpickled here because that can execute "
             f"code; numpy.save({path.stem + '.npy'!r}, tensor.numpy()) writes a file that is read"
         )
+    if path.suffix in EDGE_LISTS:
+        raise GraphError(
+            f"cannot load {path}: numbers of vertices are not read from text; numpy.save({path.stem + '.npy'!r}, "
+            "numpy.loadtxt(...)) writes a file that is read, or give a Parquet table or an array"
+        )
     try:
         loaded = sp.load_npz(path) if path.suffix == ".npz" else np.load(path, allow_pickle=False)
         if isinstance(loaded, np.lib.npyio.NpzFile):

@@ -58,10 +58,18 @@ def as_array(values: Any, what: str, *, missing: bool = False) -> Array:
 def missing_entries(values: Any, array: Array) -> npt.NDArray[np.bool_]:
     """Return where entries are masked, or None or NA among objects, as pandas has them: bool, of the shape of `array`.
 
-    Cost: nothing but for masked arrays and arrays of objects; then bool () that is False.
+    Cost: nothing but for masked arrays, lists of them and arrays of objects; then bool () that is False.
     """
     if isinstance(values, np.ma.MaskedArray):
         return np.ma.getmaskarray(values)
+    if isinstance(values, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in values):
+        rows = [
+            np.ma.getmaskarray(row) if isinstance(row, np.ma.MaskedArray) else np.zeros_like(row, np.bool_)
+            for row in values
+        ]
+        return (
+            np.stack(np.broadcast_arrays(*rows)) if array.dtype.kind != "O" else np.array([row.any() for row in rows])
+        )
     if array.dtype.kind != "O":
         return np.zeros((), np.bool_)
     found = [value is None or type(value).__name__ in ("NAType", "NaTType") for value in array.flat]

@@ -17,7 +17,7 @@ from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, TrainConfig, from_tables
 from mggcn.config_files import from_toml, to_toml
 from mggcn.config_values import with_new_names
-from mggcn.errors import ConfigError, MggcnError, RunError, one_line
+from mggcn.errors import CommError, ConfigError, MggcnError, RunError, one_line, printable
 from mggcn.files import write_text
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256, store_folder
@@ -64,7 +64,7 @@ def make_run_folder(config: Config, name: str, out: Path | None, made: list[Path
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Of two commands that found the folder empty, one makes the file.
-        with (folder / "config.toml").open("x") as file, discarded_if_refused(folder):
+        with (folder / "config.toml").open("x", encoding="utf-8") as file, discarded_if_refused(folder):
             if made is not None:
                 made.append(folder)
             file.write(text)
@@ -158,6 +158,18 @@ def epochs_done(folder: Path, config: Config) -> int:
         return 0
     begun = progress.epoch if progress.run < config.train.repeat else 0
     return begun + sum(int(run["epochs"]) for run in progress.finished)
+
+
+@contextlib.contextmanager
+def naming_checkpoint(folder: Path, way: str = "") -> Iterator[None]:
+    """Add to an error of ranks how many epochs are saved, and the `way` to continue (default: a command)."""
+    try:
+        yield
+    except CommError as error:
+        if done := epochs_done(folder, read_run(folder)[0]):
+            way = way or f"mggcn train --resume {printable(folder)}"
+            raise CommError(f"{error}; {done} epochs are saved, continue with: {way}") from error
+        raise
 
 
 def is_complete(folder: Path) -> bool:

@@ -44,6 +44,7 @@ from mggcn.jobs.folder import (
     known_plan,
     make_run_folder,
     measured_products,
+    naming_checkpoint,
     read_run,
     reopen,
     write_plan,
@@ -408,7 +409,8 @@ def train_under_torchrun(
                 held.enter_context(occupied(folder))
                 reopen(folder, regrouped(folder, config, open_store(store), store))
             shared = share_path(comm, folder)
-            train_worker(comm, shared, quiet, started, planned)
+            with naming_checkpoint(shared):
+                train_worker(comm, shared, quiet, started, planned)
             if comm.rank == 0:
                 result.append({"folder": str(shared), **read_result(shared)})
 

@@ -115,9 +115,15 @@ class ModuleEngine:
         part.start_epoch(epoch, self._seed)
         # What torch draws follows from seed and epoch, so that a resumed run draws it again.
         torch.manual_seed((self._seed << 20) + epoch)
+        drawn = self._random_state()
         self.module.train()
         self._optimizer.zero_grad()
         loss = self._loss()
+        if self.size > 1 and not torch.equal(drawn, self._random_state()):
+            raise ConfigError(
+                f"{type(self.module).__name__} or its loss draws random numbers of torch's, which depend on the number of "
+                "ranks; take mggcn.nn.dropout(x, part, p, self.training), or train on one rank"
+            )
         signals = torch.tensor([0.0, *self._signals], dtype=torch.float64, device=part.device)
         signals[0] = loss.detach()
         loss.backward()
@@ -132,6 +138,12 @@ class ModuleEngine:
         self._optimizer.step()
         self._schedule.end_epoch()
         return found
+
+    def _random_state(self) -> Tensor:
+        """Return the state of torch's generators; equal on all ranks, as threads share one, until one of them draws."""
+        device = self._part.device
+        of_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+        return torch.cat([torch.get_rng_state(), *of_device])
 
     def _loss(self) -> Tensor:
         """Return this rank's share of the mean over the training vertices of all ranks."""

@@ -288,19 +288,28 @@ def own_loss(loss: LossFunction, scores: Tensor, labels: Tensor) -> tuple[Tensor
 
 
 def check_mean(loss: LossFunction, scores: Tensor, labels: Tensor, rank: int) -> None:
-    """Refuse one number that is no mean over rows, such as a sum: ranks could not put their parts together."""
+    """Refuse one number that is not a mean over rows: ranks could not combine their parts.
+
+    The rows are cut in two by their labels: a mean that weighs classes differs most there. Sums and means of a batch's
+    statistics differ as well. Raises: ConfigError.
+    """
     half = len(labels) // 2
     if not half:
         return
+    order = (labels if labels.dim() == 1 else labels[:, 0]).argsort()
+    scores, labels = scores[order], labels[order]
     with torch.no_grad():
         whole = float(loss(scores, labels)) * len(labels)
-        parts = float(loss(scores[:half], labels[:half])) * half
-        parts += float(loss(scores[half:], labels[half:])) * (len(labels) - half)
-    if abs(whole - parts) > 1e-2 * max(abs(whole), abs(parts)):
+        low = float(loss(scores[:half], labels[:half])) * half
+        high = float(loss(scores[half:], labels[half:])) * (len(labels) - half)
+    # 200 units in the last place: far more than a pairwise sum loses over 1e9 rows; a loss may compute in float32.
+    tolerance = min(max(200 * torch.finfo(scores.dtype).eps, 2e-5), 1e-2)
+    if abs(whole - (low + high)) > tolerance * (abs(low) + abs(high)):
         raise ConfigError(
             f"loss={name_of(loss)} returns one number that is no mean over rows (on rank {rank} all rows give "
-            f"{whole / len(labels):.6g}, the mean of two halves is {parts / len(labels):.6g}), and ranks cannot put such "
-            'numbers together; return a value for each row (reduction="none"), or train on one rank'
+            f"{whole / len(labels):.6g}, the mean of two halves is {(low + high) / len(labels):.6g}), as a sum and a mean "
+            "with weights of classes are not, and ranks cannot put such numbers together; return a value for each row "
+            '(reduction="none"), or train on one rank'
         )
 
 

@@ -6,6 +6,7 @@ N vertices, P ranks, V rows of this rank, D width. All ranks must call the metho
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -281,9 +282,11 @@ def _threads_by_steps(part: PartitionedGraph) -> Iterator[None]:
     if part.threads is None or part.num_ranks > 1 or part.device.type != "cpu":
         yield
         return
-    choice, last = part.threads, [time.perf_counter()]
+    choice, last, own = part.threads, [time.perf_counter()], threading.get_ident()
 
     def stepped(*_: Any) -> None:
+        if threading.get_ident() != own:  # the hook is the whole process's
+            return
         now = time.perf_counter()
         choice.after_epoch(now - last[0], 0.0, 0)
         last[0] = now

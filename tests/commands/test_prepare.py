@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import mggcn
 from mggcn.commands import building
+from mggcn.errors import GraphError
 from mggcn.graph import edge_list
 from mggcn.graph.csr import CSR, Graph
 from mggcn.graph.room import BuildPlan, beside
@@ -188,11 +190,28 @@ def test_a_graph_is_named_as_its_store(tmp_path: Path, capsys: pytest.CaptureFix
     assert run_main("prepare", edges, tmp_path / "articles", *given) == 0
     assert run_main("prepare", tmp_path / "articles", tmp_path / "copy") == 0
     assert run_main("prepare", tmp_path / "articles", tmp_path / "other", "--name", "mine") == 0
-    names = [load_source(tmp_path / store).name for store in ("articles", "copy", "other")]
-    assert names == ["articles", "articles", "mine"]
+    mggcn.save(mggcn.load(edges), tmp_path / "saved")
+    mggcn.save(mggcn.load(edges, name="mine"), tmp_path / "named")
+    names = [load_source(tmp_path / store).name for store in ("articles", "copy", "other", "saved", "named")]
+    assert names == ["articles", "articles", "mine", "saved", "mine"]
     labels = load_source(tmp_path / "articles").labels
     assert labels is not None
     assert labels.array().ravel().tolist() == [3, 7, 2]
+
+
+def test_labels_of_a_store_for_another_task(tmp_path: Path) -> None:
+    """Fails if -1, which classes have for an unknown label, or a name becomes a number to predict, or a number is lost."""
+    edges = np.array([[0, 1, 2], [1, 2, 0]])
+    mggcn.save(mggcn.load(edges, labels=[0, 2, 1]), tmp_path / "known")
+    mggcn.save(mggcn.load(edges, labels=[0, -1, 1]), tmp_path / "unknown")
+    mggcn.save(mggcn.load(edges, labels=["a", "b", "a"]), tmp_path / "named")
+    labels = mggcn.load(tmp_path / "known", task="numbers").labels
+    assert labels is not None
+    assert labels.array().ravel().tolist() == [0, 2, 1]
+    for store, words in (("unknown", "-1 is an unknown label"), ("named", "names of classes")):
+        with pytest.raises(GraphError, match=rf"{words}.*from its source with task='numbers'"):
+            mggcn.load(tmp_path / store, task="numbers")
+        assert mggcn.load(tmp_path / store, task="classes").task == "classes"
 
 
 @pytest.mark.parametrize("more", [(), ("--ids", "edges")])

@@ -70,5 +70,5 @@ def test_a_lost_rank_says_how_to_go_on(run: Path) -> None:
     def lost() -> dict[str, object]:
         raise CommError("rank 1 was ended by SIGKILL")
 
-    with pytest.raises(CommError, match=r"by SIGKILL; 3 epochs are saved, go on with: mggcn train --resume \S*run"):
+    with pytest.raises(CommError, match=r"by SIGKILL; 3 epochs are saved, continue with: mggcn train --resume \S*run"):
         command._train(run, True, lost)

@@ -123,6 +123,11 @@ def test_items_of_ogb() -> None:
     item, labels = Ogb()[0]
     assert mggcn.load((item, labels)).num_classes == 2
     assert mggcn.load(item).labels is None
+    for count in (np.array([4]), torch.tensor([4]), np.int64(4)):
+        assert mggcn.load(item | {"num_nodes": count}).num_vertices == 4
+    for count in (np.array([4, 4]), 4.5):
+        with pytest.raises(GraphError, match="must be one whole number"):
+            mggcn.load(item | {"num_nodes": count})
     assert mggcn.load([item, item]).num_edges == 8
     assert 'not read: graph["node_year"]' in str(mggcn.describe(mggcn.load(item | {"node_year": np.ones((4, 1))})))
     with pytest.raises(GraphError, match=r'graph\["edge_feat"\].* 8 numbers per edge'):

@@ -122,7 +122,9 @@ def test_other_saved_objects_are_not_unpickled(tmp_path: Path) -> None:
 EDGES = "0 1\n1 2\n2 0\n"
 
 
-@pytest.mark.parametrize("name", ["__index_level_0__", "index", "Unnamed: 0", "id", "paper_id", "userId", "vertex"])
+@pytest.mark.parametrize(
+    "name", ["__index_level_0__", "index", "Unnamed: 0", "id", "paper_id", "userId", "vertex", "nid", "idx"]
+)
 def test_a_column_that_names_rows_is_no_feature(tmp_path: Path, name: str) -> None:
     """Fails if an index or id becomes a feature in silence, or rows in another order pass for those of the vertices."""
     (tmp_path / "e.txt").write_text(EDGES)
@@ -160,7 +162,7 @@ def test_the_index_that_pandas_names(tmp_path: Path) -> None:
     assert "column '__index_level_0__', an index, was left out" in describe(graph).remarks()
 
 
-@pytest.mark.parametrize("name", ["label", "Class", "target", "train_mask", "y"])
+@pytest.mark.parametrize("name", ["label", "Class", "target", "train_mask", "y", "fold", "is_train", "category"])
 def test_labels_among_features(tmp_path: Path, name: str) -> None:
     """Fails if what is to be predicted is learnt from, in silence; y beside x is a coordinate."""
     (tmp_path / "e.txt").write_text(EDGES)

@@ -143,6 +143,8 @@ def test_masked_and_missing_entries(tmp_path: Path) -> None:
         {"weights": np.ma.masked_array([1.0, 2.0], [True, False])},
         {"edge_types": np.ma.masked_array([1, 2], [True, False])},
         {"ids": np.ma.masked_array([0, 1, 2], hidden)},
+        {"features": [np.ma.masked_array([1.0], [at]) for at in hidden]},
+        {"features": [np.ones(2), np.ma.masked_array([1.0, 2.0], [True, False]), [0.0, 1.0]]},
     ):
         with pytest.raises(GraphError, match=r"1 entries are missing \(masked, or NA\)"):
             mggcn.load(edges, **arrays)
@@ -164,13 +166,36 @@ def test_masked_and_missing_entries(tmp_path: Path) -> None:
     assert expand(mggcn.load(edges, features=whole).features).tolist() == [[1], [1], [1]]
 
 
+def test_rows_of_frames_are_those_of_the_vertices() -> None:
+    """Fails if rows of a frame that was sorted or filtered pass for the vertices', or ids or labels for features."""
+    pandas = pytest.importorskip("pandas")
+    edges = np.array([[0, 1], [1, 2]])
+    frame = pandas.DataFrame({"a": [3.0, 1.0, 2.0], "b": [1.0, 2.0, 3.0]})
+    assert expand(mggcn.load(edges, features=frame, labels=pandas.Series([0, 1, 0])).features).shape == (3, 2)
+    later = frame.sort_values("a")
+    for arrays in ({"features": later}, {"labels": later["a"].astype(int)}):
+        with pytest.raises(GraphError, match=r"the index of .* names rows, .*\.reset_index\(drop=True\)"):
+            mggcn.load(edges, **arrays)
+    names = frame.set_axis(["ann", "bob", "eve"])
+    by_name = np.array([["ann", "bob"], ["bob", "eve"]])
+    assert mggcn.load(by_name, ids=["ann", "bob", "eve"], features=names).num_features == 2
+    with pytest.raises(GraphError, match="not those of the vertices in their order"):
+        mggcn.load(by_name, ids=["eve", "ann", "bob"], features=names)
+    for column, words in (("paper_id", "named as an index or id"), ("fold", "named as a label or a split")):
+        with pytest.raises(GraphError, match=words):
+            mggcn.load(edges, features=frame.assign(**{column: [0, 1, 2]}))
+
+
 def test_numbers_beyond_float32_are_called_that(tmp_path: Path) -> None:
     """Fails if a finite number is called NaN or infinite, wherever features, labels or weights come from."""
     edges, large = np.array([[0, 1], [1, 2]]), np.array([[1.0], [-1e300], [2.0]])
     np.save(tmp_path / "x.npy", large)
     np.savetxt(tmp_path / "edges.txt", edges.T, "%d")
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    parquet.write_table(arrow.table({"f": large[:, 0]}), tmp_path / "x.parquet")
     for source, arrays in (
         (edges, {"features": large}),
+        (tmp_path / "edges.txt", {"features": tmp_path / "x.parquet"}),
         (edges, {"features": sp.csr_array(large)}),
         (edges, {"features": torch.from_numpy(large)}),
         (tmp_path / "edges.txt", {"features": tmp_path / "x.npy"}),

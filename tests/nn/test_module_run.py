@@ -248,6 +248,15 @@ class TorchNorm(Net):
         self.more = torch.nn.BatchNorm1d(8)
 
 
+class TorchDropout(Net):
+    def forward(self, x: Tensor, part: mggcn.nn.PartitionedGraph) -> Tensor:
+        return super().forward(F.dropout(x, 0.5, self.training), part)
+
+
+def weighted(scores: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(scores, labels, weight=torch.tensor([1.0, 1.2, 1.0]))
+
+
 BROKEN: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
     (ConfigError, r"Flat must return scores \(V, C\), a row for each .* got shape \(\d+,\)", Flat, {}),
     (ConfigError, r"Short must return scores", Short, {}),
@@ -259,6 +268,8 @@ BROKEN: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
     (ConfigError, "has no parameters to train", torch.nn.Identity, {}),
     (ConfigError, "without weights before its first call", lambda: torch.nn.LazyLinear(3), {}),
     (ConfigError, "one number that is no mean over rows", net, {"loss": lambda s, y: focal(s, y).sum()}),
+    (ConfigError, r"a mean with weights of classes are not, .*reduction=\"none\"", net, {"loss": weighted}),
+    (ConfigError, "TorchDropout or its loss draws random numbers", TorchDropout, {}),
     (ConfigError, "must return a tensor that depends on the scores", net, {"loss": lambda s, y: 0.5}),
     (
         ConfigError,

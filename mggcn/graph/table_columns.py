@@ -1,0 +1,67 @@
+"""Columns of tables that are not features: indexes, ids, labels and splits. For files and for data frames in memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from mggcn.errors import GraphError
+from mggcn.graph.edge_header import INDEX
+
+ROWS = frozenset({"node", "vertex", "nodes", "vertices", "nid", "vid", "uid", "idx"})
+"""Names of columns that name rows, beside those of an index and of ids."""
+ANSWERS = frozenset(
+    "label labels class category target split fold train test train_mask val_mask valid_mask test_mask is_train is_val "
+    "is_valid is_test".split()
+)
+"""Names of columns that say what is to be predicted, or where."""
+
+
+def names_rows(name: str) -> bool:
+    """Return whether a column is named as an index or an id is: index, id, paper_id, userId, vertex."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
+    return bool(INDEX.fullmatch(name)) or name.lower() in ROWS or (bool(words) and words[-1].lower() in ("id", "ids"))
+
+
+def check_rows(values: Any, ids: Any, start: int, what: str, todo: str) -> None:
+    """Compare entries that name rows, from row `start`, with the ids of the vertices (N,), or with 0, 1, ....
+
+    Raises: GraphError.
+    """
+    expected = np.arange(start, start + len(values)) if ids is None else np.asarray(ids)[start : start + len(values)]
+    if [str(value) for value in values.tolist()] != [str(value) for value in expected.tolist()]:
+        order = "0, 1, 2, ..." if ids is None else "ids"
+        raise GraphError(f"{what}, and its entries are not those of the vertices in their order ({order}): {todo}")
+
+
+def refuse_answers(names: list[str], where: str) -> None:
+    """Refuse labels and splits among features. Raises: GraphError."""
+    answers = ANSWERS | ({"y"} if "x" not in map(str.lower, names) else set())
+    if found := [name for name in names if name.lower() in answers]:
+        raise GraphError(
+            f"{where}: column {found[0]!r} is named as a label or a split, which is no feature: leave it out and give it "
+            "by itself, or rename it"
+        )
+
+
+def check_frame(values: Any, what: str, ids: Any, *, table: bool = False) -> None:
+    """Refuse a Series or DataFrame of pandas whose index is not that of the vertices: rows are read by their place.
+
+    table: whether its columns are features; one that is named as an id, a label or a split is refused.
+    Raises: GraphError.
+    """
+    index = getattr(values, "index", None)
+    if not hasattr(index, "to_numpy"):
+        return
+    todo = "sort the rows as the vertices are, then .reset_index(drop=True)"
+    check_rows(index.to_numpy(), ids, 0, f"the index of {what} names rows", todo)
+    if table:
+        names = [name for name in getattr(values, "columns", ()) if isinstance(name, str)]
+        refuse_answers(names, what)
+        if found := [name for name in names if names_rows(name)]:
+            raise GraphError(
+                f"{what}: column {found[0]!r} is named as an index or id: leave it out (.drop(columns={found[0]!r})), or "
+                "rename it if it is a feature"
+            )
