@@ -1,6 +1,6 @@
 """What the GPU can do at best: copies, rows gathered at random, dense products, launches.
 
-Every other part is judged by these figures, and docs/notes/0005-gpu-epoch.md predicts from them.
+Every other part is judged by these figures, and bench/notes/0005-gpu-epoch.md predicts from them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What sparse products and epochs of the acceptance cases should cost on a GPU: mggcn's plans on its machine's file.
 
-`python -m bench.gpu.predict` prints the tables of docs/notes/0004-spmm-gpu.md and 0005-gpu-epoch.md, `--write` puts them
+`python -m bench.gpu.predict` prints the tables of bench/notes/0004-spmm-gpu.md and 0005-gpu-epoch.md, `--write` puts them
 there. bench.gpu puts the same prediction, from the ceilings that it measured, beside each epoch. Nothing here is a
 measurement. Needs no torch.
 """
@@ -37,7 +37,7 @@ SPARSE_SHARE = 0.85
 NARROW, WIDE = 64, 1024
 """Bytes of the gathered rows whose ceilings tell what a row costs beside its bytes."""
 DETAILED = ("cora 2x16", "products-like 3x256")
-NOTES = ROOT / "docs" / "notes"
+NOTES = ROOT / "bench" / "notes"
 
 Works = list[tuple[str, list[Work]]]
 """The work of every op, by its label."""

@@ -3,7 +3,7 @@
 H heads of C columns, D = H C. An edge u -> v has a score e_uv for each head, and z_v = sum of softmax(e_uv) x_u over the
 in-edges of v. Forwards a row has a running maximum m, sum l and rescaled value z for each head (FlashAttention, Dao et al.
 2022): triples combine in any order. Backwards weights are computed again from m and l, in one pass to the sources and one
-to the destinations. No pass has a number for each edge. docs/notes/0025-attention.md has bytes and FLOP.
+to the destinations. No pass has a number for each edge. bench/notes/0025-attention.md has bytes and FLOP.
 """
 
 from __future__ import annotations

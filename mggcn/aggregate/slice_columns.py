@@ -10,7 +10,7 @@ UNIT_BYTES = 16
 """Columns are distributed in units of this many bytes, so that every row of every slice is aligned for vector loads."""
 LEAST_BYTES = 128
 """Least bytes of a row of a half, on every rank: a whole cache line. Narrower rows would lose more to slower gathers than
-overlap gains: an estimate (docs/notes/0008-strategies.md)."""
+overlap gains: an estimate (bench/notes/0008-strategies.md)."""
 
 
 class Part(NamedTuple):

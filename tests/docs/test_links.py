@@ -9,7 +9,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *DOCS.rglob("*.md"),
+    ROOT / "bench" / "README.md",
+    *(ROOT / "bench" / "notes").glob("*.md"),
+]
 NAMES = re.compile(r"`((?:mggcn|tests|bench|cpu|cuda|examples|recipes)/[\w/.-]+)`")
 
 
@@ -49,3 +54,12 @@ def test_pictures_are_there_and_small() -> None:
 def test_the_readme_is_short() -> None:
     """Fails if the README grows: what it lists belongs into docs/."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("note", sorted((DOCS / "notes").glob("*.md")), ids=lambda note: note.stem)
+def test_a_note_says_whether_it_holds(note: Path) -> None:
+    """Fails on a decision without its number or its status, and on files that it names and that are gone."""
+    text = note.read_text()
+    assert text.startswith(f"# {note.name[:4]} ")
+    assert "\n**Status.** " in text
+    assert [name for name in NAMES.findall(text) if not (ROOT / name).exists()] == []

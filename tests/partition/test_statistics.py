@@ -89,7 +89,7 @@ def ranges_of_equal_edges(graph: Graph, ranks: int) -> Assignment:
 def test_order_decides_the_critical_path(
     data_root: Path, name: str, balanced: float, none: float, random: float
 ) -> None:
-    """Fails if the stages' figures leave those measured before the design, on ranges of equal edges (FACTS 14).
+    """Fails if the stages' figures leave those measured before the design, on ranges of equal edges.
 
     Order none has ranges of equal vertices: its rows are out of balance besides.
     """
@@ -119,7 +119,7 @@ def test_aggregated_nonzeros_of_a_small_graph_are_exact(loops: bool) -> None:
 
 
 def test_estimate_of_a_real_graph(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if S A X of coauthor_cs is not 6.6 times X and A together (FACTS 15), or the sample is far from the count."""
+    """Fails if S A X of coauthor_cs is not 6.6 times X and A together, or the sample is far from the count."""
     graph = load_source(data_root / "coauthor_cs")
     assert isinstance(graph.features, CSR)
     sampled = estimate_aggregated_nnz(graph, self_loops=True)

@@ -164,7 +164,7 @@ def test_what_a_plan_says_of_the_strategies() -> None:
             sent(name, ranks) for name in ("broadcast", "halo", "slice")
         )
         assert halo <= broadcast
-        # 2 (P - 1) / P of V rows against P - 1 times V rows: FACTS of feature slices, up to units and row padding.
+        # 2 (P - 1) / P of V rows against P - 1 times V rows: what slices of features send, up to units and row padding.
         assert slices == pytest.approx(2 / ranks * broadcast, rel=0.05)
         assert max(two, tiles) < whole
         assert whole == pytest.approx(sent("broadcast", 1)[1], rel=1e-6)

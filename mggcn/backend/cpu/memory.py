@@ -11,7 +11,7 @@ from torch import Tensor
 
 HUGE_BYTES = 2**22
 """Allocations of at least this size use pages of 2 MiB: random rows were read 1.2 to 1.9 times as fast
-(docs/notes/0012-spmm-cpu.md)."""
+(bench/notes/0012-spmm-cpu.md)."""
 
 
 def allocate(nbytes: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Choice of the CPU's kernels: pure functions of sizes, types and measured figures. docs/notes/0023 has the model.
+"""Choice of the CPU's kernels: pure functions of sizes, types and measured figures. bench/notes/0023 has the model.
 
 V rows and N columns of the matrix, D columns of the operand.
 """

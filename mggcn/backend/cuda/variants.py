@@ -19,7 +19,7 @@ from mggcn.backend.spmm_choice import SpmmChoice
 L2_SHARE = 0.5
 """Part of the L2 cache that holds rows of the operand: an A100's and an H100's two halves may each hold a copy."""
 RATES = CacheRates(L2_SHARE * 50 * 2**20, 4.7e12, 2.6e12, 1.8e-11)
-"""An H100's, of which only ratios count here. Not measured: docs/notes/0004-spmm-gpu.md."""
+"""An H100's, of which only ratios count here. Not measured: bench/notes/0004-spmm-gpu.md."""
 LINE_BYTES = 64
 """Rows of operands are padded to multiples of this many bytes."""
 TILE_COST = 0.85
