@@ -80,7 +80,7 @@ def gpu_index(rank: int, num_gpus: int) -> int:
     """Return the index of this process's GPU among those that it sees: torchrun's local rank, else the rank.
 
     A launcher may show each process a GPU of its own (Slurm's --gpus-per-task, CUDA_VISIBLE_DEVICES): then it is that one,
-    and whether two processes see the same shows once they have met (gpus.refuse_shared).
+    and whether two processes see the same shows once they have met (comm/gather.py: refuse_shared).
     Raises: BackendError if there are not that many.
     """
     found = torchrun_env()

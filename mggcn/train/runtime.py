@@ -125,7 +125,7 @@ class Weights:
 
 @dataclass(kw_only=True, slots=True)
 class RankRuntime:
-    """The Runtime of model/program.py: one rank's buffers, weights and inputs, for one program at a time."""
+    """The Runtime of model/runtime.py: one rank's buffers, weights and inputs, for one program at a time."""
 
     backend: KernelBackend
     training: Aggregation

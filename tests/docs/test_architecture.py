@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 MOST_FILES = 14
 STOP = re.compile(r"\[[^\]]+\]\(\.\./([\w/.]+)\)\s+`(\w+)`")
+ROOMS = re.compile(r"^\| ((?:`\w+`(?:, )?)+)", re.MULTILINE)
 
 
 def section(title: str) -> str:
     """The text below a heading."""
     return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_rooms_are_those_of_the_linter() -> None:
+    """Fails if a room comes, goes or changes its place, and the table does not say so."""
+    layers, *_ = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    expected = [sorted(layer.replace("mggcn.", "").split(" | ")) for layer in reversed(layers["layers"])]
+    assert [sorted(re.findall(r"\w+", names)) for names in ROOMS.findall(section("Rooms"))] == expected
 
 
 def test_a_row_reaches_a_kernel_through_few_files() -> None:
