@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+import mggcn
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -176,6 +178,12 @@ def test_the_conda_recipe_is_that_of_the_project() -> None:
     assert set(built) <= {package.replace(" ", "") for package in recipe["requirements"]["host"]}
     assert recipe["build"]["python"]["entry_points"] == [f"{k} = {v}" for k, v in PROJECT["scripts"].items()]
     assert (ROOT / recipe["about"]["license_file"]).exists()
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    """Fails if a release would build one version and cite, or report, another."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    assert {cited, mggcn.__version__} == {PROJECT["version"]}
 
 
 def test_a_person_publishes_and_nothing_else_may() -> None:
