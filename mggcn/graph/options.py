@@ -13,7 +13,13 @@ SelfLoops = Literal["keep", "drop", "add"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphOptions:
-    """How a source becomes a graph: the `options` of `load`."""
+    """How a source becomes a graph: the `options` of `load`.
+
+    Examples:
+        >>> edges = np.array([[0, 1, 1], [1, 2, 2]])
+        >>> mggcn.load(edges, options=mggcn.GraphOptions(symmetrize=True)).num_edges
+        4
+    """
 
     symmetrize: bool = False
     """Add the reverse of every edge. Off: the graph stays directed, unless the source lists both directions."""

@@ -197,6 +197,12 @@ def from_pyg(module: Any, model: ModelConfig | None = None) -> dict[str, Tensor]
 
     Raises:
         ConfigError: A layer has options, or the module has other parts, that the model does not have.
+
+    Examples:
+        >>> from torch_geometric.nn import GCNConv
+        >>> layers = torch.nn.ModuleList([GCNConv(8, 4), GCNConv(4, 3)])
+        >>> sorted(mggcn.from_pyg(layers))
+        ['layers.1.bias', 'layers.1.weight', 'layers.2.bias', 'layers.2.weight']
     """
     stack = stack_of(module, model)
     state = {name: weight.read() for name, weight in stack.weights().items()}

@@ -174,16 +174,19 @@ class Loop:
         ahead, wall, unsaved = 1, 0.0, 0.0
         while progress.epoch < config.epochs and not (config.patience and progress.waited >= config.patience):
             first, last = progress.epoch, self._next_look(progress.epoch, ahead)
+            # A signal reaches one rank first. It travels with the losses, so that all ranks stop after the same epoch.
             engine.set_signals(float(self._stop.signal), wall)
             began = time.perf_counter()
             signals = engine.advance(first, last)
             seconds = (time.perf_counter() - began) / (last - first)
             moved = _moved(signals)
+            # Epochs before a loss that is not finite are recorded, also those queued with it: they moved the weights.
             self._record(log, signals[:moved], seconds, on_epoch)
             refuse_skipped(engine, first, signals)
             # The mean over ranks by the last all-reduce: all ranks must queue equally many epochs.
             mean_s = float(signals[-1, SECONDS]) / engine.size
             ahead = max(1, min(2 * ahead, int(engine.queue_s / mean_s) if mean_s else 1))
+            # Behind the record, so that the checkpoint which the caller writes counts this epoch.
             if signals[:, STOP].any():
                 return False
             if self._threads is not None:
@@ -203,6 +206,7 @@ class Loop:
         due.
         """
         config = self._config
+        # Evaluations and checkpoints read the weights of their own epoch: none may be queued behind it.
         due = [epoch - epoch % every + every for every in (config.eval_every, config.checkpoint_every) if every]
         return min(epoch + ahead, config.epochs, self._engine.window_end(epoch), *due)
 
@@ -291,9 +295,12 @@ class Loop:
         if folder is None:
             return
         progress.history_lines = log.lines
+        # Rank 0 moves what all ranks have staged into the checkpoint: not before all are done, and none may stage for the
+        # next one until it has.
         stage_state(folder / "checkpoints", engine.rank, state)
         engine.barrier()
         if engine.rank == 0:
+            # The checkpoint names how many lines of history are its own: they must be on the disk before it is.
             log.flush()
             parts = engine.weights(best=progress.best is not None) | {"optimizer": engine.optimizer_state()}
             save_checkpoint(folder / "checkpoints", progress, parts)
