@@ -20,8 +20,8 @@ _LINK = re.compile(r"(?<=\]\()[^)\s#:]+(?=[)#])")
 
 NOTES = """# Notes
 
-Decisions, each with its status, its context, the alternatives that were rejected, and how one would notice that it was wrong. The derivations
-and measurements behind some of them are in [bench/notes](../../bench/notes).
+Decisions, each with its status, its context, the alternatives that were rejected, and how one would notice that it was
+wrong. The derivations and measurements behind some of them are in [bench/notes](../../bench/notes).
 
 """
 

@@ -93,7 +93,8 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Unpack[LoadAr
 def save(graph: Any, path: str | Path, *, overwrite: bool = False) -> Graph:
     """Write a graph as a store, and open it from there: for the command line, for ranks, or to open it at once next time.
 
-    A graph that is named after its source file gets the name of the folder, as with `mggcn prepare`. Cost: checks and one pass over all arrays. After an error nothing is left behind.
+    A graph that is named after its source file gets the name of the folder, as with `mggcn prepare`. Cost: checks and one
+    pass over all arrays. After an error nothing is left behind.
 
     Args:
         graph: A graph from `load`, or anything that `load` takes.
