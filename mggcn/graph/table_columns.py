@@ -53,7 +53,7 @@ def check_frame(values: Any, what: str, ids: Any, *, table: bool = False) -> Non
     Raises: GraphError.
     """
     index = getattr(values, "index", None)
-    if not hasattr(index, "to_numpy"):
+    if index is None or not hasattr(index, "to_numpy"):
         return
     todo = "sort the rows as the vertices are, then .reset_index(drop=True)"
     check_rows(index.to_numpy(), ids, 0, f"the index of {what} names rows", todo)
