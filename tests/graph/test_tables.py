@@ -225,13 +225,13 @@ def test_a_task_with_every_source(tmp_path: Path, source: str) -> None:
     (tmp_path / "e.txt").write_text(EDGES)
     np.savez(tmp_path / "e.npz", edge_index=edges)
     torch.save(Data(edge_index=torch.tensor(edges), num_nodes=3), tmp_path / "data.pt")
-    write_store(load_source(tmp_path / "e.txt", labels=labels), tmp_path / "store")
+    second = 5 if source == "store" else -1  # of classes in a store, -1 is unknown, which is no number
+    write_store(load_source(tmp_path / "e.txt", labels=np.array([2, 5, 1]), num_classes=6), tmp_path / "store")
     given = {} if source == "store" else {"labels": tmp_path / "y.npy"}
     graph = load_source(tmp_path / source, task="numbers", **given)
     assert graph.labels is not None
     assert graph.task == "numbers"
-    unknown = np.nan if source == "store" else -1.0  # of classes, -1 is unknown
-    np.testing.assert_array_equal(graph.labels.array(), [[2], [unknown], [1]])
+    np.testing.assert_array_equal(graph.labels.array(), [[2], [second], [1]])
     with pytest.raises(GraphError, match="several labels a vertex must be 0, 1"):
         load_source(tmp_path / source, task="labels", **given)
 
