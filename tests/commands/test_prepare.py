@@ -126,7 +126,7 @@ def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "(--duplicates)": ["prepare", tmp_path / "repeats.txt", store, "--duplicates", "error"],
         "give num_vertices (--vertices) or an edge": ["prepare", tmp_path / "empty.txt", store],
         "[0, 2), since the features have 2 rows": ["prepare", edges, store, "--features", tmp_path / "short.npy"],
-        "is text, or holds pickled": ["prepare", edges, store, "--features", tmp_path / "x.csv"],
+        "are not read from text": ["prepare", edges, store, "--features", tmp_path / "x.csv"],
         "number the classes from 0": ["prepare", edges, store, "--labels", tmp_path / "names.npy"],
         "needs a STORE": ["prepare", edges],
         "there is no": ["prepare", tmp_path / "nothing.txt", store],
