@@ -265,7 +265,7 @@ def build() -> Path:
                 f"building in place needs CMake ({error}): apt-get install cmake, or pip install ."
             ) from error
         if done.returncode:
-            raise BackendError(f"the CPU kernels do not build in {BUILD}:\n{done.stdout}{done.stderr}")
+            raise BackendError(f"building the CPU kernels in {BUILD} failed:\n{done.stdout}{done.stderr}")
     built = BUILD / Path(LIBRARY).name
     built.touch()  # a source that nothing includes makes no new library
     return built

@@ -81,9 +81,9 @@ class EdgeKernels(Protocol):
         b: Operand | None,
         out: Tensor,
     ) -> None:
-        """Out = gradient by an operand of `of`: (N, D), (E, D), or one column, the sum over D, from g (N, D).
+        """Gradient with respect to one operand of `of`: (N, D), (E, D), or one column, the sum over D, from g (N, D).
 
-        It is scale times the sum, over the edges that read a row, of `partial`; of those named by `winners` alone if
-        they are given. `edges` by source for an operand of the source, else by destination.
+        It is scale times the sum, over the edges that read a row, of `partial`; with `winners`, only the winning
+        edges contribute. `edges` by source for an operand of the source, else by destination.
         """
         ...

@@ -59,7 +59,7 @@ class Call:
 
 
 def broadcast_call(buf: Tensor, root: int, size: int) -> Call:
-    """Raises: CommError if no transport can carry `buf` or no rank has the number `root`."""
+    """Describe a broadcast of `buf`. Raises: CommError if no transport can carry it or no rank has the number `root`."""
     _check_buffer(buf)
     if not 0 <= root < size:
         raise CommError(f"broadcast from rank {root}: expected a rank in [0, {size})")
@@ -67,7 +67,7 @@ def broadcast_call(buf: Tensor, root: int, size: int) -> Call:
 
 
 def all_reduce_call(buf: Tensor) -> Call:
-    """Raises: CommError if no transport can carry `buf`."""
+    """Describe an all_reduce of `buf`. Raises: CommError if no transport can carry it."""
     _check_buffer(buf)
     return Call(op="all_reduce", dtype=buf.dtype, count=buf.numel())
 

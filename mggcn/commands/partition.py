@@ -54,9 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("partition needs --parts P, the number of parts, or --list")
     if a.kind != "libra" and a.edges is not None:
         which = {"metis": "METIS", "locality": "an order by locality"}[a.kind]
-        raise ConfigError(
-            f"--edges sets the order in which Libra assigns edges; {which} has no such order: leave it out"
-        )
+        raise ConfigError(f"--edges applies to Libra only, and {which} does not assign edges; remove it")
     store = store_path(a.store, a.root)
     graph = open_store(store)
     folder = a.out or cuts_folder(store)

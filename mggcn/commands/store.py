@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what the action says."""
+    """Run `info`, `verify` or `export`."""
     from mggcn.commands.train import store_path
     from mggcn.graph.export import export
     from mggcn.graph.store import has_checksums, open_store

@@ -57,7 +57,7 @@ class RateTable:
         return row_bytes / self.at(footprint)
 
     def slice_bytes(self, row_bytes: int, footprint: float) -> int:
-        """Return 0: rates were measured of products that chose their variant."""
+        """Return 0: the measured rates already include the choice of variant."""
         return 0
 
 
@@ -71,7 +71,7 @@ class DeviceRates:
     shared: bool
     """Whether several ranks may share a device; each then gets its part of the rates, and their operands of the cache."""
     cores: int
-    """Calls that run at once on a device."""
+    """Number of calls that a device runs concurrently."""
     memory_bytes: int
     copy: RateTable
     """Bytes per second, read plus written, of passes over whole matrices."""

@@ -314,7 +314,7 @@ class _Build:
             raise GraphError(f"edge weights up to {self.state['largest']:g} overflow float32 (3.4e38); scale them down")
 
     def _compare(self, merged: Records, backward: Array) -> None:
-        """Add up hashes of the edges and of their reverses: if the sums agree, so do the matrices, but for 2^-60."""
+        """Add up hashes of the edges and of their reverses: equal sums mean equal matrices, but for 2^-60."""
         if self.job.type_dtype is not None:
             return
         # Adding 0.0 turns -0.0 into 0.0, which compares equal but has other bits.
@@ -351,7 +351,7 @@ class _Matrix:
         self.pointers = staging.column(f"indptr{suffix}", np.int64, job.num_vertices + 1)
 
     def write(self, position: int, column: Array, records: Records) -> None:
-        """Write sorted entries behind those before."""
+        """Append sorted entries."""
         entries = {"indices": column.astype(np.int32)}
         if "types" in self.columns:
             entries |= {"types": records["type"], "type_degrees": records["degree"]}

@@ -129,7 +129,7 @@ def stored_digests(folder: Path, meta: Mapping[str, Any]) -> dict[str, tuple[int
         if hashlib.sha256(content).hexdigest() != blocks["sha256"]:
             raise ValueError(f"the SHA-256 of {BLOCKS_FILE} differs")
         if type(blocks["nbytes"]) is not int or not 0 < blocks["nbytes"] <= 1 << 30:
-            raise ValueError(f"blocks of {blocks['nbytes']!r} bytes")
+            raise ValueError(f"invalid block size {blocks['nbytes']!r}")
         for name, count in blocks["counts"].items():
             found[name] = blocks["nbytes"], content[place : place + WIDTH * count]
             place += WIDTH * count

@@ -18,7 +18,7 @@ from mggcn.graph.edges import Edges
 from mggcn.graph.vertex_data import MappedRows, as_array
 
 SHOWN = 3
-"""Ids that a message lists."""
+"""Number of ids shown in an error message."""
 LARGEST = np.iinfo(np.int64).max
 
 

@@ -63,7 +63,7 @@ def about_bytes(path: Path) -> int:
 
 
 class _Zstd(io.RawIOBase):
-    """Frames of zstd one behind the other. The package's own stream takes a file that is cut short for a whole one."""
+    """Reads concatenated zstd frames; zstandard's own reader does not detect truncation."""
 
     def __init__(self, path: Path, zstandard: Any) -> None:
         self._file = open_file(path)

@@ -20,7 +20,7 @@ from mggcn.graph.build import Job, Tell, silent
 from mggcn.graph.staging import InFolder, InMemory, Staging, free_bytes, hold
 
 WINDOWS_BYTES = 100 << 20
-"""Most that one window of edges takes on its way through a bucket, with all temporaries: measured, bench/notes/0028."""
+"""Peak bytes of one window of edges during bucketing, temporaries included: measured, bench/notes/0028."""
 SHARE = 4
 """One part in so many of the memory may be taken by a list's columns that stay there."""
 

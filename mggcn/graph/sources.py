@@ -191,7 +191,7 @@ def find_source(source: str | Path, root: str | Path | None) -> Path:
 def _read_file(path: Path, room: Room, ids: Any) -> dict[str, Any]:
     """Read the arguments of `from_arrays` that a file holds, told apart by its first bytes, then by its suffix."""
     if kind := no_regular_file(path):
-        raise GraphError(f"{path} is {kind}, expected {KNOWN}: write what it gives to a file")
+        raise GraphError(f"{path} is {kind}, expected {KNOWN}; save its output to a file first")
     with open_file(path) as file:
         start = file.read(16)
     suffixes = path.suffixes[-2:] if path.suffix in PACKED else path.suffixes[-1:]
@@ -269,7 +269,7 @@ def _load_companion(value: Any) -> Any:
         return value
     path = Path(value)
     if kind := no_regular_file(path):
-        raise GraphError(f"cannot load {path}: it is {kind}; write what it gives to a file")
+        raise GraphError(f"cannot load {path}: it is {kind}; save its output to a file first")
     if path.suffix == ".parquet":
         return read_parquet_column(path)
     if path.suffix in (DATA, ".pth"):

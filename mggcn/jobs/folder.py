@@ -344,8 +344,8 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Par
     partition = partition_graph(config, graph)
     if partition.digest() != job.get("owners_sha256"):
         raise RunError(
-            f"the run in {folder} was planned for another partition than {job['store'] or graph.name} has now: it was made "
-            "again, by another version; start a new run, or score it with mggcn predict --store"
+            f"the run in {folder} was planned for a different partition of {job['store'] or graph.name}, which another "
+            "version of mggcn has since rebuilt; start a new run, or score it with mggcn predict --store"
         )
     return plan, partition
 

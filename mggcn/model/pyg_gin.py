@@ -60,7 +60,7 @@ def check_gin(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
     if not good or len(gin_layers(conv)) != 2:
         raise ConfigError(
             f"GINConv {layer} has {has}; mggcn's GIN has {_GIN.format(ACTIVATIONS[act][0])}, with model.activation {act}; "
-            "name the model that has this activation, also for the Trainer, or write the model with mggcn.nn"
+            "pass a model with this activation (also to Trainer), or build it with mggcn.nn"
         )
     inner, width = (len(part.weight) for part in gin_layers(conv))
     if inner != width:

@@ -12,7 +12,7 @@ from mggcn.model.pyg_layers import Weight
 
 EPS: Final = 1e-5
 NORMS: Final[Mapping[str, str]] = MappingProxyType({"layer": "LayerNorm", "batch": "BatchNorm1d"})
-"""By model.norm_layer: the module of torch that computes it."""
+"""The torch module for each value of model.norm_layer."""
 
 
 def norms_of(module: Any, inside: set[int], num_hidden: int, model: ModelConfig) -> list[Any]:

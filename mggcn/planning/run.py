@@ -137,7 +137,7 @@ class RunPlan:
     ranks: tuple[RankPlan, ...]
     nccl: NcclMemory = UNMEASURED
     figures: Figures = ASSUMED
-    """By which the CPU's kernels are chosen, on every rank and when the run is resumed."""
+    """Measured CPU rates that select kernels, on every rank and on resume."""
 
     @property
     def largest(self) -> RankPlan:

@@ -203,7 +203,7 @@ def read_progress(folder: Path) -> tuple[Progress, Path, dict[str, str | None]] 
         progress = _checked(Progress(**fields))
         digests: dict[str, str | None] = dict(parts) if digest else dict.fromkeys(parts)
         if odd := [part for part in digests if not re.fullmatch(r"[\w-]+", part)]:
-            raise ValueError(f"{odd[0]!r} is no part of a checkpoint")
+            raise ValueError(f"unexpected file {odd[0]!r} in the checkpoint")
         return progress, path, digests
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _damaged(path, error) from error
@@ -215,7 +215,7 @@ def _checked(progress: Progress) -> Progress:
     if any(type(number) is not int or number < 0 for number in numbers):
         raise TypeError("expected whole numbers as its counts")
     if any(not isinstance(value, int | float | None) for value in (progress.rate, progress.peak)):
-        raise TypeError("expected numbers as rate and peak")
+        raise TypeError("rate and peak must be numbers")
     scored = [run.get(name) for run in progress.finished for name in ("best", "final")]
     for scores in (progress.best, progress.last, *scored):
         if scores is not None and (

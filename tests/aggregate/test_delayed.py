@@ -275,7 +275,7 @@ def test_a_run_refuses_a_partition_that_was_made_again(tmp_path: Path) -> None:
     shutil.rmtree(old)
     new.rename(old)
     assert main(["predict", str(tmp_path / "run")]) != 0
-    with pytest.raises(RunError, match="another partition"):
+    with pytest.raises(RunError, match="different partition"):
         known_plan(tmp_path / "run", *read_for(tmp_path / "run", tmp_path / "store"))
 
 

@@ -35,7 +35,7 @@ DEGREE: Final = 32
 CHUNK_ROWS: Final = 64
 """Most rows of a chunk, which one thread takes whole."""
 CHUNKS: Final = 8
-"""Chunks for each thread, where the rows suffice: the last ones to be taken then make no difference."""
+"""Chunks per thread, if there are enough rows, so that tail imbalance is negligible."""
 GATHERED: Final = 2**23
 """Bytes that a call of two threads gathers at most; one of more threads as many times as much."""
 ENTRIES: Final = 2**15

@@ -68,7 +68,7 @@ def padded_columns(width: int) -> int:
 
 
 def segments(rows: int, inner: int, cols: int, real: int) -> int:
-    """Return into how many parts a sum over `inner` rows is cut, each with a result (rows, cols) of its own.
+    """Return the number of partial sums of a reduction over `inner` rows; each has its own (rows, cols) accumulator.
 
     A function of the shape alone, since the number of parts changes the order of the sum.
     """

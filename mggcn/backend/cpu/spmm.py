@@ -31,7 +31,7 @@ from mggcn.backend.team import Team
 from mggcn.errors import BackendError
 
 STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
-"""Places in a matrix where distinct columns are counted, entries counted at first, and how often that number doubles."""
+"""Sample positions in a matrix; entries counted in the first window; doublings of the window."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def _started(load: Load) -> Any:
         driver = load("libcuda.so.1")
     except OSError as error:
         raise BackendError(
-            "run.device cuda needs an NVIDIA GPU and its driver, and this machine has none (no libcuda.so.1); "
+            "run.device cuda needs an NVIDIA GPU and driver; none found (no libcuda.so.1); "
             "use --device cpu, or plan for another machine with --memory-limit"
         ) from error
     _checked(driver.cuInit(0), "start")

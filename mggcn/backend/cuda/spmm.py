@@ -102,7 +102,7 @@ def _order(lengths: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _cut(lengths: npt.NDArray[Any], segment: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Parts of the rows of more than two segments, nearly equal in a row and at most a segment long, and the hubs."""
+    """Cut rows longer than two segments into near-equal parts of at most one segment; return the parts and the hub rows."""
     rows = np.flatnonzero(lengths > 2 * segment)
     counts = -(-lengths[rows] // segment)
     first_slots = np.cumsum(counts) - counts

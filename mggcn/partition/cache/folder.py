@@ -76,7 +76,7 @@ def read_cached(
     meta = read_meta(folder)
     if meta.get("graph_sha256") != graph_sha256(graph):
         raise StoreError(
-            f"{folder} was made of another graph than {graph.name} is now (its digest differs); {REMEDY}, "
+            f"{folder} was built from a different version of graph {graph.name} (digests differ); {REMEDY}, "
             "or choose another place (--out)"
         )
     if meta.get("settings") != dict(settings):

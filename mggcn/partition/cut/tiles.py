@@ -91,7 +91,7 @@ def _own_entries(matrix: CSR, edge_part: Rows, held: Assignment, rank: int):  # 
         value = None if chunk.values is None else chunk.values[mine]
         rows, columns = held.local[row], held.local[chunk.indices[mine]]
         if mine.size and min(rows.min(), columns.min()) < 0:
-            raise damaged_cut(f"has an edge in part {rank} of which an end lies elsewhere")
+            raise damaged_cut(f"has an edge in part {rank} with an endpoint outside the part")
         yield rows.astype(np.int64), columns, value
 
 

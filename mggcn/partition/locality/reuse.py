@@ -31,7 +31,7 @@ MAX_SHIFT: Final = 8
 SEED: Final = 1
 
 Shares = tuple[float, ...]
-"""Shares of the gathers by distance since the row's last use: up to each of BOUNDS, and above the bound before it."""
+"""Fraction of the gathers in each bin of reuse distance; BOUNDS are the upper edges."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,8 +80,8 @@ def solve(problem: Problem, parts: int, seed: int) -> None:
         said = " ".join(" ".join([done.stdout, *done.stderr.splitlines()[-1:]]).split())[:400]
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
         raise PlanError(
-            f"METIS ended with {how} instead of a partition; most often it lacks memory: use a machine with more, or "
-            f"--kind libra. It said: {said or 'nothing'}"
+            f"METIS exited with {how} and no partition, usually because it ran out of memory; use a larger machine or "
+            f"--kind libra. Output: {said or 'nothing'}"
         )
 
 

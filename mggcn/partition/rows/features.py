@@ -24,7 +24,7 @@ BLOCK_BYTES = 8 << 20
 
 
 CHUNK_NNZ = 1 << 18
-"""Entries of sparse features read at a time: NumPy needs some 50 bytes for each meanwhile."""
+"""Entries of sparse features read at a time; NumPy temporaries take about 50 bytes per entry."""
 T = TypeVar("T")
 
 

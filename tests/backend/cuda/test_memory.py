@@ -75,7 +75,7 @@ def test_without_the_management_library_the_driver_is_asked(absent: frozenset[st
 
 def test_what_is_missing_is_said() -> None:
     """Fails if a machine without driver, without GPU or with broken libraries ends in a traceback."""
-    with pytest.raises(BackendError, match=r"needs an NVIDIA GPU and its driver.*no libcuda\.so\.1"):
+    with pytest.raises(BackendError, match=r"needs an NVIDIA GPU and driver.*no libcuda\.so\.1"):
         gpu_free_bytes(1, Machine([], absent=frozenset({"libcuda.so.1"})).load, not_asked)
     with pytest.raises(BackendError, match="no GPU is visible"):
         gpu_free_bytes(1, Machine([]).load, not_asked)

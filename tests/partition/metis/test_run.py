@@ -162,7 +162,7 @@ def test_without_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failure_of_metis_is_an_error() -> None:
     """Fails if what METIS left undone is taken for a partition: it refuses 0 parts here."""
     problem = filled(graph_of(dense_of("path")))
-    with pytest.raises(PlanError, match=r"METIS ended with code 1 .* lacks memory"):
+    with pytest.raises(PlanError, match=r"METIS exited with code 1 .* out of memory"):
         solve(problem, 0, SEED)
     os.close(problem.descriptor)
 
@@ -171,7 +171,7 @@ def test_a_kill_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Fails if a process that the kernel killed for its memory leaves a partition of zeros."""
     monkeypatch.setattr(sys, "executable", str(script(tmp_path, "kill -9 $$")))
     problem = filled(graph_of(dense_of("path")))
-    with pytest.raises(PlanError, match="METIS ended with signal 9"):
+    with pytest.raises(PlanError, match="METIS exited with signal 9"):
         solve(problem, 2, SEED)
     os.close(problem.descriptor)
 
