@@ -6,10 +6,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from mggcn.config_model import ModelConfig as ModelConfig
-from mggcn.config_values import RENAMED, parse_field
+from mggcn.config_values import DEBUG, RENAMED, Range, fields_of, parse_field, setting
 from mggcn.config_values import require as _require
 from mggcn.config_values import settle as _settle
 from mggcn.errors import ConfigError, did_you_mean
@@ -30,49 +30,48 @@ class DataConfig:
     """Divide each vertex's features by the sum of their absolute values (Kipf & Welling's recipe)."""
     splits: Literal["main", "alt"] = "main"
     """Family of splits: the published one, or the store's second family `alt_*`."""
-    split: int = 0
+    split: Annotated[int, Range(0)] = 0
     """Number of the split in its family, from 0."""
 
     def __post_init__(self) -> None:
         _settle(self, "data")
-        _require(self.split >= 0, f"data.split must be 0 or more, got {self.split}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """Table [train]: how the model is trained."""
 
-    epochs: int = 200
+    epochs: Annotated[int, Range(1)] = 200
     """Number of steps over the whole graph."""
-    lr: float = 0.01
+    lr: Annotated[float, Range(0)] = 0.01
     """Learning rate at epoch 0."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """Optimiser, as in torch.optim."""
-    momentum: float = 0.0
-    """Momentum of sgd, in [0, 1)."""
-    weight_decay: float = 0.0
+    momentum: Annotated[float, Range(0, below=1)] = 0.0
+    """Momentum of sgd; 0: none."""
+    weight_decay: Annotated[float, Range(0)] = 0.0
     """Weight decay: L2 for adam and sgd, decoupled for adamw."""
     weight_decay_on: Literal["all", "first"] = "all"
     """Parameters that decay: all, or the first layer's weight matrix only (Kipf & Welling)."""
-    clip_norm: float = 0.0
+    clip_norm: Annotated[float, Range(0)] = 0.0
     """Largest norm of the gradient of all weights together: a larger one is scaled down to it before the step, as by
     torch.nn.utils.clip_grad_norm_; 0 never clips."""
     schedule: Literal["constant", "cosine", "step", "plateau"] = "constant"
     """Learning rate over the epochs: constant, half a cosine down to 0, times schedule_gamma every schedule_step, or times
     schedule_gamma where the validation score gets no better, as torch's ReduceLROnPlateau."""
-    schedule_step: int = 100
+    schedule_step: Annotated[int, Range(1)] = 100
     """Epochs between two cuts of the step schedule."""
-    schedule_gamma: float = 0.5
-    """Factor of each cut of the step and plateau schedules, in (0, 1]."""
-    schedule_patience: int = 10
+    schedule_gamma: Annotated[float, Range(above=0, most=1)] = 0.5
+    """Factor of each cut of the step and plateau schedules."""
+    schedule_patience: Annotated[int, Range(0)] = 10
     """Evaluations without a better validation score that the plateau schedule lets pass; the one after them cuts."""
-    warmup: int = 0
+    warmup: Annotated[int, Range(0)] = 0
     """Epochs over which the learning rate rises linearly from 0."""
-    schedule_start: int = 0
+    schedule_start: Annotated[int, Range(0)] = 0
     """Epoch, from 0, at which schedule and warm-up begin: a run that is continued with a new schedule records it here."""
-    patience: int = 0
+    patience: Annotated[int, Range(0)] = 0
     """Stop after this many evaluations without a better validation score; 0 never stops early."""
-    eval_every: int = 1
+    eval_every: Annotated[int, Range(0)] = 1
     """Epochs between evaluations; 0 evaluates only after the last epoch. An evaluation that is made only because the run
     ends counts neither for patience nor for the schedule, and is the best only if there is no other."""
     loss: Literal["auto", "cross_entropy", "bce", "mse", "mae"] = "auto"
@@ -81,8 +80,8 @@ class TrainConfig:
     class_weights: str = "none"
     """Weight of each class in cross_entropy: none, balanced (training vertices / (classes x those of the class)), or one
     number per class, such as 1,2.5,1. The loss is divided by the weights of the training vertices, as torch's."""
-    label_smoothing: float = 0.0
-    """Share of a training vertex's label that is spread evenly over all classes (cross_entropy), in [0, 1)."""
+    label_smoothing: Annotated[float, Range(0, below=1)] = 0.0
+    """Share of a training vertex's label that is spread evenly over all classes (cross_entropy)."""
     ignored_labels: tuple[int, ...] = ()
     """Classes whose vertices neither the loss nor a score counts."""
     metric: Literal[
@@ -101,11 +100,11 @@ class TrainConfig:
     for numbers rmse, or mae under the loss mae. Of several labels or targets: the mean, but for micro_f1."""
     seed: int = 1
     """Seed of weights, dropout and partition, in [0, 2^32)."""
-    repeat: int = 1
+    repeat: Annotated[int, Range(1)] = 1
     """Number of runs, with seeds seed, seed + 1, ...; mean and deviation are reported."""
-    checkpoint_every: int = 0
+    checkpoint_every: Annotated[int, Range(0)] = 0
     """Epochs between checkpoints; 0 saves at the end, when interrupted, and by the clock."""
-    checkpoint_minutes: float = 10.0
+    checkpoint_minutes: Annotated[float, Range(0)] = 10.0
     """Minutes of training after which a checkpoint is due, whatever checkpoint_every says: a crash loses no more than that.
     0 ignores the clock."""
 
@@ -120,9 +119,6 @@ class TrainConfig:
             f"train.class_weights must be none, balanced, or a positive number per class, got {self.class_weights!r}",
         )
         _require(
-            0.0 <= self.label_smoothing < 1.0, f"train.label_smoothing must lie in [0, 1), got {self.label_smoothing}"
-        )
-        _require(
             all(label >= 0 for label in self.ignored_labels),
             f"train.ignored_labels must be classes, 0 or more, got {self.ignored_labels}; vertices of the label -1 belong "
             "in no training mask",
@@ -134,25 +130,6 @@ class TrainConfig:
                 f"{', '.join(f'train.{name}' for name in named)} belong{'s' * (len(named) == 1)} to cross_entropy, got "
                 f"train.loss {self.loss}; leave {'it' if len(named) == 1 else 'them'} out",
             )
-        for name in ("epochs", "repeat", "schedule_step"):
-            _require(getattr(self, name) >= 1, f"train.{name} must be 1 or more, got {getattr(self, name)}")
-        for name in (
-            "lr",
-            "weight_decay",
-            "clip_norm",
-            "schedule_patience",
-            "patience",
-            "eval_every",
-            "checkpoint_every",
-            "checkpoint_minutes",
-            "warmup",
-            "schedule_start",
-        ):
-            _require(getattr(self, name) >= 0, f"train.{name} must be 0 or more, got {getattr(self, name)}")
-        _require(0.0 <= self.momentum < 1.0, f"train.momentum must lie in [0, 1), got {self.momentum}")
-        _require(
-            0.0 < self.schedule_gamma <= 1.0, f"train.schedule_gamma must lie in (0, 1], got {self.schedule_gamma}"
-        )
         if self.patience and not self.eval_every:
             raise ConfigError("train.patience counts evaluations, but train.eval_every is 0; set it to 1 or more")
         if self.schedule == "plateau" and not self.eval_every:
@@ -187,9 +164,9 @@ CLASS_SETTINGS: Mapping[str, Any] = {"class_weights": "none", "label_smoothing":
 class RunConfig:
     """Table [run]: where and how a run executes. Beyond rounding, only an inexact `delay` changes a result."""
 
-    ranks: int = 1
+    ranks: Annotated[int, Range(1, MAX_RANKS)] = 1
     """Number of ranks P that share the graph."""
-    threads: int = 0
+    threads: Annotated[int, Range(0, MAX_THREADS)] = 0
     """Threads per rank; 0 divides the machine's cores among the ranks, and takes fewer where epochs are short or the
     machine is busy. No result depends on it."""
     bind: Literal["auto", "off"] = "auto"
@@ -238,17 +215,13 @@ class RunConfig:
     """Where the history goes beside history.jsonl. tensorboard: the run folder's tensorboard/, which TensorBoard reads."""
     timeline: bool = False
     """Record when every op of a few epochs ran, on which stream: the run folder's timeline.json."""
-    memory_limit: int = 0
+    memory_limit: Annotated[int, Range(0)] = 0
     """Bytes that one rank may use; 0 takes what the machine or cgroup has free, divided by the ranks."""
-    timeout_s: float = 600.0
+    timeout_s: Annotated[float, Range(above=0)] = 600.0
     """Seconds after which a rank that waits for another gives up."""
 
     def __post_init__(self) -> None:
         _settle(self, "run")
-        _require(1 <= self.ranks <= MAX_RANKS, f"run.ranks must lie in 1 .. {MAX_RANKS}, got {self.ranks}")
-        _require(0 <= self.threads <= MAX_THREADS, f"run.threads must lie in 0 .. {MAX_THREADS}, got {self.threads}")
-        _require(self.memory_limit >= 0, f"run.memory_limit must be 0 or more bytes, got {self.memory_limit}")
-        _require(self.timeout_s > 0, f"run.timeout_s must be positive, got {self.timeout_s}")
         _require(
             self.delay == "none" or (self.delay.isascii() and self.delay.isdigit() and int(self.delay) <= MAX_DELAY),
             f"run.delay must be none or a number of epochs in 0 .. {MAX_DELAY}, got {self.delay!r}",
@@ -270,11 +243,11 @@ class RunConfig:
             raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
         if self.tune == "on" and self.device == "cuda":
             raise ConfigError(
-                "run.tune tries variants of a CPU's sparse products, got run.device cuda; leave --tune out, and time "
+                "debug.tune tries variants of a CPU's sparse products, got run.device cuda; leave --tune out, and time "
                 "a GPU's with mggcn tune --store"
             )
         if self.tune == "on" and self.timeline:
-            raise ConfigError("run.timeline would record epochs that run.tune on makes slow; use one after the other")
+            raise ConfigError("run.timeline would record epochs that debug.tune on makes slow; use one after the other")
 
     @property
     def delay_epochs(self) -> int | None:
@@ -294,7 +267,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """All settings of a run; the run folder keeps them as config.toml."""
+    """All settings of a run; the run folder keeps them as config.toml, where some stand in [debug] (see DEBUG)."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -306,12 +279,14 @@ class Config:
         several = model.residual == "linear" or model.kind in ("gin", "gatv2", "rgcn")
         if self.train.weight_decay_on == "first" and (several or (model.kind == "sage" and model.aggregator != "gcn")):
             raise ConfigError(
-                "train.weight_decay_on first is for models with one matrix in their first layer (gcn, gat, sgc, appnp, "
+                "debug.weight_decay_on first is for models with one matrix in their first layer (gcn, gat, sgc, appnp, "
                 f"mlp, no linear residual), got model.kind {model.kind}, model.residual {model.residual}; use all"
             )
 
 
-TABLES: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig, "run": RunConfig}
+PARTS: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig, "run": RunConfig}
+TABLES = (*PARTS, "debug")
+"""Tables of settings in files and on the command line; those of [debug] are fields of the part that reads them."""
 
 
 def parse_value(table: str, key: str, value: Any) -> Any:
@@ -324,25 +299,33 @@ def parse_value(table: str, key: str, value: Any) -> Any:
     if (table, key) in RENAMED:
         new, values = RENAMED[table, key]
         meaning = ", ".join(f"{was} is now {now}" for was, now in values.items())
-        raise ConfigError(f"{table}.{key} has been renamed to {table}.{new}, and its values too: {meaning}")
-    fields = {name: [field.name for field in dataclasses.fields(kind)] for name, kind in TABLES.items()}
-    if key not in fields[table] and (owner := next((name for name, keys in fields.items() if key in keys), None)):
-        raise ConfigError(f"unknown setting {table}.{key}; it belongs to [{owner}]: {owner}.{key}")
-    return parse_field(TABLES[table], table, key, value)
+        raise ConfigError(f"{table}.{key} has been renamed to {setting(table, new)}, and its values too: {meaning}")
+    part = DEBUG.get(key, table) if table == "debug" else table
+    owner = next((name for name, kind in PARTS.items() if key in fields_of(kind)), part)
+    if owner != part:
+        name = setting(owner, key)
+        raise ConfigError(f"unknown setting {table}.{key}; it belongs to [{name.partition('.')[0]}]: {name}")
+    if part == "debug":
+        meant = did_you_mean(key, DEBUG, "debug.")
+        raise ConfigError(f"unknown setting debug.{key}{meant}; known in [debug] are {', '.join(DEBUG)}")
+    return parse_field(PARTS[part], part, key, value)
 
 
 def from_tables(tables: Mapping[str, Any], base: Config | None = None) -> Config:
     """Return `base` (default: all defaults) with the settings of nested tables laid over it.
 
+    Settings of [debug] are also taken from the table of the part that reads them, where earlier versions had them.
     Raises: ConfigError for an unknown table or key (the known ones are listed) or a value that does not fit.
     """
-    config = base or Config()
+    config, parts = base or Config(), dict[str, dict[str, Any]]()
     for table, settings in tables.items():
         if not isinstance(settings, Mapping):
             known = ", ".join(TABLES)
             raise ConfigError(f"{table!r} must be a table such as [{table}], got {settings!r}; known are {known}")
         if table not in TABLES:
             raise ConfigError(f"unknown table [{table}]{did_you_mean(table, TABLES)}; known are {', '.join(TABLES)}")
-        values = {key: parse_value(table, key, value) for key, value in settings.items()}
-        config = dataclasses.replace(config, **{table: dataclasses.replace(getattr(config, table), **values)})
-    return config
+        for key, value in settings.items():
+            parsed = parse_value(table, key, value)
+            parts.setdefault(DEBUG[key] if table == "debug" else table, {})[key] = parsed
+    changed = {part: dataclasses.replace(getattr(config, part), **values) for part, values in parts.items()}
+    return dataclasses.replace(config, **changed)

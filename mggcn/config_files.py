@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mggcn.config import TABLES, Config, ModelConfig, from_tables
+from mggcn.config import PARTS, Config, ModelConfig, from_tables
 from mggcn.config_model import ignored_settings
-from mggcn.config_values import RENAMED, SIZES, type_name, with_new_names
+from mggcn.config_values import DEBUG, RENAMED, fields_of, setting, type_name, with_new_names
 from mggcn.errors import ConfigError, did_you_mean
 from mggcn.files import read_toml, reason
 
@@ -43,21 +43,37 @@ def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) ->
 def as_saved(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tables that a run saved, perhaps with an earlier version, as this one takes them.
 
-    Names are the new ones; what the kind of model ignores, and an earlier version saved all the same, is left out.
+    Names and tables are the new ones; what the kind of model ignores, and an earlier version saved all the same, is left
+    out.
     """
     now = {name: with_new_names(name, table) if isinstance(table, dict) else table for name, table in tables.items()}
     if isinstance(model := now.get("model"), dict):
         ignored = ignored_settings(str(model.get("kind", ModelConfig().kind)))
         now["model"] = {key: value for key, value in model.items() if key not in ignored}
-    return now
+    return _with_debug(now)
+
+
+def _with_debug(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables with the settings of [debug] taken out of those of the parts that read them."""
+    found = {name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()}
+    debug = {
+        key: owner.pop(key)
+        for key, part in DEBUG.items()
+        if isinstance(owner := found.get(part), dict) and key in owner
+    }
+    if debug and isinstance(stated := found.get("debug", {}), dict):
+        found["debug"] = debug | stated
+    return found
 
 
 def to_tables(config: Config) -> dict[str, dict[str, Any]]:
     """Return the settings as nested plain values, as they go into config.toml."""
-    return {
-        name: {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
-        for name, table in dataclasses.asdict(config).items()
-    }
+    return _with_debug(
+        {
+            name: {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
+            for name, table in dataclasses.asdict(config).items()
+        }
+    )
 
 
 def to_toml(config: Config) -> str:
@@ -77,10 +93,8 @@ def with_settings(config: Config, settings: Sequence[str]) -> Config:
         left, equals, value = text.partition("=")
         table, dot, key = left.strip().partition(".")
         if not (equals and dot):
-            owner = next(
-                (name for name, kind in TABLES.items() if table in {f.name for f in dataclasses.fields(kind)}), ""
-            )
-            meant = f"; did you mean {owner}.{table}={value}?" if owner else ""
+            owner = next((name for name, kind in PARTS.items() if table in fields_of(kind)), "")
+            meant = f"; did you mean {setting(owner, table)}={value}?" if owner else ""
             raise ConfigError(f"--set expects table.key=value such as model.hidden=16,16, got {text!r}{meant}")
         tables.setdefault(table, {})[key] = value.strip()
     return from_tables(tables, config)
@@ -114,16 +128,14 @@ def with_named(config: Config, settings: Mapping[str, Any]) -> Config:
 def setting_name(key: str) -> str:
     """Return a setting as table.key, "train.lr" for "lr". Raises: ConfigError if no table has it; known ones are listed."""
     if "." in key:
-        return key
-    fields = {
-        f.name: {g.name for g in dataclasses.fields(getattr(Config(), f.name))} for f in dataclasses.fields(Config)
-    }
-    owners = [table for table, names in fields.items() if key in names]
+        table, _, name = key.partition(".")
+        return setting(table, name)
+    owners = [part for part, kind in PARTS.items() if key in fields_of(kind)]
     owners = owners or [table for table, old in RENAMED if old == key]
     if not owners:
-        known = sorted(set().union(*fields.values()))
+        known = sorted(name for kind in PARTS.values() for name in fields_of(kind))
         raise ConfigError(f"unknown setting {key!r}{did_you_mean(key, known)}; known are {', '.join(known)}")
-    return f"{owners[0]}.{key}"
+    return setting(owners[0], key)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +145,7 @@ class Setting:
     name: str
     """As table.key."""
     type: str
-    """What it takes, in words."""
+    """What it takes, in words, with its range."""
     values: tuple[str, ...]
     """Those that it may have, where they are listed."""
     default: Any
@@ -149,14 +161,20 @@ class Setting:
 def described() -> list[Setting]:
     """Return every setting, by table. Cost: two files are parsed."""
     found = []
-    for table, kind in TABLES.items():
-        meanings, hints = _meanings(kind), typing.get_type_hints(kind)
-        for key, default in to_tables(Config())[table].items():
-            values = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is Literal else ()
-            words = "bytes such as 512MiB or 80GiB" if key in SIZES else type_name(hints[key])
+    meanings = {part: _meanings(kind) for part, kind in PARTS.items()}
+    for table, defaults in to_tables(Config()).items():
+        for key, default in defaults.items():
+            part = DEBUG[key] if table == "debug" else table
+            hint, bounds = fields_of(PARTS[part])[key]
+            values = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+            words = type_name(key, hint) + ("" if bounds is None else f", {bounds}")
             found.append(
                 Setting(
-                    name=f"{table}.{key}", type=words, values=values, default=default, meaning=meanings.get(key, "")
+                    name=f"{table}.{key}",
+                    type=words,
+                    values=values,
+                    default=default,
+                    meaning=meanings[part].get(key, ""),
                 )
             )
     return found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
+from mggcn.config_values import Range
 from mggcn.config_values import require as _require
 from mggcn.config_values import settle as _settle
 from mggcn.errors import ConfigError
@@ -45,7 +46,7 @@ class ModelConfig:
     rgcn: R-GCN (Schlichtkrull et al. 2018), whatever `norm` and `self_loops` say, on a graph whose edges have types:
     the mean over the in-neighbours of each relation, and the vertex itself, each times a matrix of its own; mlp:
     dense layers without the graph."""
-    hidden: tuple[int, ...] = (128, 128)
+    hidden: Annotated[tuple[int, ...], Range(1)] = (128, 128)
     """Width of each hidden layer, in features; the output layer has one column per class, or per label or number to
     predict."""
     aggregator: Literal["gcn", "mean", "max"] = "gcn"
@@ -68,29 +69,29 @@ class ModelConfig:
     2018)."""
     head: Literal["convolution", "linear"] = "convolution"
     """The output layer: a convolution, or a dense layer, which `jumping` and `dense_after` need and therefore set."""
-    dense_before: tuple[int, ...] = ()
+    dense_before: Annotated[tuple[int, ...], Range(1)] = ()
     """Widths of dense layers before the convolutions."""
     dense_between: bool = False
     """Put a dense layer of the same width behind each hidden convolution."""
-    dense_after: tuple[int, ...] = ()
+    dense_after: Annotated[tuple[int, ...], Range(1)] = ()
     """Widths of dense layers between the convolutions and a linear head."""
-    hops: int = 0
+    hops: Annotated[int, Range(0, MAX_LAYERS)] = 0
     """Of sgc and appnp: sums over neighbours, one after the other; 0: 2 of sgc, 10 of appnp."""
-    teleport: float = 0.1
-    """For appnp: share of the dense layers' result in every step, in (0, 1]."""
-    dropout: float = 0.0
-    """Probability of dropping an activation of a hidden layer, in [0, 1)."""
-    input_dropout: float = 0.0
-    """Probability of dropping an input feature, in [0, 1)."""
-    heads: int = 1
-    """Heads of attention (gat, gatv2), in 1 .. 64."""
+    teleport: Annotated[float, Range(above=0, most=1)] = 0.1
+    """For appnp: share of the dense layers' result in every step."""
+    dropout: Annotated[float, Range(0, below=1)] = 0.0
+    """Probability of dropping an activation of a hidden layer."""
+    input_dropout: Annotated[float, Range(0, below=1)] = 0.0
+    """Probability of dropping an input feature."""
+    heads: Annotated[int, Range(1, MAX_HEADS)] = 1
+    """Heads of attention (gat, gatv2)."""
     concat_heads: bool = True
     """Join the heads of a hidden layer side by side, whose width is that of all heads together; false: average them, each
     of the layer's width."""
-    out_heads: int = 0
-    """Heads of the convolution that gives the logits, which are averaged, in 1 .. 64; 0: as many as `heads`."""
-    attention_dropout: float = 0.0
-    """Probability of dropping a weight of attention (gat, gatv2), in [0, 1)."""
+    out_heads: Annotated[int, Range(0, MAX_HEADS)] = 0
+    """Heads of the convolution that gives the logits, which are averaged; 0: as many as `heads`."""
+    attention_dropout: Annotated[float, Range(0, below=1)] = 0.0
+    """Probability of dropping a weight of attention (gat, gatv2)."""
     norm: Literal["symmetric", "mean"] = "symmetric"
     """How the adjacency is normalised. symmetric: in-degree^-1/2 on both sides, as PyG; mean: average over in-neighbours,
     as in MG-GCN, eq. 2."""
@@ -103,7 +104,7 @@ class ModelConfig:
     distributions of PyG's layers, which published scores were trained from: in sage, gin, sgc, appnp, mlp, residuals and
     dense layers around convolutions matrices and biases are uniform in +-1 / sqrt(inputs), as torch.nn.Linear's, in gatv2
     the biases of its matrices."""
-    bases: int = 8
+    bases: Annotated[int, Range(1, MAX_LAYERS)] = 8
     """For rgcn: number of basis matrices in each layer; a relation's matrix is a weighted sum of them."""
 
     def __post_init__(self) -> None:
@@ -113,25 +114,11 @@ class ModelConfig:
             _require(
                 len(widths) <= MAX_LAYERS, f"model.{name} must hold at most {MAX_LAYERS} widths, got {len(widths)}"
             )
-            _require(all(w > 0 for w in widths), f"model.{name} must hold positive widths, got {widths}")
-        for name in ("dropout", "input_dropout", "attention_dropout"):
-            value = getattr(self, name)
-            _require(0.0 <= value < 1.0, f"model.{name} must lie in [0, 1), got {value}")
-        _require(0.0 < self.teleport <= 1.0, f"model.teleport must lie in (0, 1], got {self.teleport}")
-        for name, least in (("hops", 0), ("bases", 1)):
-            _require(
-                least <= getattr(self, name) <= MAX_LAYERS,
-                f"model.{name} must lie in {least} .. {MAX_LAYERS}, got {getattr(self, name)}",
-            )
         self._check_heads()
         self._refuse_strangers()
         self._determine()
 
     def _check_heads(self) -> None:
-        _require(1 <= self.heads <= MAX_HEADS, f"model.heads must lie in 1 .. {MAX_HEADS}, got {self.heads}")
-        _require(
-            0 <= self.out_heads <= MAX_HEADS, f"model.out_heads must lie in 0 .. {MAX_HEADS}, got {self.out_heads}"
-        )
         if self.attends and self.concat_heads:
             _require(
                 all(width % self.heads == 0 for width in self.hidden),

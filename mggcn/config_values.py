@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import operator
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
 from mggcn.errors import ConfigError, did_you_mean
 
 SIZES = ("memory_limit",)
 """Settings that are a number of bytes, with a unit in text."""
+
+
+DEBUG: Final = {
+    "splits": "data",
+    "concat_heads": "model",
+    "weight_decay_on": "train",
+    "schedule_start": "train",
+    **dict.fromkeys(("bind", "spmm", "stale_aggregates", "products", "features", "prune", "tune"), "run"),
+}
+"""Settings that tests, measurements and resumed runs set, and hardly a user: in files and on the command line they stand
+in table [debug], in Python in the part of the configuration that reads them, which is named here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bounds of a setting's number, or of each in its list, as an annotation: Annotated[float, Range(0, below=1)]."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and self.above < value < self.below
+
+    def __str__(self) -> str:
+        if self.most == self.below == math.inf:
+            return "positive" if self.above == 0 else f"{self.least} or more"
+        if self.above == -math.inf and self.below == math.inf:
+            return f"in {self.least} .. {self.most}"
+        low = f"({self.above}" if self.above > -math.inf else f"[{self.least}"
+        return f"in {low}, {self.below})" if self.below < math.inf else f"in {low}, {self.most}]"
 
 
 def require(condition: bool, message: str) -> None:
@@ -23,15 +55,34 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def settle(table: Any, name: str) -> None:
-    """Bring every field of a table to its declared type, also when Python rather than TOML filled it.
+def setting(table: str, key: str) -> str:
+    """Return the name of a setting as files and the command line have it."""
+    return f"debug.{key}" if DEBUG.get(key) == table else f"{table}.{key}"
 
-    Raises: ConfigError as `parse_field`.
+
+def settle(table: Any, name: str) -> None:
+    """Bring every field of a table to its declared type, also when Python rather than TOML filled it; check its range.
+
+    Raises: ConfigError as `parse_field`, or for a number out of range.
     """
     kind: Any = type(table)
-    hints = _hints(kind)
-    for item in dataclasses.fields(table):
-        object.__setattr__(table, item.name, _parsed(hints, name, item.name, getattr(table, item.name)))
+    for key, (_, bounds) in fields_of(kind).items():
+        value = parse_field(kind, name, key, getattr(table, key))
+        object.__setattr__(table, key, value)
+        several = isinstance(value, tuple)
+        if bounds is not None and not all(number in bounds for number in (value if several else (value,))):
+            of, must = "each number of " * several, "lie" if str(bounds).startswith("in ") else "be"
+            raise ConfigError(f"{of}{setting(name, key)} must {must} {bounds}, got {value}")
+
+
+@functools.cache
+def fields_of(kind: type) -> Mapping[str, tuple[Any, Range | None]]:
+    """Return types and bounds of the fields of a class. Finding them takes milliseconds, and a configuration asks often."""
+    found = {}
+    for key, hint in typing.get_type_hints(kind, include_extras=True).items():
+        bounded = typing.get_origin(hint) is Annotated
+        found[key] = typing.get_args(hint)[:2] if bounded else (hint, None)
+    return found
 
 
 def parse_field(kind: type, table: str, key: str, value: Any) -> Any:
@@ -39,28 +90,18 @@ def parse_field(kind: type, table: str, key: str, value: Any) -> Any:
 
     Raises: ConfigError if there is no such field, or the value does not fit its type.
     """
-    return _parsed(_hints(kind), table, key, value)
-
-
-@functools.cache
-def _hints(kind: type) -> Mapping[str, Any]:
-    """Types of the fields of a class. Finding them takes milliseconds, and a configuration asks for a hundred."""
-    return typing.get_type_hints(kind)
-
-
-def _parsed(hints: Mapping[str, Any], table: str, key: str, value: Any) -> Any:
-    if key not in hints:
-        meant = did_you_mean(key, hints, f"{table}.")
-        raise ConfigError(f"unknown setting {table}.{key}{meant}; known in [{table}] are {', '.join(hints)}")
-    hint, size = hints[key], key in SIZES
+    fields = fields_of(kind)
+    if key not in fields:
+        meant = did_you_mean(key, fields, f"{table}.")
+        raise ConfigError(f"unknown setting {table}.{key}{meant}; known in [{table}] are {', '.join(fields)}")
+    hint, size = fields[key][0], key in SIZES
     try:
         return parse_bytes(value) if size and isinstance(value, str) else convert(hint, value)
     except (TypeError, ValueError, OverflowError) as error:
         known = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
-        expected = "bytes such as 512MiB or 80GiB" if size else type_name(hint)
         new = {str(was).lower(): now for was, now in REVALUED.get((table, key), {}).items()}.get(str(value).lower())
         meant = f"; {str(value).lower()} is now {new}" if new else did_you_mean(str(value), known)
-        raise ConfigError(f"{table}.{key} expects {expected}, got {value!r}{meant}") from error
+        raise ConfigError(f"{setting(table, key)} expects {type_name(key, hint)}, got {value!r}{meant}") from error
 
 
 def parse_bytes(text: str) -> int:
@@ -90,7 +131,10 @@ def parse_count(text: str) -> int:
     return int(number)
 
 
-def type_name(hint: Any) -> str:
+def type_name(key: str, hint: Any) -> str:
+    """Return what a setting takes, in words."""
+    if key in SIZES:
+        return "bytes such as 512MiB or 80GiB"
     origin = typing.get_origin(hint)
     if origin is Literal:
         return "one of " + ", ".join(typing.get_args(hint))

@@ -78,7 +78,30 @@ class Parts(TypedDict, total=False):
     schedule: Literal["constant", "cosine", "step", "plateau"] | MakeSchedule
 
 
-class Settings(ModelSettings, Parts, total=False):
+class Continued(TypedDict, total=False):
+    """What a run that goes on may change of its settings, but for the schedule."""
+
+    lr: float
+    schedule_step: int
+    schedule_gamma: float
+    schedule_patience: int
+    warmup: int
+    patience: int
+    threads: int
+    bind: Literal["auto", "off"]
+    memory_limit: int | str
+    log: Literal["none", "tensorboard"]
+    timeout_s: float
+    tune: Literal["auto", "on", "off"]
+
+
+class ScheduleSettings(Continued, total=False):
+    """What a run that goes on may change of its settings."""
+
+    schedule: Literal["constant", "cosine", "step", "plateau"]
+
+
+class Settings(ModelSettings, Parts, Continued, total=False):
     """All settings but ranks."""
 
     kind: Literal["gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "rgcn", "mlp"]
@@ -90,17 +113,11 @@ class Settings(ModelSettings, Parts, total=False):
     splits: Literal["main", "alt"]
     split: int
     epochs: int
-    lr: float
     momentum: float
     weight_decay: float
     weight_decay_on: Literal["all", "first"]
     clip_norm: float
-    schedule_step: int
-    schedule_gamma: float
-    schedule_patience: int
-    warmup: int
     schedule_start: int
-    patience: int
     eval_every: int
     class_weights: str | Sequence[float]
     label_smoothing: float
@@ -109,8 +126,6 @@ class Settings(ModelSettings, Parts, total=False):
     repeat: int
     checkpoint_every: int
     checkpoint_minutes: float
-    threads: int
-    bind: Literal["auto", "off"]
     transport: Literal["auto", "single", "threads", "gloo", "nccl"]
     device: Literal["cpu", "cuda"]
     precision: Literal["fp32", "tf32", "mixed", "bf16", "fp64"]
@@ -123,35 +138,13 @@ class Settings(ModelSettings, Parts, total=False):
     features: Literal["auto", "dense", "sparse"]
     prune: Literal["auto", "off"]
     recompute: Literal["off", "on"]
-    tune: Literal["auto", "on", "off"]
-    log: Literal["none", "tensorboard"]
     timeline: bool
-    memory_limit: int | str
-    timeout_s: float
 
 
 class SweepSettings(Settings, total=False):
     """Settings of all trials of a sweep."""
 
     ranks: int
-
-
-class ScheduleSettings(TypedDict, total=False):
-    """What a run that goes on may change of its settings."""
-
-    lr: float
-    schedule: Literal["constant", "cosine", "step", "plateau"]
-    schedule_step: int
-    schedule_gamma: float
-    schedule_patience: int
-    warmup: int
-    patience: int
-    threads: int
-    bind: Literal["auto", "off"]
-    memory_limit: int
-    log: Literal["none", "tensorboard"]
-    timeout_s: float
-    tune: Literal["auto", "on", "off"]
 
 
 class LoadArguments(TypedDict, total=False):

@@ -174,9 +174,11 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         assert run_main(command, "--help") == 0
         text = capsys.readouterr().out
         for table, values in to_tables(Config()).items():
-            assert all(f" {table}.{key}=" in text for key in values)
+            assert all((f" {table}.{key}=" in text) is (table != "debug") for key in values)
         assert "model.hidden=128,128" in text
-        assert "(default: 200)" in text
+        assert "model.dropout=0.0 (in [0, 1))" in text
+        assert "(1 or more, default: 200)" in text
+        assert "--tune" not in text
 
 
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

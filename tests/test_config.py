@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
 import mggcn
 from mggcn import config as cfg
 from mggcn import config_files
 from mggcn.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig
 from mggcn.config_files import described, to_tables
-from mggcn.config_values import parse_count, with_new_names
+from mggcn.config_values import DEBUG, Range, parse_count, with_new_names
 from mggcn.errors import ConfigError
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -107,7 +108,7 @@ def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:
     """Fails if a setting is not written, loses precision or comes back as another type (tuples above all)."""
     changed = cfg.from_tables(CHANGED)
     for table, settings in CHANGED.items():
-        fields = {item.name for item in dataclasses.fields(cfg.TABLES[table])}
+        fields = {item.name for item in dataclasses.fields(cfg.PARTS[table])}
         others = {key for model in OTHER_MODELS if table == "model" for key in model}
         assert fields == set(settings) | set(TUNED.get(table, {})) | others, "a new setting is missing in CHANGED"
         for key, value in settings.items():
@@ -116,9 +117,9 @@ def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:
     path.write_text(config_files.to_toml(changed), encoding="utf-8")
     assert config_files.from_toml(path) == changed
     assert isinstance(config_files.from_toml(path).model.hidden, tuple)
-    assert set(tomllib.loads(config_files.to_toml(changed))["train"]) == {
-        item.name for item in dataclasses.fields(TrainConfig)
-    }
+    tables = tomllib.loads(config_files.to_toml(changed))
+    assert {*tables["train"], *DEBUG} >= {item.name for item in dataclasses.fields(TrainConfig)}
+    assert tables["debug"].keys() == DEBUG.keys()
 
 
 def test_toml_round_trip_of_defaults_and_of_no_hidden_layer(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_values_that_do_not_fit(table: str, key: str, value: object, expects: st
         (lambda: RunConfig(timeout_s=0.0), "run.timeout_s"),
         (lambda: RunConfig(transport="single", ranks=2), "run.transport single"),
         (lambda: RunConfig(tune="on", device="cuda"), "got run.device cuda; leave --tune out"),
-        (lambda: RunConfig(tune="on", timeline=True), "run.tune on makes slow; use one after the other"),
+        (lambda: RunConfig(tune="on", timeline=True), "debug.tune on makes slow; use one after the other"),
     ],
 )
 def test_ranges(make: Any, setting: str) -> None:
@@ -341,7 +342,7 @@ def test_settings_of_earlier_versions(tmp_path: Path) -> None:
     """Fails if an old name is refused without the new one, or a folder that an earlier version saved cannot be read."""
     path = tmp_path / "config.toml"
     path.write_text('[run]\nstrategy = "delayed"\nbetween = "last"\n')
-    expected = r"run\.between has been renamed to run\.stale_aggregates.*local is now discard, last is now reuse"
+    expected = r"run\.between has been renamed to debug\.stale_aggregates.*local is now discard, last is now reuse"
     with pytest.raises(cfg.ConfigError, match=expected):
         config_files.from_toml(path)
     with pytest.raises(cfg.ConfigError, match=expected):
@@ -353,11 +354,52 @@ def test_settings_of_earlier_versions(tmp_path: Path) -> None:
     assert with_new_names("train", {"between": "local"}) == {"between": "local"}
     path.write_text("[run]\ntune = true\n")
     for read in (lambda: config_files.from_toml(path), lambda: config_files.with_settings(Config(), ["run.tune=true"])):
-        with pytest.raises(ConfigError, match=r"run\.tune expects one of auto, on, off, got .*; true is now on"):
+        with pytest.raises(ConfigError, match=r"debug\.tune expects one of auto, on, off, got .*; true is now on"):
             read()
     assert config_files.from_toml(path, saved=True).run.tune == "on"
     assert with_new_names("run", {"tune": False}) == {"tune": "off"}
     assert with_new_names("run", {"tune": "auto"}) == {"tune": "auto"}
+
+
+@pytest.mark.parametrize("name", DEBUG)
+def test_a_setting_of_debug_has_the_names_that_it_had(name: str, tmp_path: Path) -> None:
+    """Fails if [debug], or the table that had a setting before, is not read from files, folders of runs or --set."""
+    part = DEBUG[name]
+    kind = {"kind": "gat"} if part == "model" else {}
+    value = {**CHANGED[part], **OTHER_MODELS[0], **TUNED["run"]}[name]
+    wanted = cfg.from_tables({part: {name: value}, **({"model": {**kind, name: value}} if kind else {})})
+    assert wanted != Config()
+    path = tmp_path / "config.toml"
+    for table in (part, "debug"):
+        tables = {"model": dict(kind), table: {name: value}} if table != part else {part: {**kind, name: value}}
+        path.write_text(tomli_w.dumps(tables), encoding="utf-8")
+        assert config_files.from_toml(path) == config_files.from_toml(path, saved=True) == wanted
+        base = config_files.with_settings(Config(), ["model.kind=gat"] if kind else [])
+        assert config_files.with_settings(base, [f"{table}.{name}={str(value).lower()}"]) == wanted
+        assert config_files.setting_name(f"{table}.{name}") == f"debug.{name}"
+    with pytest.raises(ConfigError, match=rf"debug\.{name} expects .*, got "):
+        cfg.from_tables({part: {name: "no such value"}})
+    with pytest.raises(ConfigError, match=rf"debug\.{name}x; did you mean debug\.{name}"):
+        cfg.from_tables({"debug": {f"{name}x": value}})
+    with pytest.raises(ConfigError, match=r"unknown setting debug\.lr; it belongs to \[train\]: train\.lr"):
+        cfg.from_tables({"debug": {"lr": 0.1}})
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text", "inside", "outside"),
+    [
+        (Range(0), "0 or more", [0, 1e9], [-1]),
+        (Range(above=0), "positive", [1e-9], [0.0]),
+        (Range(1, 64), "in 1 .. 64", [1, 64], [0, 65]),
+        (Range(0, below=1), "in [0, 1)", [0.0, 0.99], [-0.1, 1.0]),
+        (Range(above=0, most=1), "in (0, 1]", [0.01, 1.0], [0.0, 1.1]),
+    ],
+)
+def test_a_range_says_what_it_takes(bounds: Range, text: str, inside: list[float], outside: list[float]) -> None:
+    """Fails if an end of a range is taken for one that belongs to it, or the other way round."""
+    assert str(bounds) == text
+    assert all(value in bounds for value in inside)
+    assert not any(value in bounds for value in outside)
 
 
 @pytest.mark.parametrize(
@@ -419,13 +461,17 @@ def test_one_matrix_decays_where_there_is_one(model: dict[str, Any]) -> None:
 def test_every_setting_is_described() -> None:
     """Fails if a setting has no meaning, no type, another default, or a line that is no sentence."""
     found = {setting.name: setting for setting in described()}
-    assert {name.partition(".")[0] for name in found} == {"data", "model", "train", "run"}
+    assert {name.partition(".")[0] for name in found} == {"data", "model", "train", "run", "debug"}
+    assert sum(not name.startswith("debug.") for name in found) <= 60
     assert len(found) == sum(map(len, to_tables(Config()).values()))
     assert all(20 <= len(setting.meaning) and 8 <= len(setting.line) for setting in found.values())
     assert found["model.norm"].line == "How the adjacency is normalised"
     assert found["train.lr"].meaning == "Learning rate at epoch 0."
     assert "Kipf & Welling 2017" in found["model.kind"].meaning
     assert found["run.memory_limit"].type.startswith("bytes")
+    assert found["model.dropout"].type == "a finite number, in [0, 1)"
+    assert found["run.ranks"].type == "an integer, in 1 .. 4096"
+    assert found["debug.prune"].values == ("auto", "off")
 
 
 @pytest.mark.parametrize("flags", [[], ["-OO"]])

@@ -8,12 +8,14 @@ import os
 import shutil
 import signal
 import threading
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 
 from mggcn import assemble
@@ -22,6 +24,7 @@ from mggcn.comm.failure import Interrupted
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.config_files import from_toml
+from mggcn.config_values import DEBUG
 from mggcn.errors import BackendError, ConfigError, GraphError, RunError, TrainError
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import CSR, ArrayRows, Graph
@@ -420,11 +423,17 @@ def test_plans_of_other_versions_are_refused(run: Path, tmp_path: Path) -> None:
 def test_a_folder_with_names_of_before_is_read(run: Path, tmp_path: Path) -> None:
     """Fails if a run that was saved before a setting was renamed can no longer be continued."""
     path, job = run / "config.toml", json.loads((run / "job.json").read_text())
-    path.write_text(path.read_text().replace('stale_aggregates = "discard"', 'between = "local"'))
+    tables = tomllib.loads(path.read_text())
+    for before in (tables, *job["configs"]):  # [debug] is a table of later versions
+        before["run"] |= {"between": {"discard": "local"}[before["debug"].pop("stale_aggregates")]}
+        for name, value in before.pop("debug").items():
+            before[DEBUG[name]][name] = value
+    path.write_text(tomli_w.dumps(tables))
     job["assignment"]["between"] = {"discard": "local"}[job["assignment"].pop("stale_aggregates")]
     (run / "job.json").write_text(json.dumps(job))
-    assert "between" in path.read_text()
     assert run_folders.known_plan(run, run_folders.read_run(run)[0], open_store(tmp_path / "store"))
+    assert main(["train", "--resume", str(run), "--epochs", "9", "--set", "run.bind=off", "--quiet"]) == 0
+    assert tomllib.loads(path.read_text())["debug"]["bind"] == "off"
 
 
 def test_epochs_of_repeats_and_cosine_schedules_stay(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import typing
 from typing import Any, Literal, get_args, get_origin
 
-from mggcn.config import TABLES, DataConfig, RunConfig, TrainConfig
+from mggcn.config import PARTS, DataConfig, RunConfig, TrainConfig
 from mggcn.config_model import ModelConfig
 from mggcn.graph.convert import COMPLETING
 from mggcn.jobs.folder import CONTINUABLE, MACHINE
@@ -28,7 +28,7 @@ def values(hint: Any) -> set[object]:
 def test_every_setting_is_a_keyword_with_its_values() -> None:
     """Fails if a setting, or one of its values, is in the config and not among the keywords, or the other way round."""
     typed, known = hints(Settings), dict[str, Any]()
-    for kind in TABLES.values():
+    for kind in PARTS.values():
         known |= typing.get_type_hints(kind)
     assert typed.keys() == known.keys() - {"ranks"}
     assert hints(SweepSettings).keys() == known.keys()

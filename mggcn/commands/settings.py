@@ -1,6 +1,7 @@
 """List the settings, or describe one of them, or a table: type, default and meaning.
 
-Every setting is given to other commands as --set TABLE.KEY=VALUE, or by table in the TOML file of --config.
+Every setting is given to other commands as --set TABLE.KEY=VALUE, or by table in the TOML file of --config. Those of
+[debug], which tests and measurements set, are listed by `mggcn settings debug` alone.
 """
 
 # The flags that set a configuration are here, too: --config FILE, --set table.key=value, and those of single settings.
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.commands.answer import add_json
-from mggcn.config import TABLES, Config, from_tables, parse_value
+from mggcn.config import PARTS, TABLES, Config, from_tables, parse_value
 from mggcn.config_files import Setting, described, from_toml, setting_name, to_tables, with_settings
-from mggcn.config_values import parse_count
+from mggcn.config_values import DEBUG, fields_of, parse_count
 
 # Flag -> (table, key, help).
 FLAGS = {
@@ -29,7 +30,6 @@ FLAGS = {
     ),
     "--device": ("run", "device", "cpu or cuda"),
     "--precision": ("run", "precision", "fp32, fp64, bf16 or mixed; on a GPU also tf32"),
-    "--spmm": ("run", "spmm", "sparse products on a GPU: own or cusparse"),
     "--order": ("run", "order", "which rank owns which vertex: random, permute, none, metis, locality or auto"),
     "--strategy": ("run", "strategy", "how neighbours' rows arrive: broadcast, halo, slice, delayed or auto"),
     "--delay": (
@@ -43,6 +43,8 @@ FLAGS = {
     "--seed": ("train", "seed", "seed of weights, dropout and partition"),
     "--repeat": ("train", "repeat", "number of runs with seeds SEED, SEED + 1, ..."),
     "--split": ("data", "split", "which split of the store, from 0"),
+    "--spmm": ("debug", "spmm", ""),
+    "--tune": ("debug", "tune", ""),
 }
 
 
@@ -63,8 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         settings = [setting for setting in settings if setting.name == name]
         if not settings:
             parse_value(table, field, None)  # which says what is known
-    elif key is not None:
-        settings = [setting for setting in settings if setting.name.startswith(f"{key}.")]
+    else:
+        shown = [table for table in TABLES if table == (key or table) and (key or table != "debug")]
+        settings = [setting for setting in settings if setting.name.partition(".")[0] in shown]
     arguments.answer = {"settings": settings}
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     for setting in settings:
@@ -94,9 +97,10 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     )
     for flag, (table, key, text) in FLAGS.items():
         metavar = flag.lstrip("-").rpartition("-")[2].upper()
-        group.add_argument(
-            flag, dest=f"setting_{key}", metavar=metavar, help=f"{text} (default: {defaults[table][key]})"
-        )
+        tune: dict[str, Any] = {"nargs": "?", "const": "on"} if key == "tune" else {}
+        text += f" ({_range(table, key, '{}, ')}default: {defaults[table][key]})"
+        shown = text if table != "debug" else argparse.SUPPRESS
+        group.add_argument(flag, dest=f"setting_{key}", metavar=metavar, help=shown, **tune)
     group.add_argument(
         "--timeline",
         dest="setting_timeline",
@@ -104,26 +108,26 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="record when every op of a few epochs ran",
     )
-    group.add_argument(
-        "--tune",
-        dest="setting_tune",
-        nargs="?",
-        const="on",
-        metavar="auto|on|off",
-        help="on a CPU: whether the first epochs try other variants of the sparse products, at a cost of at most about "
-        "an epoch, and keep the fastest for later runs; auto: if the epochs left can repay it; no word: on (default: auto)",
-    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _all_settings(defaults)
 
 
 def _all_settings(defaults: dict[str, dict[str, Any]]) -> str:
-    """Return every setting with its default, as --set takes it, wrapped by table."""
-    lines = ["every setting, for --set and, by table, for --config, with its default:"]
-    for table, values in defaults.items():
-        items = " ".join(f"{table}.{key}={_text(value)}" for key, value in values.items())
+    """Return every setting but those of [debug] with default and range, as --set takes it, wrapped by table."""
+    lines = ["every setting, for --set and, by table, for --config, with its default (and range):"]
+    for table in PARTS:
+        items = " ".join(
+            f"{table}.{key}={_text(value)}{_range(table, key, ' ({})')}".replace(" ", "\xa0")
+            for key, value in defaults[table].items()
+        )
         lines += textwrap.wrap(items, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    return "\n".join(lines)
+    return "\n".join(lines).replace("\xa0", " ")
+
+
+def _range(table: str, key: str, form: str) -> str:
+    """Return the range of a setting in a form such as "({})"; "" without one."""
+    _, bounds = fields_of(PARTS[DEBUG[key] if table == "debug" else table])[key]
+    return "" if bounds is None else form.format(bounds)
 
 
 def _text(value: Any) -> str:
@@ -147,7 +151,7 @@ def read_settings(arguments: argparse.Namespace, base: Config | None = None) -> 
     tables: dict[str, dict[str, Any]] = {}
     if arguments.setting_timeline:
         tables["run"] = {"timeline": True}
-    for table, key, _ in (*FLAGS.values(), ("run", "tune", "")):
+    for table, key, _ in FLAGS.values():
         value = getattr(arguments, f"setting_{key}")
         if value is not None:
             tables.setdefault(table, {})[key] = value
@@ -156,6 +160,6 @@ def read_settings(arguments: argparse.Namespace, base: Config | None = None) -> 
 
 def given_settings(arguments: argparse.Namespace) -> set[str]:
     """Return the settings that --set and flags name, as table.key."""
-    flags = [(table, key) for table, key, _ in FLAGS.values()] + [("run", "timeline"), ("run", "tune")]
+    flags = [(table, key) for table, key, _ in FLAGS.values()] + [("run", "timeline")]
     named = {f"{table}.{key}" for table, key in flags if getattr(arguments, f"setting_{key}") is not None}
-    return named | {text.partition("=")[0].strip() for text in arguments.set}
+    return named | {setting_name(text.partition("=")[0].strip()) for text in arguments.set}

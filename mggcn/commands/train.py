@@ -20,7 +20,8 @@ from mggcn.commands.answer import add_json
 from mggcn.commands.colour import painted
 from mggcn.commands.settings import add_settings, read_settings
 from mggcn.config import Config, from_tables
-from mggcn.config_files import with_settings
+from mggcn.config_files import setting_name, with_settings
+from mggcn.config_values import setting
 from mggcn.errors import ConfigError, RunError, printable
 from mggcn.graph.ogb import is_ogb
 from mggcn.graph.sources import find_source
@@ -165,8 +166,8 @@ def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
     """Return store and configuration of a run to continue, its changes applied. Raises: ConfigError, RunError."""
     config, _, job = run_folders.read_run(arguments.resume)
     given = [k for k, v in vars(arguments).items() if k.startswith("setting_") and v is not None]
-    named = [text.partition("=")[0].strip() for text in arguments.set]
-    machine = [f"run.{name}" for name in run_folders.MACHINE]
+    named = [setting_name(text.partition("=")[0].strip()) for text in arguments.set]
+    machine = [setting("run", name) for name in run_folders.MACHINE]
     known = [f"train.{name}" for name in run_folders.CONTINUABLE]
     flags = CHANGEABLE | {f"setting_{name}" for name in run_folders.MACHINE}
     if arguments.config is not None or not set(named) <= {*known, *machine} or set(given) - flags:
@@ -181,7 +182,7 @@ def resumed(arguments: argparse.Namespace) -> tuple[Config, Path]:
         )
     wanted = with_settings(config, arguments.set)
     changes = {name: getattr(wanted.train, name) for name in run_folders.CONTINUABLE if f"train.{name}" in named}
-    changes |= {name: getattr(wanted.run, name) for name in run_folders.MACHINE if f"run.{name}" in named}
+    changes |= {name: getattr(wanted.run, name) for name in run_folders.MACHINE if setting("run", name) in named}
     changes |= {
         name: getattr(arguments, f"setting_{name}") for name in run_folders.MACHINE if f"setting_{name}" in given
     }

@@ -18,7 +18,7 @@ from typing import Any
 from mggcn.assemble import Group, check_available, groups_of
 from mggcn.comm.failure import Interrupted, signal_of
 from mggcn.config import Config
-from mggcn.config_files import from_toml, to_tables
+from mggcn.config_files import from_toml, setting_name, to_tables
 from mggcn.errors import ConfigError, RunError, one_line
 from mggcn.files import open_log, read_bytes, read_object, reason, write_text
 from mggcn.graph.csr import Graph
@@ -206,7 +206,7 @@ def _result_of(folder: Path, config: Config, settings: Settings) -> dict[str, An
     result = read_result(folder)
     trained, asked = to_tables(from_toml(folder / "config.toml", saved=True)), to_tables(config)
     for name in settings:
-        table, _, key = name.partition(".")
+        table, _, key = setting_name(name).partition(".")
         said, came = asked[table][key], trained[table][key]
         if said not in (came, "auto"):  # what auto stood for is in the trial's configuration
             raise RunError(

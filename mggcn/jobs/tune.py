@@ -211,7 +211,7 @@ def tune_products(
     Raises: ConfigError for cuSPARSE's products; PlanError if it does not fit; GraphError; TrainError.
     """
     if config.run.spmm != "own":
-        raise ConfigError(f"mggcn tune --store times mggcn's own products, got run.spmm {config.run.spmm}; use own")
+        raise ConfigError(f"mggcn tune --store times mggcn's own products, got debug.spmm {config.run.spmm}; use own")
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=MOST_EPOCHS))
     plan, partition = plan_graph(config, graph)
     require_fit(plan, memory_limit(config))

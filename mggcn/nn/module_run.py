@@ -24,8 +24,9 @@ from torch.nn import Module
 
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.rank import torchrun_env
-from mggcn.config import TABLES, Config, from_tables
+from mggcn.config import PARTS, Config, from_tables
 from mggcn.config_files import setting_name, to_tables
+from mggcn.config_values import setting
 from mggcn.errors import ConfigError, RunError
 from mggcn.files import write_text
 from mggcn.graph.csr import Graph
@@ -49,25 +50,43 @@ from mggcn.train.samples import EpochSeconds
 
 SHARING = ("norm", "self_loops")
 """Settings of `Sharing` that are no settings of a run."""
-TAKEN: Mapping[str, tuple[str, ...]] = {
-    "data": ("splits", "split"),
-    "model": (),
-    "train": (
-        *("epochs", "lr", "optimizer", "momentum", "weight_decay", "clip_norm", "schedule", "schedule_step"),
-        *(
-            "schedule_gamma",
-            "schedule_patience",
-            "schedule_start",
-            "warmup",
-            "patience",
-            "eval_every",
-            "loss",
-            "metric",
-        ),
-        *("seed", "checkpoint_every", "checkpoint_minutes"),
+TAKEN = (
+    *(
+        "splits",
+        "split",
+        "epochs",
+        "lr",
+        "optimizer",
+        "momentum",
+        "weight_decay",
+        "clip_norm",
+        "schedule",
+        "schedule_step",
     ),
-    "run": ("ranks", "threads", "transport", "device", "precision", "order", "strategy", "timeout_s", "log"),
-}
+    *(
+        "schedule_gamma",
+        "schedule_patience",
+        "schedule_start",
+        "warmup",
+        "patience",
+        "eval_every",
+        "loss",
+        "metric",
+        "seed",
+    ),
+    *(
+        "checkpoint_every",
+        "checkpoint_minutes",
+        "ranks",
+        "threads",
+        "transport",
+        "device",
+        "precision",
+        "order",
+        "strategy",
+    ),
+    *("timeout_s", "log"),
+)
 """Settings that a module of one's own has; others belong to the models of mggcn."""
 
 
@@ -83,7 +102,7 @@ def recipe_of(
     config = base or Config()
     if torchrun_env() is not None:
         raise ConfigError("under torchrun a module of your own trains with mggcn.nn.run, as docs/own-models.md shows")
-    if strange := [key for key in named if key.partition(".")[2] not in TAKEN[key.partition(".")[0]]]:
+    if strange := [key for key in named if key.partition(".")[2] not in TAKEN]:
         raise _not_taken(strange)
     for part, belonging in (("optimizer", ["lr", "momentum", "weight_decay"]), ("schedule", ["warmup"])):
         given = parts.get(part)
@@ -106,17 +125,17 @@ def recipe_of(
 def _not_taken(names: list[str]) -> ConfigError:
     return ConfigError(
         f"{', '.join(names)} belong{'s' * (len(names) == 1)} to the models of mggcn, and the model is a module of your "
-        f"own: write it into the module or the loss; its settings are {', '.join((*SHARING, *sum(TAKEN.values(), ())))}"
+        f"own: write it into the module or the loss; its settings are {', '.join((*SHARING, *TAKEN))}"
     )
 
 
 def _resolved(config: Config, graph: Graph) -> Config:
     """Fill in `auto`, and refuse what a module does not have."""
-    for table, kind in TABLES.items():
+    for table, kind in PARTS.items():
         for item in dataclasses.fields(kind):
             default = getattr(getattr(Config(), table), item.name)
-            if item.name not in TAKEN[table] and getattr(getattr(config, table), item.name) != default:
-                raise _not_taken([f"{table}.{item.name}"])
+            if item.name not in TAKEN and getattr(getattr(config, table), item.name) != default:
+                raise _not_taken([setting(table, item.name)])
     check_split(graph, config.data.splits, config.data.split)
     transport = config.run.transport
     if config.run.ranks == 1:

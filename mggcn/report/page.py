@@ -184,7 +184,11 @@ def _configuration(config: Json) -> str:
     model = config.get("model")
     if isinstance(model, Mapping):
         ignored = ignored_settings(str(model.get("kind")))
-        config = {**config, "model": {key: value for key, value in model.items() if key not in ignored}}
+        config = config | {
+            name: {key: value for key, value in config[name].items() if key not in ignored}
+            for name in ("model", "debug")
+            if isinstance(config.get(name), Mapping)
+        }
     loose = {key: value for key, value in config.items() if not isinstance(value, Mapping)}
     groups: list[tuple[str, Mapping[str, Any]]] = [("", loose)] if loose else []
     groups += [(f"[{name}]", group) for name, group in config.items() if isinstance(group, Mapping)]

@@ -286,7 +286,7 @@ BROKEN: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
     (ConfigError, "give its settings, functools.partial", net, {"schedule": torch.optim.lr_scheduler.StepLR}),
     (ConfigError, "model.dropout belongs to the models of mggcn", net, {"dropout": 0.5}),
     (ConfigError, "train.class_weights belongs to the models", net, {"class_weights": "balanced"}),
-    (ConfigError, "train.repeat, run.prune belong to the models", net, {"repeat": 3, "prune": "off"}),
+    (ConfigError, "train.repeat, debug.prune belong to the models", net, {"repeat": 3, "prune": "off"}),
     (ConfigError, "unknown setting 'lrr'", net, {"lrr": 3}),
     (ConfigError, "optimizer= says what lr would", net, {"optimizer": lambda p: torch.optim.SGD(p, 0.1), "lr": 0.1}),
     (DivergedError, "the loss of epoch 1 is nan", net, {"loss": lambda s, y: focal(s, y) * torch.nan}),

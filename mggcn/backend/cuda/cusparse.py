@@ -39,7 +39,7 @@ class Library:
         try:
             self._functions = load(NAME)
         except OSError as error:
-            raise BackendError(f"run.spmm cusparse needs {NAME} ({error}); use --spmm own") from error
+            raise BackendError(f"debug.spmm cusparse needs {NAME} ({error}); use --spmm own") from error
         self._handle = self.created("cusparseCreate")
         weakref.finalize(self, _call, self._functions, "cusparseDestroy", self._handle)
 
