@@ -141,3 +141,13 @@ def one_epoch(
         )
 
     return on_ranks(config, graph, body, device_of=device_of, network=network)
+
+
+def assert_sent_as_planned(rank: Rank) -> None:
+    """Fails if a step or an evaluation of a rank sends a byte or a message that its plan does not know."""
+    steps = ((rank.plan.train, lambda: rank.trainer.step(0)), (rank.plan.evaluate, rank.trainer.evaluate))
+    for program, run in steps:
+        rank.comm.bytes_sent = rank.comm.messages = 0
+        run()
+        assert rank.comm.bytes_sent == rank.plan.bytes_sent(program)
+        assert rank.comm.messages == rank.plan.messages(program)

@@ -12,14 +12,13 @@ import torch
 
 import mggcn
 from mggcn.assemble import plan_graph
-from mggcn.assemble_rank import Rank
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
 from mggcn.model.builder import Builder
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.values import Value
-from tests.graphs import make_graph, on_ranks, one_epoch, pattern
+from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, one_epoch, pattern
 from tests.reference import dense_csr, dense_features
 from tests.train.test_exact import config_of
 from tests.train.test_mixed import with_run
@@ -139,17 +138,7 @@ def test_bytes_and_messages_are_as_planned(name: str, strategy: str, kind: str) 
     """Fails if columns that travel beside rows, or a pass of the gradient, are not in the plan."""
     config = config_of(3, strategy=strategy, hidden=(6, 9), **SETTINGS[name])
 
-    def body(rank: Rank) -> None:
-        for program, run in (
-            (rank.plan.train, lambda: rank.trainer.step(0)),
-            (rank.plan.evaluate, rank.trainer.evaluate),
-        ):
-            rank.comm.bytes_sent = rank.comm.messages = 0
-            run()
-            assert rank.comm.bytes_sent == rank.plan.bytes_sent(program)
-            assert rank.comm.messages == rank.plan.messages(program)
-
-    on_ranks(config, graph_of(kind), body)
+    on_ranks(config, graph_of(kind), assert_sent_as_planned)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

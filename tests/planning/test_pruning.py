@@ -22,7 +22,7 @@ from mggcn.partition.rows.shard import training_rows
 from mggcn.planning import pruning
 from mggcn.train.runtime import Poisoned
 from tests.devices import CPU, EMULATED, GPU, Where
-from tests.graphs import make_graph, on_ranks, one_epoch
+from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, one_epoch
 from tests.reference import loss_and_gradients
 from tests.train.test_trainer import fit
 
@@ -227,14 +227,7 @@ def test_bytes_messages_and_memory_are_as_planned(name: str, monkeypatch: pytest
     monkeypatch.setattr(CpuBackend, "sparse", counted)
 
     def body(rank: Rank) -> Any:
-        for program, run in (
-            (rank.plan.train, lambda: rank.trainer.step(0)),
-            (rank.plan.evaluate, rank.trainer.evaluate),
-        ):
-            rank.comm.bytes_sent = rank.comm.messages = 0
-            run()
-            assert rank.comm.bytes_sent == rank.plan.bytes_sent(program)
-            assert rank.comm.messages == rank.plan.messages(program)
+        assert_sent_as_planned(rank)
         return rank.plan
 
     plans = on_ranks(config_of(name, 3, epochs=1), graph_of(), body)

@@ -18,7 +18,7 @@ from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.options import GraphOptions
 from mggcn.train.checkpoint import load_checkpoint
-from tests.graphs import Trained, make_graph, on_ranks, one_epoch, pattern
+from tests.graphs import Trained, assert_sent_as_planned, make_graph, on_ranks, one_epoch, pattern
 from tests.train.test_exact import config_of
 from tests.train.test_mixed import with_run
 from tests.train.test_trainer import fit
@@ -145,17 +145,7 @@ def test_the_same_bits_twice(name: str, ranks: int, strategy: str) -> None:
 def test_bytes_and_messages_are_as_planned(strategy: str) -> None:
     """Fails if a sum of statistics is not in the plan."""
 
-    def body(rank: Rank) -> None:
-        for program, run in (
-            (rank.plan.train, lambda: rank.trainer.step(0)),
-            (rank.plan.evaluate, rank.trainer.evaluate),
-        ):
-            rank.comm.bytes_sent = rank.comm.messages = 0
-            run()
-            assert rank.comm.bytes_sent == rank.plan.bytes_sent(program)
-            assert rank.comm.messages == rank.plan.messages(program)
-
-    on_ranks(config_of(3, strategy=strategy, **BATCH), graph_of("classes"), body)
+    on_ranks(config_of(3, strategy=strategy, **BATCH), graph_of("classes"), assert_sent_as_planned)
 
 
 STOPS: dict[str, tuple[str, int, dict[str, Any]]] = {

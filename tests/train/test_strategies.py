@@ -22,7 +22,7 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.sources import load_source
 from mggcn.planning.shape import GraphShape
 from tests.devices import EMULATED
-from tests.graphs import make_graph, on_ranks, pattern
+from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, pattern
 from tests.train.test_trainer import fit, losses
 
 ROWS = [name for name, strategy in STRATEGIES.items() if strategy.kind == "rows"]
@@ -78,19 +78,8 @@ def test_losses_under_an_order_by_locality(data_root: Path, tmp_path: Path, rank
 def test_bytes_and_messages_are_as_planned(name: str, ranks: int) -> None:
     """Fails if a step or an evaluation sends a byte or a message that the plan does not know."""
     for sparse, hidden, kind in ((False, (7,), "directed"), (True, (5, 9), "random"), (True, (), "empty")):
-
-        def body(rank: Rank) -> None:
-            for program, run in (
-                (rank.plan.train, lambda: rank.trainer.step(0)),
-                (rank.plan.evaluate, rank.trainer.evaluate),
-            ):
-                rank.comm.bytes_sent = rank.comm.messages = 0
-                run()
-                assert rank.comm.bytes_sent == rank.plan.bytes_sent(program)
-                assert rank.comm.messages == rank.plan.messages(program)
-
         config = config_of(name, ranks, hidden=hidden, input_dropout=0.4 if sparse else 0.0)
-        on_ranks(config, small(kind, sparse=sparse), body)
+        on_ranks(config, small(kind, sparse=sparse), assert_sent_as_planned)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -239,14 +228,7 @@ def test_slices_in_halves_train_as_in_one_piece(monkeypatch: pytest.MonkeyPatch)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, device="cuda"))
 
     def body(rank: Rank) -> tuple[int, float, np.ndarray]:
-        for program, run in (
-            (rank.plan.train, lambda: rank.trainer.step(0)),
-            (rank.plan.evaluate, rank.trainer.evaluate),
-        ):
-            rank.comm.bytes_sent = rank.comm.messages = 0
-            run()
-            assert rank.comm.bytes_sent == rank.plan.bytes_sent(program)
-            assert rank.comm.messages == rank.plan.messages(program)
+        assert_sent_as_planned(rank)
         loss = rank.trainer.gradients(1)
         grad = rank.trainer.runtime.weights.grad.float().cpu().numpy().copy()
         return rank.plan.messages(rank.plan.train), loss, grad

@@ -27,7 +27,7 @@ from mggcn.train.log import RunLog
 from mggcn.train.loop import Stop
 from mggcn.train.trainer import RankTrainer
 from tests.commands.runs import saved_epochs
-from tests.graphs import make_graph, on_ranks, pattern
+from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, pattern
 
 SEED = 31337
 
@@ -60,17 +60,7 @@ def test_bytes_and_messages_are_as_planned(ranks: int, metric: str) -> None:
     for sparse, hidden, bias, classes in cases:
         config = config_of(ranks, {"metric": metric}, hidden=hidden, bias=bias, input_dropout=0.4 if sparse else 0.0)
 
-        def body(rank: Rank) -> None:
-            for program, run in (
-                (rank.plan.train, lambda: rank.trainer.step(0)),
-                (rank.plan.evaluate, rank.trainer.evaluate),
-            ):
-                rank.comm.bytes_sent = rank.comm.messages = 0
-                run()
-                assert rank.comm.bytes_sent == rank.plan.bytes_sent(program)
-                assert rank.comm.messages == rank.plan.messages(program)
-
-        on_ranks(config, small(sparse=sparse, classes=classes), body)
+        on_ranks(config, small(sparse=sparse, classes=classes), assert_sent_as_planned)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
