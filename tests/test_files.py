@@ -184,9 +184,8 @@ OWN = {
     "mggcn/jobs/folder.py": "config.toml, exclusively",
     "mggcn/nn/processes.py": "a private folder",
     "mggcn/output.py": "/dev/null",
-    "mggcn/report/check_cpu.py": "/proc",
+    "mggcn/doctor/cpu.py": "/proc",
     "mggcn/report/markup.py": "files of the package",
-    "mggcn/report/nccl_selftest.py": "/proc",
     "mggcn/trace/trace_json.py": "/proc",
     "mggcn/train/heartbeat.py": "/proc",
 }

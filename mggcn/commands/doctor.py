@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; exit code 1 if something is broken."""
-    from mggcn.report.doctor import diagnose, exit_status, render
+    from mggcn.doctor.diagnose import diagnose, exit_status, render
 
     findings = diagnose(compute=not arguments.quick)
     code = exit_status(findings)

@@ -1,4 +1,4 @@
-"""Plots, memory map and one HTML page about a run, a sweep or several runs; `mggcn doctor`."""
+"""Plots, memory map and one HTML page about a run, a sweep or several runs."""
 
 from __future__ import annotations
 

@@ -1,66 +1,67 @@
-"""check_packages.py, check_cpu.py and machine_memory.py with planted faults."""
+"""cpu.py and the memory of host.py with planted faults."""
 
-import importlib
+from __future__ import annotations
+
+import functools
 import re
-import tomllib
-from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import distributed
+from torch.utils import collect_env
 
+from mggcn.backend.cpu import cores, kept_figures
+from mggcn.backend.cpu.figures import ASSUMED
+from mggcn.doctor import cpu
 from mggcn.host import MachineMemory, machine_memory
-from mggcn.report import check_cpu, check_packages
+from tests.machines import XEON, ZEN3
 
 GIB = 2**30
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\nHugePages_Total:  0\n"
-
-
-def test_versions_are_those_of_pyproject() -> None:
-    """Fails if pyproject.toml asks for other versions than the doctor."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    asked = dict(requirement.split(">=") for requirement in project["dependencies"])
-    assert asked == {name: least for name, (_, least) in check_packages.REQUIRED.items()}
-    assert project["requires-python"] == ">=" + ".".join(map(str, check_packages.PYTHON))
-    for name, (least, extra, _) in check_packages.OPTIONAL.items():
-        assert f"{name}>={least}" in project["optional-dependencies"][extra]
-    assert {"cuda12", "cuda13"} <= set(project["optional-dependencies"])
-
-
-def test_old_python() -> None:
-    finding = check_packages.check_python((3, 10, 12))
-    assert (finding.state, finding.detail) == ("broken", "3.10.12, expected 3.11 or newer")
-    assert check_packages.check_python((3, 11, 0)).state == "ok"
-
-
-def test_old_and_absent_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", lambda name: "1.9.5")
-    finding = check_packages.check_required("numpy")
-    assert (finding.state, finding.remedy) == ("broken", 'pip install "numpy>=1.26"')
-    finding = check_packages.check_optional("matplotlib")
-    assert (finding.state, finding.detail) == ("missing", "1.9.5, expected 3.8 or newer")
-
-    def absent(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", absent)
-    assert check_packages.check_required("numpy").state == "broken"
-    assert "mggcn[pyg]" in check_packages.check_optional("torch_geometric").remedy
-
-    def unloadable(name: str) -> None:
-        raise OSError("libopenblas.so.0: cannot open shared object file")
-
-    monkeypatch.setattr(importlib, "import_module", unloadable)
-    assert "libopenblas" in check_packages.check_required("numpy").detail
+KERNELS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")
 
 
 @pytest.mark.parametrize(
-    ("version", "least", "enough"),
-    [("2.13.0+cpu", "2.6", True), ("2.5.1", "2.6", False), ("2.6", "2.6", True), ("10.0rc1", "9.1", True),
-     ("2.6.0a0+git12", "2.6", True), ("1.26.4", "1.3", True)],
-)  # fmt: skip
-def test_version_order(version: str, least: str, enough: bool) -> None:
-    assert check_packages.is_at_least(version, least) is enough
+    ("units", "expected"),
+    [
+        ((KERNELS[:1], None, False, False), "by torch, bfloat16 converted for it"),
+        ((KERNELS[:2], ZEN3, False, False), "by avx2, bfloat16 by avx2; AMX not shown"),
+        ((KERNELS[:4], None, False, False), "by avx512, bfloat16 by avx512 until it is measured"),
+        ((KERNELS, XEON, True, True), "by avx512, bfloat16 by amx; AMX granted"),
+        ((KERNELS[:4], XEON, True, False), "by avx512, bfloat16 by avx512; AMX refused"),
+    ],
+)
+def test_dense_products_are_named(units: Any, expected: str) -> None:
+    """Fails if doctor names other kernels for a type than run, or says of AMX what the system did not."""
+    finding = cpu.check_dense(lambda: cpu.DenseUnits(*units))
+    assert finding.state == "ok"
+    assert expected in finding.detail
+
+
+def test_rates_of_fewer_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if doctor says that nothing was measured after runs that took some of the cores."""
+    monkeypatch.setattr(cores, "usable_cores", lambda: 8)
+    monkeypatch.setattr(kept_figures, "kept_figures", lambda host: ZEN3 if host.threads == 3 else None)
+    assert cpu.check_rates().detail.startswith("3 threads; rows of 256 bytes")
+
+
+def test_measured_rates_are_shown() -> None:
+    """Fails if doctor shows other rates than were measured, or takes a machine that was not measured for a broken one."""
+    xeon = cpu.check_rates(lambda: cpu.DenseUnits(KERNELS, XEON, True, True))
+    for told in (
+        "57 from 256 KiB",
+        "7 from 256 MiB",
+        "passes 16 GB/s",
+        "bf16 sums amx 400",
+        "mggcn tune",
+        "1 thread; ",
+    ):
+        assert told in xeon.detail
+    for figures in (None, ASSUMED):
+        none = cpu.check_rates(functools.partial(cpu.DenseUnits, KERNELS, figures, True, True))
+        assert (none.state, none.detail[:8]) == ("ok", "none yet")
+        assert ("had the cores" in none.detail) == (figures is ASSUMED)
 
 
 def _map(path: str) -> str:
@@ -73,14 +74,14 @@ def test_openmp_runtimes(tmp_path: Path) -> None:
     noise = ["/lib/libcomposite.so.1", "/lib/libdecomp.so", "/a folder/libompl.so", "[heap]", ""]
     maps = tmp_path / "maps"
     maps.write_text("".join(map(_map, [torch, torch, *noise])))
-    assert check_cpu.check_openmp(maps).detail == f"one runtime, {torch}"
+    assert cpu.check_openmp(maps).detail == f"one runtime, {torch}"
     maps.write_text("".join(map(_map, [torch, other, "/opt/with space/libiomp5.so (deleted)", "/x/libomp.so"])))
-    finding = check_cpu.check_openmp(maps)
+    finding = cpu.check_openmp(maps)
     assert finding.state == "broken"
     assert finding.detail.startswith("4 runtimes in one process: /opt/with space/libiomp5.so, ")
     maps.write_text("".join(map(_map, noise)))
-    assert check_cpu.check_openmp(maps).state == "broken"
-    assert check_cpu.check_openmp(tmp_path / "absent").state == "missing"
+    assert cpu.check_openmp(maps).state == "broken"
+    assert cpu.check_openmp(tmp_path / "absent").state == "missing"
 
 
 def test_gloo_faults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,26 +89,32 @@ def test_gloo_faults(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("[gloo] Unable to resolve hostname")
 
     monkeypatch.setattr(distributed, "init_process_group", fail)
-    finding = check_cpu.check_gloo()
+    finding = cpu.check_gloo()
     assert finding.state == "broken"
     assert "Unable to resolve hostname" in finding.detail
     assert "GLOO_SOCKET_IFNAME" in finding.remedy
     monkeypatch.setattr(distributed, "is_gloo_available", lambda: False)
-    assert check_cpu.check_gloo().state == "missing"
+    assert cpu.check_gloo().state == "missing"
 
 
 def test_gloo_leaves_no_process_group() -> None:
-    assert check_cpu.check_gloo().state == "ok"
+    assert cpu.check_gloo().state == "ok"
     assert not distributed.is_initialized()
 
 
-def test_cores_warn_of_too_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_system_is_named_and_too_many_threads_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the processor or its memory nodes are not named, or a setting that slows runs down passes without a word."""
+    monkeypatch.setattr(collect_env, "get_cpu_info", lambda run: "Model name: A 1000\nNUMA:\n  NUMA node(s):  2\n")
     monkeypatch.setenv("OMP_NUM_THREADS", "4096")
-    finding = check_cpu.check_cores()
+    finding = cpu.check_system()
     assert finding.state == "ok"
+    assert ", A 1000, 2 NUMA nodes, " in finding.detail
     assert "more threads than cores" in finding.remedy
+    monkeypatch.setattr(collect_env, "get_cpu_info", lambda run: "sh: lscpu: not found")
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert check_cpu.check_cores().remedy == ""
+    finding = cpu.check_system()
+    assert (finding.remedy, finding.state) == ("", "ok")
+    assert "NUMA" not in finding.detail
 
 
 def _machine(root: Path, files: dict[str, str]) -> Path:
@@ -120,7 +127,7 @@ def _machine(root: Path, files: dict[str, str]) -> Path:
 def test_memory_without_cgroup(tmp_path: Path) -> None:
     assert machine_memory(_machine(tmp_path, {})) == MachineMemory(16 * GIB, 8 * GIB, None)
     assert machine_memory(tmp_path / "absent") is None
-    assert check_cpu.check_memory(tmp_path / "absent").state == "missing"
+    assert cpu.check_memory(tmp_path / "absent").state == "missing"
 
 
 def test_memory_of_cgroup_v2_takes_the_tightest(tmp_path: Path) -> None:
@@ -136,7 +143,7 @@ def test_memory_of_cgroup_v2_takes_the_tightest(tmp_path: Path) -> None:
     }
     root = _machine(tmp_path, files)
     assert machine_memory(root) == MachineMemory(16 * GIB, 3 * GIB, 4 * GIB)
-    assert check_cpu.check_memory(root).detail == "3.00 GiB free of 16.0 GiB, cgroup limit 4.00 GiB"
+    assert cpu.check_memory(root).detail == "3.00 GiB free of 16.0 GiB, cgroup limit 4.00 GiB"
 
 
 def test_memory_of_cgroup_v1_in_a_container(tmp_path: Path) -> None:
@@ -150,12 +157,12 @@ def test_memory_of_cgroup_v1_in_a_container(tmp_path: Path) -> None:
     }
     root = _machine(tmp_path, files)
     assert machine_memory(root) == MachineMemory(16 * GIB, GIB // 2, GIB)
-    assert "little is free" in check_cpu.check_memory(root).remedy
+    assert "little is free" in cpu.check_memory(root).remedy
     (root / folder / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     assert machine_memory(root) == MachineMemory(16 * GIB, 8 * GIB, None)
 
 
 def test_memory_of_this_machine() -> None:
-    finding = check_cpu.check_memory()
+    finding = cpu.check_memory()
     assert finding.state == "ok"
     assert re.match(r"[\d.]+ \w?i?B free of ", finding.detail)

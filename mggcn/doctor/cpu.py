@@ -1,20 +1,20 @@
-"""Doctor: kernel library, OpenMP runtimes, the gloo transport, cores and memory."""
+"""Doctor: kernel library and what it measured, OpenMP runtimes, the gloo transport, system, cores and memory."""
 
 from __future__ import annotations
 
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mggcn.doctor.findings import Finding
 from mggcn.errors import BackendError
 from mggcn.host import machine_memory
 from mggcn.report.figure import GIB, format_bytes
-from mggcn.report.findings import Finding
 
 if TYPE_CHECKING:
     from mggcn.backend.cpu.figures import Figures
@@ -111,24 +111,19 @@ def check_rates(units: Callable[[], DenseUnits] = dense_units) -> Finding:
 
 
 def check_openmp(maps: Path = Path("/proc/self/maps")) -> Finding:
-    """Count the OpenMP runtimes in this process; call it after torch and the kernels are loaded."""
+    """Count the OpenMP runtimes (libgomp, libomp, libiomp5) in this process, once torch and the kernels are loaded."""
     try:
-        found = openmp_runtimes(maps.read_text().splitlines())
+        lines = [line.split(maxsplit=5) for line in maps.read_text().splitlines()]
     except OSError:
         return Finding("OpenMP", "missing", f"cannot be checked: there is no {maps} here")
+    paths = {fields[5].strip().removesuffix(" (deleted)") for fields in lines if len(fields) == 6}
+    found = sorted(path for path in paths if re.match(r"lib[gi]?omp\d*(-[0-9a-f]+)?\.so", Path(path).name))
     if len(found) == 1:
         return Finding("OpenMP", "ok", f"one runtime, {found[0]}")
     if not found:
         return Finding("OpenMP", "broken", "no runtime is loaded: torch or the CPU kernels do not load", _REINSTALL)
     remedy = "two thread pools slow each other down: install torch and mggcn by pip into a fresh environment"
     return Finding("OpenMP", "broken", f"{len(found)} runtimes in one process: {', '.join(found)}", remedy)
-
-
-def openmp_runtimes(maps: Iterable[str]) -> list[str]:
-    """Return the distinct files among the memory maps that are an OpenMP runtime: libgomp, libomp, libiomp5."""
-    fields = (line.split(maxsplit=5) for line in maps)
-    paths = {parts[5].strip().removesuffix(" (deleted)") for parts in fields if len(parts) == 6}
-    return sorted(path for path in paths if re.match(r"lib[gi]?omp\d*(-[0-9a-f]+)?\.so", Path(path).name))
 
 
 def check_gloo() -> Finding:
@@ -156,24 +151,32 @@ def check_gloo() -> Finding:
         remedy = "check that the host name resolves (/etc/hosts), or name an interface: GLOO_SOCKET_IFNAME=lo"
         return Finding("gloo", "broken", f"self-test failed: {error}", remedy)
     if number.tolist() != [2.5] * 3:
-        return Finding(
-            "gloo", "broken", f"self-test gave {number.tolist()} instead of [2.5, 2.5, 2.5]", "reinstall torch"
-        )
+        return Finding("gloo", "broken", f"self-test gave {number.tolist()}, expected 2.5 thrice", "reinstall torch")
     return Finding("gloo", "ok", "self-test passed")
 
 
-def check_cores() -> Finding:
-    """Tell how many cores this process may use and how many threads torch would start."""
+def check_system() -> Finding:
+    """Name the system and the processor as torch's own report of an environment does, and the cores and threads."""
     import torch
+    from torch.utils import collect_env
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("OMP_NUM_THREADS")
-    detail = f"{usable} of {os.cpu_count()} usable, torch starts {torch.get_num_threads()} threads"
-    if asked is None:
-        return Finding("cores", "ok", detail)
+    from mggcn.backend.cpu.cores import usable_cores
+
+    processor = collect_env.get_cpu_info(collect_env.run)
+    parts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in processor.splitlines())}
+    nodes, usable, asked = parts.get("NUMA node(s)", "1"), usable_cores(), os.environ.get("OMP_NUM_THREADS", "")
+    shown = [
+        collect_env.get_os(collect_env.run),
+        collect_env.get_libc_version(),
+        parts.get("Model name"),
+        f"{nodes} NUMA nodes" if nodes != "1" else "",
+        f"{usable} of {os.cpu_count()} cores usable",
+        f"torch starts {torch.get_num_threads()} threads",
+        f"OMP_NUM_THREADS={asked}" if asked else "",
+    ]
     crowded = asked.isdigit() and int(asked) > usable
     remedy = f"OMP_NUM_THREADS asks for more threads than cores; {usable} is enough" if crowded else ""
-    return Finding("cores", "ok", f"{detail}, OMP_NUM_THREADS={asked}", remedy)
+    return Finding("system", "ok", ", ".join(filter(None, shown)), remedy)
 
 
 def check_memory(root: Path = Path("/")) -> Finding:

@@ -1,0 +1,1 @@
+"""`mggcn doctor`: checks of what is installed and of which device and transport work, each with its remedy."""
