@@ -178,7 +178,6 @@ OWN = {
     "mggcn/comm/rank.py": "a private folder",
     "mggcn/commands/building.py": "/proc",
     "mggcn/graph/archive.py": "a private folder",
-    "mggcn/graph/datasets.py": "a private folder",
     "mggcn/graph/durable.py": "a private folder",
     "mggcn/graph/staging.py": "columns, written in parts",
     "mggcn/jobs/folder.py": "config.toml, exclusively",

@@ -6,23 +6,21 @@ Everything lies in one folder: archives as published, and a store beside them, m
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import itertools
 import os
 import shutil
+import ssl
 import tempfile
 import threading
-import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from http.client import HTTPException
 from pathlib import Path
-from urllib.error import HTTPError
+from typing import final
 
 from mggcn.errors import GraphError, MggcnError, shown
 from mggcn.files import open_file, reason
@@ -36,7 +34,7 @@ from mggcn.graph.store import is_store
 from mggcn.graph.store_write import write_store
 from mggcn.host import user_cache
 
-BLOCK = 1 << 20
+CHUNK = 1 << 14
 TIMEOUT_S = 30.0
 SLOW_S, SLOW_BYTES = 60.0, 1 << 16
 """Seconds of a transfer in which so many bytes must come: a server that sends one now and then meets every timeout."""
@@ -94,35 +92,22 @@ def _alone(path: Path, waits: Callable[[], object]) -> Iterator[None]:
 
     In folders that cannot be written, and on file systems without locks, all go on.
     """
-    lock = None
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _locked(path, waits)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            waits()
+            lock.acquire()
     try:
         yield
     finally:
-        if lock is not None:
-            path.unlink(missing_ok=True)
-            os.close(lock)
-
-
-def _locked(path: Path, waits: Callable[[], object]) -> int:
-    """Return the descriptor of a file that is locked and still there. Raises: OSError."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waits()
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), path.stat()):
-                    return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # its holder has removed it, so that it keeps nobody out
+        if lock.is_locked:
+            path.unlink(missing_ok=True)  # who waits finds that its file has no name, and locks a new one
+            lock.release()
 
 
 def _read(dataset: Dataset, files: Path, room: Room, fetched: bool) -> Graph:
@@ -130,7 +115,10 @@ def _read(dataset: Dataset, files: Path, room: Room, fetched: bool) -> Graph:
     try:
         if not dataset.url.endswith(".zip"):
             for name, sha256 in zip(dataset.parts or ("",), dataset.sha256, strict=False):
-                _check_published(files / name, sha256)
+                with open_file(files / name) as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                if digest != sha256:
+                    raise ValueError(f"{name or files.name} has the SHA-256 {digest}, the published file {sha256}")
         found = dataset.read(files, room)
     except (MggcnError, MemoryError):
         raise
@@ -157,31 +145,24 @@ def _read(dataset: Dataset, files: Path, room: Room, fetched: bool) -> Graph:
 def _download(dataset: Dataset, files: Path, say: Say) -> None:
     """Fetch and unpack an archive, or all files of a folder, beside its place, then move it there: complete or absent."""
     beginning, most = f".{files.name}.part-", _most_bytes(dataset)
-    new: Path | None = None
     try:
         files.parent.mkdir(parents=True, exist_ok=True)
         for left in files.parent.glob(f"{glob.escape(beginning)}*"):  # by a command that was killed
             shutil.rmtree(left, ignore_errors=True)
-        new = Path(tempfile.mkdtemp(prefix=beginning, dir=files.parent))
-        say(f"{dataset.name}: downloading {dataset.url}")
-        unpacked = new / "files"
-        if dataset.parts:
-            unpacked.mkdir()
-            for name, sha256 in itertools.zip_longest(dataset.parts, dataset.sha256):
-                _fetch(dataset.url + name, unpacked / name, most, sha256)
-        else:
-            _fetch(dataset.url, unpacked, most, dataset.sha256[0] if dataset.sha256 else None)
+        with tempfile.TemporaryDirectory(prefix=beginning, dir=files.parent, ignore_cleanup_errors=True) as work:
+            say(f"{dataset.name}: downloading {dataset.url}")
+            (new := Path(work) / "new").mkdir()
+            for name, sha256 in itertools.zip_longest(dataset.parts or ("",), dataset.sha256):
+                _fetch(dataset.url + name, new / (name or files.name), most, sha256)
             if dataset.url.endswith(".zip"):
-                unpacked = _unpack(unpacked, new / "unpacked", most) / dataset.inside
-        unpacked.rename(files)
-    except (OSError, ValueError, HTTPException, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        why = getattr(error, "reason", None) or error
+                new = _unpack(new / files.name, Path(work) / "unpacked", most) / dataset.inside
+            elif not dataset.parts:
+                new /= files.name
+            new.rename(files)
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise GraphError(
-            f"{dataset.name} is not in {files.parent} and cannot be downloaded ({why}); {_by_hand(dataset, files)}"
+            f"{dataset.name} is not in {files.parent} and cannot be downloaded ({error}); {_by_hand(dataset, files)}"
         ) from error
-    finally:
-        if new is not None:
-            shutil.rmtree(new, ignore_errors=True)
 
 
 def _most_bytes(dataset: Dataset) -> int:
@@ -200,14 +181,6 @@ def _unpack(archive: Path, folder: Path, most: int) -> Path:
     return folder
 
 
-def _check_published(path: Path, sha256: str, name: str = "") -> None:
-    """Read a file once. Raises: ValueError if it is not the one that was published."""
-    with open_file(path) as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise ValueError(f"{name or path.name} has the SHA-256 {found}, the published file {sha256}")
-
-
 def _by_hand(dataset: Dataset, files: Path) -> str:
     """Return which files to fetch elsewhere, and where to put them."""
     if dataset.parts:
@@ -221,48 +194,61 @@ def _by_hand(dataset: Dataset, files: Path) -> str:
 def _fetch(url: str, path: Path, most: int, sha256: str | None) -> None:
     """Write what a server sends to a new file.
 
-    Raises: OSError if it breaks off, is slow, is more than `most` bytes or does not fit the disk; ValueError for another
-    SHA-256.
+    Raises: OSError if it breaks off, is slow, is more than `most` bytes, does not fit the disk or has another SHA-256.
     """
-    got, ended, received = [0], threading.Event(), Future[None]()
+    import pooch
+
+    pooch.get_logger().setLevel("ERROR")
+    bound, received = _Bound(min(most, shutil.disk_usage(path.parent).free)), Future[object]()
+    trusted = ssl.get_default_verify_paths()
 
     def receive() -> None:
         try:
-            _receive(url, path, most, got, ended)
-            received.set_result(None)
-        except BaseException as error:
-            if isinstance(error, HTTPError):
-                error.close()  # it is the answer
-            received.set_exception(error)
+            # Certificates are those that Python trusts by itself, not those that come with requests.
+            downloader = pooch.HTTPDownloader(bound, CHUNK, timeout=TIMEOUT_S, verify=trusted.cafile or trusted.capath)
+            received.set_result(pooch.retrieve(url, sha256, path.name, path.parent, downloader=downloader))
+        except Exception as error:
+            received.set_exception(OSError(_root(error)))
 
-    # A thread of its own, which may be left behind: no call of http.client has a bound on its whole duration.
+    # A thread of its own, which may be left behind: requests has no bound on the whole duration of a transfer.
     threading.Thread(target=receive, daemon=True).start()
     before = 0
     try:
         while not wait([received], SLOW_S).done:
-            if got[0] < before + SLOW_BYTES:
+            if bound.got < before + SLOW_BYTES and not bound.complete:
                 raise OSError(
-                    f"the server sent {got[0] - before} bytes in {SLOW_S:g} s, expected {SLOW_BYTES} at least"
+                    f"the server sent {bound.got - before} bytes in {SLOW_S:g} s, expected {SLOW_BYTES} at least"
                 )
-            before = got[0]
+            before = bound.got
+        received.result()
     finally:
-        ended.set()
-    received.result()
-    if sha256 is not None:
-        _check_published(path, sha256, url.rpartition("/")[2])
+        bound.most = -1
+    path.chmod(path.parent.stat().st_mode & 0o666)  # pooch's own is for its owner alone
 
 
-def _receive(url: str, path: Path, most: int, got: list[int], ended: threading.Event) -> None:
-    """Write what a server sends to a new file, and count the bytes in `got`, until there are no more or nobody waits."""
-    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, path.open("xb") as file:
-        size = int(answer.headers.get("Content-Length") or 0)
-        free = shutil.disk_usage(path.parent).free
-        if size > free:
-            raise OSError(f"{size} bytes do not fit the {free} that are free in {path.parent.parent}")
-        while not ended.is_set() and (block := answer.read1(BLOCK)):
-            got[0] += len(block)
-            if got[0] > min(most, free):
-                raise OSError(f"the server sent more than {min(most, free)} bytes, which these files cannot have")
-            file.write(block)
-    if size and got[0] != size:
-        raise OSError(f"the server sent {got[0]} of {size} bytes")
+def _root(error: BaseException) -> str:
+    """Say what an error came from: those above name objects of requests."""
+    while deeper := error.__cause__ or error.__context__:
+        error = deeper
+    return str(error)
+
+
+@final
+class _Bound:
+    """Hears of a transfer as a progress bar of pooch's, and ends one of more than `most` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.got, self.total, self.complete = most, 0, 0, False
+
+    def update(self, nbytes: int) -> None:
+        self.got += nbytes
+        if max(self.got, self.total) > self.most:
+            raise OSError(
+                f"the server sends more than {self.most} bytes, which are free, or which these files can have"
+            )
+
+    def reset(self) -> None:
+        self.got, self.complete = 0, True
+
+    def close(self) -> None:
+        """Nothing is drawn."""

@@ -35,7 +35,7 @@ def test_this_machine_is_healthy() -> None:
     """Every required check passes here; what is missing names a remedy or is a consequence of having no GPU."""
     findings, status, cupy = run_doctor("return '/somewhere/libmggcn_cpu.so', 'avx2'")
     assert status == 0, [finding for finding in findings.values() if finding.state == "broken"]
-    required = ["Python", "numpy", "scipy", "torch", "safetensors", "tomli-w", "CPU kernels"]
+    required = ["Python", "numpy", "scipy", "torch", "safetensors", "tomli-w", "filelock", "pooch", "CPU kernels"]
     for name in [*required, "system", "OpenMP", "gloo", "memory"]:
         assert findings[name].state == "ok", findings[name]
     assert findings["CPU kernels"].detail == "avx2, /somewhere/libmggcn_cpu.so"

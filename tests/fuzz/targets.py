@@ -12,22 +12,19 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from mggcn import cli
 from mggcn.config import Config
 from mggcn.config_files import from_toml, to_toml
 from mggcn.errors import MggcnError, StoreError
-from mggcn.graph.catalogue import DATASETS
-from mggcn.graph.datasets import obtain
 from mggcn.graph.digests import Hasher
 from mggcn.graph.layout import graph_arrays
 from mggcn.graph.sources import load_source
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_digests, write_store
 from tests.fuzz.mutate import mutate
-from tests.graph.test_planetoid import made as planetoid_files
 from tests.graphs import make_graph, pattern
 from tests.test_bad_inputs import EDGES, HEADERS, MATRIX_MARKET, NPZ, TOML
 
@@ -84,7 +81,7 @@ def readers() -> list[Target]:
 
 
 def libraries(sound: Path) -> list[Target]:
-    """Files of other libraries' forms: Parquet, a saved Data of PyG's, the pickles of Planetoid."""
+    """Files of other libraries' forms: Parquet, a saved Data of PyG's."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -98,9 +95,6 @@ def libraries(sound: Path) -> list[Target]:
         x=torch.ones(40, 2), edge_index=torch.from_numpy(np.stack([ends, ends * 7 % 40])), y=torch.arange(40) % 3
     )
     torch.save(data, sound / "data.pt")
-    (sound / "cora_raw").mkdir()
-    planetoid_files(sound / "cora_raw")
-    cora = replace(DATASETS["cora"], sha256=(), vertices=14, edges=8, features=5, classes=3)
 
     def source(name: str, weight: int) -> Target:
         content = (sound / name).read_bytes()
@@ -111,15 +105,7 @@ def libraries(sound: Path) -> list[Target]:
 
         return Target(name, weight, run)
 
-    def planetoid(folder: Path, rng: random.Random) -> None:
-        shutil.copytree(sound / "cora_raw", folder / "cora_raw")
-        files = sorted((folder / "cora_raw").iterdir())
-        contents = [file.read_bytes() for file in files]
-        at = rng.randrange(len(files))
-        files[at].write_bytes(mutate(contents[at], contents, rng))
-        obtain(cora, folder, lambda _: None)
-
-    return [source("edges.parquet", 3), source("data.pt", 2), Target("planetoid", 3, planetoid)]
+    return [source("edges.parquet", 3), source("data.pt", 2)]
 
 
 def stores(sound: Path) -> list[Target]:

@@ -95,54 +95,12 @@ class Call:
         return os.mkdir, ("made-by-a-pickle",)
 
 
-@pytest.mark.parametrize(
-    ("part", "content", "message"),
-    [
-        ("graph", pickle.dumps(Call(), 2), "could execute code"),
-        ("graph", pickled({0: [99]}), "names a vertex outside 0 .. 13"),
-        ("graph", pickled({0: [-1]}), "names a vertex outside"),
-        ("graph", pickled([1, 2]), "list of neighbours"),
-        ("x", b"", ""),
-        ("allx", b"\x80\x02nonsense", "no pickle"),
-        ("allx", pickled(np.zeros((9, 5))), "expected a sparse matrix"),
-        ("tx", pickled(sp.csr_matrix((3, 5), dtype=np.float32)), "not of the same vertices"),
-        ("ty", pickled(np.zeros(4, np.int32)), "a column for each class"),
-        ("ty", pickled(np.zeros((4, 3), np.int32)).replace(b"i4", b"O8"), "of type O8"),
-        ("ty", pickled(np.zeros((4, 3), np.int32)).replace(b"K\x04K\x03\x86", b"K\x05K\x03\x86"), "cannot reshape"),
-        ("graph", pickled({0: [2**70]}), "no number of 64 bits"),
-        ("test.index", b"3 -1", "not a list of vertices"),
-        ("test.index", b"9 9 10 12", "names a vertex twice"),
-        ("test.index", b"1 9 10 12", "or one of those to train on"),
-    ],
-)
-def test_hostile_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, content: bytes, message: str
-) -> None:
-    """Fails if a pickle runs code, or what the files hold reaches a kernel unchecked."""
+@pytest.mark.parametrize("protocol", [0, 2])
+def test_a_pickle_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int) -> None:
+    """Fails if a pickle calls what it names."""
     monkeypatch.chdir(tmp_path)
     made(tmp_path)
-    (tmp_path / f"ind.small.{part}").write_bytes(content)
-    if not message:
-        read_planetoid(tmp_path)  # features to train on are among all: that file is not read
-    else:
-        with pytest.raises(ValueError, match=message):
-            read_planetoid(tmp_path)
+    (tmp_path / "ind.small.graph").write_bytes(pickle.dumps(Call(), protocol))
+    with pytest.raises(pickle.UnpicklingError, match="could execute code"):
+        read_planetoid(tmp_path)
     assert not (tmp_path / "made-by-a-pickle").exists()
-
-
-def test_indices_that_leave_the_matrix_are_refused(tmp_path: Path) -> None:
-    """Fails if SciPy follows an index of a file that leaves its array."""
-    made(tmp_path)
-    matrix = sp.csr_matrix(np.ones((KNOWN, COLUMNS), np.float32))
-    matrix.indices[3] = 10**6
-    (tmp_path / "ind.small.allx").write_bytes(pickled(matrix))
-    with pytest.raises(ValueError, match="indices must be < 5"):
-        read_planetoid(tmp_path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """Fails if half a data set is an error of Python's."""
-    made(tmp_path)
-    (tmp_path / "ind.small.ty").unlink()
-    with pytest.raises(ValueError, match=r"no file ind\.\*\.ty"):
-        read_planetoid(tmp_path)
