@@ -1,4 +1,4 @@
-"""The picture of speed and memory in the README: python bench/readme_figure.py REPORT.json PICTURE.png.
+"""The picture of speed and memory in the README: python -m bench.readme_figure REPORT.json PICTURE.png.
 
 Draws the ratios that bench's comparison of epochs with DGL and PyG keeps in the .json file of its report, mggcn's being 1.
 """
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mggcn.report.bench_plots import read_plots
+from bench.plots import read_plots
 from mggcn.report.figure import GRID, INK, PALETTE, new_figure, save, tidy
 
 SERIES = {"mggcn": "mggcn", "DGL": "DGL", "PyG's fastest way": "PyG, the fastest of its ways"}

@@ -208,7 +208,7 @@ def _caches(around: dict[str, Any]) -> str:
 
 
 def bars(title: str, quantity: str, cells: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """What `mggcn report` draws: a bar for every series (inner keys) in every group (outer keys), if there is any."""
+    """What `bench.plots` draws: a bar for every series (inner keys) in every group (outer keys), if there is any."""
     names = list(dict.fromkeys(name for group in cells.values() for name in group))
     series = {name: [group.get(name) for group in cells.values()] for name in names}
     plot = {"kind": "bars", "title": title, "quantity": quantity, "groups": list(cells), "series": series}
@@ -218,7 +218,7 @@ def bars(title: str, quantity: str, cells: Mapping[str, Mapping[str, float]]) ->
 def lines(
     title: str, quantity: str, abscissa: str, points: Mapping[str, Sequence[tuple[float, float]]]
 ) -> list[dict[str, Any]]:
-    """What `mggcn report` draws: a line through the points of every series, if there is any point."""
+    """What `bench.plots` draws: a line through the points of every series, if there is any point."""
     series = {name: [list(point) for point in found] for name, found in points.items() if found}
     plot = {"kind": "lines", "title": title, "quantity": quantity, "abscissa": abscissa, "series": series}
     return [plot] if series else []

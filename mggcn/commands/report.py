@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="RUN",
-        help="folder of a run or a sweep; several runs are compared on one page; or the .json file of a benchmark's report",
+        help="folder of a run or a sweep; several runs are compared on one page",
     )
     parser.add_argument(
         "--out",

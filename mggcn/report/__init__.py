@@ -44,7 +44,7 @@ def write_report(run: Path) -> list[Path]:
 
 
 def write_reports(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
-    """Write the report of a run, a sweep or a benchmark's .json file, or the page that compares several runs; return paths.
+    """Write the report of a run or a sweep, or the page that compares several runs; return paths.
 
     out: the page of several runs, by default comparison.html in the folder that they have in common.
     Raises: as `write_report`.
@@ -53,14 +53,11 @@ def write_reports(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
 
     from mggcn.jobs.sweep import read_sweep
     from mggcn.jobs.sweep_folder import FILE
-    from mggcn.report.bench_plots import write_bench_report
     from mggcn.report.compare import write_comparison, write_sweep_page
 
     if len(runs) > 1:
         common = Path(os.path.commonpath([run.resolve().parent for run in runs]))
         return [write_comparison(runs, out or common / "comparison.html")]
-    if runs[0].suffix == ".json":
-        return write_bench_report(runs[0])
     if (runs[0] / FILE).is_file():
         return [write_sweep_page(read_sweep(runs[0])[0], runs[0] / "report" / "index.html")]
     return write_report(runs[0])

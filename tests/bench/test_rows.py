@@ -12,9 +12,9 @@ from bench import contest
 from bench.cpu import accuracy, ceilings, epochs, strategies, variants, ways
 from bench.peers import epochs as peers_epochs
 from bench.peers import products
+from bench.plots import read_plots
 from bench.report import GIB, MIB, marked, spread, verdict
 from mggcn.backend.cpu.variants import SpmmChoice, ahead_of
-from mggcn.report.bench_plots import read_plots
 from tests.machines import tight
 
 FIGURES: dict[str, Any] = {
@@ -83,7 +83,7 @@ def test_goals_of_epochs() -> None:
 
 
 def test_what_is_drawn_can_be_drawn(tmp_path: Path) -> None:
-    """Fails if a plot is not of the form that mggcn report draws, or shows other ratios than the tables."""
+    """Fails if a plot is not of the form that bench.plots draws, or shows other ratios than the tables."""
     switched = compared(**{"mggcn": 0.5, "all switches on": 0.2, "without bf16": 0.4}) | {"part": "switches"}
     sizes = [compared(mggcn=float(n)) | {"part": "sizes", "nonzeros": 10 * n} for n in (1, 4)]
     plots = peers_epochs.plots_of([compared(), compared() | {"malloc": "default"}, switched, *sizes])

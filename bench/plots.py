@@ -1,93 +1,29 @@
-"""Plots of a benchmark: draws the plots that a report's .json under bench/results describes, as PNG files beside it.
+"""Draws the plots of a benchmark's report as PNG files beside it: python -m bench.plots bench/results/FILE.json.
 
 A plot is `bars`: a value of every series for every group, from 1 on a logarithmic scale, since they are ratios; or `lines`:
-points (x, y) of every series, both logarithmic.
+points (x, y) of every series, both logarithmic. `bench.report` makes both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mggcn.errors import RunError
-from mggcn.files import read_json, reason
-from mggcn.report.figure import (
-    GRID,
-    INK,
-    MUTED,
-    PALETTE,
-    drawable,
-    format_count,
-    new_figure,
-    require_matplotlib,
-    save,
-    tidy,
-)
+from mggcn.files import read_json
+from mggcn.report.figure import GRID, INK, MUTED, PALETTE, drawable, format_count, new_figure, save, tidy
 
 Json = dict[str, Any]
-_KEYS = {"bars": ("title", "quantity", "groups", "series"), "lines": ("title", "quantity", "abscissa", "series")}
 _BAR = 0.8
 """Thickness of a bar, as a share of the height of its line."""
 _ROW_INCHES = 0.2
 
 
-def write_bench_report(record: Path) -> list[Path]:
-    """Draw the plots of a benchmark's .json file as `<name>_<number>.png` beside it; return their paths.
-
-    Raises: RunError if the file cannot be read, holds no plots or damaged ones, or the folder cannot be written;
-    BackendError without matplotlib.
-    """
-    require_matplotlib()
-    plots = read_plots(record)
-    paths = [record.with_name(f"{record.stem}_{number}.png") for number in range(1, len(plots) + 1)]
-    try:
-        return [draw_plot(plot, path) for plot, path in zip(plots, paths, strict=True)]
-    except OSError as error:
-        raise RunError(f"cannot write the plots beside {record}: {error}") from error
-
-
 def read_plots(record: Path) -> list[Json]:
-    """Read the plots of a benchmark. Raises: RunError."""
-    try:
-        content = read_json(record)
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"cannot read {record}: {reason(error)}; expected the .json file of a benchmark's report"
-        ) from error
-    plots = content.get("plots") if isinstance(content, dict) else None
-    if not isinstance(plots, list) or not plots:
-        raise RunError(f"{record} holds no plots; those of bench/peers and bench/cpu/ways.py do")
-    for number, plot in enumerate(plots, start=1):
-        if fault := _fault(plot):
-            raise RunError(f"{record}: plot {number} {fault}; run the benchmark again")
+    """Read the plots of a report's .json file."""
+    plots: list[Json] = read_json(record).get("plots", [])
     return plots
-
-
-def _fault(plot: object) -> str:
-    """Say what is wrong with a plot, "" if nothing is."""
-    if not isinstance(plot, Mapping) or plot.get("kind") not in _KEYS:
-        return f"is of no known kind; known are {', '.join(_KEYS)}"
-    missing = [key for key in _KEYS[plot["kind"]] if key not in plot]
-    if missing:
-        return f"lacks {', '.join(missing)}"
-    if not isinstance(plot["series"], Mapping) or not plot["series"]:
-        return "has no series"
-    bars = plot["kind"] == "bars"
-    for name, values in plot["series"].items():
-        if not isinstance(values, list) or (bars and len(values) != len(plot["groups"])):
-            return f"has {name!r} with other values than groups"
-        if not all(_positive([value] if bars else value, bars) for value in values):
-            return f"has {name!r} with a value that is not a positive number"
-    return ""
-
-
-def _positive(numbers: object, may_lack: bool) -> bool:
-    """Whether these are one number, which may be missing, or two, all positive."""
-    if not isinstance(numbers, list) or len(numbers) != (1 if may_lack else 2):
-        return False
-    real = [n for n in numbers if not (may_lack and n is None)]
-    return all(isinstance(n, int | float) and not isinstance(n, bool) and 0 < n < float("inf") for n in real)
 
 
 def draw_plot(plot: Json, path: Path) -> Path:
@@ -171,3 +107,16 @@ def _columns(points: Iterable[Sequence[float]]) -> tuple[list[float], list[float
 
 def _colour(number: int) -> str:
     return PALETTE[number % len(PALETTE)]
+
+
+def main(record: Path) -> None:
+    """Draw every plot of a report as `<name>_<number>.png` beside it; print the paths."""
+    plots = read_plots(record)
+    for number, plot in enumerate(plots, start=1):
+        print(draw_plot(plot, record.with_name(f"{record.stem}_{number}.png")))
+    if not plots:
+        sys.exit(f"{record} holds no plots; those of bench/peers and bench/cpu/ways.py do")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
