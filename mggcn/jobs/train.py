@@ -151,41 +151,49 @@ def train_rank(
     stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it. shared: as for
     make_rank.
     """
+    from mggcn.train.class_scores import class_scores
+
     started = time.perf_counter() if started is None else started
-    heartbeat = Heartbeat(folder, comm.rank, config.train.epochs, config.train.repeat)
-    try:
-        rank = _train_rank(
-            comm, config, graph, plan, partition, folder, heartbeat, quiet, stop, started, on_epoch, shared
-        )
-    except BaseException as error:
-        heartbeat.end("interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed")
-        raise
-    heartbeat.end("complete")
-    return rank
+    with Heartbeat(folder, comm.rank, config.train.epochs, config.train.repeat) as heartbeat:
+        log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs, config.train.repeat)
+        rank = _set_up(comm, graph, plan, partition, folder, stop, log, shared)
+        comm.barrier()
+        stop.saves = True
+        setup_seconds = time.perf_counter() - started
+        with logged(config, folder, on_epoch, comm.rank) as follow:
+            complete = rank.trainer.fit(log, folder, follow, heartbeat)
+        rank.watch.close()
+        peak = largest_peak(rank, comm)
+        taken = nccl_record(plan, comm, rank.trainer.runtime.backend)
+        if not complete:
+            raise Interrupted(stop.signal or signal.SIGTERM)
+        result = result_of(config, graph, plan, rank, setup_seconds, peak) | taken
+        if graph.task != "numbers":
+            result["per_class"] = class_scores(rank.trainer, comm, weights_of(folder, config))
+        if graph.class_names:
+            result["class_names"] = list(graph.class_names)
+        if comm.rank == 0:
+            tuned = summary_of(folder)
+            write_json(folder / "result.json", result | ({"tuning": tuned} if tuned else {}))
+        return rank
 
 
-def _train_rank(
+def _set_up(
     comm: Communicator,
-    config: Config,
     graph: Graph,
     plan: RunPlan,
     partition: Partition,
     folder: Path,
-    heartbeat: Heartbeat,
-    quiet: bool,
     stop: Stop,
-    started: float,
-    on_epoch: Callable[[dict[str, Any]], None] | None,
+    log: RunLog,
     shared: Shared | None,
 ) -> Rank:
-    """As `train_rank`."""
+    """Return a rank that is ready to train: it has the weights of the start, and what is known of its products."""
     from mggcn.assemble_rank import make_rank
-    from mggcn.train.class_scores import class_scores
     from mggcn.tuning.epochs import Tuning, limits_of
 
+    config, store = plan.config, store_folder(graph)
     choices = measured_products(folder, config)
-    log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs, config.train.repeat)
-    store = store_folder(graph)
     kept_in = None if store is None else kept_file(graph_sha256(graph))
     tables = [folder / RUN_FILE, *([] if store is None or kept_in is None else [store / STORE_FILE, kept_in])]
     if comm.rank == 0 and (text := next(filter(None, map(outdated, tables)), "")):
@@ -203,34 +211,16 @@ def _train_rank(
     )
     if (start := start_of(folder)) is not None:
         rank.trainer.warm_start(start)
-    comm.barrier()
-    stop.saves = True
-    setup_seconds = time.perf_counter() - started
-    with logged(config, folder, on_epoch) if comm.rank == 0 else contextlib.nullcontext() as follow:
-        complete = rank.trainer.fit(log, folder, follow, heartbeat)
-    rank.watch.close()
-    peak = largest_peak(rank, comm)
-    taken = nccl_record(plan, comm, rank.trainer.runtime.backend)
-    if not complete:
-        raise Interrupted(stop.signal or signal.SIGTERM)
-    result = result_of(config, graph, plan, rank, setup_seconds, peak) | taken
-    if graph.task != "numbers":
-        result["per_class"] = class_scores(rank.trainer, comm, weights_of(folder, config))
-    if graph.class_names:
-        result["class_names"] = list(graph.class_names)
-    if comm.rank == 0:
-        tuned = summary_of(folder)
-        write_json(folder / "result.json", result | ({"tuning": tuned} if tuned else {}))
     return rank
 
 
 @contextlib.contextmanager
 def logged(
-    config: Config, folder: Path, on_epoch: Callable[[dict[str, Any]], None] | None
+    config: Config, folder: Path, on_epoch: Callable[[dict[str, Any]], None] | None, rank: int
 ) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """Give what is called with the row of each epoch: `on_epoch`, behind the log that run.log asks for."""
-    if config.run.log == "none":
-        yield on_epoch
+    """Give what rank 0 calls with the row of each epoch: `on_epoch`, behind the log that run.log asks for."""
+    if config.run.log == "none" or rank != 0:
+        yield on_epoch if rank == 0 else None
         return
     with contextlib.closing(TensorBoard(config, folder, on_epoch)) as log:
         yield log
@@ -396,6 +386,8 @@ def train_under_torchrun(
     result: list[dict[str, Any]] = []
 
     def body(comm: Communicator) -> None:
+        from mggcn.comm.gather import gather_texts  # loads torch
+
         folder, planned = resume, None
         with contextlib.ExitStack() as held:
             if comm.rank == 0 and folder is None:
@@ -408,7 +400,7 @@ def train_under_torchrun(
             elif comm.rank == 0 and folder is not None:
                 held.enter_context(occupied(folder))
                 reopen(folder, regrouped(folder, config, open_store(store), store))
-            shared = share_path(comm, folder)
+            shared = Path(gather_texts(comm, "" if folder is None else str(folder.resolve()))[0])
             with naming_checkpoint(shared):
                 train_worker(comm, shared, quiet, started, planned)
             if comm.rank == 0:
@@ -416,15 +408,3 @@ def train_under_torchrun(
 
     code = torchrun_main(config.run.timeout_s, body, config.run.transport)
     return code, result[0] if result else None
-
-
-def share_path(comm: Communicator, path: Path | None) -> Path:
-    """Return rank 0's path on every rank. Collective."""
-    import torch
-
-    text = torch.zeros(4096, dtype=torch.uint8)
-    if comm.rank == 0 and path is not None:
-        encoded = str(path.resolve()).encode()
-        text[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-    comm.broadcast(text, 0).wait()
-    return Path(bytes(text.tolist()).rstrip(b"\0").decode())

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mggcn.backend.epoch_end import STOP
-from mggcn.errors import ConfigError, DivergedError
+from mggcn.errors import ConfigError
 from mggcn.files import parse_object
 from mggcn.nn.module_parts import (
     Recipe,
@@ -46,6 +46,10 @@ class ModuleEngine:
     def __init__(self, recipe: Recipe, part: PartitionedGraph) -> None:
         self._recipe = recipe
         self._part = part
+        self.rank: int = part.rank
+        self.size: int = part.num_ranks
+        self.metric: str = recipe.metric_name
+        self.lower_is_better: bool = recipe.lower_is_better
         self._train = recipe.config.train
         self._seed = self._train.seed
         labels = part.labels()
@@ -72,22 +76,6 @@ class ModuleEngine:
         if name.endswith("train") or name in self._part.splits:
             return self._part.split(name, data.split)
         return torch.zeros_like(self._part.owned)
-
-    @property
-    def rank(self) -> int:
-        return self._part.rank
-
-    @property
-    def size(self) -> int:
-        return self._part.num_ranks
-
-    @property
-    def metric(self) -> str:
-        return self._recipe.metric_name
-
-    @property
-    def lower_is_better(self) -> bool:
-        return self._recipe.lower_is_better
 
     def start(self, seed: int, epoch: int, rate: float | None) -> None:
         self._seed, self._plateau = seed, rate
@@ -230,16 +218,8 @@ class ModuleEngine:
     def _parameters(self) -> list[Tensor]:
         return list(itertools.chain.from_iterable(group["params"] for group in self._optimizer.param_groups))
 
-    def diverged(self, epoch: int, loss: float) -> DivergedError:
-        what = (
-            f"the gradient of epoch {epoch + 1} is not finite, its loss is {loss:.6g}"
-            if math.isfinite(loss)
-            else f"the loss of epoch {epoch + 1} is {loss}"
-        )
-        return DivergedError(
-            f"{what}; lower the learning rate (now {self._rate}) or check the features for huge values; the weights and "
-            "the last checkpoint are those before it"
-        )
+    def remedy(self, epoch: int) -> str:
+        return f"the learning rate (now {self._rate}) or check the features for huge values"
 
     def barrier(self) -> None:
         self._part.total(0.0)

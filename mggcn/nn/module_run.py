@@ -51,41 +51,10 @@ from mggcn.train.samples import EpochSeconds
 SHARING = ("norm", "self_loops")
 """Settings of `Sharing` that are no settings of a run."""
 TAKEN = (
-    *(
-        "splits",
-        "split",
-        "epochs",
-        "lr",
-        "optimizer",
-        "momentum",
-        "weight_decay",
-        "clip_norm",
-        "schedule",
-        "schedule_step",
-    ),
-    *(
-        "schedule_gamma",
-        "schedule_patience",
-        "schedule_start",
-        "warmup",
-        "patience",
-        "eval_every",
-        "loss",
-        "metric",
-        "seed",
-    ),
-    *(
-        "checkpoint_every",
-        "checkpoint_minutes",
-        "ranks",
-        "threads",
-        "transport",
-        "device",
-        "precision",
-        "order",
-        "strategy",
-    ),
-    *("timeout_s", "log"),
+    *("splits", "split", "epochs", "lr", "optimizer", "momentum", "weight_decay", "clip_norm", "schedule"),
+    *("schedule_step", "schedule_gamma", "schedule_patience", "schedule_start", "warmup", "patience", "eval_every"),
+    *("loss", "metric", "seed", "checkpoint_every", "checkpoint_minutes", "ranks", "threads", "transport", "device"),
+    *("precision", "order", "strategy", "timeout_s", "log"),
 )
 """Settings that a module of one's own has; others belong to the models of mggcn."""
 
@@ -196,17 +165,11 @@ class ModuleRun:
             "num_relations",
             "task",
         )
+        stats = shared.stats.to_dict()
+        nothing: dict[str, Any] = {"arena_bytes": 0, "regions": {"runtime": 0}, "total_bytes": 0, "buffers": []}
         ranks = [
-            {
-                "rank": r,
-                "rows": rows,
-                "nnz": nnz,
-                "arena_bytes": 0,
-                "regions": {"runtime": 0},
-                "total_bytes": 0,
-                "buffers": [],
-            }
-            for r, (rows, nnz) in enumerate(zip(shared.stats.counts, _entries(shared.stats.to_dict()), strict=True))
+            {"rank": rank, "rows": rows, "nnz": int(np.sum(nnz))} | nothing
+            for rank, (rows, nnz) in enumerate(zip(shared.stats.counts, stats["nnz"], strict=True))
         ]
         plan = {
             "module": self.recipe.names() | {name: getattr(self.recipe.sharing, name) for name in SHARING},
@@ -215,7 +178,7 @@ class ModuleRun:
             "reasons": ["The model is a module of one's own: torch allocates its memory, which is not planned."],
             "programs": {"train": []},
             "per_rank": ranks,
-            "partition": shared.stats.to_dict(),
+            "partition": stats,
         }
         write_json(folder / "plan.json", plan)
         job = {"store": None if store is None else str(store.resolve()), "owners_sha256": shared.partition.digest()}
@@ -281,11 +244,6 @@ class ModuleRun:
         return module
 
 
-def _entries(stats: Mapping[str, Any]) -> list[int]:
-    """Entries of the adjacency of each rank."""
-    return [int(np.sum(row)) for row in stats["nnz"]]
-
-
 def _scores(module: Module, part: PartitionedGraph) -> npt.NDArray[Any] | None:
     """Return the scores of all vertices on rank 0."""
     scores = predicted(module, part)
@@ -303,50 +261,34 @@ def _train_rank(
     stop: Stop | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> None:
-    """Set up, train and record on one rank. stop: of ranks that are threads; a process catches its own signals."""
-    started, config = time.perf_counter(), recipe.config
-    heartbeat = Heartbeat(folder, part.rank, config.train.epochs, config.train.repeat)
+    """Set up, train and record on one rank. stop: of ranks that are threads; a process catches its own signals.
+
+    Raises: Interrupted after a signal, once everything is saved.
+    """
+    started, config, progress, seconds = time.perf_counter(), recipe.config, Progress(), EpochSeconds()
     with contextlib.ExitStack() as held:
+        heartbeat = held.enter_context(Heartbeat(folder, part.rank, config.train.epochs, config.train.repeat))
         flag = held.enter_context(signalled_stop(saves=False)) if stop is None else stop
-        try:
-            _fit(recipe, folder, part, flag, on_epoch, heartbeat, started)
-        except BaseException as error:
-            heartbeat.end("interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed")
-            raise
-    heartbeat.end("complete")
-
-
-def _fit(
-    recipe: Recipe,
-    folder: Path,
-    part: PartitionedGraph,
-    stop: Stop,
-    on_epoch: OnEpoch | None,
-    heartbeat: Heartbeat,
-    started: float,
-) -> None:
-    """As `_train_rank`. Raises: Interrupted after a signal, once everything is saved."""
-    config, progress, seconds = recipe.config, Progress(), EpochSeconds()
-    engine = ModuleEngine(recipe, part)
-    engine.barrier()
-    stop.saves = True
-    setup_seconds = time.perf_counter() - started
-    log = RunLog(folder if part.rank == 0 else None, True, config.train.epochs)
-    with logged(config, folder, on_epoch) if part.rank == 0 else contextlib.nullcontext() as follow:
-        complete = Loop(config.train, engine, progress, seconds, stop).fit(log, folder, follow, heartbeat)
-    peaks = torch.zeros(part.num_ranks, dtype=torch.float64, device=part.device)
-    peaks[part.rank] = part.peak_bytes()
-    peak = int(part.sum_over_ranks(peaks).max())
-    if not complete:
-        raise Interrupted(stop.signal or signal.SIGTERM)
-    if part.rank == 0:
-        result = summary(config.train, progress, engine.metric) | {
-            "seconds_per_epoch": seconds.median(),
-            "setup_seconds": setup_seconds,
-            "measured_peak_bytes": peak,
-            "versions": versions_of(config, str(part.device)),
-        }
-        write_json(folder / "result.json", result | {"graph_sha256": graph_digest(folder)})
+        engine = ModuleEngine(recipe, part)
+        engine.barrier()
+        flag.saves = True
+        setup_seconds = time.perf_counter() - started
+        log = RunLog(folder if part.rank == 0 else None, True, config.train.epochs)
+        with logged(config, folder, on_epoch, part.rank) as follow:
+            complete = Loop(config.train, engine, progress, seconds, flag).fit(log, folder, follow, heartbeat)
+        peaks = torch.zeros(part.num_ranks, dtype=torch.float64, device=part.device)
+        peaks[part.rank] = part.peak_bytes()
+        peak = int(part.sum_over_ranks(peaks).max())
+        if not complete:
+            raise Interrupted(flag.signal or signal.SIGTERM)
+        if part.rank == 0:
+            result = summary(config.train, progress, engine.metric) | {
+                "seconds_per_epoch": seconds.median(),
+                "setup_seconds": setup_seconds,
+                "measured_peak_bytes": peak,
+                "versions": versions_of(config, str(part.device)),
+            }
+            write_json(folder / "result.json", result | {"graph_sha256": graph_digest(folder)})
 
 
 def graph_digest(folder: Path) -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from mggcn.comm.failure import Interrupted
 from mggcn.files import read_object, write_text
 
 EVERY_S: Final = 1.0
@@ -44,7 +45,8 @@ class Pulse:
 
 
 class Heartbeat:
-    """Writes the pulse of one rank. It costs an epoch a look at the clock, and a second a file of 300 bytes.
+    """Writes the pulse of one rank, in a `with` until its end. It costs an epoch a look at the clock, and a second a file
+    of 300 bytes.
 
     A disk that is full or gone stops no run: the file then is old.
     """
@@ -79,9 +81,12 @@ class Heartbeat:
         self._last_s, self._last_epoch = now, epoch
         self._write()
 
-    def end(self, state: str) -> None:
-        """Say how it ended."""
-        self._pulse.state = state
+    def __enter__(self) -> Heartbeat:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+        self._pulse.state = "complete" if error is None else "interrupted" if stopped else "failed"
         self._write()
 
     def _write(self) -> None:

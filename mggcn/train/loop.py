@@ -44,25 +44,15 @@ class Stop:
 class Engine(Protocol):
     """What trains on one rank, as the loop sees it. All ranks make all calls, in one order."""
 
-    @property
-    def rank(self) -> int:
-        """Number of this rank."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks, P."""
-
-    @property
-    def metric(self) -> str:
-        """Name of the score."""
-
-    @property
-    def lower_is_better(self) -> bool:
-        """Whether the score is an error."""
-
-    @property
-    def queue_s(self) -> float:
-        """Seconds of epochs that may be queued between two looks at results."""
+    rank: int
+    size: int
+    """Number of ranks, P."""
+    metric: str
+    """Name of the score."""
+    lower_is_better: bool
+    """Whether the score is an error."""
+    queue_s: float
+    """Seconds of epochs that may be queued between two looks at results."""
 
     def start(self, seed: int, epoch: int, rate: float | None) -> None:
         """Set the seed, the next epoch, from 0, and the learning rate that the plateau schedule has reached."""
@@ -82,8 +72,8 @@ class Engine(Protocol):
     def window_end(self, epoch: int) -> int:
         """Return the epoch before which the host must look at results."""
 
-    def diverged(self, epoch: int, loss: float) -> DivergedError:
-        """Return the error of an epoch, from 0, that moved no weight."""
+    def remedy(self, epoch: int) -> str:
+        """Return what to do about an epoch, from 0, that moved no weight, and where it began. Collective."""
 
     def rate_of(self, epoch: int, rate: float | None) -> float:
         """Return the learning rate of an epoch, for the history."""
@@ -346,7 +336,19 @@ def summary(config: TrainConfig, progress: Progress, metric: str) -> dict[str, A
 def refuse_skipped(engine: Engine, first: int, signals: npt.NDArray[np.float64]) -> None:
     """Raises: DivergedError, on all ranks, if there are epochs, counted from `first`, that moved no weight."""
     if len(signals) > (moved := _moved(signals)):
-        raise engine.diverged(first + moved, float(signals[moved, LOSS]))
+        raise diverged(engine, first + moved, float(signals[moved, LOSS]))
+
+
+def diverged(engine: Engine, epoch: int, loss: float) -> DivergedError:
+    """Return the error of an epoch, from 0, that moved no weight. Collective."""
+    what = (
+        f"the gradient of epoch {epoch + 1} is not finite, its loss is {loss:.6g}"
+        if math.isfinite(loss)
+        else f"the loss of epoch {epoch + 1} is {loss}"
+    )
+    return DivergedError(
+        f"{what}; lower {engine.remedy(epoch)}; the weights and the last checkpoint are those before it"
+    )
 
 
 def _moved(signals: npt.NDArray[np.float64]) -> int:

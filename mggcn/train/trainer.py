@@ -16,7 +16,6 @@ import torch
 
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import Config
-from mggcn.errors import DivergedError
 from mggcn.planning.run import RankPlan
 from mggcn.planning.task import LOWER_IS_BETTER
 from mggcn.trace.timeline import Watch
@@ -24,7 +23,7 @@ from mggcn.train.checkpoint import Progress
 from mggcn.train.epoch import LOSS, Repeated, TrainingEpoch
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog
-from mggcn.train.loop import Loop, OnEpoch, Scores, Stop, refuse_skipped, summary
+from mggcn.train.loop import Loop, OnEpoch, Scores, Stop, diverged, refuse_skipped, summary
 from mggcn.train.metrics import Counts, counted
 from mggcn.train.optimizer import Optimizer, learning_rate
 from mggcn.train.ranking import RankingScores
@@ -52,7 +51,11 @@ class RankTrainer:
         self._plan = plan
         self.runtime = runtime
         self._comm = comm
+        self.rank: int = plan.rank
+        self.size: int = comm.size
         self.metric = metric
+        self.lower_is_better: bool = metric in LOWER_IS_BETTER
+        self.queue_s: float = runtime.backend.queue_s
         self._ranking = ranking
         self._stop = stop
         self._optimizer = Optimizer(config.train, runtime.weights)
@@ -88,7 +91,7 @@ class RankTrainer:
         self._epoch.gradients()
         loss = float(self.runtime.signals[LOSS])
         if not math.isfinite(loss):
-            raise self.diverged(epoch, loss)
+            raise diverged(self, epoch, loss)
         return loss
 
     def step(self, epoch: int) -> float:
@@ -119,17 +122,10 @@ class RankTrainer:
         self._comm.check()
         return signals
 
-    def diverged(self, epoch: int, loss: float) -> DivergedError:
-        """Return the error of an epoch, from 0, that moves no weight; it names layer and rank. Collective."""
-        what = (
-            f"the gradient of epoch {epoch + 1} is not finite, its loss is {loss:.6g}"
-            if math.isfinite(loss)
-            else f"the loss of epoch {epoch + 1} is {loss}"
-        )
-        return DivergedError(
-            f"{what}; lower train.lr (now {self._config.train.lr}) or check the features for huge values; "
-            f"{self._epoch.origin(self._seed, epoch)}; the weights and the last checkpoint are those before it"
-        )
+    def remedy(self, epoch: int) -> str:
+        """As of Engine; it names layer and rank."""
+        where = self._epoch.origin(self._seed, epoch)
+        return f"train.lr (now {self._config.train.lr}) or check the features for huge values; {where}"
 
     def evaluate(self) -> Scores:
         """Run the forward pass without dropout and return the scores of the three splits."""
@@ -176,26 +172,6 @@ class RankTrainer:
     def summary(self) -> dict[str, Any]:
         """Return result.json's scores, as `loop.summary`."""
         return summary(self._config.train, self.progress, self.metric)
-
-    @property
-    def rank(self) -> int:
-        """As of Engine."""
-        return self._plan.rank
-
-    @property
-    def size(self) -> int:
-        """As of Engine."""
-        return self._comm.size
-
-    @property
-    def lower_is_better(self) -> bool:
-        """As of Engine."""
-        return self.metric in LOWER_IS_BETTER
-
-    @property
-    def queue_s(self) -> float:
-        """As of Engine."""
-        return self.runtime.backend.queue_s
 
     def start(self, seed: int, epoch: int, rate: float | None) -> None:
         """As of Engine."""

@@ -171,5 +171,6 @@ def test_signs_of_life_are_rare_and_whole(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "rename", full)
-    beats.end("complete")
+    with beats:
+        pass
     assert read_pulses(tmp_path, 4)[0].state == "training"
