@@ -3,11 +3,13 @@
 import dataclasses
 import inspect
 import itertools
+import math
 import os
 import re
 import subprocess
 import sys
 import tomllib
+import typing
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,9 @@ import tomli_w
 import mggcn
 from mggcn import config as cfg
 from mggcn import config_files
-from mggcn.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig
+from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.config_files import described, to_tables
-from mggcn.config_values import DEBUG, Range, parse_count, with_new_names
+from mggcn.config_values import DEBUG, Range, fields_of, parse_count, setting, with_new_names
 from mggcn.errors import ConfigError
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -206,8 +208,7 @@ def test_values_that_do_not_fit(table: str, key: str, value: object, expects: st
 @pytest.mark.parametrize(
     ("make", "setting"),
     [
-        (lambda: DataConfig(split=-1), "data.split"),
-        (lambda: ModelConfig(hidden=(16, 0)), "model.hidden"),
+        (lambda: ModelConfig(hidden=(16, 0)), "each number of model.hidden must be 1 or more, got (16, 0)"),
         (lambda: ModelConfig(hidden=(), residual="linear"), "model.hidden has no layer, and model.residual would"),
         (
             lambda: ModelConfig(hidden=(), norm_layer="batch", dense_between=True),
@@ -217,37 +218,33 @@ def test_values_that_do_not_fit(table: str, key: str, value: object, expects: st
             lambda: ModelConfig(hidden=(), dense_before=(4,), residual="identity"),
             "leave it out, or give a hidden layer",
         ),
-        (lambda: ModelConfig(dropout=1.0), "model.dropout"),
-        (lambda: ModelConfig(dropout=-0.1), "model.dropout"),
-        (lambda: ModelConfig(input_dropout=1.0), "model.input_dropout"),
-        (lambda: TrainConfig(epochs=0), "train.epochs"),
-        (lambda: TrainConfig(repeat=0), "train.repeat"),
-        (lambda: TrainConfig(schedule_step=0), "train.schedule_step"),
-        (lambda: TrainConfig(lr=-1.0), "train.lr"),
-        (lambda: TrainConfig(weight_decay=-1.0), "train.weight_decay"),
-        (lambda: TrainConfig(patience=-1), "train.patience"),
-        (lambda: TrainConfig(eval_every=-1), "train.eval_every"),
-        (lambda: TrainConfig(checkpoint_every=-1), "train.checkpoint_every"),
-        (lambda: TrainConfig(checkpoint_minutes=-1.0), "train.checkpoint_minutes"),
-        (lambda: TrainConfig(warmup=-1), "train.warmup"),
-        (lambda: TrainConfig(momentum=1.0), "train.momentum"),
-        (lambda: TrainConfig(schedule_gamma=0.0), "train.schedule_gamma"),
         (lambda: TrainConfig(seed=-1), "train.seed"),
         (lambda: TrainConfig(seed=2**32), "train.seed"),
         (lambda: TrainConfig(seed=2**32 - 1, repeat=2), "4294967295 .. 4294967296"),
-        (lambda: RunConfig(ranks=0), "run.ranks"),
-        (lambda: RunConfig(threads=-1), "run.threads"),
-        (lambda: RunConfig(threads=100_000), "run.threads"),
-        (lambda: RunConfig(memory_limit=-1), "run.memory_limit"),
-        (lambda: RunConfig(timeout_s=0.0), "run.timeout_s"),
         (lambda: RunConfig(transport="single", ranks=2), "run.transport single"),
         (lambda: RunConfig(tune="on", device="cuda"), "got run.device cuda; leave --tune out"),
         (lambda: RunConfig(tune="on", timeline=True), "debug.tune on makes slow; use one after the other"),
     ],
 )
-def test_ranges(make: Any, setting: str) -> None:
+def test_what_does_not_go_together(make: Any, setting: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(setting)):
         make()
+
+
+@pytest.mark.parametrize("name", [f"{part}.{key}" for part, kind in cfg.PARTS.items() for key in fields_of(kind)])
+def test_ranges(name: str) -> None:
+    """Fails if a setting is a number of any size, or takes one out of its range."""
+    part, _, key = name.partition(".")
+    hint, bounds = fields_of(cfg.PARTS[part])[key]
+    step = 1e-6 if hint is float else 1
+    if bounds is None:
+        assert key == "seed" or hint not in (int, float)
+        return
+    ends = (bounds.least - step, bounds.above, bounds.most + step, bounds.below)
+    for value in filter(math.isfinite, ends):
+        given = (value,) if typing.get_origin(hint) is tuple else value
+        with pytest.raises(ConfigError, match=rf"{setting(part, key)} must (lie|be) {re.escape(str(bounds))}, got"):
+            cfg.PARTS[part](**{key: given})
 
 
 def test_edges_of_ranges_are_allowed() -> None:

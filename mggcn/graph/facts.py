@@ -206,7 +206,7 @@ def describe(graph: Graph) -> GraphFacts:
         symmetrized=notes.get("symmetrized") is True,
         weights=None if weights is None else weights[:2],
         num_zero_weights=0 if weights is None else weights[2],
-        num_self_loops=_self_loops(graph.adj),
+        num_self_loops=sum(int(np.count_nonzero(rows == cols)) for rows, cols, _, _ in windows(graph.adj)),
         num_isolated=num_isolated,
         first_isolated=first_isolated,
         one_way=is_one_way(graph),
@@ -275,10 +275,6 @@ def _range(values: Rows) -> tuple[float, float, int] | None:
         lowest, highest = min(lowest, float(part.min())), max(highest, float(part.max()))
         zeros += part.size - int(np.count_nonzero(part))
     return (lowest, highest, zeros) if values.shape[0] else None
-
-
-def _self_loops(adj: CSR) -> int:
-    return sum(int(np.count_nonzero(rows == cols)) for rows, cols, _, _ in windows(adj))
 
 
 def _isolated(graph: Graph) -> tuple[int, bool]:

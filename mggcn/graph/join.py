@@ -99,7 +99,11 @@ def _expect_alike(graphs: Sequence[Graph]) -> None:
     )
     of_all = (
         ("features", [_width(graph) for graph in graphs], "give all of them the same features, or none"),
-        ("edges", [_typed(graph) for graph in graphs], "give types to all edges, or to none"),
+        (
+            "edges",
+            ["types" if graph.num_relations else "no types" for graph in graphs],
+            "give types to all edges, or to none",
+        ),
         ("labels", [_kind_of_labels(graph) for graph in graphs], one_task),
     )
     for what, has, todo in of_all:
@@ -140,10 +144,6 @@ def _width(graph: Graph) -> str:
     if graph.features is None:
         return "none"
     return str(graph.num_features)
-
-
-def _typed(graph: Graph) -> str:
-    return "types" if graph.num_relations else "no types"
 
 
 def _joined(matrices: Sequence[CSR], starts: Sequence[int] | None) -> CSR:

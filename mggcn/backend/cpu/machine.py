@@ -78,7 +78,7 @@ def _cpuinfo() -> list[str]:
 @functools.cache
 def has_amx() -> bool:
     """Return whether the processor multiplies tiles of bfloat16 (AMX)."""
-    return "amx_bf16" in _flags()
+    return "amx_bf16" in next((line.split() for line in _cpuinfo() if line.startswith(("flags", "Features"))), ())
 
 
 @functools.cache
@@ -105,7 +105,3 @@ def dense_kernels() -> tuple[str, ...]:
 def this_host(threads: int) -> Host:
     """Return this machine as the figures of so many threads belong to it. Raises: BackendError without compiled kernels."""
     return Host(processor_name(), " ".join((native.isa(), *dense_kernels())), threads, usable_names())
-
-
-def _flags() -> set[str]:
-    return next((set(line.split()) for line in _cpuinfo() if line.startswith(("flags", "Features"))), set())

@@ -135,7 +135,7 @@ def expected_s(matrix: MatrixTraits, width: int, item: int, figures: Figures, ch
     row_bytes, filled = width * item, matrix.rows - matrix.empty
     size = choice.panel * item or row_bytes
     passes = -(-row_bytes // size)
-    begun = passes * _visits(size) * filled * figures.row_s
+    begun = passes * -(-_lines(size) // WHOLE_LINES) * filled * figures.row_s
     streamed: float = passes * matrix.nnz * INDEX_BYTES + matrix.rows * row_bytes
     seconds = passes * matrix.nnz * _entry_s(matrix, size, item, figures, choice)
     if choice.way == "panels":
@@ -168,10 +168,6 @@ def ahead_of(line_bytes: int) -> int:
 
 def _lines(nbytes: int) -> int:
     return -(-nbytes // LINE)
-
-
-def _visits(row_bytes: int) -> int:
-    return -(-_lines(row_bytes) // WHOLE_LINES)
 
 
 GemmVariant = Literal["own", "torch"]
