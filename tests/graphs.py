@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,3 +151,18 @@ def assert_sent_as_planned(rank: Rank) -> None:
         run()
         assert rank.comm.bytes_sent == rank.plan.bytes_sent(program)
         assert rank.comm.messages == rank.plan.messages(program)
+
+
+def largest_error(
+    found: Sequence[Trained], loss: float, gradients: Mapping[str, np.ndarray], logits: np.ndarray
+) -> float:
+    """Largest error of loss, gradients and logits on any rank, relative to the largest value of each; NaN is an error."""
+    assert found[0].grads.keys() == gradients.keys()
+    errors = [abs(rank.loss - loss) / abs(loss) for rank in found]
+    for rank in found:
+        assert rank.loss == found[0].loss
+        errors += [np.abs(rank.grads[n] - g).max() / (np.abs(g).max() or 1) for n, g in gradients.items()]
+        if rank.ids.size:
+            errors.append(np.abs(rank.logits - logits[rank.ids]).max() / (np.abs(logits).max() or 1))
+    assert not np.isnan(errors).any()
+    return max(map(float, errors))

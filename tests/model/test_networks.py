@@ -17,7 +17,7 @@ from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.model.builder import Builder
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.values import Value
-from tests.graphs import make_graph, one_epoch, pattern
+from tests.graphs import largest_error, make_graph, one_epoch, pattern
 from tests.model.torch_builder import EPOCH, expected
 from tests.train.test_exact import TOLERANCE, config_of
 from tests.train.test_mixed import with_run
@@ -48,12 +48,7 @@ def error_of(network: Any, config: Any, graph: Graph) -> float:
     """Largest error of loss, gradients and logits, relative to the largest value of each."""
     found = one_epoch(config, graph, EPOCH, network=network)
     loss, gradients, logits = expected(network, graph, config.model, found[0].weights)
-    errors = [abs(found[0].loss - loss) / loss]
-    for rank in found:
-        errors += [np.abs(rank.grads[n] - g).max() / (np.abs(g).max() or 1) for n, g in gradients.items()]
-        if rank.ids.size:
-            errors.append(np.abs(rank.logits - logits[rank.ids]).max() / (np.abs(logits).max() or 1))
-    return max(map(float, errors))
+    return largest_error(found, loss, gradients, logits)
 
 
 def unscaled_sum_of_x(b: Any, x: Any, model: Any) -> Any:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 
-import numpy as np
 import pytest
 
 from mggcn.aggregate.edge_op import PartialSums
@@ -16,7 +15,7 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.model.kinds.aggregate import Aggregate
 from tests.devices import CPU, WHERE, Where, everywhere
-from tests.graphs import make_graph, on_ranks, one_epoch, pattern
+from tests.graphs import largest_error, make_graph, on_ranks, one_epoch, pattern
 from tests.reference import loss_and_gradients
 
 TOLERANCE = 1e-10
@@ -41,16 +40,7 @@ def relative_error(config: Config, graph: object, where: Where = CPU) -> float:
     plain = dataclasses.replace(config.model, dropout=0.0, input_dropout=0.0)
     if plain != config.model:
         _, _, logits = loss_and_gradients(graph, plain, ranks[0].weights, SEED, 3)  # type: ignore[arg-type]
-    errors = [abs(ranks[0].loss - loss) / abs(loss)]
-    for rank in ranks:
-        assert rank.loss == ranks[0].loss
-        for name, expected in grads.items():
-            scale = np.abs(expected).max()
-            errors.append(float(np.abs(rank.grads[name] - expected).max() / (scale or 1.0)))
-        if rank.ids.size:
-            errors.append(float(np.abs(rank.logits - logits[rank.ids]).max() / (np.abs(logits).max() or 1.0)))
-    assert not np.isnan(errors).any()
-    return max(errors)
+    return largest_error(ranks, loss, grads, logits)
 
 
 OUTER = list(itertools.product((1, 2, 3, 5), (1, 2, 3, 4), ("random", "directed", "weighted")))
