@@ -305,7 +305,7 @@ def isas() -> tuple[str, ...]:
 
 
 def isa() -> str:
-    """Return the instruction set whose kernels run, but for dense products."""
+    """Return the instruction set whose kernels run, except for dense products."""
     return isas()[-1]
 
 

@@ -20,7 +20,7 @@ CLIP_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One matrix or vector of the model: views into the tensors of its Step, but for the operand.
+    """One matrix or vector of the model: views into the tensors of its Step, except for the operand.
 
     moments: Adam's two averages, or SGD's momentum if it has one; steps float32 (): number of steps made so far.
     operand: the copy that products read, in the type of activations and perhaps with padded rows; None if they read

@@ -57,7 +57,7 @@ class Timestamp(Protocol):
 
 
 Agree = Callable[[str], tuple[str, bool]]
-"""Tells all ranks why this one cannot go on ("": it can). Returns the reason of the first rank that gives one, and
+"""Tells all ranks why this one cannot continue ("": it can). Returns the reason of the first rank that gives one, and
 whether that is this rank."""
 
 

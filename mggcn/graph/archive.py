@@ -10,7 +10,7 @@ from pathlib import Path
 from mggcn.errors import StoreError
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.room import SHARE, Room
-from mggcn.graph.staging import free_bytes, told
+from mggcn.graph.staging import explaining_write_errors, free_bytes
 
 COPY_BYTES = 1 << 20
 
@@ -34,7 +34,7 @@ def large_member(path: Path, name: str, room: Room, kinds: str = "iuf") -> FileR
                 f"unpacking {name} of {path} needs {info.file_size / 2**30:.1f} GiB of disk at {room.folder.parent}, "
                 f"{free / 2**30:.1f} GiB are free; free some space, or write the store elsewhere"
             )
-        with archive.open(info) as packed, told(target):
+        with archive.open(info) as packed, explaining_write_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as file:
                 shutil.copyfileobj(packed, file, COPY_BYTES)

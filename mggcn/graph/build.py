@@ -23,7 +23,7 @@ from mggcn.graph.options import GraphOptions
 from mggcn.graph.staging import Staging
 
 SAVE_EVERY = 32
-"""Windows of edges that are dealt between two states that work can go on from."""
+"""Windows of edges dealt between two states from which work can continue."""
 Tell = Callable[[str, int, int], None]
 """Takes what is done, how much of it is done, and how much there is."""
 
@@ -80,7 +80,7 @@ def build(job: Job, staging: Staging, capacity: int | None = None, tell: Tell = 
     """Return both adjacencies, whose arrays lie where `staging` puts them; the result does not depend on `capacity`.
 
     capacity: records of edges that are sorted at once, at least those of 2^s vertices with N <= 2^(s + 20); None: all.
-    Interrupted at any place and called again with the same job and folder, it goes on where it was.
+    Interrupted at any place and called again with the same job and folder, it continues where it was.
     Raises: GraphError for repeated edges as the options say, and weights beyond float32.
     """
     return _Build(job, staging, tell).run(capacity)

@@ -90,7 +90,7 @@ def _gone_if_refused(files: Path | None) -> Iterator[None]:
 def _alone(path: Path, waits: Callable[[], object]) -> Iterator[None]:
     """Let one command, or rank of torchrun, in at a time; `path`, the lock, is gone at the end.
 
-    In folders that cannot be written, and on file systems without locks, all go on.
+    In folders that cannot be written, and on file systems without locks, nothing is locked.
     """
     from filelock import FileLock, Timeout
 

@@ -1,4 +1,4 @@
-"""The one rule by which weights of edges are told from other data of a source, under whatever names that lies there.
+"""The one rule that tells weights of edges from other data of a source, whatever their names.
 
 Data is read as weights if it is called so and has one number per edge. What may be weights under another name is refused,
 and so are features of edges, which no model reads; of anything else that is left the name is kept for a note.

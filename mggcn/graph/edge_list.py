@@ -42,7 +42,7 @@ LONGEST_LINE = 1 << 16
 THREADS = 2
 """Threads that parse a block: reading and writing take as long as two."""
 SAVE_EVERY = 64
-"""Blocks between two places from which parsing can go on."""
+"""Blocks between two places from which parsing can continue."""
 PLAIN = re.compile(r"0|-?[1-9][0-9]{0,18}")
 """Whole numbers that are told by their value alone; 007, +7 and -0 are not."""
 
@@ -70,7 +70,7 @@ def read_edge_list(path: Path, staging: Staging | None = None, tell: Tell = sile
 
     One header line (no number in it) may precede the edges; `check_header` refuses one whose names contradict the
     order source, target, weight. Ids must be whole; `build_adjacency` checks their range. staging: where the columns lie,
-    and from where an interrupted parse goes on. plain: whether an id that is more than its number, such as 007, ends it.
+    and from where an interrupted parse continues. plain: whether an id that is more than its number, such as 007, ends it.
     tell: hears how much of the file has been read.
     Cost: 0.14 us of processor time a line on two threads, unpacking aside; a block of 16 MiB and its
     columns, 100 MB.

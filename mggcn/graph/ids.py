@@ -61,7 +61,7 @@ def rows_of(graph: Graph, vertices: Any) -> Array:
 
 
 def numbered(edges: Any, ids: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a graph with row numbers in place of ids, in edges and in splits that are lists.
+    """Return the arguments of a graph with row numbers instead of ids, in edges and in splits that are lists.
 
     edges (2, E), of strings or whole numbers. ids: (N,), those of the rows of features, labels and masks, in order;
     "edges" for those that occur in the edges, ascending; None: whole numbers are rows, strings are taken as "edges".
@@ -82,7 +82,7 @@ def numbered(edges: Any, ids: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbered_columns(edges: Edges, names: Array | None, ids: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a graph with row numbers in place of ids, as `numbered`, for edges of any number.
+    """Return the arguments of a graph with row numbers instead of ids, as `numbered`, for edges of any number.
 
     names: what the numbers in the columns stand for, distinct; None: themselves. Columns are changed when they are read.
     Cost: for "edges" without names a pass over the edges; memory for the ids. Raises: as `numbered`; for missing ids

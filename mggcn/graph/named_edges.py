@@ -1,7 +1,8 @@
 """Edge lists whose ids are names: each becomes a number in the order of appearance, and the names are kept.
 
-The form is that of edge_list.py but for names. They may hold blanks where the first edge has tabs or commas between them,
-and anything in double quotes, which RFC 4180 doubles within. A comment begins the line, or follows a blank. N vertices.
+The form is that of edge_list.py, with names instead of numbers. They may hold blanks where the first edge has tabs or
+commas between them, and anything in double quotes, which RFC 4180 doubles within. A comment begins the line, or follows
+a blank. N vertices.
 """
 
 from __future__ import annotations

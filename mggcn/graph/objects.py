@@ -280,7 +280,7 @@ def with_weights(found: dict[str, Any], arrays: Mapping[str, Any], beside: Besid
 
 
 def _extents(found: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of edges and, as far as it is told without a look at many edges, of vertices; else -1."""
+    """Return the number of edges and, if it is known without reading many edges, of vertices; else -1."""
     edges, adj = found.get("edges"), found.get("adj")
     if edges is None:
         return (np.size(adj[1]), np.size(adj[0]) - 1) if isinstance(adj, tuple) else (-1, -1)

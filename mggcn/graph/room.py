@@ -55,7 +55,7 @@ class Room:
         return self if self.folder is None else replace(self, folder=self.folder / name)
 
     def based_on(self, **paths: str | Path) -> Room:
-        """Return the room for work that depends on these files, by what each is for, or on words in place of files."""
+        """Return the room for work that depends on these files, by what each is for, or on words instead of files."""
         if self.folder is None:
             return self
         found = {what: fingerprint(Path(path)) if os.path.exists(path) else str(path) for what, path in paths.items()}
@@ -74,7 +74,7 @@ class Room:
         return InFolder(self.folder / "list", {"file": fingerprint(path)})
 
     def for_rows(self, path: Path, nbytes: int) -> Staging:
-        """Return where the numbers of a table lie, which take at most so many bytes; a table is read anew each time."""
+        """Return where the numbers of a table lie, which take at most so many bytes; a table is read again each time."""
         if self.folder is None or nbytes * SHARE <= self.memory:
             return InMemory()
         return InFolder(self.folder / "table", {"file": fingerprint(path)})
@@ -112,7 +112,7 @@ IN_MEMORY = Room()
 
 
 def _require(what: str, nbytes: int, folder: Path, part: str = "") -> None:
-    """Refuse what needs more disk than is free, but for what lies in a part of the folder already. Raises: StoreError."""
+    """Refuse what needs more disk than is free, besides what a part of the folder holds already. Raises: StoreError."""
     need, free = nbytes - _bytes_in(folder / part), free_bytes(folder)
     if need > free:
         raise StoreError(
@@ -150,8 +150,9 @@ def fingerprint(path: Path) -> list[list[Any]]:
 def beside(store: Path) -> Iterator[Path]:
     """Name the folder in which a store's graph is built, and keep other commands out of it.
 
-    It is removed at the end, unless work can go on there later: after a signal or an error of the disk, and after a mistake
-    of a command that found an earlier one's work. Raises: StoreError if another command works there, or it cannot be made.
+    It is removed at the end, unless work can continue there later: after a signal or an error of the disk, and after a
+    mistake of a command that found an earlier one's work. Raises: StoreError if another command works there, or it cannot
+    be made.
     """
     target = Path(os.path.abspath(store))
     folder = target.parent / f".{target.name}.prepare"

@@ -189,7 +189,7 @@ def find_source(source: str | Path, root: str | Path | None) -> Path:
 
 
 def _read_file(path: Path, room: Room, ids: Any) -> dict[str, Any]:
-    """Read the arguments of `from_arrays` that a file holds, told apart by its first bytes, then by its suffix."""
+    """Read the arguments of `from_arrays` that a file holds, recognised by its first bytes, then by its suffix."""
     if kind := no_regular_file(path):
         raise GraphError(f"{path} is {kind}, expected {KNOWN}; save its output to a file first")
     with open_file(path) as file:

@@ -1,4 +1,4 @@
-"""Where large arrays lie while a graph is built: columns in memory, or files of a folder from which work can go on.
+"""Where large arrays are while a graph is built: columns in memory, or files of a folder from which work can continue.
 
 A column is written and read at positions, in entries; what was never written takes no memory and no disk.
 """
@@ -48,7 +48,7 @@ class Column(Protocol):
 
 
 class Staging(Protocol):
-    """Columns by name, and the state from which interrupted work goes on. `InMemory` and `InFolder`."""
+    """Columns by name, and the state from which interrupted work continues. `InMemory` and `InFolder`."""
 
     def column(self, name: str, dtype: npt.DTypeLike, capacity: int) -> Column: ...
 
@@ -97,7 +97,7 @@ class _MemoryColumn:
 
 
 class InFolder:
-    """Columns as `.npy` files of a folder beside a manifest; the same work, begun again there, goes on."""
+    """Columns as `.npy` files of a folder beside a manifest; the same work, started again there, continues."""
 
     def __init__(self, folder: Path, job: Mapping[str, Any]) -> None:
         """Open a folder for a job; what another job left there is removed.
@@ -108,7 +108,7 @@ class InFolder:
         self._columns: dict[str, _FileColumn] = {}
         self._job = json.loads(json.dumps(job, default=str))
         self._lock = weakref.finalize(self, os.close, hold(folder))
-        with told(folder):
+        with explaining_write_errors(folder):
             if self._read().get("job") != self._job:
                 for file in folder.iterdir():
                     file.unlink()
@@ -127,7 +127,7 @@ class InFolder:
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Flush all columns and replace the manifest. Raises: StoreError if the disk is full."""
-        with told(self.folder):
+        with explaining_write_errors(self.folder):
             for column in self._columns.values():
                 column.flush()
             write_text(self.folder / MANIFEST, json.dumps({"job": self._job, "state": state}))
@@ -151,7 +151,7 @@ class _FileColumn:
     def write(self, position: int, entries: Array) -> None:
         data = np.ascontiguousarray(entries, self.dtype)
         view, at = data.view(np.uint8).data, self._at(position)
-        with told(self.path), self.path.open("r+b", buffering=0) as file:
+        with explaining_write_errors(self.path), self.path.open("r+b", buffering=0) as file:
             file.seek(at)
             while view:
                 view = view[file.write(view) :]
@@ -160,7 +160,7 @@ class _FileColumn:
         return FileRows(self.path, (stop,), self.dtype, HEADER_BYTES).read(start, stop)
 
     def rows(self, length: int) -> Rows:
-        with told(self.path), self.path.open("r+b", buffering=0) as file:
+        with explaining_write_errors(self.path), self.path.open("r+b", buffering=0) as file:
             file.write(_header(self.dtype, length))
             file.truncate(self._at(length))
         return FileRows(self.path, (length,), self.dtype, HEADER_BYTES)
@@ -195,7 +195,7 @@ def hold(folder: Path) -> int:
 
     File systems without locks let every process in. Raises: StoreError if it cannot be made, or another process is there.
     """
-    with told(folder):
+    with explaining_write_errors(folder):
         if folder.is_symlink():
             raise NotADirectoryError(errno.ENOTDIR, "it is a link, expected a folder", str(folder))
         folder.mkdir(parents=True, exist_ok=True)
@@ -214,13 +214,15 @@ def hold(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def told(path: Path) -> Iterator[None]:
+def explaining_write_errors(path: Path) -> Iterator[None]:
     """Say in one line why a file cannot be written."""
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        todo = "free some space and run the command again: it goes on here" if full else "check the path and its rights"
+        todo = (
+            "free some space and run the command again: it continues here" if full else "check the path and its rights"
+        )
         raise StoreError(f"cannot write {path}: {error.strerror or error}; {todo}") from error
 
 

@@ -58,7 +58,7 @@ def as_array(values: Any, what: str, *, missing: bool = False) -> Array:
 def missing_entries(values: Any, array: Array) -> npt.NDArray[np.bool_]:
     """Return where entries are masked, or None or NA among objects, as pandas has them: bool, of the shape of `array`.
 
-    Cost: nothing but for masked arrays, lists of them and arrays of objects; then bool () that is False.
+    Cost: nothing, except for masked arrays, lists of them and arrays of objects; then bool () that is False.
     """
     if isinstance(values, np.ma.MaskedArray):
         return np.ma.getmaskarray(values)

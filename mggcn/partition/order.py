@@ -48,7 +48,7 @@ def assign(num_vertices: int, ranks: int, order: str, seed: int) -> Assignment:
     """Assign every vertex to a rank.
 
     random: a seeded random assignment that keeps the original order inside each part; permute: MG-GCN's random
-    permutation, section 5.2; none: consecutive ranges. One rank owns all in the original order, but for permute.
+    permutation, section 5.2; none: consecutive ranges. One rank owns all in the original order, except for permute.
     Cost: O(N) time (permute and random draw one permutation), 6 N bytes kept.
     Raises: ConfigError if the order is unknown or there are too many ranks.
     """

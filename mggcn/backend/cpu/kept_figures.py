@@ -20,7 +20,7 @@ from mggcn.files import read_object, reason, write_text
 from mggcn.host import user_cache
 
 FORMAT_VERSION: Final = 2
-"""Raised when what is measured or a kernel changes: what was measured before is measured anew."""
+"""Raised when what is measured or a kernel changes: what was measured before is measured again."""
 log: logging.Logger = logging.getLogger(__name__)
 
 

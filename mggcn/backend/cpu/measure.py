@@ -39,7 +39,7 @@ CHUNKS: Final = 8
 GATHERED: Final = 2**23
 """Bytes that a call of two threads gathers at most; one of more threads as many times as much."""
 ENTRIES: Final = 2**15
-"""Entries of a call of two threads at most; likewise."""
+"""Entries of a call of two threads, at most; with more threads in proportion."""
 MOST: Final = 16
 """Times of which calls of many threads are larger at most: 32 threads and more share what 32 have."""
 CALLS: Final = 3

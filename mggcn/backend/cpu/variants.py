@@ -141,7 +141,7 @@ def expected_s(matrix: MatrixTraits, width: int, item: int, figures: Figures, ch
     if choice.way == "panels":
         seconds += matrix.columns * _lines(row_bytes) * figures.pack_s[size > LINE]
     if choice.way == "blocks":
-        # Every row of the operand is fetched from afar once; one of the result is begun anew, read and written again in
+        # Every row of the operand is fetched from afar once; one of the result is started again, read and written in
         # each further block in which it has entries: if these are anywhere, in so many of them.
         far, near = (figures.entry_s(row_bytes, matrix.columns * row_bytes / n, item) for n in (1, choice.blocks))
         seconds += min(matrix.columns, matrix.nnz) * max(far - near, 0.0)

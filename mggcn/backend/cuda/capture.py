@@ -1,6 +1,6 @@
 """Work of a GPU that repeats: launched piece by piece at first, then recorded as a CUDA graph and launched whole.
 
-A recording that cannot be made is no error: nothing of it has run, and the work goes on piece by piece. NCCL requires
+A recording that cannot be made is no error: nothing of it has run, and the work continues piece by piece. NCCL requires
 that all ranks capture a message or none does (its user guide, "Using NCCL with CUDA Graphs"), so the ranks decide
 together.
 """
@@ -31,7 +31,7 @@ class Refusals:
     """Refused recordings of a process: after one, it makes no other.
 
     A failed recording may leave torch's allocator, which is the process's, as if it still went on; `end_pool` ends it as
-    far as torch lets it. The graphs stay: torch's allocator of pinned memory may go on asking them.
+    far as torch lets it. The graphs stay: torch's allocator of pinned memory may still ask them.
     """
 
     def __init__(self) -> None:

@@ -163,7 +163,7 @@ class CusparseSpmm:
         return self._library.created("cusparseCreateDnMat", *sizes, _address(dense), *kinds)
 
     def _run(self, name: str, csr: Any, h: Any, out: Any, dtype: torch.dtype, accumulate: bool, last: Any) -> None:
-        """One of the three functions of SpMM, which take the same arguments but for the last."""
+        """One of the three functions of SpMM, which take the same arguments except for the last."""
         real = ctypes.c_double if dtype == torch.float64 else ctypes.c_float
         compute = TYPES[torch.float64 if dtype == torch.float64 else torch.float32]
         alpha, beta = real(1), real(1 if accumulate else 0)

@@ -95,7 +95,7 @@ def locality_nbytes(num_vertices: int, num_stored: int, symmetric: bool) -> dict
 def locality(graph: Graph, settings: LocalitySettings, threads: int = 0) -> LocalityOrder:
     """Order the vertices by clusters of clusters and cut the order into P ranges of about equal work.
 
-    Work is rows and nonzeros in equal shares: no part has more than twice the average of either, but for one vertex.
+    Work is rows and nonzeros in equal shares: no part has more than twice the average of either, except for one vertex.
     threads: 0 for the cores that this process may use; the result does not depend on it.
     Cost: as `cluster_order`, one more sweep, and those of `tile_statistics` if P > 1; memory as `locality_nbytes` says.
     """
