@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,9 +33,8 @@ from mggcn.partition.order import Assignment
 from mggcn.partition.rows.features import FeatureReader
 from mggcn.partition.rows.shard import ShardOptions, build_shard
 from mggcn.planning.op_cost import epoch_threads, first_threads
-from mggcn.planning.pruning import build_pruned, levels_of
+from mggcn.planning.pruning import build_pruned
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
-from mggcn.planning.shared import Shared, held_key
 from mggcn.planning.task import COUNTED
 from mggcn.trace.timeline import Timeline, Unwatched, Watch
 from mggcn.train.inputs import load_inputs
@@ -110,15 +108,13 @@ def make_rank(
     folder: Path | None = None,
     choices: Choices = NO_CHOICES,
     tuning: Tuning | None = None,
-    shared: Shared | None = None,
 ) -> Rank:
     """Build one rank: its shard, its device memory as planned, its inputs. Collective.
 
     device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
     choices: measured variants of sparse products. tuning: times the variants of all other products in the coming
     epochs, over the same transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
-    shared: by runs on this graph, one after the other: one rank finds its shard, A X included, there. Raises:
-    GraphError, BackendError.
+    Raises: GraphError, BackendError.
     """
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
@@ -127,34 +123,26 @@ def make_rank(
     # torch's products may differ in the last bits between numbers of threads: theirs depends on the plan alone.
     torch.set_num_threads(first)
     rank_plan = plan.ranks[comm.rank]
-    if comm.size > 1 or config.run.timeline or shared is None:
-        shared = Shared()
-    held_at = (*_held_key(config, rank_plan, choices), tuning is not None)
-    held: _Held | None = shared.find("rank", held_at)
-    fresh, timeline = held is None, None
-    if held is None:
-        exploration = None if tuning is None else Exploration()
-        backend = make_backend(
-            config, rank_plan, lambda: device_of(config, comm), choices, exploration, threads, plan.figures
-        )
-        timeline = _make_timeline(config, backend, comm, folder)
-        if timeline is not None:
-            backend, comm = timeline.backend, timeline.comm
-        held = _hold(config, graph, plan, partition, backend, comm, exploration)
-    _check_splits(config.train, held.split_sizes)
-    context = dataclasses.replace(held.context, config=config, plan=plan)
-    backend, counted, inputs, aggregations = context.backend, context.comm, held.inputs, held.aggregations
+    exploration = None if tuning is None else Exploration()
+    backend = make_backend(
+        config, rank_plan, lambda: device_of(config, comm), choices, exploration, threads, plan.figures
+    )
+    timeline = _make_timeline(config, backend, comm, folder)
+    if timeline is not None:
+        backend, comm = timeline.backend, timeline.comm
+    context = _make_context(config, graph, plan, partition, backend, comm)
+    counted, inputs = context.comm, _read_inputs(context)
+    aggregations = _build_aggregations(context)
     runtime = _allocate_runtime(context, inputs, aggregations)
-    if rank_plan.setup and fresh:
+    if rank_plan.setup:
         runtime.run(rank_plan.setup)
-    shared.keep("rank", held_at, held)
     watched = rank_plan
     if timeline is not None:
         timeline.number_tiles(*aggregations.tiles)
         watched = dataclasses.replace(rank_plan, train=timeline.program(rank_plan.train))
     watch: Watch = timeline or Unwatched()
-    if tuning is not None and held.exploration is not None:
-        tuning.begin(watch, backend.synchronize, held.exploration)
+    if tuning is not None and exploration is not None:
+        tuning.begin(watch, backend.synchronize, exploration)
         watch = tuning
     ranking = _ranking_scores(context, inputs)
     choice = _thread_choice(config, backend, first, tuning)
@@ -214,42 +202,12 @@ def _make_timeline(config: Config, backend: KernelBackend, comm: Communicator, f
     return Timeline(backend, comm, folder, config.train.epochs, in_flight=in_flight, ranges=ranges)
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A rank's data besides weights and the arena; no epoch changes it. split_sizes: those of all ranks together.
-    exploration: what runs have found out about the variants of its products.
-    """
-
-    context: _RankContext
-    inputs: Inputs
-    split_sizes: tuple[int, int, int]
-    aggregations: RankAggregations
-    exploration: Exploration | None
-
-
-def _held_key(config: Config, plan: RankPlan, choices: Choices) -> tuple[Any, ...]:
-    """Return the settings that determine a `_Held`. A CPU's variants are not among them: all of them give the same bits."""
-    gpu = () if config.run.device == "cpu" else (plan.regions["kernel work space"], choices)
-    form = plan.input.sparse, plan.input.aggregated, plan.values.input_scaled
-    return held_key(config), form, levels_of(plan.rows), gpu
-
-
-def _hold(
-    config: Config,
-    graph: Graph,
-    plan: RunPlan,
-    partition: Partition,
-    backend: KernelBackend,
-    comm: Communicator,
-    exploration: Exploration | None,
-) -> _Held:
-    """Read the rank's shard and features, write them to the device, and build its aggregations. Collective.
-
-    Raises: GraphError.
-    """
+def _make_context(
+    config: Config, graph: Graph, plan: RunPlan, partition: Partition, backend: KernelBackend, comm: Communicator
+) -> _RankContext:
     counted = CountingCommunicator(comm)
     counted.use_stream(backend.comm_stream)
-    context = _RankContext(
+    return _RankContext(
         config=config,
         graph=graph,
         plan=plan,
@@ -258,11 +216,16 @@ def _hold(
         backend=backend,
         comm=counted,
     )
-    shard = build_shard(graph, partition, comm.rank, context.shard_options, context.local_index)
-    reader = FeatureReader(graph, context.local_index, comm.rank, config.data.row_normalize)
-    target, sizes = make_target(backend, graph, shard, context.shard_options, config.train)
-    inputs = load_inputs(backend, shard, reader, context.rank_plan, threads_per_rank(config), target)
-    return _Held(context, inputs, sizes, _build_aggregations(context), exploration)
+
+
+def _read_inputs(context: _RankContext) -> Inputs:
+    """Read the rank's shard and features, and write them to the device. Collective. Raises: ConfigError, GraphError."""
+    config, graph, backend, options = context.config, context.graph, context.backend, context.shard_options
+    shard = build_shard(graph, context.partition, context.comm.rank, options, context.local_index)
+    reader = FeatureReader(graph, context.local_index, context.comm.rank, config.data.row_normalize)
+    target, sizes = make_target(backend, graph, shard, options, config.train)
+    _check_splits(config.train, sizes)
+    return load_inputs(backend, shard, reader, context.rank_plan, threads_per_rank(config), target)
 
 
 def _check_splits(train: TrainConfig, sizes: tuple[int, int, int]) -> None:

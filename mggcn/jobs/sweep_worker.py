@@ -57,7 +57,7 @@ def _train(
     shutil.rmtree(folder, ignore_errors=True)
     config = with_trial(from_toml(sweep / "config.toml", saved=True), settings)
     planned = training.prepare_run(config, graph, store, folder, shared=shared, at_once=sharing)
-    return training.run_training(planned, graph, quiet=True, shared=shared)
+    return training.run_training(planned, graph, quiet=True)
 
 
 def main() -> int:

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
     from mggcn.assemble_rank import Rank
     from mggcn.comm.base import Communicator
-    from mggcn.train.loop import Stop
+    from mggcn.train.loop import OnEpoch, Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,20 +143,18 @@ def train_rank(
     quiet: bool,
     stop: Stop,
     started: float | None = None,
-    on_epoch: Callable[[dict[str, Any]], None] | None = None,
-    shared: Shared | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Rank:
     """Set up, train and record on one rank. Raises: Interrupted after a signal, once everything is saved.
 
-    stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it. shared: as for
-    make_rank.
+    stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it.
     """
     from mggcn.train.class_scores import class_scores
 
     started = time.perf_counter() if started is None else started
     with Heartbeat(folder, comm.rank, config.train.epochs, config.train.repeat) as heartbeat:
         log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs, config.train.repeat)
-        rank = _set_up(comm, graph, plan, partition, folder, stop, log, shared)
+        rank = _set_up(comm, graph, plan, partition, folder, stop, log)
         comm.barrier()
         stop.saves = True
         setup_seconds = time.perf_counter() - started
@@ -186,7 +184,6 @@ def _set_up(
     folder: Path,
     stop: Stop,
     log: RunLog,
-    shared: Shared | None,
 ) -> Rank:
     """Return a rank that is ready to train: it has the weights of the start, and what is known of its products."""
     from mggcn.assemble_rank import make_rank
@@ -206,18 +203,14 @@ def _set_up(
 
     limits = limits_of(config, epochs_done(folder, config))
     tuning = None if limits is None else Tuning(comm, limits, report)
-    rank = make_rank(
-        config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning, shared=shared
-    )
+    rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning)
     if (start := start_of(folder)) is not None:
         rank.trainer.warm_start(start)
     return rank
 
 
 @contextlib.contextmanager
-def logged(
-    config: Config, folder: Path, on_epoch: Callable[[dict[str, Any]], None] | None, rank: int
-) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+def logged(config: Config, folder: Path, on_epoch: OnEpoch | None, rank: int) -> Iterator[OnEpoch | None]:
     """Give what rank 0 calls with the row of each epoch: `on_epoch`, behind the log that run.log asks for."""
     if config.run.log == "none" or rank != 0:
         yield on_epoch if rank == 0 else None
@@ -283,27 +276,29 @@ def captures(config: Config, states: Mapping[str, str]) -> dict[str, Any]:
     return {"captured": {what: eager if state == "eager" else state for what, state in states.items()}}
 
 
-def run_training(run: PlannedRun, graph: Graph, *, quiet: bool, shared: Shared | None = None) -> dict[str, Any]:
+def run_training(run: PlannedRun, graph: Graph, *, quiet: bool, on_epoch: OnEpoch | None = None) -> dict[str, Any]:
     """Train the run that `prepare_run` wrote, on as many ranks as it says, and return its result.
 
     `graph` serves a single rank or ranks as threads; ranks as processes open the store that job.json names and read the
-    plan.
+    plan. on_epoch: called in this process with each row of the history.
     Raises: the first error of any rank; Interrupted after SIGINT or SIGTERM, once a checkpoint is written.
     """
     if in_processes(run.config):
-        return train_processes(run.folder, run.config, quiet=quiet)
-    return _train_here(run, graph, quiet, time.perf_counter(), shared)
+        return train_processes(run.folder, run.config, quiet=quiet, on_epoch=on_epoch)
+    return _train_here(run, graph, quiet, time.perf_counter(), on_epoch)
 
 
-def resume_training(folder: Path, config: Config, graph: Graph, *, quiet: bool) -> dict[str, Any]:
+def resume_training(
+    folder: Path, config: Config, graph: Graph, *, quiet: bool, on_epoch: OnEpoch | None = None
+) -> dict[str, Any]:
     """Continue the run of a folder. Raises: as `run_training`; RunError if the graph or the settings are others."""
     if in_processes(config):
-        return train_processes(folder, config, quiet=quiet)
+        return train_processes(folder, config, quiet=quiet, on_epoch=on_epoch)
     started = time.perf_counter()
-    return _train_here(PlannedRun(folder, config, *known_plan(folder, config, graph)), graph, quiet, started)
+    return _train_here(PlannedRun(folder, config, *known_plan(folder, config, graph)), graph, quiet, started, on_epoch)
 
 
-def follower_of(folder: Path, on_epoch: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+def follower_of(folder: Path, on_epoch: OnEpoch) -> Callable[[], None]:
     """Return what hands the rows that rank 0 is about to write on to `on_epoch`, whenever it is called."""
     from mggcn.train.checkpoint import read_progress
 
@@ -311,9 +306,7 @@ def follower_of(folder: Path, on_epoch: Callable[[dict[str, Any]], None]) -> Cal
     return HistoryFollower(folder, found[0].history_lines if found else 0, on_epoch).poll
 
 
-def train_processes(
-    folder: Path, config: Config, *, quiet: bool, on_epoch: Callable[[dict[str, Any]], None] | None = None
-) -> dict[str, Any]:
+def train_processes(folder: Path, config: Config, *, quiet: bool, on_epoch: OnEpoch | None = None) -> dict[str, Any]:
     """Train the run of a folder on ranks that are processes; `on_epoch` is called here. Raises: as `run_training`."""
     poll = None if on_epoch is None else follower_of(folder, on_epoch)
     arguments = json.dumps({"quiet": quiet, "started": time.perf_counter()})
@@ -322,16 +315,14 @@ def train_processes(
     return read_result(folder)
 
 
-def _train_here(
-    run: PlannedRun, graph: Graph, quiet: bool, started: float, shared: Shared | None = None
-) -> dict[str, Any]:
+def _train_here(run: PlannedRun, graph: Graph, quiet: bool, started: float, on_epoch: OnEpoch | None) -> dict[str, Any]:
     """Train on one rank of this process, or on several that are threads of it."""
     config, known, folder = run.config, (run.plan, run.partition), run.folder
     with signalled_stop(saves=False) as stop:
         on_local_ranks(
             config,
             lambda comm: train_rank(
-                comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started, shared=shared
+                comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started, on_epoch=on_epoch
             ),
         )
     return read_result(folder)

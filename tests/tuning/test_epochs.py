@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn import assemble, assemble_rank
+from mggcn import assemble
 from mggcn.assemble import host_of, plan_graph, resolve
 from mggcn.assemble_rank import make_rank
 from mggcn.backend.cuda import presence as cuda_presence
@@ -24,10 +24,8 @@ from mggcn.comm.counting import CountingCommunicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.errors import BackendError, ConfigError
 from mggcn.graph.store import graph_sha256
-from mggcn.jobs import train as training
 from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune import tune_products
-from mggcn.planning.shared import Shared
 from mggcn.trace.timeline import Unwatched
 from mggcn.train.loop import Stop
 from mggcn.tuning import exploration, record
@@ -112,36 +110,6 @@ def test_runs_try_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert kept_file(graph_sha256(graph)).exists()
     assert history(folder) == history(plain)
     assert same_tensors(folder, plain)
-
-
-@pytest.mark.usefixtures("blocks_win")
-def test_runs_of_a_sweep_share_what_one_has_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Fails if trying keeps a run from taking what the one before it holds, its findings too, or changes a bit."""
-    graph, shared = store_of(tmp_path), Shared()
-    built: list[object] = []
-    build = assemble_rank._build_aggregations
-    monkeypatch.setattr(assemble_rank, "_build_aggregations", lambda context: built.append(context) or build(context))
-    folders = []
-    for name, width in (("first", 33), ("second", 33), ("third", 40)):
-        config = config_of(1, tune="on")
-        model = dataclasses.replace(config.model, hidden=(width,))
-        config = dataclasses.replace(
-            config, model=model, run=dataclasses.replace(config.run, products="aggregate-first")
-        )
-        planned = training.prepare_run(config, graph, tmp_path / "store", tmp_path / name, shared=shared)
-        training.run_training(planned, graph, quiet=False, shared=shared)
-        folders.append(planned.folder)
-    assert len(built) == 1
-    said = [line for line in capsys.readouterr().out.splitlines() if "variant" in line]
-    assert ["trying variants cost" in line for line in said] == [True, False, True]
-    assert "no variant was left to try" in said[1]
-    assert history(folders[0]) == history(folders[1])
-    alone = trained(
-        graph, dataclasses.replace(config, run=dataclasses.replace(config.run, tune="off")), tmp_path / "alone"
-    )
-    assert history(folders[2]) == history(alone)
 
 
 def test_products_of_training_are_told_from_those_of_evaluations() -> None:
