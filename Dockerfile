@@ -47,7 +47,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
 # All that is there is held: neither mggcn nor CuPy may bring another torch or NCCL.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip install --no-cache-dir --find-links /wheels --constraint /opt/mggcn/torch.txt "$(ls /wheels/mggcn-*.whl)[report,tensorboard,metis,parquet,zstd,ogb]" "cupy-cuda${CUDA_VERSION%%.*}x" \
+    pip install --no-cache-dir --find-links /wheels --constraint /opt/mggcn/torch.txt "$(ls /wheels/mggcn-*.whl)[report,tensorboard,metis,parquet,zstd,ogb,sweep]" "cupy-cuda${CUDA_VERSION%%.*}x" \
  && pip check
 RUN useradd --create-home --uid 1010 mggcn \
  && install --directory --owner mggcn --group mggcn /workspace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -27,22 +27,26 @@ def sweep(
     model: ModelConfig | None = None,
     *,
     trials: int | None = None,
+    search: Literal["", "grid", "random", "tpe"] = "",
+    pruner: Literal["none", "median"] = "none",
     out: str | Path | None = None,
     at_once: int = 0,
     config: Config | None = None,
     **settings: Unpack[SweepSettings],
 ) -> Sweep:
-    """Train every point of a grid of settings, or a random draw, on one graph; return the trials with their scores.
+    """Train every point of a grid of settings, or draws from it, on one graph; return the trials with their scores.
 
-    Trials run in processes, one for each core (or `threads` of them) or GPU, and share the opened store and its order; with
-    one rank also the matrices and A X, as long as settings leave them as they are. A trial that fails is a row.
+    Trials run in processes, one for each core (or `threads` of them) or GPU, which share the opened store and its order. A
+    trial that fails is a row. Needs Optuna: `pip install "mggcn[sweep]"`.
 
     Args:
         graph: A graph from `load`, or anything that `load` takes; one in memory is written to a temporary store.
         grid: Lists or arrays of values by the name of a setting, such as `{"lr": [0.01, 0.1], "hidden": [16, (64, 64)]}`;
             with `trials` also ranges, `{"lr": {"log": [1e-4, 0.1]}, "dropout": {"uniform": [0, 0.8]}}`.
         model: `GCN(...)` or another of this module's models; default `GCN()`.
-        trials: Number of different settings drawn at random, by `train.seed`; default: the whole grid.
+        trials: Number of different settings drawn, by `train.seed`; default: the whole grid.
+        search: How: "random", or "tpe", which learns from the scores of the trials before; "": at random with `trials`.
+        pruner: "median" stops trials whose validation score is behind the median of those before.
         out: Folder of the sweep; each trial is a run folder in it. Default: `runs/sweep-<graph>-<time>`.
         at_once: Trials trained at the same time; 0: as many as there are cores or GPUs for.
         config: Settings of all trials; `model` and `settings` override it.
@@ -55,6 +59,7 @@ def sweep(
         ConfigError: A setting is unknown, varied twice, or also given for all trials; a value does not fit; or trials would
             be compared by different metrics.
         RunError: `out` exists and is not empty.
+        BackendError: Optuna is not installed, or the machine lacks a GPU.
 
     Warns:
         UserWarning: There are fewer settings than `trials`; each is trained once.
@@ -66,7 +71,7 @@ def sweep(
         )
     candidates = by_name((setting_name(name), _plain(values)) for name, values in grid.items())
     refuse_both(candidates, map(setting_name, settings))
-    space = Space(candidates, trials, base.train.seed)
+    space = Space(candidates, _plain(trials), base.train.seed, search=search, pruner=pruner)
     found: Graph = graph if isinstance(graph, Graph) else load(graph)
     with temporary_folder() as temporary:
         store = store_folder(found)

@@ -1,4 +1,4 @@
-"""Train a grid of settings, or a random draw, on one store; print a table and the best run."""
+"""Train a grid of settings, or draws at random or by TPE, on one store; print a table and the best run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mggcn.errors import ConfigError, printable, shown
 from mggcn.graph.store import open_store
 from mggcn.jobs.sweep import Sweep, Trial, make_sweep, read_sweep, run_sweep
 from mggcn.jobs.sweep_folder import trial_folder
-from mggcn.jobs.sweep_space import as_text, read_space, refuse_both
+from mggcn.jobs.sweep_space import PRUNERS, SEARCHES, as_text, read_space, refuse_both
 from mggcn.memory.units import duration
 
 
@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", type=Path, metavar="DIR", help="train what a sweep has left, and failed trials again"
     )
-    parser.add_argument("--trials", type=int, metavar="N", help="draw N settings at random instead of the whole grid")
+    parser.add_argument("--trials", type=int, metavar="N", help="draw N settings instead of the whole grid")
+    parser.add_argument("--search", choices=SEARCHES, help="how settings are drawn; default: at random with --trials")
+    parser.add_argument("--pruner", choices=PRUNERS, help="median: stop trials whose validation is behind the others'")
     parser.add_argument(
         "--at-once",
         type=int,
@@ -52,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if a.at_once < 0:
         raise ConfigError(f"--at-once must be 0 or more, got {a.at_once}")
     if a.resume is not None:
-        own = a.grid is not None or a.out is not None or a.trials is not None or a.at_once
+        own = a.grid is not None or a.out is not None or a.trials is not None or a.search or a.pruner or a.at_once
         if (
             own
             or a.config is not None
@@ -61,13 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
         ):
             raise ConfigError(
                 f"--resume {a.resume} goes on with that sweep as it was begun; leave GRID, STORE, settings, --out, "
-                "--trials and --at-once out"
+                "--trials, --search, --pruner and --at-once out"
             )
         sweep = read_sweep(a.resume)[0]
     else:
         sweep = _new(a)
-    folder, total = sweep.folder, len(sweep.trials)
-    ended = sum(trial.result is not None for trial in sweep.trials)
+    folder, total = sweep.folder, sweep.planned
+    ended = sum(trial.result is not None or trial.pruned for trial in sweep.trials)
     if not a.quiet:
         by = f", compared by {sweep.metric}" if sweep.metric else ""
         print(f"sweep folder {printable(folder)}, {total - ended} of {total} trials to train{by}", flush=True)
@@ -100,8 +102,8 @@ def _new(a: argparse.Namespace) -> Sweep:
     if a.grid is None or a.store is None:
         raise ConfigError("mggcn sweep needs GRID, a TOML file, and STORE; or --resume DIR to continue a sweep")
     space, base = read_space(a.grid)
-    if a.trials is not None:
-        space = dataclasses.replace(space, trials=a.trials)
+    given = {name: getattr(a, name) for name in ("trials", "search", "pruner") if getattr(a, name) is not None}
+    space = dataclasses.replace(space, **given)
     config = read_settings(a, base)
     refuse_both(space.candidates, given_settings(a))
     store = store_path(a.store, a.root)
@@ -114,14 +116,12 @@ def _new(a: argparse.Namespace) -> Sweep:
 def _line(trial: Trial, ended: int, total: int) -> str:
     metric = (trial.result or {}).get("metric")
     scores = ", ".join(f"{name} {metric} {score:.4f}" for name, score in trial.scores.items() if score is not None)
-    ending = f"failed: {trial.error}" if trial.error else scores
+    ending = trial.error if trial.pruned else f"failed: {trial.error}" if trial.error else scores
     return f"[{ended}/{total}] {printable(as_text(trial.settings))}: {ending} ({trial.seconds or 0:.1f} s)"
 
 
 def answer(sweep: Sweep) -> dict[str, Any]:
     """Return what is printed as JSON: every trial, best scores first, and which is the best."""
-    numbers = [row["trial"] for row in sweep.rows]
-    trials = [next(trial for trial in sweep.trials if trial.number == number) for number in numbers]
     found = [
         {
             "trial": trial.number,
@@ -132,7 +132,7 @@ def answer(sweep: Sweep) -> dict[str, Any]:
             "error": trial.error or None,
             "folder": trial_folder(sweep.folder, trial.number),
         }
-        for trial in trials
+        for trial in sweep.ranked
     ]
     best = None if sweep.best is None else sweep.best.number
     return {"folder": sweep.folder, "metric": sweep.metric, "best": best, "trials": found}

@@ -20,6 +20,7 @@ PURPOSES = {
     "pyg": "graphs from PyTorch Geometric",
     "tensorboard": "mggcn train --log tensorboard",
     "metis": "mggcn partition --kind metis",
+    "sweep": "mggcn sweep",
 }
 """What extras are for that are worth a line."""
 

@@ -14,6 +14,7 @@ from mggcn.errors import RunError
 
 UNFINISHED = (
     *(f".{name}.*tmp" for name in ("config.toml", "*.json", "history.jsonl", "*.safetensors", "rank-*", "sweep.csv")),
+    "optuna.log.lock*",
     "rank-*.error.draft",
     "checkpoints/.states/.*.tmp",
     "checkpoints/.*.tmp",

@@ -9,9 +9,10 @@ import math
 import os
 import queue
 import subprocess
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,26 @@ from mggcn.jobs.folder import make_run_folder
 from mggcn.jobs.occupied import occupied
 from mggcn.jobs.result import read_result
 from mggcn.jobs.sweep_folder import FILE, TABLE, trial_folder
-from mggcn.jobs.sweep_space import Settings, Space, naming_trial, with_trial
+from mggcn.jobs.sweep_space import MAX_TRIALS, Space, naming_trial, with_trial
+from mggcn.jobs.sweep_study import Settings, add_finished, drawn, require_optuna, steps_of, study_of
 from mggcn.planning.task import LOWER_IS_BETTER, resolve_task
-from mggcn.train.log import write_json
+from mggcn.train.log import read_history, write_json
 
 SCORES = ("val", "test")
 DAMAGED = "damaged: "
 """How the error of a trial begins whose files cannot be read: it is not trained again over them."""
+PRUNED = "pruned: "
+"""How the error of a trial begins that was stopped since it was behind others: it is not trained again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """How the trials of a sweep are trained: what its record holds besides them."""
+
+    store: str
+    graph_sha256: str
+    at_once: int
+    space: Space
 
 
 @dataclass(slots=True)
@@ -53,6 +67,11 @@ class Trial:
         return self.error.startswith(DAMAGED)
 
     @property
+    def pruned(self) -> bool:
+        """Whether it was stopped since it was behind earlier trials."""
+        return self.error.startswith(PRUNED)
+
+    @property
     def scores(self) -> dict[str, float | None]:
         """Scores at the best validation; of several repeats their means."""
         if self.result is None:
@@ -62,7 +81,8 @@ class Trial:
 
     def row(self, metric: str) -> dict[str, Any]:
         """Return the trial as a row of the table, whose scores are those of a metric."""
-        state = "damaged" if self.damaged else "failed" if self.error else "done" if self.result else "not run"
+        failed = "damaged" if self.damaged else "pruned" if self.pruned else "failed"
+        state = failed if self.error else "done" if self.result else "not run"
         ends = {
             "metric": metric,
             "epochs": (self.result or {}).get("epochs"),
@@ -75,16 +95,25 @@ class Trial:
 
 @dataclass(slots=True)
 class Sweep:
-    """A sweep's folder and trials, and the metric that compares them. A notebook shows it as its table."""
+    """A sweep's folder and trials, and the metric that compares them. A notebook shows it as its table.
+
+    planned: trials in all; those of a TPE search join `trials` as they are drawn.
+    """
 
     folder: Path
     trials: list[Trial] = field(default_factory=list)
     metric: str = ""
+    planned: int = 0
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """The trials, best scores first."""
+        return sorted(self.trials, key=_rank)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One for each trial: number, settings, scores, metric, epochs, seconds, state and reason; best scores first."""
-        return [trial.row(self.metric) for trial in sorted(self.trials, key=_rank)]
+        return [trial.row(self.metric) for trial in self.ranked]
 
     @property
     def best(self) -> Trial | None:
@@ -130,25 +159,28 @@ def make_sweep(space: Space, base: Config, graph: Graph, store: Path, out: Path 
 
     Raises: ConfigError for settings that are none, or do not fit the graph or each other; BackendError; RunError.
     """
+    require_optuna()
     check_available(base)
-    trials = [Trial(number, settings) for number, settings in enumerate(space.settings(base), start=1)]
-    metric = _metric_of(trials, base, graph)
+    found = space.settings(base)
+    metric = _metric_of(found, base, graph)
     groups, config = groups_of(base, at_once)
-    if len(groups) > len(trials):  # fewer trials than cores: each has several
-        groups, config = groups_of(base, len(trials))
+    if len(groups) > space.num_trials:  # fewer trials than cores: each has several
+        groups, config = groups_of(base, space.num_trials)
+    if space.search == "tpe":
+        found = drawn(space.candidates, space.seed, len(groups))
     folder = make_run_folder(config, f"sweep-{graph.name}", out)
-    sweep = Sweep(folder, trials, metric)
-    job = {"store": str(store.resolve()), "graph_sha256": graph_sha256(graph), "at_once": len(groups)}
-    _save(sweep, job)
+    trials = [Trial(number, settings) for number, settings in enumerate(found, start=1)]
+    sweep = Sweep(folder, trials, metric, space.num_trials)
+    _save(sweep, asdict(Job(str(store.resolve()), graph_sha256(graph), len(groups), space)))
     return sweep
 
 
-def _metric_of(trials: list[Trial], base: Config, graph: Graph) -> str:
+def _metric_of(trials: Iterable[Settings], base: Config, graph: Graph) -> str:
     """Return the metric of all trials. Raises: ConfigError if they have several, or a trial does not fit the graph."""
     metrics: dict[str, None] = {}
-    for trial in trials:
-        config = with_trial(base, trial.settings)
-        with naming_trial(trial.settings):
+    for settings in trials:
+        config = with_trial(base, settings)
+        with naming_trial(settings):
             metrics[resolve_task(config.train, graph).metric] = None
     if len(metrics) > 1:
         first = next(iter(metrics))
@@ -158,15 +190,16 @@ def _metric_of(trials: list[Trial], base: Config, graph: Graph) -> str:
     return next(iter(metrics))
 
 
-def read_sweep(folder: Path) -> tuple[Sweep, Path, str, int]:
-    """Return the sweep of a folder, its store and its digest, and how many trials it trains at once. Raises: RunError."""
+def read_sweep(folder: Path) -> tuple[Sweep, Job]:
+    """Return the sweep of a folder, and how its trials are trained. Raises: RunError, ConfigError."""
     try:
         content = read_object(folder / FILE)
         trials = [Trial(**trial) for trial in content["trials"]]
         _check_trials(trials)
-        job = Path(content["store"]), str(content["graph_sha256"]), int(content["at_once"])
-        metric = one_line(str(content.get("metric", "")))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        space = Space(**content.get("space", {"candidates": {}}))  # an earlier version had none: all trials are there
+        job = Job(str(content["store"]), str(content["graph_sha256"]), int(content["at_once"]), space)
+        sweep = Sweep(folder, trials, one_line(str(content.get("metric", ""))), max(space.num_trials, len(trials)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise RunError(
             f"{folder} is not the folder of a sweep: it lacks a readable {FILE} ({one_line(reason(error))})"
         ) from error
@@ -177,7 +210,7 @@ def read_sweep(folder: Path) -> tuple[Sweep, Path, str, int]:
             trial.result = _result_of(trial_folder(folder, trial.number), config, trial.settings)
         except (ConfigError, RunError) as error:
             trial.error = f"{DAMAGED}{error}"
-    return Sweep(folder, trials, metric), *job
+    return sweep, job
 
 
 def _check_trials(trials: list[Trial]) -> None:
@@ -221,49 +254,91 @@ def run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None = None) -> 
 
     A failed trial is a row of the table. Raises: Interrupted after Ctrl-C, once running trials are saved; RunError.
     """
+    require_optuna()
     with occupied(folder):
-        return _run_sweep(folder, on_trial)
+        return _run_sweep(folder, on_trial or (lambda trial: None))
 
 
-def _run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None) -> Sweep:
-    sweep, store, digest, at_once = read_sweep(folder)
+def _run_sweep(folder: Path, on_trial: Callable[[Trial], None]) -> Sweep:
+    sweep, job = read_sweep(folder)
     base = from_toml(folder / "config.toml", saved=True)
-    groups, _ = groups_of(base, at_once)
-    left = [trial for trial in sweep.trials if trial.result is None and not trial.damaged]
-    graph = open_store(store)
-    if graph_sha256(graph) != digest:
-        raise RunError(f"{store} has changed since the sweep in {folder} began; start a new sweep")
-    sweep.metric = sweep.metric or _metric_of(sweep.trials, base, graph)  # an earlier version did not write it
-    orders: queue.SimpleQueue[Trial] = queue.SimpleQueue()
-    for trial in left:
-        trial.error = ""
-        orders.put(trial)
-    job = {"store": str(store), "graph_sha256": digest, "at_once": at_once}
-    done: queue.SimpleQueue[Trial | BaseException] = queue.SimpleQueue()
-    groups = groups[: len(left)]
+    graph = open_store(Path(job.store))
+    if graph_sha256(graph) != job.graph_sha256:
+        raise RunError(f"{job.store} has changed since the sweep in {folder} began; start a new sweep")
+    if job.space.learns:
+        job.space.settings(base)  # of a record that somebody changed
+    if not sweep.metric:  # an earlier version did not write it
+        sweep.metric = _metric_of((trial.settings for trial in sweep.trials), base, graph)
+    groups, _ = groups_of(base, job.at_once)
     workers = [
-        _Worker(folder, store, sum(other.gpus == group.gpus for other in groups), group, k)
+        Worker(folder, job, sum(other.gpus == group.gpus for other in groups), group, k)
         for k, group in enumerate(groups)
     ]
-    threads = [threading.Thread(target=worker.serve, args=(orders, done)) for worker in workers]
-    for thread in threads:
-        thread.start()
+    free: queue.LifoQueue[Worker] = queue.LifoQueue()  # one that has begun is taken before another one begins
+    for worker in reversed(workers):
+        free.put(worker)
+
+    def train(trial: Trial) -> Trial:
+        worker = free.get()
+        try:
+            worker.train(trial)
+        finally:
+            free.put(worker)
+        return trial
+
+    pool = ThreadPoolExecutor(len(workers))
     try:
-        for _ in left:
-            ended = done.get()
-            if isinstance(ended, BaseException):
-                raise ended
-            _save(sweep, job)
-            if on_trial is not None:
-                on_trial(ended)
+        for trials in _rounds(sweep, job, base):
+            for ended in as_completed([pool.submit(train, trial) for trial in trials]):
+                trial = ended.result()
+                _save(sweep, asdict(job))
+                on_trial(trial)
     except KeyboardInterrupt as stop:
         raise Interrupted(signal_of(stop)) from None
     finally:
         for worker in workers:
             worker.stop()
-        for thread in threads:
-            thread.join()
+        pool.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.end()
     return sweep
+
+
+def _rounds(sweep: Sweep, job: Job, base: Config) -> Iterator[list[Trial]]:
+    """Yield the trials to train at once, all of them where none learns from others; the study knows all rounds before.
+
+    So the trials of a seed are the same, whichever of a round ends first, and whatever interrupts it.
+    """
+    space = job.space
+    study = study_of(sweep.folder, "minimize" if sweep.metric in LOWER_IS_BETTER else "maximize")
+    known = {trial.user_attrs.get("trial") for trial in study.get_trials(deepcopy=False)}
+    size = job.at_once if space.learns else MAX_TRIALS
+    left = [trial for trial in sweep.trials if trial.result is None and not trial.damaged and not trial.pruned]
+    for trial in left:
+        trial.error = ""
+    while True:
+        begun = (left[0].number - 1) // size * size if left else len(sweep.trials)
+        for trial in sweep.trials[:begun]:
+            score = trial.scores["val"]
+            if space.candidates and trial.number not in known and (score is not None or trial.pruned):
+                known.add(trial.number)
+                epochs = with_trial(base, trial.settings).train.epochs
+                with suppress(
+                    RunError, ValueError
+                ):  # without a history, or not of these candidates: nothing is learned
+                    steps = steps_of(read_history(trial_folder(sweep.folder, trial.number)), epochs)
+                    add_finished(study, space.candidates, trial.number, trial.settings, score, steps)
+        if not left:
+            tried = [trial.settings for trial in sweep.trials]
+            count = min(size, sweep.planned - len(tried))
+            if count <= 0:
+                return
+            found = drawn(space.candidates, space.seed, count, tried, study)
+            left = [Trial(number, settings) for number, settings in enumerate(found, start=len(tried) + 1)]
+            sweep.trials += left
+        trials = [trial for trial in left if trial.number <= begun + size]
+        left = left[len(trials) :]
+        yield trials
 
 
 def _save(sweep: Sweep, job: dict[str, Any]) -> None:
@@ -285,48 +360,35 @@ def _save(sweep: Sweep, job: dict[str, Any]) -> None:
         ) from error
 
 
-class _Worker:
+class Worker:
     """A process that trains trials, as this one sees it; a new one follows one that was killed.
 
     sharing: processes that share its memory, the machine's or its GPUs'.
     """
 
-    def __init__(self, folder: Path, store: Path, sharing: int, group: Group, number: int) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, job: Job, sharing: int, group: Group, number: int) -> None:
         self._log = folder / f"worker-{number}.log"
-        self._command = [*python("mggcn.jobs.sweep_worker"), str(folder), str(store)]
-        self._command += ["--sharing", str(sharing)]
+        self._pruner = job.space.pruner
+        self._command = [*python("mggcn.jobs.sweep_worker"), str(folder), job.store, "--sharing", str(sharing)]
         if group.cores:
             self._command += ["--cores", ",".join(map(str, group.cores))]
         self._env: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": ",".join(group.gpus)} if group.gpus else {}
         self._process: subprocess.Popen[str] | None = None
         self._stopped = False
 
-    def serve(self, orders: queue.SimpleQueue[Trial], done: queue.SimpleQueue[Trial | BaseException]) -> None:
-        """Have trials trained until none is left; then end the process."""
-        try:
-            while not self._stopped:
-                trial = orders.get_nowait()
-                self._train(trial)
-                if not self._stopped:
-                    done.put(trial)
-        except queue.Empty:
-            pass
-        except BaseException as error:
-            done.put(error)
-        finally:
-            self._end()
-
-    def _train(self, trial: Trial) -> None:
+    def train(self, trial: Trial) -> None:
+        """Have a trial trained, and note what came of it; one that `stop` interrupts stays as it is."""
+        if self._stopped:
+            return
         process = self._process = self._process or self._start()
-        answer = _ask(process, {"number": trial.number, "settings": trial.settings})
-        if answer is None:
-            code = self._end()
+        answer = _ask(process, {"number": trial.number, "settings": trial.settings, "pruner": self._pruner})
+        if answer is not None:
+            trial.result, trial.error, trial.seconds = answer.get("result"), answer["error"], answer["seconds"]
+        elif not self._stopped:
+            code = self.end()
             lines = read_bytes(self._log).decode(errors="replace").split("\n") if self._log.exists() else []
             last = next((one_line(line) for line in reversed(lines) if line.strip()), "it printed nothing")
             trial.error = f"the process ended with code {code}: {last}"
-            return
-        trial.result, trial.error, trial.seconds = answer.get("result"), answer.get("error", ""), answer["seconds"]
 
     def _start(self) -> subprocess.Popen[str]:
         # A session of its own: a Ctrl-C of the terminal reaches the parent alone.
@@ -347,7 +409,7 @@ class _Worker:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
-    def _end(self) -> int:
+    def end(self) -> int:
         """End the process, if there is one, and return its exit code. An empty log goes."""
         code = 0
         if self._process is not None:

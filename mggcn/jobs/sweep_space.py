@@ -1,12 +1,11 @@
-"""What a sweep varies: a grid, or a random draw, of settings; read from TOML or given in Python."""
+"""What a sweep varies: settings with their candidates, searched as a grid, at random or by TPE; from TOML or Python."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import math
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,28 +14,41 @@ from mggcn.config import TABLES, Config, from_tables, parse_value
 from mggcn.config_files import setting_name
 from mggcn.errors import ConfigError, did_you_mean
 from mggcn.files import read_toml, reason
+from mggcn.jobs.sweep_study import Settings, drawn
 
-Settings = dict[str, Any]
-"""What a trial changes: values by table.key."""
 MAX_TRIALS = 100_000
+EXAMPLES = 1000
+"""Combinations that a TPE search checks before it trains any."""
+SEARCHES = ("grid", "random", "tpe")
+PRUNERS = ("none", "median")
+OPTIONS = {"trials": int, "seed": int, "search": str, "pruner": str}
+"""Of [sweep]: fields of `Space`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
     """Candidates of each setting that varies: a list of values, or the ends of a range to draw from.
 
-    trials: number of random draws; None: the whole grid. seed: of the draws. source: how errors name the candidates.
+    trials: number of draws; None: the whole grid. seed: of the draws. source: how errors name the candidates. search: one
+    of SEARCHES; "": random with a number of trials, else the grid. pruner: one of PRUNERS, which stops trials early.
     """
 
     candidates: Mapping[str, Any]
     trials: int | None = None
     seed: int = 1
     source: str = "grid"
+    search: str = ""
+    pruner: str = "none"
 
     @property
     def num_points(self) -> float:
         """How many different trials there are; infinite with a range."""
         return math.prod(math.inf if isinstance(found, Mapping) else len(found) for found in self.candidates.values())
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials there are."""
+        return int(min(self.num_points, self.trials or MAX_TRIALS))
 
     @property
     def shortage(self) -> str:
@@ -46,51 +58,66 @@ class Space:
         points = f"{self.num_points} point{'s' * (self.num_points > 1)}"
         return f"the grid has {points}, fewer than {self.trials} trials: each point is trained once"
 
-    def settings(self, base: Config) -> list[Settings]:
-        """Return what every trial changes, each point once; trials whose matrices are alike follow each other.
+    @property
+    def learns(self) -> bool:
+        """Whether finished trials decide about others, which then go in rounds."""
+        return self.search == "tpe" or self.pruner != "none"
 
-        Raises: ConfigError for a setting, value or combination that is none, for equal values, or for a range in a grid.
+    def settings(self, base: Config) -> list[Settings]:
+        """Return what every trial changes, each point once; for TPE, which draws later, combinations that it may draw.
+
+        Trials of a grid whose graphs are ordered alike follow each other. Raises: ConfigError for a setting, value or
+        combination that is none, for equal values, or for a range in a grid.
         """
         if not self.candidates:
             raise ConfigError(
                 'a sweep needs a table [grid] of settings with lists of values, such as "train.lr" = [0.1]'
             )
-        if self.trials is not None and self.trials not in range(1, MAX_TRIALS + 1):
-            raise ConfigError(f"sweep.trials must lie in 1 .. {MAX_TRIALS}, got {self.trials}")
         try:
+            self._check_options()
             for name, candidates in self.candidates.items():
                 _check(name, candidates)
-            # What epochs alone read varies fastest.
-            names = sorted(self.candidates, key=lambda name: (name.startswith("train."), "dropout" in name))
-            found = list(self._grid(names) if self.trials is None or self.shortage else self._drawn(names))
+            found = self._points()
             for settings in found:
-                with_trial(base, settings)
+                if with_trial(base, settings).train.repeat > 1 and self.pruner != "none":
+                    raise ConfigError(f"sweep.pruner {self.pruner} compares single runs; leave train.repeat at 1")
         except ConfigError as error:
             raise ConfigError(f"{self.source}: {error}") from error
         return found
 
-    def _grid(self, names: Sequence[str]) -> Iterator[Settings]:
-        for name in names:
-            if isinstance(self.candidates[name], Mapping):
-                raise ConfigError(
-                    f"the range of {name} needs a number of draws: trials = 50 in [sweep], or --trials 50"
-                )
-        if self.num_points > MAX_TRIALS:
+    def _check_options(self) -> None:
+        for name, kind in OPTIONS.items():
+            if (value := getattr(self, name)) is not None and type(value) is not kind:
+                expected = "an integer" if kind is int else "a word"
+                raise ConfigError(f"sweep.{name} expects {expected}, got {value!r}")
+        for name, value, known in (("search", self.search, ("", *SEARCHES)), ("pruner", self.pruner, PRUNERS)):
+            if value not in known:
+                raise ConfigError(f"sweep.{name} must be one of {', '.join(filter(None, known))}, got {value!r}")
+        if self.trials is not None and self.trials not in range(1, MAX_TRIALS + 1):
+            raise ConfigError(f"sweep.trials must lie in 1 .. {MAX_TRIALS}, got {self.trials}")
+        if (self.trials is None) != (self.search in ("", "grid")) and self.search:
+            needs = "takes no number of trials" if self.search == "grid" else "needs a number of trials: trials = 50"
+            raise ConfigError(f"the search {self.search} {needs}")
+
+    def _points(self) -> list[Settings]:
+        lists = self.candidates
+        if self.search == "tpe":  # the ends stand for a range
+            lists = {name: next(iter(c.values())) if isinstance(c, Mapping) else c for name, c in lists.items()}
+        elif self.trials is not None and self.trials < self.num_points:
+            return drawn(self.candidates, self.seed, self.trials)
+        elif ranges := [name for name, candidates in lists.items() if isinstance(candidates, Mapping)]:
+            raise ConfigError(
+                f"the range of {ranges[0]} needs a number of draws: trials = 50 in [sweep], or --trials 50"
+            )
+        elif self.num_points > MAX_TRIALS:
             raise ConfigError(
                 f"the grid has {self.num_points:,} points, at most {MAX_TRIALS:,} are tried; draw some: trials = 50"
             )
-        lists = [self.candidates[name] for name in names]
-        return (dict(zip(names, values, strict=True)) for values in itertools.product(*lists))
-
-    def _drawn(self, names: Sequence[str]) -> Iterator[Settings]:
-        generator = random.Random(self.seed)
-        finite = self.num_points < math.inf
-        drawn: dict[str | int, Settings] = {}
-        while len(drawn) < (self.trials or 0):
-            point = {name: _draw(self.candidates[name], generator) for name in names}
-            # Draws from a range are taken as they come: ends a few floats apart would keep a loop from ending.
-            drawn[repr(point) if finite else len(drawn)] = point
-        return iter(sorted(drawn.values(), key=lambda settings: [str(settings[name]) for name in names]))
+        # What epochs alone read varies fastest.
+        names = sorted(lists, key=lambda name: (name.startswith("train."), "dropout" in name))
+        points = itertools.product(*(lists[name] for name in names))
+        most = EXAMPLES if self.search == "tpe" else MAX_TRIALS
+        return [dict(zip(names, values, strict=True)) for values in itertools.islice(points, most)]
 
 
 def with_trial(base: Config, settings: Settings) -> Config:
@@ -124,7 +151,7 @@ def refuse_both(varied: Iterable[str], given: Iterable[str]) -> None:
 
 
 def read_space(path: Path) -> tuple[Space, Config]:
-    """Read a sweep's file: [grid], [sweep] with trials and seed, and tables of settings that all trials have.
+    """Read a sweep's file: [grid], [sweep] with OPTIONS, and tables of settings that all trials have.
 
     Raises: ConfigError if it is missing, not TOML, or holds anything else.
     """
@@ -138,11 +165,8 @@ def read_space(path: Path) -> tuple[Space, Config]:
     for name, table in (("grid", grid), ("sweep", options)):
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {name} must be a table [{name}], got {table!r}")
-    if unknown := sorted(set(options) - {"trials", "seed"}):
-        raise ConfigError(f"{path}: unknown setting sweep.{unknown[0]}; known in [sweep] are trials, seed")
-    for name, value in options.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ConfigError(f"{path}: sweep.{name} expects an integer, got {value!r}")
+    if unknown := sorted(set(options) - set(OPTIONS)):
+        raise ConfigError(f"{path}: unknown setting sweep.{unknown[0]}; known in [sweep] are {', '.join(OPTIONS)}")
     try:
         base = from_tables(tables)
     except ConfigError as error:
@@ -152,7 +176,7 @@ def read_space(path: Path) -> tuple[Space, Config]:
         candidates = by_name(_flat(grid))
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
-    return Space(candidates, options.get("trials"), options.get("seed", 1), source), base
+    return Space(candidates, source=source, **options), base
 
 
 def by_name(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -215,15 +239,3 @@ def _check_range(name: str, candidates: Mapping[str, Any]) -> None:
             f"log, got {candidates!r}"
         )
     parse_value(table, key, low)
-
-
-def _draw(candidates: Any, generator: random.Random) -> Any:
-    """One of a list, or a number between the ends of {uniform = [low, high]} or, evenly over its logarithm, {log = ...}."""
-    if not isinstance(candidates, Mapping):
-        return generator.choice(candidates)
-    ((kind, (low, high)),) = candidates.items()
-    return (
-        generator.uniform(low, high)
-        if kind == "uniform"
-        else math.exp(generator.uniform(math.log(low), math.log(high)))
-    )

@@ -1,7 +1,7 @@
 """A process of a sweep: `python -m mggcn.jobs.sweep_worker FOLDER STORE --sharing J [--cores 0,1]` trains what it is told.
 
-Each line of its input is a trial's number and settings as JSON, each line of its output the trial's result. When its input
-ends in a trial, it saves, as at SIGTERM.
+Each line of its input is a trial's number, settings and pruner as JSON, each line of its output the trial's result. When
+its input ends in a trial, it saves, as at SIGTERM.
 """
 
 from __future__ import annotations
@@ -20,44 +20,80 @@ from typing import Any
 
 from mggcn import native, output
 from mggcn.comm.failure import Interrupted
+from mggcn.config import Config
 from mggcn.config_files import from_toml
-from mggcn.errors import MggcnError
+from mggcn.errors import MggcnError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
 from mggcn.jobs import train as training
 from mggcn.jobs.folder import read_run
-from mggcn.jobs.sweep import Trial
+from mggcn.jobs.sweep import PRUNED, Trial
 from mggcn.jobs.sweep_folder import trial_folder
-from mggcn.jobs.sweep_space import Settings, with_trial
+from mggcn.jobs.sweep_space import with_trial
+from mggcn.jobs.sweep_study import Settings, is_behind, steps_of, study_of
 from mggcn.planning.shared import Shared
+from mggcn.train.log import read_history
 from mggcn.train.tensorboard import log_trial
 
 
+class Pruning:
+    """Stops a trial that is behind those before it, as SIGTERM does: `mggcn train --resume` could continue it."""
+
+    def __init__(self, sweep: Path, config: Config, before: list[dict[str, Any]]) -> None:
+        """Begin behind the epochs of the trial that are saved."""
+        self._study = study_of(sweep)
+        self._epochs = config.train.epochs
+        self._steps = steps_of(before, self._epochs)
+        self.reason: str = ""
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        """Take an epoch, and stop the trial if it is the first scored one of a step and behind."""
+        new = steps_of([row], self._epochs).keys() - self._steps
+        self._steps = steps_of([row], self._epochs) | self._steps
+        if new and not self.reason and is_behind(self._study, self._steps):
+            self.reason = (
+                f"{PRUNED}val {row['val']:.4g} after {row['epoch']} epochs, behind the median of earlier trials"
+            )
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 def train_trial(
-    sweep: Path, settings: Settings, number: int, graph: Graph, store: Path, shared: Shared, sharing: int
+    sweep: Path,
+    settings: Settings,
+    number: int,
+    graph: Graph,
+    store: Path,
+    shared: Shared,
+    sharing: int,
+    pruner: str = "none",
 ) -> dict[str, Any]:
     """Train a trial in its folder of the sweep, or go on with it, and return its result.
 
     sharing: trials that share the free memory.
-    Raises: as prepare_run and run_training.
+    Raises: as prepare_run and run_training; RunError if it was pruned.
     """
-    folder = trial_folder(sweep, number)
-    result = _train(sweep, settings, folder, graph, store, shared, sharing)
-    if read_run(folder)[0].run.log == "tensorboard":
+    folder, pruning = trial_folder(sweep, number), None
+    begun = (folder / "checkpoints" / "latest").exists()
+    if begun:
+        config = read_run(folder)[0]
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        config = with_trial(from_toml(sweep / "config.toml", saved=True), settings)
+        planned = training.prepare_run(config, graph, store, folder, shared=shared, at_once=sharing)
+    if pruner != "none":
+        pruning = Pruning(sweep, config, read_history(folder) if begun else [])
+    try:
+        if begun:
+            result = training.resume_training(folder, config, graph, quiet=True, on_epoch=pruning)
+        else:
+            result = training.run_training(planned, graph, quiet=True, on_epoch=pruning)
+    except Interrupted:
+        if pruning is None or not pruning.reason:
+            raise
+        raise RunError(pruning.reason) from None
+    if config.run.log == "tensorboard":
         log_trial(folder, settings, Trial(number, settings, result).scores)
     return result
-
-
-def _train(
-    sweep: Path, settings: Settings, folder: Path, graph: Graph, store: Path, shared: Shared, sharing: int
-) -> dict[str, Any]:
-    """Train in a folder, or go on there."""
-    if (folder / "checkpoints" / "latest").exists():
-        return training.resume_training(folder, read_run(folder)[0], graph, quiet=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    config = with_trial(from_toml(sweep / "config.toml", saved=True), settings)
-    planned = training.prepare_run(config, graph, store, folder, shared=shared, at_once=sharing)
-    return training.run_training(planned, graph, quiet=True)
 
 
 def main() -> int:
@@ -79,13 +115,12 @@ def main() -> int:
     threading.Thread(target=_listen, args=(orders, busy), daemon=True).start()
     graph, shared = open_store(a.store), Shared()
     while line := orders.get():
-        order = json.loads(line)
-        answer: dict[str, Any] = {"number": order["number"]}
+        answer: dict[str, Any] = {"error": ""}
         busy.set()
         started = time.perf_counter()
         try:
             answer["result"] = train_trial(
-                a.folder, order["settings"], order["number"], graph, a.store, shared, a.sharing
+                a.folder, graph=graph, store=a.store, shared=shared, sharing=a.sharing, **json.loads(line)
             )
         except Interrupted as error:
             return error.exit_code

@@ -54,8 +54,7 @@ def write_comparison(runs: Sequence[Path], path: Path) -> Path:
 
 def write_sweep_page(sweep: Sweep, path: Path) -> Path:
     """Write the page of a sweep: the best trial's score, the table, the best trials' curves, and each pair of settings."""
-    ranked = {trial.number: trial for trial in sweep.trials}
-    order = [ranked[row["trial"]] for row in sweep.rows]
+    order = sweep.ranked
     records, notes = [], []
     for trial in [trial for trial in order if trial.result is not None][:COLOURS]:
         try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib.util
 import json
-import queue
+import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,14 +23,17 @@ import mggcn
 from mggcn import assemble, sweeps
 from mggcn.assemble import Group, groups_of
 from mggcn.backend.cuda.driver import Gpu
+from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, RunConfig, from_tables
-from mggcn.config_files import from_toml
+from mggcn.config_files import from_toml, to_toml
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store import open_store, write_store
 from mggcn.jobs import sweep as sweeping
+from mggcn.jobs.result import read_result
 from mggcn.jobs.sweep import Sweep, Trial, make_sweep, read_sweep, run_sweep
-from mggcn.jobs.sweep_space import Space, read_space
+from mggcn.jobs.sweep_space import Space, read_space, with_trial
+from mggcn.jobs.sweep_study import study_of
 from mggcn.jobs.sweep_worker import train_trial
 from mggcn.planning.shared import Shared
 from tests.commands.runs import finish, history, refused, run_main, same_tensors, saved_epochs, start
@@ -114,15 +119,13 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_process_that_dies_is_a_row(tmp_path: Path) -> None:
     """Fails if a killed process hangs the sweep, hides its last words, or takes later trials with it."""
-    worker = sweeping._Worker(tmp_path, tmp_path, 1, Group(), 0)
+    job = sweeping.Job(str(tmp_path), "", 1, Space({}))
+    worker = sweeping.Worker(tmp_path, job, 1, Group(), 0)
     code = "import sys; sys.stdin.readline(); print('out of memory', file=sys.stderr); sys.exit(9)"
     worker._command = [sys.executable, "-S", "-c", code]
-    orders: queue.SimpleQueue[Trial] = queue.SimpleQueue()
-    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    for number in (1, 2):
-        orders.put(Trial(number, {"train.lr": 0.1}))
-    worker.serve(orders, done)
-    trials = [done.get_nowait(), done.get_nowait()]
+    trials = [Trial(number, {"train.lr": 0.1}) for number in (1, 2)]
+    for trial in trials:
+        worker.train(trial)
     assert [trial.error for trial in trials] == ["the process ended with code 9: out of memory"] * 2
     assert worker._process is None
 
@@ -163,6 +166,16 @@ def test_grids_and_draws(tmp_path: Path) -> None:
         ("[sweep]\ntrials = 0\n[grid]\ntrain.lr = [1]", r"sweep.trials must lie in 1 \.\."),
         ("[sweep]\ntrials = 2.5\n[grid]\ntrain.lr = [1]", r"sweep.trials expects an integer, got 2.5"),
         ("[sweep]\nseed = true\n[grid]\ntrain.lr = [1]", r"sweep.seed expects an integer, got True"),
+        ("[sweep]\nsearch = 1\n[grid]\ntrain.lr = [1]", r"sweep.search expects a word, got 1"),
+        (
+            "[sweep]\nsearch = 'tpr'\n[grid]\ntrain.lr = [1]",
+            r"sweep.search must be one of grid, random, tpe, got 'tpr'",
+        ),
+        ("[sweep]\npruner = 'best'\n[grid]\ntrain.lr = [1]", r"sweep.pruner must be one of none, median, got 'best'"),
+        ("[sweep]\nsearch = 'tpe'\n[grid]\ntrain.lr = [1]", r"the search tpe needs a number of trials"),
+        ("[sweep]\nsearch = 'grid'\ntrials = 2\n[grid]\ntrain.lr = [1]", r"the search grid takes no number of trials"),
+        ("[sweep]\nsearch = 'tpe'\ntrials = 9\n[grid]\nmodel.dropout = {uniform = [0, 2]}", r"dropout=2 is refused"),
+        ("[sweep]\npruner = 'median'\n[train]\nrepeat = 2\n[grid]\ntrain.lr = [1]", r"leave train.repeat at 1"),
         ("[sweep]\nnumber = 3\n[grid]\ntrain.lr = [1]", r"unknown setting sweep.number; known in \[sweep\] are trials"),
         ("[grid]\ntrain.rate = [0.1]", r"unknown setting train.rate; .*known in \[train\] are"),
         ("[grid]\nmodel.dropout = [0.1, 1.5]", r"model.dropout must lie in \[0, 1\), got 1.5"),
@@ -215,9 +228,9 @@ def test_no_point_is_drawn_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(found.rows) == 1
 
 
-def numbers() -> Graph:
+def numbers(mean: float = 0) -> Graph:
     graph = small()
-    labels = np.random.default_rng(6180).normal(size=(graph.num_vertices, 1)).astype(np.float32)
+    labels = np.random.default_rng(6180).normal(mean, size=(graph.num_vertices, 1)).astype(np.float32)
     return dataclasses.replace(graph, labels=ArrayRows(labels), num_classes=1)
 
 
@@ -391,10 +404,114 @@ def test_an_edited_record_is_noticed(sweep: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("damage", ["FIFO", "device", "folder", "deep", "a list", "not UTF-8", "huge"])
-@pytest.mark.parametrize("name", ["sweep.json", "config.toml", "sweep.csv"])
+@pytest.mark.parametrize("name", ["sweep.json", "config.toml", "sweep.csv", "optuna.log"])
 def test_every_file_of_a_sweep(sweep: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str) -> None:
     """Fails if a sweep waits for one of its files, or ends in a traceback; `predict` names its best trial, if it can."""
     plant(sweep / name, damage)
     assert run_main("sweep", "--resume", sweep) == (0 if name == "sweep.csv" else 2)
     if name != "sweep.json":
         assert "is the folder of a sweep" in refused(capsys, "predict", sweep)
+
+
+class Quick:
+    """In place of a process: a trial's score follows from its settings, and trials end in any order."""
+
+    template: Path
+
+    def __init__(self, folder: Path, *_: object) -> None:
+        self._folder = folder
+
+    def train(self, trial: Trial) -> None:
+        time.sleep(random.uniform(0, 0.003))
+        target = self._folder / "trials" / f"{trial.number:03d}"
+        shutil.copytree(self.template, target, dirs_exist_ok=True)
+        base = from_toml(self._folder / "config.toml", saved=True)
+        (target / "config.toml").write_text(to_toml(with_trial(base, trial.settings)))
+        score = 1 - (trial.settings["model.dropout"] - 0.3) ** 2 - abs(trial.settings["model.hidden"][0] - 8) / 100
+        edited(target / "result.json", lambda result: result["best"].update(val=score))
+        trial.result, trial.error, trial.seconds = read_result(target), "", 0.0
+
+    def stop(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def test_a_seed_has_its_trials(complete: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if TPE learns nothing, or its trials depend on which one ends first, or on an interruption."""
+    monkeypatch.setattr(Quick, "template", complete / "trials" / "001", raising=False)
+    monkeypatch.setattr(sweeping, "Worker", Quick)
+    store = complete.parent / "store"
+    candidates = {"model.dropout": {"uniform": [0, 0.9]}, "model.hidden": [[4], [8], [16], [32]]}
+    base, graph = from_toml(complete / "config.toml", saved=True), open_store(store)
+
+    def made(name: str, seed: int = 31, at_once: int = 2) -> Path:
+        space = Space(candidates, 24, seed, search="tpe")
+        return make_sweep(space, base, graph, store, tmp_path / name, at_once).folder
+
+    whole = run_sweep(made("whole"))
+    tried = [trial.settings for trial in whole.trials]
+    assert len(tried) == whole.planned == 24
+    assert [trial.settings for trial in run_sweep(made("again")).trials] == tried
+    assert [trial.settings for trial in run_sweep(made("other", seed=32)).trials] != tried
+
+    def stop(trial: Trial) -> None:
+        if trial.number == 13:
+            raise KeyboardInterrupt
+
+    folder = made("parts")
+    with pytest.raises(Interrupted):
+        run_sweep(folder, stop)
+    assert len(read_sweep(folder)[0].trials) < 24
+    (folder / "optuna.log.lock").symlink_to(folder / "optuna.log")  # what a killed process leaves
+    assert [trial.settings for trial in run_sweep(folder).trials] == tried
+    (folder / "optuna.log").unlink()
+    run_sweep(folder)
+    assert len(study_of(folder).trials) == 24
+    best = [trial.scores["val"] or 0 for trial in whole.trials]
+    assert np.mean(best[14:]) > np.mean(best[:10])
+
+
+def test_a_trial_that_is_behind_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a hopeless trial is trained to its end, lost, ranked by half a score, or trained again."""
+    write_store(numbers(mean=30), tmp_path / "store")  # which every rate but the last one learns
+    (tmp_path / "grid.toml").write_text(
+        "[model]\nhidden = [8]\n[train]\nepochs = 40\n[sweep]\npruner = 'median'\n"
+        "[grid]\ntrain.lr = [0.05, 0.04, 0.03, 0.02, 0.01, 1e-7]\n"
+    )
+    command = ("sweep", tmp_path / "grid.toml", tmp_path / "store", "--at-once", 1, "--out", tmp_path / "sweep")
+    assert run_main(*command) == 0
+    said = capsys.readouterr().out
+    assert "train.lr=1e-07: pruned: val 3" in said
+    found = read_sweep(tmp_path / "sweep")[0]
+    assert [row["state"] for row in found.rows] == ["done"] * 5 + ["pruned"]
+    assert (found.rows[-1]["trial"], found.rows[-1]["val"]) == (6, None)
+    folder = tmp_path / "sweep" / "trials" / "006"
+    assert 4 <= len(history(folder)) == saved_epochs(folder) < 40
+    states = [trial.state.name for trial in study_of(tmp_path / "sweep").trials]
+    assert states == ["COMPLETE"] * 5 + ["PRUNED"]
+    assert run_main("sweep", "--resume", tmp_path / "sweep", "--quiet") == 0
+    assert len(history(folder)) < 40
+    assert run_main("train", "--resume", folder, "--quiet") == 0
+    assert len(history(folder)) == 40
+
+
+def test_optuna_is_an_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if mggcn loads Optuna for anything but a sweep, or a sweep without it does not say what to install."""
+    code = "import sys, mggcn.cli, mggcn.trainer, mggcn.jobs.sweep_worker, mggcn.report; print('optuna' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name))
+    write_store(small(), tmp_path / "store")
+    (tmp_path / "grid.toml").write_text("[grid]\ntrain.lr = [1]\n")
+    said = refused(capsys, "sweep", tmp_path / "grid.toml", tmp_path / "store", "--out", tmp_path / "out", code=1)
+    assert 'a sweep needs Optuna: pip install "mggcn[sweep]"' in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_of_an_earlier_version_goes_on(sweep: Path) -> None:
+    """Fails if a record without its candidates cannot be read."""
+    edited(sweep / "sweep.json", lambda content: content.pop("space") and None)
+    (sweep / "trials" / "002" / "result.json").unlink()
+    assert [trial.result is not None for trial in run_sweep(sweep).trials] == [True, True]
