@@ -23,6 +23,7 @@ from mggcn.backend.cpu.kept_figures import figures_of
 from mggcn.backend.cpu.machine import Host, this_host
 from mggcn.backend.cuda.driver import visible_gpus
 from mggcn.backend.cuda.memory import gpu_free_bytes
+from mggcn.blocks.block import Stack
 from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED, sizes_of, user_settings
 from mggcn.comm.rank import gpu_index, num_gpus_used
@@ -225,20 +226,20 @@ def plan_graph(
     machine: Machine | None = None,
     network: Network | None = None,
     shared: Shared | None = None,
+    stack: Stack | None = None,
 ) -> tuple[RunPlan, Partition]:
     """Divide the vertices among ranks and plan every rank of a run on `graph`.
 
     machine: the one on which NCCL's memory may have been measured, by default this one. network: the model, by default
-    that of model.kind. shared: data that successive runs on this graph share. Cost: a few sweeps over the edges, unless
-    shared. Raises: ConfigError, GraphError, StoreError, PlanError.
+    that of model.kind. shared: data that successive runs on this graph share. stack: the blocks of a step, by default the
+    whole graph. Cost: a few sweeps over the edges, unless shared. Raises: ConfigError, GraphError, StoreError, PlanError.
     """
     shape, strategy = graph_shape(graph, config), STRATEGIES[config.run.strategy]
     shared = shared or Shared()
     partition = shared.found("partition", partition_key(config), lambda: partition_graph(config, graph))
     stats = partition_stats(config, graph, shape, partition, network, shared)
-    return plan_run(
-        config, shape, stats, strategy, nccl_memory(config, machine), network, figures_here(config)
-    ), partition
+    nccl, figures = nccl_memory(config, machine), figures_here(config)
+    return plan_run(config, shape, stats, strategy, nccl, network, figures, stack), partition
 
 
 def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, machine: Machine | None = None) -> RunPlan:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from mggcn.aggregate.base import BuildContext, RankAggregations
-from mggcn.aggregate.no_aggregation import NoAggregation
+from mggcn.aggregate.base import BlockAggregations, BuildContext
 from mggcn.assemble import threads_per_rank
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
@@ -19,29 +19,35 @@ from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.driver import visible_gpus
 from mggcn.backend.sparse_products import Explorer
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
+from mggcn.blocks.block import Stack
 from mggcn.comm.base import Communicator
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.comm.gather import refuse_shared
 from mggcn.comm.rank import gpu_index
 from mggcn.config import Config, TrainConfig
 from mggcn.errors import ConfigError
+from mggcn.feed.batch import Batch, Feed
+from mggcn.feed.features import FeatureReader
+from mggcn.feed.labels import read_labels
 from mggcn.graph.csr import Graph
 from mggcn.memory.device import REAL, not_captured, scale_dtype
+from mggcn.model.program import Program
 from mggcn.model.runtime import Inputs
 from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
-from mggcn.partition.rows.features import FeatureReader
 from mggcn.partition.rows.shard import ShardOptions, build_shard
+from mggcn.partition.rows.tiles import degrees, scales
 from mggcn.planning.op_cost import epoch_threads, first_threads
-from mggcn.planning.pruning import build_pruned
+from mggcn.planning.pruning import build_blocks
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 from mggcn.planning.task import COUNTED
 from mggcn.trace.timeline import Timeline, Unwatched, Watch
+from mggcn.train.batches import BatchLoader
 from mggcn.train.inputs import load_inputs
 from mggcn.train.loop import Stop
 from mggcn.train.ranking import RankingScores
-from mggcn.train.runtime import DTYPES, RankRuntime, Weights, arena_views, state_views
-from mggcn.train.targets import make_target
+from mggcn.train.runtime import DTYPES, RankRuntime, Weights, bind, state_views
+from mggcn.train.targets import batch_target, make_target
 from mggcn.train.threads import Cores, ThreadChoice
 from mggcn.train.trainer import RankTrainer
 from mggcn.tuning.epochs import LAST, Tuning
@@ -108,12 +114,14 @@ def make_rank(
     folder: Path | None = None,
     choices: Choices = NO_CHOICES,
     tuning: Tuning | None = None,
+    feed: Feed | None = None,
 ) -> Rank:
     """Build one rank: its shard, its device memory as planned, its inputs. Collective.
 
     device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
     choices: measured variants of sparse products. tuning: times the variants of all other products in the coming
     epochs, over the same transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
+    feed: makes the steps of an epoch over the blocks for which the plan was made; by default one, over the whole graph.
     Raises: GraphError, BackendError.
     """
     if config.run.ranks != comm.size:
@@ -133,23 +141,50 @@ def make_rank(
     context = _make_context(config, graph, plan, partition, backend, comm)
     counted, inputs = context.comm, _read_inputs(context)
     aggregations = _build_aggregations(context)
-    runtime = _allocate_runtime(context, inputs, aggregations)
-    if rank_plan.setup:
-        runtime.run(rank_plan.setup)
-    watched = rank_plan
+    train = rank_plan.train
     if timeline is not None:
         timeline.number_tiles(*aggregations.tiles)
-        watched = dataclasses.replace(rank_plan, train=timeline.program(rank_plan.train))
+        train = timeline.program(train)
+    runtime = _allocate_runtime(context, inputs, aggregations, train)
+    if rank_plan.setup:
+        runtime.run(runtime.programs["setup"])
     watch: Watch = timeline or Unwatched()
     if tuning is not None and exploration is not None:
         tuning.begin(watch, backend.synchronize, exploration)
         watch = tuning
     ranking = _ranking_scores(context, inputs)
     choice = _thread_choice(config, backend, first, tuning)
+    load = _loader(context, runtime, feed.stack).load if feed is not None and feed.stack is not None else _unchanged
     trainer = RankTrainer(
-        config, watched, runtime, counted, config.train.metric, ranking, stop or Stop(), watch, choice
+        config, rank_plan, runtime, counted, config.train.metric, ranking, stop or Stop(), watch, choice, feed, load
     )
     return Rank(trainer, counted, rank_plan, watch)
+
+
+def _unchanged(batch: Batch) -> None:
+    """Leave the whole graph as it is."""
+
+
+def _loader(context: _RankContext, runtime: RankRuntime, stack: Stack) -> BatchLoader:
+    """Return what brings a feed's batches to the device: features and scales of any vertex, targets of seeds."""
+    graph, config, backend = context.graph, context.config, context.backend
+    options = context.shard_options
+    owners = Assignment(
+        np.zeros(graph.num_vertices, np.uint16), np.arange(graph.num_vertices, dtype=np.int32), (graph.num_vertices,)
+    )
+    scale: tuple[Any, Any] = (None, None)
+    if options.aggregates:
+        degree = degrees(graph.adj_t, owners, 0, self_loops=options.self_loops, threads=options.threads)
+        scale = scales(degree, options.norm)
+    return BatchLoader(
+        runtime=runtime,
+        stack=stack,
+        features=FeatureReader(graph, owners, 0, config.data.row_normalize),
+        row_scale=scale[0],
+        col_scale=scale[1],
+        target=lambda ids, seeds: batch_target(backend, graph, ids, seeds, config.train, options.dtype),
+        dtype=context.rank_plan.sizes.dtype,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,13 +205,11 @@ class _RankContext:
 
     @property
     def shard_options(self) -> ShardOptions:
-        model, data = self.config.model, self.config.data
+        model = self.config.model
         return ShardOptions(
             aggregates=model.aggregates,
             norm=model.norm,
             self_loops=model.self_loops,
-            splits=data.splits,
-            split=data.split,
             dtype=scale_dtype(self.config.run.precision),
             threads=threads_per_rank(self.config),
         )
@@ -221,9 +254,11 @@ def _make_context(
 def _read_inputs(context: _RankContext) -> Inputs:
     """Read the rank's shard and features, and write them to the device. Collective. Raises: ConfigError, GraphError."""
     config, graph, backend, options = context.config, context.graph, context.backend, context.shard_options
-    shard = build_shard(graph, context.partition, context.comm.rank, options, context.local_index)
-    reader = FeatureReader(graph, context.local_index, context.comm.rank, config.data.row_normalize)
-    target, sizes = make_target(backend, graph, shard, options, config.train)
+    owners, rank, partition = context.local_index, context.comm.rank, context.partition
+    labels = read_labels(graph, owners, rank, partition.owned(rank), config.data, options.dtype)
+    shard = build_shard(graph, partition, rank, options, owners)
+    reader = FeatureReader(graph, owners, rank, config.data.row_normalize)
+    target, sizes = make_target(backend, graph, labels, config, options.dtype)
     _check_splits(config.train, sizes)
     return load_inputs(backend, shard, reader, context.rank_plan, threads_per_rank(config), target)
 
@@ -240,12 +275,12 @@ def _check_splits(train: TrainConfig, sizes: tuple[int, int, int]) -> None:
         )
 
 
-def _build_aggregations(context: _RankContext) -> RankAggregations:
+def _build_aggregations(context: _RankContext) -> BlockAggregations:
     """Build the rank's aggregations of training and evaluation: tiles and messages of the run's strategy. Collective."""
     plan, backend = context.rank_plan, context.backend
     states = state_views(backend, plan.states)
     if not context.config.model.aggregates:
-        return RankAggregations(NoAggregation(), NoAggregation())
+        return BlockAggregations()
     built_from = BuildContext(
         graph=context.graph if plan.values.typed else context.graph.untyped(),
         partition=context.partition,
@@ -256,23 +291,24 @@ def _build_aggregations(context: _RankContext) -> RankAggregations:
         states=states,
         local_index=context.local_index,
     )
-    return build_pruned(plan.aggregation.build(built_from), plan.rows, plan.pruned, built_from)
+    return build_blocks(plan.training, plan.exact, built_from, context.config.data)
 
 
-def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: RankAggregations) -> RankRuntime:
-    """Allocate the memory of epochs, as planned: arena, weights, counts, signals and clock."""
+def _allocate_runtime(
+    context: _RankContext, inputs: Inputs, aggregations: BlockAggregations, train: Program
+) -> RankRuntime:
+    """Allocate the memory of epochs, as planned. train: the plan's program, or as it is watched."""
     plan, backend, config = context.rank_plan, context.backend, context.config
-    programs = [plan.train, plan.evaluate, *([plan.setup] if plan.setup else [])]
     arena = backend.allocate(plan.arena_bytes)
     weights = Weights(plan.values.parameters, DTYPES[REAL[config.run.precision]], backend)
     classes = context.plan.shape.num_classes
+    exact = {"evaluate": plan.evaluate, **({"setup": plan.setup} if plan.setup else {})}
+    programs = {name: bind(program, arena, aggregations.exact) for name, program in exact.items()}
     return RankRuntime(
         backend=backend,
-        training=aggregations.training,
-        exact=aggregations.exact,
+        programs={"train": bind(train, arena, aggregations.training), **programs},
         inputs=inputs,
         weights=weights,
-        views=arena_views(arena, programs),
         signals=backend.allocate(8 * SIGNALS).view(torch.float64),
         counts=backend.allocate(8 * 9 * classes).view(torch.int64).view(3, 3, classes),
         clock=backend.allocate(16).view(torch.int64),

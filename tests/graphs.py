@@ -15,6 +15,7 @@ from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.comm.threads import run_threads
 from mggcn.config import Config
+from mggcn.feed.batch import Feed
 from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.model.builder import Network
 from tests.devices import DeviceOf
@@ -105,13 +106,18 @@ def on_ranks(
     timeout_s: float = 60,
     device_of: DeviceOf = gpu_of_rank,
     network: Network | None = None,
+    feed_of: Callable[[int], Feed] | None = None,
 ) -> list[Any]:
-    """Build every rank of a run in threads and return what `body` gives on each; network: another model than config's."""
+    """Build every rank of a run in threads and return what `body` gives on each; network: another model than config's.
+
+    feed_of: makes the feed of a rank, by default the whole graph's.
+    """
     config = resolve(config, graph)
 
     def run(comm: Communicator) -> Any:
-        plan, owners = plan_graph(config, graph, network=network)
-        return body(make_rank(config, graph, plan, owners, comm, device_of=device_of))
+        feed = None if feed_of is None else feed_of(comm.rank)
+        plan, owners = plan_graph(config, graph, network=network, stack=None if feed is None else feed.stack)
+        return body(make_rank(config, graph, plan, owners, comm, device_of=device_of, feed=feed))
 
     with dense_products(config):
         return run_threads(config.run.ranks, run, timeout_s) if config.run.ranks > 1 else [run(SingleCommunicator())]
@@ -135,7 +141,7 @@ def one_epoch(
             loss,
             grads,
             trainer.runtime.weights.state_dict(),
-            trainer.runtime.inputs.row_ids.cpu().numpy(),
+            trainer.runtime.inputs.owned.ids.cpu().numpy(),
             trainer.logits().cpu().double().numpy(),
             rank,
         )

@@ -137,7 +137,7 @@ def lagged(made: tuple[Any, ...], seconds: float, epochs: int, comm: Any) -> lis
         began = time.perf_counter()
         rank.trainer.step(epoch)
         found.append(time.perf_counter() - began)
-    rank.trainer.runtime.training.state()  # every message has come
+    rank.trainer.runtime.state()  # every message has come
     return found
 
 

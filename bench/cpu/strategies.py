@@ -70,7 +70,7 @@ def train_all(comm: Any, job: dict[str, Any]) -> Found:
         first = last + PERIOD
         last = first + 1
     for rank in ranks.values():
-        rank.trainer.runtime.training.state()  # every message has come
+        rank.trainer.runtime.state()  # every message has come
     return found
 
 

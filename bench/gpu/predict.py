@@ -75,7 +75,7 @@ def epoch_work(plan: RunPlan) -> Works:
 def pyg_work(plan: RunPlan) -> Works:
     """PyG's `fused` kind in float32: weighted products in both directions of all layers, elementwise passes unfused."""
     [rank] = plan.ranks
-    rows, found = rank.sizes.rows, []
+    rows, found = rank.sizes.owned, []
 
     def passes(nbytes: int, calls: int) -> Work:
         return Work(kind="elementwise", streamed=rows * nbytes, calls=calls)

@@ -222,9 +222,9 @@ def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, pro
             np.lib.format.open_memmap(temporary, "w+", scores.dtype, (graph.num_vertices, scores.shape[1])).flush()
         comm.barrier()
         whole = np.lib.format.open_memmap(temporary, "r+")
-        inputs = trainer.runtime.inputs
-        ids = inputs.row_ids.cpu().numpy()
-        mine = slice(None) if inputs.owned is None else inputs.owned.cpu().numpy()
+        rows = trainer.runtime.inputs.owned
+        ids = rows.ids.cpu().numpy()
+        mine = slice(None) if rows.owned is None else rows.owned.cpu().numpy()
         whole[ids[mine]] = (probabilities_of(scores, graph.task) if probabilities else scores)[mine]
         whole.flush()
         comm.barrier()

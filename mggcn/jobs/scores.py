@@ -47,10 +47,10 @@ def scores_here(
         before = runtime.weights.state_dict()
         runtime.weights.load_state_dict(state)
         rank.trainer.evaluate()
-        scores, ids = rank.trainer.scores(), runtime.inputs.row_ids.cpu().numpy()
+        scores, rows = rank.trainer.scores(), runtime.inputs.owned
         runtime.weights.load_state_dict(before)
-        mine = slice(None) if runtime.inputs.owned is None else runtime.inputs.owned.cpu().numpy()
-        return ids[mine], scores[mine]
+        mine = slice(None) if rows.owned is None else rows.owned.cpu().numpy()
+        return rows.ids.cpu().numpy()[mine], scores[mine]
 
     parts = on_local_ranks(config, body)
     whole = np.empty((graph.num_vertices, parts[0][1].shape[1]), parts[0][1].dtype)

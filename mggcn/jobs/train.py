@@ -35,6 +35,7 @@ from mggcn.comm.rank import torchrun_env, torchrun_main
 from mggcn.config import Config
 from mggcn.errors import ConfigError, printable
 from mggcn.graph.csr import Graph
+from mggcn.graph.splits import check_split
 from mggcn.graph.store import graph_sha256, open_store, store_folder
 from mggcn.host import python
 from mggcn.jobs.auto import resolve_auto
@@ -57,7 +58,6 @@ from mggcn.jobs.result import read_result
 from mggcn.jobs.weights import check_start, keep_start, start_of, weights_of
 from mggcn.memory.device import DEVICES, launching, not_captured
 from mggcn.partition.base import Partition
-from mggcn.partition.rows.shard import check_split
 from mggcn.planning.advice import require_fit
 from mggcn.planning.opening import opening_lines
 from mggcn.planning.run import RunPlan

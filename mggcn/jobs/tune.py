@@ -230,7 +230,7 @@ def tune_products(
                 break
             if comm.rank == 0 and (epoch + 1) % REPORT_EVERY == 0:
                 report(progress(epoch + 1, tuning.exploration))
-            if runtime.exact is not runtime.training:
+            if runtime.programs["evaluate"].aggregations != runtime.programs["train"].aggregations:
                 rank.trainer.evaluate()
         rank.watch.close()
 

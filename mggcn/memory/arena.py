@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mggcn.blocks.block import RowSet
 from mggcn.errors import PlanError
 
 ALIGNMENT = 64
@@ -19,13 +20,17 @@ ITEM_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8, "int64": 8}
 
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
-    """A matrix of the arena. lifetime: kept (from forward to backward), scratch (within neighbours) or state (always)."""
+    """A matrix of the arena. lifetime: kept (from forward to backward), scratch (within neighbours) or state (always).
+
+    row_set: whose rows it has, as many as a step has of them, at most `rows`; None: always `rows`.
+    """
 
     name: str
     rows: int
     cols: int
     dtype: str
     lifetime: str = "scratch"
+    row_set: RowSet | None = None
 
     @property
     def ld(self) -> int:

@@ -12,10 +12,11 @@ from mggcn.aggregate.attention import AttentionSpec
 from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.aggregate.maximum import Maximum
 from mggcn.aggregate.relations import Relational
+from mggcn.blocks.block import WHOLE, Block
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.model.kinds.aggregate import Aggregate, Part
-from mggcn.model.kinds.combine import Activation, Blend, Concat, Larger
+from mggcn.model.kinds.combine import Activation, Blend, Concat, Larger, Own
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.kinds.elementwise import Add, EpilogueSpec, elementwise
 from mggcn.model.kinds.ends import Input
@@ -34,7 +35,7 @@ class Builder:
     """Makes the values of one model. training: whether dropout drops.
 
     num_classes: C; num_relations: R, 0 where edges have no types; counted: whether values of edges are numbers of parallel
-    ones, which attention reads. parameters: those created so far, by name.
+    ones, which attention reads. blocks: of a step, the input's first. parameters: those created so far, by name.
     """
 
     config: ModelConfig
@@ -42,12 +43,44 @@ class Builder:
     training: bool
     num_relations: int = 0
     counted: bool = False
+    blocks: tuple[Block, ...] = (WHOLE,)
     parameters: dict[str, Parameter] = field(default_factory=dict)
     _layers: int = 0
     _aggregates: int = 0
     _masks: int = 0
     _norms: int = 0
     _biases: int = 0
+    _own: dict[Value, Value] = field(default_factory=dict)
+
+    def own(self, x: Value) -> Value:
+        """Return the rows of x that the next aggregation computes: a block's targets. Over the whole graph x itself."""
+        block = self._block(x)
+        if block.targets == x.rows:
+            return x
+        if x not in self._own:
+            self._own[x] = Value(Own(block.targets), (x,), x.cols)
+        return self._own[x]
+
+    def _block(self, x: Value) -> Block:
+        """Return the block whose sources x has. Raises: PlanError behind the last one."""
+        block = next((block for block in self.blocks if block.sources == x.rows), None)
+        if block is None:
+            raise PlanError(
+                f"the model aggregates more often than the {len(self.blocks)} blocks of a step allow; give it as many "
+                "blocks as it has aggregations one behind the other"
+            )
+        return block
+
+    def _alike(self, *values: Value) -> tuple[Value, ...]:
+        """Return the rows of values that all of them have: those of the one behind most blocks."""
+        sets = [self.blocks[0].sources, *(block.targets for block in self.blocks)]
+        last = sets[max(len(sets) - 1 - sets[::-1].index(value.rows) for value in values)]
+        found = []
+        for value in values:
+            while value.rows != last:
+                value = self.own(value)
+            found.append(value)
+        return tuple(found)
 
     @property
     def layer(self) -> int:
@@ -56,7 +89,7 @@ class Builder:
 
     def input(self, num_features: int) -> Value:
         """Return the features X (V, D), dropped as model.input_dropout says."""
-        x = Value(Input(), (), num_features)
+        x = Value(Input(of=self.blocks[0].sources), (), num_features)
         return elementwise(x, EpilogueSpec(dropout=self.config.input_dropout if self.training else 0.0))
 
     def linear(self, x: Value, cols: int) -> Value:
@@ -87,7 +120,7 @@ class Builder:
     def neighbours(self, x: Value, op: EdgeOp = SUM) -> Value:
         """Return A^T x: for every vertex the sum over its in-neighbours, weighted by their edges; or another `op`."""
         self._aggregates += 1
-        return Value(Aggregate(self._aggregates, op=op), (x,), x.cols)
+        return Value(Aggregate(self._aggregates, block=self._block(x), op=op), (x,), x.cols)
 
     def relations(self, x: Value, cols: int) -> Value:
         """Return sum_r D_r^-1 A_r^T x W_r: means over each relation's in-neighbours times W_r (x.cols, cols).
@@ -108,13 +141,15 @@ class Builder:
         self.parameter(bases, (count, x.cols, cols), "glorot")
         coefficients = self.parameter(f"layers.{self._layers}.coefficients", (self.num_relations, count))
         weights = RelationWeights(bases, coefficients, self.num_relations, count)
-        return Value(Aggregate(self._aggregates, op=Relational(x.cols, cols), relations=weights), (x,), cols)
+        kind = Aggregate(self._aggregates, block=self._block(x), op=Relational(x.cols, cols), relations=weights)
+        return Value(kind, (x,), cols)
 
     def maximum(self, x: Value) -> Value:
         """Return for every vertex the maximum of x over its in-neighbours, column by column; 0 without any."""
         self._aggregates += 1
         numbered = Value(Numbered(self._aggregates), (x,), x.cols + 1)
-        return Value(Aggregate(self._aggregates, op=Maximum(), rule=MaximumRule()), (numbered,), x.cols)
+        kind = Aggregate(self._aggregates, block=self._block(x), op=Maximum(), rule=MaximumRule())
+        return Value(kind, (numbered,), x.cols)
 
     def attend(self, x: Value, heads: int) -> Value:
         """Return GAT's attention (Velickovic et al. 2018, eq. 1 to 4) over the neighbours' x, columns of all heads.
@@ -127,7 +162,8 @@ class Builder:
         ends = (f"layers.{self._layers}.{end}" for end in ("source", "destination"))
         source, destination = (self.parameter(name, (heads, cols)) for name in ends)
         scores = Value(Scores(spec, spec.site, source, destination), (x,), spec.forwards)
-        return attend(scores, Value(Part("t"), (scores,), heads), AttentionRule(spec, (source, destination)))
+        t = self.own(Value(Part("t"), (scores,), heads))
+        return attend(scores, t, AttentionRule(spec, (source, destination)), self._block(x))
 
     def attend_dynamic(self, x: Value, y: Value, heads: int) -> Value:
         """Return GATv2's attention (Brody et al. 2022, eq. 7) over the neighbours' x, for destinations that have y.
@@ -137,7 +173,7 @@ class Builder:
         spec = self._attention(x, heads, dynamic=True)
         name = self.parameter(f"layers.{self._layers}.attention", (heads, x.cols // heads))
         numbered = Value(Numbered(spec.site), (x,), spec.forwards) if spec.dropout else x
-        return attend(numbered, y, AttentionRule(spec, (name,)))
+        return attend(numbered, y, AttentionRule(spec, (name,)), self._block(x))
 
     def _attention(self, x: Value, heads: int, *, dynamic: bool) -> AttentionSpec:
         if x.cols % heads:
@@ -194,17 +230,17 @@ class Builder:
     def blend(self, a: Value, b: Value, share: float) -> Value:
         """Return (1 - share) a + share b. Raises: PlanError if their widths differ."""
         self._same_width(a, b)
-        return Value(Blend(share), (a, b), a.cols)
+        return Value(Blend(share), self._alike(a, b), a.cols)
 
     def concat(self, values: Sequence[Value]) -> Value:
         """Return the values' columns, one after the other."""
         widths = tuple(value.cols for value in values)
-        return Value(Concat(widths), tuple(values), sum(widths)) if len(values) > 1 else values[0]
+        return Value(Concat(widths), self._alike(*values), sum(widths)) if len(values) > 1 else values[0]
 
     def larger(self, a: Value, b: Value) -> Value:
         """Return max(a, b), element by element. Raises: PlanError if their widths differ."""
         self._same_width(a, b)
-        return Value(Larger(), (a, b), a.cols)
+        return Value(Larger(), self._alike(a, b), a.cols)
 
     def dropout(self, x: Value) -> Value:
         """Return x with elements dropped as model.dropout says; outside training x itself."""
@@ -215,7 +251,7 @@ class Builder:
     def add(self, a: Value, b: Value) -> Value:
         """Return a + b. Raises: PlanError if their widths differ."""
         self._same_width(a, b)
-        return Value(Add(self._layers), (a, b), a.cols)
+        return Value(Add(self._layers), self._alike(a, b), a.cols)
 
     @staticmethod
     def _same_width(a: Value, b: Value) -> None:

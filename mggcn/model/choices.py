@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mggcn.blocks.block import Capacity
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
@@ -25,6 +26,7 @@ class LayerUse:
     aggregated: whether a sum over neighbours alone reads its result. normalised: how many A_hat, as model.norm says, follow
     each other there, each the only one to read the one before.
     first: whether it alone reads the input; shares: whether it does so beside other dense layers, and nothing else.
+    block: the size of the block that sums its result, None for the whole graph.
     """
 
     layer: int
@@ -34,6 +36,7 @@ class LayerUse:
     normalised: int
     first: bool
     shares: bool = False
+    block: Capacity | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +75,24 @@ def sparse_bytes(shape: InputShape, nnz: int, precision: str, dropped: bool) -> 
 
 
 def choose_input(
-    model: ModelConfig, layers: Sequence[LayerUse], shape: InputShape, setting: str, precision: str
+    model: ModelConfig,
+    layers: Sequence[LayerUse],
+    shape: InputShape,
+    setting: str,
+    precision: str,
+    *,
+    gathered: bool = False,
 ) -> InputChoice:
     """Choose how the input of a model of these layers is kept.
 
     setting: run.features (auto, dense, sparse). Dense X without input dropout is kept as A_hat X, under K sums one after
     the other as A_hat^K X: layer 1 then needs no SpMM in either direction. Sparse X stays in CSR and CSC as X or as A_hat
-    X, or becomes dense, whichever does least work per epoch. Raises: PlanError for sparse where X cannot stay so.
+    X, or becomes dense, whichever does least work per epoch. gathered: whether each step reads the rows of its batch; they
+    are X, and dense. Raises: PlanError for sparse where X cannot stay so.
     """
     dense = _dense_bytes(shape, precision)
+    if gathered:
+        return InputChoice(nbytes=dense, reason="X is gathered for each batch")
     use = next((layer for layer in layers if layer.first), None)
     if use is None:
         return _shared_input(model, [layer for layer in layers if layer.shares], shape, setting, precision)
@@ -179,10 +191,17 @@ class LayerChoice:
     reason: str
 
 
+def _block_work(use: LayerUse, block: Capacity) -> tuple[float, float]:
+    """Return the work of a layer with its product over all sources before the sum, and over the targets behind it."""
+    product, edges = use.d_in * use.d_out, SPARSE_PENALTY * block.edges
+    return block.sources * product + edges * use.d_out, block.targets * product + edges * use.d_in
+
+
 def choose_layer(model: ModelConfig, use: LayerUse, choice: InputChoice, products: str) -> LayerChoice:
     """Choose the order of products of a dense layer and the aggregation behind it; `products` is run.products.
 
-    MG-GCN's rule (section 4.3): the narrower side goes through the graph, so GEMM first if and only if E <= D.
+    MG-GCN's rule (section 4.3): the narrower side goes through the graph, so GEMM first if and only if E <= D. Over a
+    block of fewer targets than sources the product with W has fewer rows behind the sum: the order of less work.
     """
     d_in, d_out = use.d_in, use.d_out
     if not use.aggregated:
@@ -194,6 +213,10 @@ def choose_layer(model: ModelConfig, use: LayerUse, choice: InputChoice, product
         kind, reason = "gemm-first", f"X is sparse: SpMM at width {d_out} of X W"
     elif products != "auto":
         kind, reason = products, "as set by run.products"
+    elif use.block is not None and use.block.targets < use.block.sources:
+        first, after = _block_work(use, use.block)
+        kind = "gemm-first" if first <= after else "aggregate-first"
+        reason = f"{first / 1e6:.3g} M multiply-adds with the product first, {after / 1e6:.3g} M with the sum first"
     elif d_out <= d_in:
         kind, reason = "gemm-first", f"{d_out} <= {d_in}: the narrower side goes through the graph"
     else:

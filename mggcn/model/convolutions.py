@@ -32,13 +32,13 @@ def sage_mean(b: Builder, x: Value, width: int, last: bool) -> Value:
     Parameters are those of PyG's SAGEConv.
     """
     neighbours = b.aggregate(b.linear(x, width))
-    return b.bias(b.add(neighbours, b.linear(x, width)))
+    return b.bias(b.add(neighbours, b.linear(b.own(x), width)))
 
 
 def sage_max(b: Builder, x: Value, width: int, last: bool) -> Value:
     """X W_r + P W_n + b, P the maximum of the in-neighbours' relu(x W_p + b_p) (Hamilton et al. 2017, eq. 3)."""
     pooled = b.maximum(b.relu(b.bias(b.linear(x, x.cols))))
-    return b.bias(b.add(b.linear(x, width), b.linear(pooled, width)))
+    return b.bias(b.add(b.linear(b.own(x), width), b.linear(pooled, width)))
 
 
 def gat(b: Builder, x: Value, width: int, last: bool) -> Value:
@@ -51,7 +51,7 @@ def gat(b: Builder, x: Value, width: int, last: bool) -> Value:
 def gatv2(b: Builder, x: Value, width: int, last: bool) -> Value:
     """GATv2's attention over x W_l + b_l for destinations x W_r + b_r, and a bias (Brody et al. 2022, eq. 7)."""
     heads, cols, averaged = _heads(b, width, last)
-    sources, destinations = (b.bias(b.linear(x, cols)) for _ in range(2))
+    sources, destinations = (b.bias(b.linear(rows, cols)) for rows in (x, b.own(x)))
     h = b.attend_dynamic(sources, destinations, heads)
     return b.attention_bias(b.head_mean(h, heads) if averaged else h)
 
@@ -64,7 +64,7 @@ def _heads(b: Builder, width: int, last: bool) -> tuple[int, int, bool]:
 
 def rgcn(b: Builder, x: Value, width: int, last: bool) -> Value:
     """X W_r + sum over relations of mean(x) W_r + b (Schlichtkrull et al. 2018, eq. 2 and 3), as PyG's RGCNConv."""
-    return b.bias(b.add(b.linear(x, width), b.relations(x, width)))
+    return b.bias(b.add(b.linear(b.own(x), width), b.relations(x, width)))
 
 
 CONVOLUTIONS: Final[Mapping[str, Convolution]] = MappingProxyType(

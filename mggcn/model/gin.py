@@ -23,7 +23,7 @@ def gin(b: Builder, x: Value, width: int, last: bool) -> Value:
     """
     h = b.linear(x, width)
     eps = b.parameter(f"layers.{b.layer}.eps", (1,))
-    itself = b.node(SelfWeight(eps, b.layer), h, cols=width)
+    itself = b.node(SelfWeight(eps, b.layer), b.own(h), cols=width)
     h = b.activation(b.bias(b.add(itself, b.neighbours(h))))
     return b.bias(b.linear(h, width))
 

@@ -8,12 +8,14 @@ nothing reads afterwards: a gradient overwrites its activation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mggcn.aggregate.base import AggregationPlan
+from mggcn.blocks.block import OWNED, Block
 from mggcn.memory.arena import BufferSpec, place
 from mggcn.model.choices import LayerChoice
 from mggcn.model.kinds.aggregate import SLOT, Aggregate, Panel, Part
+from mggcn.model.kinds.combine import Own
 from mggcn.model.kinds.ends import Input, Loss
 from mggcn.model.program import Program
 from mggcn.model.rewrite.storage import block_rows
@@ -27,39 +29,35 @@ before.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Aggregations:
-    """The plans of a program's aggregations: those that compute all rows, and those of each level."""
-
-    every: AggregationPlan
-    of_level: Mapping[int, AggregationPlan]
-
-    def of(self, kind: Aggregate) -> AggregationPlan:
-        """Return the plan of an aggregation."""
-        return self.every if kind.level is None else self.of_level[kind.level]
+Plans = Mapping[Block, AggregationPlan]
+"""The plan of aggregating over each block of a program."""
 
 
-def lower(name: str, graph: Graph, sizes: Sizes, aggregations: Aggregations) -> Program:
+def lower(name: str, graph: Graph, sizes: Sizes, plans: Plans) -> Program:
     """Lower a graph for one rank. Weight gradients are local sums, to be added over ranks.
 
     Raises: PlanError for a graph that reads a value that no node makes.
     """
     order = block_rows(graph, sizes.block_rows).values()
-    best = _placed(name, order, sizes, aggregations, REUSE[0])
+    best = _placed(name, order, sizes, plans, REUSE[0])
     for reuse in REUSE[1:]:
         # No arena is smaller than the buffers that live at once.
         if best.arena.nbytes == best.arena.busiest:
             break
-        best = min(best, _placed(name, order, sizes, aggregations, reuse), key=lambda program: program.arena.nbytes)
+        best = min(best, _placed(name, order, sizes, plans, reuse), key=lambda program: program.arena.nbytes)
     return best
 
 
-def _placed(name: str, order: Sequence[Value], sizes: Sizes, aggregations: Aggregations, reuse: range) -> Program:
+def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse: range) -> Program:
     """reuse: results also take the storage of a value of equal size that was last read this many ops ago."""
     names, storage = _names(order), _Storage(order, sizes, reuse)
     ops: list[Op] = []
     for index, value in enumerate(order):
         if isinstance(value.kind, Input):
+            continue
+        if isinstance(value.kind, Own):
+            if value.operands[0] in storage.of:
+                storage.of[value] = storage.of[value.operands[0]]
             continue
         if isinstance(value.kind, Part):
             (whole,) = value.operands
@@ -69,11 +67,11 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, aggregations: Aggre
         operands = tuple(storage.of.get(operand, "") for operand in value.operands)
         out = storage.take(index, value, names[value])
         scratch = {
-            purpose: _spec(f"{names[value]}.{purpose}", room, sizes)
+            purpose: _spec(f"{names[value]}.{purpose}", room, value, sizes)
             for purpose, room in value.kind.scratch(value, sizes).items()
         }
         if isinstance(value.kind, Aggregate):
-            slots = aggregations.of(value.kind).buffers(value.kind.name, value.cols, sizes.operand, value.kind.op)
+            slots = plans[value.kind.block].buffers(value.kind.name, value.cols, sizes.operand, value.kind.op)
             scratch |= {f"{SLOT}{spec.name}": spec for spec in slots}
         storage.specs |= {spec.name: spec for spec in scratch.values()}
         ops.append(
@@ -85,6 +83,8 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, aggregations: Aggre
                 cols=value.cols,
                 operand=value.operand and sizes.rounds,
                 scratch={purpose: spec.name for purpose, spec in scratch.items()},
+                rows=value.rows,
+                sets=tuple(operand.rows for operand in value.operands),
             )
         )
     buffers = _with_lifetimes(storage.specs, ops)
@@ -102,8 +102,11 @@ def _names(order: Sequence[Value]) -> dict[Value, str]:
     return names
 
 
-def _spec(name: str, room: Scratch, sizes: Sizes) -> BufferSpec:
-    return BufferSpec(name, sizes.rows if room.rows is None else room.rows, room.cols, room.dtype or sizes.dtype)
+def _spec(name: str, room: Scratch, value: Value, sizes: Sizes) -> BufferSpec:
+    dtype = room.dtype or sizes.dtype
+    if room.rows is None:
+        return BufferSpec(name, sizes.rows[value.rows], room.cols, dtype, row_set=value.rows)
+    return BufferSpec(name, room.rows, room.cols, dtype)
 
 
 class _Storage:
@@ -111,10 +114,13 @@ class _Storage:
 
     def __init__(self, order: Sequence[Value], sizes: Sizes, reuse: range) -> None:
         self._last = {value: index for index, reader in enumerate(order) for value in (reader, *reader.operands)}
-        for value in order:
+        for value in reversed(order):
             if isinstance(value.kind, Part) and not value.kind.purpose:
                 travelled = value.operands[0].operands[0]
                 self._last[travelled] = max(self._last[travelled], self._last[value])
+            elif isinstance(value.kind, Own):
+                (whole,) = value.operands
+                self._last[whole] = max(self._last[whole], self._last[value])
         self._sizes, self._reuse = sizes, reuse
         self._holds: dict[str, Value] = {}
         self.of: dict[Value, str] = {}
@@ -124,13 +130,13 @@ class _Storage:
         """Give the result of op `index` a buffer, and return its name; "" if it stores none."""
         if not value.kind.stored:
             return ""
-        spec = BufferSpec(
-            name, self._sizes.rows, value.cols, self._sizes.operand if value.operand else self._sizes.dtype
-        )
+        rows, dtype = self._sizes.rows[value.rows], self._sizes.operand if value.operand else self._sizes.dtype
+        spec = BufferSpec(name, rows, value.cols, dtype, row_set=value.rows)
         free = [
             self.of[o]
             for o in (value.operands[i] for i in value.kind.in_place)
-            if o in self.of and self._last[o] == index
+            # Own rows lie in memory of more rows, which others may read later.
+            if o in self.of and self._last[o] == index and not isinstance(o.kind, Own)
         ]
         free += [b for b, held in self._holds.items() if index - self._last[held] in self._reuse]
         buffer = next((old for old in free if self.specs[old] == replace(spec, name=old)), name)
@@ -152,7 +158,7 @@ def lower_setup(aggregation: AggregationPlan, sizes: Sizes, cols: int, width: in
 
     The panels run through one op each, in order; buffer "panel" holds S_c X of the panel's columns.
     """
-    panel = BufferSpec("panel", sizes.rows, width, sizes.dtype)
+    panel = BufferSpec("panel", sizes.owned, width, sizes.dtype, row_set=OWNED)
     slots = aggregation.buffers("panel", width, sizes.dtype)  # A X is computed once, and not rounded
     scratch = {"panel": panel.name, **{f"{SLOT}{spec.name}": spec.name for spec in slots}}
     panels = [Panel(first, min(width, cols - first)) for first in range(0, cols, width)] * hops
@@ -172,7 +178,7 @@ def paper_arena_bytes(layers: Sequence[LayerChoice], sizes: Sizes, ranks: int, l
     """Return the bytes of the paper's L + 3 buffers (MG-GCN 4.2; L + 1 on one rank) for these widths, rows padded alike."""
     widths = [layer.d_out for layer in layers]
     buffers = [layers[0].d_out] + [max(layer.d_in, layer.d_out) for layer in layers[1:]]
-    own = sum(BufferSpec("", sizes.rows, w, sizes.dtype).nbytes for w in [*buffers, max(widths)])
+    own = sum(BufferSpec("", sizes.owned, w, sizes.dtype).nbytes for w in [*buffers, max(widths)])
     slots = 2 * BufferSpec("", largest_rows, max(widths), sizes.dtype).nbytes if ranks > 1 else 0
     return own + slots
 

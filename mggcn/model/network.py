@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+from mggcn.blocks.block import OWNED, WHOLE, Block, Capacity
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.memory.device import OPERAND, STORAGE
@@ -22,7 +23,7 @@ from mggcn.model.kinds.dense import Linear, SparseLinear
 from mggcn.model.kinds.elementwise import EpilogueSpec
 from mggcn.model.kinds.ends import DroppedValues, Input, Score, input_name
 from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fuse_epilogues, fuse_gradients
-from mggcn.model.rewrite.patterns import does, followed_by, in_a_row, only_user
+from mggcn.model.rewrite.patterns import Users, does, followed_by, in_a_row, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, merge_products, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import make_again, prune, read_outputs, recompute, round_operands, spare_gradients
@@ -42,7 +43,8 @@ class Choices:
     """The settings on which a model's choices depend, besides the model itself. features, products, precision, recompute:
     settings of the run.
 
-    num_relations: of the graph's edges, 0 without types. counted: whether values of edges are numbers of parallel ones.
+    blocks: of a step, the input's first; capacities: of those that are not the whole graph. num_relations: of the graph's
+    edges, 0 without types. counted: whether values of edges are numbers of parallel ones.
     """
 
     shape: InputShape
@@ -52,6 +54,8 @@ class Choices:
     recompute: bool = False
     num_relations: int = 0
     counted: bool = False
+    blocks: tuple[Block, ...] = (WHOLE,)
+    capacities: tuple[Capacity, ...] = ()
 
     @property
     def rounds(self) -> bool:
@@ -78,13 +82,13 @@ class Values:
     aggregates: tuple[tuple[int, int], ...]
     explained: tuple[str, ...]
 
-    def pruned(self, levels: Mapping[int, int]) -> Values:
-        """Return the same network, but let the training aggregations named by site compute only the rows of a level."""
-        few = ", ".join(str(site) for site in sorted(levels))
+    def pruned(self, blocks: Mapping[int, Block]) -> Values:
+        """Return the same network, but let the training aggregations named by site run over smaller blocks."""
+        few = ", ".join(str(site) for site in sorted(blocks))
         line = (
             f"pruned rows: {f'aggregations {few} compute fewer than all' if few else 'no aggregation leaves any out'}"
         )
-        return replace(self, training=prune(self.training, levels), explained=(*self.explained, line))
+        return replace(self, training=prune(self.training, blocks), explained=(*self.explained, line))
 
     @property
     def typed(self) -> bool:
@@ -117,12 +121,15 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     Raises: PlanError for a model that cannot be trained.
     """
     sizes = (num_features, num_classes, choices.num_relations)
-    written, parameters = _written(network, config, *sizes, training=True, counted=choices.counted)
+    blocks = choices.blocks
+    written, parameters = _written(network, config, *sizes, training=True, counted=choices.counted, blocks=blocks)
     _check_precision(written, choices.precision)
-    uses = _layer_uses(written, config)
+    uses = _layer_uses(written, config, dict(zip(blocks, choices.capacities, strict=False)))
     if not uses:
         raise PlanError("the model has no dense layer: there is no weight matrix to train; add b.linear")
-    choice = choose_input(config, uses, choices.shape, choices.features, choices.precision)
+    choice = choose_input(
+        config, uses, choices.shape, choices.features, choices.precision, gathered=blocks[0].sources != OWNED
+    )
     layers = tuple(choose_layer(config, use, choice, choices.products) for use in uses)
     log: list[str] = []
     forward = _forward(written, config.norm, choice, layers, log)
@@ -165,9 +172,10 @@ def _written(
     *,
     training: bool,
     counted: bool = False,
+    blocks: tuple[Block, ...] = (WHOLE,),
 ) -> tuple[Graph, dict[str, Parameter]]:
     """The graph as the model's function writes it."""
-    builder = Builder(config, num_classes, training, num_relations, counted)
+    builder = Builder(config, num_classes, training, num_relations, counted, blocks)
     logits = network(builder, builder.input(num_features), config)
     if logits.cols != num_classes:
         raise PlanError(f"the model returns {logits.cols} columns for {num_classes} classes; return one for each class")
@@ -184,7 +192,9 @@ def _check_precision(written: Graph, precision: str) -> None:
         )
 
 
-def _layer_uses(graph: Graph, config: ModelConfig) -> list[LayerUse]:
+def _layer_uses(
+    graph: Graph, config: ModelConfig, capacities: Mapping[Block, Capacity] | None = None
+) -> list[LayerUse]:
     users = graph.users()
     # The input, with the model's input dropout or without, as the one value that layers read.
     dropped = EpilogueSpec(dropout=config.input_dropout)
@@ -205,10 +215,18 @@ def _layer_uses(graph: Graph, config: ModelConfig) -> list[LayerUse]:
             normalised=len(in_a_row(users, value, config.norm)),
             first=value in alone,
             shares=value in shared,
+            block=_capacity(users, value, capacities or {}),
         )
         for value in graph.values()
         if isinstance(value.kind, Linear)
     ]
+
+
+def _capacity(users: Users, linear: Value, capacities: Mapping[Block, Capacity]) -> Capacity | None:
+    """Return the size of the block that sums a layer's result, if it is not the whole graph."""
+    sums = followed_by(users, linear)
+    found = [link.kind.block for link in sums.links if isinstance(link.kind, Aggregate)] if sums else []
+    return capacities.get(found[0]) if found else None
 
 
 def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[LayerChoice], log: list[str]) -> Graph:

@@ -5,11 +5,13 @@ Shapes: V rows of this rank, D input width, E output width. A_hat = S_r A^T S_c;
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from mggcn.aggregate.base import Aggregation
 from mggcn.backend.base import KernelBackend, Sparse
+from mggcn.blocks.block import OWNED, Block, RowSet
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import DEVICES, DeviceModel
 
@@ -42,18 +44,23 @@ class Parameter:
 class Sizes:
     """What determines the sizes of a rank's buffers.
 
-    rows: number of the rank's vertices. dtype: type of activations. operand: type of the rows that sparse products read,
-    which is also the type of messages.
+    rows: of each row set, or the most that a step has. dtype: type of activations. operand: type of the rows that sparse
+    products read, which is also the type of messages.
     """
 
-    rows: int
+    rows: Mapping[RowSet, int]
     dtype: str
     operand: str
     device: DeviceModel = DEVICES["cpu"]
 
-    def block_rows(self, cols: int) -> int:
-        """Return the rows of a block of `cols` columns."""
-        return max(1, min(self.rows, self.device.block_rows(BufferSpec("", 1, cols, self.dtype).nbytes)))
+    @property
+    def owned(self) -> int:
+        """The number of the rank's vertices."""
+        return self.rows[OWNED]
+
+    def block_rows(self, cols: int, rows: RowSet = OWNED) -> int:
+        """Return how many rows of `cols` columns kernels take at once."""
+        return max(1, min(self.rows[rows], self.device.block_rows(BufferSpec("", 1, cols, self.dtype).nbytes)))
 
     @property
     def rounds(self) -> bool:
@@ -62,27 +69,46 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """The device tensors that a rank's ops read besides buffers and weights.
+class Rows:
+    """The device tensors of a row set of V rows that ops read besides buffers and weights.
 
-    row_scale, col_scale (V,) or None: S_r, S_c; row_ids int64 (V,): original ids; labels int32, mask uint8 (V,);
-    owned int64: rows that are no copies of another rank's, None if all.
-    dense (V, D): X or A_hat X; sparse, sparse_t: the same as CSR and its transpose; dropped and dropped_t share their
-    structure with values of their own, rewritten each epoch under input dropout; position int32 (nnz,): entry of
-    `sparse` for each entry of `sparse_t`.
+    ids int64 (V,): original ids. row_scale, col_scale (V,) or None: S_r, S_c. owned int64: rows that are no copies of
+    another rank's, None if all. dense (V, D): X or A_hat X. target: of the set whose rows the loss compares.
     """
 
-    row_scale: Tensor | None
-    col_scale: Tensor | None
-    row_ids: Tensor
-    target: Target
+    ids: Tensor
+    row_scale: Tensor | None = None
+    col_scale: Tensor | None = None
     owned: Tensor | None = None
     dense: Tensor | None = None
+    target: Target | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The constant inputs of a rank, by row set, and the sparse ones of its owned rows.
+
+    sparse, sparse_t: X or A_hat X as CSR and its transpose; dropped and dropped_t share their structure with values of
+    their own, rewritten each epoch under input dropout; position int32 (nnz,): entry of `sparse` for each entry of
+    `sparse_t`.
+    """
+
+    rows: Mapping[RowSet, Rows]
     sparse: Sparse | None = None
     sparse_t: Sparse | None = None
     dropped: Sparse | None = None
     dropped_t: Sparse | None = None
     position: Tensor | None = None
+
+    @property
+    def owned(self) -> Rows:
+        """The inputs of all rows of the rank."""
+        return self.rows[OWNED]
+
+    @property
+    def target(self) -> Target:
+        """The target of the owned rows."""
+        return require(self.owned.target)
 
 
 class Target(Protocol):
@@ -116,14 +142,21 @@ class Runtime(Protocol):
     """The data that ops work on: the named buffers of one rank and its constant tensors."""
 
     backend: KernelBackend
-    inputs: Inputs
     clock: Tensor
-    """Seed and epoch, int64 (2,) on the device."""
+    """Seed and step, int64 (2,) on the device."""
 
     @property
-    def aggregation(self) -> Aggregation: ...
+    def inputs(self) -> Inputs: ...
+
+    def aggregation(self, block: Block) -> Aggregation:
+        """Return what aggregates over a block of the program at hand."""
+        ...
 
     def buffer(self, name: str) -> Tensor: ...
+
+    def num_rows(self, rows: RowSet) -> int:
+        """Return how many rows a set has in the step at hand."""
+        ...
 
     def parameter(self, name: str) -> Tensor:
         """Return a parameter in the type of sums."""

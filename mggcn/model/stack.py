@@ -91,11 +91,16 @@ def _check_identity(features: int, model: ModelConfig) -> None:
 def _layer(b: Builder, x: Value, width: int, conv: Convolution) -> Value:
     h = conv(b, x, width, False)
     if b.config.residual == "linear":
-        h = b.add(h, b.dense(x, width))
+        h = b.add(h, b.dense(_beside(b, x, h), width))
     elif b.config.residual == "identity" and x.cols == width:
         h = b.add(h, x)
     h = _ended(b, h)
     return _ended(b, b.dense(h, width)) if b.config.dense_between else h
+
+
+def _beside(b: Builder, x: Value, h: Value) -> Value:
+    """Return the rows of x that h has: beside a convolution those of its targets."""
+    return x if h.rows == x.rows else b.own(x)
 
 
 def _ended(b: Builder, h: Value) -> Value:

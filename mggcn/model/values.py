@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
+from mggcn.blocks.block import OWNED, RowSet
 from mggcn.errors import PlanError
 from mggcn.model.runtime import Runtime, Sizes, require
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Scratch(NamedTuple):
-    """Memory that an op needs while it runs; rows None: as many as the rank has, dtype "": that of activations."""
+    """Memory that an op needs while it runs; rows None: as many as its result, dtype "": that of activations."""
 
     cols: int
     rows: int | None = None
@@ -34,6 +35,10 @@ class Kind(Protocol):
     @property
     def label(self) -> str:
         """Name in plans and timelines, such as "linear 1"."""
+        ...
+
+    def rows(self, operands: Sequence[Value]) -> RowSet:
+        """Return the row set of the result."""
         ...
 
     @property
@@ -82,11 +87,15 @@ class Kind(Protocol):
 
 
 class PlainKind:
-    """The defaults that suit most kinds: the result is a new matrix."""
+    """The defaults that suit most kinds: the result is a new matrix with a row for each of the first operand's."""
 
     __slots__ = ()
     stored: ClassVar[bool] = True
     in_place: ClassVar[tuple[int, ...]] = ()
+
+    def rows(self, operands: Sequence[Value]) -> RowSet:
+        """Return the row set of the first operand; all rows of the rank without one."""
+        return operands[0].rows if operands else OWNED
 
     @property
     def has_parameters(self) -> bool:
@@ -126,13 +135,19 @@ class PlainKind:
 class Value:
     """A matrix (V, cols), or the effect of a node that stores none. Two values are equal only if they are the same.
 
-    operand: whether it has the type of operands of the graph product, where that differs from that of activations.
+    operand: whether it has the type of operands of the graph product, where that differs from that of activations. rows:
+    its row set, as its kind says.
     """
 
     kind: Kind
     operands: tuple[Value, ...] = ()
     cols: int = 0
     operand: bool = False
+    rows: RowSet = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Stored, because a property would walk down to the input each time.
+        object.__setattr__(self, "rows", self.kind.rows(self.operands))
 
     def with_kind(self, kind: Kind) -> Value:
         """Return the same value computed by another kind of node."""
@@ -159,7 +174,7 @@ class Op:
 
     operands: their names, "" for the constant input; out: "" if nothing is stored; scratch: names by purpose.
     widths: columns of the operands; cols: of the result; operand: whether it has the type of what is multiplied with the
-    graph, other than that of activations.
+    graph, other than that of activations. rows: row set of the result; sets: of the operands.
     """
 
     kind: Kind
@@ -169,6 +184,8 @@ class Op:
     cols: int
     operand: bool = False
     scratch: Mapping[str, str] = field(default_factory=dict)
+    rows: RowSet = OWNED
+    sets: tuple[RowSet, ...] = ()
 
     @property
     def label(self) -> str:
@@ -187,9 +204,11 @@ class Op:
         self.kind.run(rt, self)
 
     def tensor(self, rt: Runtime, index: int) -> Tensor:
-        """Return an operand: a buffer, or the constant dense input."""
-        name = self.operands[index]
-        return rt.buffer(name) if name else require(rt.inputs.dense)
+        """Return an operand: the rows of its set in a buffer, or the constant dense input."""
+        name, rows = self.operands[index], self.sets[index]
+        if not name:
+            return require(rt.inputs.rows[rows].dense)[: rt.num_rows(rows)]
+        return rt.buffer(name) if rows is OWNED else rt.buffer(name)[: rt.num_rows(rows)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

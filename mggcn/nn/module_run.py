@@ -30,6 +30,7 @@ from mggcn.config_values import setting
 from mggcn.errors import ConfigError, RunError
 from mggcn.files import write_text
 from mggcn.graph.csr import Graph
+from mggcn.graph.splits import check_split
 from mggcn.jobs.began import beginnings
 from mggcn.jobs.local import signalled_stop
 from mggcn.jobs.train import follower_of, logged, versions_of
@@ -39,7 +40,6 @@ from mggcn.nn.partitioned import PartitionedGraph
 from mggcn.nn.processes import run_processes
 from mggcn.nn.run import run
 from mggcn.nn.sharing import Sharing, share
-from mggcn.partition.rows.shard import check_split
 from mggcn.planning.task import resolve_task
 from mggcn.train.checkpoint import Progress
 from mggcn.train.heartbeat import Heartbeat

@@ -43,8 +43,6 @@ class RankAggregation:
             aggregates=True,
             norm=sharing.norm,
             self_loops=sharing.self_loops,
-            splits="main",
-            split=0,
             dtype=real,
             threads=threads,
         )

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from mggcn.backend.base import KernelBackend
 from mggcn.errors import GraphError
+from mggcn.feed.features import FeatureReader
 from mggcn.graph.csr import Graph
 from mggcn.graph.vertex_data import to_numpy
 from mggcn.partition.base import Partition
-from mggcn.partition.rows.features import FeatureReader
 
 
 class VertexRows:

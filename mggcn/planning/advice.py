@@ -37,7 +37,7 @@ def require_fit(plan: RunPlan, limit: int, room: Room | None = None) -> None:
         return
     widths = ",".join(str(w) for w in plan.config.model.hidden)
     raise PlanError(
-        f"rank {rank.rank} needs {human(rank.total_bytes)} for {rank.sizes.rows:,} of {plan.shape.num_vertices:,} rows "
+        f"rank {rank.rank} needs {human(rank.total_bytes)} for {rank.sizes.owned:,} of {plan.shape.num_vertices:,} rows "
         f"and hidden widths {widths or 'none'}, but only {human(limit)} may be used; {advice(plan, limit, room)}"
     )
 

@@ -9,17 +9,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mggcn.aggregate.base import AggregationPlan, Strategy
+from mggcn.aggregate.base import Strategy
+from mggcn.aggregate.local import LocalPlan
+from mggcn.blocks.block import OWNED, WHOLE, Block, Stack
 from mggcn.config import Config
 from mggcn.memory.device import DEVICES, OPERAND, STORAGE
 from mggcn.model.builder import Network
 from mggcn.model.choices import InputShape
-from mggcn.model.lower import Aggregations, lower, panel_width
+from mggcn.model.lower import Plans, lower, panel_width
 from mggcn.model.network import NETWORKS, Choices, Values, make_values
 from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.partition import RowStats
-from mggcn.planning.pruning import LayerRows, choose_rows, level_stats, levels_of, pruned_plans
+from mggcn.planning.pruning import LayerRows, block_stats, blocks_of, choose_rows
 from mggcn.planning.shape import GraphShape
 
 
@@ -33,14 +35,21 @@ class RunDecisions:
     strategy: Strategy
     values: Values
     required: tuple[LayerRows, ...]
-    levels: Mapping[int, RowStats]
-    """Statistics of the layers that do not compute all rows, by level of the partition statistics' `required`."""
+    smaller: Mapping[Block, RowStats]
+    """Statistics of the blocks of layers that do not compute all rows."""
+    stack: Stack | None = None
+    """The blocks of a step, if it does not run over the whole graph."""
 
     @staticmethod
     def of(
-        config: Config, shape: GraphShape, stats: PartitionStats, strategy: Strategy, network: Network | None = None
+        config: Config,
+        shape: GraphShape,
+        stats: PartitionStats,
+        strategy: Strategy,
+        network: Network | None = None,
+        stack: Stack | None = None,
     ) -> RunDecisions:
-        """Make the choices. network: the model, by default that of model.kind."""
+        """Make the choices. network: the model, by default that of model.kind. stack: the blocks of a step."""
         run = config.run
         whole = InputShape(
             rows=shape.num_vertices,
@@ -62,18 +71,22 @@ class RunDecisions:
                 recompute=run.recompute == "on",
                 num_relations=shape.num_relations,
                 counted=shape.repeats == "counted",
+                blocks=(WHOLE,) if stack is None else stack.blocks,
+                capacities=() if stack is None else stack.capacities,
             ),
         )
-        required = choose_rows(run, values.aggregates, stats, strategy, values.reads_all)
-        levels = level_stats(required, stats)
+        aggregates = values.aggregates if stack is None else ()
+        required = choose_rows(run, aggregates, stats, strategy, values.reads_all)
+        smaller = block_stats(required, stats)
         return RunDecisions(
             config=config,
             shape=shape,
             stats=stats,
             strategy=strategy,
-            values=values.pruned(levels_of(required)),
+            values=values.pruned(blocks_of(required)),
             required=required,
-            levels=levels,
+            smaller=smaller,
+            stack=stack,
         )
 
     def inputs(self, rank: int, nnz: int) -> InputShape:
@@ -93,19 +106,19 @@ class RunDecisions:
         """Return the sizes that determine a rank's buffers."""
         run = self.config.run
         rows, device = self.stats.counts[rank], DEVICES[run.device]
-        return Sizes(rows=rows, dtype=STORAGE[run.precision], operand=OPERAND[run.precision], device=device)
+        sets = {OWNED: rows} | ({} if self.stack is None else self.stack.rows)
+        return Sizes(rows=sets, dtype=STORAGE[run.precision], operand=OPERAND[run.precision], device=device)
 
-    def aggregations(self, rank: int) -> tuple[AggregationPlan, AggregationPlan]:
-        """Return a rank's plans of training epochs, and of evaluation and set-up."""
-        training, exact = (
-            self.strategy.plan(self.config.run, self.stats, rank, self.shape.symmetric, training)
-            for training in (True, False)
-        )
-        return training, exact
-
-    def pruned(self, rank: int) -> dict[int, AggregationPlan]:
-        """Return a rank's plans of layers that do not compute all rows, by level."""
-        return pruned_plans(self.config.run, self.levels, self.strategy, rank)
+    def aggregations(self, rank: int) -> tuple[Plans, Plans]:
+        """Return a rank's plans of training epochs, and of evaluation and set-up, by block."""
+        run, plan = self.config.run, self.strategy.plan
+        training, exact = (plan(run, self.stats, rank, self.shape.symmetric, training) for training in (True, False))
+        # The rows of A^T that are left are the columns of A: two matrices, also of a symmetric graph.
+        smaller = {block: plan(run, stats, rank, False, True) for block, stats in self.smaller.items()}
+        if self.stack is None:
+            return {WHOLE: training, **smaller}, {WHOLE: exact}
+        local = zip(self.stack.blocks, self.stack.capacities, strict=True)
+        return {block: LocalPlan(size) for block, size in local}, {WHOLE: exact}
 
     def panel_width(self) -> int:
         """Return the columns of a panel of set-up, 0 if it computes nothing: all ranks use the width that fits the
@@ -118,10 +131,10 @@ class RunDecisions:
         values, cols = self.values, self.shape.num_features
         if not values.input.aggregated or values.input.sparse:
             return 0
-        training, exact = self.aggregations(rank)
+        training, evaluation = self.aggregations(rank)
         sizes = self.sizes(rank)
         programs = (
-            lower("train", values.training, sizes, Aggregations(training, self.pruned(rank))),
-            lower("evaluate", values.evaluation, sizes, Aggregations(exact, {})),
+            lower("train", values.training, sizes, training),
+            lower("evaluate", values.evaluation, sizes, evaluation),
         )
-        return panel_width(exact, sizes, cols, max(program.arena.nbytes for program in programs))
+        return panel_width(evaluation[WHOLE], sizes, cols, max(program.arena.nbytes for program in programs))

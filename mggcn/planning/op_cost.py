@@ -63,7 +63,7 @@ def training_cost(plan: RunPlan, machine: Machine) -> Cost:
 
 def epoch_threads(plan: RunPlan, threads: int) -> int:
     """Return the threads of every rank's epochs: `threads`, or one if all ranks are small. No result depends on it."""
-    if max(rank.sizes.rows for rank in plan.ranks) > SMALL_ROWS:
+    if max(rank.sizes.owned for rank in plan.ranks) > SMALL_ROWS:
         return threads
     return threads if epoch_work(plan) > SMALL_WORK else 1
 
@@ -102,10 +102,11 @@ def _items(plan: RunPlan, rank: RankPlan, program: Program, phase: int) -> list[
 
 def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0) -> Iterator[tuple[str, list[Item]]]:
     """As `program_items`, with the label of each op, but the stages of a broadcast are one item."""
-    sizes = _sizes(plan, rank, program)
+    sizes_of = {rows: _sizes(plan, rank, count) for rows, count in rank.sizes.rows.items()}
     aggregations = iter(rank.steps(program, phase))
     sent = 0
     for op in program.ops:
+        sizes = sizes_of[op.rows]
         if isinstance(op.kind, Aggregate):
             steps = next(aggregations)
             yield op.label, [*_aggregation(sizes, steps, sent), *_relations(sizes, rank.nnz, op, op.kind)]
@@ -174,17 +175,17 @@ class _Sizes:
         return [self.passing(self.row(cols) + self.result(cols, rounded), self.blocks(block), block)]
 
 
-def _sizes(plan: RunPlan, rank: RankPlan, program: Program) -> _Sizes:
+def _sizes(plan: RunPlan, rank: RankPlan, rows: int) -> _Sizes:
     sizes, shape, precision = rank.sizes, plan.shape, plan.config.run.precision
     nnz = (shape.aggregated_nnz if rank.input.aggregated else shape.feature_nnz) or 0
     real = ITEM_BYTES[REAL[precision]]
     return _Sizes(
-        rows=sizes.rows,
+        rows=rows,
         dtype=sizes.dtype,
         operand=sizes.operand,
         precision=DENSE[precision],
         block_rows=sizes.block_rows,
-        input_nnz=math.ceil(nnz * sizes.rows / max(shape.num_vertices, 1)) if rank.input.sparse else 0,
+        input_nnz=math.ceil(nnz * sizes.owned / max(shape.num_vertices, 1)) if rank.input.sparse else 0,
         real=real,
         edge=4 + (real if shape.weighted or rank.values.typed else 0),
     )

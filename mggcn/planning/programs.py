@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mggcn.aggregate.base import AggregationPlan
 from mggcn.aggregate.edge_op import SUM
+from mggcn.blocks.block import WHOLE, RowSet
 from mggcn.memory.arena import BufferSpec
 from mggcn.model.kinds.aggregate import Aggregate
-from mggcn.model.lower import Aggregations, lower, lower_setup
+from mggcn.model.lower import Plans, lower, lower_setup
 from mggcn.model.network import Values
 from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
@@ -39,19 +38,14 @@ class Lowering:
     def __init__(self, values: Values, panel: int) -> None:
         self._values = values
         self.panel = panel
-        self._known: dict[tuple[int, tuple[tuple[BufferSpec, ...], ...]], Programs] = {}
+        self._known: dict[tuple[tuple[tuple[RowSet, int], ...], tuple[tuple[BufferSpec, ...], ...]], Programs] = {}
 
-    def programs(
-        self, sizes: Sizes, training: AggregationPlan, exact: AggregationPlan, pruned: Mapping[int, AggregationPlan]
-    ) -> Programs:
-        """Return the programs of a rank. pruned: plans of aggregations that do not compute all rows, by level.
-
-        Raises: PlanError for an inconsistent program.
-        """
+    def programs(self, sizes: Sizes, training: Plans, evaluation: Plans) -> Programs:
+        """Return the programs of a rank. Raises: PlanError for an inconsistent program."""
         values = self._values
         widths = sorted({value.cols for value in values.training.values()} | {self.panel})
         # A program depends on a plan only through its slots.
-        plans = (training, exact, *(pruned[level] for level in sorted(pruned)))
+        plans = (*training.values(), *evaluation.values())
         types = (sizes.dtype, sizes.operand)
         edge_ops = dict.fromkeys(v.kind.op for v in values.training.values() if isinstance(v.kind, Aggregate))
         sums = (plan.buffers("", width, dtype) for plan in plans for width in widths for dtype in types)
@@ -59,11 +53,11 @@ class Lowering:
             plan.buffers("", width, types[1], op) for op in edge_ops if op != SUM for plan in plans for width in widths
         )
         slots = (*sums, *others)
-        key = (sizes.rows, slots)
+        key = (tuple(sizes.rows.items()), slots)
         if key not in self._known:
-            train = lower("train", values.training, sizes, Aggregations(training, pruned))
-            evaluate = lower("evaluate", values.evaluation, sizes, Aggregations(exact, {}))
+            train = lower("train", values.training, sizes, training)
+            evaluate = lower("evaluate", values.evaluation, sizes, evaluation)
             hops = values.input.aggregated
-            setup = lower_setup(exact, sizes, values.num_features, self.panel, hops) if self.panel else None
+            setup = lower_setup(evaluation[WHOLE], sizes, values.num_features, self.panel, hops) if self.panel else None
             self._known[key] = Programs(train, evaluate, setup)
         return self._known[key]

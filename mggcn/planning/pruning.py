@@ -7,32 +7,34 @@ its entries keeps its bits, unless it is so long that kernels sum it in parts, w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mggcn.aggregate.base import AggregationPlan, BuildContext, RankAggregations, Strategy
-from mggcn.aggregate.per_layer import PerLayer
-from mggcn.config import RunConfig
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.aggregate.base import AggregationPlan, BlockAggregations, BuildContext, RankAggregations, Strategy
+from mggcn.blocks.block import WHOLE, Block, required
+from mggcn.config import DataConfig, RunConfig
 from mggcn.errors import GraphError
+from mggcn.graph.splits import training_rows
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.partition import RowStats, row_stats
 from mggcn.partition.rows.required import LEAST_SAVED, required_sets, worth_pruning
-from mggcn.partition.rows.shard import training_rows
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
     """The rows that the aggregation of a layer computes in a training epoch.
 
-    rows, nnz: numbers that the loss needs, over all ranks; None: not counted. level: index into the statistics'
-    `required`; None: all rows are computed.
+    rows, nnz: numbers that the loss needs, over all ranks; None: not counted.
     """
 
     layer: int
     """The aggregation's number in the model, from 1."""
     rows: int | None
     nnz: int | None
-    level: int | None
+    block: Block
     reason: str
 
 
@@ -69,64 +71,65 @@ def choose_rows(
         rows, nnz = known[level].num_rows, known[level].num_entries
         if worth_pruning(nnz, stats.num_entries):
             reason = "the others are not read, and have no gradient"
-            chosen.append(LayerRows(layer, rows, nnz, level, reason))
+            chosen.append(LayerRows(layer, rows, nnz, required(level), reason))
         elif level == above:
             reason = f"less than {LEAST_SAVED:.0%} of the nonzeros would be saved"
-            chosen.append(LayerRows(layer, rows, nnz, None, reason))
+            chosen.append(LayerRows(layer, rows, nnz, WHOLE, reason))
         else:
-            chosen.append(LayerRows(layer, None, None, None, "it needs as many rows as the layer above"))
+            chosen.append(LayerRows(layer, None, None, WHOLE, "it needs as many rows as the layer above"))
     return tuple(chosen)
 
 
 def _everything(layers: Sequence[int], reason: str) -> tuple[LayerRows, ...]:
-    return tuple(LayerRows(layer, None, None, None, reason) for layer in layers)
+    return tuple(LayerRows(layer, None, None, WHOLE, reason) for layer in layers)
 
 
-def level_stats(rows: Sequence[LayerRows], stats: PartitionStats) -> dict[int, RowStats]:
-    """Return the statistics of every level in use: those of all ranks, for fewer rows."""
-    levels = sorted({layer.level for layer in rows if layer.level is not None})
-    return {level: row_stats(stats).only(level) for level in levels}
+def blocks_of(rows: Sequence[LayerRows]) -> dict[int, Block]:
+    """Return the blocks of the aggregations that do not compute all rows, by site."""
+    return {layer.layer: layer.block for layer in rows if layer.block.hops is not None}
 
 
-def pruned_plans(
-    run: RunConfig, levels: Mapping[int, RowStats], strategy: Strategy, rank: int
-) -> dict[int, AggregationPlan]:
-    """Return a rank's plan for every level: that of the same strategy for fewer rows."""
-    # The rows of A^T that are kept are the columns of A: two matrices, also of a symmetric graph.
-    return {level: strategy.plan(run, stats, rank, False, True) for level, stats in levels.items()}
+def block_stats(rows: Sequence[LayerRows], stats: PartitionStats) -> dict[Block, RowStats]:
+    """Return the statistics of every block but the whole graph, the smallest first: those of all ranks, for fewer rows."""
+    hops = sorted({block.hops for block in blocks_of(rows).values() if block.hops is not None})
+    return {required(count): row_stats(stats).only(count) for count in hops}
 
 
-def levels_of(rows: Sequence[LayerRows]) -> dict[int, int]:
-    """Return the levels of the aggregations that do not compute all rows, by site."""
-    return {layer.layer: layer.level for layer in rows if layer.level is not None}
-
-
-def set_bytes(plans: Mapping[int, AggregationPlan]) -> int:
+def set_bytes(blocks: Iterable[Block]) -> int:
     """Return the bytes per vertex of the graph that set-up holds to know which rows are required."""
-    return max(plans) + 1 if plans else 0
+    return max((block.hops + 1 for block in blocks if block.hops is not None), default=0)
 
 
-def build_pruned(
-    every: RankAggregations,
-    rows: Sequence[LayerRows],
-    plans: Mapping[int, AggregationPlan],
-    context: BuildContext,
-) -> RankAggregations:
-    """Return a rank's aggregations with those of pruned layers in training. Collective.
+def build_blocks(
+    training: Mapping[Block, AggregationPlan], evaluation: AggregationPlan, context: BuildContext, data: DataConfig
+) -> BlockAggregations:
+    """Build a rank's aggregations over every block. data: says which vertices train. Collective.
 
-    Cost: as each would cost alone; a sweep over the edges for each level but the first.
+    Cost: as each would cost alone; a sweep over the edges for each set of required rows but the first.
     Raises: GraphError if the training split is missing; as AggregationPlan.build.
     """
-    if not plans:
-        return every
-    options = context.options
-    training = training_rows(context.graph, options.splits, options.split)
+    if WHOLE not in training:
+        local = {block: plan.build(context).training for block, plan in training.items()}
+        return BlockAggregations(local, {WHOLE: evaluation.build(context).exact})
+    whole = training[WHOLE].build(context)
+    sets, built = _required_sets(training, context, data), dict[Block, RankAggregations]()
+    for block, plan in training.items():
+        if block.hops is not None:
+            built[block] = plan.build(dataclasses.replace(context, required=sets[block.hops]))
+    tiles = [side for one in (whole, *built.values()) for side in one.tiles]
+    smaller = {block: one.training for block, one in built.items()}
+    return BlockAggregations({WHOLE: whole.training, **smaller}, {WHOLE: whole.exact}, tiles)
+
+
+def _required_sets(
+    blocks: Iterable[Block], context: BuildContext, data: DataConfig
+) -> tuple[npt.NDArray[np.bool_], ...]:
+    count = set_bytes(blocks)
+    if not count:
+        return ()
+    training = training_rows(context.graph, data.splits, data.split)
     if training is None:
         raise GraphError(
             f"{context.graph.name} has lost the training split that the run was planned for; start a new run"
         )
-    sets = required_sets(context.graph, training, max(plans) + 1, options.threads)
-    built = {level: plan.build(dataclasses.replace(context, required=sets[level])) for level, plan in plans.items()}
-    of_layer = {layer.layer: built[layer.level].training for layer in rows if layer.level is not None}
-    tiles = [side for one in (every, *built.values()) for side in one.tiles]
-    return RankAggregations(PerLayer(every.training, of_layer), every.exact, tiles)
+    return required_sets(context.graph, training, count, context.options.threads)

@@ -4,7 +4,6 @@ it.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from mggcn.comm.nccl_settings import UNMEASURED
 from mggcn.config import Config
 from mggcn.memory.device import launching, runs_nccl
 from mggcn.partition.make import stats_from_dict
+from mggcn.planning.pruning import LayerRows
 from mggcn.planning.run import RankPlan, RunPlan, plan_run
 from mggcn.planning.shape import GraphShape
 
@@ -48,7 +48,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         },
         "reasons": layer_reasons(plan),
         "rewrites": list(first.values.explained),
-        "training_rows": [dataclasses.asdict(rows) for rows in first.rows],
+        "training_rows": [_rows_dict(rows) for rows in first.rows],
         "launching": launching(plan.config.run),
         "figures": plan.figures.to_dict(),
         "nccl": plan.nccl.to_dict() if runs_nccl(plan.config.run) else None,
@@ -62,7 +62,7 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
     programs = [rank.train, rank.evaluate, *([rank.setup] if rank.setup else [])]
     return {
         "rank": rank.rank,
-        "rows": rank.sizes.rows,
+        "rows": rank.sizes.owned,
         "nnz": rank.nnz,
         "arena_bytes": rank.arena_bytes,
         "paper_bytes": rank.paper_bytes,
@@ -92,6 +92,10 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
             for p in program.arena.placements
         ],
     }
+
+
+def _rows_dict(rows: LayerRows) -> dict[str, Any]:
+    return {"layer": rows.layer, "rows": rows.rows, "nnz": rows.nnz, "level": rows.block.hops, "reason": rows.reason}
 
 
 def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strategy) -> RunPlan:

@@ -31,7 +31,7 @@ from mggcn.planning.shape import GraphShape
 from mggcn.planning.task import COUNTED
 
 CHUNK_BYTES = 24 * MIB
-"""Bytes that set-up reads and converts at a time from a large graph (partition/sweep.py, partition/rows/features.py)."""
+"""Bytes that set-up reads and converts at a time from a large graph (partition/sweep.py, feed/features.py)."""
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
 from mggcn.aggregate.base import AggregationPlan, Strategy
 from mggcn.aggregate.steps import Send, Step, bytes_sent, num_messages, num_products
 from mggcn.backend.cpu.figures import ASSUMED, Figures
+from mggcn.blocks.block import WHOLE, Block, Stack
 from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED
 from mggcn.config import Config
@@ -22,7 +23,7 @@ from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import DEVICES, runs_nccl
 from mggcn.model.builder import Network
 from mggcn.model.choices import InputChoice
-from mggcn.model.lower import Aggregations, aggregations, paper_arena_bytes
+from mggcn.model.lower import Plans, aggregations, paper_arena_bytes
 from mggcn.model.network import Values
 from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
@@ -52,10 +53,10 @@ class RankPlan:
     """Bytes by purpose: arena, features, graph, vertex data, weights and optimiser, runtime, NCCL."""
     setup_bytes: int
     """Peak of set-up, before the first epoch."""
-    aggregation: AggregationPlan
-    """How training epochs aggregate."""
-    exact: AggregationPlan
-    """How evaluation and set-up aggregate."""
+    training: Plans
+    """How training epochs aggregate, by block."""
+    evaluation: Plans
+    """How evaluation and set-up aggregate, exactly."""
     states: Mapping[str, tuple[BufferSpec, ...]]
     """What the aggregations of training epochs keep, by name of the op."""
     gradient_bytes: int
@@ -66,8 +67,21 @@ class RankPlan:
     """What an evaluation sums over ranks: counts of each class, or the scores of all vertices for ROC AUC."""
     rows: tuple[LayerRows, ...] = ()
     """What every aggregating layer computes in training epochs."""
-    pruned: Mapping[int, AggregationPlan] = field(default_factory=dict)
-    """The plans of layers that do not compute all rows, by level of the statistics' `required`."""
+
+    @property
+    def aggregation(self) -> AggregationPlan:
+        """How training aggregates in its first block: the strategy's plan, over the whole graph."""
+        return next(iter(self.training.values()))
+
+    @property
+    def exact(self) -> AggregationPlan:
+        """How evaluation and set-up aggregate."""
+        return self.evaluation[WHOLE]
+
+    @property
+    def pruned(self) -> dict[Block, AggregationPlan]:
+        """How training epochs aggregate where they do not compute all rows."""
+        return {block: plan for block, plan in self.training.items() if block.hops is not None}
 
     @property
     def arena_bytes(self) -> int:
@@ -91,10 +105,10 @@ class RankPlan:
 
     def steps(self, program: Program, phase: int = 0) -> list[tuple[Step, ...]]:
         """Return the steps of every aggregation of a program, in the epochs e with e mod period = phase."""
-        plans = Aggregations(self.aggregation, self.pruned) if program is self.train else Aggregations(self.exact, {})
+        plans = self.training if program is self.train else self.evaluation
         operand = self.sizes.operand
         return [
-            plans.of(kind).steps(op.cols, operand, kind.backward, phase, kind.op)
+            plans[kind.block].steps(op.cols, operand, kind.backward, phase, kind.op)
             for op, kind in aggregations(program.ops)
         ]
 
@@ -160,6 +174,7 @@ def plan_run(
     nccl: NcclMemory = UNMEASURED,
     network: Network | None = None,
     figures: Figures = ASSUMED,
+    stack: Stack | None = None,
 ) -> RunPlan:
     """Plan every rank. Cost: no pass over the graph.
 
@@ -167,7 +182,7 @@ def plan_run(
     of this machine's CPU. Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program.
     """
     check_shape(shape)
-    ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl, network, figures)
+    ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl, network, figures, stack)
     return RunPlan(config=config, shape=shape, stats=stats, strategy=strategy, ranks=ranks, nccl=nccl, figures=figures)
 
 
@@ -180,20 +195,22 @@ def plan_ranks(
     nccl: NcclMemory = UNMEASURED,
     network: Network | None = None,
     figures: Figures = ASSUMED,
+    stack: Stack | None = None,
 ) -> tuple[RankPlan, ...]:
     """Plan some ranks of a run: lower, place, and add up their bytes. Raises: as `plan_run`."""
-    common = RunDecisions.of(config, shape, stats, strategy, network)
+    common = RunDecisions.of(config, shape, stats, strategy, network, stack)
     lowering = Lowering(common.values, common.panel_width())
     return tuple(_plan_rank(common, lowering, rank, nccl, figures) for rank in ranks)
 
 
 def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMemory, figures: Figures) -> RankPlan:
     config, shape, stats, required = common.config, common.shape, common.stats, common.required
-    (aggregation, exact), pruned = common.aggregations(rank), common.pruned(rank)
-    graph, num_ranks = config.model.aggregates, len(stats.counts)
-    held = (aggregation, *pruned.values()) if graph else ()
+    training, evaluation = common.aggregations(rank)
+    exact, graph, num_ranks = evaluation[WHOLE], config.model.aggregates, len(stats.counts)
+    # Of blocks, evaluation's matrices stay beside those of a step.
+    held = (*training.values(), *(() if WHOLE in training else (exact,))) if graph else ()
     # P tiles on each of P ranks are many, but often of few sizes.
-    tiles = Counter(aggregation.matrices if graph else ())
+    tiles = Counter(held[0].matrices if graph else ())
     nnz = sum(matrix.nnz * count for matrix, count in tiles.items())
     forward = tiles + Counter(chain.from_iterable(plan.matrices for plan in held[1:]))
     backward = Counter(chain.from_iterable(plan.matrices_t for plan in held))
@@ -202,18 +219,18 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     inputs = common.inputs(rank, nnz)
     values, rank_sizes = common.values, common.sizes(rank)
     choice = replace(values.input, nbytes=input_bytes(config, values.input, inputs))
-    programs, plans = lowering.programs(rank_sizes, aggregation, exact, pruned), Aggregations(aggregation, pruned)
+    programs = lowering.programs(rank_sizes, training, evaluation)
     states = {
-        kind.name: plans.of(kind).state(kind.name, op.cols, rank_sizes.operand)
+        kind.name: training[kind.block].state(kind.name, op.cols, rank_sizes.operand)
         for op, kind in aggregations(programs.train.ops)
     }
     indices = sum(plan.index_bytes for plan in held)
-    assignment = stats.assignment_bytes + set_bytes(pruned)
+    assignment = stats.assignment_bytes + set_bytes(training)
     sizes = RankSizes(
         config=config,
         shape=shape,
         values=values,
-        rows=rank_sizes.rows,
+        rows=rank_sizes.owned,
         input=choice,
         inputs=inputs,
         forward=forward,
@@ -241,8 +258,8 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         setup=programs.setup,
         regions=regions,
         setup_bytes=sizes.setup_bytes(regions),
-        aggregation=aggregation,
-        exact=exact,
+        training=training,
+        evaluation=evaluation,
         states=states,
         gradient_bytes=sizes.gradient_bytes,
         ranks=num_ranks,
@@ -250,5 +267,4 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         paper_bytes=paper_arena_bytes(values.layers, rank_sizes, num_ranks, max(stats.counts)),
         score_bytes=score_bytes(config, shape) or 9 * shape.num_classes * 8,
         rows=required,
-        pruned=pruned,
     )

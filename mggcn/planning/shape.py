@@ -9,11 +9,11 @@ from mggcn.errors import GraphError
 from mggcn.graph.check import refuse_summed
 from mggcn.graph.csr import Graph, Repeats, Task
 from mggcn.graph.nonzeros import features_nnz
+from mggcn.graph.splits import training_rows
 from mggcn.model.builder import Network
 from mggcn.model.network import NETWORKS, num_aggregations
 from mggcn.partition.base import Partition, PartitionStats
 from mggcn.partition.make import stats_of
-from mggcn.partition.rows.shard import training_rows
 from mggcn.partition.statistics import estimate_aggregated_nnz
 from mggcn.planning.shared import Shared, partition_key
 

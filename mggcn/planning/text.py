@@ -56,7 +56,7 @@ def render(
         *_training_rows(plan),
         *(_explained(rank) if explain else []),
         "",
-        f"rank {rank.rank}{', the largest' if len(plan.ranks) > 1 else ''}: {rank.sizes.rows:,} rows, "
+        f"rank {rank.rank}{', the largest' if len(plan.ranks) > 1 else ''}: {rank.sizes.owned:,} rows, "
         f"{rank.nnz:,} nonzeros",
         "",
         *_buffers(rank.train),
@@ -153,7 +153,7 @@ def _training_rows(plan: RunPlan) -> list[str]:
             f"layer {layer.layer}",
             _of(layer.rows, vertices),
             _of(layer.nnz, entries),
-            "all rows" if layer.level is None else "these rows alone",
+            "all rows" if layer.block.hops is None else "these rows alone",
             layer.reason,
         )
         for layer in plan.ranks[0].rows
@@ -249,7 +249,7 @@ def _ranks(plan: RunPlan) -> list[str]:
     rows = [
         (
             r.rank,
-            f"{r.sizes.rows:,}",
+            f"{r.sizes.owned:,}",
             f"{r.nnz:,}",
             human(r.arena_bytes),
             human(r.total_bytes),

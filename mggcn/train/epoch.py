@@ -1,4 +1,4 @@
-"""One training epoch that runs on the device alone: program, sums over ranks, optimiser, loss history, clock.
+"""Training steps that run on the device alone: program, sums over ranks, optimiser, loss history, clock.
 
 Nothing here looks at a result, so that a device may record the work once and repeat it by itself; seed and epoch,
 learning rates and losses of a window of epochs lie on the device. An epoch's signals start from this rank's own
@@ -16,9 +16,11 @@ import torch
 
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.epoch_end import LOSS, SECONDS, STOP, Books
+from mggcn.backend.events import Eager
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import TrainConfig
-from mggcn.planning.run import SIGNALS, RankPlan
+from mggcn.feed.batch import Batch, Feed
+from mggcn.planning.run import SIGNALS
 from mggcn.trace.timeline import Watch
 from mggcn.train.nonfinite import origin_of_nonfinite
 from mggcn.train.optimizer import Optimizer, learning_rates
@@ -36,7 +38,6 @@ class _Work:
     alive.
     """
 
-    plan: RankPlan
     runtime: RankRuntime
     comm: CountingCommunicator
     watch: Watch
@@ -45,14 +46,14 @@ class _Work:
 
     def gradients(self) -> None:
         runtime = self.runtime
-        runtime.run(self.plan.train)
+        runtime.run(runtime.programs["train"])
         if self.comm.size > 1:
             summed = self.comm.all_reduce(runtime.weights.grad, runtime.backend.record())
             signalled = self.comm.all_reduce(runtime.signals, runtime.backend.record())
             summed.wait()
             signalled.wait()
 
-    def epoch(self) -> None:
+    def step(self) -> None:
         self.gradients()
         with self.watch.doing("optimizer"):
             self.end()
@@ -87,33 +88,40 @@ class Repeated:
         self._comm.bytes_sent = before + self._sent[0]
 
 
-class TrainingEpoch:
-    """Runs epochs of one repeat: `run` queues one epoch, `history` reads the signals of finished ones.
+LoadBatch = Callable[[Batch], None]
+"""Makes a batch the one that the training program runs over."""
 
-    Device memory: history float64 (E, 3), learning rates (E,), of at most WINDOW epochs. Rates are written once a window.
+
+class TrainingEpoch:
+    """Runs epochs of one repeat, each the steps of a feed: `run` queues one, `history` reads the signals of finished ones.
+
+    Device memory: history float64 (S, 3), learning rates (S,), of the steps of at most WINDOW epochs. Rates are written
+    once a window.
     """
 
     def __init__(
         self,
         config: TrainConfig,
-        plan: RankPlan,
         runtime: RankRuntime,
         comm: CountingCommunicator,
         optimizer: Optimizer,
         watch: Watch,
+        feed: Feed,
+        load: LoadBatch,
     ) -> None:
         backend = runtime.backend
         self._config = config
+        self._feed, self._load, self._steps = feed, load, feed.num_steps
         self._rate: float | None = None
         self._window = -1
-        rows = min(WINDOW, config.epochs)
+        self._epochs = min(max(1, WINDOW // self._steps), config.epochs)
+        rows = self._epochs * self._steps
         rates = backend.allocate(8 * rows).view(torch.float64)
         history = backend.allocate(8 * SIGNALS * rows).view(torch.float64).view(-1, SIGNALS)
         own = backend.allocate(8 * SIGNALS).view(torch.float64)
         halted = backend.allocate(8).view(torch.int64)
         books = Books(runtime.clock, rates, runtime.signals, own, history, halted)
         self._work = _Work(
-            plan=plan,
             runtime=runtime,
             comm=comm,
             watch=watch,
@@ -121,18 +129,20 @@ class TrainingEpoch:
             end=backend.epoch_end(optimizer.step, books),
         )
         self._own = [0.0] * SIGNALS
-        self._repeatable = Repeated(self._work.epoch, backend, comm)
+        # A recording has fixed sizes; a batch has its own.
+        whole = feed.stack is None
+        self._repeatable = Repeated(self._work.step, backend, comm) if whole else Eager(self._work.step)
 
     @property
     def state(self) -> str:
-        """How epochs are launched: Repeatable.state."""
+        """How steps are launched: Repeatable.state."""
         return self._repeatable.state
 
     def start(self, seed: int, epoch: int) -> None:
         """Set seed and epoch, from 0, of the next run, and the signals that it starts from; weights move again."""
         books = self._work.books
         books.halted.zero_()
-        books.clock.copy_(torch.tensor([seed, epoch], dtype=torch.int64))
+        books.clock.copy_(torch.tensor([seed, epoch * self._steps], dtype=torch.int64))
         books.signals.copy_(books.own)
 
     def set_rate(self, rate: float | None) -> None:
@@ -141,12 +151,12 @@ class TrainingEpoch:
 
     def _open_window(self, epoch: int) -> None:
         """Have the learning rates of an epoch on the device."""
-        rates = self._work.books.rates
-        window = epoch // len(rates)
+        window = epoch // self._epochs
         if window != self._window:
             self._window = window
-            epochs = range(window * len(rates), (window + 1) * len(rates))
-            rates.copy_(torch.from_numpy(learning_rates(self._config, epochs, self._rate)))
+            epochs = range(window * self._epochs, (window + 1) * self._epochs)
+            rates = np.repeat(learning_rates(self._config, epochs, self._rate), self._steps)
+            self._work.books.rates.copy_(torch.from_numpy(rates))
 
     def set_signals(self, stop: float, seconds: float) -> None:
         """Set what this rank adds to the stop flag and the seconds of the epochs to come."""
@@ -165,32 +175,40 @@ class TrainingEpoch:
         self._open_window(epoch)
         work = self._work
         work.comm.check()
-        work.runtime.training.begin_epoch(epoch)
+        work.runtime.begin_epoch(epoch)
         with work.watch.epoch(epoch):
-            self._repeatable()
+            for batch in self._feed.epoch(epoch):
+                self._load(batch)
+                self._repeatable()
 
-    def gradients(self) -> None:
-        """Forward, loss and backward; leaves the summed gradients in weights.grad and the summed signals."""
+    def gradients(self, epoch: int) -> None:
+        """Forward, loss and backward of an epoch's first step; leaves the summed gradients and signals."""
+        self._load(next(self._feed.epoch(epoch)))
         self._work.gradients()
 
     def history(self, first: int, last: int) -> npt.NDArray[np.float64]:
         """Return the signals summed over ranks of epochs first .. last - 1, (last - first, 3). Waits for the device.
 
-        The epochs lie in one window (`window_end`).
+        Of several steps the mean of their losses, and the other signals of the last one. The epochs lie in one window
+        (`window_end`).
         """
-        history = self._work.books.history
-        start = first % len(history)
-        return history[start : start + last - first].cpu().numpy()
+        start, count = first % self._epochs * self._steps, (last - first) * self._steps
+        steps = (
+            self._work.books.history[start : start + count].cpu().numpy().reshape(last - first, self._steps, SIGNALS)
+        )
+        signals: npt.NDArray[np.float64] = steps[:, -1]
+        signals[:, LOSS] = steps[:, :, LOSS].mean(1)
+        return signals
 
     def window_end(self, epoch: int) -> int:
         """Return the epoch behind the window of an epoch: the host must look before it."""
-        rows = len(self._work.books.history)
-        return epoch - epoch % rows + rows
+        return epoch - epoch % self._epochs + self._epochs
 
     def origin(self, seed: int, epoch: int) -> str:
         """Run an epoch again whose update was skipped; say in words where what is not finite began. Collective."""
         work = self._work
         self.start(seed, epoch)
-        work.runtime.training.begin_epoch(epoch)
+        work.runtime.begin_epoch(epoch)
+        self._load(next(self._feed.epoch(epoch)))
         with work.watch.epoch(epoch):
-            return origin_of_nonfinite(work.runtime, work.plan.train, work.comm.rank, work.comm.size)
+            return origin_of_nonfinite(work.runtime, work.runtime.programs["train"], work.comm.rank, work.comm.size)

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from mggcn.backend.base import KernelBackend, Sparse
+from mggcn.blocks.block import OWNED
+from mggcn.feed.features import FeatureReader, aggregated, transposed
 from mggcn.memory.arena import BufferSpec
-from mggcn.model.runtime import Inputs, Target, require
+from mggcn.model.runtime import Inputs, Rows, Target, require
 from mggcn.partition.order import Assignment
-from mggcn.partition.rows.features import FeatureReader, aggregated, transposed
 from mggcn.partition.rows.shard import Shard
 from mggcn.partition.rows.tiles import Tile, degrees, scales
 from mggcn.planning.run import RankPlan
@@ -28,21 +29,21 @@ def load_inputs(
 
     Dense features are read once, straight to their place; "setup" then turns X into A_hat X there.
     """
-    base = Inputs(
+    rows = Rows(
         row_scale=None if shard.row_scale is None else backend.upload(shard.row_scale),
         col_scale=None if shard.col_scale is None else backend.upload(shard.col_scale),
-        row_ids=backend.upload(shard.global_ids),
+        ids=backend.upload(shard.global_ids),
         target=target,
         owned=None if shard.owned is None else backend.upload(np.flatnonzero(shard.owned)),
     )
     if not plan.input.sparse:
-        return dataclasses.replace(base, dense=_dense(backend, reader, plan))
-    return _sparse(backend, base, shard, reader, plan, threads)
+        return Inputs(rows={OWNED: dataclasses.replace(rows, dense=_dense(backend, reader, plan))})
+    return _sparse(backend, Inputs(rows={OWNED: rows}), shard, reader, plan, threads)
 
 
 def _dense(backend: KernelBackend, reader: FeatureReader, plan: RankPlan) -> torch.Tensor:
     dtype = plan.sizes.dtype
-    spec = BufferSpec("features", plan.sizes.rows, plan.values.num_features, dtype)
+    spec = BufferSpec("features", plan.sizes.owned, plan.values.num_features, dtype)
     flat = backend.allocate(spec.nbytes).view(DTYPES[dtype])
     dense = flat.as_strided((spec.rows, spec.cols), (spec.ld, 1))
     for local, block in reader.dense():

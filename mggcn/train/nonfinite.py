@@ -8,21 +8,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mggcn.model.program import Program
 from mggcn.model.values import Op
-from mggcn.train.runtime import RankRuntime
+from mggcn.train.runtime import BoundProgram, RankRuntime
 
 
-def origin_of_nonfinite(runtime: RankRuntime, program: Program, rank: int, size: int) -> str:
+def origin_of_nonfinite(runtime: RankRuntime, bound: BoundProgram, rank: int, size: int) -> str:
     """Run a training program op by op on every rank, and say in words what is not finite first, and where. Collective.
 
     Cost: an epoch, and a look at every result.
     """
     # Ranks may compute a layer in different numbers of blocks: weights and labels have one order on all of them. Running
     # statistics are no causes: the forward pass of the bad epoch has moved them.
-    labels = list(dict.fromkeys(op.label for op in program.ops))
+    labels = list(dict.fromkeys(op.label for op in bound.program.ops))
     names = [*runtime.weights.grads, *labels]
-    place = _first_place(runtime, program, names)
+    place = _first_place(runtime, bound, names)
     places = runtime.backend.allocate(8 * size).view(torch.float64)
     places[rank] = place + 1
     runtime.sum_over_ranks(places)
@@ -38,13 +37,13 @@ def origin_of_nonfinite(runtime: RankRuntime, program: Program, rank: int, size:
     return f"it began in {where}, on rank {rank}"
 
 
-def _first_place(runtime: RankRuntime, program: Program, names: list[str]) -> int:
+def _first_place(runtime: RankRuntime, bound: BoundProgram, names: list[str]) -> int:
     """Return the place among `names` of what is not finite first on this rank, -1 if nothing is. Collective."""
-    weights = runtime.weights
+    weights, program = runtime.weights, bound.program
     place = next((i for i, name in enumerate(weights.grads) if not _finite(weights.views[name])), -1)
     runtime.weights.grad.zero_()
     runtime.signals.zero_()
-    runtime.program = program.name
+    runtime.bound = bound
     for index, op in enumerate(program.ops):
         for placement in program.arena.placements:
             # An op may compute a block of its result: in the rest lies what was there before.

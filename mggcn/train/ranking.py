@@ -31,8 +31,8 @@ class RankingScores:
     ) -> None:
         self._metric = metric
         self._comm = comm
-        self._owned = slice(None) if inputs.owned is None else inputs.owned
-        self._ids = inputs.row_ids[self._owned]
+        self._owned = slice(None) if inputs.owned.owned is None else inputs.owned.owned
+        self._ids = inputs.owned.ids[self._owned]
         labels = inputs.target.labels
         columns = 1 if num_classes == 2 and labels.dim() == 1 else num_classes
         self._scores = backend.allocate(8 * num_vertices * columns).view(torch.float64).view(num_vertices, columns)

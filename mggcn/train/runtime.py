@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from mggcn.aggregate.base import Aggregation
 from mggcn.backend.base import KernelBackend
+from mggcn.blocks.block import Block, RowSet
 from mggcn.comm.base import Communicator
 from mggcn.errors import ConfigError
-from mggcn.memory.arena import ALIGNMENT, BufferSpec, Placement, operand_nbytes, operand_stride
+from mggcn.memory.arena import ALIGNMENT, ArenaPlan, BufferSpec, Placement, operand_nbytes, operand_stride
 from mggcn.model.program import Program
 from mggcn.model.runtime import Inputs, Parameter
 from mggcn.model.weights import check_state
@@ -123,29 +125,79 @@ class Weights:
         self.refresh()
 
 
+@dataclass(frozen=True, slots=True)
+class BoundProgram:
+    """A program with a rank's memory: its buffers by name, and what aggregates over each of its blocks."""
+
+    program: Program
+    arena: Tensor
+    aggregations: Mapping[Block, Aggregation]
+    views: Mapping[str, Tensor]
+
+    @property
+    def result(self) -> Tensor:
+        """What stays readable after the program."""
+        return self.views[self.program.result]
+
+    def cut(self, rows: Mapping[RowSet, int]) -> BoundProgram:
+        """Return the program on as many rows of each set as a step has."""
+        views = {
+            p.spec.name: buffer_view(self.arena, p)[: rows.get(p.spec.row_set) if p.spec.row_set else None]
+            for p in self.program.arena.placements
+        }
+        return replace(self, views=views)
+
+
+def bind(program: Program, arena: Tensor, aggregations: Mapping[Block, Aggregation]) -> BoundProgram:
+    """Bind a program to the arena, which all programs of a rank share."""
+    views = {p.spec.name: buffer_view(arena, p) for p in program.arena.placements}
+    return BoundProgram(program, arena, aggregations, views)
+
+
+NO_PROGRAM: Final = BoundProgram(Program("", (), ArenaPlan((), 0)), torch.empty(0), {}, {})
+
+
 @dataclass(kw_only=True, slots=True)
 class RankRuntime:
-    """The Runtime of model/runtime.py: one rank's buffers, weights and inputs, for one program at a time."""
+    """The Runtime of model/runtime.py: one rank's buffers, weights and inputs, for one program at a time.
+
+    programs: by name: train, evaluate and, if it computes anything, setup.
+    """
 
     backend: KernelBackend
-    training: Aggregation
-    exact: Aggregation
+    programs: Mapping[str, BoundProgram]
     inputs: Inputs
     weights: Weights
-    views: Mapping[str, Mapping[str, Tensor]]
     signals: Tensor
     counts: Tensor
     clock: Tensor
     comm: Communicator
-    program: str = "train"
+    bound: BoundProgram = NO_PROGRAM
+    """The program at hand."""
 
-    @property
-    def aggregation(self) -> Aggregation:
-        """The aggregation of training epochs, or the exact one of evaluation and set-up."""
-        return self.training if self.program == "train" else self.exact
+    def aggregation(self, block: Block) -> Aggregation:
+        return self.bound.aggregations[block]
 
     def buffer(self, name: str) -> Tensor:
-        return self.views[self.program][name]
+        return self.bound.views[name]
+
+    def num_rows(self, rows: RowSet) -> int:
+        return self.inputs.rows[rows].ids.shape[0]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Tell the aggregations of training which epoch begins."""
+        for aggregation in self.programs["train"].aggregations.values():
+            aggregation.begin_epoch(epoch)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the aggregations of training keep from epoch to epoch, on the host. Collective."""
+        kept = (aggregation.state() for aggregation in self.programs["train"].aggregations.values())
+        return {name: tensor for one in kept for name, tensor in one.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned."""
+        for aggregation in self.programs["train"].aggregations.values():
+            aggregation.load_state(state)
 
     def parameter(self, name: str) -> Tensor:
         return self.weights.views[name]
@@ -164,18 +216,11 @@ class RankRuntime:
         if self.comm.size > 1:
             self.comm.all_reduce(values, self.backend.record()).wait()
 
-    def run(self, program: Program) -> None:
+    def run(self, bound: BoundProgram) -> None:
         """Run the ops of a program in order."""
-        self.program = program.name
-        for op in program.ops:
+        self.bound = bound
+        for op in bound.program.ops:
             op.run(self)
-
-
-def arena_views(arena: Tensor, programs: Sequence[Program]) -> dict[str, dict[str, Tensor]]:
-    """Return every program's buffers as views into the one arena that all programs share."""
-    return {
-        program.name: {p.spec.name: buffer_view(arena, p) for p in program.arena.placements} for program in programs
-    }
 
 
 def state_views(backend: KernelBackend, states: Mapping[str, Sequence[BufferSpec]]) -> dict[str, dict[str, Tensor]]:
@@ -201,18 +246,17 @@ class Poisoned:
     def __init__(self, runtime: RankRuntime) -> None:
         self._runtime = runtime
 
-    def run(self, program: Program) -> None:
-        runtime = self._runtime
-        runtime.program = program.name
+    def run(self, bound: BoundProgram) -> None:
+        runtime, program = self._runtime, bound.program
+        runtime.bound = bound
         for index, op in enumerate(program.ops):
             allowed = {*op.reads, *op.writes}
             for placement in program.arena.placements:
                 if placement.first == index:
                     self._poison(placement.spec)
-            full = runtime.views
-            runtime.views = {program.name: {n: v for n, v in full[program.name].items() if n in allowed}}
+            runtime.bound = replace(bound, views={n: v for n, v in bound.views.items() if n in allowed})
             op.run(runtime)
-            runtime.views = full
+            runtime.bound = bound
             for placement in program.arena.placements:
                 if placement.last == index and index + 1 < len(program.ops):
                     self._poison(placement.spec)

@@ -12,11 +12,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from mggcn.backend.base import EntryLoss, KernelBackend, LossTarget
-from mggcn.config import TrainConfig
+from mggcn.config import Config, TrainConfig
 from mggcn.errors import ConfigError, GraphError
+from mggcn.feed.labels import RowLabels, rows_of_labels
 from mggcn.graph.csr import Graph
+from mggcn.graph.splits import count_labels
 from mggcn.model.runtime import Target
-from mggcn.partition.rows.shard import Shard, ShardOptions, count_labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,37 +70,57 @@ class EntryTarget:
 
 
 def make_target(
-    backend: KernelBackend, graph: Graph, shard: Shard, options: ShardOptions, config: TrainConfig
+    backend: KernelBackend, graph: Graph, rows: RowLabels, of: Config, dtype: str
 ) -> tuple[Target, tuple[int, int, int]]:
     """Return a rank's target, and how many vertices or entries count in each split, on all ranks.
 
-    config: with its loss resolved. Cost: one pass over the labels where more than their number matters.
+    of: with its loss resolved. dtype: of weights. Cost: one pass over the labels where more than their number matters.
     Raises: ConfigError, GraphError if nothing is left to train on.
     """
-    labels = backend.upload(shard.labels)
+    labels, config, data = backend.upload(rows.labels), of.train, of.data
     loss = config.loss
     if loss == "bce" or loss == "mse" or loss == "mae":
-        known = count_labels(graph, options)
+        known = count_labels(graph, data.splits, data.split)
         sizes = known.sum(1)
         if not sizes[0]:
             raise GraphError(f"{graph.name} has no known entry in a training vertex; check its labels and masks")
-        entries = LossTarget(labels, backend.upload(shard.mask), 1.0 / int(sizes[0]))
+        entries = LossTarget(labels, backend.upload(rows.mask), 1.0 / int(sizes[0]))
         return EntryTarget(loss, entries, known), (int(sizes[0]), int(sizes[1]), int(sizes[2]))
     if config.class_weights == "none" and not config.ignored_labels:
-        plain = LossTarget(labels, backend.upload(shard.mask), 1.0 / shard.split_sizes[0], None, config.label_smoothing)
-        return ClassTarget(plain), shard.split_sizes
-    counts = count_labels(graph, options)
+        plain = LossTarget(labels, backend.upload(rows.mask), 1.0 / rows.sizes[0], None, config.label_smoothing)
+        return ClassTarget(plain), rows.sizes
+    counts = count_labels(graph, data.splits, data.split)
     ignored = [label for label in config.ignored_labels if label < counts.shape[1]]
     counts[:, ignored] = 0
     sizes = counts.sum(1)
     if not sizes[0]:
         raise ConfigError("train.ignored_labels leaves no training vertex; name fewer classes")
-    mask = np.where(np.isin(shard.labels, ignored), 0, shard.mask).astype(np.uint8)
+    mask = np.where(np.isin(rows.labels, ignored), 0, rows.mask).astype(np.uint8)
     weights = class_weights(config, counts[0])
     total = float(sizes[0] if weights is None else weights @ counts[0])
-    uploaded = None if weights is None else backend.upload(weights.astype(options.dtype))
+    uploaded = None if weights is None else backend.upload(weights.astype(dtype))
     target = LossTarget(labels, backend.upload(mask), 1.0 / total, uploaded, config.label_smoothing)
     return ClassTarget(target), (int(sizes[0]), int(sizes[1]), int(sizes[2]))
+
+
+def batch_target(
+    backend: KernelBackend, graph: Graph, ids: npt.NDArray[np.int64], num_seeds: int, config: TrainConfig, dtype: str
+) -> Target:
+    """Return the target of a step's seeds, of which all ranks together have `num_seeds`; config: with its loss resolved.
+
+    Raises: GraphError for a seed without a label; ConfigError for weights of classes, whose sum over a batch is not known.
+    """
+    labels = rows_of_labels(graph, ids, dtype)
+    mask = backend.upload(np.ones(ids.size, np.uint8))
+    loss = config.loss
+    if loss == "bce" or loss == "mse" or loss == "mae":
+        scale = 1.0 / max(num_seeds * labels.shape[1], 1)
+        known = np.zeros((3, labels.shape[1]), np.int64)
+        return EntryTarget(loss, LossTarget(backend.upload(labels), mask, scale), known)
+    if config.class_weights != "none" or config.ignored_labels:
+        raise ConfigError("train.class_weights and train.ignored_labels need the whole graph; leave them out")
+    scale = 1.0 / max(num_seeds, 1)
+    return ClassTarget(LossTarget(backend.upload(labels), mask, scale, None, config.label_smoothing))
 
 
 def class_weights(config: TrainConfig, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:

@@ -16,11 +16,12 @@ import torch
 
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import Config
+from mggcn.feed.batch import Feed, WholeGraph
 from mggcn.planning.run import RankPlan
 from mggcn.planning.task import LOWER_IS_BETTER
 from mggcn.trace.timeline import Watch
 from mggcn.train.checkpoint import Progress
-from mggcn.train.epoch import LOSS, Repeated, TrainingEpoch
+from mggcn.train.epoch import LOSS, LoadBatch, Repeated, TrainingEpoch
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog
 from mggcn.train.loop import Loop, OnEpoch, Scores, Stop, diverged, refuse_skipped, summary
@@ -46,6 +47,8 @@ class RankTrainer:
         stop: Stop,
         watch: Watch,
         threads: ThreadChoice | None = None,
+        feed: Feed | None = None,
+        load: LoadBatch = lambda batch: None,
     ) -> None:
         self._config = config
         self._plan = plan
@@ -59,8 +62,8 @@ class RankTrainer:
         self._ranking = ranking
         self._stop = stop
         self._optimizer = Optimizer(config.train, runtime.weights)
-        self._epoch = TrainingEpoch(config.train, plan, runtime, comm, self._optimizer, watch)
-        self._score_again = Repeated(lambda: runtime.run(plan.evaluate), runtime.backend, comm)
+        self._epoch = TrainingEpoch(config.train, runtime, comm, self._optimizer, watch, feed or WholeGraph(), load)
+        self._score_again = Repeated(lambda: runtime.run(runtime.programs["evaluate"]), runtime.backend, comm)
         self._best = torch.zeros_like(runtime.weights.flat)
         self.progress: Progress = Progress()
         self.epoch_seconds: EpochSeconds = EpochSeconds()
@@ -81,14 +84,14 @@ class RankTrainer:
             self.runtime.weights.load_state_dict(self._start)
 
     def gradients(self, epoch: int) -> float:
-        """Run forward, loss and backward of an epoch; leave the summed gradients in weights.grad, return the loss.
+        """Run forward, loss and backward of an epoch's first step; return the loss.
 
-        Raises: DivergedError if the loss is not finite.
+        The summed gradients are left in weights.grad. Raises: DivergedError if the loss is not finite.
         """
         self.runtime.backend.activate()
         self._epoch.start(self._seed, epoch)
-        self.runtime.training.begin_epoch(epoch)
-        self._epoch.gradients()
+        self.runtime.begin_epoch(epoch)
+        self._epoch.gradients(epoch)
         loss = float(self.runtime.signals[LOSS])
         if not math.isfinite(loss):
             raise diverged(self, epoch, loss)
@@ -150,7 +153,7 @@ class RankTrainer:
 
     def logits(self) -> torch.Tensor:
         """Return the logits (V, C) of the last evaluation; valid until the next epoch."""
-        return self.runtime.views["evaluate"][self._plan.evaluate.result]
+        return self.runtime.programs["evaluate"].result
 
     def scores(self) -> npt.NDArray[Any]:
         """Return the logits (V, C) of the last evaluation on the host, in the type of the weights."""
@@ -205,7 +208,7 @@ class RankTrainer:
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """As of Engine."""
-        return self.runtime.training.state()
+        return self.runtime.state()
 
     def weights(self, *, best: bool) -> dict[str, Mapping[str, torch.Tensor]]:
         """As of Engine."""
@@ -224,7 +227,7 @@ class RankTrainer:
             self._best.copy_(weights.flat)
         weights.load_state_dict(parts["weights"])
         self._optimizer.load_tensors(parts.get("optimizer", {}))
-        self.runtime.training.load_state(parts.get(f"rank-{self._plan.rank}", {}))
+        self.runtime.load_state(parts.get(f"rank-{self._plan.rank}", {}))
 
     def barrier(self) -> None:
         """As of Engine."""

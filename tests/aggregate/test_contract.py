@@ -99,7 +99,7 @@ def aggregate(
     if required is not None:
         level = count_required(graph, row_owners(partition), required, self_loops=True, threads=1)
         stats, symmetric = dataclasses.replace(row_stats(stats), required=(level,)).only(0), False
-    options = ShardOptions(aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f8", threads=1)
+    options = ShardOptions(aggregates=True, norm="mean", self_loops=True, dtype="f8", threads=1)
 
     def body(inner: Communicator) -> Result:
         torch.set_num_threads(1)

@@ -16,6 +16,7 @@ import torch
 from mggcn.aggregate.delayed_part import DeviceLists
 from mggcn.assemble import partition_graph, plan_graph, resolve
 from mggcn.assemble_rank import Rank
+from mggcn.blocks.block import WHOLE
 from mggcn.cli import main
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import RunError
@@ -64,10 +65,12 @@ def trained(config: Config, graph: Graph, simulate: bool = False) -> tuple[list[
     def body(rank: Rank) -> tuple[list[float], dict[str, torch.Tensor]]:
         runtime = rank.trainer.runtime
         if simulate:
-            ids = runtime.inputs.row_ids.numpy()
+            ids = runtime.inputs.owned.ids.numpy()
             stand_in = Simulated(simulator, rank.plan.rank, ids, runtime.backend, barrier)
             stand_in.shared = shared
-            runtime.training = stand_in
+            train = runtime.programs["train"]
+            programs = {"train": dataclasses.replace(train, aggregations={WHOLE: stand_in})}
+            runtime.programs = {**runtime.programs, **programs}
         return [rank.trainer.step(epoch) for epoch in range(config.train.epochs)], runtime.weights.state_dict()
 
     return on_ranks(config, graph, body)[0]  # type: ignore[no-any-return]
@@ -208,7 +211,7 @@ def test_evaluation_is_exact_whatever_the_delay() -> None:
         rank.trainer.step(0)
         rank.trainer.runtime.weights.initialize(3)
         rank.trainer.evaluate()
-        return rank.trainer.runtime.inputs.row_ids.numpy().copy(), rank.trainer.logits().numpy().copy()
+        return rank.trainer.runtime.inputs.owned.ids.numpy().copy(), rank.trainer.logits().numpy().copy()
 
     logits = {}
     for delay in ("none", "0", "3"):
@@ -238,6 +241,10 @@ def test_a_graph_of_which_every_vertex_is_split() -> None:
         assert local == trained(config_of(ranks, "2"), graph, simulate=True)[0]
 
 
+def aggregation_of(rank: Rank) -> Any:
+    return rank.trainer.runtime.programs["train"].aggregations[WHOLE]
+
+
 def test_weights_of_both_signs_are_not_blown_up() -> None:
     """Fails if a partial sum is scaled by a quotient of weights, which may be next to nothing."""
     rng = np.random.default_rng(3)
@@ -245,7 +252,7 @@ def test_weights_of_both_signs_are_not_blown_up() -> None:
     dense += dense.T + 6 * np.eye(60, dtype=np.float32)
     graph = make_graph(dense, num_features=7, num_classes=3, sparse=False, weighted=True, seed=2)
     for delay in ("none", "2"):
-        shares = on_ranks(config_of(3, delay), graph, lambda rank: rank.trainer.runtime.training._part.missing.copy())
+        shares = on_ranks(config_of(3, delay), graph, lambda rank: aggregation_of(rank)._part.missing.copy())
         most = max(graph.adj.indptr.read(0, 61)[1:] - graph.adj.indptr.read(0, 60)) + 1
         assert all((s >= 1).all() and (s <= most).all() for s in shares)
 

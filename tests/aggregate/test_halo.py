@@ -74,7 +74,7 @@ def test_a_symmetric_graph_has_one_side() -> None:
     plan = HaloStrategy().plan(config.run, stats, 1, True, True)
     assert plan.matrices_t == ()
     assert plan.index_bytes == 4 * plan.forward.num_sent > 0
-    options = ShardOptions(aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f4", threads=1)
+    options = ShardOptions(aggregates=True, norm="mean", self_loops=True, dtype="f4", threads=1)
     made: list[tuple[int, int]] = []
 
     class Counting(CpuBackend):
@@ -101,9 +101,7 @@ def test_a_plan_of_another_graph_is_refused(direction: str) -> None:
         graph=graph,
         partition=partition,
         rank=0,
-        options=ShardOptions(
-            aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f8", threads=1
-        ),
+        options=ShardOptions(aggregates=True, norm="mean", self_loops=True, dtype="f8", threads=1),
         backend=CpuBackend(torch.float64, 1),
         comm=SingleCommunicator(),
     )

@@ -111,7 +111,7 @@ def on_lanes(
     config = Config(run=RunConfig(ranks=ranks, strategy=name, device="cuda"))  # type: ignore[arg-type]
     strategy, partition, races = STRATEGIES[name], partition_graph(config, GRAPH), Races()
     stats = stats_of(GRAPH, partition, self_loops=True)
-    options = ShardOptions(aggregates=True, norm="mean", self_loops=True, splits="main", split=0, dtype="f4", threads=1)
+    options = ShardOptions(aggregates=True, norm="mean", self_loops=True, dtype="f4", threads=1)
 
     def rank(inner: Communicator) -> tuple[np.ndarray, list[Tensor]]:
         comm: Any = Careless(inner, races, *careless) if careless else inner

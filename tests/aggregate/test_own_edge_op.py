@@ -18,6 +18,7 @@ from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, byt
 from mggcn.assemble import STRATEGIES, partition_graph, plan_shape
 from mggcn.backend.base import Epilogue
 from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.blocks.block import WHOLE
 from mggcn.comm.base import Communicator
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.comm.single import SingleCommunicator
@@ -67,9 +68,7 @@ class Case:
             owners = row_owners(partition)
             level = count_required(self.graph, owners, self.required, self_loops=False, threads=1)
             stats, symmetric = dataclasses.replace(row_stats(stats), required=(level,)).only(0), False
-        options = ShardOptions(
-            aggregates=True, norm="none", self_loops=False, splits="main", split=0, dtype="f8", threads=1
-        )
+        options = ShardOptions(aggregates=True, norm="none", self_loops=False, dtype="f8", threads=1)
 
         def body(inner: Communicator) -> Result:
             torch.set_num_threads(1)
@@ -306,7 +305,7 @@ def test_an_op_is_priced_by_its_columns(name: str) -> None:
     shape = GraphShape(name="x", num_vertices=3000, num_edges=40_000, num_features=50, num_classes=32, symmetric=True)
     plan = plan_shape(Config(model=ModelConfig(hidden=(32,)), run=run), shape)
     rank = plan.ranks[0]
-    own = dataclasses.replace(rank, aggregation=Named(rank.aggregation, MAXIMUM))
+    own = dataclasses.replace(rank, training={WHOLE: Named(rank.aggregation, MAXIMUM)})
     sums, found = (
         [item for item in program_items(plan, one, one.train) if isinstance(item, Work) and item.kind == "sparse"]
         for one in (rank, own)

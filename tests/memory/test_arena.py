@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from mggcn.aggregate.broadcast import BroadcastPlan
+from mggcn.blocks.block import OWNED, WHOLE
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.memory.arena import ALIGNMENT, ArenaPlan, BufferSpec, live_ranges, place
 from mggcn.model.choices import InputShape
-from mggcn.model.lower import Aggregations, lower, lower_setup, panel_width, paper_arena_bytes
+from mggcn.model.lower import lower, lower_setup, panel_width, paper_arena_bytes
 from mggcn.model.network import NETWORKS, Choices, make_values
 from mggcn.model.runtime import Sizes
 from mggcn.partition.order import part_sizes
@@ -137,10 +138,10 @@ def test_arena_is_never_more_than_the_papers(hidden: tuple[int, ...], ranks: int
         values = make_values(NETWORKS["gcn"], config, features, classes, choices)
         assert (values.input.sparse, values.input.aggregated) == (not aggregated, aggregated)
         for rank in {0, ranks - 1}:
-            sizes = Sizes(rows=counts[rank], dtype=dtype, operand=dtype)
+            sizes = Sizes(rows={OWNED: counts[rank]}, dtype=dtype, operand=dtype)
             aggregation = BroadcastPlan(rank, counts, (0,) * ranks, (0,) * ranks, True)
             graphs = {"train": values.training, "evaluate": values.evaluation}
-            programs = [lower(name, graph, sizes, Aggregations(aggregation, {})) for name, graph in graphs.items()]
+            programs = [lower(name, graph, sizes, {WHOLE: aggregation}) for name, graph in graphs.items()]
             limit = max(p.arena.nbytes for p in programs)
             assert limit <= paper_arena_bytes(values.layers, sizes, ranks, max(counts))
             # Panels are no narrower than 16 columns: one class leaves less.

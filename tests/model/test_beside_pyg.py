@@ -278,7 +278,12 @@ def test_every_convolution_with_every_norm_and_back(
         for epoch in range(2):
             rank.trainer.step(epoch)
         rank.trainer.evaluate()
-        return rank.trainer.runtime.inputs.row_ids.numpy(), before, rank.trainer.logits().numpy(), weights.state_dict()
+        return (
+            rank.trainer.runtime.inputs.owned.ids.numpy(),
+            before,
+            rank.trainer.logits().numpy(),
+            weights.state_dict(),
+        )
 
     expected = logits(module, inputs)
     found = on_ranks(config, graph, body)
@@ -314,7 +319,7 @@ def test_repeated_links_count_as_in_pyg(name: str, ranks: int, strategy: str) ->
     def body(rank: Rank) -> Any:
         rank.trainer.runtime.weights.load_state_dict(state)
         rank.trainer.evaluate()
-        return rank.trainer.runtime.inputs.row_ids.numpy(), rank.trainer.logits().numpy()
+        return rank.trainer.runtime.inputs.owned.ids.numpy(), rank.trainer.logits().numpy()
 
     expected = logits(module, (x, edges, *types))
     for ids, found in on_ranks(dataclasses.replace(config, model=model), graph, body):

@@ -104,7 +104,7 @@ def test_sgc_sums_its_constant_features_once(ranks: int, strategy: str, norm: st
     for rank in plan.ranks:
         assert rank.input.aggregated == 3
         assert not aggregations((*rank.train.ops, *rank.evaluate.ops))
-        assert rank.input.nbytes == BufferSpec("", rank.sizes.rows, 7, rank.sizes.dtype).nbytes
+        assert rank.input.nbytes == BufferSpec("", rank.sizes.owned, 7, rank.sizes.dtype).nbytes
     dropped = dataclasses.replace(config, model=dataclasses.replace(config.model, input_dropout=0.1))
     changing = plan_graph(dropped, graph)[0].ranks[0]
     assert not changing.input.aggregated

@@ -69,7 +69,7 @@ def test_no_rank_gets_the_programs_of_another(name: str, graph: Graph) -> None:
 def test_the_ring_is_the_case_it_should_be() -> None:
     """Fails if the ring no longer has ranks that differ in pruned layers alone."""
     plan = planned(ring(), "halo", 4, order="none")
-    assert len({rank.sizes.rows for rank in plan.ranks}) == 1
+    assert len({rank.sizes.owned for rank in plan.ranks}) == 1
     assert len({rank.exact.buffers("", 16, "fp32") for rank in plan.ranks}) == 1
     assert len({tuple(p.buffers("", 16, "fp32") for p in rank.pruned.values()) for rank in plan.ranks}) > 1
 
@@ -153,7 +153,7 @@ def test_panels_of_set_up_fit_the_largest_rank() -> None:
         stats = stats_of(counts, 100_000, Reuse((), ()))
         config = Config(model=model, run=RunConfig(ranks=2))
         plan = plan_run(config, shape, stats, STRATEGIES["broadcast"])
-        largest = max(plan.ranks, key=lambda rank: rank.sizes.rows)
+        largest = max(plan.ranks, key=lambda rank: rank.sizes.owned)
         assert largest.setup is not None
         epochs = max(largest.train.arena.nbytes, largest.evaluate.arena.nbytes)
         assert largest.setup.arena.nbytes <= epochs, counts

@@ -12,6 +12,7 @@ import pytest
 from mggcn.aggregate.broadcast import BroadcastStrategy
 from mggcn.aggregate.delayed import DelayedStrategy
 from mggcn.assemble import plan_graph, plan_shape, resolve
+from mggcn.blocks.block import WHOLE
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import find_machine
 from mggcn.errors import GraphError, PlanError
@@ -33,7 +34,7 @@ AGGREGATES = ((2, 2), (3, 1), (4, 0))
 def rows_of(shares: list[float], **run: Any) -> list[tuple[int, int | None]]:
     """Layer and level for sets with these shares of the nonzeros."""
     stats = RowStats.expected(1000, 9000, 2, self_loops=True, shares=[(share, share) for share in shares])
-    return [(r.layer, r.level) for r in choose_rows(RunConfig(**run), AGGREGATES, stats, BroadcastStrategy())]
+    return [(r.layer, r.block.hops) for r in choose_rows(RunConfig(**run), AGGREGATES, stats, BroadcastStrategy())]
 
 
 def test_the_choice_by_hand() -> None:
@@ -50,7 +51,7 @@ def test_the_choice_by_hand() -> None:
     found = choose_rows(RunConfig(), AGGREGATES, stats, BroadcastStrategy())
     assert [(layer.rows, layer.reason.split()[0]) for layer in found] == [(None, "it"), (900, "less"), (100, "the")]
     cut = choose_rows(RunConfig(), AGGREGATES, RowStats.expected(9, 9, 1, self_loops=True), DelayedStrategy())
-    assert {layer.level for layer in cut} == {None}
+    assert {layer.block for layer in cut} == {WHOLE}
     assert "cuts vertices" in cut[0].reason
 
 
@@ -70,7 +71,7 @@ def test_a_bare_shape_is_estimated() -> None:
     config = Config(model=ModelConfig(hidden=(64, 64)), run=RunConfig(ranks=4, strategy="halo"))
     plan, machine = plan_shape(config, SHAPE), find_machine("assumed-cpu")
     whole = plan_shape(config, dataclasses.replace(SHAPE, num_training=None))
-    assert [(layer.layer, layer.level) for layer in plan.ranks[0].rows] == [(2, 1), (3, 0)]
+    assert [(layer.layer, layer.block.hops) for layer in plan.ranks[0].rows] == [(2, 1), (3, 0)]
     assert not whole.ranks[0].pruned
     for one, other in zip(plan.ranks, whole.ranks, strict=True):
         assert one.bytes_sent(one.train) < 0.5 * other.bytes_sent(other.train)

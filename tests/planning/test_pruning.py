@@ -15,10 +15,11 @@ from mggcn.assemble_rank import Rank
 from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cuda.backend import CudaBackend
+from mggcn.blocks.block import WHOLE
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.graph.splits import training_rows
 from mggcn.partition.rows.required import required_sets
-from mggcn.partition.rows.shard import training_rows
 from mggcn.planning import pruning
 from mggcn.train.runtime import Poisoned
 from tests.devices import CPU, EMULATED, GPU, Where
@@ -69,7 +70,7 @@ def trained(config: Config, graph: Graph, where: Where = CPU) -> tuple[list[floa
         losses = [rank.trainer.step(epoch) for epoch in range(config.train.epochs)]
         rank.trainer.evaluate()
         found = [*rank.trainer.runtime.weights.state_dict().values(), rank.trainer.logits().cpu().clone()]
-        return losses, found, sum(layer.level is not None for layer in rank.plan.rows)
+        return losses, found, sum(layer.block != WHOLE for layer in rank.plan.rows)
 
     ranks = on_ranks(where.config(config), graph, body, device_of=where.device_of)
     return ranks[0][0], [tensor for rank in ranks for tensor in rank[1]], ranks[0][2]
@@ -179,9 +180,9 @@ def test_no_op_reads_memory_it_was_not_given(name: str) -> None:
             plain = trainer.gradients(1)
             grads = trainer.runtime.weights.grad.clone()
             runner = Poisoned(trainer.runtime)
-            for program in (rank.plan.evaluate, rank.plan.train):
+            for program in ("evaluate", "train"):
                 trainer.runtime.signals.zero_()
-                runner.run(program)
+                runner.run(trainer.runtime.programs[program])
             if rank.comm.size > 1:
                 rank.comm.all_reduce(trainer.runtime.weights.grad).wait()
                 rank.comm.all_reduce(trainer.runtime.signals).wait()
@@ -196,7 +197,7 @@ def test_gradients_of_unread_rows_are_zero() -> None:
 
     def body(rank: Rank) -> None:
         runtime = rank.trainer.runtime
-        runtime.program = "train"
+        runtime.bound = runtime.programs["train"]
         for op in rank.plan.train.ops:
             op.run(runtime)
             if op.label in seen:

@@ -151,10 +151,10 @@ def test_ranks_of_equal_sizes_share_their_programs() -> None:
     plan = plan_of(
         dataclasses.replace(PRODUCTS, num_vertices=1005, num_edges=9000), (16,), 10, "cpu", input_dropout=0.5
     )
-    assert {rank.sizes.rows for rank in plan.ranks} == {100, 101}
+    assert {rank.sizes.owned for rank in plan.ranks} == {100, 101}
     assert len({id(rank.train) for rank in plan.ranks}) == 2
     for rank in plan.ranks:
-        assert rank.train.arena["linear1"].spec.rows == rank.sizes.rows
+        assert rank.train.arena["linear1"].spec.rows == rank.sizes.owned
 
 
 def test_plan_survives_json() -> None:

@@ -12,6 +12,7 @@ import pytest
 from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.aggregate.steps import Await, Multiply, Send, Step
 from mggcn.assemble import plan_shape
+from mggcn.blocks.block import WHOLE
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import MESSAGES, Link, Machine, find_machine
 from mggcn.cost.work import KINDS, Sum, Work
@@ -58,7 +59,7 @@ class Scripted:
 def scripted(plan: RunPlan, script: Sequence[Step], **more: Any) -> RunPlan:
     """The plan with the same steps in every aggregation of every rank's epochs."""
     ranks = [
-        dataclasses.replace(rank, aggregation=Scripted(rank.aggregation, script, **more))  # type: ignore[arg-type]
+        dataclasses.replace(rank, training={WHOLE: Scripted(rank.aggregation, script, **more)})  # type: ignore[dict-item]
         for rank in plan.ranks
     ]
     return dataclasses.replace(plan, ranks=tuple(ranks))
@@ -222,6 +223,6 @@ def test_every_op_has_work(model: dict[str, Any], sparse: bool) -> None:
             inner = sum(c.d_in * c.d_out for c in rank.values.layers[1:])
             # Forward and weight gradients of all, input gradients of all but the first.
             expected = sum(layers) if program is rank.evaluate else 2 * sum(layers) + inner
-            assert dense == 2 * rank.sizes.rows * expected
+            assert dense == 2 * rank.sizes.owned * expected
     cost = epoch_cost(plan, MACHINE)
     assert 0 < cost.evaluate.seconds < cost.train.seconds

@@ -132,8 +132,8 @@ def epochs_of(rank: Rank, plant: bool) -> dict[str, Any]:
     """Warm up, then watch whole epochs; if one asks for too much, run another op by op to name the culprit."""
     trainer, plan = rank.trainer, rank.plan
     if plant:
-        ops = (*plan.train.ops, Greedy())
-        object.__setattr__(plan, "train", Program("train", ops, plan.train.arena))
+        programs, program = trainer.runtime.programs, Program("train", (*plan.train.ops, Greedy()), plan.train.arena)
+        trainer.runtime.programs = {**programs, "train": dataclasses.replace(programs["train"], program=program)}
 
     def train_and_score(epochs: range) -> None:
         for epoch in epochs:
@@ -148,8 +148,9 @@ def epochs_of(rank: Rank, plant: bool) -> dict[str, Any]:
 
 def by_op(rank: Rank) -> dict[str, int]:
     """Run an epoch op by op: the largest block of each op that asks for more than BOUND."""
-    runtime, program = rank.trainer.runtime, rank.plan.train
-    runtime.program = program.name
+    runtime = rank.trainer.runtime
+    runtime.bound = runtime.programs["train"]
+    program = runtime.bound.program
     steps: list[tuple[str, Callable[[], object]]] = [
         (op.label, functools.partial(op.run, runtime)) for op in program.ops
     ]

@@ -247,9 +247,9 @@ def test_no_op_reads_memory_it_was_not_given(name: str) -> None:
             plain = trainer.gradients(1)
             grads = trainer.runtime.weights.grad.clone()
             runner = Poisoned(trainer.runtime)
-            for program in (rank.plan.evaluate, rank.plan.train):
+            for program in ("evaluate", "train"):
                 trainer.runtime.signals.zero_()
-                runner.run(program)
+                runner.run(trainer.runtime.programs[program])
             if rank.comm.size > 1:
                 rank.comm.all_reduce(trainer.runtime.weights.grad).wait()
                 rank.comm.all_reduce(trainer.runtime.signals).wait()

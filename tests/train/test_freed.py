@@ -19,7 +19,7 @@ def test_a_rank_is_freed_without_the_collector() -> None:
         rank = on_ranks(config, graph, lambda rank: rank)[0]
         rank.trainer.step(0)
         rank.trainer.evaluate()
-        runtime, features = weakref.ref(rank.trainer._epoch._work), weakref.ref(rank.trainer.runtime.inputs.dense)
+        runtime, features = weakref.ref(rank.trainer._epoch._work), weakref.ref(rank.trainer.runtime.inputs.owned.dense)
         del rank
         assert features() is None
         assert runtime() is None

@@ -273,7 +273,7 @@ def test_scores_of_ranks_equal_scikit_learn(task: str, ranks: int, strategy: str
                 weights.load_state_dict(state)
                 scores = rank.trainer.evaluate()
                 found.append(
-                    (scores, rank.trainer.runtime.inputs.row_ids.numpy(), rank.trainer.logits().clone().numpy())
+                    (scores, rank.trainer.runtime.inputs.owned.ids.numpy(), rank.trainer.logits().clone().numpy())
                 )
             return found
 

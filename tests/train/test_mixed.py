@@ -147,7 +147,9 @@ def test_what_is_bf16_and_what_is_not() -> None:
 def test_aggregated_features_are_not_rounded() -> None:
     """Fails if A X, which is computed once, is the sum of rounded rows."""
     kept = [
-        on_ranks(config_of(3, precision=precision), small(), lambda rank: rank.trainer.runtime.inputs.dense.clone())
+        on_ranks(
+            config_of(3, precision=precision), small(), lambda rank: rank.trainer.runtime.inputs.owned.dense.clone()
+        )
         for precision in ("fp32", "mixed")
     ]
     assert all(torch.equal(one, other) for one, other in zip(*kept, strict=True))
@@ -210,7 +212,7 @@ def test_copies_of_a_vertex_stay_equal(where: Where, ranks: int) -> None:
 
     def body(rank: Rank) -> tuple[np.ndarray, np.ndarray]:
         rank.trainer.evaluate()
-        return rank.trainer.runtime.inputs.row_ids.cpu().numpy(), rank.trainer.logits().cpu().numpy().copy()
+        return rank.trainer.runtime.inputs.owned.ids.cpu().numpy(), rank.trainer.logits().cpu().numpy().copy()
 
     config = where.config(config_of(ranks, "delayed"))
     logits: dict[int, np.ndarray] = {}
@@ -255,9 +257,9 @@ def test_no_op_reads_memory_it_was_not_given(name: str) -> None:
             plain = trainer.gradients(1)
             grads = trainer.runtime.weights.grad.clone()
             runner = Poisoned(trainer.runtime)
-            for program in (rank.plan.evaluate, rank.plan.train):
+            for program in ("evaluate", "train"):
                 trainer.runtime.signals.zero_()
-                runner.run(program)
+                runner.run(trainer.runtime.programs[program])
             if rank.comm.size > 1:
                 rank.comm.all_reduce(trainer.runtime.weights.grad).wait()
                 rank.comm.all_reduce(trainer.runtime.signals).wait()

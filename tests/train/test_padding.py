@@ -93,7 +93,7 @@ def poison_behind(a: torch.Tensor) -> torch.Tensor:
 
 def fill_arena(rank: Rank, byte: int) -> None:
     """Fill all buffers of a rank with one byte, the padding of their rows too; 255 makes NaN of every type."""
-    buffer = next(iter(rank.trainer.runtime.views["train"].values()))
+    buffer = next(iter(rank.trainer.runtime.programs["train"].views.values()))
     torch.empty(0, dtype=torch.uint8).set_(buffer.untyped_storage()).fill_(byte)  # type: ignore[call-overload]
 
 
@@ -108,14 +108,14 @@ def results(config: Config, sparse: bool, *, poisoned: bool) -> tuple[list[torch
 
     def body(rank: Rank) -> tuple[list[torch.Tensor], int]:
         runtime, found, library = rank.trainer.runtime, [], ReadsWholeRows()
-        if poisoned and runtime.inputs.dense is not None:
-            poison_behind(runtime.inputs.dense)
+        if poisoned and runtime.inputs.owned.dense is not None:
+            poison_behind(runtime.inputs.owned.dense)
         with library:
             if config.run.delay == "0":  # else messages of earlier epochs are part of a program
-                for program in (rank.plan.evaluate, rank.plan.train):
+                for program in ("evaluate", "train"):
                     runtime.signals.zero_()
                     fill_arena(rank, 255 if poisoned else 0)
-                    (Poisoned(runtime) if poisoned else runtime).run(program)
+                    (Poisoned(runtime) if poisoned else runtime).run(runtime.programs[program])
                     found += [runtime.signals.clone(), runtime.weights.grad.clone()]
             for epoch in range(3):
                 fill_arena(rank, 255 if poisoned else 0)

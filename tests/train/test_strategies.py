@@ -170,7 +170,7 @@ def test_scores_are_those_of_broadcast() -> None:
             for epoch in range(3):
                 rank.trainer.step(epoch)
             rank.trainer.evaluate()
-            return rank.trainer.runtime.inputs.row_ids.numpy(), rank.trainer.logits().numpy().copy()
+            return rank.trainer.runtime.inputs.owned.ids.numpy(), rank.trainer.logits().numpy().copy()
 
         found = np.zeros((43, 3))
         for ids, logits in on_ranks(config, small(), body):

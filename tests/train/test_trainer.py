@@ -76,12 +76,12 @@ def test_the_arena_is_as_planned(ranks: int, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(CpuBackend, "allocate", allocate)
 
     def body(rank: Rank) -> tuple[int, int, int]:
-        for name, views in rank.trainer.runtime.views.items():
-            program = getattr(rank.plan, name)
+        for bound in rank.trainer.runtime.programs.values():
+            program, views = bound.program, bound.views
             starts = {v.data_ptr() - program.arena[n].offset for n, v in views.items() if v.numel()}
             assert len(starts) <= 1
             assert all(program.arena[n].end <= rank.plan.arena_bytes for n in views)
-        dense = rank.trainer.runtime.inputs.dense
+        dense = rank.trainer.runtime.inputs.owned.dense
         assert dense is not None
         return rank.plan.arena_bytes, rank.plan.regions["features"], rank.plan.gradient_bytes
 

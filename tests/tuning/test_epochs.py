@@ -180,7 +180,7 @@ def test_variants_keep_to_the_plan_s_memory(
         rank = make_rank(config, graph, plan, partition, comm, tuning=tuning)
         for epoch in range(6):
             rank.trainer.step(epoch)
-        rank.trainer.runtime.training.state()
+        rank.trainer.runtime.state()
         rank.watch.close()
         backend: Any = rank.trainer.runtime.backend
         trials = tuning.exploration.trials

@@ -4,13 +4,14 @@ tensors that they read and keep besides the rows that are sent. V rows of this r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from mggcn.aggregate.base import aggregate_name
 from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.backend.base import Epilogue
+from mggcn.blocks.block import OWNED, WHOLE, Block, RowSet
 from mggcn.errors import PlanError
 from mggcn.model.kinds.elementwise import NOTHING, EpilogueSpec
 from mggcn.model.kinds.relations import RelationWeights
@@ -46,6 +47,10 @@ class Part(PlainKind):
 
     purpose: str
 
+    def rows(self, operands: Sequence[Value]) -> RowSet:
+        (whole,) = operands
+        return whole.rows if self.purpose else whole.operands[0].rows
+
     def run(self, rt: Runtime, op: Op) -> None:
         """Do nothing."""
 
@@ -54,7 +59,7 @@ class Part(PlainKind):
 class Aggregate(PlainKind):
     """out (V, E) = finish(A^T x); backward: finish(A x). op: the edge operation, if it is not a sum.
 
-    site: its number in the model, from 1. level: of the rows that it computes (planning/pruning.py), None for all.
+    site: its number in the model, from 1. block: over which it runs, from sources to targets, backwards the other way.
     rule: of an op with more operands than x or with kept rows: its local tensors are the further operands, the numbers of
     the vertices, and what it keeps. what: name of a second aggregation of a site in the same direction.
     relations: the weights of a `Relational` op, whose backward pass reads x again, as a second operand, and writes their
@@ -64,11 +69,14 @@ class Aggregate(PlainKind):
     site: int
     finish: EpilogueSpec = NOTHING
     backward: bool = False
-    level: int | None = None
+    block: Block = WHOLE
     op: EdgeOp = SUM
     rule: Rule | None = None
     what: str = ""
     relations: RelationWeights | None = None
+
+    def rows(self, operands: Sequence[Value]) -> RowSet:
+        return self.block.sources if self.backward else self.block.targets
 
     @property
     def has_parameters(self) -> bool:
@@ -97,7 +105,7 @@ class Aggregate(PlainKind):
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         if self.rule is not None:
             return self.rule.adjoint(self, value, gradient)
-        kind = Aggregate(self.site, backward=not self.backward, level=self.level, op=self.op.adjoint)
+        kind = Aggregate(self.site, backward=not self.backward, block=self.block, op=self.op.adjoint)
         if self.relations is None:
             return Adjoint((Value(kind, (gradient,), value.cols),))
         (x,) = value.operands
@@ -112,7 +120,7 @@ class Aggregate(PlainKind):
 
         Raises: PlanError for kept rows without a rule for their gradient, or in a type that cannot hold them.
         """
-        kept = self.op.kept(self.name, sizes.rows, value.cols, sizes.dtype)
+        kept = self.op.kept(self.name, sizes.rows[value.rows], value.cols, sizes.dtype)
         if kept and self.rule is None:
             raise PlanError(
                 f"the edge operation {self.op.name} keeps {', '.join(spec.name for spec in kept)} for its gradient; "
@@ -123,20 +131,21 @@ class Aggregate(PlainKind):
                 f"{self.op.name} of neighbours stores maxima and vertex numbers, which bfloat16 cannot hold; "
                 "use run.precision fp32, tf32 or fp64"
             )
-        room = {} if self.relations is None else self.relations.scratch(self.op, sizes)  # type: ignore[arg-type]
+        room = {} if self.relations is None else self.relations.scratch(self.op, sizes, value.rows)  # type: ignore[arg-type]
         return {**room, **{spec.name.removeprefix(f"{self.name}."): Scratch(spec.cols) for spec in kept}}
 
     def run(self, rt: Runtime, op: Op) -> None:
-        move = rt.aggregation.backward if self.backward else rt.aggregation.forward
+        aggregation = rt.aggregation(self.block)
+        move = aggregation.backward if self.backward else aggregation.forward
         slots, edge_op = slots_of(rt, op.scratch), self.op
         local = [op.tensor(rt, index) for index in range(1, len(op.operands))]
         if self.rule is not None:
             kept = [rt.buffer(name) for purpose, name in op.scratch.items() if not purpose.startswith(SLOT)]
-            local = [*local, rt.inputs.row_ids, *kept]
+            local = [*local, rt.inputs.rows[op.rows].ids, *kept]
             edge_op = self.rule.bound(edge_op, rt)
         if self.relations is not None:
             edge_op = self.relations.bound(self.op, rt, op)  # type: ignore[arg-type]
-        out, epilogue = rt.buffer(op.out), self.finish.epilogue(rt)
+        out, epilogue = rt.buffer(op.out), self.finish.epilogue(rt, op.rows)
         move(op.tensor(rt, 0), out, slots, self.site, epilogue, edge_op, local)
         if self.relations is not None and self.backward:
             self.relations.write_gradients(rt, op)
@@ -160,7 +169,9 @@ class Panel(PlainKind):
         return f"panel {self.first}"
 
     def run(self, rt: Runtime, op: Op) -> None:
-        columns = require(rt.inputs.dense)[:, self.first : self.first + self.width]
+        inputs = rt.inputs.rows[OWNED]
+        columns = require(inputs.dense)[:, self.first : self.first + self.width]
         panel = rt.buffer(op.scratch["panel"])[:, : self.width]
-        rt.backend.finish(columns, panel, Epilogue(out_scale=rt.inputs.col_scale))
-        rt.aggregation.forward(panel, columns, slots_of(rt, op.scratch), 1, Epilogue(row_scale=rt.inputs.row_scale))
+        rt.backend.finish(columns, panel, Epilogue(out_scale=inputs.col_scale))
+        slots, epilogue = slots_of(rt, op.scratch), Epilogue(row_scale=inputs.row_scale)
+        rt.aggregation(WHOLE).forward(panel, columns, slots, 1, epilogue)

@@ -5,14 +5,48 @@ V rows of this rank, D columns. All are passes of torch over existing matrices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from mggcn.blocks.block import RowSet
 from mggcn.model.runtime import Runtime
 from mggcn.model.values import Adjoint, Op, PlainKind, Value
 
 SLOPE = 0.01
 """Slope of leaky_relu below zero, as torch's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own(PlainKind):
+    """The rows of x that belong to a block's targets, its first ones. Runs no op: the memory is that of x."""
+
+    targets: RowSet
+
+    def rows(self, operands: Sequence[Value]) -> RowSet:
+        return self.targets
+
+    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        (x,) = value.operands
+        return Adjoint((Value(Padded(x.rows), (gradient,), value.cols),))
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padded(PlainKind):
+    """out = the operand's rows, and zeros for the others of a larger row set."""
+
+    sources: RowSet
+
+    def rows(self, operands: Sequence[Value]) -> RowSet:
+        return self.sources
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        g, out = op.tensor(rt, 0), rt.buffer(op.out)
+        out[: g.shape[0]].copy_(g)
+        out[g.shape[0] :].zero_()
 
 
 @dataclass(frozen=True, slots=True)

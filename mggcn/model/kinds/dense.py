@@ -102,7 +102,7 @@ class Linear(PlainKind):
 
     def run(self, rt: Runtime, op: Op) -> None:
         x, out, sums = op.tensor(rt, 0), rt.buffer(op.out), op.scratch.get("sums", "")
-        weight, epilogue = weights_of(rt, op, self.weight, self.added), self.finish.epilogue(rt)
+        weight, epilogue = weights_of(rt, op, self.weight, self.added), self.finish.epilogue(rt, op.rows)
         if self.recomputed is None:
             finished_product(rt, x, weight, out, epilogue, self.block_rows, sums)
             return
@@ -115,7 +115,7 @@ class Linear(PlainKind):
 def recomputed_block(rt: Runtime, op: Op, x: Tensor, spec: EpilogueSpec, first_row: int) -> Tensor:
     """Fill the op's block with spec(x), rows first_row, ... of the input, and return these rows."""
     block = rt.buffer(op.scratch["block"])[: x.shape[0]]
-    rt.backend.finish(x, block, spec.epilogue(rt) or Epilogue(), first_row)
+    rt.backend.finish(x, block, spec.epilogue(rt, op.sets[0]) or Epilogue(), first_row)
     return block
 
 
@@ -176,7 +176,7 @@ class LinearGrad(PlainKind):
     def run(self, rt: Runtime, op: Op) -> None:
         weight, sums = weights_of(rt, op, self.weight, self.added).t(), op.scratch.get("sums", "")
         finished_product(
-            rt, op.tensor(rt, 0), weight, rt.buffer(op.out), self.finish.epilogue(rt), self.block_rows, sums
+            rt, op.tensor(rt, 0), weight, rt.buffer(op.out), self.finish.epilogue(rt, op.rows), self.block_rows, sums
         )
 
 
@@ -232,7 +232,7 @@ class SparseLinear(PlainKind):
 
     def run(self, rt: Runtime, op: Op) -> None:
         matrix = require(rt.inputs.dropped if self.dropped else rt.inputs.sparse)
-        epilogue = self.finish.epilogue(rt)
+        epilogue = self.finish.epilogue(rt, op.rows)
         rt.backend.spmm(matrix, rt.operand(self.weight), rt.buffer(op.out), accumulate=False, epilogue=epilogue)
 
 

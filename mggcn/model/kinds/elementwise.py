@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mggcn.backend.base import Dropout, Epilogue, Gradient, keep_scale
+from mggcn.blocks.block import RowSet
 from mggcn.model.runtime import Runtime, Sizes
 from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
 
@@ -22,9 +23,10 @@ PARTS = ("row_scale", "bias", "relu", "dropout", "out_scale")
 """What an epilogue does, in order."""
 
 
-def scale_of(rt: Runtime, scale: Scale) -> Tensor | None:
+def scale_of(rt: Runtime, scale: Scale, rows: RowSet) -> Tensor | None:
     """Return the vector of a diagonal matrix; None for one that is one."""
-    return {"": None, "row": rt.inputs.row_scale, "col": rt.inputs.col_scale}[scale]
+    inputs = rt.inputs.rows[rows]
+    return {"": None, "row": inputs.row_scale, "col": inputs.col_scale}[scale]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +55,17 @@ class EpilogueSpec:
         last, first = PARTS.index(self.parts[-1]), PARTS.index(after.parts[0])
         return _joined(self, after) if last < first else None
 
-    def epilogue(self, rt: Runtime) -> Epilogue | None:
-        """Return the epilogue on the rank's vectors, None if it does nothing."""
+    def epilogue(self, rt: Runtime, rows: RowSet) -> Epilogue | None:
+        """Return the epilogue on the vectors of a row set, None if it does nothing."""
         if not self.parts:
             return None
         return Epilogue(
-            scale_of(rt, self.row_scale),
+            scale_of(rt, self.row_scale, rows),
             rt.parameter(self.bias) if self.bias else None,
             self.relu,
             Dropout(self.dropout, rt.clock, self.site) if self.dropout else None,
-            rt.inputs.row_ids,
-            scale_of(rt, self.out_scale),
+            rt.inputs.rows[rows].ids,
+            scale_of(rt, self.out_scale, rows),
         )
 
 
@@ -111,7 +113,7 @@ class Elementwise(PlainKind):
         return Adjoint((elementwise(g, EpilogueSpec(row_scale=spec.row_scale), self.layer),), effects)
 
     def run(self, rt: Runtime, op: Op) -> None:
-        rt.backend.finish(op.tensor(rt, 0), rt.buffer(op.out), self.spec.epilogue(rt) or Epilogue())
+        rt.backend.finish(op.tensor(rt, 0), rt.buffer(op.out), self.spec.epilogue(rt, op.rows) or Epilogue())
 
 
 def elementwise(value: Value, spec: EpilogueSpec, layer: int = 0) -> Value:
@@ -156,7 +158,7 @@ class ActivationGrad(PlainKind):
 
     def gradient(self, rt: Runtime, op: Op) -> Gradient:
         """Return the kernel's arguments besides g and h."""
-        scales = scale_of(rt, self.h_scale), scale_of(rt, self.row_scale)
+        scales = scale_of(rt, self.h_scale, op.rows), scale_of(rt, self.row_scale, op.rows)
         return Gradient(True, keep_scale(self.dropout), *scales, partials_of(rt, op))
 
     def run(self, rt: Runtime, op: Op) -> None:

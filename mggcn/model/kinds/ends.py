@@ -5,11 +5,12 @@ V rows of this rank, D features, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mggcn.backend.base import Dropout
+from mggcn.blocks.block import OWNED, RowSet
 from mggcn.model.kinds.elementwise import Scale, partial_sums, partials_of, result_beside, scale_of, sum_partials
 from mggcn.model.runtime import Runtime, Sizes, require
 from mggcn.model.values import Op, PlainKind, Scratch, Value
@@ -22,12 +23,16 @@ def input_name(aggregated: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Input(PlainKind):
-    """The constant input (V, D): A_hat^K X, K = aggregated. scaled: a sparse one that was stored as S_c X."""
+    """The constant input (V, D) of a row set: A_hat^K X, K = aggregated. scaled: a sparse one that was stored as S_c X."""
 
     stored = False
     sparse: bool = False
     aggregated: int = 0
     scaled: bool = False
+    of: RowSet = OWNED
+
+    def rows(self, operands: Sequence[Value]) -> RowSet:
+        return self.of
 
     @property
     def label(self) -> str:
@@ -52,7 +57,7 @@ class DroppedValues(PlainKind):
         inputs = rt.inputs
         values, values_t = require(require(inputs.dropped).values), require(require(inputs.dropped_t).values)
         rt.backend.dropout_values(
-            require(inputs.sparse), values, inputs.row_ids, Dropout(self.probability, rt.clock, 0)
+            require(inputs.sparse), values, inputs.owned.ids, Dropout(self.probability, rt.clock, 0)
         )
         rt.backend.gather_rows(values.view(-1, 1), require(inputs.position), values_t.view(-1, 1))
 
@@ -78,7 +83,8 @@ class Loss(PlainKind):
     def run(self, rt: Runtime, op: Op) -> None:
         z, _ = result_beside(op.tensor(rt, 0), rt.buffer(op.out))
         partials = partials_of(rt, op)
-        rt.inputs.target.loss(rt.backend, z, scale_of(rt, self.row_scale), rt.loss, partials)
+        target = require(rt.inputs.rows[op.rows].target)
+        target.loss(rt.backend, z, scale_of(rt, self.row_scale, op.rows), rt.loss, partials)
         sum_partials(rt, partials, self.sums)
 
 
@@ -93,4 +99,4 @@ class Score(PlainKind):
         return "score"
 
     def run(self, rt: Runtime, op: Op) -> None:
-        rt.inputs.target.count(rt.backend, op.tensor(rt, 0), rt.counts)
+        require(rt.inputs.rows[op.sets[0]].target).count(rt.backend, op.tensor(rt, 0), rt.counts)

@@ -15,6 +15,7 @@ import numpy as np
 from mggcn.aggregate.attention import Attention, AttentionDestinations, AttentionSpec, Bound
 from mggcn.aggregate.edge_op import EdgeOp
 from mggcn.backend.base import keep_scale
+from mggcn.blocks.block import Block, RowSet
 from mggcn.model.kinds.aggregate import Aggregate, Part
 from mggcn.model.kinds.elementwise import NOTHING, EpilogueSpec
 from mggcn.model.runtime import Runtime, Sizes
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def write_numbers(rt: Runtime, column: Tensor) -> None:
-    """Column (V, 1) = the numbers of this rank's vertices in the whole graph, as integers of its size."""
+def write_numbers(rt: Runtime, column: Tensor, rows: RowSet) -> None:
+    """Column (V, 1) = the numbers of the rows' vertices in the whole graph, as integers of its size."""
     import torch
 
     integers = {4: torch.int32, 8: torch.int64}[column.itemsize]
-    column.view(integers).copy_(rt.inputs.row_ids[:, None])
+    column.view(integers).copy_(rt.inputs.rows[rows].ids[:, None])
 
 
 def by_head(rows: Tensor, heads: int) -> Tensor:
@@ -53,7 +54,7 @@ class Numbered(PlainKind):
     def run(self, rt: Runtime, op: Op) -> None:
         x, out = op.tensor(rt, 0), rt.buffer(op.out)
         out[:, :-1].copy_(x)
-        write_numbers(rt, out[:, -1:])
+        write_numbers(rt, out[:, -1:], op.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Scores(PlainKind):
         rt.backend.neighbours.head_dots(x, rt.parameter(self.source).flatten(), out[:, width : self.spec.travels])
         rt.backend.neighbours.head_dots(x, rt.parameter(self.destination).flatten(), rt.buffer(op.scratch["t"]))
         if self.spec.dropout:
-            write_numbers(rt, out[:, -1:])
+            write_numbers(rt, out[:, -1:], op.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class AttentionMessage(PlainKind):
         out[:, first : first + heads].copy_(state[:, :heads])
         torch.reciprocal(state[:, heads:], out=out[:, first + heads : first + 2 * heads])
         if self.spec.dropout:
-            write_numbers(rt, out[:, -1:])
+            write_numbers(rt, out[:, -1:], op.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +189,10 @@ class ScoresGrad(PlainKind):
         out.copy_(moved[:, :width])
         rows, cols = by_head(out, heads), width // heads
         for name, scores in ((self.source, ds), (self.destination, dt)):
-            torch.addcmul(rows, scores[:, :, None], rt.parameter(name), out=rows)
+            count = scores.shape[0]  # destinations are the first of the sources
+            torch.addcmul(rows[:count], scores[:, :, None], rt.parameter(name), out=rows[:count])
             # Products of every head's scores with every head's columns; only those of a head with its own columns count.
-            rt.backend.matmul(scores.t(), x[:, :width], products)
+            rt.backend.matmul(scores.t(), x[:count, :width], products)
             for head in range(heads):
                 rt.gradient(name)[head].copy_(products[head, head * cols : (head + 1) * cols])
 
@@ -248,9 +250,10 @@ class AttentionRule:
         return Adjoint((Value(grad, (sources, destinations, travelled), spec.width), None))
 
 
-def attend(x: Value, own: Value, rule: AttentionRule) -> Value:
+def attend(x: Value, own: Value, rule: AttentionRule, block: Block) -> Value:
     """Return attention over the neighbours' rows x, [x | s] or x, for destinations that have t or y."""
-    return Value(Aggregate(rule.spec.site, op=Attention(rule.spec), rule=rule), (x, own), rule.spec.width)
+    kind = Aggregate(rule.spec.site, block=block, op=Attention(rule.spec), rule=rule)
+    return Value(kind, (x, own), rule.spec.width)
 
 
 @dataclass(frozen=True, slots=True)

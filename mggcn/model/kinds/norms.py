@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from mggcn.backend.norms import BatchTerms
+from mggcn.blocks.block import RowSet
 from mggcn.model.kinds.aggregate import Part
 from mggcn.model.runtime import Runtime, Sizes
 from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
@@ -135,7 +136,10 @@ class BatchNorm(PlainKind):
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         vectors = {name: Scratch(value.cols, 1, "fp64") for name in ("mean", "scale")}
-        kept = vectors | {"sums": Scratch(value.cols + 1, 1, "fp64"), "once": Scratch(sizes.rows, 1, "fp64")}
+        kept = vectors | {
+            "sums": Scratch(value.cols + 1, 1, "fp64"),
+            "once": Scratch(sizes.rows[value.rows], 1, "fp64"),
+        }
         return kept | partial_sums(value, sizes, sums=1)
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
@@ -149,7 +153,10 @@ class BatchNorm(PlainKind):
 
         norms, z, out = rt.backend.norms, op.tensor(rt, 0), rt.buffer(op.out)
         sums, mean, scale = (rt.buffer(op.scratch[name])[0] for name in ("sums", "mean", "scale"))
-        once, partials = counted_once(rt, rt.buffer(op.scratch["once"])[0]), partials_of(rt, op, self.cols)
+        once, partials = (
+            counted_once(rt, rt.buffer(op.scratch["once"])[0, : z.shape[0]], op.rows),
+            partials_of(rt, op, self.cols),
+        )
         norms.column_moments(z, None, once, partials[0])
         sums[:-1] = totals_of(rt, op, partials)[0]
         sums[-1] = once.sum()
@@ -167,11 +174,12 @@ class BatchNorm(PlainKind):
         norms.batch_norm(z, mean, rt.parameter(self.gain) * scale, rt.parameter(self.bias).double(), out)
 
 
-def counted_once(rt: Runtime, once: Tensor) -> Tensor:
+def counted_once(rt: Runtime, once: Tensor, rows: RowSet) -> Tensor:
     """Return a vector (V,) of 1 for rows that this rank owns, 0 for copies of another rank's; once: its memory."""
-    if rt.inputs.owned is None:
+    owned = rt.inputs.rows[rows].owned
+    if owned is None:
         return once.fill_(1)
-    return once.zero_().index_fill_(0, rt.inputs.owned, 1)
+    return once.zero_().index_fill_(0, owned, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +215,7 @@ class BatchNormGrad(PlainKind):
     def run(self, rt: Runtime, op: Op) -> None:
         norms, g, z, out = rt.backend.norms, op.tensor(rt, 0), op.tensor(rt, 1), rt.buffer(op.out)
         mean, scale, sums, once = (op.tensor(rt, index)[0] for index in (2, 3, 4, 5))
+        once = once[: z.shape[0]]
         partials = partials_of(rt, op, self.cols)
         norms.column_products(g, z, mean, partials)
         of_bias, of_gain = totals = totals_of(rt, op, partials)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mggcn.aggregate.relations import BLOCK_ROWS, Relational, RelationWork
+from mggcn.blocks.block import RowSet
 from mggcn.model.runtime import Runtime, Sizes
 from mggcn.model.values import Op, Scratch
 
@@ -22,9 +23,9 @@ class RelationWeights:
     num_relations: int
     num_bases: int
 
-    def scratch(self, op: Relational, sizes: Sizes) -> Mapping[str, Scratch]:
+    def scratch(self, op: Relational, sizes: Sizes, rows_of: RowSet) -> Mapping[str, Scratch]:
         """Return the room for all W_r, a block of rows on both sides, and backwards the gradients of all W_r."""
-        rows, every = max(1, min(sizes.rows, BLOCK_ROWS)), Scratch(op.d_in * op.d_out, self.num_relations)
+        rows, every = max(1, min(sizes.rows[rows_of], BLOCK_ROWS)), Scratch(op.d_in * op.d_out, self.num_relations)
         room = {"weights": every, "near": Scratch(op.d_in, rows), "far": Scratch(op.d_out, rows)}
         return room | ({"gradients": every} if op.backward else {})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from mggcn.blocks.block import Block, RowSet
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, WeightGrad
 from mggcn.model.kinds.elementwise import NOTHING, ActivationGrad, Elementwise, Rounded
@@ -21,16 +22,16 @@ ROUNDING = Linear | SparseLinear | LinearGrad | InputGrad | ActivationGrad | Ele
 """Kinds whose kernels can write another type than they read."""
 
 
-def prune(graph: Graph, levels: Mapping[int, int]) -> Graph:
-    """Let the aggregations named by site compute only the rows of a level, since nothing reads their other rows.
+def prune(graph: Graph, blocks: Mapping[int, Block]) -> Graph:
+    """Let the aggregations named by site run over smaller blocks, because nothing reads their other rows.
 
     Source: docs/notes/0011.
     """
 
     def rule(old: Value, new: Value) -> Value:
-        if not isinstance(new.kind, Aggregate) or new.kind.site not in levels:
+        if not isinstance(new.kind, Aggregate) or new.kind.site not in blocks:
             return new
-        return new.with_kind(replace(new.kind, level=levels[new.kind.site]))
+        return new.with_kind(replace(new.kind, block=blocks[new.kind.site]))
 
     return graph.rewritten(rule)
 
@@ -128,15 +129,15 @@ def round_operands(graph: Graph) -> Graph:
     return graph.rewritten(rule)
 
 
-def block_rows(graph: Graph, rows_of: Callable[[int], int]) -> Graph:
+def block_rows(graph: Graph, rows_of: Callable[[int, RowSet], int]) -> Graph:
     """Set the number of rows per block of every product, from the columns that must stay in the cache."""
 
     def rule(old: Value, new: Value) -> Value:
         kind = new.kind
         if isinstance(kind, Linear | WeightGrad) and kind.recomputed is not None:
-            return new.with_kind(replace(kind, block_rows=rows_of(new.operands[0].cols)))
+            return new.with_kind(replace(kind, block_rows=rows_of(new.operands[0].cols, new.operands[0].rows)))
         if isinstance(kind, Linear | LinearGrad | InputGrad):
-            return new.with_kind(replace(kind, block_rows=rows_of(new.cols)))
+            return new.with_kind(replace(kind, block_rows=rows_of(new.cols, new.rows)))
         return new
 
     return graph.rewritten(rule)

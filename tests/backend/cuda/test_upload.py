@@ -150,7 +150,7 @@ def test_features_go_to_the_device_as_all_else(precision: Any, order: Any, monke
     ((dense, ids),) = on_ranks(
         config,
         graph,
-        lambda rank: (rank.trainer.runtime.inputs.dense, rank.trainer.runtime.inputs.row_ids),
+        lambda rank: (rank.trainer.runtime.inputs.owned.dense, rank.trainer.runtime.inputs.owned.ids),
         device_of=EMULATED.device_of,
     )
     assert (41, 7) in sent

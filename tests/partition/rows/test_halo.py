@@ -35,9 +35,7 @@ def test_halos_equal_slices(kind: str, ranks: int, monkeypatch: pytest.MonkeyPat
     weighted = kind == "weighted"
     graph = make_graph(pattern(kind, 37, 4), num_features=2, num_classes=2, sparse=False, weighted=weighted, seed=4)
     for order, loops in itertools.product(("random", "permute", "none"), (False, True)):
-        options = ShardOptions(
-            aggregates=True, norm="mean", self_loops=loops, splits="main", split=0, dtype="f8", threads=1
-        )
+        options = ShardOptions(aggregates=True, norm="mean", self_loops=loops, dtype="f8", threads=1)
         owners = assign(37, ranks, order, 77)
         ids = [owners.owned(rank) for rank in range(ranks)]
         built = [build_halos(graph, owners, rank, options) for rank in range(ranks)]
@@ -76,9 +74,7 @@ def test_halos_of_wanted_rows(kind: str, ranks: int, monkeypatch: pytest.MonkeyP
     required = np.random.default_rng(6).random(37) < 0.3
     others = np.arange(ranks)
     for order, loops in (("random", True), ("none", False)):
-        options = ShardOptions(
-            aggregates=True, norm="mean", self_loops=loops, splits="main", split=0, dtype="f8", threads=1
-        )
+        options = ShardOptions(aggregates=True, norm="mean", self_loops=loops, dtype="f8", threads=1)
         owners = assign(37, ranks, order, 77)
         ids = [owners.owned(rank) for rank in range(ranks)]
         built = [build_halos(graph, owners, rank, options, required) for rank in range(ranks)]
@@ -101,9 +97,7 @@ def test_lists_are_as_long_as_the_figures_say(kind: str) -> None:
     for loops, order in itertools.product((False, True), ("random", "none")):
         owners = assign(83, 4, order, 5)
         found = tile_statistics(graph, owners, self_loops=loops)
-        options = ShardOptions(
-            aggregates=True, norm="mean", self_loops=loops, splits="main", split=0, dtype="f8", threads=1
-        )
+        options = ShardOptions(aggregates=True, norm="mean", self_loops=loops, dtype="f8", threads=1)
         built = [build_halos(graph, owners, rank, options) for rank in range(4)]
         for rank, sides in enumerate(built):
             for halo, needed in zip(sides, (found.rows_needed, found.rows_needed_t), strict=True):

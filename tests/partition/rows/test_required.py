@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.graph.splits import training_rows
 from mggcn.partition import sweep as sweep_module
 from mggcn.partition.make import stats_from_dict, stats_of
 from mggcn.partition.order import assign, part_sizes
@@ -20,7 +21,6 @@ from mggcn.partition.rows.required import (
     required_sets,
     required_stats,
 )
-from mggcn.partition.rows.shard import training_rows
 from tests.graphs import make_graph, pattern
 from tests.reference import dense_csr
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mggcn.errors import GraphError
-from mggcn.graph.csr import ArrayRows, Graph
-from mggcn.graph.sources import load_source
+from mggcn.graph.csr import Graph
 from mggcn.partition.order import assign
-from mggcn.partition.rows import shard as shard_module
 from mggcn.partition.rows.partition import RowPartition
 from mggcn.partition.rows.shard import ShardOptions, build_shard, row_tiles
 from tests.graphs import make_graph, pattern
 
-OPTIONS = ShardOptions(
-    aggregates=True, norm="symmetric", self_loops=True, splits="main", split=0, dtype="f4", threads=1
-)
+OPTIONS = ShardOptions(aggregates=True, norm="symmetric", self_loops=True, dtype="f4", threads=1)
 
 WHOLE = RowPartition(assign(29, 1, "none", 1))
 
@@ -31,19 +25,14 @@ def small(**changes: Any) -> Graph:
 
 
 @pytest.mark.parametrize("order", ["random", "permute", "none"])
-def test_every_vertex_keeps_its_label_and_splits(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if labels or masks go to another row, also across ranges of reading, or sizes are not global."""
-    monkeypatch.setattr(shard_module, "ROWS", 7)
+def test_every_vertex_keeps_its_row(order: str) -> None:
+    """Fails if a row goes to another rank, or tiles are shared where they differ."""
     graph = small()
-    train, val = (graph.splits[s].array()[0] for s in ("train", "val"))
     for rank in range(3):
         owners = assign(29, 3, order, 4)
         shard = build_shard(graph, RowPartition(owners), rank, OPTIONS)
         ids = shard.global_ids
         assert np.array_equal(ids, owners.owned(rank))
-        assert np.array_equal(shard.labels, graph.labels.array()[ids])  # type: ignore[union-attr]
-        assert np.array_equal(shard.mask, train[ids] + 2 * val[ids])
-        assert shard.split_sizes == (train.sum(), val.sum(), 0)
         assert shard.rows == owners.counts[rank]
         tiles, tiles_t = row_tiles(graph, owners, rank, OPTIONS)
         assert len(tiles) == len(tiles_t) == 3
@@ -62,49 +51,3 @@ def test_symmetric_graphs_share_tiles_and_models_without_a_graph_have_no_scales(
     assert build_shard(graph, RowPartition(owners), 1, dataclasses.replace(OPTIONS, norm="mean")).col_scale is None
     bare = build_shard(graph, RowPartition(owners), 1, dataclasses.replace(OPTIONS, aggregates=False))
     assert bare.row_scale is bare.col_scale is None
-
-
-def test_wrong_graphs_are_refused() -> None:
-    """Fails if training could start without labels, a train split, or with labels that are no class."""
-    none = np.zeros((1, 29), bool)
-    train = np.arange(29) < 20
-    wrong: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-        ({"labels": None}, {}, "no labels"),
-        ({"splits": {}}, {}, "no split 'train'; it has no splits at all"),
-        ({"splits": {"train": ArrayRows(none)}}, {}, "no training vertices"),
-        ({"splits": {"train": ArrayRows(train[None])}, "labels": ArrayRows(np.full(29, -1))}, {}, "needs a label"),
-        ({"splits": {"train": ArrayRows(train[None])}, "labels": ArrayRows(np.full(29, 4))}, {}, r"0 \.\. 3"),
-        ({}, {"split": 1}, "data.split must be below 1"),
-        ({}, {"splits": "alt"}, "no split 'alt_train'; it has train, val"),
-    ]
-    for changes, options, message in wrong:
-        with pytest.raises(GraphError, match=message):
-            build_shard(
-                small(**changes), RowPartition(assign(29, 1, "none", 1)), 0, dataclasses.replace(OPTIONS, **options)
-            )
-
-
-def test_unlabelled_vertices_outside_the_splits_are_welcome() -> None:
-    """Fails if -1 outside every split is refused."""
-    labels = np.full(29, -1)
-    labels[:5] = 1
-    splits = {"train": ArrayRows((np.arange(29) < 5)[None])}
-    shard = build_shard(
-        small(labels=ArrayRows(labels), splits=splits), RowPartition(assign(29, 1, "none", 1)), 0, OPTIONS
-    )
-    assert shard.labels.tolist() == labels.tolist()
-
-
-def test_second_family_of_splits(data_root: Path) -> None:
-    """Fails if alt splits of a real store are not found, or the chosen index is ignored."""
-    graph = load_source(data_root / "cora")
-    owners = assign(graph.num_vertices, 1, "none", 1)
-    masks = []
-    for splits, split in (("main", 0), ("alt", 0), ("alt", 3)):
-        options = dataclasses.replace(OPTIONS, aggregates=False, splits=splits, split=split)
-        shard = build_shard(graph, RowPartition(owners), 0, options)
-        name = "train" if splits == "main" else "alt_train"
-        assert np.array_equal(shard.mask & 1, graph.splits[name].array()[split])
-        masks.append(shard.mask)
-    assert masks[0].astype(bool).sum() == 140 + 500 + 1000
-    assert not np.array_equal(masks[1], masks[2])

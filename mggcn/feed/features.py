@@ -55,6 +55,20 @@ class FeatureReader:
         features = self._features
         return features.num_cols if isinstance(features, CSR) else features.shape[1]
 
+    def gather(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Return float32 (len(ids), D), the features of any vertices. Cost: a random access for each."""
+        features = self._features
+        if isinstance(features, CSR):
+            starts, stops = (features.indptr.array()[ids + end] for end in (0, 1))
+            counts = stops - starts
+            places = np.arange(int(counts.sum())) + np.repeat(starts - np.append(0, np.cumsum(counts)[:-1]), counts)
+            rows = np.zeros((ids.size, self.num_features), np.float32)
+            values = 1.0 if features.values is None else features.values.array()[places]
+            rows[np.repeat(np.arange(ids.size), counts), features.indices.array()[places]] = values
+        else:
+            rows = features.array()[ids].astype(np.float32, copy=False)
+        return self._normalized(rows)
+
     def dense(self) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
         """Yield (local ids, float32 (rows, D)) of the owned rows, in the order of the file, about 8 MiB at a time."""
         features = self._features
@@ -72,10 +86,14 @@ class FeatureReader:
     def _owned(self, start: int, block: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         mine = self.owners.owner[start : start + block.shape[0]] == self.rank
         rows = block[mine].astype(np.float32, copy=False)
-        if self.row_normalize:
-            sums = np.abs(rows).sum(1, keepdims=True)
-            rows = rows / np.where(sums == 0, 1, sums)
-        return self.owners.local[start : start + block.shape[0]][mine], rows
+        return self.owners.local[start : start + block.shape[0]][mine], self._normalized(rows)
+
+    def _normalized(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Divide rows by the sums of their absolute values, if the run asks for it."""
+        if not self.row_normalize:
+            return rows
+        sums = np.abs(rows).sum(1, keepdims=True)
+        return rows / np.where(sums == 0, 1, sums)
 
     def sparse(self, dtype: npt.DTypeLike, scale: npt.NDArray[Any] | None) -> Tile:
         """Return the owned rows as CSR (V, D), by local id, times `scale` (V,) if given; of dense features, the nonzeros.

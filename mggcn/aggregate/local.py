@@ -1,0 +1,98 @@
+"""Aggregation over a block whose edges and source rows all lie on this rank: one sparse product, no messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations
+from mggcn.aggregate.edge_op import SUM, EdgeOp, Target, single_tile
+from mggcn.aggregate.steps import Step
+from mggcn.backend.base import Epilogue, KernelBackend, Sparse
+from mggcn.blocks.block import Capacity
+from mggcn.errors import PlanError
+from mggcn.memory.arena import BufferSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """A block of at most this size, whose edges change from step to step."""
+
+    size: Capacity
+    exact = True
+    index_bytes = 0
+    period = 1
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return (Matrix(self.size.targets, self.size.edges),)
+
+    @property
+    def matrices_t(self) -> tuple[Matrix, ...]:
+        return (Matrix(self.size.sources, self.size.edges),)
+
+    def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
+        return ()
+
+    def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
+        return ()
+
+    def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:
+        rows, columns = self.size.targets, self.size.sources
+        if backward:
+            rows, columns = columns, rows
+        return (op.columns(cols).multiply(rows, columns, self.size.edges, ()),)
+
+    def build(self, context: BuildContext) -> RankAggregations:
+        local = LocalBlock(context.backend)
+        return RankAggregations(local, local)
+
+
+class LocalBlock(Aggregation):
+    """The block on one rank. `load` gives it the edges of a step."""
+
+    exact = True
+
+    def __init__(self, backend: KernelBackend) -> None:
+        self._backend = backend
+        self._matrices: tuple[Sparse, Sparse] | None = None
+
+    def load(self, matrix: Sparse, matrix_t: Sparse) -> None:
+        """Take the edges of a step: a row for each target, and the transpose with a row for each source."""
+        self._matrices = matrix, matrix_t
+
+    def forward(
+        self,
+        h: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        single_tile(op, self._backend, self._loaded(0), h, Target(out, epilogue, local))
+
+    def backward(
+        self,
+        g: Tensor,
+        out: Tensor,
+        buffers: Sequence[Tensor],
+        layer: int,
+        epilogue: Epilogue | None,
+        op: EdgeOp = SUM,
+        local: Sequence[Tensor] = (),
+    ) -> None:
+        single_tile(op, self._backend, self._loaded(1), g, Target(out, epilogue, local))
+
+    def _loaded(self, direction: int) -> Sparse:
+        if self._matrices is None:
+            raise PlanError("a block was run before a batch was loaded")
+        return self._matrices[direction]
+
+    def state(self) -> Mapping[str, Tensor]:
+        return {}

@@ -1,0 +1,86 @@
+"""Blocks: over which rows and edges an aggregation runs. The whole graph, a pruned layer and a sampled hop are blocks.
+
+A step runs over a stack of blocks, the input's first: the targets of each are the sources of the next. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mggcn.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class RowSet:
+    """Rows of a rank, by name: values of one row set have the same rows, in the same order."""
+
+    name: str
+
+
+OWNED = RowSet("owned")
+"""All rows of a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Edges from source rows to target rows, which are the first of the sources, in their order.
+
+    hops: leave out the in-edges of rows further than this many hops from the training vertices, which the loss does not
+    read; these rows are zero. None: nothing is left out.
+    """
+
+    name: str
+    targets: RowSet
+    sources: RowSet
+    hops: int | None = None
+
+
+WHOLE = Block("whole graph", OWNED, OWNED)
+
+
+def required(hops: int) -> Block:
+    """Return the block of a layer whose result the loss reads up to `hops` hops from the training vertices."""
+    return Block(f"within {hops} hops", OWNED, OWNED, hops)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The most target rows, source rows and edges that a block has in any step, on any rank."""
+
+    targets: int
+    sources: int
+    edges: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The blocks of a step, and the capacity of each. Raises: PlanError if they do not follow each other."""
+
+    blocks: tuple[Block, ...]
+    capacities: tuple[Capacity, ...]
+
+    def __post_init__(self) -> None:
+        if not self.blocks or len(self.blocks) != len(self.capacities):
+            raise PlanError(
+                f"a stack needs a capacity for each block, got {len(self.capacities)} of {len(self.blocks)}"
+            )
+        for (below, size), (above, next_size) in pairwise(zip(self.blocks, self.capacities, strict=True)):
+            if below.targets != above.sources or size.targets != next_size.sources:
+                raise PlanError(
+                    f"the targets of block {below.name!r}, {size.targets} of {below.targets.name!r}, must be the sources "
+                    f"of block {above.name!r}, {next_size.sources} of {above.sources.name!r}"
+                )
+        if len(self.rows) != len(self.blocks) + 1:
+            raise PlanError("every block of a stack needs a row set of its own for its targets")
+
+    @property
+    def rows(self) -> dict[RowSet, int]:
+        """The capacity of every row set, the sources of the first block first."""
+        first = {self.blocks[0].sources: self.capacities[0].sources}
+        return first | {b.targets: c.targets for b, c in zip(self.blocks, self.capacities, strict=True)}
+
+    @property
+    def seeds(self) -> RowSet:
+        """The rows whose scores the loss compares."""
+        return self.blocks[-1].targets

@@ -1,0 +1,86 @@
+"""Batches: the rows and edges of the blocks of one step on one rank, on the host; and the feeds that make them.
+
+T targets, S sources, E edges of a block. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.blocks.block import Block, RowSet, Stack
+from mggcn.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEdges:
+    """The in-edges of each target: indptr int64 (T + 1,), indices int32 (E,), places among the sources, ascending in a row;
+    values (E,), None if all are one.
+    """
+
+    indptr: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int32]
+    values: npt.NDArray[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step on one rank. rows: ids of the vertices of each row set; edges: of each block.
+
+    num_seeds: rows of the last row set on all ranks, over which the loss is a mean.
+    """
+
+    rows: Mapping[RowSet, npt.NDArray[np.int64]] = field(default_factory=dict)
+    edges: Mapping[Block, BlockEdges] = field(default_factory=dict)
+    num_seeds: int = 0
+
+    def check(self, stack: Stack) -> None:
+        """Compare the batch with the stack that was planned. Raises: PlanError for more rows or edges, or other ones."""
+        for block, size in zip(stack.blocks, stack.capacities, strict=True):
+            targets, sources, edges = self.rows[block.targets], self.rows[block.sources], self.edges[block]
+            for what, count, most in (
+                ("targets", targets.size, size.targets),
+                ("sources", sources.size, size.sources),
+                ("edges", edges.indices.size, size.edges),
+            ):
+                if count > most:
+                    raise PlanError(f"block {block.name!r} has {count} {what}, planned were at most {most}")
+            if not np.array_equal(sources[: targets.size], targets):
+                raise PlanError(f"the sources of block {block.name!r} must begin with its targets")
+            if edges.indptr.shape != (targets.size + 1,) or edges.indptr[-1] != edges.indices.size:
+                raise PlanError(f"block {block.name!r} needs {targets.size + 1} row pointers that end at its edges")
+            if edges.indices.size and not 0 <= edges.indices.min() <= edges.indices.max() < sources.size:
+                raise PlanError(f"block {block.name!r} has an edge from outside its {sources.size} sources")
+
+
+class Feed(Protocol):
+    """What gives a rank the batches of an epoch: as many on every rank, and in every epoch."""
+
+    @property
+    def stack(self) -> Stack | None:
+        """The blocks of every batch; None: the whole graph, which is there from the start."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch."""
+        ...
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch, from 0; the same ones each time."""
+        ...
+
+
+class WholeGraph:
+    """The feed of whole-graph training: one step an epoch, over everything."""
+
+    stack: Stack | None = None
+    num_steps = 1
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield a batch that leaves everything as it is."""
+        yield Batch()
