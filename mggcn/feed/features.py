@@ -88,7 +88,7 @@ class FeatureReader:
         rows = block[mine].astype(np.float32, copy=False)
         return self.owners.local[start : start + block.shape[0]][mine], self._normalized(rows)
 
-    def _normalized(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def _normalized(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Divide rows by the sums of their absolute values, if the run asks for it."""
         if not self.row_normalize:
             return rows

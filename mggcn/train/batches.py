@@ -48,7 +48,9 @@ class BatchLoader:
         """Make a batch the one that the training program runs over. Raises: PlanError for one that was not planned."""
         batch.check(self.stack)
         runtime, backend = self.runtime, self.runtime.backend
-        rows = {name: self._rows(name, ids, batch.num_seeds) for name, ids in batch.rows.items()}
+        # Targets are the first of a block's sources, so every row set is the beginning of the input's.
+        dense = self._dense(batch.rows[self.stack.blocks[0].sources])
+        rows = {name: self._rows(name, ids, dense, batch.num_seeds) for name, ids in batch.rows.items()}
         runtime.inputs = dataclasses.replace(runtime.inputs, rows={**runtime.inputs.rows, **rows})
         train = runtime.programs["train"]
         for block, edges in batch.edges.items():
@@ -64,7 +66,7 @@ class BatchLoader:
     def _real(self) -> npt.DTypeLike:
         return np.float64 if self.dtype == "fp64" else np.float32
 
-    def _rows(self, name: RowSet, ids: Vector, num_seeds: int) -> Rows:
+    def _rows(self, name: RowSet, ids: Vector, dense: Tensor, num_seeds: int) -> Rows:
         backend = self.runtime.backend
         scales = [
             None if scale is None else backend.upload(scale[ids].astype(self._real))
@@ -74,7 +76,7 @@ class BatchLoader:
             ids=backend.upload(ids),
             row_scale=scales[0],
             col_scale=scales[1],
-            dense=self._dense(ids) if name == self.stack.blocks[0].sources else None,
+            dense=dense[: ids.size],
             target=self.target(ids, num_seeds) if name == self.stack.seeds else None,
         )
 

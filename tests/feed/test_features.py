@@ -10,11 +10,11 @@ import pytest
 import scipy.sparse as sp
 
 from mggcn.config import ModelConfig
+from mggcn.feed import features as features_module
 from mggcn.feed.features import FeatureReader, aggregated, transposed
 from mggcn.graph.csr import CSR, Graph
 from mggcn.partition import sweep as sweep_module
 from mggcn.partition.order import assign
-from mggcn.partition.rows import features as features_module
 from mggcn.partition.rows.tiles import Tile, degrees, scales
 from tests.graphs import csr, make_graph, pattern
 from tests.reference import dense_features, normalized

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from mggcn.blocks.block import required
 from mggcn.config import ModelConfig
 from mggcn.model.builder import Builder, Network
 from mggcn.model.choices import InputChoice, LayerChoice
@@ -150,8 +151,8 @@ WHOLE: dict[str, tuple[Forward, Forward]] = {
     "epilogues": (lambda g: derive(fuse_elementwise(g).roots[0]), fuse_epilogues),
     "recompute": (fused, recompute),
     "rounding": (fused, round_operands),
-    "pruning": (fused, lambda g: prune(g, {1: 0})),
-    "blocks": (fused, lambda g: block_rows(g, lambda cols: 1 + cols)),
+    "pruning": (fused, lambda g: prune(g, {1: required(0)})),
+    "blocks": (fused, lambda g: block_rows(g, lambda cols, rows: 1 + cols)),
     "spare gradients": (fused, spare_gradients),
 }
 

@@ -49,7 +49,7 @@ def epoch_nodes(
     def body(rank: Rank) -> Counter[str]:
         rank.trainer._epoch.start(4211, 0)
         rank.trainer.runtime.begin_epoch(0)
-        return device.count(rank.trainer._epoch._work.epoch)
+        return device.count(rank.trainer._epoch._work.step)
 
     found: Counter[str] = on_ranks(config, graph, body, device_of=lambda *_: device)[0]
     return found
