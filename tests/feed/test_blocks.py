@@ -220,7 +220,7 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Padded, "run", run)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        test_gradients_over_two_blocks_that_shrink("residual", 1)
+        test_gradients_over_two_blocks_that_shrink("sage", 1)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
