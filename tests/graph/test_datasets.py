@@ -164,9 +164,11 @@ def test_commands_and_ranks_that_want_the_same_data_set_make_it_once(server: Ser
 
 
 def test_a_single_file(server: Server, tmp_path: Path) -> None:
-    """Fails if what is no archive is unpacked, or masks of several splits are mixed up."""
+    """Fails if what is no archive is unpacked, others may not read it, or masks of several splits are mixed up."""
     server.content = heterophilous()
     graph = open_store(obtain(minesweeper(server), tmp_path, lambda _: None))
+    (tmp_path / "as the umask says").touch()
+    assert (tmp_path / "minesweeper.npz").stat().st_mode == (tmp_path / "as the umask says").stat().st_mode
     assert graph.meta["metric"] == "roc_auc"
     assert np.flatnonzero(graph.splits["val"].read(0, 1)[0]).tolist() == [1, 4]
 
