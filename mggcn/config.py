@@ -97,7 +97,7 @@ class TrainConfig:
         "r2",
     ] = "auto"
     """Score of the history. auto: the one that the store names; else accuracy for classes, micro_f1 for several labels, and
-    for numbers rmse, or mae under the loss mae. Of several labels or targets: the mean, but for micro_f1."""
+    for numbers rmse, or mae under the loss mae. Of several labels or targets: the mean, except for micro_f1."""
     seed: int = 1
     """Seed of weights, dropout and partition, in [0, 2^32)."""
     repeat: Annotated[int, Range(1)] = 1
@@ -182,7 +182,7 @@ class RunConfig:
     the graph, and messages, to bf16 and keeps the rest in fp32; bf16 keeps weights and sums in fp32."""
     order: Literal["random", "permute", "none", "metis", "locality", "auto"] = "random"
     """Which vertices each rank owns: random assignment that keeps the order, full permutation, plain ranges, METIS's
-    parts, or ranges of an order in which neighbours lie near each other, on one rank too; auto takes the one with the
+    parts, or ranges of an order in which neighbours are near each other, on one rank too; auto takes the one with the
     least predicted seconds."""
     spmm: Literal["own", "cusparse"] = "own"
     """Sparse products on a GPU: mggcn's kernels, or NVIDIA's cuSPARSE for comparison."""

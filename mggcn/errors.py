@@ -47,7 +47,7 @@ class RunError(MggcnError):
 
 
 class TrainError(MggcnError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 class DivergedError(TrainError):

@@ -1,6 +1,6 @@
 """Files that are read or written whole: regular files of a bounded size are read, and new ones appear whole or not at all.
 
-What lies in a folder may have been put there by others: FIFOs, devices and links to them, files that are damaged.
+What is in a folder may have been put there by others: FIFOs, devices and links to them, files that are damaged.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def python(module: str) -> list[str]:
-    """Return the command that runs a module of the package as a program, whatever lies in the working folder.
+    """Return the command that runs a module of the package as a program, whatever is in the working folder.
 
     -m alone would look there first, and take a user's types.py or queue.py for the library's.
     """

@@ -1,4 +1,4 @@
-"""The compiled CPU kernels of cpu/*.cpp: where the library lies, which instruction set runs, how a kernel is called.
+"""The compiled CPU kernels of cpu/*.cpp: where the library is, which instruction set runs, how a kernel is called.
 
 `pip install` compiles them. In a checkout that is not installed, `python -m mggcn.native` does, into build/checkout/.
 """
@@ -221,7 +221,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 def path() -> Path:
-    """Return where the compiled library lies.
+    """Return the path of the compiled library.
 
     Raises: BackendError if mggcn is neither installed nor built in place, or was built in place from older sources.
     """

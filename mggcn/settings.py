@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Widths: TypeAlias = int | Sequence[int]
 MODELS = ("GCN", "SAGE", "GIN", "GAT", "GATv2", "SGC", "APPNP", "RGCN", "MLP")
 PARTS = ("loss", "metric", "optimizer", "schedule")
-"""What a module of one's own may be trained with as a function or class rather than by its name."""
+"""What a user's own module may be trained with as a function or class rather than by its name."""
 
 
 class ModelSettings(TypedDict, total=False):
@@ -56,7 +56,7 @@ class ModelSettings(TypedDict, total=False):
 
 
 class Parts(TypedDict, total=False):
-    """What trains: by its name, or, for a module of one's own, as a function or class."""
+    """What trains: by its name, or, for a user's own module, as a function or class."""
 
     loss: Literal["auto", "cross_entropy", "bce", "mse", "mae"] | Loss
     metric: (
@@ -79,7 +79,7 @@ class Parts(TypedDict, total=False):
 
 
 class Continued(TypedDict, total=False):
-    """What a run that goes on may change of its settings, but for the schedule."""
+    """What a resumed run may change of its settings, except for the schedule."""
 
     lr: float
     schedule_step: int
@@ -96,7 +96,7 @@ class Continued(TypedDict, total=False):
 
 
 class ScheduleSettings(Continued, total=False):
-    """What a run that goes on may change of its settings."""
+    """What a resumed run may change of its settings."""
 
     schedule: Literal["constant", "cosine", "step", "plateau"]
 

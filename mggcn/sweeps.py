@@ -86,7 +86,7 @@ def sweep(
 
 
 def _plain(values: Any) -> Any:
-    """Return values with Python's numbers and lists in place of NumPy's, which no file of a sweep could hold."""
+    """Return values with Python's numbers and lists instead of NumPy's, which no file of a sweep could hold."""
     if isinstance(values, np.ndarray | np.generic):
         return values.tolist()
     if isinstance(values, Mapping):

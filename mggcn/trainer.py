@@ -132,7 +132,7 @@ class Trainer:
             check_start(self._plan, self._start)
 
     def _module_run(self, module: Any, settings: Mapping[str, Any], config: Config | None) -> ModuleRun:
-        """Return the run of a module of one's own."""
+        """Return the run of a user's own module."""
         from mggcn.nn.module_run import ModuleRun, recipe_of
 
         parts, named = split_parts(settings)
@@ -147,7 +147,7 @@ class Trainer:
         Args:
             folder: Folder of a run, also of one that the command line made or that was interrupted.
             graph: The run's graph, if it was in memory; otherwise the trainer opens it from its store.
-            module: Of a run that trains a module of one's own: the same module, with any weights.
+            module: Of a run that trains a user's own module: the same module, with any weights.
             **parts: Its loss, metric, optimizer and schedule, where these were not names.
 
         Raises:
@@ -334,7 +334,7 @@ class Trainer:
             self._module.adopt(config)
 
     def _refuse_module(self, what: str) -> None:
-        """Raises: ConfigError if the model is a module of one's own, which does not have what is asked for."""
+        """Raises: ConfigError if the model is a user's own module, which does not have what is asked for."""
         if self._module is not None:
             raise ConfigError(f"a module of your own has no {what} (docs/own-models.md)")
 

@@ -1,4 +1,4 @@
-"""What building a large graph says: its plan, how far it is, and where it goes on after an interruption."""
+"""What building a large graph says: its plan, how far it is, and where it continues after an interruption."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def room_for(folder: Path, memory: int) -> Room:
 
 @contextlib.contextmanager
 def kept_if_interrupted(store: Path) -> Iterator[Path]:
-    """Name the folder beside a store; say that it stays where the same command can go on from it."""
+    """Name the folder beside a store; say that it stays where the same command can continue from it."""
     folder = None
     try:
         with beside(store) as folder:
@@ -32,7 +32,7 @@ def kept_if_interrupted(store: Path) -> Iterator[Path]:
     except (KeyboardInterrupt, SystemExit):
         if folder is not None and folder.is_dir():
             print(
-                f"note: {printable(folder)} stays: the same command goes on from there, or delete it", file=sys.stderr
+                f"note: {printable(folder)} stays: the same command continues from there, or delete it", file=sys.stderr
             )
         raise
 

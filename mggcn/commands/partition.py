@@ -1,6 +1,6 @@
 """Cut a graph into parts, one for each rank, print what the cut costs, and keep it with the store.
 
-Libra assigns edges to parts, METIS vertices; locality orders the vertices so that neighbours lie near each other, which
+Libra assigns edges to parts, METIS vertices; locality orders the vertices so that neighbours are near each other, which
 helps with one part, too. --list prints the cuts that a store has.
 """
 

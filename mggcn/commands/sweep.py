@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             or any(v is not None for k, v in vars(a).items() if k.startswith("setting_"))
         ):
             raise ConfigError(
-                f"--resume {a.resume} goes on with that sweep as it was begun; leave GRID, STORE, settings, --out, "
+                f"--resume {a.resume} continues that sweep as it was begun; leave GRID, STORE, settings, --out, "
                 "--trials, --search, --pruner and --at-once out"
             )
         sweep = read_sweep(a.resume)[0]

@@ -113,7 +113,7 @@ def _check_which(arguments: argparse.Namespace) -> None:
             f"--resume {resume} continues in that folder, got --out {arguments.out} as well; remove --out"
         )
     if resume is not None and arguments.start_from is not None:
-        raise ConfigError(f"--resume {resume} goes on with its own weights; remove --start-from, or start a new run")
+        raise ConfigError(f"--resume {resume} continues with its own weights; remove --start-from, or start a new run")
 
 
 def _resume(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def store_path(name: str, root: Path | None) -> Path:
 
 
 CHANGEABLE = {"setting_epochs", "setting_ranks", "setting_transport"}
-"""Flags that a resumed run takes: how its ranks run and how long it goes on, not what it computes. So are those of
+"""Flags that a resumed run takes: how its ranks run and how long it continues, not what it computes. So are those of
 MACHINE."""
 
 

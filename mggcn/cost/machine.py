@@ -1,7 +1,7 @@
 """Machines as their TOML files describe them: what one device does in a second, and what the links between ranks carry.
 
 A file holds rates for kernels as they run, not peaks: measured by `mggcn tune`, or estimated from data sheets, which
-`origin` says. Files of known machines lie in the folder machines. Needs no torch.
+`origin` says. Files of known machines are in the folder machines. Needs no torch.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Machine:
         """Say how far the rates can be trusted; "" for measured ones."""
         return {
             "measured": "",
-            "partly": "measured, but for its messages, which are assumed; run mggcn tune",
+            "partly": "measured, except for its messages, which are assumed; run mggcn tune",
             "described": "described from data sheets, not measured",
             "assumed": "assumed, not measured; run mggcn tune",
         }[self.origin]

@@ -196,7 +196,7 @@ class Simulation:
         self._link_free = 0.0
         # When each rank began the first segment that not all of them are done with.
         self._began = np.zeros(program.size)
-        # Ranks that wait, by the time at which they go on; at first all of them.
+        # Ranks that wait, by the time at which they continue; at first all of them.
         self._waiting = [(0.0, rank) for rank in range(program.size)]
         # By message that has not started: who waits for it, and since when.
         self._blocked: dict[int, list[tuple[float, int]]] = {}

@@ -106,7 +106,7 @@ def check_rates(units: Callable[[], DenseUnits] = dense_units) -> Finding:
         "ok",
         f"{threads}; rows of {TYPICAL_ROW} bytes at random, GB/s: {', '.join(gathers)}; "
         f"passes {figures.copy_rate / 1e9:.0f} GB/s; "
-        f"dense products, GFLOP/s: {', '.join(dense) or 'torch alone'}; measured anew by mggcn tune",
+        f"dense products, GFLOP/s: {', '.join(dense) or 'torch alone'}; measure again with mggcn tune",
     )
 
 

@@ -1,4 +1,4 @@
-"""Building blocks for one's own torch modules: messages along edges on one device, and sums over neighbours across ranks.
+"""Building blocks for your own torch modules: messages along edges on one device, and sums over neighbours across ranks.
 
 `import mggcn.nn` loads torch. See docs/own-models.md.
 """

@@ -1,4 +1,4 @@
-"""Edges on the host, by destination: from a Graph, an edge list in an order of one's own, or rows of an adjacency.
+"""Edges on the host, by destination: from a Graph, an edge list in its own order, or rows of an adjacency.
 
 Shapes: N vertices, E edges.
 """

@@ -1,4 +1,4 @@
-"""A graph on one device, for messages along its edges in a torch module of one's own.
+"""A graph on one device, for messages along its edges in a user's own torch module.
 
 Shapes: N vertices, E edges. An edge goes from its source to its destination, where messages are reduced.
 """

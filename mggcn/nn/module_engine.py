@@ -1,4 +1,4 @@
-"""A module of one's own on one rank, as the epoch loop asks (train/loop.py): forward, loss, backward, sum, step, scores.
+"""A user's own module on one rank, as the epoch loop asks (train/loop.py): forward, loss, backward, sum, step, scores.
 
 N vertices, V rows of this rank, C columns of scores.
 """
@@ -162,7 +162,7 @@ class ModuleEngine:
     def evaluate(self) -> Scores:
         whole = predicted(self.module, self._part)
         values = torch.zeros(3, 2, dtype=torch.float64, device=self._part.device)
-        if self.rank == 0:  # once: a function of one's own need not give the same twice
+        if self.rank == 0:  # once: a user's function need not give the same twice
             scores = whole.cpu()
             for number, mask in enumerate(self._every_mask):
                 score = split_score(self._recipe, scores[mask], self._every_label[mask])

@@ -1,4 +1,4 @@
-"""The parts of a run of one's own module: its loss, optimiser, schedule and score, checked before anything trains.
+"""The parts of a run of a user's own module: its loss, optimiser, schedule and score, checked before anything trains.
 
 V rows of this rank, n training rows of it, C columns of scores, T columns of labels.
 """

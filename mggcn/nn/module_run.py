@@ -1,4 +1,4 @@
-"""A run of one's own module: its settings checked, its folder written, its ranks trained, its scores computed.
+"""A run of a user's own module: its settings checked, its folder written, its ranks trained, its scores computed.
 
 N vertices, C columns of scores.
 """
@@ -56,7 +56,7 @@ TAKEN = (
     *("loss", "metric", "seed", "checkpoint_every", "checkpoint_minutes", "ranks", "threads", "transport", "device"),
     *("precision", "order", "strategy", "timeout_s", "log"),
 )
-"""Settings that a module of one's own has; others belong to the models of mggcn."""
+"""Settings that a user's own module has; others belong to the models of mggcn."""
 
 
 def recipe_of(
@@ -175,7 +175,7 @@ class ModuleRun:
             "module": self.recipe.names() | {name: getattr(self.recipe.sharing, name) for name in SHARING},
             **{name: getattr(config.run, name) for name in ("ranks", "device", "precision", "strategy", "order")},
             "graph": {name: getattr(graph, name) for name in sizes},
-            "reasons": ["The model is a module of one's own: torch allocates its memory, which is not planned."],
+            "reasons": ["The model is a user's own module: torch allocates its memory, which is not planned."],
             "programs": {"train": []},
             "per_rank": ranks,
             "partition": stats,
@@ -190,7 +190,7 @@ class ModuleRun:
         write_text(folder / "config.toml", tomli_w.dumps(tables))
 
     def require_same(self, folder: Path, plan: Mapping[str, Any]) -> None:
-        """Refuse to go on with another module, loss, optimiser or schedule than the run began with. Raises: RunError."""
+        """Refuse to continue with another module, loss, optimiser or schedule than the run began with. Raises: RunError."""
         began = plan["module"]
         for what, now in (self.recipe.names() | {name: getattr(self.recipe.sharing, name) for name in SHARING}).items():
             if began.get(what) != now:

@@ -55,7 +55,7 @@ class Sharing:
                 "precision tf32 rounds dense products, which torch computes here; use fp32, and set TF32 in torch"
             )
         if self.precision == "mixed":
-            raise ConfigError("precision mixed keeps rows in two types, a module of one's own in one; use fp32 or bf16")
+            raise ConfigError("precision mixed keeps rows in two types, a user's own module in one; use fp32 or bf16")
         self.config(1, "auto")
 
     def config(self, ranks: int, transport: str) -> Config:

@@ -43,7 +43,7 @@ def covered(intervals: Intervals, cover: Intervals) -> float:
 
 
 def overlap(timeline: Timeline) -> dict[int, float | None]:
-    """Return for each rank which share of its communication lies under its own computation; None: it moved nothing.
+    """Return for each rank which share of its communication is hidden under its own computation; None: it moved nothing.
 
     Communication is the busy time of the row "communication", computation that of the row "compute" of the same rank.
     """

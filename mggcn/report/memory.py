@@ -1,4 +1,4 @@
-"""memory.png: where each buffer of the train program lies in the arena and when, and what the memory is for."""
+"""memory.png: where each buffer of the train program is in the arena and when, and what the memory is for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeline on the page: its pictures, sums by kind of op, and how much communication lies under computation."""
+"""The timeline on the page: its pictures, sums by kind of op, and how much communication is hidden under computation."""
 
 from __future__ import annotations
 
