@@ -73,7 +73,7 @@ MISTAKES: dict[str, tuple[list[object], str]] = {
     "short features": (["prepare", "{here}/edges.txt", "{here}/new", "--features", "{here}/short.npy"], "give one row"),
     "text for an array": (
         ["prepare", "{here}/edges.txt", "{here}/new", "--labels", "{here}/edges.txt"],
-        "numpy.loadtxt reads text",
+        "numpy.loadtxt(...)) writes a file that is read",
     ),
     "mask of integers": (
         ["prepare", "{here}/edges.txt", "{here}/new", "--train", "{here}/integers.npy"],
