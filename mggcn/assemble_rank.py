@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.profiler import record_function
 
 from mggcn.aggregate.base import BlockAggregations, BuildContext
 from mggcn.assemble import threads_per_rank
@@ -31,7 +32,6 @@ from mggcn.feed.features import FeatureReader
 from mggcn.feed.labels import read_labels
 from mggcn.graph.csr import Graph
 from mggcn.memory.device import REAL, not_captured, scale_dtype
-from mggcn.model.program import Program
 from mggcn.model.runtime import Inputs
 from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
@@ -41,7 +41,6 @@ from mggcn.planning.op_cost import epoch_threads, first_threads
 from mggcn.planning.pruning import build_blocks
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 from mggcn.planning.task import COUNTED
-from mggcn.trace.timeline import Timeline, Unwatched, Watch
 from mggcn.train.batches import BatchLoader
 from mggcn.train.inputs import load_inputs
 from mggcn.train.loop import Stop
@@ -49,6 +48,7 @@ from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import DTYPES, RankRuntime, Weights, bind, state_views
 from mggcn.train.targets import batch_target, make_target
 from mggcn.train.threads import Cores, ThreadChoice
+from mggcn.train.timeline import Timeline, Unwatched, Watch
 from mggcn.train.trainer import RankTrainer
 from mggcn.tuning.epochs import LAST, Tuning
 from mggcn.tuning.exploration import Exploration
@@ -135,20 +135,16 @@ def make_rank(
     backend = make_backend(
         config, rank_plan, lambda: device_of(config, comm), choices, exploration, threads, plan.figures
     )
-    timeline = _make_timeline(config, backend, comm, folder)
-    if timeline is not None:
-        backend, comm = timeline.backend, timeline.comm
     context = _make_context(config, graph, plan, partition, backend, comm)
     counted, inputs = context.comm, _read_inputs(context)
     aggregations = _build_aggregations(context)
-    train = rank_plan.train
-    if timeline is not None:
-        timeline.number_tiles(*aggregations.tiles)
-        train = timeline.program(train)
-    runtime = _allocate_runtime(context, inputs, aggregations, train)
+    runtime = _allocate_runtime(context, inputs, aggregations)
     if rank_plan.setup:
         runtime.run(runtime.programs["setup"])
-    watch: Watch = timeline or Unwatched()
+    watch: Watch = Unwatched()
+    if config.run.timeline and folder is not None:
+        watch = Timeline(plan, comm, folder)
+        runtime.mark = counted.mark = record_function
     if tuning is not None and exploration is not None:
         tuning.begin(watch, backend.synchronize, exploration)
         watch = tuning
@@ -227,14 +223,6 @@ def _thread_choice(config: Config, backend: KernelBackend, first: int, tuning: T
     )
 
 
-def _make_timeline(config: Config, backend: KernelBackend, comm: Communicator, folder: Path | None) -> Timeline | None:
-    if not config.run.timeline or folder is None:
-        return None
-    ranges = torch.cuda.nvtx.range if torch.cuda.is_available() else None
-    in_flight = config.run.transport == "gloo"
-    return Timeline(backend, comm, folder, config.train.epochs, in_flight=in_flight, ranges=ranges)
-
-
 def _make_context(
     config: Config, graph: Graph, plan: RunPlan, partition: Partition, backend: KernelBackend, comm: Communicator
 ) -> _RankContext:
@@ -294,10 +282,8 @@ def _build_aggregations(context: _RankContext) -> BlockAggregations:
     return build_blocks(plan.training, plan.exact, built_from, context.config.data)
 
 
-def _allocate_runtime(
-    context: _RankContext, inputs: Inputs, aggregations: BlockAggregations, train: Program
-) -> RankRuntime:
-    """Allocate the memory of epochs, as planned. train: the plan's program, or as it is watched."""
+def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: BlockAggregations) -> RankRuntime:
+    """Allocate the memory of epochs, as planned: arena, weights, counts, signals and clock."""
     plan, backend, config = context.rank_plan, context.backend, context.config
     arena = backend.allocate(plan.arena_bytes)
     weights = Weights(plan.values.parameters, DTYPES[REAL[config.run.precision]], backend)
@@ -306,7 +292,7 @@ def _allocate_runtime(
     programs = {name: bind(program, arena, aggregations.exact) for name, program in exact.items()}
     return RankRuntime(
         backend=backend,
-        programs={"train": bind(train, arena, aggregations.training), **programs},
+        programs={"train": bind(plan.train, arena, aggregations.training), **programs},
         inputs=inputs,
         weights=weights,
         signals=backend.allocate(8 * SIGNALS).view(torch.float64),

@@ -185,7 +185,6 @@ OWN = {
     "mggcn/output.py": "/dev/null",
     "mggcn/doctor/cpu.py": "/proc",
     "mggcn/report/markup.py": "files of the package",
-    "mggcn/trace/trace_json.py": "/proc",
     "mggcn/train/heartbeat.py": "/proc",
 }
 """Modules that open files in ways of their own, and which."""

@@ -28,7 +28,7 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
 from mggcn.report.busy import overlap
 from mggcn.report.timeline import read_timeline
-from mggcn.trace.timeline import RECORDED, WARM_UP
+from mggcn.train.timeline import RECORDED, WARM_UP
 
 RANKS, HIDDEN = 4, (256, 256)
 TIMEOUT_S = 120.0

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.aggregate.steps import Step
-from mggcn.backend.base import Epilogue, KernelBackend, Sparse
+from mggcn.backend.base import Epilogue, KernelBackend
 from mggcn.blocks.block import Block
 from mggcn.config import RunConfig
 from mggcn.graph.csr import Graph
@@ -185,23 +185,18 @@ class BuildContext:
 
 @dataclass(frozen=True, slots=True)
 class RankAggregations:
-    """A rank's aggregations over one block: of training epochs, and the exact one of evaluation, often the same object.
-
-    tiles: matrices to be named in a timeline, in order of the owners of their columns, a list per direction.
-    """
+    """A rank's aggregations over one block: of training epochs, and the exact one of evaluation, often the same object."""
 
     training: Aggregation
     exact: Aggregation
-    tiles: Sequence[Sequence[Sparse]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BlockAggregations:
-    """A rank's aggregations by block: of training epochs, and the exact ones of evaluation and set-up. tiles: as above."""
+    """A rank's aggregations by block: of training epochs, and the exact ones of evaluation and set-up."""
 
     training: Mapping[Block, Aggregation] = field(default_factory=dict)
     exact: Mapping[Block, Aggregation] = field(default_factory=dict)
-    tiles: Sequence[Sequence[Sparse]] = ()
 
 
 class Strategy(Protocol):

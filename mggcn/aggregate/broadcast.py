@@ -99,7 +99,7 @@ class BroadcastPlan:
         if tiles_t is not tiles:
             backward = [upload_tile(backend, tile) for tile in tiles_t]
         broadcast = Broadcast(self, forward, backward, context.comm, backend)
-        return RankAggregations(broadcast, broadcast, (forward, backward))
+        return RankAggregations(broadcast, broadcast)
 
 
 class Broadcast(Aggregation):

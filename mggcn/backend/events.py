@@ -56,6 +56,8 @@ class Timestamp(Protocol):
         ...
 
 
+Mark = Callable[[str], AbstractContextManager[Any]]
+"""Opens a block with a name, for a profiler."""
 Agree = Callable[[str], tuple[str, bool]]
 """Tells all ranks why this one cannot continue ("": it can). Returns the reason of the first rank that gives one, and
 whether that is this rank."""

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mggcn.backend.events import alone
+from mggcn.backend.events import Mark, alone
 from mggcn.comm.base import CommStream, Communicator, Event, Moving
 
 REASON_BYTES = 256
 """Of a reason that a rank reports to the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _MarkedEvent:
+    """The event of a message, the wait for which is a block of the profiler."""
+
+    inner: Event
+    mark: Mark
+    name: str
+
+    def wait(self) -> None:
+        with self.mark(f"wait: {self.name}"):
+            self.inner.wait()
 
 
 class CountingCommunicator:
@@ -26,6 +40,8 @@ class CountingCommunicator:
         self._inner = inner
         self.bytes_sent: int = 0
         self.messages: int = 0
+        self.mark: Mark | None = None
+        """Opens blocks around the calls of messages and the waits for them, if there is a profiler."""
 
     @property
     def rank(self) -> int:
@@ -42,12 +58,12 @@ class CountingCommunicator:
         self.messages += self.size > 1
         if root == self.rank:
             self.bytes_sent += buf.nbytes * (self.size - 1)
-        return self._inner.broadcast(buf, root, after)
+        return self._send(f"broadcast from {root}", buf, lambda: self._inner.broadcast(buf, root, after))
 
     def all_reduce(self, buf: Tensor, after: Event | None = None) -> Event:
         self.messages += self.size > 1
         self.bytes_sent += 2 * buf.nbytes * (self.size - 1) // self.size
-        return self._inner.all_reduce(buf, after)
+        return self._send("all_reduce", buf, lambda: self._inner.all_reduce(buf, after))
 
     def all_to_all(
         self, out: Tensor, buf: Tensor, out_rows: Sequence[int], buf_rows: Sequence[int], after: Event | None = None
@@ -55,7 +71,15 @@ class CountingCommunicator:
         self.messages += self.size > 1
         row = buf[:1].nbytes if buf.shape[0] else 0
         self.bytes_sent += row * (sum(buf_rows) - buf_rows[self.rank])
-        return self._inner.all_to_all(out, buf, out_rows, buf_rows, after)
+        return self._send("all_to_all", buf, lambda: self._inner.all_to_all(out, buf, out_rows, buf_rows, after))
+
+    def _send(self, what: str, buf: Tensor, call: Callable[[], Event]) -> Event:
+        if self.mark is None or self.size == 1:
+            return call()
+        name = f"message {self.messages}: {what}, {buf.nbytes} bytes"
+        with self.mark(name):
+            event = call()
+        return _MarkedEvent(event, self.mark, name)
 
     def agree(self, reason: str) -> tuple[str, bool]:
         """As backend.events.Agree: a host message of all ranks, not counted. Raises: CommError as Event.wait."""

@@ -43,6 +43,12 @@ def on_threads(config: Config, body: Callable[[Communicator], Any]) -> list[Any]
             return [body(SingleCommunicator())]
         finally:
             torch.set_num_threads(before)
+    if config.run.timeline:
+        from mggcn.train.timeline import make_profiler
+
+        # Started first in another thread than the main one, the profiler complains on stderr.
+        with make_profiler(config.run):
+            pass
     return run_threads(config.run.ranks, body, config.run.timeout_s)
 
 

@@ -123,7 +123,7 @@ def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0)
         # Weights and states are read and written, gradients read.
         passes = 3 + 2 * OPTIMIZER_STATES[plan.config.train.optimizer]
         yield (
-            "optimiser",
+            "optimizer",
             [Work(kind="overhead", streamed=passes * rank.gradient_bytes, calls=AFTER[plan.config.run.device])],
         )
 

@@ -116,9 +116,8 @@ def build_blocks(
     for block, plan in training.items():
         if block.hops is not None:
             built[block] = plan.build(dataclasses.replace(context, required=sets[block.hops]))
-    tiles = [side for one in (whole, *built.values()) for side in one.tiles]
     smaller = {block: one.training for block, one in built.items()}
-    return BlockAggregations({WHOLE: whole.training, **smaller}, {WHOLE: whole.exact}, tiles)
+    return BlockAggregations({WHOLE: whole.training, **smaller}, {WHOLE: whole.exact})
 
 
 def _required_sets(

@@ -104,8 +104,8 @@ def totals(timeline: Timeline, rank: int) -> list[Total]:
 def _total(op: str, found: list[Stretch], epochs: int) -> Total:
     return Total(
         op=op,
-        # Only the first part of a message has its bytes.
-        calls=sum(s.row == COMPUTE or s.nbytes > 0 for s in found) / epochs,
+        # Only the first part of an op or a message has its bytes.
+        calls=sum(s.nbytes > 0 for s in found) / epochs,
         seconds=sum(s.seconds for s in found) / epochs,
         nbytes=sum(s.nbytes for s in found) / epochs,
         flop=sum(s.flop for s in found) / epochs,

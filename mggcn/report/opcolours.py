@@ -8,7 +8,7 @@ from mggcn.report.figure import INK, PALETTE
 COLOURS = {
     "spmm": PALETTE[0],
     "gemm": PALETTE[2],
-    "epilogue": "#4d4d4d",
+    "elementwise": "#4d4d4d",
     "activation-grad": PALETTE[3],
     "loss": PALETTE[6],
     "optimizer": PALETTE[5],

@@ -13,9 +13,9 @@ from mggcn.report.markup import details, escape, image, table
 from mggcn.report.timeline import COMMUNICATION, COMPUTE, Timeline
 
 _HOW = (
-    "Recorded by --timeline with a timestamp before and after every call, and without repeating whole epochs as the device "
-    "might: a small epoch takes longer than without. Bytes are those of the operands, a sparse product's one row for each "
-    "nonzero, whatever the caches save."
+    "Recorded by --timeline with torch's profiler, and without repeating whole epochs as the device might: a small epoch "
+    "takes longer than without. Bytes and FLOP are those of the plan, with the padding of rows; a sparse product reads one "
+    "row for each nonzero, whatever the caches save."
 )
 _IN_FLIGHT = (
     "The transport moves data on threads of its own: its messages are shown in flight, from the call or the arrival before "

@@ -21,10 +21,10 @@ from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import TrainConfig
 from mggcn.feed.batch import Batch, Feed
 from mggcn.planning.run import SIGNALS
-from mggcn.trace.timeline import Watch
 from mggcn.train.nonfinite import origin_of_nonfinite
 from mggcn.train.optimizer import Optimizer, learning_rates
 from mggcn.train.runtime import RankRuntime
+from mggcn.train.timeline import Watch
 
 __all__ = ["LOSS", "SECONDS", "STOP", "WINDOW", "Repeated", "TrainingEpoch"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from mggcn.aggregate.base import Aggregation
 from mggcn.backend.base import KernelBackend
+from mggcn.backend.events import Mark
 from mggcn.blocks.block import Block, RowSet
 from mggcn.comm.base import Communicator
 from mggcn.errors import ConfigError
@@ -174,6 +176,8 @@ class RankRuntime:
     comm: Communicator
     bound: BoundProgram = NO_PROGRAM
     """The program at hand."""
+    mark: Mark = nullcontext
+    """Opens a block around each op."""
 
     def aggregation(self, block: Block) -> Aggregation:
         return self.bound.aggregations[block]
@@ -220,7 +224,8 @@ class RankRuntime:
         """Run the ops of a program in order."""
         self.bound = bound
         for op in bound.program.ops:
-            op.run(self)
+            with self.mark(op.label):
+                op.run(self)
 
 
 def state_views(backend: KernelBackend, states: Mapping[str, Sequence[BufferSpec]]) -> dict[str, dict[str, Tensor]]:

@@ -19,7 +19,6 @@ from mggcn.config import Config
 from mggcn.feed.batch import Feed, WholeGraph
 from mggcn.planning.run import RankPlan
 from mggcn.planning.task import LOWER_IS_BETTER
-from mggcn.trace.timeline import Watch
 from mggcn.train.checkpoint import Progress
 from mggcn.train.epoch import LOSS, LoadBatch, Repeated, TrainingEpoch
 from mggcn.train.heartbeat import Heartbeat
@@ -31,6 +30,7 @@ from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import RankRuntime
 from mggcn.train.samples import EpochSeconds
 from mggcn.train.threads import ThreadChoice
+from mggcn.train.timeline import Watch
 
 
 class RankTrainer:

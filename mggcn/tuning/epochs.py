@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from mggcn.comm.base import Communicator
 from mggcn.comm.gather import gather_texts
 from mggcn.config import Config
-from mggcn.trace.timeline import Unwatched, Watch
+from mggcn.train.timeline import Unwatched, Watch
 from mggcn.tuning.exploration import Exploration, Limits
 from mggcn.tuning.findings import Findings, from_json, to_json
 

@@ -14,12 +14,15 @@ from tests.commands.runs import losses, run_main
     ("ranks", "transport"),
     [(2, "threads"), *(pytest.param(*one, marks=pytest.mark.full) for one in ((1, "single"), (2, "gloo")))],
 )
-def test_a_timeline_is_written_and_drawn(ranks: int, transport: str, tmp_path: Path) -> None:
-    """Fails if the flag reaches no rank, changes a loss, or the report leaves the timeline out."""
+def test_a_timeline_is_written_and_drawn(
+    ranks: int, transport: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the flag reaches no rank, changes a loss, lets the profiler speak, or the report leaves the timeline out."""
     store, watched, plain = tmp_path / "store", tmp_path / "watched", tmp_path / "plain"
     assert run_main("generate", "community", store, "--vertices", 400, "--edges", 2000) == 0
     common = ["--epochs", 5, "--threads", 1, "--ranks", ranks, "--set", "model.hidden=8", "--quiet"]
     assert run_main("train", store, *common, "--transport", transport, "--out", watched, "--timeline") == 0
+    assert capfd.readouterr().err == ""
     alike = "threads" if transport == "gloo" else transport  # the same losses, and sooner
     assert run_main("train", store, *common, "--transport", alike, "--out", plain) == 0
     assert losses(watched).tolist() == losses(plain).tolist()

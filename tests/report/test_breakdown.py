@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,14 @@ from matplotlib.colors import to_hex
 from mggcn.report import breakdown
 from mggcn.report.busy import breakdown as seconds_by_kind
 from mggcn.report.opcolours import COLOURS
-from mggcn.report.timeline import read_timeline
 from tests.report.pictures import outside, overlaps
-from tests.report.timelines import Made, staged_run, write_timeline
+from tests.report.timelines import Made, staged_run, timeline_of
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 20])
-def test_bars_are_the_breakdown(ranks: int, drawn: Callable[..., Any], tmp_path: Path) -> None:
+def test_bars_are_the_breakdown(ranks: int, drawn: Callable[..., Any]) -> None:
     """Fails if a part has another length or colour, parts leave a gap, or a text covers another."""
-    timeline = read_timeline(write_timeline(tmp_path, staged_run(ranks)))
+    timeline = timeline_of(staged_run(ranks))
     figure = drawn(breakdown, breakdown.draw_breakdown, timeline)
     axes = figure.axes[0]
     shown = min(ranks, 16)
@@ -44,7 +42,7 @@ def test_bars_are_the_breakdown(ranks: int, drawn: Callable[..., Any], tmp_path:
     assert len(axes.texts) >= 2 * shown
 
 
-def test_the_legend_gives_the_shares_of_all_ranks(drawn: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_legend_gives_the_shares_of_all_ranks(drawn: Callable[..., Any]) -> None:
     """Fails if the shares are of one rank alone, do not sum to all, or kinds without a colour are lost."""
     parts = [Made(0), Made(1)]
     for made, length in zip(parts, (10.0, 30.0), strict=True):
@@ -52,7 +50,7 @@ def test_the_legend_gives_the_shares_of_all_ranks(drawn: Callable[..., Any], tmp
         made.add("compute", 0, 5, "spmm")
         made.add("compute", 5, 7, "gather")
         made.add("compute", 7, 9, "scatter")
-    figure = drawn(breakdown, breakdown.draw_breakdown, read_timeline(write_timeline(tmp_path, parts)))
+    figure = drawn(breakdown, breakdown.draw_breakdown, timeline_of(parts))
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["spmm 25.0 %", "other 20.0 %", "idle or waiting 55.0 %"]
     assert sum(float(label.split()[-2]) for label in labels) == pytest.approx(100)

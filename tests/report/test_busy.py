@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from mggcn.report.busy import ALONE, IDLE, breakdown, covered, length, overlap, totals, union
-from mggcn.report.timeline import Stretch, Timeline, read_timeline
-from tests.report.timelines import Made, staged_run, write_timeline
+from mggcn.report.timeline import Stretch, Timeline
+from tests.report.timelines import Made, staged_run, timeline_of
 
 
 def stretches(*spans: tuple[float, float]) -> list[Stretch]:
     return [Stretch(rank=0, row="compute", op="spmm", epoch=1, start_s=a, end_s=b) for a, b in spans]
 
 
-def one_rank(folder: Path, compute: list[tuple[float, float]], moving: list[tuple[float, float]]) -> Timeline:
+def one_rank(compute: list[tuple[float, float]], moving: list[tuple[float, float]]) -> Timeline:
     made = Made(0)
     made.epoch(1, 0.0, 100.0)
     for start, end in compute:
         made.add("compute", start, end, "spmm")
     for start, end in moving:
-        made.add("communication", start, end, "broadcast", bytes=8)
-    return read_timeline(write_timeline(folder, [made]))
+        made.add("communication", start, end, "broadcast", nbytes=8)
+    return timeline_of([made])
 
 
 def test_union_joins_what_touches_and_drops_what_is_empty() -> None:
@@ -62,28 +60,28 @@ def test_covered_agrees_with_a_raster() -> None:
     ],
 )
 def test_overlap_is_the_share_of_communication_under_computation(
-    compute: list[tuple[float, float]], moving: list[tuple[float, float]], share: float | None, tmp_path: Path
+    compute: list[tuple[float, float]], moving: list[tuple[float, float]], share: float | None
 ) -> None:
     """Fails if computation that lies double counts twice, or the share is one of the computation."""
-    found = overlap(one_rank(tmp_path, compute, moving))
+    found = overlap(one_rank(compute, moving))
     assert found == {0: share if share is None else pytest.approx(share)}
 
 
-def test_overlap_is_of_each_rank_alone(tmp_path: Path) -> None:
+def test_overlap_is_of_each_rank_alone() -> None:
     """Fails if another rank's computation covers this one's communication."""
     parts = [Made(0), Made(1)]
     for made in parts:
         made.epoch(1, 0.0, 30.0)
     parts[0].add("compute", 0, 30, "spmm")
-    parts[0].add("communication", 10, 20, "broadcast", bytes=8)
-    parts[1].add("communication", 10, 20, "broadcast", bytes=8)
-    assert overlap(read_timeline(write_timeline(tmp_path, parts))) == {0: pytest.approx(1.0), 1: 0.0}
+    parts[0].add("communication", 10, 20, "broadcast", nbytes=8)
+    parts[1].add("communication", 10, 20, "broadcast", nbytes=8)
+    assert overlap(timeline_of(parts)) == {0: pytest.approx(1.0), 1: 0.0}
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_breakdown_sums_to_the_epoch(ranks: int, tmp_path: Path) -> None:
+def test_breakdown_sums_to_the_epoch(ranks: int) -> None:
     """Fails if a kind is lost, or time is counted as communication that lies under computation."""
-    timeline = read_timeline(write_timeline(tmp_path, staged_run(ranks)))
+    timeline = timeline_of(staged_run(ranks))
     for rank, seconds in breakdown(timeline).items():
         lengths = [end - start for (r, _), (start, end) in timeline.epochs.items() if r == rank]
         assert sum(seconds.values()) == pytest.approx(np.mean(lengths))
@@ -95,18 +93,18 @@ def test_breakdown_sums_to_the_epoch(ranks: int, tmp_path: Path) -> None:
     assert list(breakdown(timeline)[0])[-2:] == [ALONE, IDLE]
 
 
-def test_totals_are_of_an_average_epoch(tmp_path: Path) -> None:
+def test_totals_are_of_an_average_epoch() -> None:
     """Fails if parts of a message count as messages, epochs are added up, or a rate is given for what is in flight."""
     made = Made(0)
     for epoch, start in ((1, 0.0), (2, 100.0)):
         made.epoch(epoch, start, start + 50)
-        made.add("compute", start, start + 2, "gemm", epoch=epoch, bytes=100, flop=10)
-        made.add("compute", start + 3, start + 9, "spmm", epoch=epoch, bytes=300, flop=20)
-        made.add("compute", start + 9, start + 10, "gemm", epoch=epoch, bytes=100, flop=10)
-        made.add("communication", start + 11, start + 12, "all_reduce", epoch=epoch, bytes=64, parts=2)
-        made.add("communication", start + 13, start + 14, "all_reduce", epoch=epoch, bytes=0, parts=2)
-        made.add("communication", start + 15, start + 16, "broadcast", epoch=epoch, bytes=32, measured="in flight")
-    spmm, gemm, summed, sent = totals(read_timeline(write_timeline(tmp_path, [made])), 0)
+        made.add("compute", start, start + 2, "gemm", epoch=epoch, nbytes=100, flop=10)
+        made.add("compute", start + 3, start + 9, "spmm", epoch=epoch, nbytes=300, flop=20)
+        made.add("compute", start + 9, start + 10, "gemm", epoch=epoch, nbytes=100, flop=10)
+        made.add("communication", start + 11, start + 12, "all_reduce", epoch=epoch, nbytes=64)
+        made.add("communication", start + 13, start + 14, "all_reduce", epoch=epoch, nbytes=0)
+        made.add("communication", start + 15, start + 16, "broadcast", epoch=epoch, nbytes=32, measured="in flight")
+    spmm, gemm, summed, sent = totals(timeline_of([made]), 0)
     assert (spmm.op, spmm.calls, spmm.seconds, spmm.nbytes, spmm.flop) == ("spmm", 1, pytest.approx(6e-3), 300, 20)
     assert (gemm.op, gemm.calls, gemm.seconds, gemm.nbytes, gemm.flop) == ("gemm", 2, pytest.approx(3e-3), 200, 20)
     assert (summed.op, summed.calls, summed.seconds, summed.nbytes) == ("all_reduce", 1, pytest.approx(2e-3), 64)

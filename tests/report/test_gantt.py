@@ -12,14 +12,10 @@ from matplotlib.colors import to_hex
 
 from mggcn.report import gantt
 from mggcn.report.opcolours import COLOURS, shade, text_colour
-from mggcn.report.timeline import Timeline, read_timeline
+from mggcn.report.timeline import Timeline
 from tests.report.pictures import outside, overlaps
 from tests.report.run_folders import HOSTILE
-from tests.report.timelines import Made, staged_run, write_timeline
-
-
-def timeline_of(folder: Path, ranks: int) -> Timeline:
-    return read_timeline(write_timeline(folder, staged_run(ranks)))
+from tests.report.timelines import Made, staged_run, timeline_of
 
 
 def bars(axes: Any) -> list[tuple[float, float, float, str]]:
@@ -59,9 +55,9 @@ def assert_same_bars(found: list[Any], expected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_an_epoch_shows_every_stretch_once(ranks: int, drawn: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_epoch_shows_every_stretch_once(ranks: int, drawn: Callable[..., Any]) -> None:
     """Fails if a bar is missing, in another row, at another time, or in the colour of another kind or stage."""
-    timeline = timeline_of(tmp_path, ranks)
+    timeline = timeline_of(staged_run(ranks))
     axes = drawn(gantt, gantt.draw_epoch, timeline).axes[0]
     assert_same_bars(bars(axes), wanted(timeline))
     assert len(axes.get_yticklabels()) == (1 if ranks == 1 else 2 * ranks)
@@ -70,9 +66,9 @@ def test_an_epoch_shows_every_stretch_once(ranks: int, drawn: Callable[..., Any]
     assert high >= max(end for _, _, end, _ in bars(axes))
 
 
-def test_stages_are_numbered(drawn: Callable[..., Any], tmp_path: Path) -> None:
+def test_stages_are_numbered(drawn: Callable[..., Any]) -> None:
     """Fails if the picture is of another step than the longest, or a number is not the stage of its bar."""
-    timeline = timeline_of(tmp_path, 4)
+    timeline = timeline_of(staged_run(4))
     axes = drawn(gantt, gantt.draw_stages, timeline).axes[0]
     step = gantt.longest_staged_step(timeline)
     assert step is not None
@@ -84,7 +80,7 @@ def test_stages_are_numbered(drawn: Callable[..., Any], tmp_path: Path) -> None:
     assert step in axes.get_title(loc="left")
 
 
-def test_the_longest_step_is_found(tmp_path: Path) -> None:
+def test_the_longest_step_is_found() -> None:
     """Fails if a step of one stage, or of another epoch, is taken."""
     made = Made(0)
     for epoch in (1, 2):
@@ -97,19 +93,19 @@ def test_the_longest_step_is_found(tmp_path: Path) -> None:
     made.add("compute", 272, 274, "spmm", epoch=2, step="aggregate 2", stage=1)
     made.add("compute", 274, 277, "spmm", epoch=2, step="aggregate 3", stage=1)
     made.add("compute", 277, 280, "spmm", epoch=2, step="aggregate 3", stage=0)
-    assert gantt.longest_staged_step(read_timeline(write_timeline(tmp_path, [made]))) == "aggregate 3"
+    assert gantt.longest_staged_step(timeline_of([made])) == "aggregate 3"
 
 
 def test_one_rank_has_no_stages(tmp_path: Path) -> None:
     """Fails if a picture is drawn of which every bar has the same number."""
-    assert gantt.draw_stages(timeline_of(tmp_path, 1), tmp_path / "stages.png") is None
+    assert gantt.draw_stages(timeline_of(staged_run(1)), tmp_path / "stages.png") is None
     assert not (tmp_path / "stages.png").exists()
 
 
 @pytest.mark.parametrize("ranks", [1, 8, pytest.param(20, marks=pytest.mark.full)])
-def test_pictures_are_legible(ranks: int, drawn: Callable[..., Any], tmp_path: Path) -> None:
+def test_pictures_are_legible(ranks: int, drawn: Callable[..., Any]) -> None:
     """Fails if texts lie over each other or are cut off, from one rank to more than are drawn."""
-    timeline = timeline_of(tmp_path, ranks)
+    timeline = timeline_of(staged_run(ranks))
     for draw in (gantt.draw_epoch, gantt.draw_stages) if ranks > 1 else (gantt.draw_epoch,):
         figure = drawn(gantt, draw, timeline)
         axes, legend = figure.axes[0], figure.legends[0]
@@ -126,19 +122,19 @@ def test_hostile_names_are_drawn_as_text(tmp_path: Path) -> None:
         made.epoch(1, 0, 10)
         for stage in (0, 1):
             made.add("compute", 4 * stage, 4 * stage + 3, HOSTILE, step=HOSTILE, stage=stage)
-    timeline = read_timeline(write_timeline(tmp_path, parts))
+    timeline = timeline_of(parts)
     for draw, name in ((gantt.draw_epoch, "timeline.png"), (gantt.draw_stages, "stages.png")):
         assert draw(timeline, tmp_path / name) == tmp_path / name
         assert (tmp_path / name).stat().st_size > 5000
 
 
 @pytest.mark.parametrize(("span_ms", "unit"), [(0.5, "µs"), (500.0, "ms"), (5000.0, "s")])
-def test_the_axis_has_a_fitting_unit(span_ms: float, unit: str, drawn: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_axis_has_a_fitting_unit(span_ms: float, unit: str, drawn: Callable[..., Any]) -> None:
     """Fails if a short epoch is shown in seconds or a long one in microseconds."""
     made = Made(0)
     made.epoch(1, 0, span_ms)
     made.add("compute", 0, span_ms / 2, "gemm", step="linear 1")
-    axes = drawn(gantt, gantt.draw_epoch, read_timeline(write_timeline(tmp_path, [made]))).axes[0]
+    axes = drawn(gantt, gantt.draw_epoch, timeline_of([made])).axes[0]
     assert axes.get_xlabel() == f"time ({unit})"
     assert axes.get_xlim()[1] == pytest.approx(span_ms * {"µs": 1e3, "ms": 1.0, "s": 1e-3}[unit])
 

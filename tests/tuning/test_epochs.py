@@ -26,8 +26,8 @@ from mggcn.errors import BackendError, ConfigError
 from mggcn.graph.store import graph_sha256
 from mggcn.jobs.local import on_local_ranks
 from mggcn.jobs.tune import tune_products
-from mggcn.trace.timeline import Unwatched
 from mggcn.train.loop import Stop
+from mggcn.train.timeline import Unwatched
 from mggcn.tuning import exploration, record
 from mggcn.tuning.epochs import LAST, Tuning
 from mggcn.tuning.exploration import Exploration, Limits, Trial
