@@ -29,7 +29,6 @@ from mggcn.graph.ids import rows_of
 from mggcn.graph.store import open_store, store_folder
 from mggcn.html import html_table
 from mggcn.jobs import folder as run_folders
-from mggcn.jobs import local as local_ranks
 from mggcn.jobs import predict as predicting
 from mggcn.jobs import prediction_files
 from mggcn.jobs import train as training
@@ -345,15 +344,8 @@ class Trainer:
             if self._module is not None:
                 self._module.train(folder, on_epoch)
             elif self._in_process:
-                known = (self._plan, self._partition)
-                with local_ranks.signalled_stop(saves=False) as stop:
-                    ranks = local_ranks.on_local_ranks(
-                        self._config,
-                        lambda comm: training.train_rank(
-                            comm, self._config, self._graph, *known, folder, quiet=True, stop=stop, on_epoch=on_epoch
-                        ),
-                    )
-                self._rank = ranks[0]
+                run = training.PlannedRun(folder, self._plan, self._partition)
+                self._rank = training.train_here(run, self._graph, quiet=True, on_epoch=on_epoch)[0]
             else:
                 training.train_processes(folder, self._config, quiet=True, on_epoch=on_epoch)
         return read_history(folder)

@@ -464,7 +464,7 @@ def test_a_rank_process_multiplies_as_its_precision_says(monkeypatch: pytest.Mon
     for name, value in (
         ("read_run", lambda folder: (config, None, {"store": ""})),
         ("open_store", lambda path: None),
-        ("known_plan", lambda *_: ()),
+        ("known_plan", lambda *_: (None, None)),
         ("train_rank", lambda *_, **__: seen.append(torch.get_float32_matmul_precision())),
     ):
         monkeypatch.setattr(training, name, value)

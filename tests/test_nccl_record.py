@@ -56,7 +56,7 @@ def trained(strategy: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tup
     monkeypatch.setattr(assemble_rank, "make_rank", functools.partial(make_rank, device_of=device_of))
 
     def case(comm: Communicator) -> None:
-        jobs_train.train_rank(comm, config, graph, plan, partition, folder, quiet=True, stop=Stop())
+        jobs_train.train_rank(comm, jobs_train.PlannedRun(folder, plan, partition), graph, quiet=True, stop=Stop())
 
     world.run(case)
     return json.loads((folder / "result.json").read_text()), plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import platform
 import signal
@@ -79,14 +80,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run that this process planned, and the folder that it wrote."""
+    """A run with its folder: planned by this process, or read from it."""
 
     folder: Path
-    config: Config
     plan: RunPlan
     partition: Partition
     reason: str = ""
-    """Why `auto` chose its strategy and order; "" if they were set."""
+    """Why `auto` chose its strategy and order; "" if they were set, or the plan was read."""
+
+    @property
+    def config(self) -> Config:
+        """All settings, with every `auto` replaced by what was chosen."""
+        return self.plan.config
 
 
 def prepare_run(
@@ -119,7 +124,7 @@ def prepare_run(
         write_plan(folder, plan, partition, store, graph, choice)
         if start is not None:
             keep_start(folder, start)
-    return PlannedRun(folder, config, plan, partition, "" if choice is None else choice.reason)
+    return PlannedRun(folder, plan, partition, "" if choice is None else choice.reason)
 
 
 def announce(plan: RunPlan, store: Path | None, reason: str, done: int = 0) -> None:
@@ -134,11 +139,8 @@ def announce(plan: RunPlan, store: Path | None, reason: str, done: int = 0) -> N
 
 def train_rank(
     comm: Communicator,
-    config: Config,
+    run: PlannedRun,
     graph: Graph,
-    plan: RunPlan,
-    partition: Partition,
-    folder: Path,
     *,
     quiet: bool,
     stop: Stop,
@@ -152,9 +154,10 @@ def train_rank(
     from mggcn.train.class_scores import class_scores
 
     started = time.perf_counter() if started is None else started
+    config, plan, folder = run.config, run.plan, run.folder
     with Heartbeat(folder, comm.rank, config.train.epochs, config.train.repeat) as heartbeat:
         log = RunLog(folder if comm.rank == 0 else None, quiet, config.train.epochs, config.train.repeat)
-        rank = _set_up(comm, graph, plan, partition, folder, stop, log)
+        rank = _set_up(comm, run, graph, stop, log)
         comm.barrier()
         stop.saves = True
         setup_seconds = time.perf_counter() - started
@@ -176,20 +179,12 @@ def train_rank(
         return rank
 
 
-def _set_up(
-    comm: Communicator,
-    graph: Graph,
-    plan: RunPlan,
-    partition: Partition,
-    folder: Path,
-    stop: Stop,
-    log: RunLog,
-) -> Rank:
+def _set_up(comm: Communicator, run: PlannedRun, graph: Graph, stop: Stop, log: RunLog) -> Rank:
     """Return a rank that is ready to train: it has the weights of the start, and what is known of its products."""
     from mggcn.assemble_rank import make_rank
     from mggcn.tuning.epochs import Tuning, limits_of
 
-    config, store = plan.config, store_folder(graph)
+    config, folder, store = run.config, run.folder, store_folder(graph)
     choices = measured_products(folder, config)
     kept_in = None if store is None else kept_file(graph_sha256(graph))
     tables = [folder / RUN_FILE, *([] if store is None or kept_in is None else [store / STORE_FILE, kept_in])]
@@ -203,7 +198,8 @@ def _set_up(
 
     limits = limits_of(config, epochs_done(folder, config))
     tuning = None if limits is None else Tuning(comm, limits, report)
-    rank = make_rank(config, graph, plan, partition, comm, stop, folder=folder, choices=choices, tuning=tuning)
+    options: dict[str, Any] = {"folder": folder, "choices": choices, "tuning": tuning}
+    rank = make_rank(config, graph, run.plan, run.partition, comm, stop, **options)
     if (start := start_of(folder)) is not None:
         rank.trainer.warm_start(start)
     return rank
@@ -285,7 +281,8 @@ def run_training(run: PlannedRun, graph: Graph, *, quiet: bool, on_epoch: OnEpoc
     """
     if in_processes(run.config):
         return train_processes(run.folder, run.config, quiet=quiet, on_epoch=on_epoch)
-    return _train_here(run, graph, quiet, time.perf_counter(), on_epoch)
+    train_here(run, graph, quiet=quiet, on_epoch=on_epoch)
+    return read_result(run.folder)
 
 
 def resume_training(
@@ -295,7 +292,9 @@ def resume_training(
     if in_processes(config):
         return train_processes(folder, config, quiet=quiet, on_epoch=on_epoch)
     started = time.perf_counter()
-    return _train_here(PlannedRun(folder, config, *known_plan(folder, config, graph)), graph, quiet, started, on_epoch)
+    run = PlannedRun(folder, *known_plan(folder, config, graph))
+    train_here(run, graph, quiet=quiet, started=started, on_epoch=on_epoch)
+    return read_result(folder)
 
 
 def follower_of(folder: Path, on_epoch: OnEpoch) -> Callable[[], None]:
@@ -315,17 +314,11 @@ def train_processes(folder: Path, config: Config, *, quiet: bool, on_epoch: OnEp
     return read_result(folder)
 
 
-def _train_here(run: PlannedRun, graph: Graph, quiet: bool, started: float, on_epoch: OnEpoch | None) -> dict[str, Any]:
-    """Train on one rank of this process, or on several that are threads of it."""
-    config, known, folder = run.config, (run.plan, run.partition), run.folder
+def train_here(run: PlannedRun, graph: Graph, *, quiet: bool, **options: Any) -> list[Rank]:
+    """Train on one rank of this process, or on several that are threads of it; return them. options: of `train_rank`."""
     with signalled_stop(saves=False) as stop:
-        on_local_ranks(
-            config,
-            lambda comm: train_rank(
-                comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started, on_epoch=on_epoch
-            ),
-        )
-    return read_result(folder)
+        body = functools.partial(train_rank, run=run, graph=graph, quiet=quiet, stop=stop, **options)
+        return on_local_ranks(run.config, body)
 
 
 def train_worker(
@@ -339,8 +332,8 @@ def train_worker(
     config, _, job = read_run(folder)
     graph = open_store(job["store"])
     with signalled_stop(saves=False) as stop, dense_products(config):
-        known = known_plan(folder, config, graph) if planned is None else (planned.plan, planned.partition)
-        train_rank(comm, config, graph, *known, folder, quiet=quiet, stop=stop, started=started)
+        run = planned or PlannedRun(folder, *known_plan(folder, config, graph))
+        train_rank(comm, run, graph, quiet=quiet, stop=stop, started=started)
 
 
 def train_under_torchrun(

@@ -42,12 +42,12 @@ def watched(graph: Graph, config: Config, out: Path, after: Callable[[int, Stop]
     stop = Stop()
 
     def body(comm: Communicator) -> None:
-        known = known_plan(folder, config, graph)
+        run = training.PlannedRun(folder, *known_plan(folder, config, graph))
 
         def on_epoch(row: dict[str, Any]) -> None:
             after(row["epoch"], stop)
 
-        training.train_rank(comm, config, graph, *known, folder, quiet=True, stop=stop, on_epoch=on_epoch)
+        training.train_rank(comm, run, graph, quiet=True, stop=stop, on_epoch=on_epoch)
 
     on_local_ranks(config, body)
     return folder, config
