@@ -198,8 +198,7 @@ def _set_up(comm: Communicator, run: PlannedRun, graph: Graph, stop: Stop, log: 
 
     limits = limits_of(config, epochs_done(folder, config))
     tuning = None if limits is None else Tuning(comm, limits, report)
-    options: dict[str, Any] = {"folder": folder, "choices": choices, "tuning": tuning}
-    rank = make_rank(config, graph, run.plan, run.partition, comm, stop, **options)
+    rank = make_rank(config, graph, run.plan, run.partition, comm, stop, folder=folder, choices=choices, tuning=tuning)
     if (start := start_of(folder)) is not None:
         rank.trainer.warm_start(start)
     return rank
