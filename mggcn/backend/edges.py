@@ -49,19 +49,31 @@ class Operand:
     of: Of
 
 
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """Messages op(lhs, rhs), reduced at their destinations."""
+
+    op: Op
+    reducer: Reducer
+    lhs: Operand
+    rhs: Operand | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeGradient:
+    """What the gradient by an operand of `of` sums over edges: scale times `partial` of the rows of a and b."""
+
+    of: Of
+    partial: Partial
+    scale: float = 1.0
+    a: Operand | None = None
+    b: Operand | None = None
+
+
 class EdgeKernels(Protocol):
     """Kernels of one device for one storage type. Outputs are written in place; sums repeat bit for bit."""
 
-    def reduce(
-        self,
-        edges: EdgeRows,
-        op: Op,
-        reducer: Reducer,
-        lhs: Operand,
-        rhs: Operand | None,
-        out: Tensor,
-        winners: Tensor | None,
-    ) -> None:
+    def reduce(self, edges: EdgeRows, messages: Reduction, out: Tensor, winners: Tensor | None) -> None:
         """Out (N, D) = reduction of the messages of each destination, 0 without any; `edges` by destination.
 
         winners int32 (N, D), contiguous: place in its row of the edge that a maximum or minimum is from, the first of
@@ -69,21 +81,10 @@ class EdgeKernels(Protocol):
         """
         ...
 
-    def gradient(
-        self,
-        edges: EdgeRows,
-        of: Of,
-        partial: Partial,
-        scale: float,
-        g: Tensor,
-        winners: Tensor | None,
-        a: Operand | None,
-        b: Operand | None,
-        out: Tensor,
-    ) -> None:
-        """Gradient with respect to one operand of `of`: (N, D), (E, D), or one column, the sum over D, from g (N, D).
+    def gradient(self, edges: EdgeRows, by: EdgeGradient, g: Tensor, winners: Tensor | None, out: Tensor) -> None:
+        """Gradient with respect to one operand: (N, D), (E, D), or one column, the sum over D, from g (N, D).
 
-        It is scale times the sum, over the edges that read a row, of `partial`; with `winners`, only the winning
-        edges contribute. `edges` by source for an operand of the source, else by destination.
+        It is the sum over the edges that read a row; with `winners`, only the winning edges contribute. `edges` by source
+        for an operand of the source, else by destination.
         """
         ...

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mggcn.backend.base import KernelBackend, Sparse
-from mggcn.backend.edges import EdgeRows, Operand
+from mggcn.backend.edges import EdgeGradient, EdgeRows, Operand, Reduction
 from mggcn.nn.graph import DeviceGraph
 from mggcn.nn.messages import DERIVATIVES, Message, Side
 
@@ -32,8 +32,10 @@ def reduce_messages(
     if product is not None:
         backend.spmm(*product, z, accumulate=False, epilogue=None)
     else:
-        operands = (_operand(message, "lhs", lhs), _operand(message, "rhs", rhs))
-        backend.edges.reduce(edges, message.op, message.reducer, operands[0], operands[1], z, winners)  # type: ignore[arg-type]
+        messages = Reduction(
+            message.op, message.reducer, Operand(_rows(lhs), message.of("lhs")), _operand(message, "rhs", rhs)
+        )
+        backend.edges.reduce(edges, messages, z, winners)
     return z, winners
 
 
@@ -65,8 +67,8 @@ def gradient_of(
         return out.neg_() if derivative.scale < 0 else out
     operands = {"lhs": _operand(message, "lhs", lhs), "rhs": _operand(message, "rhs", rhs)}
     a, b = (None if name is None else operands[name] for name in (derivative.a, derivative.b))
-    kernels = graph.backend(g.dtype, width).edges
-    kernels.gradient(edges, of, derivative.partial, derivative.scale, _rows(g), winners, a, b, out)
+    by = EdgeGradient(of, derivative.partial, derivative.scale, a, b)
+    graph.backend(g.dtype, width).edges.gradient(edges, by, _rows(g), winners, out)
     return out
 
 

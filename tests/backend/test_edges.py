@@ -16,7 +16,20 @@ import torch
 from mggcn import native
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
-from mggcn.backend.edges import OFS, OPS, PARTIALS, REDUCERS, EdgeRows, Of, Op, Operand, Partial, Reducer
+from mggcn.backend.edges import (
+    OFS,
+    OPS,
+    PARTIALS,
+    REDUCERS,
+    EdgeGradient,
+    EdgeRows,
+    Of,
+    Op,
+    Operand,
+    Partial,
+    Reducer,
+    Reduction,
+)
 from tests.backend.cases import (
     Make,
     device_of,
@@ -77,7 +90,7 @@ def check_reduce(backend: KernelBackend, case: EdgeCase, op: Op, reducer: Reduce
         rhs, r_rows = operand(backend, case, right, cols, 10 * which + number + 5, make)
         out, whole = make(backend, case.num_vertices, cols)
         winners = None if reducer == "sum" else winners_of(backend, case, cols)
-        backend.edges.reduce(edges, op, reducer, lhs, None if op == "copy" else rhs, out, winners)
+        backend.edges.reduce(edges, Reduction(op, reducer, lhs, None if op == "copy" else rhs), out, winners)
         expected, places = reduced(case, reducer, messages(op, l_rows, r_rows))
         np.testing.assert_allclose(host(out), expected, **tolerance(backend))
         assert guards_hold(whole, out, 1)
@@ -134,7 +147,7 @@ def check_gradient(
         for narrow in (False, True):
             out, whole = make(backend, case.num_rows(of), 1 if narrow else cols)
             args = (a if partial != "one" else None, b if partial == "ratio" else None)
-            backend.edges.gradient(edges, of, partial, scale, g, winners, *args, out)
+            backend.edges.gradient(edges, EdgeGradient(of, partial, scale, *args), g, winners, out)
             wanted = expected.sum(1, keepdims=True) if narrow else expected
             close = tolerance(backend)
             # A sum over many columns and edges is compared with what was added, not with what is left of it.
@@ -167,7 +180,7 @@ def test_first_of_equal_values_wins(backend: KernelBackend) -> None:
             values = np.random.default_rng(cols).integers(0, 3, (case.num_edges, cols)).astype(float)
             rows = filled(padded(backend, case.num_edges, cols)[0], values)
             out, winners = padded(backend, case.num_vertices, cols)[0], winners_of(backend, case, cols)
-            backend.edges.reduce(edges, "copy", reducer, Operand(rows, "edge"), None, out, winners)
+            backend.edges.reduce(edges, Reduction("copy", reducer, Operand(rows, "edge"), None), out, winners)
             expected, places = reduced(case, reducer, values[case.ids])
             assert np.array_equal(host(out), expected)
             assert np.array_equal(host(winners), places)
@@ -185,7 +198,7 @@ def test_not_finite_values(backend: KernelBackend) -> None:
         rows = filled(padded(backend, case.num_edges, cols)[0], values)
         out, winners = padded(backend, case.num_vertices, cols)[0], winners_of(backend, case, cols)
         edges = case.by_destination(backend)
-        backend.edges.reduce(edges, "copy", reducer, Operand(rows, "edge"), None, out, winners)
+        backend.edges.reduce(edges, Reduction("copy", reducer, Operand(rows, "edge"), None), out, winners)
         expected, places = reduced(case, reducer, host(rows)[case.ids])
         np.testing.assert_allclose(host(out), expected, **tolerance(backend))
         assert reducer == "sum" or np.array_equal(host(winners), places)
@@ -200,7 +213,7 @@ def test_losers_and_zero_gradients_give_zero(backend: KernelBackend) -> None:
     for of, partial in itertools.product(OFS, PARTIALS[1:]):
         edges = case.by_source(backend) if of == "source" else case.by_destination(backend)
         out = padded(backend, case.num_rows(of), 3)[0]
-        backend.edges.gradient(edges, of, partial, 1.0, g, winners, zeros, zeros, out)
+        backend.edges.gradient(edges, EdgeGradient(of, partial, 1.0, zeros, zeros), g, winners, out)
         assert not out.any()
 
 
@@ -212,12 +225,14 @@ def one_pass(backend: KernelBackend, by_destination: EdgeRows, by_source: EdgeRo
     g = filled(padded(backend, case.num_vertices, 41)[0], np.random.default_rng(5).normal(size=(case.num_vertices, 41)))
     for reducer in REDUCERS:
         out, winners = tight(backend, case.num_vertices, 41)[0], winners_of(backend, case, 41)
-        backend.edges.reduce(by_destination, "mul", reducer, lhs, rhs, out, winners)
+        backend.edges.reduce(by_destination, Reduction("mul", reducer, lhs, rhs), out, winners)
         results += [out, winners]
     for of, width in (("source", 41), ("edge", 1), ("destination", 1)):
         edges = by_source if of == "source" else by_destination
         out = tight(backend, case.num_rows(of), width)[0]  # type: ignore[arg-type]
-        backend.edges.gradient(edges, of, "times", 1.0, g, results[3], lhs if width == 1 else rhs, None, out)  # type: ignore[arg-type]
+        backend.edges.gradient(
+            edges, EdgeGradient(of, "times", 1.0, lhs if width == 1 else rhs, None), g, results[3], out
+        )  # type: ignore[arg-type]
         results.append(out)
     return [t.cpu().contiguous().view(torch.uint8).numpy() for t in results]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mggcn import native
-from mggcn.backend.edges import OFS, OPS, PARTIALS, REDUCERS, EdgeRows, Of, Op, Operand, Partial, Reducer
+from mggcn.backend.edges import OFS, OPS, PARTIALS, REDUCERS, EdgeGradient, EdgeRows, Operand, Reduction
 from mggcn.backend.team import Team
 from mggcn.errors import BackendError
 
@@ -86,57 +86,37 @@ class CpuEdges:
         self._team = team
         self._isa = isa
 
-    def reduce(
-        self,
-        edges: EdgeRows,
-        op: Op,
-        reducer: Reducer,
-        lhs: Operand,
-        rhs: Operand | None,
-        out: Tensor,
-        winners: Tensor | None,
-    ) -> None:
+    def reduce(self, edges: EdgeRows, messages: Reduction, out: Tensor, winners: Tensor | None) -> None:
         cols = out.shape[1]
         args = ReduceArgs(
             _rows_args(edges),
-            _operand_args(lhs, cols),
-            _operand_args(rhs, cols),
+            _operand_args(messages.lhs, cols),
+            _operand_args(messages.rhs, cols),
             out.data_ptr(),
             out.stride(0),
             cols,
             _address(winners),
-            OPS.index(op),
-            REDUCERS.index(reducer),
+            OPS.index(messages.op),
+            REDUCERS.index(messages.reducer),
             self._team.running,
         )
         native.kernel("mggcn_edge_reduce_", self._kind, self._isa)(ctypes.byref(args))
 
-    def gradient(
-        self,
-        edges: EdgeRows,
-        of: Of,
-        partial: Partial,
-        scale: float,
-        g: Tensor,
-        winners: Tensor | None,
-        a: Operand | None,
-        b: Operand | None,
-        out: Tensor,
-    ) -> None:
+    def gradient(self, edges: EdgeRows, by: EdgeGradient, g: Tensor, winners: Tensor | None, out: Tensor) -> None:
         cols = g.shape[1]
         args = GradientArgs(
             _rows_args(edges),
-            _operand_args(a, cols),
-            _operand_args(b, cols),
+            _operand_args(by.a, cols),
+            _operand_args(by.b, cols),
             g.data_ptr(),
             g.stride(0),
             _address(winners),
             out.data_ptr(),
             out.stride(0),
             cols,
-            scale,
-            PARTIALS.index(partial),
-            int(of == "edge"),
+            by.scale,
+            PARTIALS.index(by.partial),
+            int(by.of == "edge"),
             int(out.shape[1] < cols),
             self._team.running,
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mggcn.backend.cuda.kernels import Kernels
 from mggcn.backend.cuda.spmm import Schedule
-from mggcn.backend.edges import OFS, OPS, PARTIALS, REDUCERS, EdgeRows, Of, Op, Operand, Partial, Reducer
+from mggcn.backend.edges import OFS, OPS, PARTIALS, REDUCERS, EdgeGradient, EdgeRows, Operand, Reduction
 
 BLOCK = 128
 ROWS_OF_BLOCK = 4
@@ -30,67 +30,47 @@ class CudaEdges:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
-    def reduce(
-        self,
-        edges: EdgeRows,
-        op: Op,
-        reducer: Reducer,
-        lhs: Operand,
-        rhs: Operand | None,
-        out: Tensor,
-        winners: Tensor | None,
-    ) -> None:
+    def reduce(self, edges: EdgeRows, messages: Reduction, out: Tensor, winners: Tensor | None) -> None:
         cols = out.shape[1]
         args = (
             edges.matrix.indptr,
             edges.matrix.indices,
             edges.edge_ids,
-            *_operand_args(lhs, cols),
-            *_operand_args(rhs, cols),
+            *_operand_args(messages.lhs, cols),
+            *_operand_args(messages.rhs, cols),
             out,
             out.stride(0),
             winners,
             cols,
-            OPS.index(op),
-            REDUCERS.index(reducer),
+            OPS.index(messages.op),
+            REDUCERS.index(messages.reducer),
             lanes(cols, out.dtype.itemsize),
         )
         self._by_rows("edge_reduce", edges, args)
 
-    def gradient(
-        self,
-        edges: EdgeRows,
-        of: Of,
-        partial: Partial,
-        scale: float,
-        g: Tensor,
-        winners: Tensor | None,
-        a: Operand | None,
-        b: Operand | None,
-        out: Tensor,
-    ) -> None:
+    def gradient(self, edges: EdgeRows, by: EdgeGradient, g: Tensor, winners: Tensor | None, out: Tensor) -> None:
         matrix, cols = edges.matrix, g.shape[1]
         per_row = lanes(cols, g.dtype.itemsize)
         rows_by_source = (edges.place, edges.starts)
         args = (
             matrix.indptr,
             matrix.indices,
-            *(() if of == "edge" else rows_by_source),
+            *(() if by.of == "edge" else rows_by_source),
             edges.edge_ids,
-            *_operand_args(a, cols),
-            *_operand_args(b, cols),
+            *_operand_args(by.a, cols),
+            *_operand_args(by.b, cols),
             g,
             g.stride(0),
             winners,
             out,
             out.stride(0),
             cols,
-            PARTIALS.index(partial),
+            PARTIALS.index(by.partial),
             int(out.shape[1] < cols),
-            scale,
+            by.scale,
             per_row,
         )
-        if of == "edge":
+        if by.of == "edge":
             grid = (-(-matrix.nnz // (BLOCK // per_row * RUN)),)
             ends = (matrix.num_rows, matrix.nnz)
             self._kernels.launch("edge_gradient_edges", "edge_gradient_edges", grid, (BLOCK,), *args, *ends)

@@ -14,7 +14,7 @@ import torch
 
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
-from mggcn.backend.edges import OFS, PARTIALS, REDUCERS, EdgeRows, Operand
+from mggcn.backend.edges import OFS, PARTIALS, REDUCERS, EdgeGradient, EdgeRows, Operand, Reduction
 from tests.backend.cpu.guard_pages import chosen, guarded
 from tests.backend.edges import EDGE_CASES, EdgeCase
 from tests.backend.emulated import emulated_backend
@@ -38,11 +38,13 @@ def check(backend: KernelBackend, case: EdgeCase, cols: int) -> None:
         x = Operand(guarded(torch.ones(rows, width, dtype=dtype)), of)
         full = Operand(guarded(torch.ones(rows, cols, dtype=dtype)), of)
         for reducer in REDUCERS:
-            backend.edges.reduce(by_destination, "div", reducer, full, x, out, None if reducer == "sum" else winners)
+            backend.edges.reduce(
+                by_destination, Reduction("div", reducer, full, x), out, None if reducer == "sum" else winners
+            )
         edges = by_source if of == "source" else by_destination
         grad = guarded(torch.ones(rows, width, dtype=dtype))
         for partial in PARTIALS:
-            backend.edges.gradient(edges, of, partial, 1.0, g, winners, x, full, grad)
+            backend.edges.gradient(edges, EdgeGradient(of, partial, 1.0, x, full), g, winners, grad)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import torch
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cuda.edges import lanes
 from mggcn.backend.cuda.spmm import make_schedule
-from mggcn.backend.edges import EdgeRows, Operand
+from mggcn.backend.edges import EdgeGradient, EdgeRows, Operand, Reduction
 from tests.backend.cases import filled, host, padded, type_name
 from tests.backend.cuda.test_rows import far_rows
 from tests.backend.edges import EDGE_CASES, EdgeCase
@@ -70,12 +70,12 @@ def test_offsets_are_64_bits_wide() -> None:
     edges, back = case.by_destination(backend), case.by_source(backend)
     near = filled(padded(backend, 5, 9)[0], np.random.default_rng(4).normal(size=(5, 9)))
     far, out = far_rows(torch.bfloat16), padded(backend, 5, 9)[0]
-    backend.edges.reduce(edges, "copy", "max", Operand(near, "source"), None, far, None)
-    backend.edges.reduce(edges, "copy", "sum", Operand(far, "source"), None, out, None)
+    backend.edges.reduce(edges, Reduction("copy", "max", Operand(near, "source"), None), far, None)
+    backend.edges.reduce(edges, Reduction("copy", "sum", Operand(far, "source"), None), out, None)
     assert torch.equal(out, near[[2, 3, 4, 0, 1]])
     for of, rows in (("source", back), ("destination", edges), ("edge", edges)):
         target = far_rows(torch.bfloat16)
-        backend.edges.gradient(rows, of, "one", 1.0, far, None, None, None, target)  # type: ignore[arg-type]
+        backend.edges.gradient(rows, EdgeGradient(of, "one", 1.0, None, None), far, None, target)  # type: ignore[arg-type]
         assert torch.equal(target, far[[4, 0, 1, 2, 3]] if of == "source" else far)
 
 
