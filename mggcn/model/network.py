@@ -231,15 +231,22 @@ def _capacity(users: Users, linear: Value, capacities: Mapping[Block, Capacity])
 
 def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[LayerChoice], log: list[str]) -> Graph:
     """Rewrite a model before its backward pass is derived: what changes here changes there, too."""
+    # The order of the products comes first: it looks for whole chains of a product, scales and a sum, which all that
+    # follows takes apart.
     graph = order_products(graph, {layer.layer: layer for layer in layers}, norm, choice.aggregated)
     turned = [layer for layer in layers if layer.products in AGGREGATED_FIRST]
     log.append(f"order of products: {len(turned)} of {len(layers)} layers aggregate first")
+    # Only now A_hat stands beside X. Before scales move: those of what is computed once stay where they are.
     graph = precompute(graph, choice, norm)
     name = input_name(choice.aggregated)
     log.append(f"constants: {f'{name} is computed once' if choice.aggregated else 'no more than X'}")
     graph = _logged(log, "scales moved into neighbours", graph, push_scales)
+    # Behind the scales, which move one by one; before derive, so that the mask of a gradient is read from the one result
+    # that is stored.
     graph = _logged(log, "elementwise steps in one pass", graph, fuse_elementwise)
+    # By now scale and dropout of X are one step, which a sparse X takes into its values.
     graph = keep_sparse(graph, choice)
+    # Products with a sparse X are another kind by now and stay apart.
     graph = _logged(log, "products of the same rows in one", graph, merge_products)
     # Set-up loads one input: every reader must expect it in that form, and only products can read it sparse.
     users = graph.users()
@@ -258,13 +265,17 @@ def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[Laye
 def _fused(graph: Graph, rounds: bool, log: list[str]) -> Graph:
     """Rewrite a whole program: passes become one, and results take the types in which they are read."""
     log.append(f"backward pass: derived, {len(graph.values())} values with it")
+    # While the ReLU is still a step of its own, with the sums as its operand.
     graph = _logged(log, "sums of attention read from the ReLU behind them", graph, read_outputs)
+    # Before gradients are fused: a gradient that its bias sum reads, too, has two readers, and would stay apart.
     graph = _logged(log, "bias gradients summed on the way", graph, fuse_bias_gradients)
     graph = _logged(log, "gradients in one pass", graph, fuse_gradients)
     graph = _logged(log, "epilogues in the product before them", graph, fuse_epilogues)
     graph = _logged(log, "input made again by blocks of rows", graph, recompute)
     if rounds:
+        # Behind all fusion: the kernel that makes an operand rounds it, so it must be known which one that is.
         graph = _logged(log, "operands of the graph rounded", graph, round_operands)
+    # Last, because it counts the readers that are left.
     return _logged(log, "gradients copied before they are used up", graph, spare_gradients)
 
 
