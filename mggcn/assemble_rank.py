@@ -127,6 +127,8 @@ def make_rank(
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
     threads = epoch_threads(plan, threads_per_rank(config))
+    # Kernels plan work space and blocks for `threads`; epochs begin with `first`: short ones wait longer for a second thread
+    # than it helps (docs/notes/0022-small-graphs.md).
     first = first_threads(plan, threads) if config.run.threads == 0 else threads
     # torch's products may differ in the last bits between numbers of threads: theirs depends on the plan alone.
     torch.set_num_threads(first)
@@ -137,8 +139,10 @@ def make_rank(
     )
     context = _make_context(config, graph, plan, partition, backend, comm)
     counted, inputs = context.comm, _read_inputs(context)
+    # The arena comes last: a plan counts the larger of set-up and epochs, not both (RankPlan.total_bytes).
     aggregations = _build_aggregations(context)
     runtime = _allocate_runtime(context, inputs, aggregations)
+    # A X, once, in the place of X.
     if rank_plan.setup:
         runtime.run(runtime.programs["setup"])
     watch: Watch = Unwatched()
@@ -146,6 +150,7 @@ def make_rank(
         watch = Timeline(plan, comm, folder)
         runtime.mark = counted.mark = record_function
     if tuning is not None and exploration is not None:
+        # Trials are timed around whatever watches the epochs, so that it sees them too.
         tuning.begin(watch, backend.synchronize, exploration)
         watch = tuning
     ranking = _ranking_scores(context, inputs)

@@ -23,9 +23,11 @@ from mggcn.model.runtime import Sizes
 from mggcn.model.values import Graph, Op, Scratch, Value
 
 REUSE = (range(0), range(2, 3), range(1, 2**30))
-"""A result may take the storage of a value of equal size that was last read this many ops ago; each number is tried and
-the smallest arena wins. With two, the gradient of an aggregate replaces the aggregate, which the weight gradient read
-before.
+"""A result may take the storage of a value of equal size that was last read this many ops ago.
+
+Each rule is tried and the smallest arena wins: storage that is taken over joins two lives into one, and `place`, a first
+fit, packs some joined lives better and others worse. None is best for all widths (docs/notes/0018). With two ops the
+gradient of an aggregate replaces the aggregate, which the weight gradient read before.
 """
 
 

@@ -25,7 +25,7 @@ ROUNDING = Linear | SparseLinear | LinearGrad | InputGrad | ActivationGrad | Ele
 def prune(graph: Graph, blocks: Mapping[int, Block]) -> Graph:
     """Let the aggregations named by site run over smaller blocks, because nothing reads their other rows.
 
-    Source: docs/notes/0011.
+    Source: docs/notes/0013.
     """
 
     def rule(old: Value, new: Value) -> Value:
