@@ -127,8 +127,8 @@ def make_rank(
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
     threads = epoch_threads(plan, threads_per_rank(config))
-    # Kernels plan work space and blocks for `threads`; epochs begin with `first`: short ones wait longer for a second thread
-    # than it helps (docs/notes/0022-small-graphs.md).
+    # Kernels plan work space and blocks for `threads`. Epochs begin with `first`: short ones wait for a second thread
+    # longer than it helps (docs/notes/0022-small-graphs.md).
     first = first_threads(plan, threads) if config.run.threads == 0 else threads
     # torch's products may differ in the last bits between numbers of threads: theirs depends on the plan alone.
     torch.set_num_threads(first)
