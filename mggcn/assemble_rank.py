@@ -148,7 +148,7 @@ def make_rank(
     watch: Watch = Unwatched()
     if config.run.timeline and folder is not None:
         watch = Timeline(plan, comm, folder)
-        runtime.mark = counted.mark = record_function
+        runtime.annotate = counted.annotate = record_function
     if tuning is not None and exploration is not None:
         # Trials are timed around whatever watches the epochs, so that it sees them too.
         tuning.begin(watch, backend.synchronize, exploration)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mggcn.backend.dropout import Dropout as Dropout
 from mggcn.backend.dropout import keep_scale as keep_scale
-from mggcn.backend.events import Agree, CommStream, Event, Repeatable, Timestamp, alone
+from mggcn.backend.events import Agree, CommStream, Event, Repeatable, alone
 from mggcn.backend.sparse import Sparse as Sparse
 from mggcn.backend.team import Team
 
@@ -283,10 +283,6 @@ class KernelBackend(Protocol):
     @property
     def comm_stream(self) -> CommStream:
         """The stream on which this rank's transport moves data."""
-        ...
-
-    def timestamp(self) -> Timestamp:
-        """Return a timestamp of the moment at which all work started so far is done."""
         ...
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:

@@ -43,10 +43,6 @@ class CommStream(Protocol):
         """Return an event that completes once the comm stream's work so far is done."""
         ...
 
-    def timestamp(self) -> Timestamp:
-        """Return the moment at which the comm stream's work so far is done."""
-        ...
-
 
 class Timestamp(Protocol):
     """A moment in a device's work, for measuring."""
@@ -56,7 +52,7 @@ class Timestamp(Protocol):
         ...
 
 
-Mark = Callable[[str], AbstractContextManager[Any]]
+Annotate = Callable[[str], AbstractContextManager[Any]]
 """Opens a block with a name, for a profiler."""
 Agree = Callable[[str], tuple[str, bool]]
 """Tells all ranks why this one cannot continue ("": it can). Returns the reason of the first rank that gives one, and

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mggcn.backend.events import Mark, alone
+from mggcn.backend.events import Annotate, alone
 from mggcn.comm.base import CommStream, Communicator, Event, Moving
 
 REASON_BYTES = 256
@@ -17,15 +17,15 @@ REASON_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _MarkedEvent:
+class _NamedEvent:
     """The event of a message, the wait for which is a block of the profiler."""
 
     inner: Event
-    mark: Mark
+    annotate: Annotate
     name: str
 
     def wait(self) -> None:
-        with self.mark(f"wait: {self.name}"):
+        with self.annotate(f"wait: {self.name}"):
             self.inner.wait()
 
 
@@ -40,7 +40,7 @@ class CountingCommunicator:
         self._inner = inner
         self.bytes_sent: int = 0
         self.messages: int = 0
-        self.mark: Mark | None = None
+        self.annotate: Annotate | None = None
         """Opens blocks around the calls of messages and the waits for them, if there is a profiler."""
 
     @property
@@ -74,12 +74,12 @@ class CountingCommunicator:
         return self._send("all_to_all", buf, lambda: self._inner.all_to_all(out, buf, out_rows, buf_rows, after))
 
     def _send(self, what: str, buf: Tensor, call: Callable[[], Event]) -> Event:
-        if self.mark is None or self.size == 1:
+        if self.annotate is None or self.size == 1:
             return call()
         name = f"message {self.messages}: {what}, {buf.nbytes} bytes"
-        with self.mark(name):
+        with self.annotate(name):
             event = call()
-        return _MarkedEvent(event, self.mark, name)
+        return _NamedEvent(event, self.annotate, name)
 
     def agree(self, reason: str) -> tuple[str, bool]:
         """As backend.events.Agree: a host message of all ranks, not counted. Raises: CommError as Event.wait."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mggcn.aggregate.base import Aggregation
 from mggcn.backend.base import KernelBackend
-from mggcn.backend.events import Mark
+from mggcn.backend.events import Annotate
 from mggcn.blocks.block import Block, RowSet
 from mggcn.comm.base import Communicator
 from mggcn.errors import ConfigError
@@ -176,7 +176,7 @@ class RankRuntime:
     comm: Communicator
     bound: BoundProgram = NO_PROGRAM
     """The program at hand."""
-    mark: Mark = nullcontext
+    annotate: Annotate = nullcontext
     """Opens a block around each op."""
 
     def aggregation(self, block: Block) -> Aggregation:
@@ -224,7 +224,7 @@ class RankRuntime:
         """Run the ops of a program in order."""
         self.bound = bound
         for op in bound.program.ops:
-            with self.mark(op.label):
+            with self.annotate(op.label):
                 op.run(self)
 
 

@@ -91,9 +91,6 @@ class FakeStream:
             assert self.capturing.locked()
         return self.record()
 
-    def timestamp(self) -> Any:
-        raise NotImplementedError
-
     def free_bytes(self) -> int:
         return FREE - self.library.taken[self.rank]
 

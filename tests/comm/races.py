@@ -122,9 +122,6 @@ class RecordingStream:
     def record(self) -> RecordedEvent:
         return RecordedEvent(self._races, self._stream.now())
 
-    def timestamp(self) -> Any:
-        raise NotImplementedError
-
 
 class _Watch(TorchDispatchMode):
     """Notes what every tensor operation of this thread reads and writes."""

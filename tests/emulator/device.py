@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,21 @@ from torch import Tensor
 from mggcn.backend.cuda.sizes import DeviceTraits
 from mggcn.backend.cuda.upload import Uploads
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
-from mggcn.backend.host import HostStream, HostTime
+from mggcn.backend.host import HostStream
 from mggcn.errors import BackendError
 from tests.emulator.module import EmulatedModule
 
 H100 = DeviceTraits("emulated GPU", (9, 0), 132, 50 * 2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """A moment of the host's clock."""
+
+    at_s: float
+
+    def seconds_since(self, earlier: HostTime) -> float:
+        return self.at_s - earlier.at_s
 
 
 def _buffer(nbytes: int) -> Tensor:

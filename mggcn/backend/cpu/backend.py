@@ -31,7 +31,7 @@ from mggcn.backend.cpu.spmm import CpuSpmm, make_schedule
 from mggcn.backend.cpu.variants import gemm_kernel, gemm_variant
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
-from mggcn.backend.host import HostStream, HostTime
+from mggcn.backend.host import HostStream
 from mggcn.backend.sparse_products import Explorer, Spmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.backend.team import Team
@@ -321,9 +321,6 @@ class CpuBackend:
     @property
     def comm_stream(self) -> HostStream:
         return HostStream()
-
-    def timestamp(self) -> HostTime:
-        return HostTime(time.perf_counter())
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Eager:
         return Eager(function)

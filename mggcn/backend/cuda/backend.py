@@ -25,7 +25,7 @@ from mggcn.backend.cuda.norms import CudaNorms
 from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
 from mggcn.backend.cuda.upload import empty_like
 from mggcn.backend.epoch_end import Books, Step
-from mggcn.backend.events import Agree, CommStream, Eager, Event, Repeatable, Timestamp, alone
+from mggcn.backend.events import Agree, CommStream, Eager, Event, Repeatable, alone
 from mggcn.backend.sparse_products import Explorer, Spmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.backend.team import Team
@@ -218,9 +218,6 @@ class CudaBackend:
 
     def record(self) -> Event:
         return self._device.record()
-
-    def timestamp(self) -> Timestamp:
-        return self._device.timestamp()
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
         return self._device.repeatable(function, agree) if self._exploration is None else Eager(function)

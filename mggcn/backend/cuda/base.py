@@ -57,7 +57,9 @@ class Device(Protocol):
         """Return an event that is done when all kernels so far are."""
         ...
 
-    def timestamp(self) -> Timestamp: ...
+    def timestamp(self) -> Timestamp:
+        """Return the moment at which all kernels so far are done."""
+        ...
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
         """Implement KernelBackend.repeatable."""

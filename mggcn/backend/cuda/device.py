@@ -85,9 +85,6 @@ class CudaCommStream:
         """Return a point after all kernels so far; the messages of a replayed graph run on their stream, too."""
         return CudaEvent(self._compute)
 
-    def timestamp(self) -> CudaTime:
-        return CudaTime(self._stream)
-
     def free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self._stream.device)[0])
 
