@@ -95,7 +95,7 @@ class Accumulation(Protocol):
     def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
         """Add the messages of one tile: matrix (V, N) has an entry per edge, rows (N, operand columns) are its sources.
 
-        Called once for each tile, in any order; `rows` may be overwritten by work that is ordered behind this call.
+        Called once for each tile, in any order; `rows` may be overwritten by work that is ordered after this call.
         last: neither tiles nor partial results follow, so that `end` may be fused into this call.
         """
         ...
@@ -200,7 +200,7 @@ class PartialSums:
         self._begun = False
 
     def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
-        # The first product overwrites the result, and the last applies the epilogue while a row lies in the cache: neither
+        # The first product overwrites the result, and the last applies the epilogue while a row is in the cache: neither
         # takes a pass of its own.
         epilogue = self._epilogue if last else None
         if matrix.nnz or epilogue is not None or not self._begun:

@@ -1,4 +1,4 @@
-"""Aggregation over a block whose edges and source rows all lie on this rank: one sparse product, no messages."""
+"""Aggregation over a block whose edges and source rows are all on this rank: one sparse product, no messages."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class HeadExchange:
         return blocks
 
     def _tensors(self, slot: Tensor, rows: int, row: Row) -> list[Tensor]:
-        """Return the parts of the tensors of a message that lies at the start of a slot."""
+        """Return the parts of the tensors of a message at the start of a slot."""
         slices, first = self._slices, 0
         stride = slices.unit * sum(map(slices.units_of, row))
         message, found = slot[: rows * stride].view(rows, stride), []

@@ -66,7 +66,7 @@ AHEAD: Final = 2
 class Stages:
     """All stages of a broadcast over P ranks as one step; `plain` lists them, P^2 steps over all ranks.
 
-    In stage j the block of rank j is awaited and multiplied, but for this rank's own, which was multiplied before; then
+    In stage j the block of rank j is awaited and multiplied, except this rank's own, which was multiplied before; then
     block j + AHEAD starts. The first blocks have started already. The last stage ends with the arrival of its block.
     counts: rows of every rank; nnz: of this rank's tiles; row_bytes: of a row of the blocks; result: as Multiply's.
     """

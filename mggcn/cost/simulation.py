@@ -1,8 +1,8 @@
 """Simulates all ranks' lists of work and messages side by side on a described machine: what waits for what, and how long.
 
 All ranks share one link, which carries the bytes of their messages one after the other, in the order in which every rank
-lists them; a message has arrived its latency after its bytes. How much of it hides behind computing is what a strategy's
-list of steps says: what lies between a Send and its Await.
+lists them; a message has arrived its latency after its bytes. How much of it is hidden by computing is what a strategy's
+list of steps says: what is between a Send and its Await.
 
 Ranks that share a device share its rates equally while they compute. A rank that waits leaves its part to the others, as
 far as they have threads for it: with more ranks than cores. P ranks.
@@ -54,7 +54,7 @@ class Program:
     """Segments and messages of a program, from the items of every rank.
 
     All ranks list the same messages in the same order, and wait for them at the same points of their lists: so what each
-    computes between two such points lies side by side in arrays.
+    computes between two such points is kept in arrays.
     Raises: PlanError if the ranks do not list the same messages, or one waits for a message that it has not started;
     ConfigError as Machine.sharing.
     """

@@ -14,7 +14,7 @@ from mggcn.model.values import Graph, Value
 def derive(logits: Value) -> Graph:
     """Return the training graph of a model: the gradients of all parameters from the loss of its logits.
 
-    A value has a gradient if a parameter lies below it; the input has none. Where several nodes read a value, its gradient
+    A value has a gradient if a parameter is below it; the input has none. Where several nodes read a value, its gradient
     is the sum of theirs. Raises: PlanError if a kind between parameters and loss has no adjoint, or two nodes read one
     parameter.
     """
@@ -41,7 +41,7 @@ def derive(logits: Value) -> Graph:
 
 
 def _depends(values: tuple[Value, ...]) -> set[Value]:
-    """The values below which a parameter lies. A kind has parameters if its adjoint has effects."""
+    """The values that have a parameter below them. A kind has parameters if its adjoint has effects."""
     found: set[Value] = set()
     for value in values:
         if any(operand in found for operand in value.operands) or value.kind.has_parameters:

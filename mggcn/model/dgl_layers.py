@@ -62,7 +62,7 @@ def _gat(layer: int, conv: Any) -> dict[str, Weight]:
 def _gatv2(layer: int, conv: Any) -> dict[str, Weight]:
     found = linear_weights(2 * layer - 1, conv.fc_src) | linear_weights(2 * layer, conv.fc_dst)
     found[f"layers.{2 * layer}.attention"] = Weight(conv.attn.data[0])
-    if conv.fc_src.bias is not None:  # DGL adds none behind attention
+    if conv.fc_src.bias is not None:  # DGL adds none after attention
         found[f"attention.{layer}.bias"] = Weight(conv.fc_src.bias.data.new_zeros(conv.fc_src.bias.shape))
     return found
 

@@ -43,7 +43,7 @@ def gin_layers(conv: Any) -> list[Any]:
 def check_gin(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
     """Refuse a GINConv that is not one dense layer, the activation and another dense layer of the same width.
 
-    What the `forward` of a module of one's own does cannot be seen: its parts must be these, or the activation a function.
+    What the `forward` of a user's own module does cannot be seen: its parts must be these, or the activation a function.
     """
     act = model.activation
     steps = [part for part in _steps(conv.nn) if type(part).__name__ not in _HARMLESS]
@@ -91,7 +91,7 @@ def _steps(module: Any) -> list[Any]:
 
 
 def _steps_of_mlp(mlp: Any) -> list[Any]:
-    """What PyG's MLP calls: behind each dense layer but a plain last one the norm and the activation."""
+    """What PyG's MLP calls: the norm and the activation after each dense layer, except a plain last one."""
     act = [] if mlp.act is None else [mlp.act]
     found: list[Any] = []
     for number, linear in enumerate(mlp.lins):

@@ -40,7 +40,7 @@ SYNONYMS: Mapping[object, str] = MappingProxyType({"sum": "add"})
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The convolutions of a module in order, and the norms behind hidden ones, if the model has norms."""
+    """The convolutions of a module in order, and the norms after hidden ones, if the model has norms."""
 
     layers: list[Any]
     norms: list[Any]

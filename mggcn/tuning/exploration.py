@@ -96,7 +96,7 @@ class Trial:
 
     @property
     def beaten(self) -> bool:
-        """Whether the fastest variant is taken in place of the model's."""
+        """Whether the fastest variant is taken instead of the model's."""
         return self.gain >= KEPT_GAIN
 
     @property
@@ -212,7 +212,7 @@ class Exploration:
     def sample(self, trial: Trial, kind: Hashable) -> int | None:
         """Return which variant a call takes and times; None: it is not timed. What the budget does not allow is dropped.
 
-        The first epoch is slower than those behind it: while it is the only one, half the budget waits for the second.
+        The first epoch is slower than those after it: while it is the only one, half the budget waits for the second.
         """
         allowed = self._limits.budget * self.epoch_s * (0.5 if self._epochs == 1 else 1.0)
         while trial.kind in (None, kind) and (number := trial.next) is not None:

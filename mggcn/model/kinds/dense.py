@@ -1,4 +1,4 @@
-"""Dense products: a layer, the gradient of its input and of its weights, by blocks of rows while these lie in the cache.
+"""Dense products: a layer, the gradient of its input and of its weights, by blocks of rows while these are in the cache.
 
 V rows of this rank, D input width, E output width.
 """
@@ -40,7 +40,7 @@ def product_of_rows(
 def finished_product(
     rt: Runtime, a: Tensor, b: Tensor, out: Tensor, epilogue: Epilogue | None, block_rows: int, sums: str
 ) -> None:
-    """Out = epilogue(a @ b): at once, or by blocks of rows that are finished, and rounded, while they lie in the cache."""
+    """Out = epilogue(a @ b): at once, or by blocks of rows that are finished, and rounded, while they are in the cache."""
     whole = (epilogue is None and not sums) or rt.backend.fuses_products
     step = max(1, out.shape[0] if whole else block_rows)
     for first in range(0, out.shape[0], step):
@@ -184,7 +184,7 @@ class LinearGrad(PlainKind):
 class InputGrad(PlainKind):
     """The gradient before the activation that made x: `activation` of g (V, E) @ W^T, computed one block at a time.
 
-    Operands g and x; the result takes the place of x, or lies beside it in another type. added: as of Linear.
+    Operands g and x; the result takes the place of x, or is stored beside it in another type. added: as of Linear.
     """
 
     in_place: ClassVar[tuple[int, ...]] = (1,)

@@ -66,7 +66,7 @@ def normalised(users: Users, x: Value) -> Normalised | None:
 
 
 def in_a_row(users: Users, x: Value, norm: str, most: int = 0) -> list[Normalised]:
-    """Return the A_hat behind each other of which each alone reads the one before, from x up; most: no more, 0 for all."""
+    """Return consecutive A_hat from x up, each the only reader of the one before; most: no more than that, 0 for all."""
     found: list[Normalised] = []
     while (sums := normalised(users, x)) and sums.is_norm(norm) and (not most or len(found) < most):
         found.append(sums)

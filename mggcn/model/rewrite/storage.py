@@ -37,7 +37,7 @@ def prune(graph: Graph, blocks: Mapping[int, Block]) -> Graph:
 
 
 def read_outputs(graph: Graph) -> Graph:
-    """Let the gradient of attention read the ReLU behind the sums, which is kept anyway, in place of the sums.
+    """Let the gradient of attention read the ReLU after the sums, which is kept anyway, instead of the sums.
 
     Where the gradient is not zero, a sum is what the ReLU left less bias and dropout: its memory is free after the ReLU.
     """

@@ -93,7 +93,7 @@ def build_tiles(
 
     only: which entries, diagonals included; the tiles have all V rows, and those that are not required are empty.
 
-    Columns ascend in each row, but for inserted diagonals, which come last where the rank keeps the original order.
+    Columns ascend in each row, except inserted diagonals, which come last where the rank keeps the original order.
     Cost: two sweeps over the matrix in chunks of 8 MiB; besides the tiles nothing of the size of the graph is held.
     Raises: GraphError if a tile has 2^31 nonzeros or more, or the matrix is another one in the second sweep.
     """
@@ -129,7 +129,7 @@ def build_tiles(
 
 
 def _keeps_order(owners: Assignment, owner: int) -> bool:
-    """Whether the rows of a rank lie in the original order: then columns ascend as they come, diagonals last.
+    """Whether the rows of a rank are in the original order: then columns ascend as they come, diagonals last.
 
     All rows of a tile are treated alike, whatever they hold: so a row has its order also where entries are left out.
     """
