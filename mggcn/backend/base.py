@@ -180,12 +180,7 @@ class KernelBackend(Protocol):
         ...
 
     def activation_grad(
-        self,
-        g: Tensor,
-        h: Tensor,
-        gradient: Gradient,
-        first_row: int = 0,
-        out: Tensor | None = None,
+        self, g: Tensor, h: Tensor, gradient: Gradient, first_row: int = 0, out: Tensor | None = None
     ) -> None:
         """Overwrite h with out_scale * dZ, dZ = (h != 0) * keep_scale * h_scale * g, as `gradient` says.
 
@@ -209,12 +204,7 @@ class KernelBackend(Protocol):
         ...
 
     def softmax_xent(
-        self,
-        z: Tensor,
-        target: LossTarget,
-        row_scale: Tensor | None,
-        loss: Tensor,
-        partials: Tensor | None,
+        self, z: Tensor, target: LossTarget, row_scale: Tensor | None, loss: Tensor, partials: Tensor | None
     ) -> None:
         """Add the masked cross-entropy of the logits `z` to `loss`, and overwrite `z` with its gradient.
 

@@ -158,12 +158,7 @@ class CpuBackend:
         )
 
     def activation_grad(
-        self,
-        g: Tensor,
-        h: Tensor,
-        gradient: Gradient,
-        first_row: int = 0,
-        out: Tensor | None = None,
+        self, g: Tensor, h: Tensor, gradient: Gradient, first_row: int = 0, out: Tensor | None = None
     ) -> None:
         to = h if out is None else out
         if first_row == 0:
@@ -203,12 +198,7 @@ class CpuBackend:
         self._run("mggcn_sum_partials_", self._real, address(partials), address(out), out.shape[0])
 
     def softmax_xent(
-        self,
-        z: Tensor,
-        target: LossTarget,
-        row_scale: Tensor | None,
-        loss: Tensor,
-        partials: Tensor | None,
+        self, z: Tensor, target: LossTarget, row_scale: Tensor | None, loss: Tensor, partials: Tensor | None
     ) -> None:
         _begin(partials)
         self._run(

@@ -155,12 +155,7 @@ class CudaBackend:
         rows.finish(self._kernels[z.dtype], z, out, epilogue, first_row)
 
     def activation_grad(
-        self,
-        g: Tensor,
-        h: Tensor,
-        gradient: Gradient,
-        first_row: int = 0,
-        out: Tensor | None = None,
+        self, g: Tensor, h: Tensor, gradient: Gradient, first_row: int = 0, out: Tensor | None = None
     ) -> None:
         rows.activation_grad(self._kernels[self._dtype], g, h, gradient, first_row, out)
 
@@ -173,12 +168,7 @@ class CudaBackend:
         rows.sum_partials(self._kernels[self._real], partials, out)
 
     def softmax_xent(
-        self,
-        z: Tensor,
-        target: LossTarget,
-        row_scale: Tensor | None,
-        loss: Tensor,
-        partials: Tensor | None,
+        self, z: Tensor, target: LossTarget, row_scale: Tensor | None, loss: Tensor, partials: Tensor | None
     ) -> None:
         sums = rows.LossSums(loss, partials, self._losses, self._arrived)
         rows.softmax_xent(self._kernels[self._dtype], z, target, row_scale, sums)

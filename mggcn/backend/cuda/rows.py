@@ -79,12 +79,7 @@ def finish(kernels: Kernels, z: Tensor, out: Tensor, epilogue: Epilogue, first_r
 
 
 def activation_grad(
-    kernels: Kernels,
-    g: Tensor,
-    h: Tensor,
-    gradient: Gradient,
-    first_row: int = 0,
-    out: Tensor | None = None,
+    kernels: Kernels, g: Tensor, h: Tensor, gradient: Gradient, first_row: int = 0, out: Tensor | None = None
 ) -> None:
     rows, cols = h.shape
     partials = gradient.partials
@@ -135,13 +130,7 @@ class LossSums:
     arrived: Tensor
 
 
-def softmax_xent(
-    kernels: Kernels,
-    z: Tensor,
-    target: LossTarget,
-    row_scale: Tensor | None,
-    sums: LossSums,
-) -> None:
+def softmax_xent(kernels: Kernels, z: Tensor, target: LossTarget, row_scale: Tensor | None, sums: LossSums) -> None:
     spread = target.weights is not None or target.smoothing > 0
     options = (target.weights, target.smoothing) if spread else ()
     kernel = "softmax_xent_spread" if spread else "softmax_xent"
