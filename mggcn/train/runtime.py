@@ -239,32 +239,3 @@ def state_views(backend: KernelBackend, states: Mapping[str, Sequence[BufferSpec
             views[op][spec.name] = buffer_view(memory, Placement(spec, 0, 0, start))
             start += spec.nbytes
     return views
-
-
-class Poisoned:
-    """Runs a program so that reads of memory that the plan did not grant give NaN: for tests.
-
-    Before an op, every buffer whose life starts there is filled with NaN, the padding of its rows too; after it, every
-    buffer whose life ends.
-    """
-
-    def __init__(self, runtime: RankRuntime) -> None:
-        self._runtime = runtime
-
-    def run(self, bound: BoundProgram) -> None:
-        runtime, program = self._runtime, bound.program
-        runtime.bound = bound
-        for index, op in enumerate(program.ops):
-            allowed = {*op.reads, *op.writes}
-            for placement in program.arena.placements:
-                if placement.first == index:
-                    self._poison(placement.spec)
-            runtime.bound = replace(bound, views={n: v for n, v in bound.views.items() if n in allowed})
-            op.run(runtime)
-            runtime.bound = bound
-            for placement in program.arena.placements:
-                if placement.last == index and index + 1 < len(program.ops):
-                    self._poison(placement.spec)
-
-    def _poison(self, spec: BufferSpec) -> None:
-        self._runtime.buffer(spec.name).as_strided((spec.rows, spec.ld), (spec.ld, 1)).fill_(math.nan)

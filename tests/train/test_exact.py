@@ -17,6 +17,7 @@ from mggcn.model.kinds.aggregate import Aggregate
 from tests.devices import CPU, WHERE, Where, everywhere
 from tests.graphs import largest_error, make_graph, on_ranks, one_epoch, pattern
 from tests.reference import loss_and_gradients
+from tests.train.poisoned import reads_what_it_was_given
 
 TOLERANCE = 1e-10
 HIDDEN = {1: (), 2: (7,), 3: (16, 5), 4: (5, 9, 13)}
@@ -236,23 +237,7 @@ def test_planted_skipped_spmm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_no_op_reads_memory_it_was_not_given(name: str) -> None:
     """Fails if live ranges are too short: buffers are NaN before and after their planned life."""
-    from mggcn.train.runtime import Poisoned
-
     graph = make_graph(pattern("directed", 37, 6), num_features=11, num_classes=4, sparse=False, weighted=False, seed=8)
     for ranks, hidden, p in itertools.product((1, 3), ((16, 5), (5, 16), ()), (0.0, 0.5)):
         config = config_of(ranks, strategy=name, hidden=hidden, dropout=p, input_dropout=p)
-
-        def body(rank):  # type: ignore[no-untyped-def]
-            trainer = rank.trainer
-            plain = trainer.gradients(1)
-            grads = trainer.runtime.weights.grad.clone()
-            runner = Poisoned(trainer.runtime)
-            for program in ("evaluate", "train"):
-                trainer.runtime.signals.zero_()
-                runner.run(trainer.runtime.programs[program])
-            if rank.comm.size > 1:
-                rank.comm.all_reduce(trainer.runtime.weights.grad).wait()
-                rank.comm.all_reduce(trainer.runtime.signals).wait()
-            return plain == float(trainer.runtime.signals[0]) and bool((grads == trainer.runtime.weights.grad).all())
-
-        assert all(on_ranks(config, graph, body))
+        assert all(on_ranks(config, graph, reads_what_it_was_given))

@@ -21,10 +21,10 @@ from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.nn.sharing import Sharing
 from mggcn.planning.run import SIGNALS
 from mggcn.planning.shape import GraphShape
-from mggcn.train.runtime import Poisoned
 from tests.devices import CPU, WHERE, Where
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.reference import loss_and_gradients
+from tests.train.poisoned import reads_what_it_was_given
 from tests.train.test_trainer import fit
 
 SEED = 20011
@@ -251,21 +251,7 @@ def test_no_op_reads_memory_it_was_not_given(name: str) -> None:
     """Fails if live ranges of operands are too short: buffers are NaN before and after their planned life."""
     for ranks, hidden, p in itertools.product((1, 3), ((16, 5), (5, 16), ()), (0.0, 0.5)):
         config = config_of(ranks, name, hidden=hidden, dropout=p, input_dropout=p)
-
-        def body(rank: Rank) -> bool:
-            trainer = rank.trainer
-            plain = trainer.gradients(1)
-            grads = trainer.runtime.weights.grad.clone()
-            runner = Poisoned(trainer.runtime)
-            for program in ("evaluate", "train"):
-                trainer.runtime.signals.zero_()
-                runner.run(trainer.runtime.programs[program])
-            if rank.comm.size > 1:
-                rank.comm.all_reduce(trainer.runtime.weights.grad).wait()
-                rank.comm.all_reduce(trainer.runtime.signals).wait()
-            return plain == float(trainer.runtime.signals[0]) and bool((grads == trainer.runtime.weights.grad).all())
-
-        assert all(on_ranks(config, small(), body))
+        assert all(on_ranks(config, small(), reads_what_it_was_given))
 
 
 def test_the_arena_is_no_larger_than_in_float32() -> None:

@@ -19,8 +19,8 @@ from mggcn.backend.cpu import machine as cpu_machine
 from mggcn.config import Config
 from mggcn.memory.arena import Placement
 from mggcn.train import runtime as runtime_module
-from mggcn.train.runtime import Poisoned
 from tests.graphs import make_graph, on_ranks, pattern
+from tests.train.poisoned import Poisoned
 from tests.train.test_exact import config_of
 
 PRECISIONS = ("fp32", "fp64", "mixed", "bf16")
