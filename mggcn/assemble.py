@@ -278,7 +278,7 @@ def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:
 
 
 def bind_process(config: Config, rank: int) -> None:
-    """Bind this process, which is one rank, to cores of one memory node, with a GPU to those beside it (run.bind = auto).
+    """Bind this process, which is one rank, to cores of one memory node, with a GPU to those beside it (debug.bind = auto).
 
     To be called before threads are started. If anything is wrong with the GPU, `gpu_of_rank` reports it later.
     """

@@ -23,7 +23,7 @@ SAMPLED_ROWS = 16
 def features_nnz(features: Rows | CSR, setting: Literal["auto", "dense", "sparse"] = "auto") -> int | None:
     """Return the nonzeros of features that may be kept sparse; None: they count as dense.
 
-    setting: run.features. "sparse" counts dense rows exactly; "auto" looks at a sample first, and counts the rest only
+    setting: debug.features. "sparse" counts dense rows exactly; "auto" looks at a sample first, and counts the rest only
     where at most SPARSE_SHARE of it is not zero. "dense" looks at nothing unless the source is sparse.
     Cost: up to 1,024 rows; where these are sparse, one pass over N D numbers.
     """

@@ -113,7 +113,7 @@ def _without_delays(config: Config) -> Config:
     if run.strategy != "auto" and STRATEGIES[run.strategy].kind == "rows":
         raise ConfigError(
             f"{' and '.join(named)} would change nothing with run.strategy {run.strategy}, which delays no message; "
-            "use --strategy delayed, or --delay 0 --set run.stale_aggregates=discard"
+            "use --strategy delayed, or --delay 0 --set debug.stale_aggregates=discard"
         )
     return config if run.ranks > 1 else _with_run(config, UNDELAYED)
 

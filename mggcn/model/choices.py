@@ -85,7 +85,7 @@ def choose_input(
 ) -> InputChoice:
     """Choose how the input of a model of these layers is kept.
 
-    setting: run.features (auto, dense, sparse). Dense X without input dropout is kept as A_hat X, under K sums one after
+    setting: debug.features (auto, dense, sparse). Dense X without input dropout is kept as A_hat X, under K sums one after
     the other as A_hat^K X: layer 1 then needs no SpMM in either direction. Sparse X stays in CSR and CSC as X or as A_hat
     X, or becomes dense, whichever does least work per epoch. gathered: whether each step reads the rows of its batch; they
     are X, and dense. Raises: PlanError for sparse where X cannot stay so.
@@ -115,7 +115,7 @@ def _shared_input(
     dense = _dense_bytes(shape, precision)
     if not layers:
         if setting == "sparse":
-            raise PlanError("run.features sparse needs a model in which only dense layers read X; use auto or dense")
+            raise PlanError("debug.features sparse needs a model in which only dense layers read X; use auto or dense")
         return InputChoice(nbytes=dense, reason="X is kept dense: layers other than dense ones read it")
     if shape.nnz is None or setting == "dense":
         return InputChoice(nbytes=dense, reason=f"X is kept dense: {len(layers)} layers read it")
@@ -129,7 +129,7 @@ def _shared_input(
 
 
 def _least_work(options: Sequence[tuple[float, InputChoice]], setting: str) -> InputChoice:
-    """Return the choice of least work, with its reason; setting: run.features."""
+    """Return the choice of least work, with its reason; setting: debug.features."""
     if setting == "sparse":
         options = [o for o in options if o[1].sparse]
     work, best = min(options, key=lambda o: o[0])
@@ -198,7 +198,7 @@ def _block_work(use: LayerUse, block: Capacity) -> tuple[float, float]:
 
 
 def choose_layer(model: ModelConfig, use: LayerUse, choice: InputChoice, products: str) -> LayerChoice:
-    """Choose the order of products of a dense layer and the aggregation behind it; `products` is run.products.
+    """Choose the order of products of a dense layer and the aggregation behind it; `products` is debug.products.
 
     MG-GCN's rule (section 4.3): the narrower side goes through the graph, so GEMM first if and only if E <= D. Over a
     block of fewer targets than sources the product with W has fewer rows behind the sum: the order of less work.
@@ -212,7 +212,7 @@ def choose_layer(model: ModelConfig, use: LayerUse, choice: InputChoice, product
     elif (use.first or use.shares) and choice.sparse:
         kind, reason = "gemm-first", f"X is sparse: SpMM at width {d_out} of X W"
     elif products != "auto":
-        kind, reason = products, "as set by run.products"
+        kind, reason = products, "as set by debug.products"
     elif use.block is not None and use.block.targets < use.block.sources:
         first, after = _block_work(use, use.block)
         kind = "gemm-first" if first <= after else "aggregate-first"

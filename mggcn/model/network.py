@@ -258,7 +258,7 @@ def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[Laye
         if odd := [
             reader.kind.label for reader in readers if not isinstance(reader.kind, SparseLinear | DroppedValues)
         ]:
-            raise PlanError(f"X is kept sparse and {odd[0]} reads it dense; set run.features = dense")
+            raise PlanError(f"X is kept sparse and {odd[0]} reads it dense; set debug.features = dense")
     return graph
 
 

@@ -89,7 +89,7 @@ def _settings(plan: RunPlan, limit: int, room: Room) -> Iterator[str]:
     if run.recompute == "off" and (need := _estimate(plan, recompute="on")) <= limit:
         yield f"--set run.recompute=on, which makes products again backwards, would fit into {human(need)}"
     if plan.ranks[0].pruned and _estimate(plan, prune="off") <= limit:
-        yield "--set run.prune=off, which computes all rows from one copy of the graph, would fit"
+        yield "--set debug.prune=off, which computes all rows from one copy of the graph, would fit"
 
 
 def _widths(plan: RunPlan, limit: int) -> Iterator[str]:

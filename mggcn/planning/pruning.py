@@ -54,7 +54,7 @@ def choose_rows(
     """
     aggregating = [site for site, _ in aggregates]
     if run.prune == "off":
-        return _everything(aggregating, "as set by run.prune")
+        return _everything(aggregating, "as set by debug.prune")
     if strategy.kind != "rows":
         return _everything(
             aggregating, f"the strategy {strategy.name} cuts vertices; pruning works on partitions of rows"

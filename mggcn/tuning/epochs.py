@@ -20,7 +20,7 @@ LAST = 10
 def limits_of(config: Config, done: int = 0) -> Limits | None:
     """Return what the epochs of a run try; None, by its settings alone and so alike on all ranks: nothing.
 
-    done: epochs that a resumed run does not repeat. run.tune auto leaves out runs that end before their ranks would report,
+    done: epochs that a resumed run does not repeat. tune = "auto" leaves out runs that end before their ranks would report,
     GPUs, whose variants differ in the last bits, and timelines, which would show epochs that are slow on purpose.
     """
     run, epochs = config.run, config.train.epochs * config.train.repeat

@@ -98,11 +98,11 @@ def test_what_does_not_fit_may_fit_without() -> None:
     plan = plan_shape(config, shape)
     need = plan_shape(off(config), shape).largest.total_bytes
     assert need < plan.largest.total_bytes
-    with pytest.raises(PlanError, match=r"--set run\.prune=off.* would fit"):
+    with pytest.raises(PlanError, match=r"--set debug\.prune=off.* would fit"):
         require_fit(plan, need)
     with pytest.raises(PlanError) as refusal:
         require_fit(plan, need - 1)
-    assert "run.prune" not in str(refusal.value)
+    assert "debug.prune" not in str(refusal.value)
 
 
 def test_a_recorded_plan_is_planned_again() -> None:
