@@ -111,13 +111,7 @@ class _Post:
     """The messages of one aggregation: those in flight in each bin, and the last received."""
 
     def __init__(
-        self,
-        op: str,
-        part: Part,
-        shares: _Shares,
-        comm: Communicator,
-        buffers: Mapping[str, Tensor],
-        keep_last: bool,
+        self, op: str, part: Part, shares: _Shares, comm: Communicator, buffers: Mapping[str, Tensor], keep_last: bool
     ) -> None:
         self._op = op
         self._comm = comm

@@ -175,10 +175,7 @@ def _require_torchrun() -> tuple[int, int, int]:
 
 
 def _run(
-    rank: int,
-    folder: Path | None,
-    join: Callable[[End], Communicator],
-    body: Callable[[Communicator], None],
+    rank: int, folder: Path | None, join: Callable[[End], Communicator], body: Callable[[Communicator], None]
 ) -> int:
     def end(error: Exception) -> NoReturn:
         _leave(_tell(rank, folder, error).exit_code)

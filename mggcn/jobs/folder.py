@@ -275,12 +275,7 @@ def discarded_if_refused(*new: Path, made: Sequence[Path] = ()) -> Iterator[None
 
 
 def write_plan(
-    folder: Path,
-    plan: RunPlan,
-    partition: Partition,
-    store: Path | None,
-    graph: Graph,
-    choice: Choice | None = None,
+    folder: Path, plan: RunPlan, partition: Partition, store: Path | None, graph: Graph, choice: Choice | None = None
 ) -> None:
     """Record the plan, the store and the digests of graph and partition in a run folder, for its ranks and for later.
 

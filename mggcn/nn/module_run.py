@@ -254,12 +254,7 @@ def _scores(module: Module, part: PartitionedGraph) -> npt.NDArray[Any] | None:
 
 
 def _train_rank(
-    recipe: Recipe,
-    folder: Path,
-    part: PartitionedGraph,
-    *,
-    stop: Stop | None = None,
-    on_epoch: OnEpoch | None = None,
+    recipe: Recipe, folder: Path, part: PartitionedGraph, *, stop: Stop | None = None, on_epoch: OnEpoch | None = None
 ) -> None:
     """Set up, train and record on one rank. stop: of ranks that are threads; a process catches its own signals.
 

@@ -44,12 +44,7 @@ class PartitionedGraph:
         ConfigError: The graph is shared out for another number of ranks.
     """
 
-    def __init__(
-        self,
-        shared: Shared,
-        comm: Communicator,
-        device_of: DeviceOf = gpu_of_rank,
-    ) -> None:
+    def __init__(self, shared: Shared, comm: Communicator, device_of: DeviceOf = gpu_of_rank) -> None:
         config, graph = shared.config, shared.graph
         if config.run.ranks != comm.size:
             raise ConfigError(f"the graph is shared out to {config.run.ranks} ranks, but {comm.size} are connected")

@@ -108,14 +108,7 @@ class RankAggregation:
         return out.contiguous()
 
     def run(
-        self,
-        op: EdgeOp,
-        h: Tensor,
-        cols: int,
-        local: Sequence[Tensor],
-        *,
-        backward: bool,
-        by_relation: bool = False,
+        self, op: EdgeOp, h: Tensor, cols: int, local: Sequence[Tensor], *, backward: bool, by_relation: bool = False
     ) -> Tensor:
         """Return an edge operation over the in-edges of this rank's rows, or their out-edges, (V, cols). Collective.
 

@@ -36,11 +36,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
 
 
 def render(
-    plan: RunPlan,
-    limit: int | None = None,
-    notes: Sequence[str] = (),
-    explain: bool = False,
-    room: Room | None = None,
+    plan: RunPlan, limit: int | None = None, notes: Sequence[str] = (), explain: bool = False, room: Room | None = None
 ) -> str:
     """Return the plan as text; with `limit` bytes per rank, the verdict first. notes: lines at its end, such as its cost.
 

@@ -61,13 +61,7 @@ class ThreadChoice:
     """
 
     def __init__(
-        self,
-        team: Team,
-        first: int,
-        ranks: int,
-        use: Callable[[], ProcessorUse | None],
-        *,
-        wait: int = 0,
+        self, team: Team, first: int, ranks: int, use: Callable[[], ProcessorUse | None], *, wait: int = 0
     ) -> None:
         sizes = [team.planned]
         while sizes[-1] > 1:

@@ -160,11 +160,7 @@ class RankTrainer:
         return self.logits().to(self.runtime.weights.flat.dtype).cpu().numpy()
 
     def fit(
-        self,
-        log: RunLog,
-        folder: Path | None,
-        on_epoch: OnEpoch | None = None,
-        heartbeat: Heartbeat | None = None,
+        self, log: RunLog, folder: Path | None, on_epoch: OnEpoch | None = None, heartbeat: Heartbeat | None = None
     ) -> bool:
         """Train until the last epoch, early stop or a signal; return whether the run is complete. See `Loop.fit`."""
         self.runtime.backend.activate()
@@ -177,50 +173,39 @@ class RankTrainer:
         return summary(self._config.train, self.progress, self.metric)
 
     def start(self, seed: int, epoch: int, rate: float | None) -> None:
-        """As of Engine."""
         self._epoch.start(seed, epoch)
         self._epoch.set_rate(rate)
 
     def set_rate(self, rate: float | None) -> None:
-        """As of Engine."""
         self._epoch.set_rate(rate)
 
     def set_signals(self, stop: float, seconds: float) -> None:
-        """As of Engine."""
         self._epoch.set_signals(stop, seconds)
 
     def window_end(self, epoch: int) -> int:
-        """As of Engine."""
         return self._epoch.window_end(epoch)
 
     def rate_of(self, epoch: int, rate: float | None) -> float:
-        """As of Engine."""
         return learning_rate(self._config.train, epoch, rate)
 
     def keep_best(self) -> None:
-        """As of Engine."""
         self._best.copy_(self.runtime.weights.flat)
 
     def restart(self, seed: int) -> None:
-        """As of Engine."""
         self._initialize(seed)
         self._optimizer.reset()
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """As of Engine."""
         return self.runtime.state()
 
     def weights(self, *, best: bool) -> dict[str, Mapping[str, torch.Tensor]]:
-        """As of Engine."""
         weights = self.runtime.weights
         return {"weights": weights.state_dict(), "best": weights.state_dict(self._best) if best else {}}
 
     def optimizer_state(self) -> Mapping[str, torch.Tensor]:
-        """As of Engine."""
         return self._optimizer.tensors()
 
     def load(self, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """As of Engine."""
         weights = self.runtime.weights
         if "best" in parts:
             weights.load_state_dict(parts["best"])
@@ -230,9 +215,7 @@ class RankTrainer:
         self.runtime.load_state(parts.get(f"rank-{self._plan.rank}", {}))
 
     def barrier(self) -> None:
-        """As of Engine."""
         self._comm.barrier()
 
     def peak_bytes(self) -> int:
-        """As of Engine."""
         return self.runtime.backend.peak_bytes()

@@ -215,11 +215,7 @@ def fill_up(rows: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
 
 
 def _edge_parts(
-    matrix: CSR,
-    kind: _Matrix,
-    start: npt.NDArray[np.int64],
-    edge_part: npt.NDArray[Any],
-    owner: npt.NDArray[np.uint16],
+    matrix: CSR, kind: _Matrix, start: npt.NDArray[np.int64], edge_part: npt.NDArray[Any], owner: npt.NDArray[np.uint16]
 ) -> npt.NDArray[Any]:
     """Return the part of every entry of a matrix, in its order; `start` is overwritten unless `kind` is ROWS."""
     out = np.empty(matrix.nnz, edge_part.dtype)

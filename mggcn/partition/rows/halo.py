@@ -37,11 +37,7 @@ class Halo:
 
 
 def build_halos(
-    graph: Graph,
-    owners: Assignment,
-    rank: int,
-    options: ShardOptions,
-    required: npt.NDArray[np.bool_] | None = None,
+    graph: Graph, owners: Assignment, rank: int, options: ShardOptions, required: npt.NDArray[np.bool_] | None = None
 ) -> tuple[Halo, Halo]:
     """Return a rank's halo for A^T and for A; the same object if the graph is symmetric.
 

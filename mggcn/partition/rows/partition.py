@@ -71,12 +71,7 @@ class RowStats:
 
     @staticmethod
     def expected(
-        num_vertices: int,
-        num_edges: int,
-        ranks: int,
-        *,
-        self_loops: bool,
-        shares: Sequence[tuple[float, float]] = (),
+        num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool, shares: Sequence[tuple[float, float]] = ()
     ) -> RowStats:
         """Return the expectation over random assignments: `expected_statistics`, and `expected_required` for the shares."""
         counts, sizes = part_sizes(num_vertices, ranks), (num_vertices, num_edges)
