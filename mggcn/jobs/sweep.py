@@ -8,6 +8,7 @@ import json
 import math
 import os
 import queue
+import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -38,7 +39,7 @@ SCORES = ("val", "test")
 DAMAGED = "damaged: "
 """How the error of a trial begins whose files cannot be read: it is not trained again over them."""
 PRUNED = "pruned: "
-"""How the error of a trial begins that was stopped since it was behind others: it is not trained again."""
+"""How the error of a trial begins that was stopped because it was behind others: it is not trained again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,10 @@ class Trial:
         return self.error.startswith(DAMAGED)
 
     @property
-    def pruned(self) -> bool:
-        """Whether it was stopped since it was behind earlier trials."""
-        return self.error.startswith(PRUNED)
+    def pruned(self) -> int:
+        """After how many epochs it was stopped because it was behind earlier trials; 0: it was not."""
+        found = re.match(rf"{PRUNED}.* after (\d+) epochs", self.error)
+        return int(found[1]) if found else 0
 
     @property
     def scores(self) -> dict[str, float | None]:
@@ -198,7 +200,9 @@ def read_sweep(folder: Path) -> tuple[Sweep, Job]:
         _check_trials(trials)
         space = Space(**content.get("space", {"candidates": {}}))  # an earlier version had none: all trials are there
         job = Job(str(content["store"]), str(content["graph_sha256"]), int(content["at_once"]), space)
-        sweep = Sweep(folder, trials, one_line(str(content.get("metric", ""))), max(space.num_trials, len(trials)))
+        space.check()
+        planned = max(space.num_trials, len(trials)) if space.search == "tpe" else len(trials)
+        sweep = Sweep(folder, trials, one_line(str(content.get("metric", ""))), planned)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise RunError(
             f"{folder} is not the folder of a sweep: it lacks a readable {FILE} ({one_line(reason(error))})"
@@ -265,8 +269,6 @@ def _run_sweep(folder: Path, on_trial: Callable[[Trial], None]) -> Sweep:
     graph = open_store(Path(job.store))
     if graph_sha256(graph) != job.graph_sha256:
         raise RunError(f"{job.store} has changed since the sweep in {folder} began; start a new sweep")
-    if job.space.learns:
-        job.space.settings(base)  # of a record that somebody changed
     if not sweep.metric:  # an earlier version did not write it
         sweep.metric = _metric_of((trial.settings for trial in sweep.trials), base, graph)
     groups, _ = groups_of(base, job.at_once)
@@ -323,10 +325,11 @@ def _rounds(sweep: Sweep, job: Job, base: Config) -> Iterator[list[Trial]]:
             if space.candidates and trial.number not in known and (score is not None or trial.pruned):
                 known.add(trial.number)
                 epochs = with_trial(base, trial.settings).train.epochs
-                with suppress(
-                    RunError, ValueError
-                ):  # without a history, or not of these candidates: nothing is learned
-                    steps = steps_of(read_history(trial_folder(sweep.folder, trial.number)), epochs)
+                # Nothing is learned from a trial without its history, or with settings that are no candidates any more.
+                with suppress(RunError, ValueError):
+                    rows = read_history(trial_folder(sweep.folder, trial.number))
+                    # Ranks that are processes stop some epochs later, sooner or later by the clock.
+                    steps = steps_of(rows[: trial.pruned or None], epochs)
                     add_finished(study, space.candidates, trial.number, trial.settings, score, steps)
         if not left:
             tried = [trial.settings for trial in sweep.trials]

@@ -74,9 +74,7 @@ class Space:
                 'a sweep needs a table [grid] of settings with lists of values, such as "train.lr" = [0.1]'
             )
         try:
-            self._check_options()
-            for name, candidates in self.candidates.items():
-                _check(name, candidates)
+            self.check()
             found = self._points()
             for settings in found:
                 if with_trial(base, settings).train.repeat > 1 and self.pruner != "none":
@@ -85,7 +83,10 @@ class Space:
             raise ConfigError(f"{self.source}: {error}") from error
         return found
 
-    def _check_options(self) -> None:
+    def check(self) -> None:
+        """Raises: ConfigError for an option, a setting or candidates that are none."""
+        if not isinstance(self.candidates, Mapping):
+            raise ConfigError(f"the candidates must be a table, got {self.candidates!r}")
         for name, kind in OPTIONS.items():
             if (value := getattr(self, name)) is not None and type(value) is not kind:
                 expected = "an integer" if kind is int else "a word"
@@ -98,6 +99,8 @@ class Space:
         if (self.trials is None) != (self.search in ("", "grid")) and self.search:
             needs = "takes no number of trials" if self.search == "grid" else "needs a number of trials: trials = 50"
             raise ConfigError(f"the search {self.search} {needs}")
+        for name, candidates in self.candidates.items():
+            _check(name, candidates)
 
     def _points(self) -> list[Settings]:
         lists = self.candidates

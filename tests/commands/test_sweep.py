@@ -387,6 +387,13 @@ RECORDS: dict[str, tuple[Callable[[Any], object], str]] = {
     "no trials": (lambda c: c.update(trials=[]), "numbers from 1"),
     "settings as text": (lambda c: c["trials"][0].update(settings="lr"), "must have settings"),
     "seconds as text": (lambda c: c["trials"][0].update(seconds="long"), "must have settings"),
+    "another search": (lambda c: c["space"].update(search="all"), "must be one of grid, random, tpe"),
+    "trials as text": (lambda c: c["space"].update(trials="all"), "sweep.trials expects an integer"),
+    "a list of candidates": (lambda c: c["space"].update(candidates=[1]), "candidates must be a table"),
+    "candidates that are none": (
+        lambda c: c["space"].update(candidates={"train.lr": {"log": [1]}}, search="tpe", trials=9),
+        "train.lr expects a list",
+    ),
     "another value": (lambda c: c["trials"][0]["settings"].update({"train.lr": 0.5}), "trained with 0.02"),
 }
 
@@ -487,8 +494,9 @@ def test_a_trial_that_is_behind_ends(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (found.rows[-1]["trial"], found.rows[-1]["val"]) == (6, None)
     folder = tmp_path / "sweep" / "trials" / "006"
     assert 4 <= len(history(folder)) == saved_epochs(folder) < 40
-    states = [trial.state.name for trial in study_of(tmp_path / "sweep").trials]
-    assert states == ["COMPLETE"] * 5 + ["PRUNED"]
+    trials = study_of(tmp_path / "sweep").trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 5 + ["PRUNED"]
+    assert [[*trial.intermediate_values] for trial in trials] == [[*range(1, 10)]] * 5 + [[1]]
     assert run_main("sweep", "--resume", tmp_path / "sweep", "--quiet") == 0
     assert len(history(folder)) < 40
     assert run_main("train", "--resume", folder, "--quiet") == 0
