@@ -111,7 +111,8 @@ def save(graph: Any, path: str | Path, *, overwrite: bool = False) -> Graph:
         3
     """
     graph = graph if isinstance(graph, Graph) else load(graph)
-    if graph.name == Path(str(graph.meta.get("source", ""))).name.split(".")[0]:
+    source = Path(str(graph.meta.get("source", "")))
+    if graph.name == source.name.split(".")[0] and source.is_file():
         graph = replace(graph, name=Path(path).resolve().name)
     write_store(graph, path, overwrite)
     return open_store(path)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import os
-import re
+import sys
 import threading
+from collections.abc import Iterable
 
 HARD = 2
 """omp_pause_hard: end the threads. The next parallel region starts them again, in some 0.1 ms."""
@@ -33,8 +34,8 @@ class _Forks:
         """End the threads; where that fails, note whether there are any that Python has not started."""
         try:
             self._had = not _pause() and len(os.listdir("/proc/self/task")) > threading.active_count()
-        except OSError:
-            self._had = True
+        except OSError:  # no /proc: nobody has computed without one of these
+            self._had = bool(sys.modules.keys() & {"torch", "mggcn.native"})
 
     def _after(self) -> None:
         self.lost = self.lost or self._had
@@ -48,8 +49,13 @@ def _watch() -> _Forks:
 def _pause() -> bool:
     """Return whether no runtime of OpenMP is loaded, or each has ended its threads; within a parallel region it cannot."""
     with open("/proc/self/maps") as maps:
-        paths = {found[0] for line in maps if (found := re.search(r"/\S*libgomp[^/\s]*", line))}
-    return all(_paused(path) for path in sorted(paths))
+        return all(_paused(path) for path in _runtimes(maps))
+
+
+def _runtimes(maps: Iterable[str]) -> list[str]:
+    """Return the files of GNU's OpenMP among those that are mapped; the path is the sixth field, and may hold blanks."""
+    paths = {fields[5] for line in maps if len(fields := line.rstrip("\n").split(None, 5)) == 6}
+    return sorted(path for path in paths if os.path.basename(path).startswith("libgomp"))
 
 
 def _paused(path: str) -> bool:

@@ -256,7 +256,8 @@ class Trainer:
         before, self._folder = self._folder, folder
         try:
             with occupied(folder):
-                return self._train(folder, on_epoch)
+                # After an error a second fit leaves the first one's run, which is what resume() then continues.
+                return self._train(folder, on_epoch, "trainer.resume()" if before is None else None)
         except BaseException as error:
             if before is not None and not isinstance(error, Interrupted):  # a signal's weights are saved
                 self._folder = before
@@ -337,10 +338,10 @@ class Trainer:
         if self._module is not None:
             raise ConfigError(f"a module of your own has no {what} (docs/own-models.md)")
 
-    def _train(self, folder: Path, on_epoch: OnEpoch | None) -> History:
+    def _train(self, folder: Path, on_epoch: OnEpoch | None, way: str | None = "trainer.resume()") -> History:
         """Train on ranks in this process, keeping a single one for `predict`, or on processes."""
         self._rank = None
-        with run_folders.naming_checkpoint(folder, "trainer.resume()"):
+        with run_folders.naming_checkpoint(folder, way):
             if self._module is not None:
                 self._module.train(folder, on_epoch)
             elif self._in_process:

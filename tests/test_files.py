@@ -167,6 +167,7 @@ def test_what_a_terminal_acts_on_is_escaped() -> None:
 OWN = {
     "mggcn/files.py": "the one way",
     "mggcn/host.py": "/proc",
+    "mggcn/forks.py": "/proc",
     "mggcn/backend/cpu/backend.py": "/proc",
     "mggcn/backend/cpu/cores.py": "/sys",
     "mggcn/backend/cpu/machine.py": "/proc",

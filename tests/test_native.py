@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mggcn import native
+from mggcn import forks, native
 from mggcn.errors import BackendError
 from tests.commands.runs import run_main
 
@@ -162,6 +162,18 @@ def test_a_forked_child_of_a_process_that_has_computed_computes(tmp_path: Path, 
     ended = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
     assert len(ended) == 10
     assert set(ended.values()) == {"0"}, (ended, done.stderr)
+
+
+def test_runtimes_are_found_by_their_names() -> None:
+    """Fails if a folder passes for a runtime, or a path is cut at a blank."""
+    lines = [
+        "7f00-7f01 r-xp 00000000 08:01 12   /home/a b/lib/libgomp-1.so.1\n",
+        "7f01-7f02 r-xp 00000000 08:01 12   /home/a b/lib/libgomp-1.so.1\n",
+        "7f02-7f03 r-xp 00000000 08:01 13   /opt/libgomp-env/lib/libtorch.so\n",
+        "7f03-7f04 rw-p 00000000 00:00 0 \n",
+        "7f04-7f05 rw-p 00000000 00:00 0   [heap]\n",
+    ]
+    assert forks._runtimes(lines) == ["/home/a b/lib/libgomp-1.so.1"]
 
 
 def test_a_child_whose_parents_threads_could_not_be_ended_is_refused(tmp_path: Path) -> None:

@@ -149,8 +149,11 @@ class DistributedCommunicator:
 
 def lost(error: RuntimeError) -> str:
     """Return what gloo says of a broken connection, without its addresses and advice on its sources."""
-    found = re.search(r"[Cc]onnection [a-z ]*[a-z]|reset by peer|[Tt]imed out[a-z ]*|[Bb]roken pipe", str(error))
-    return found[0] if found else one_line(str(error))[:120]
+    text = re.sub(r"\[[^]]*\](:\d+)?", "", str(error))
+    found = re.search(
+        r"[Cc]onnection [a-z ]*[a-z]|reset by peer|timeout [a-z ]*closure|[Tt]imed out|[Bb]roken pipe", text
+    )
+    return found[0] if found else " ".join(one_line(text).split())[:120]
 
 
 @final

@@ -128,6 +128,9 @@ def from_arrays(
     entries = adj is not None and columns.weights is not None and options.duplicates == "auto"
     check_frame(features, "features", ids, table=True)
     check_frame(labels, "labels", ids)
+    for part, split in (splits or {}).items():
+        if getattr(split, "dtype", None) == np.bool_:
+            check_frame(split, f"split {part!r}", ids)
     features, labels, options = to_numpy(features), with_unknown(to_numpy(labels)), options.resolved(counted=entries)
     origin = ""
     made = features if isinstance(features, str) else ""

@@ -231,7 +231,7 @@ def _from_item(source: Any, arrays: dict[str, Any]) -> Graph:
 def _number_of_nodes(item: Mapping[str, Any]) -> int | None:
     """Return an item's count of vertices, a number or an array of one. Raises: GraphError for anything else."""
     counts = as_array([] if item.get("num_nodes") is None else to_numpy(item["num_nodes"]), "num_nodes").reshape(-1)
-    if counts.size > 1 or (counts.size and counts.dtype.kind not in "iu"):
+    if counts.size > 1 or (counts.size and (counts.dtype.kind not in "iuf" or counts[0] != np.rint(counts[0]))):
         raise GraphError(f'graph["num_nodes"] must be one whole number, got {counts.dtype} of shape {counts.shape}')
     return int(counts[0]) if counts.size else None
 

@@ -31,7 +31,7 @@ def check_rows(values: Any, ids: Any, start: int, what: str, todo: str) -> None:
     Raises: GraphError.
     """
     expected = np.arange(start, start + len(values)) if ids is None else np.asarray(ids)[start : start + len(values)]
-    if [str(value) for value in values.tolist()] != [str(value) for value in expected.tolist()]:
+    if not _alike(values, expected):
         order = "0, 1, 2, ..." if ids is None else "ids"
         raise GraphError(f"{what}, and its entries are not those of the vertices in their order ({order}): {todo}")
 
@@ -46,22 +46,33 @@ def refuse_answers(names: list[str], where: str) -> None:
         )
 
 
+def _alike(values: Any, expected: Any) -> bool:
+    """Return whether ids are equal as they are written; numbers may be of any type."""
+    if len(values) != len(expected):
+        return False
+    if {values.dtype.kind, expected.dtype.kind} <= set("iuf"):
+        return bool(np.array_equal(values, expected))
+    return all(str(value) == str(other) for value, other in zip(values, expected, strict=True))
+
+
 def check_frame(values: Any, what: str, ids: Any, *, table: bool = False) -> None:
     """Refuse a Series or DataFrame of pandas whose index is not that of the vertices: rows are read by their place.
 
-    table: whether its columns are features; one that is named as an id, a label or a split is refused.
-    Raises: GraphError.
+    An index is that of the vertices if it is 0, 1, ..., or their ids. table: whether columns are features, as those of a
+    table of any library are; one that is named as an id, a label or a split is refused. Raises: GraphError.
     """
     index = getattr(values, "index", None)
-    if index is None or not hasattr(index, "to_numpy"):
-        return
-    todo = "sort the rows as the vertices are, then .reset_index(drop=True)"
-    check_rows(index.to_numpy(), ids, 0, f"the index of {what} names rows", todo)
+    if index is not None and hasattr(index, "to_numpy"):
+        rows = np.asarray(index.to_numpy())
+        todo = "sort the rows as the vertices are, then .reset_index(drop=True)"
+        if not _alike(rows, np.arange(len(rows))):
+            check_rows(rows, ids, 0, f"the index of {what} names rows", todo)
     if table:
-        names = [name for name in getattr(values, "columns", ()) if isinstance(name, str)]
+        columns = getattr(values, "column_names", getattr(values, "columns", ()))
+        names = [name for name in columns if isinstance(name, str)]
         refuse_answers(names, what)
         if found := [name for name in names if names_rows(name)]:
             raise GraphError(
-                f"{what}: column {found[0]!r} is named as an index or id: leave it out (.drop(columns={found[0]!r})), or "
-                "rename it if it is a feature"
+                f"{what}: column {found[0]!r} is named as an index or id: leave it out, or rename it if it is a feature "
+                "(.to_numpy() takes all columns as they are)"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -161,13 +162,16 @@ def epochs_done(folder: Path, config: Config) -> int:
 
 
 @contextlib.contextmanager
-def naming_checkpoint(folder: Path, way: str = "") -> Iterator[None]:
-    """Add to an error of ranks how many epochs are saved, and the `way` to continue (default: a command)."""
+def naming_checkpoint(folder: Path, way: str | None = "") -> Iterator[None]:
+    """Add to an error of ranks how many epochs are saved, and the `way` to continue: "" is the command, None no way."""
     try:
         yield
     except CommError as error:
-        if done := epochs_done(folder, read_run(folder)[0]):
-            way = way or f"mggcn train --resume {printable(folder)}"
+        done = 0
+        with contextlib.suppress(MggcnError):  # the first error is the one to tell
+            done = 0 if way is None else epochs_done(folder, read_run(folder)[0])
+        if done:
+            way = way or f"mggcn train --resume {printable(shlex.quote(str(folder)))}"
             raise CommError(f"{error}; {done} epochs are saved, continue with: {way}") from error
         raise
 

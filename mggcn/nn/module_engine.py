@@ -34,6 +34,8 @@ from mggcn.nn.partitioned import PartitionedGraph
 from mggcn.train.loop import Scores
 from mggcn.train.metrics import SPLITS
 
+MEANS_LOOKED_AT = 3
+"""Steps after which a loss that gave nothing to tell by counts as a mean."""
 OTHERS = "others"
 """Name of the tensor that holds, as JSON, what an optimiser keeps besides tensors."""
 
@@ -60,6 +62,7 @@ class ModuleEngine:
         self._every_mask = [part.gather(mask.long()).bool().cpu() for mask in self._masks]
         self._signals = [0.0, 0.0]
         self._entries: float | None = None
+        self._stepped, self._is_mean = 0, False
         self._best: dict[str, Tensor] = {}
         self._make()
 
@@ -107,11 +110,14 @@ class ModuleEngine:
         self.module.train()
         self._optimizer.zero_grad()
         loss = self._loss()
-        if self.size > 1 and not torch.equal(drawn, self._random_state()):
+        # In the first step alone: later other threads of the process may draw, on_epoch for example.
+        if self._stepped == 0 and self.size > 1 and not torch.equal(drawn, self._random_state()):
             raise ConfigError(
-                f"{type(self.module).__name__} or its loss draws random numbers of torch's, which depend on the number of "
-                "ranks; take mggcn.nn.dropout(x, part, p, self.training), or train on one rank"
+                f"{type(self.module).__name__} or its loss draws torch's random numbers, which ranks that are threads "
+                "share and others repeat; take mggcn.nn.dropout(x, part, p, self.training), or a torch.Generator of the module's "
+                "own for numbers that do not depend on rows, or train on one rank"
             )
+        self._stepped += 1
         signals = torch.tensor([0.0, *self._signals], dtype=torch.float64, device=part.device)
         signals[0] = loss.detach()
         loss.backward()
@@ -143,8 +149,9 @@ class ModuleEngine:
                 self._entries = max(float(self._part.total(float(entries))), 1.0)
             return total / self._entries
         total, mean = own_loss(recipe.loss, scores, labels)
-        if mean and self._entries is None and self.size > 1:
-            check_mean(recipe.loss, scores.detach(), labels, self.rank)
+        # A module may begin with equal scores, of which every mean is the same: then the next steps tell.
+        if mean and not self._is_mean and self._stepped < MEANS_LOOKED_AT and self.size > 1:
+            self._is_mean = check_mean(recipe.loss, scores.detach(), labels, self.rank)
         self._entries = float(self._num_train)
         return total / self._num_train
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -287,30 +288,35 @@ def own_loss(loss: LossFunction, scores: Tensor, labels: Tensor) -> tuple[Tensor
     return value.reshape(len(labels), -1).mean(1).sum(), False
 
 
-def check_mean(loss: LossFunction, scores: Tensor, labels: Tensor, rank: int) -> None:
+def check_mean(loss: LossFunction, scores: Tensor, labels: Tensor, rank: int) -> bool:
     """Refuse one number that is not a mean over rows: ranks could not combine their parts.
 
     The rows are cut in two by their labels: a mean that weighs classes differs most there. Sums and means of a batch's
-    statistics differ as well. Raises: ConfigError.
+    statistics differ as well. Returns whether the halves have means that differ, as they do not where a module begins
+    with equal scores: then nothing is known yet. Raises: ConfigError.
     """
     half = len(labels) // 2
     if not half:
-        return
+        return True
     order = (labels if labels.dim() == 1 else labels[:, 0]).argsort()
     scores, labels = scores[order], labels[order]
     with torch.no_grad():
-        whole = float(loss(scores, labels)) * len(labels)
+        value = loss(scores, labels)
+        whole = float(value) * len(labels)
         low = float(loss(scores[:half], labels[:half])) * half
         high = float(loss(scores[half:], labels[half:])) * (len(labels) - half)
-    # 200 units in the last place: far more than a pairwise sum loses over 1e9 rows; a loss may compute in float32.
-    tolerance = min(max(200 * torch.finfo(scores.dtype).eps, 2e-5), 1e-2)
-    if abs(whole - (low + high)) > tolerance * (abs(low) + abs(high)):
+    # 200 units in the last place: far more than a pairwise sum loses over 1e9 rows; a loss may compute in float32 or less.
+    eps = max(torch.finfo(dtype).eps for dtype in (scores.dtype, value.dtype))
+    tolerance = min(max(200 * eps, 2e-5), 1e-2)
+    # A half may be 0 / 0 where the whole is not: a class without weight, or labels that are unknown.
+    if math.isfinite(whole) and not abs(whole - (low + high)) <= tolerance * (abs(low) + abs(high)):
         raise ConfigError(
             f"loss={name_of(loss)} returns one number that is no mean over rows (on rank {rank} all rows give "
             f"{whole / len(labels):.6g}, the mean of two halves is {(low + high) / len(labels):.6g}), as a sum and a mean "
             "with weights of classes are not, and ranks cannot put such numbers together; return a value for each row "
             '(reduction="none"), or train on one rank'
         )
+    return abs(low / half - high / (len(labels) - half)) > 1e-3 * abs(whole / len(labels))
 
 
 def split_score(recipe: Recipe, scores: Tensor, labels: Tensor) -> float | None:

@@ -181,6 +181,14 @@ def test_rows_of_frames_are_those_of_the_vertices() -> None:
     assert mggcn.load(by_name, ids=["ann", "bob", "eve"], features=names).num_features == 2
     with pytest.raises(GraphError, match="not those of the vertices in their order"):
         mggcn.load(by_name, ids=["eve", "ann", "bob"], features=names)
+    whole = frame.assign(name=["ann", "bob", "eve"])  # rows in the order of ids, and an index that says nothing
+    assert mggcn.load(by_name, ids=whole["name"], features=whole[["a", "b"]], labels=whole["b"] - 1).num_features == 2
+    assert mggcn.load(edges, features=frame.set_axis([0.0, 1.0, 2.0])).num_features == 2
+    with pytest.raises(GraphError, match=r"the index of split 'train' names rows"):
+        mggcn.load(edges, splits={"train": later["a"] > 1})
+    arrow = pytest.importorskip("pyarrow")
+    with pytest.raises(GraphError, match="column 'label' is named as a label or a split"):
+        mggcn.load(edges, features=arrow.table({"f": [1.0, 2, 3], "label": [0, 1, 0]}))
     for column, words in (("paper_id", "named as an index or id"), ("fold", "named as a label or a split")):
         with pytest.raises(GraphError, match=words):
             mggcn.load(edges, features=frame.assign(**{column: [0, 1, 2]}))

@@ -257,6 +257,26 @@ def weighted(scores: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(scores, labels, weight=torch.tensor([1.0, 1.2, 1.0]))
 
 
+def without_the_first(scores: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(scores, labels, weight=torch.tensor([0.0, 1.0, 1.0]))
+
+
+def five_times_the_second(scores: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(scores, labels, weight=torch.tensor([1.0, 5.0, 1.0]))
+
+
+def of_equal_scores() -> Net:
+    """A module that begins with equal scores, of which every mean is the same."""
+    module = net()
+    for parameter in module.second.parameters():
+        torch.nn.init.zeros_(parameter)
+    return module
+
+
+def in_bf16(scores: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(scores.bfloat16(), labels)
+
+
 BROKEN: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
     (ConfigError, r"Flat must return scores \(V, C\), a row for each .* got shape \(\d+,\)", Flat, {}),
     (ConfigError, r"Short must return scores", Short, {}),
@@ -269,7 +289,9 @@ BROKEN: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
     (ConfigError, "without weights before its first call", lambda: torch.nn.LazyLinear(3), {}),
     (ConfigError, "one number that is no mean over rows", net, {"loss": lambda s, y: focal(s, y).sum()}),
     (ConfigError, r"a mean with weights of classes are not, .*reduction=\"none\"", net, {"loss": weighted}),
-    (ConfigError, "TorchDropout or its loss draws random numbers", TorchDropout, {}),
+    (ConfigError, "one number that is no mean over rows", net, {"loss": without_the_first}),
+    (ConfigError, "one number that is no mean over rows", of_equal_scores, {"loss": five_times_the_second}),
+    (ConfigError, "TorchDropout or its loss draws torch's random numbers", TorchDropout, {}),
     (ConfigError, "must return a tensor that depends on the scores", net, {"loss": lambda s, y: 0.5}),
     (
         ConfigError,
@@ -300,6 +322,12 @@ def test_what_cannot_work_is_named(
     """Fails if a broken module, part or setting trains in silence, or ends in an error that does not name it."""
     with pytest.raises(error, match=message):
         mggcn.Trainer(graph_of(), make(), ranks=2, threads=1, **settings).fit(epochs=2)
+
+
+def test_a_mean_in_lower_precision_is_a_mean() -> None:
+    """Fails if what rounding does to a loss is taken for weights, or a callback's random numbers for the module's."""
+    trainer = mggcn.Trainer(graph_of(), net(), loss=in_bf16, ranks=2, threads=1)
+    assert len(trainer.fit(epochs=4, on_epoch=lambda row: torch.rand(1000))) == 4
 
 
 def test_functions_beside_a_planned_model_are_refused() -> None:
