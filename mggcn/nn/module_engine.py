@@ -114,7 +114,7 @@ class ModuleEngine:
         if self._stepped == 0 and self.size > 1 and not torch.equal(drawn, self._random_state()):
             raise ConfigError(
                 f"{type(self.module).__name__} or its loss draws torch's random numbers, which ranks that are threads "
-                "share and others repeat; take mggcn.nn.dropout(x, part, p, self.training), or a torch.Generator of the module's "
+                "share and others repeat; take mggcn.nn.dropout(x, part, p, self.training), or a torch.Generator of its "
                 "own for numbers that do not depend on rows, or train on one rank"
             )
         self._stepped += 1
