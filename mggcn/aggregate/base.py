@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.aggregate.edge_op import SUM, EdgeOp
+from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
 from mggcn.aggregate.steps import Step
-from mggcn.backend.base import Epilogue, KernelBackend
+from mggcn.backend.base import KernelBackend
 from mggcn.blocks.block import Block
 from mggcn.config import RunConfig
 from mggcn.graph.csr import Graph
@@ -108,36 +108,17 @@ class Aggregation(Protocol):
         """Whether forward is the op over the edges of the whole graph, and backward its adjoint, in every epoch."""
         ...
 
-    def forward(
-        self,
-        h: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        """Compute out (V, D) = epilogue(op over the in-edges of this rank's rows); for the sum, epilogue(A^T h).
+    def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        """Compute target.out (V, D) = epilogue(op over the in-edges of this rank's rows); for the sum, epilogue(A^T h).
         Collective.
 
         h: (V, op.columns(D).operand). buffers: as the plan declares them for this op and this width or a larger one.
-        Out may be columns of any wider tensor that start at a multiple of 64 bytes. local: the op's own tensors with
-        this rank's rows, as `EdgeOp.begin` takes them.
+        Out may be columns of any wider tensor that start at a multiple of 64 bytes.
         """
         ...
 
-    def backward(
-        self,
-        g: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        """Compute out (V, D) = epilogue(op over the out-edges of this rank's rows); for the sum, epilogue(A g).
+    def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        """Compute target.out (V, D) = epilogue(op over the out-edges of this rank's rows); for the sum, epilogue(A g).
         Collective.
 
         op: the adjoint of the forward op. g may be overwritten. Where several ranks hold copies of a row, the

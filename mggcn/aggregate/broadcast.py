@@ -15,7 +15,7 @@ from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregat
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
 from mggcn.aggregate.relations import upload_tile
 from mggcn.aggregate.steps import AHEAD, Stages, Step
-from mggcn.backend.base import Epilogue, KernelBackend, Sparse
+from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.events import Event
 from mggcn.config import RunConfig
 from mggcn.memory.arena import BufferSpec
@@ -121,29 +121,11 @@ class Broadcast(Aggregation):
         self._comm = comm
         self._backend = backend
 
-    def forward(
-        self,
-        h: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        self._staged(op, self._tiles, h, Target(out, epilogue, local), buffers)
+    def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        self._staged(op, self._tiles, h, target, buffers)
 
-    def backward(
-        self,
-        g: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        self._staged(op, self._tiles_t, g, Target(out, epilogue, local), buffers)
+    def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        self._staged(op, self._tiles_t, g, target, buffers)
 
     def _staged(
         self, op: EdgeOp, tiles: Sequence[Sparse], dense: Tensor, target: Target, slots: Sequence[Tensor]

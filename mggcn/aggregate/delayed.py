@@ -9,7 +9,7 @@ the exchange is its own adjoint: cd-0 is exact. cd-r sends a bin of the split ve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -183,34 +183,16 @@ class LocalOnly(Aggregation):
         self._part = part
         self._shares = part.backend.upload(part.missing)
 
-    def forward(
-        self,
-        h: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
+    def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
         part = self._part
-        part.compute(op, h, Target(out, Epilogue(row_scale=self._shares), local), 0)
+        part.compute(op, h, replace(target, epilogue=Epilogue(row_scale=self._shares)), 0)
         for number in range(1, len(part.forward)):
-            part.compute(op, h, Target(out, epilogue, local), number)
-        part.finish(out, epilogue)
+            part.compute(op, h, target, number)
+        part.finish(target.out, target.epilogue)
 
-    def backward(
-        self,
-        g: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
+    def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
         self._part.scale(g, self._shares)
-        self._part.compute_t(op, g, Target(out, epilogue, local))
+        self._part.compute_t(op, g, target)
 
 
 class Complete(Aggregation):
@@ -222,37 +204,20 @@ class Complete(Aggregation):
         self._part = part
         self._comm = comm
 
-    def forward(
-        self,
-        h: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        part, target, shared = self._part, Target(out, epilogue, local), op.columns(out.shape[1]).shared
+    def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        part, out = self._part, target.out
+        shared = op.columns(out.shape[1]).shared
         split = part.begin_split(op, h, target)
         # While the partial results of the split rows are on their way, the other rows are computed: half of them during
         # each message.
         self._exchange(split, shared, out.dtype, buffers, lambda half: part.compute(op, h, target, half))
         part.end_split(split)
 
-    def backward(
-        self,
-        g: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
+    def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
         # On copies, gradients are parts of a sum, whatever the op: they are added up before the op reads them.
-        shared = op.columns(out.shape[1]).shared
+        shared = op.columns(target.out.shape[1]).shared
         self._exchange(self._part.sums(g[:, :shared]), shared, g.dtype, buffers, lambda half: None)
-        self._part.compute_t(op, g, Target(out, epilogue, local))
+        self._part.compute_t(op, g, target)
 
     def _exchange(
         self,

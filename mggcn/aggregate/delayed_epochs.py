@@ -18,7 +18,6 @@ import torch
 from mggcn.aggregate.base import aggregate_name
 from mggcn.aggregate.delayed_part import DeviceLists, Part
 from mggcn.aggregate.edge_op import SUM, Accumulation, EdgeOp, Target
-from mggcn.backend.base import Epilogue
 from mggcn.backend.events import DONE, Event
 
 if TYPE_CHECKING:
@@ -46,35 +45,16 @@ class DelayedByEpochs:
             for post in self._posts.values():
                 post.forget()
 
-    def forward(
-        self,
-        h: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        target = Target(out, epilogue, local)
+    def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
         split = self._part.begin_split(op, h, target)
-        self._posts[aggregate_name(layer, False)].exchange(out, self._epoch)
+        self._posts[aggregate_name(layer, False)].exchange(target.out, self._epoch)
         for half in (1, 2):
             self._part.compute(op, h, target, half)
         self._part.end_split(split)
 
-    def backward(
-        self,
-        g: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
+    def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
         self._posts[aggregate_name(layer, True)].exchange(g, self._epoch)
-        self._part.compute_t(op, g, Target(out, epilogue, local))
+        self._part.compute_t(op, g, target)
 
     def state(self) -> Mapping[str, Tensor]:
         return {name: tensor for post in self._posts.values() for name, tensor in post.state().items()}

@@ -16,7 +16,7 @@ from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregat
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target, single_tile
 from mggcn.aggregate.relations import upload_tile
 from mggcn.aggregate.steps import Await, Copy, Send, Step
-from mggcn.backend.base import Epilogue, KernelBackend, Sparse
+from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.config import RunConfig
 from mggcn.errors import PlanError
 from mggcn.memory.arena import BufferSpec
@@ -183,29 +183,11 @@ class HaloExchange(Aggregation):
         self._comm = comm
         self._backend = backend
 
-    def forward(
-        self,
-        h: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        self._aggregate(op, self._forward, self._plan.forward, h, Target(out, epilogue, local), buffers)
+    def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        self._aggregate(op, self._forward, self._plan.forward, h, target, buffers)
 
-    def backward(
-        self,
-        g: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        self._aggregate(op, self._backward, self._plan.backward, g, Target(out, epilogue, local), buffers)
+    def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        self._aggregate(op, self._backward, self._plan.backward, g, target, buffers)
 
     def _aggregate(
         self, op: EdgeOp, side: _Side, exchange: Exchange, dense: Tensor, target: Target, buffers: Sequence[Tensor]

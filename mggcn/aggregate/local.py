@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target, single_tile
 from mggcn.aggregate.steps import Step
-from mggcn.backend.base import Epilogue, KernelBackend, Sparse
+from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.blocks.block import Capacity
 from mggcn.errors import PlanError
 from mggcn.memory.arena import BufferSpec
@@ -65,29 +65,11 @@ class LocalBlock(Aggregation):
         """Take the edges of a step: a row for each target, and the transpose with a row for each source."""
         self._matrices = matrix, matrix_t
 
-    def forward(
-        self,
-        h: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        single_tile(op, self._backend, self._loaded(0), h, Target(out, epilogue, local))
+    def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        single_tile(op, self._backend, self._loaded(0), h, target)
 
-    def backward(
-        self,
-        g: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        single_tile(op, self._backend, self._loaded(1), g, Target(out, epilogue, local))
+    def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        single_tile(op, self._backend, self._loaded(1), g, target)
 
     def _loaded(self, direction: int) -> Sparse:
         if self._matrices is None:

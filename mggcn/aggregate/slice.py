@@ -192,29 +192,11 @@ class Slice(Aggregation):
         self._comm = comm
         self._backend = backend
 
-    def forward(
-        self,
-        h: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        self._aggregate(op, self._matrix, h, Target(out, epilogue, local), buffers)
+    def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        self._aggregate(op, self._matrix, h, target, buffers)
 
-    def backward(
-        self,
-        g: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        self._aggregate(op, self._matrix_t, g, Target(out, epilogue, local), buffers)
+    def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        self._aggregate(op, self._matrix_t, g, target, buffers)
 
     def _aggregate(self, op: EdgeOp, matrix: Sparse, dense: Tensor, target: Target, buffers: Sequence[Tensor]) -> None:
         if not buffers:

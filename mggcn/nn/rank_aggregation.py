@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mggcn.aggregate.base import Aggregation, AggregationPlan, BuildContext
-from mggcn.aggregate.edge_op import SUM, EdgeOp
+from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
 from mggcn.assemble import STRATEGIES, threads_per_rank
 from mggcn.backend.base import Epilogue, KernelBackend
 from mggcn.comm.base import Communicator
@@ -122,7 +122,7 @@ class RankAggregation:
         aggregation = self._by_relation if by_relation else self._aggregation
         out = self.padded(cols, h)
         move = aggregation.backward if backward else aggregation.forward
-        move(h, out, buffers, 1, None, op, local)
+        move(h, Target(out, None, local), buffers, 1, op)
         return out
 
     def _agree(self, what: str, cols: int, adjoint: bool, like: Tensor) -> None:
@@ -151,7 +151,8 @@ class RankAggregation:
         move = self._aggregation.backward if adjoint else self._aggregation.forward
         # A strategy may overwrite its operand, and the gradient belongs to torch.
         h = self._operand(x, before, fresh=adjoint)
-        move(h, out, self._buffers(x.shape[1], SUM), 1, None if after is None else Epilogue(row_scale=after))
+        target = Target(out, None if after is None else Epilogue(row_scale=after))
+        move(h, target, self._buffers(x.shape[1], SUM), 1)
 
     def _operand(self, x: Tensor, scale: Tensor | None, *, fresh: bool) -> Tensor:
         """The rows as messages carry them: padded, aligned, scaled."""

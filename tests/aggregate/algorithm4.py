@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mggcn.aggregate.edge_op import Target
 from mggcn.backend.base import Epilogue, KernelBackend
 from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.cut.vertex_cut import VertexCut
@@ -125,15 +126,11 @@ class Simulated:
     def begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch
 
-    def forward(
-        self, h: torch.Tensor, out: torch.Tensor, buffers: object, layer: int, epilogue: Any, *_: object
-    ) -> None:
-        self._run(self._simulator.forward, f"forward {layer}", h, out, epilogue)
+    def forward(self, h: torch.Tensor, target: Target, buffers: object, layer: int, *_: object) -> None:
+        self._run(self._simulator.forward, f"forward {layer}", h, target.out, target.epilogue)
 
-    def backward(
-        self, g: torch.Tensor, out: torch.Tensor, buffers: object, layer: int, epilogue: Any, *_: object
-    ) -> None:
-        self._run(self._simulator.backward, f"backward {layer}", g, out, epilogue)
+    def backward(self, g: torch.Tensor, target: Target, buffers: object, layer: int, *_: object) -> None:
+        self._run(self._simulator.backward, f"backward {layer}", g, target.out, target.epilogue)
 
     def _run(self, step: Any, op: str, dense: torch.Tensor, out: torch.Tensor, epilogue: Epilogue | None) -> None:
         rows = dense.numpy().copy()

@@ -11,6 +11,7 @@ import torch
 
 from mggcn.aggregate.base import BuildContext
 from mggcn.aggregate.broadcast import BroadcastPlan
+from mggcn.aggregate.edge_op import Target
 from mggcn.aggregate.steps import bytes_sent, num_messages, num_products
 from mggcn.assemble import STRATEGIES, partition_graph
 from mggcn.backend.base import Epilogue, KernelBackend
@@ -138,7 +139,7 @@ def aggregate(
             out = wide[:, first : first + cols]
             comm.bytes_sent = comm.messages = 0
             move = aggregation.backward if backward else aggregation.forward
-            move(source, out, slots, 1, epilogue)
+            move(source, Target(out, epilogue), slots, 1)
             steps = plan.steps(cols, "fp64", backward)
             sent.append(comm.bytes_sent)
             messages.append(comm.messages)

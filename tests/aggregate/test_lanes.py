@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mggcn.aggregate.base import BuildContext
+from mggcn.aggregate.edge_op import Target
 from mggcn.assemble import STRATEGIES, partition_graph
 from mggcn.backend.base import Epilogue
 from mggcn.backend.events import DONE, Event
@@ -132,7 +133,7 @@ def on_lanes(
                 h.copy_((ids + turn)[:, None] * torch.ones(cols))
                 if backward and shard.owned is not None:
                     h[torch.from_numpy(~shard.owned)] = 0.0
-                (aggregation.backward if backward else aggregation.forward)(h, out, slots, 1, None)
+                (aggregation.backward if backward else aggregation.forward)(h, Target(out), slots, 1)
                 results.append(out.clone())
         return shard.global_ids, results
 

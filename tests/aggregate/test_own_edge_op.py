@@ -12,7 +12,7 @@ import torch
 
 from mggcn.aggregate.base import AggregationPlan, BuildContext, padded_rows
 from mggcn.aggregate.broadcast import BroadcastPlan
-from mggcn.aggregate.edge_op import SUM, EdgeOp
+from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
 from mggcn.aggregate.halo import Exchange, HaloPlan
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, bytes_sent, num_messages
 from mggcn.assemble import STRATEGIES, partition_graph, plan_shape
@@ -146,7 +146,7 @@ class _Aggregations:
         dense.copy_(to_tensor(operand))
         out = self.buffer(self._rows, COLS, float("nan"))
         before = self._comm.bytes_sent, self._comm.messages
-        move(dense, out, slots, 1, epilogue, seen.by_strategy, local)
+        move(dense, Target(out, epilogue, local), slots, 1, seen.by_strategy)
         self.sent.append((self._comm.bytes_sent - before[0], self._comm.messages - before[1]))
         steps = self._plan.steps(COLS, "fp64", backward, 0, op)
         self.planned.append((bytes_sent(steps), num_messages(steps)))

@@ -19,7 +19,7 @@ from mggcn import assemble
 from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations, padded_rows
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
 from mggcn.aggregate.steps import Await, Send, Step
-from mggcn.backend.base import Epilogue, Sparse
+from mggcn.backend.base import Sparse
 from mggcn.config import RunConfig
 from mggcn.memory.arena import BufferSpec
 from mggcn.partition.base import PartitionStats
@@ -104,29 +104,11 @@ class Gather:
     def begin_epoch(self, epoch: int) -> None:
         return
 
-    def forward(
-        self,
-        h: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        self._gathered(op, self._tiles, h, Target(out, epilogue, local), buffers)
+    def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        self._gathered(op, self._tiles, h, target, buffers)
 
-    def backward(
-        self,
-        g: Tensor,
-        out: Tensor,
-        buffers: Sequence[Tensor],
-        layer: int,
-        epilogue: Epilogue | None,
-        op: EdgeOp = SUM,
-        local: Sequence[Tensor] = (),
-    ) -> None:
-        self._gathered(op, self._tiles_t, g, Target(out, epilogue, local), buffers)
+    def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
+        self._gathered(op, self._tiles_t, g, target, buffers)
 
     def state(self) -> Mapping[str, Tensor]:
         return {}

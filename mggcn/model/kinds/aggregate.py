@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from mggcn.aggregate.base import aggregate_name
-from mggcn.aggregate.edge_op import SUM, EdgeOp
+from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
 from mggcn.backend.base import Epilogue
 from mggcn.blocks.block import OWNED, WHOLE, Block, RowSet
 from mggcn.errors import PlanError
@@ -145,8 +145,8 @@ class Aggregate(PlainKind):
             edge_op = self.rule.bound(edge_op, rt)
         if self.relations is not None:
             edge_op = self.relations.bound(self.op, rt, op)  # type: ignore[arg-type]
-        out, epilogue = rt.buffer(op.out), self.finish.epilogue(rt, op.rows)
-        move(op.tensor(rt, 0), out, slots, self.site, epilogue, edge_op, local)
+        target = Target(rt.buffer(op.out), self.finish.epilogue(rt, op.rows), local)
+        move(op.tensor(rt, 0), target, slots, self.site, edge_op)
         if self.relations is not None and self.backward:
             self.relations.write_gradients(rt, op)
 
@@ -173,5 +173,5 @@ class Panel(PlainKind):
         columns = require(inputs.dense)[:, self.first : self.first + self.width]
         panel = rt.buffer(op.scratch["panel"])[:, : self.width]
         rt.backend.finish(columns, panel, Epilogue(out_scale=inputs.col_scale))
-        slots, epilogue = slots_of(rt, op.scratch), Epilogue(row_scale=inputs.row_scale)
-        rt.aggregation(WHOLE).forward(panel, columns, slots, 1, epilogue)
+        target = Target(columns, Epilogue(row_scale=inputs.row_scale))
+        rt.aggregation(WHOLE).forward(panel, target, slots_of(rt, op.scratch), 1)
