@@ -9,8 +9,9 @@ from pathlib import Path
 def write_report(run: Path) -> list[Path]:
     """Write `run/report/{curves,memory}.png` and the self-contained `run/report/index.html`; return their paths.
 
-    A run on several ranks gets `tiles.png` too. One that recorded a timeline gets `{breakdown,timeline,stages}.png`, the
-    last on several ranks only. One that was interrupted gets what its history and plan hold, with a note.
+    A module of one's own has no memory to show. A run on several ranks gets `tiles.png` too. One that recorded a timeline
+    gets `{breakdown,timeline,stages}.png`, the last on several ranks only. One that was interrupted gets what its history
+    and plan hold, with a note.
     Raises: RunError naming the file or key that is missing or damaged; BackendError without matplotlib.
     """
     from mggcn.errors import RunError
@@ -30,10 +31,9 @@ def write_report(run: Path) -> list[Path]:
     folder = run / "report"
     try:
         folder.mkdir(exist_ok=True)
-        images = {
-            "curves": draw_curves(record, folder / "curves.png"),
-            "memory": draw_memory(record.plan, folder / "memory.png"),
-        }
+        images = {"curves": draw_curves(record, folder / "curves.png")}
+        if "module" not in record.plan:  # whose memory is torch's, and not planned
+            images["memory"] = draw_memory(record.plan, folder / "memory.png")
         if record.plan["ranks"] > 1:
             images["tiles"] = draw_tiles(record.plan, folder / "tiles.png")
         moments = draw_timeline(timeline, folder) if timeline else []

@@ -28,11 +28,14 @@ _COSTS = {
 
 
 def write_page(record: RunRecord, images: Mapping[str, Path], path: Path, timeline: Iterable[str] = ()) -> Path:
-    """Write the page with the pictures "memory" and, of several ranks, "tiles"; `timeline`: where an epoch's time went."""
+    """Write the page with the pictures "memory", if memory was planned, and, of several ranks, "tiles".
+
+    timeline: where an epoch's time went.
+    """
     name = str(record.plan["graph"]["name"])
     body = [
         *headline(record),
-        f"<h1>{escape(name)}: {escape(record.config.get('model', {}).get('kind', record.metric))}</h1>",
+        f"<h1>{escape(name)}: {escape(_model_name(record))}</h1>",
         f'<p class="under">{escape(_subtitle(record))}</p>',
         *(f'<p class="note">{prose(note)}</p>' for note in record.notes),
         *_beginning(record),
@@ -40,9 +43,7 @@ def write_page(record: RunRecord, images: Mapping[str, Path], path: Path, timeli
         f'<div class="charts">{"".join(curve_charts(record))}</div>',
         *_results(record),
         *class_scores(record),
-        "<h2>Memory</h2>",
-        image(images["memory"], "buffers in the arena over the ops of an epoch, and memory by purpose"),
-        *_memory_tables(record.plan),
+        *_memory(record.plan, images.get("memory")),
         *_rank_section(record.plan, images.get("tiles")),
         *timeline,
         "<h2>Plan</h2>",
@@ -68,10 +69,18 @@ def _subtitle(record: RunRecord) -> str:
     return f"{', '.join(parts)} · {where} · run {record.path.resolve().name}{when}"
 
 
+def _model_name(record: RunRecord) -> str:
+    own = record.plan.get("module")
+    return str(own["module"] if own else record.config.get("model", {}).get("kind", record.metric))
+
+
 def _beginning(record: RunRecord) -> Iterable[str]:
     """Yield the command that trains this run again, and the settings that are not the defaults."""
     changed = changed_settings(record)
-    if store := record.job.get("store"):
+    if record.plan.get("module"):
+        opened = f"mggcn.Trainer.from_run({str(record.path)!r}, graph, module)"
+        yield f"<p>A module of your own. To open the run in Python:</p><pre><code>{escape(opened)}</code></pre>"
+    elif store := record.job.get("store"):
         words = ["mggcn", "train", str(store)]
         words += [word for name, value in changed.items() for word in ("--set", f"{name}={setting_text(value)}")]
         yield f"<p>To train it again:</p><pre><code>{escape(shlex.join(words))}</code></pre>"
@@ -116,6 +125,14 @@ def _quantity(key: str, value: Any) -> str:
     if "bytes" in key:
         return format_bytes(value)
     return f"{value:.4g} s" if "seconds" in key else f"{value:,}"
+
+
+def _memory(plan: Json, picture: Path | None) -> Iterable[str]:
+    """Yield the memory that was planned; of a module of one's own nothing was."""
+    if picture is not None:
+        yield "<h2>Memory</h2>"
+        yield image(picture, "buffers in the arena over the ops of an epoch, and memory by purpose")
+        yield from _memory_tables(plan)
 
 
 def _memory_tables(plan: Json) -> Iterable[str]:

@@ -20,6 +20,7 @@ from mggcn.cli import main
 from mggcn.errors import ConfigError, DivergedError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.jobs.status import status_of
+from mggcn.report import write_report
 from tests.graphs import make_graph, pattern
 
 N, D, C = 61, 5, 3
@@ -346,6 +347,10 @@ def test_the_folder_of_a_run_is_that_of_any_run(tmp_path: Path, capsys: pytest.C
     trainer.fit(epochs=3)
     assert (status_of(run).state, status_of(run).epoch) == ("complete", 3)
     assert "Trainer of Net of" in repr(trainer)
+    page = write_report(run)[-1].read_text()
+    assert "<h2>Memory</h2>" not in page
+    assert "mggcn.Trainer.from_run(" in page
+    assert ": Net</h1>" in page
     assert "[model]" not in (run / "config.toml").read_text()
     with pytest.raises(RunError, match="began with the loss focal, got mean_focal"):
         mggcn.Trainer.from_run(run, graph, net(), loss=mean_focal)
