@@ -36,7 +36,6 @@ from mggcn.jobs.auto import resolve_auto
 from mggcn.jobs.occupied import occupied
 from mggcn.jobs.regroup import regrouped, with_ranks
 from mggcn.jobs.result import read_result
-from mggcn.jobs.scores import scores_here
 from mggcn.jobs.weights import check_start, keep_start, weights_of, weights_of_run
 from mggcn.memory.units import human
 from mggcn.model.weights import weights_of_module
@@ -435,9 +434,9 @@ class Trainer:
             state = self.state_dict(weights)
             if layer is not None:
                 planned = predicting.plan_layer(self._config, self._graph, self._plan.shape, layer)
-                return scores_here(*planned, predicting.weights_in(planned[2], state))
+                return predicting.scores_here(*planned, predicting.weights_in(planned[2], state))
             kept = self._rank if self._config.run.ranks == 1 else None
-            scores = scores_here(self._config, self._graph, self._plan, self._partition, state, kept)
+            scores = predicting.scores_here(self._config, self._graph, self._plan, self._partition, state, kept)
             return prediction_files.probabilities_of(scores, self._plan.shape.task) if probabilities else scores
         with temporary_folder() as folder:
             target = folder / "scores.npy"
@@ -530,7 +529,7 @@ class Trainer:
             config, graph, plan, partition = predicting.plan_layer(config, graph, self._plan.shape, layer)
             tensors = predicting.weights_in(plan, tensors)
         require_fit(plan, memory_limit(config))
-        scores = scores_here(config, graph, plan, partition, tensors)
+        scores = predicting.scores_here(config, graph, plan, partition, tensors)
         return prediction_files.probabilities_of(scores, self._plan.shape.task) if probabilities else scores
 
     def save_store(self, path: str | Path, *, overwrite: bool = False) -> Graph:

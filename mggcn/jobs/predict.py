@@ -1,4 +1,4 @@
-"""Class scores of every vertex from a run folder, in the original order.
+"""Class scores of every vertex in the original order: from a run folder, or of weights in memory.
 
 N vertices, C classes.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mggcn.assemble import partition_graph, plan_graph
 from mggcn.comm.launch import run_ranks
@@ -213,18 +214,13 @@ def weights_in(plan: RunPlan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, probabilities: bool) -> None:
     """Write the rows of every rank to one `.npy` by original id, beside the target, then rename. Collective."""
     temporary = target.with_name(f".{target.name}.tmp")
-    trainer = rank.trainer
-    trainer.evaluate()
-    scores = trainer.scores()
+    scores, ids, mine = _scored(rank)
     try:
         if comm.rank == 0:
             os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
             np.lib.format.open_memmap(temporary, "w+", scores.dtype, (graph.num_vertices, scores.shape[1])).flush()
         comm.barrier()
         whole = np.lib.format.open_memmap(temporary, "r+")
-        rows = trainer.runtime.inputs.owned
-        ids = rows.ids.cpu().numpy()
-        mine = slice(None) if rows.owned is None else rows.owned.cpu().numpy()
         whole[ids[mine]] = (probabilities_of(scores, graph.task) if probabilities else scores)[mine]
         whole.flush()
         comm.barrier()
@@ -237,3 +233,44 @@ def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, pro
     finally:
         if comm.rank == 0:
             temporary.unlink(missing_ok=True)
+
+
+def _scored(rank: Rank) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any]:
+    """Evaluate; return the scores (V, C) of a rank's rows, their ids, and which of them it counts. Collective."""
+    rank.trainer.evaluate()
+    rows = rank.trainer.runtime.inputs.owned
+    mine = slice(None) if rows.owned is None else rows.owned.cpu().numpy()
+    return rank.trainer.scores(), rows.ids.cpu().numpy(), mine
+
+
+def scores_here(
+    config: Config,
+    graph: Graph,
+    plan: RunPlan,
+    partition: Partition,
+    state: Mapping[str, Tensor],
+    kept: Rank | None = None,
+) -> npt.NDArray[np.floating]:
+    """Return the logits (N, C) of all vertices in the graph's order, in the run's precision.
+
+    kept: the only rank of a run, which needs no set-up and has its own weights back at the end. Cost: set-up of the
+    ranks, and one forward pass. Raises: ConfigError if the weights are those of another model.
+    """
+
+    def body(comm: Communicator) -> tuple[npt.NDArray[np.integer], npt.NDArray[Any]]:
+        from mggcn.assemble_rank import make_rank
+
+        rank = kept or make_rank(config, graph, plan, partition, comm)
+        runtime = rank.trainer.runtime
+        runtime.backend.activate()
+        before = runtime.weights.state_dict()
+        runtime.weights.load_state_dict(state)
+        scores, ids, mine = _scored(rank)
+        runtime.weights.load_state_dict(before)
+        return ids[mine], scores[mine]
+
+    parts = on_local_ranks(config, body)
+    whole = np.empty((graph.num_vertices, parts[0][1].shape[1]), parts[0][1].dtype)
+    for ids, scores in parts:
+        whole[ids] = scores
+    return whole
