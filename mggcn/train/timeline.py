@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.profiler import profile, record_function
 
@@ -26,6 +27,7 @@ from mggcn.cost.work import Staged, Work
 from mggcn.errors import BackendError, RunError
 from mggcn.files import LARGEST_HISTORY, read_object, reason, write_text
 from mggcn.memory.arena import ITEM_BYTES
+from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.planning.op_cost import items_by_op
 from mggcn.planning.run import RankPlan, RunPlan
 from mggcn.train.heartbeat import boot_id
@@ -164,7 +166,7 @@ def make_profiler(run: RunConfig) -> profile:
         options = _ExperimentalConfig(profile_all_threads=True)
     except TypeError as error:
         raise BackendError("run.timeline needs torch 2.7 or later; update torch") from error
-    device = "cuda" if run.device == "cuda" else None
+    device = "cuda" if run.device == "cuda" and torch.cuda.is_available() else None
     return profile(use_kineto=True, use_device=device, experimental_config=options)
 
 
@@ -215,11 +217,14 @@ def _costs(plan: RunPlan, rank: RankPlan, epoch: int) -> dict[str, Event]:
     """Return kind, bytes and FLOP of every op of a training epoch, from 0, by its label. Padding of rows counts."""
     costs: dict[str, Event] = {}
     itemsize = ITEM_BYTES[rank.sizes.operand]
+    along_edges = {op.label: op.kind.op.name for op in rank.train.ops if isinstance(op.kind, Aggregate)}
     for label, items in items_by_op(plan, rank, rank.train, epoch % rank.aggregation.period):
         plain = (one for item in items for one in (item.plain() if isinstance(item, Staged) else (item,)))
         works = [work for work in plain if isinstance(work, Work)]
         kinds = {work.kind for work in works}
         name = "spmm" if "sparse" in kinds else "gemm" if "dense" in kinds else label.rstrip("0123456789").rstrip()
+        if along_edges.get(label, "sum") != "sum":
+            name = along_edges[label]
         gathered = sum(work.rows * work.row_bytes for work in works)
         products = sum(2 * work.rows * work.row_bytes // itemsize for work in works if work.kind == "sparse")
         costs[label] = {

@@ -21,6 +21,7 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import BackendError, RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
+from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.planning.run import RunPlan
 from mggcn.report.timeline import Timeline as Read
 from mggcn.report.timeline import read_timeline
@@ -34,7 +35,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "aggregate first": {"hidden": (8, 40), "dropout": 0.5, "bias": False},
     "sparse input": {"hidden": (24,), "input_dropout": 0.3},
     "batch norm": {"hidden": (24, 16), "norm_layer": "batch"},
+    "attention": {"kind": "gat", "hidden": (16,)},
 }
+
+ATTENTION = {"attention", "gradient of attention", "gradient of attention's destinations"}
 
 
 def config_of(ranks: int, model: str = "gemm first", **train: Any) -> Config:
@@ -137,7 +141,9 @@ def test_every_op_appears_once(ranks: int, model: str, record: Record, tmp_path:
         assert [s.step for s in ops if s.nbytes] == [*labels, "optimizer"]
         kinds = {s.step: s.op for s in ops}
         assert {kinds[label] for label in labels if label.startswith(("linear", "weight-grad"))} <= {"gemm"}
-        assert {kinds[label] for label in labels if label.startswith(("aggregate", "sparse"))} == {"spmm"}
+        along_edges = {kinds[op.label] for op in plan.ranks[rank].train.ops if isinstance(op.kind, Aggregate)}
+        assert along_edges == (ATTENTION if model == "attention" else {"spmm"})
+        assert {kinds[label] for label in labels if label.startswith("sparse")} <= {"spmm"}
         assert (kinds["loss"], kinds["optimizer"]) == ("loss", "optimizer")
         assert ("batch-norm" in kinds.values()) == (model == "batch norm")
 
@@ -192,7 +198,8 @@ def test_messages_carry_the_planned_bytes(ranks: int, model: str, record: Record
     assert broadcast + summed * 2 * (ranks - 1) // ranks == 3 * sum(r.bytes_sent(r.train) for r in plan.ranks)
     assert {s.measured for s in moved} == {"on stream"}
     # Gradients are summed between the ops, in no step of the program.
-    assert all(s.step.startswith("aggregate") for s in moved if s.op == "broadcast")
+    aggregations = {op.label for op in plan.ranks[0].train.ops if isinstance(op.kind, Aggregate)}
+    assert {s.step for s in moved if s.op == "broadcast"} == aggregations
     assert sum(s.nbytes > 0 and not s.step for s in moved) == 3 * 2 * ranks
 
 
