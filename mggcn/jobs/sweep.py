@@ -10,9 +10,9 @@ import os
 import queue
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -276,6 +276,18 @@ def _run_sweep(folder: Path, on_trial: Callable[[Trial], None]) -> Sweep:
         Worker(folder, job, sum(other.gpus == group.gpus for other in groups), group, k)
         for k, group in enumerate(groups)
     ]
+    try:
+        with closing(_trained(workers, _rounds(sweep, job, base))) as ended:
+            for trial in ended:
+                _save(sweep, asdict(job))
+                on_trial(trial)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(signal_of(stop)) from None
+    return sweep
+
+
+def _trained(workers: Sequence[Worker], rounds: Iterable[list[Trial]]) -> Generator[Trial, None, None]:
+    """Yield trials as they end, a round after the other; when this is closed, running trials are saved."""
     free: queue.LifoQueue[Worker] = queue.LifoQueue()  # one that has begun is taken before another one begins
     for worker in reversed(workers):
         free.put(worker)
@@ -290,20 +302,15 @@ def _run_sweep(folder: Path, on_trial: Callable[[Trial], None]) -> Sweep:
 
     pool = ThreadPoolExecutor(len(workers))
     try:
-        for trials in _rounds(sweep, job, base):
+        for trials in rounds:
             for ended in as_completed([pool.submit(train, trial) for trial in trials]):
-                trial = ended.result()
-                _save(sweep, asdict(job))
-                on_trial(trial)
-    except KeyboardInterrupt as stop:
-        raise Interrupted(signal_of(stop)) from None
+                yield ended.result()
     finally:
         for worker in workers:
             worker.stop()
         pool.shutdown(cancel_futures=True)
         for worker in workers:
             worker.end()
-    return sweep
 
 
 def _rounds(sweep: Sweep, job: Job, base: Config) -> Iterator[list[Trial]]:
@@ -384,8 +391,13 @@ class Worker:
         if self._stopped:
             return
         process = self._process = self._process or self._start()
-        answer = _ask(process, {"number": trial.number, "settings": trial.settings, "pruner": self._pruner})
-        if answer is not None:
+        order, line = {"number": trial.number, "settings": trial.settings, "pruner": self._pruner}, ""
+        if process.stdin is not None and process.stdout is not None:
+            with suppress(OSError, ValueError):  # it is gone, or its input was closed
+                print(json.dumps(order), file=process.stdin, flush=True)
+                line = process.stdout.readline()
+        if line:
+            answer = json.loads(line)
             trial.result, trial.error, trial.seconds = answer.get("result"), answer["error"], answer["seconds"]
         elif not self._stopped:
             code = self.end()
@@ -422,16 +434,3 @@ class Worker:
         if self._log.exists() and not self._log.stat().st_size:
             self._log.unlink()
         return code
-
-
-def _ask(process: subprocess.Popen[str], order: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a process's answer; None if it has ended."""
-    if process.stdin is None or process.stdout is None:
-        return None
-    try:
-        print(json.dumps(order), file=process.stdin, flush=True)
-        line = process.stdout.readline()
-    except (OSError, ValueError):  # it is gone, or its input was closed
-        line = ""
-    answer: dict[str, Any] | None = json.loads(line) if line else None
-    return answer
