@@ -26,8 +26,19 @@ class Done:
     def wait(self) -> None:
         return
 
+    def done(self) -> bool:
+        return True
+
 
 DONE: Final = Done()
+
+
+class Mark(Event, Protocol):
+    """A point in the work of a stream."""
+
+    def done(self) -> bool:
+        """Whether the device has passed it."""
+        ...
 
 
 class CommStream(Protocol):
@@ -41,6 +52,35 @@ class CommStream(Protocol):
 
     def record(self) -> Event:
         """Return an event that completes once the comm stream's work so far is done."""
+        ...
+
+
+class MessageStream(CommStream, Protocol):
+    """A comm stream as a transport of processes takes it: on a GPU its messages are work of this stream."""
+
+    @property
+    def device(self) -> str:
+        """The device whose tensors it moves, as torch names it."""
+        ...
+
+    @property
+    def host_waits(self) -> bool:
+        """Whether messages run on threads of the transport, for which the host waits, and not on this stream."""
+        ...
+
+    @property
+    def recording(self) -> bool:
+        """Whether the current stream's work is only recorded into a graph."""
+        ...
+
+    def record(self) -> Mark: ...
+
+    def mark(self) -> Mark:
+        """Return a point behind the rank's own work so far. A graph that is repeated runs there, its messages too."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Return the bytes that are free on the device, 0 if messages take none of it."""
         ...
 
 

@@ -11,7 +11,19 @@ from mggcn.backend.events import DONE, Done, Event
 
 @dataclass(frozen=True, slots=True)
 class HostStream:
-    """Data moves in the calling thread."""
+    """Data moves in the calling thread, or on threads of the transport for which it waits."""
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    @property
+    def host_waits(self) -> bool:
+        return True
+
+    @property
+    def recording(self) -> bool:
+        return False
 
     @contextmanager
     def working(self, after: Event | None) -> Iterator[None]:
@@ -21,3 +33,9 @@ class HostStream:
 
     def record(self) -> Done:
         return DONE
+
+    def mark(self) -> Done:
+        return DONE
+
+    def free_bytes(self) -> int:
+        return 0

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from mggcn.backend.events import DONE, CommStream, Done, Event
 
-__all__ = ["DONE", "CommStream", "Communicator", "Done", "Event", "Moving"]
+__all__ = ["DONE", "CommStream", "Communicator", "Done", "Event"]
 
 if TYPE_CHECKING:  # the parent of the ranks reads this room too, and needs no torch
     from torch import Tensor
-
-Moving = Callable[[], AbstractContextManager[None]]
-"""Opens a block in which a transport moves data on the comm stream, after it has waited for other ranks as far as
-possible.
-"""
 
 
 class Communicator(Protocol):
@@ -27,7 +21,7 @@ class Communicator(Protocol):
     wait for each of its events, all ranks in the same order; a rank may wait for a message long after it has waited for
     later ones. Tensors are contiguous; one thread of a rank makes its calls.
     Any call or wait may raise CommError: another rank failed or did not come, or the ranks made different calls.
-    On a device that runs asynchronously, a message that fails after the wait shows in `check`.
+    On a device that runs asynchronously, a message that fails after the wait shows in `synchronize`.
     """
 
     @property
@@ -36,11 +30,10 @@ class Communicator(Protocol):
     @property
     def size(self) -> int: ...
 
-    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
+    def use_stream(self, comm_stream: CommStream) -> None:
         """Move the tensors of all later calls in `comm_stream`; earlier calls take host tensors. Collective, called at
         most once.
 
-        moving: for measuring; entered around each stretch of a message that the transport itself puts on the comm stream.
         Raises: CommError if the transport cannot move data there.
         """
         ...
@@ -67,9 +60,14 @@ class Communicator(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises: CommError if this or another rank is known to have failed. Never blocks.
+        """Raises: CommError if this or another rank is known to have failed. Never blocks."""
+        ...
 
-        Call it after waiting for the device and before using any of its results.
+    def synchronize(self) -> None:
+        """Return once the device has done all of the rank's work so far. Raises: CommError as Event.wait.
+
+        Call it before reading a result that messages may hold up: a wait of the device's own (.cpu(), .item()) ends only
+        when they do.
         """
         ...
 

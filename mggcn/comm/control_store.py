@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from array import array
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final, NoReturn, final
@@ -16,7 +15,7 @@ from typing import Final, NoReturn, final
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, yet not in __all__
 from torch.distributed.rendezvous import rendezvous
 
-from mggcn.comm.calls import Call, disagreement, name_ranks
+from mggcn.comm.calls import Call, name_ranks
 from mggcn.comm.failure import out_of_memory
 from mggcn.errors import CommError
 
@@ -36,7 +35,7 @@ LAST_POLL_S: Final = 0.02
 class ControlStore:
     """One rank's view; `store` is seen by exactly the ranks 0 .. size - 1.
 
-    The rank's own thread uses all of it. Another one, a watchdog, may only read `failure`, look, abort and call the roll.
+    The rank's own thread uses it; any other may abort.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
@@ -47,8 +46,6 @@ class ControlStore:
         """Calls that this rank has begun."""
         self.call: Call | None = None
         """The last of them."""
-        self.raised: bool = False
-        """Whether the rank's own thread has raised the failure."""
         self._store = store
         self._failure: str | None = None
 
@@ -60,7 +57,6 @@ class ControlStore:
     def check(self) -> None:
         """Raises: CommError if a rank is known to have failed. Does not touch the store."""
         if self._failure is not None:
-            self.raised = True
             raise CommError(self._failure)
 
     def begin(self, call: Call, *, recorded: bool = False) -> None:
@@ -126,17 +122,6 @@ class ControlStore:
             return [self._store.get(key) for key in keys]
         except RuntimeError as error:
             self.fail(f"rank {self.rank} lost the host of the store: {error}")
-
-    def compare(self, text: bytes = b"") -> list[tuple[Call, bytes]]:
-        """Return the current call of every rank with the text it added. Raises: CommError if the calls do not fit."""
-        if self.call is None:
-            raise CommError("no call was begun")
-        code = array("q", self.call.encode(self.size)).tobytes()
-        posted = self.exchange(f"call-{self.number}", code + text, f"in call {self.number} ({self.call})")
-        calls = [Call.decode(array("q", each[: len(code)])) for each in posted]
-        if problem := disagreement(dict(enumerate(calls))):
-            self.fail(f"ranks disagree on call {self.number}: {problem}")
-        return [(call, each[len(code) :]) for call, each in zip(calls, posted, strict=True)]
 
     def leave(self) -> None:
         """Return once every rank is about to close. One that waits in a call for this rank, by mistake, says so first."""

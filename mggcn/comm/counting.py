@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mggcn.backend.events import Annotate, alone
-from mggcn.comm.base import CommStream, Communicator, Event, Moving
+from mggcn.comm.base import CommStream, Communicator, Event
 
 REASON_BYTES = 256
 """Of a reason that a rank reports to the others."""
@@ -51,8 +50,8 @@ class CountingCommunicator:
     def size(self) -> int:
         return self._inner.size
 
-    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
-        self._inner.use_stream(comm_stream, moving)
+    def use_stream(self, comm_stream: CommStream) -> None:
+        self._inner.use_stream(comm_stream)
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         self.messages += self.size > 1
@@ -98,6 +97,9 @@ class CountingCommunicator:
 
     def check(self) -> None:
         self._inner.check()
+
+    def synchronize(self) -> None:
+        self._inner.synchronize()
 
     def device_bytes(self) -> Mapping[str, int]:
         return self._inner.device_bytes()

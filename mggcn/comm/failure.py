@@ -211,7 +211,7 @@ def _describe(ending: Ending, folder: Path) -> str:
         if -ending.code == signal.SIGKILL:
             how += "; memory may have run out: see dmesg, and use less of it per rank"
         if -ending.code == signal.SIGABRT:
-            how += "; ranks may have disagreed about a size"
+            how += "; ranks may have disagreed about a size, or NCCL failed or took too long"
     if not log_path(folder, ending.rank).exists():  # of rank 0, and of ranks that multiprocessing started
         return f"{how}; its output is above"
     return f"{how}; {log_path(folder, ending.rank)} ends:\n{log_tail(folder, ending.rank)}"

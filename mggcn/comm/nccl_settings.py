@@ -28,6 +28,15 @@ SETTINGS: Final = MappingProxyType(
     {"NCCL_ALGO": "Ring", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_NCHANNELS": "16", "NCCL_MAX_P2P_NCHANNELS": "8"}
 )
 """Variables that mggcn sets unless the user did."""
+TORCH_SETTINGS: Final = MappingProxyType(
+    {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000",
+    }
+)
+"""Settings of torch's own thread that watches NCCL: no trace of each call, which costs a look at the stack, no other rank
+asked for one in the store, and 4 s rather than 60 between a failure and the end of the process."""
 SAME: Final = MappingProxyType({"NCCL_MAX_NCHANNELS": ("NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")})
 """Other names under which the user may have made a setting."""
 LEAST: Final = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NRINGS")
@@ -58,6 +67,7 @@ def user_settings(environ: Mapping[str, str], system: Path = SYSTEM_FILE) -> dic
 def make_settings(environ: MutableMapping[str, str]) -> None:
     """Add mggcn's settings to the environment of this process, before its first call of NCCL."""
     environ.update(missing_settings(user_settings(environ)))
+    environ.update({name: text for name, text in TORCH_SETTINGS.items() if name not in environ})
 
 
 def sizes_of(given: Mapping[str, str]) -> NcclSizes:

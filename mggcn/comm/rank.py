@@ -26,9 +26,6 @@ TORCHRUN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PO
 COUNTS: Final = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 """Where srun and mpirun say how many processes they started. A batch script of several tasks has none of them."""
 
-End = Callable[[Exception], NoReturn]
-"""Ends the process with a report of the error."""
-
 
 def rank_main(
     rank: int,
@@ -47,8 +44,10 @@ def rank_main(
     _die_with_parent(int(parent_path(rendezvous.parent).read_text()))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
-    def join(end: End) -> Communicator:
-        comm = _connect(transport, rank, size, f"file://{rendezvous}", timeout_s, end, loopback=True)
+    def join() -> Communicator:
+        from mggcn.comm.distributed import connect
+
+        comm = connect(rank, size, f"file://{rendezvous}", timeout_s, True, transport)
         up_path(rendezvous.parent, rank).touch()
         return comm
 
@@ -59,7 +58,7 @@ def torchrun_main(timeout_s: float, body: Callable[[Communicator], None], transp
     """As `rank_main`, for a rank that torchrun started; a failure is printed: torchrun reads no reports."""
     rank, _, _ = _require_torchrun()
     _die_with_parent(os.getppid())
-    return _run(rank, None, lambda end: connect_torchrun(timeout_s, transport, end), body)
+    return _run(rank, None, lambda: connect_torchrun(timeout_s, transport), body)
 
 
 def ready_for_signals() -> None:
@@ -141,30 +140,12 @@ def _listed(values: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={printable(text)}" for name, text in values.items())
 
 
-def connect_torchrun(timeout_s: float, transport: str = "gloo", end: End | None = None) -> Communicator:
-    """Join the ranks of this torchrun. Raises: CommError if there is none or a rank does not come.
-
-    end: what the watchdog of transport nccl does if the rank hangs for good; without it the error is printed.
-    """
-    rank, size, _ = _require_torchrun()
-    return _connect(transport, rank, size, "env://", timeout_s, end or _end_printing, loopback=False)
-
-
-def _connect(
-    transport: str, rank: int, size: int, init_method: str, timeout_s: float, end: End, *, loopback: bool
-) -> Communicator:
-    if transport == "nccl":
-        from mggcn.comm.nccl import connect_nccl
-
-        return connect_nccl(rank, size, init_method, timeout_s, end)
+def connect_torchrun(timeout_s: float, transport: str = "gloo") -> Communicator:
+    """Join the ranks of this torchrun. Raises: CommError if there is none or a rank does not come."""
     from mggcn.comm.distributed import connect
 
-    return connect(rank, size, init_method, timeout_s, loopback)
-
-
-def _end_printing(error: Exception) -> NoReturn:
-    print(f"mggcn: {one_line(str(error))}", file=sys.stderr)
-    _leave(1)
+    rank, size, _ = _require_torchrun()
+    return connect(rank, size, "env://", timeout_s, False, transport)
 
 
 def _require_torchrun() -> tuple[int, int, int]:
@@ -174,15 +155,10 @@ def _require_torchrun() -> tuple[int, int, int]:
     return found
 
 
-def _run(
-    rank: int, folder: Path | None, join: Callable[[End], Communicator], body: Callable[[Communicator], None]
-) -> int:
-    def end(error: Exception) -> NoReturn:
-        _leave(_tell(rank, folder, error).exit_code)
-
+def _run(rank: int, folder: Path | None, join: Callable[[], Communicator], body: Callable[[Communicator], None]) -> int:
     comm: Communicator | None = None
     try:
-        comm = join(end)
+        comm = join()
         stopped = _stopped_by(body, comm)
         comm.close()
     except KeyboardInterrupt as stop:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import final
 
 from torch import Tensor
 
-from mggcn.comm.base import DONE, CommStream, Event, Moving
+from mggcn.comm.base import DONE, CommStream, Event
 from mggcn.comm.calls import all_reduce_call, all_to_all_call, broadcast_call, disagreement
 from mggcn.errors import CommError
 
@@ -28,7 +27,7 @@ class SingleCommunicator:
     def size(self) -> int:
         return 1
 
-    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
+    def use_stream(self, comm_stream: CommStream) -> None:
         """Nothing moves on a comm stream: the copy of `all_to_all` is the rank's own work."""
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
@@ -55,6 +54,9 @@ class SingleCommunicator:
     def check(self) -> None:
         if self._failure is not None:
             raise CommError(self._failure)
+
+    def synchronize(self) -> None:
+        self.check()
 
     def device_bytes(self) -> dict[str, int]:
         return {}

@@ -16,13 +16,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from typing import TypeVar, final
 
 from torch import Tensor
 
 from mggcn.backend.host import HostStream
-from mggcn.comm.base import DONE, CommStream, Communicator, Event, Moving
+from mggcn.comm.base import DONE, CommStream, Communicator, Event
 from mggcn.comm.calls import Call, all_reduce_call, all_to_all_call, broadcast_call
 from mggcn.comm.rendezvous import FINISHED, POSTED, READY, REDUCED, Meeting, ThreadWorld
 from mggcn.errors import CommError
@@ -38,7 +37,6 @@ class ThreadCommunicator:
         self._world = world
         self._rank = rank
         self._comm_stream: CommStream = HostStream()
-        self._moving: Moving = nullcontext
         self._number = 0
         self._pending: deque[_ThreadEvent] = deque()
 
@@ -50,8 +48,8 @@ class ThreadCommunicator:
     def size(self) -> int:
         return self._world.size
 
-    def use_stream(self, comm_stream: CommStream, moving: Moving = nullcontext) -> None:
-        self._comm_stream, self._moving = comm_stream, moving
+    def use_stream(self, comm_stream: CommStream) -> None:
+        self._comm_stream = comm_stream
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         return self._post(broadcast_call(buf, root, self.size), buf, self._copy_from_root, after)
@@ -69,6 +67,9 @@ class ThreadCommunicator:
         self._post(Call(op="barrier"), Tensor(), self._meet, DONE).wait()
 
     def check(self) -> None:
+        self._world.check()
+
+    def synchronize(self) -> None:
         self._world.check()
 
     def device_bytes(self) -> dict[str, int]:
@@ -120,8 +121,7 @@ class ThreadCommunicator:
             self._reach(number, FINISHED)
             return copied
         self._follow(number, meeting, READY, [root])
-        with self._moving():
-            meeting.buffers[self._rank].view(-1).copy_(meeting.buffers[root].view(-1))
+        meeting.buffers[self._rank].view(-1).copy_(meeting.buffers[root].view(-1))
         return [self._reach(number, FINISHED)]
 
     def _sum_in_place(self, number: int, meeting: Meeting) -> list[Event]:
@@ -135,14 +135,12 @@ class ThreadCommunicator:
         flat = [meeting.buffers[rank].view(-1) for rank in everyone]
         count = flat[0].numel()
         mine = slice(count * self._rank // self.size, count * (self._rank + 1) // self.size)
-        with self._moving():
-            for other in flat[1:]:
-                flat[0][mine].add_(other[mine])
+        for other in flat[1:]:
+            flat[0][mine].add_(other[mine])
         self._reach(number, REDUCED)
         self._follow(number, meeting, REDUCED, everyone)
         if self._rank != 0:
-            with self._moving():
-                flat[self._rank].copy_(flat[0])
+            flat[self._rank].copy_(flat[0])
         copied = self._reach(number, FINISHED)
         if self._rank != 0:
             return [copied]
@@ -153,13 +151,12 @@ class ThreadCommunicator:
         self._reach(number, READY)
         self._follow(number, meeting, READY, everyone)
         start = 0
-        with self._moving():
-            for rank in everyone:
-                call = meeting.calls[rank]
-                rows = call.sends[self._rank]
-                first = sum(call.sends[: self._rank])
-                out[start : start + rows].view(-1).copy_(meeting.buffers[rank][first : first + rows].view(-1))
-                start += rows
+        for rank in everyone:
+            call = meeting.calls[rank]
+            rows = call.sends[self._rank]
+            first = sum(call.sends[: self._rank])
+            out[start : start + rows].view(-1).copy_(meeting.buffers[rank][first : first + rows].view(-1))
+            start += rows
         self._reach(number, FINISHED)
         return self._world.await_stage(number, meeting, FINISHED, everyone, self._rank)
 

@@ -46,6 +46,7 @@ class RankingScores:
         whole[self._ids] = values[self._owned]
         if self._comm.size > 1:
             self._comm.all_reduce(whole).wait()
+            self._comm.synchronize()
         return whole.cpu().numpy()
 
     def scores(self, logits: torch.Tensor) -> dict[str, float | None]:
@@ -55,6 +56,7 @@ class RankingScores:
         self._scores[self._ids] = z[:, 1:2] - z[:, 0:1] if self._difference else z
         if self._comm.size > 1:
             self._comm.all_reduce(self._scores).wait()
+            self._comm.synchronize()
         scores = self._scores.cpu().numpy()
         result: dict[str, float | None] = {}
         for bit, name in enumerate(SPLITS):

@@ -121,9 +121,8 @@ class RankTrainer:
         """
         for epoch in range(first, last):
             self._epoch.run(epoch)
-        signals = self._epoch.history(first, last)
-        self._comm.check()
-        return signals
+        self._comm.synchronize()
+        return self._epoch.history(first, last)
 
     def remedy(self, epoch: int) -> str:
         """As of Engine; it names layer and rank."""
@@ -143,6 +142,7 @@ class RankTrainer:
         self._forward()
         if self._comm.size > 1:
             self._comm.all_reduce(runtime.counts, runtime.backend.record()).wait()
+            self._comm.synchronize()
         counts: Counts = runtime.counts.cpu().numpy()
         return counts
 

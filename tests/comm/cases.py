@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mggcn.comm.base import Communicator
+from mggcn.comm.base import Communicator, Event
 from mggcn.comm.gather import gather_texts
 from mggcn.errors import CommError
 from tests.comm.worlds import await_files, meet_in
@@ -260,6 +260,21 @@ def mismatch(comm: Communicator, kind: str) -> str:
     return str(caught.value)
 
 
+def failure(call: Callable[[], object]) -> str:
+    """What a call raises; its traceback, which holds a group of ranks, goes at once."""
+    try:
+        call()
+    except CommError as error:
+        return str(error)
+    pytest.fail("no CommError was raised")
+
+
+def finish(comm: Communicator, message: Event) -> None:
+    """Wait for a message, on the device, too."""
+    message.wait()
+    comm.synchronize()
+
+
 def last_rank_comes_too_late(comm: Communicator, folder: Path) -> tuple[str, float]:
     """The last rank comes once the others have given up. Returns the error and the seconds until it came."""
     last = comm.size - 1
@@ -268,7 +283,7 @@ def last_rank_comes_too_late(comm: Communicator, folder: Path) -> tuple[str, flo
     if comm.rank == last:
         await_files(folder, "gave-up", range(last))
     with pytest.raises(CommError) as caught:
-        comm.all_reduce(torch.ones(5)).wait()
+        finish(comm, comm.all_reduce(torch.ones(5)))
     seconds = time.monotonic() - started
     (folder / f"gave-up-{comm.rank}").touch()
     with pytest.raises(CommError):
@@ -285,17 +300,14 @@ def last_rank_aborts(comm: Communicator, in_flight: bool) -> tuple[str, float]:
         comm.abort("disk full")
         comm.abort("something else")
         blocked_s = time.monotonic() - started
-        with pytest.raises(CommError) as caught:
-            comm.all_reduce(buf).wait()
-        return str(caught.value), blocked_s
+        return failure(lambda: comm.all_reduce(buf).wait()), blocked_s
     started = time.monotonic() + 0.4
-    meet = (lambda: comm.broadcast(buf, comm.size - 1).wait()) if in_flight else comm.barrier
-    with pytest.raises(CommError) as caught:
-        meet()
+    meet = (lambda: finish(comm, comm.broadcast(buf, comm.size - 1))) if in_flight else comm.barrier
+    message = failure(meet)
     came_s = time.monotonic() - started
     with pytest.raises(CommError, match="disk full"):
         comm.all_reduce(buf).wait()
-    return str(caught.value), came_s
+    return message, came_s
 
 
 def gathered_texts(comm: Communicator) -> list[str]:

@@ -1,58 +1,54 @@
-"""NCCL without GPUs: the interface of cupy.cuda.nccl for ranks that are threads, on host memory.
+"""NCCL without GPUs: a stream is a thread, and a message is one of its jobs, which gloo carries out.
 
-Calls return at once; a stream's own thread carries them out in order, and meets the other ranks there, as NCCL's kernels
-do. It hangs as they do, too: when a rank does not come, asks for something else, or is told to by a test; only an abort
-of the rank's own communicator frees it, and leaves the buffers as they are.
+Calls return at once. A stream hangs as a GPU's does: when a rank does not come, has gone, or is told to by a test; only
+the end of the process, `killed`, frees it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import itertools
+import os
 import queue
-import secrets
 import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from mggcn.backend.events import Event
-
-DTYPES = {
-    0: torch.int8,
-    1: torch.uint8,
-    2: torch.int32,
-    4: torch.int64,
-    6: torch.float16,
-    7: torch.float32,
-    8: torch.float64,
-    9: torch.bfloat16,
-}
-
+from mggcn.comm.control_store import await_keys
 
 FREE = 10**6
 TAKEN = {"start": 5000, "broadcast": 300, "all_reduce": 20, "all_to_all": 1000}
 """Bytes that a rank's device loses at the start, with the first call of a kind, and with each peer it sends to."""
+LIMIT = timedelta(seconds=30)
 
 
-class NcclError(RuntimeError):
-    pass
+def gloo_group(store: dist.Store, rank: int, size: int) -> Any:
+    """A group that is not known to the process: its ranks may be threads."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group = dist.ProcessGroup(store, rank, size)
+    group._set_default_backend(kind)
+    group._register_backend(torch.device("cpu"), kind, dist.ProcessGroupGloo(store, rank, size, timeout=LIMIT))
+    return group
 
 
 @final
 class FakeMark:
-    """A point in a stream: whoever waits here for it is the host, since the host computes."""
+    """A point in a stream. Who waits for it here is the host, since the host computes, but not on a lazy stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, lazy: bool) -> None:
         self.passed = threading.Event()
+        self.lazy = lazy
 
     def wait(self) -> None:
-        self.passed.wait(30)
+        if not self.lazy:
+            self.passed.wait(30)
 
     def done(self) -> bool:
         return self.passed.is_set()
@@ -60,35 +56,44 @@ class FakeMark:
 
 @final
 class FakeStream:
-    """A thread that carries out work in order; a DeviceStream of the host's memory."""
+    """A thread that carries out work in order; a MessageStream of the host's memory."""
 
-    def __init__(self, library: FakeNccl, rank: int = 0) -> None:
-        self.library, self.rank = library, rank
-        self.handle = library.add_stream(self)
-        self.capturing = threading.Lock()
+    host_waits = False
+
+    def __init__(self, library: FakeNccl, rank: int = 0, *, lazy: bool = False) -> None:
+        self.library, self.rank, self.lazy = library, rank, lazy
+        self.device = "cpu"
+        self.is_capturing: Callable[[], bool] = lambda: False
         self.work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="fake stream", daemon=True)
         self.thread.start()
 
+    @property
+    def recording(self) -> bool:
+        return self.is_capturing()
+
     def _run(self) -> None:
         while (job := self.work.get()) is not None:
             job()
+            del job
 
     @contextmanager
     def working(self, after: Event | None) -> Iterator[None]:
         if after is not None:
             after.wait()
-        yield
+        self.library.current.stream = self
+        try:
+            yield
+        finally:
+            del self.library.current.stream
 
     def record(self) -> FakeMark:
-        mark = FakeMark()
+        mark = FakeMark(self.lazy)
         self.work.put(mark.passed.set)
         return mark
 
     def mark(self) -> FakeMark:
         """The rank's own work waits for its messages, so a mark behind them stands for it."""
-        if threading.current_thread().name.startswith("watchdog"):
-            assert self.capturing.locked()
         return self.record()
 
     def free_bytes(self) -> int:
@@ -100,209 +105,120 @@ class FakeStream:
         assert not self.thread.is_alive()
 
 
-@dataclass
-class Room:
-    """Where the ranks of one unique id meet."""
-
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    arrived: set[int] = field(default_factory=set)
-    operations: dict[int, dict[int, tuple[Any, bytes]]] = field(default_factory=dict)
-    mail: dict[tuple[int, int], deque[bytes]] = field(default_factory=dict)
-
-
 @final
 class FakeNccl:
-    """The library; the sets and tables below are what tests break."""
+    """What ranks that are threads share; the sets and tables below are what tests break."""
 
-    NCCL_SUM = 0
-    NCCL_UINT8, NCCL_INT32, NCCL_INT64 = 1, 2, 4
-    NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_BFLOAT16 = 6, 7, 8, 9
-
-    def __init__(self, *, tuples: bool = False) -> None:
-        self.tuples = tuples
-        """Whether ids are tuples of signed bytes, as in CuPy 13."""
+    def __init__(self) -> None:
         self.deaf: set[int] = set()
         """Ranks whose messages do not come to their end on the device."""
-        self.stuck: set[int] = set()
-        """Ranks whose calls do not return."""
-        self.broken: dict[int, str] = {}
-        """What check_async_error raises for a rank."""
         self.refused: dict[int, Exception] = {}
         """What a rank's calls raise."""
         self.recording: Callable[[int], bool] = lambda rank: False
         """Whether a rank's calls are only recorded into a graph."""
         self.absent: set[int] = set()
-        """Ranks that do not get through ncclCommInitRank: all others hang there with them."""
+        """Ranks that do not get through the start: all others hang there with them."""
         self.killed = threading.Event()
         """Set by what ends a process: the threads that hang come out."""
         self.taken: Counter[int] = Counter()
         """Bytes of each rank's device that are not free."""
         self.greedy: dict[int, int] = {}
         """How many times as much as usual a rank takes."""
-        self.log: list[tuple[int, str]] = []
-        self.rooms: dict[bytes, Room] = {}
-        self.streams: dict[int, FakeStream] = {}
-        self._handles = itertools.count(1000)
-        self._lock = threading.Lock()
-        self._group = threading.local()
+        self.closing: Callable[[], object] = lambda: None
+        """What the release of a group waits for."""
+        self.closed: list[int] = []
+        self.current = threading.local()
 
-    def add_stream(self, stream: FakeStream) -> int:
-        with self._lock:
-            handle = next(self._handles)
-            self.streams[handle] = stream
-            return handle
-
-    def get_unique_id(self) -> bytes | tuple[int, ...]:
-        made = secrets.token_bytes(128)
-        self.rooms[made] = Room()
-        return tuple(ctypes.c_byte(value).value for value in made) if self.tuples else made
-
-    def NcclCommunicator(self, ndev: int, unique_id: Any, rank: int) -> FakeCommunicator:  # noqa: N802
-        assert isinstance(unique_id, tuple if self.tuples else bytes)
-        assert len(unique_id) == 128
-        room = self.rooms[bytes(value % 256 for value in unique_id)]
-        if rank in self.refused:
-            raise self.refused[rank]
-        comm = FakeCommunicator(self, room, ndev, rank)
-        with room.changed:
-            if rank not in self.absent:
-                room.arrived.add(rank)
-        give_up_at = time.monotonic() + 30
-        while len(room.arrived) < ndev:
-            if self.killed.is_set() or time.monotonic() > give_up_at:
-                raise SystemExit("killed in ncclCommInitRank")
-            time.sleep(0.002)
-        return comm
-
-    def groupStart(self) -> None:  # noqa: N802
-        assert getattr(self._group, "jobs", None) is None
-        self._group.jobs = []
-
-    def groupEnd(self) -> None:  # noqa: N802
-        jobs, self._group.jobs = self._group.jobs, None
-        for stream in {stream for stream, _, _ in jobs}:
-            steps = [step for where, waits, step in sorted(jobs, key=lambda job: job[1]) if where == stream]
-            self.streams[stream].work.put(lambda steps=steps: [step() for step in steps])
-
-    def grouped(self, stream: int, waits: bool, step: Callable[[], object]) -> None:
-        """Add to this thread's group; what does not wait for others goes first, since a group is one operation."""
-        self._group.jobs.append((stream, waits, step))
+    def of(self, store: dist.Store, rank: int, size: int) -> FakeBackend:
+        return FakeBackend(self, dist.PrefixStore("device", store), rank, size)
 
 
 @final
-class FakeCommunicator:
-    """One rank's communicator, with the methods and argument order of CuPy's."""
+class FakeBackend:
+    """The DeviceBackend of one rank."""
 
-    def __init__(self, library: FakeNccl, room: Room, size: int, rank: int) -> None:
-        self.library, self.room, self.size, self.rank = library, room, size, rank
-        self.aborted = False
-        self.number = itertools.count()
+    def __init__(self, library: FakeNccl, store: dist.Store, rank: int, size: int) -> None:
+        self.library, self.store, self.rank, self.size = library, store, rank, size
+
+    def open(self, device: torch.device, timeout: timedelta) -> Any:
+        if self.rank in self.library.refused:
+            raise self.library.refused[self.rank]
+        if self.rank in self.library.absent:
+            self.library.killed.wait(30)
+            raise RuntimeError("killed in the start")
+        return FakeGroup(self.library, self.store, self.rank, self.size)
+
+    def close(self, group: Any) -> None:
+        self.library.closing()
+        self.library.closed.append(self.rank)
+
+
+@final
+class FakeGroup:
+    """What torch.distributed's functions ask of a group."""
+
+    def __init__(self, library: FakeNccl, store: dist.Store, rank: int, size: int) -> None:
+        self.library, self.store, self.rank, self.size = library, store, rank, size
+        self.gloo = gloo_group(store, rank, size)
         self.connected: set[tuple[str, int]] = set()
+        self.number = 0
         self._connect("start")
 
-    def broadcast(self, source: int, target: int, count: int, dtype: int, root: int, stream: int) -> None:
-        nbytes = count * DTYPES[dtype].itemsize
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> None:
+        root = opts.rootRank
+        self._post(
+            opts,
+            "broadcast",
+            [-1],
+            lambda: dist.broadcast(tensors[0], group=self.gloo, group_src=root, async_op=True),
+        )
 
-        def finish(texts: dict[int, bytes]) -> None:
-            ctypes.memmove(target, texts[root], nbytes)
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> None:
+        self._post(opts, "all_reduce", [-1], lambda: dist.all_reduce(tensors[0], group=self.gloo, async_op=True))
 
-        self._collective(("broadcast", count, dtype, root), source, nbytes, finish, stream)
+    def alltoall_base(self, out: Tensor, buf: Tensor, receives: list[int], sends: list[int], opts: Any) -> None:
+        peers = [peer for peer, rows in enumerate(sends) if rows and peer != self.rank]
+        self._post(
+            opts,
+            "all_to_all",
+            peers,
+            lambda: dist.all_to_all_single(out, buf, receives, sends, group=self.gloo, async_op=True),
+        )
 
-    def allReduce(  # noqa: N802
-        self, source: int, target: int, count: int, dtype: int, op: int, stream: int
-    ) -> None:
-        assert op == FakeNccl.NCCL_SUM
-        nbytes = count * DTYPES[dtype].itemsize
+    all_to_all_single = alltoall_base
 
-        def finish(texts: dict[int, bytes]) -> None:
-            values = [torch.frombuffer(bytearray(texts[rank]), dtype=DTYPES[dtype]) for rank in range(self.size)]
-            for value in values[1:]:
-                values[0] += value
-            ctypes.memmove(target, values[0].data_ptr(), nbytes)
+    def _post(self, opts: Any, kind: str, peers: Sequence[int], start: Callable[[], Any]) -> None:
+        assert not opts.asyncOp, "the message would leave the comm stream"
+        stream: FakeStream = self.library.current.stream
+        assert stream.rank == self.rank
+        if self.rank in self.library.refused:
+            raise self.library.refused[self.rank]
+        if self.library.recording(self.rank):
+            return
+        for peer in peers:
+            self._connect(kind, peer)
 
-        self._collective(("all_reduce", count, dtype), source, nbytes, finish, stream)
+        self.number += 1
+        here = [f"{self.number}-{rank}" for rank in range(self.size)]
 
-    def send(self, source: int, count: int, dtype: int, peer: int, stream: int) -> None:
-        assert count > 0
-        assert peer != self.rank
-        self._enter()
-        self._connect("all_to_all", peer)
+        def job() -> None:
+            if self.rank in self.library.deaf:
+                self.library.killed.wait(30)
+                return
+            # gloo's threads can only be joined once nothing waits for a rank that does not come.
+            self.store.set(here[self.rank], "")
+            while await_keys(self.store, here, 0.1):
+                if self.library.killed.is_set():
+                    return
+            try:
+                start().wait()
+            except RuntimeError:  # gloo notices that a rank has gone; NCCL's kernels wait on
+                self.library.killed.wait(30)
 
-        def step() -> None:
-            text = ctypes.string_at(source, count * DTYPES[dtype].itemsize)
-            with self.room.changed:
-                self.room.mail.setdefault((self.rank, peer), deque()).append(text)
-                self.room.changed.notify_all()
-
-        if not self.library.recording(self.rank):
-            self.library.grouped(stream, False, step)
-
-    def recv(self, target: int, count: int, dtype: int, peer: int, stream: int) -> None:
-        assert count > 0
-        assert peer != self.rank
-        self._enter()
-
-        def step() -> None:
-            with self.room.changed:
-                box = self.room.mail.setdefault((peer, self.rank), deque())
-                if self._await(lambda: bool(box)):
-                    text = box.popleft()
-                    assert len(text) == count * DTYPES[dtype].itemsize
-                    ctypes.memmove(target, text, len(text))
-
-        if not self.library.recording(self.rank):
-            self.library.grouped(stream, True, step)
-
-    def abort(self) -> None:
-        with self.room.changed:
-            self.aborted = True
-            self.library.log.append((self.rank, "abort"))
-            self.room.changed.notify_all()
-
-    def destroy(self) -> None:
-        self.library.log.append((self.rank, "destroy"))
-
-    def check_async_error(self) -> None:
-        if self.rank in self.library.broken:
-            raise NcclError(self.library.broken[self.rank])
+        stream.work.put(job)
 
     def _connect(self, kind: str, peer: int = -1) -> None:
         """Take memory of the device, once for each kind and peer."""
         if (kind, peer) not in self.connected:
             self.connected.add((kind, peer))
             self.library.taken[self.rank] += TAKEN[kind] * self.library.greedy.get(self.rank, 1)
-
-    def _enter(self) -> None:
-        """What may happen to a call before it is on the stream."""
-        if self.rank in self.library.refused:
-            raise self.library.refused[self.rank]
-        if self.rank in self.library.stuck:
-            with self.room.changed:
-                assert self.room.changed.wait_for(lambda: self.aborted, 30)
-            raise NcclError("aborted")
-
-    def _await(self, condition: Callable[[], bool]) -> bool:
-        """Hold the stream until `condition`; False after an abort. The caller holds the lock of the room."""
-        deaf = self.rank in self.library.deaf
-        assert self.room.changed.wait_for(lambda: self.aborted or (not deaf and condition()), 30)
-        return not self.aborted
-
-    def _collective(
-        self, what: tuple[Any, ...], source: int, nbytes: int, finish: Callable[[dict[int, bytes]], None], stream: int
-    ) -> None:
-        assert nbytes > 0
-        self._enter()
-        if self.library.recording(self.rank):
-            return
-        self._connect(what[0])
-        number = next(self.number)
-
-        def job() -> None:
-            with self.room.changed:
-                posted = self.room.operations.setdefault(number, {})
-                posted[self.rank] = (what, ctypes.string_at(source, nbytes))
-                self.room.changed.notify_all()
-                if self._await(lambda: [each for each, _ in posted.values()] == [what] * self.size):
-                    finish({rank: text for rank, (_, text) in posted.items()})
-
-        self.library.streams[stream].work.put(job)

@@ -33,9 +33,8 @@ def main() -> int:
         device = CudaDevice(gpu_index(comm.rank, torch.cuda.device_count()), capture=False)
         with device.torch_device:
             comm.use_stream(device.comm_stream)
-            {"contract": contract, "fail": fail, "hang": hang}[options.mode](comm, device, options.path)
-            device.synchronize()
-            comm.check()
+            {"contract": contract, "fail": fail, "hang": hang}[options.mode](comm, options.path)
+            comm.synchronize()
 
     if torchrun_env() is not None:
         return torchrun_main(timeout_s, body, "nccl")
@@ -43,7 +42,7 @@ def main() -> int:
     return rank_main(options.rank, options.size, options.rendezvous, timeout_s, folder, body, "nccl")
 
 
-def contract(comm: Communicator, device: CudaDevice, path: str) -> None:
+def contract(comm: Communicator, path: str) -> None:
     for case in (*PLAIN, cases.allocates_nothing_large):
         case(comm)
     taken = comm.device_bytes()
@@ -52,20 +51,19 @@ def contract(comm: Communicator, device: CudaDevice, path: str) -> None:
     Path(f"{path}-{comm.rank}").write_bytes(b"".join(cases.all_reduce_repeats(comm, 3)))
 
 
-def fail(comm: Communicator, device: CudaDevice, path: str) -> None:
+def fail(comm: Communicator, path: str) -> None:
     make_calls(comm, 100)
     if comm.rank == 1:
         time.sleep(1)
         raise GraphError("row 7 is torn")
     make_calls(comm, 1)
-    device.synchronize()
-    comm.check()
+    comm.synchronize()
     raise CommError("the device went on without rank 1")
 
 
-def hang(comm: Communicator, device: CudaDevice, path: str) -> None:
+def hang(comm: Communicator, path: str) -> None:
     make_calls(comm, 100 if comm.rank == 1 else 101)
-    device.synchronize()
+    comm.synchronize()
     while True:
         comm.check()
         time.sleep(0.1)

@@ -29,9 +29,9 @@ def test_contract(world: World, case: Callable[[Communicator], None]) -> None:
     assert world.run(case) == [None] * world.size
 
 
-def test_allocates_nothing_large(world_of_buffers: World) -> None:
+def test_allocates_nothing_large(world: World) -> None:
     """Fails if a transport makes room of its own for a message."""
-    assert world_of_buffers.run(cases.allocates_nothing_large) == [None] * world_of_buffers.size
+    assert world.run(cases.allocates_nothing_large) == [None] * world.size
 
 
 def test_all_reduce_gives_every_rank_the_same_bits(world: World) -> None:
@@ -81,8 +81,8 @@ def test_timeout_names_the_missing_rank(world_of_many: World, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("in_flight", [True, False])
-def test_abort_wakes_everybody(world: World, in_flight: bool) -> None:
+def test_abort_wakes_everybody(failing_world: World, in_flight: bool) -> None:
     """Fails if a rank sleeps on, if the second reason replaces the first, or if abort blocks."""
-    answers = world.run(cases.last_rank_aborts, in_flight, timeout_s=2 * HANGING_S)
-    assert [message for message, _ in answers] == ["disk full"] * world.size
+    answers = failing_world.run(cases.last_rank_aborts, in_flight, timeout_s=2 * HANGING_S)
+    assert [message for message, _ in answers] == ["disk full"] * failing_world.size
     assert max(seconds for _, seconds in answers) < HANGING_S

@@ -48,13 +48,10 @@ def test_check_asks_nobody_and_look_does() -> None:
     one, two = boards(2)
     one.abort("disk full")
     two.check()
-    assert not two.raised
     two.look()
     assert two.failure == "disk full"
-    assert not two.raised
     with pytest.raises(CommError):
         two.check()
-    assert two.raised
 
 
 def test_waiting_rank_learns_of_an_abort() -> None:
@@ -82,7 +79,7 @@ def test_time_out_names_who_is_missing_and_what_for() -> None:
 
 
 def test_lost_store_is_an_abort() -> None:
-    """Fails if torch's exception gets through, or a watchdog dies of it."""
+    """Fails if torch's exception gets through, or kills a rank that only looks."""
     control = ControlStore(LostStore(), 1, 2, 1.0)  # type: ignore[arg-type]
     assert "lost the host of the store (Broken pipe)" in control.suspects(3)
     control.look()
@@ -111,15 +108,3 @@ def test_roll_call_spares_who_waits_as_well() -> None:
         return ""
 
     assert in_threads(3, rank)[0] == "for rank 2"
-
-
-def test_compare_carries_calls_and_texts() -> None:
-    """Fails if what a rank adds to its call is cut at the wrong place."""
-    made = boards(2)
-
-    def rank(number: int) -> list[tuple[Call, bytes]]:
-        made[number].begin(Call(op="barrier"))
-        return made[number].compare(b"x" * number)
-
-    for answers in in_threads(2, rank):
-        assert answers == [(Call(op="barrier"), b""), (Call(op="barrier"), b"x")]

@@ -16,7 +16,7 @@ from mggcn.comm.threads import run_threads
 from mggcn.config import Config, RunConfig
 from mggcn.errors import BackendError
 from tests.backend.gpu_libraries import Card
-from tests.comm.worlds import Store
+from tests.comm.worlds import Nccl
 
 CARDS = [Gpu(Card(number, 0).uuid, "") for number in range(4)]
 
@@ -65,7 +65,7 @@ def test_ranks_that_share_a_gpu_are_told_so_on_all_ranks(monkeypatch: pytest.Mon
 
 
 def test_ranks_that_are_processes_tell_each_other_before_nccl_starts() -> None:
-    """Fails if the store, which is all that ranks have until then, does not carry it."""
+    """Fails if gloo, which is all that ranks have until then, does not carry it."""
 
     def rank(comm: Communicator, gpus: list[Gpu]) -> str:
         try:
@@ -74,5 +74,7 @@ def test_ranks_that_are_processes_tell_each_other_before_nccl_starts() -> None:
             return str(error)[:16]
         return ""
 
-    assert Store(3).run(rank, CARDS) == [""] * 3
-    assert Store(3).run(rank, [CARDS[0]] * 3) == ["ranks 0, 1, 2 wo"] * 3
+    for cards, told in ((CARDS, [""] * 3), ([CARDS[0]] * 3, ["ranks 0, 1, 2 wo"] * 3)):
+        world = Nccl(3)
+        world.start = False
+        assert world.run(rank, cards) == told

@@ -15,11 +15,9 @@ import torch.distributed as dist
 from mggcn.backend.cuda.device import CudaDevice
 from mggcn.backend.cuda.presence import missing_for_cuda
 from mggcn.comm.base import Communicator
-from mggcn.comm.control_store import ControlStore
+from mggcn.comm.distributed import DistributedCommunicator, connect
 from mggcn.comm.launch import run_ranks
-from mggcn.comm.nccl import NcclCommunicator, nccl_library
 from mggcn.comm.threads import run_threads
-from mggcn.comm.watchdog import Watchdog
 from mggcn.errors import CommError, GraphError
 from tests.comm import cases
 from tests.comm.test_contract import PLAIN
@@ -68,17 +66,16 @@ def test_logical_ranks_sum_as_on_the_host() -> None:
     assert on_one_gpu(4, sums) == run_threads(4, sums, 60.0)
 
 
-def one_rank(device: CudaDevice, timeout_s: float = 60.0) -> NcclCommunicator:
-    control = ControlStore(dist.HashStore(), 0, 1, timeout_s)
-    return NcclCommunicator(control, nccl_library(), Watchdog(control, lambda error: None))
+def one_rank(folder: Path, timeout_s: float = 60.0) -> DistributedCommunicator:
+    return connect(0, 1, f"file://{folder}/store", timeout_s, True, "nccl")
 
 
 @pytest.mark.cuda
-def test_nccl_with_one_rank() -> None:
-    """Fails if a call does not fit CuPy's NCCL, or its events do not order the streams."""
+def test_nccl_with_one_rank(tmp_path: Path) -> None:
+    """Fails if a call does not fit torch's NCCL, or its events do not order the streams."""
     need_gpus(1)
     device = CudaDevice(0, capture=False)
-    comm = one_rank(device)
+    comm = one_rank(tmp_path)
     with device.torch_device:
         comm.use_stream(device.comm_stream)
         for case in CASES:
@@ -88,11 +85,11 @@ def test_nccl_with_one_rank() -> None:
 
 
 @pytest.mark.cuda
-def test_nccl_in_a_cuda_graph() -> None:
+def test_nccl_in_a_cuda_graph(tmp_path: Path) -> None:
     """Fails if a message cannot be recorded, or is not repeated with the rest; and if its graph blocks the end."""
     need_gpus(1)
     device = CudaDevice(0, capture=True)
-    comm = one_rank(device)
+    comm = one_rank(tmp_path)
     with device.torch_device:
         comm.use_stream(device.comm_stream)
         buf, total = torch.ones(1000), torch.zeros(1000)
@@ -105,8 +102,7 @@ def test_nccl_in_a_cuda_graph() -> None:
         repeated = device.repeatable(epoch)
         for _ in range(6):
             repeated()
-        device.synchronize()
-        comm.check()
+        comm.synchronize()
         assert repeated.state == "captured"
         assert torch.all(buf == 64)
         assert torch.all(total == 126)
@@ -117,21 +113,22 @@ def test_nccl_in_a_cuda_graph() -> None:
 
 
 @pytest.mark.cuda
-def test_nccl_abort_with_one_rank() -> None:
-    """Fails if a communicator cannot be aborted from the watchdog's thread, or is used afterwards."""
+def test_nccl_abort_with_one_rank(tmp_path: Path) -> None:
+    """Fails if a failure is not raised by calls, or keeps the rank from its end."""
     need_gpus(1)
     device = CudaDevice(0, capture=False)
-    comm = one_rank(device)
+    comm = one_rank(tmp_path)
     with device.torch_device:
         comm.use_stream(device.comm_stream)
         buf = torch.ones(1000)
         comm.all_reduce(buf).wait()
+        comm.synchronize()
         comm.abort("disk full")
         with pytest.raises(CommError, match="disk full"):
             comm.all_reduce(buf)
-        time.sleep(1)
         device.synchronize()
     comm.close()
+    dist.destroy_process_group()  # the process goes on here
 
 
 def worker(mode: str) -> list[str]:

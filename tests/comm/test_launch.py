@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 ENV = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def worker(mode: str, folder: Path, bad_rank: int = 1) -> list[str]:
+def worker(mode: str, folder: Path, bad_rank: int = 1, transport: str = "gloo", timeout_s: float = 60) -> list[str]:
     program = str(Path(__file__).with_name("launch_worker.py"))
-    return [sys.executable, program, "--mode", mode, "--bad-rank", str(bad_rank), "--folder", str(folder)]
+    options = ["--transport", transport, "--timeout", str(timeout_s)]
+    return [sys.executable, program, "--mode", mode, "--bad-rank", str(bad_rank), "--folder", str(folder), *options]
 
 
 def script(code: str) -> list[str]:
@@ -92,21 +93,24 @@ def test_success_leaves_only_logs(tmp_path: Path) -> None:
     assert list(tmp_path.glob(".ranks-*")) == []
 
 
-def failing_run(mode: str, folder: Path, error: type[Exception]) -> Exception:
-    """Run two ranks of which rank 1 fails; they must be gone within 10 s of the failure."""
+def failing_run(
+    mode: str, folder: Path, error: type[Exception], transport: str = "gloo", timeout_s: float = 60
+) -> Exception:
+    """Run two ranks of which rank 1 fails; they must be gone within 10 s of the failure, or of the time limit."""
     with pytest.raises(error) as caught:
-        run_ranks(worker(mode, folder), 2, folder, timeout_s=60.0, env=ENV)
+        run_ranks(worker(mode, folder, 1, transport, timeout_s), 2, folder, timeout_s=60.0, env=ENV)
     failed_at = (folder / "epoch-1").stat().st_mtime
-    assert time.time() - failed_at < 10
+    assert time.time() - failed_at < 10 + (timeout_s if timeout_s < 60 else 0)
     assert [pid for pid in pids(folder) if alive(pid)] == []
     assert len(pids(folder)) == 2
     return caught.value
 
 
 @pytest.mark.full
-def test_first_error_is_raised_with_its_class(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "transport"), [("raise", "gloo"), ("late raise", "nccl")])
+def test_first_error_is_raised_with_its_class(mode: str, transport: str, tmp_path: Path) -> None:
     """Fails if the broken connection of rank 0 hides why rank 1 left, or if the trace is lost."""
-    error = failing_run("raise", tmp_path, GraphError)
+    error = failing_run(mode, tmp_path, GraphError, transport)
     assert str(error) == "rank 1: row 7 points at vertex 9 of 8"
     assert "in fail" in error.__notes__[0]
     consequence = (tmp_path / "rank-0.error.json").read_text()
@@ -115,9 +119,10 @@ def test_first_error_is_raised_with_its_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "transport"), [("kill", "gloo"), ("late kill", "nccl")])
+def test_killed_rank_is_named_with_its_signal(mode: str, transport: str, tmp_path: Path) -> None:
     """Fails if the other rank waits on, or if the connection error of the survivor is shown instead."""
-    error = failing_run("kill", tmp_path, CommError)
+    error = failing_run(mode, tmp_path, CommError, transport)
     assert "rank 1 was killed by SIGKILL; memory may have run out" in str(error)
     assert "rank 1 is about to fail" in str(error)
 
@@ -127,6 +132,42 @@ def test_sys_exit_in_mid_run_is_an_error(tmp_path: Path) -> None:
     """Fails if a rank may leave with status 0 while others work."""
     error = failing_run("exit", tmp_path, MggcnError)
     assert "rank 1: SystemExit: sys.exit(0) before the work was done" in str(error)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("mode", "transport"), [("leave", "gloo"), ("late leave", "nccl")])
+def test_rank_that_leaves_is_named(mode: str, transport: str, tmp_path: Path) -> None:
+    """Fails if a rank that ends with status 0, past Python, hangs the others, or they are named in its place."""
+    error = failing_run(mode, tmp_path, CommError, transport, timeout_s=3)
+    assert "rank 1 left with exit code 0" in str(error)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="process states are read from /proc")
+@pytest.mark.parametrize(("mode", "transport"), [("halt", "gloo"), ("late halt", "nccl")])
+def test_rank_that_stands_still_is_named(mode: str, transport: str, tmp_path: Path) -> None:
+    """Fails if ranks wait for ever for one that a signal has stopped, in a message or for their device."""
+    error = failing_run(mode, tmp_path, CommError, transport, timeout_s=3)
+    assert str(error).startswith("rank 1 is stopped (SIGSTOP")
+    said = (tmp_path / "rank-0.error.json").read_text()
+    assert "rank 0 waited 3 s for rank 1" in said
+    assert ("its device stands still" in said) == (transport == "nccl")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("transport", ["gloo", "nccl"])
+def test_rank_with_a_call_less_is_named(transport: str, tmp_path: Path) -> None:
+    """Fails if a difference behind the compared calls hangs the ranks, or leaves open whose it is."""
+    with pytest.raises(CommError, match=r"rank 0 waited 3 s for rank 1.* in call 74"):
+        run_ranks(worker("fewer", tmp_path, 1, transport, 3), 2, tmp_path, timeout_s=60.0, env=ENV)
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+@pytest.mark.full
+def test_hanging_start_of_nccl_is_reported(tmp_path: Path) -> None:
+    """Fails if ranks that hang in NCCL's start are killed without a word, or not at all."""
+    with pytest.raises(CommError, match=r"rank \d: rank \d waited 3 s with all other ranks to start NCCL"):
+        run_ranks(worker("start", tmp_path, 1, "nccl", 3), 2, tmp_path, timeout_s=60.0, env=ENV)
 
 
 def test_ranks_die_with_their_parent(parent: subprocess.Popen[str], tmp_path: Path) -> None:

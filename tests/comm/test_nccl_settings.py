@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mggcn.comm.nccl_memory import MIB, NcclMeasured, NcclMemory, NcclSizes, memory_from_dict
-from mggcn.comm.nccl_settings import SETTINGS, make_settings, missing_settings, sizes_of, user_settings
+from mggcn.comm.nccl_settings import SETTINGS, TORCH_SETTINGS, make_settings, missing_settings, sizes_of, user_settings
 
 OWN = {"NCCL_MAX_NCHANNELS": "32", "NCCL_MAX_P2P_NCHANNELS": "32"}
 """As NCCL would choose on 8 x H100."""
@@ -21,7 +21,7 @@ def test_only_what_the_user_left_is_set() -> None:
     assert "NCCL_MAX_NCHANNELS" not in missing_settings({"NCCL_MAX_NRINGS": "4"})
     environ = {"HOME": "/nowhere", "NCCL_NVLS_ENABLE": "1", "PATH": "/bin"}
     make_settings(environ)
-    assert environ == {**SETTINGS, "HOME": "/nowhere", "NCCL_NVLS_ENABLE": "1", "PATH": "/bin"}
+    assert environ == {**SETTINGS, **TORCH_SETTINGS, "HOME": "/nowhere", "NCCL_NVLS_ENABLE": "1", "PATH": "/bin"}
 
 
 def test_settings_of_files_are_the_users(tmp_path: Path) -> None:

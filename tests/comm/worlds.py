@@ -14,13 +14,11 @@ import torch.distributed as dist
 
 from mggcn.comm.base import Communicator
 from mggcn.comm.control_store import CHECKED_CALLS, ControlStore
-from mggcn.comm.nccl import NcclCommunicator
+from mggcn.comm.distributed import DistributedCommunicator
 from mggcn.comm.single import SingleCommunicator
-from mggcn.comm.store_collectives import StoreCommunicator
 from mggcn.comm.threads import run_threads
-from mggcn.comm.watchdog import Watchdog
 from mggcn.errors import CommError
-from tests.comm.fake_nccl import FakeNccl, FakeStream
+from tests.comm.fake_nccl import FakeNccl, FakeStream, gloo_group
 from tests.comm.pool import TIMEOUT_S, GlooPool
 
 HANGING_S = 20.0
@@ -56,59 +54,26 @@ class Threads:
 
 
 @final
-class Store:
-    """Ranks as threads that talk through a store of this process."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def run(self, case: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
-        store = dist.HashStore()
-        return in_threads(
-            self.size, lambda rank: case(StoreCommunicator(ControlStore(store, rank, self.size, timeout_s)), *args)
-        )
-
-
-@final
 class Nccl:
-    """Ranks as threads over the fake NCCL; `ended` collects what a watchdog would end the process with."""
+    """Ranks as threads over the fake NCCL, host tensors over gloo."""
 
-    def __init__(self, size: int, tuples: bool = False) -> None:
+    def __init__(self, size: int, *, lazy: bool = False) -> None:
         self.size = size
-        self.library = FakeNccl(tuples=tuples)
-        self.streams = [FakeStream(self.library, rank) for rank in range(size)]
-        self.store = dist.HashStore()
-        self.ended: list[tuple[int, str]] = []
-        self.capturing = [False] * size
-        self.is_capturing: Callable[[int], bool] = lambda rank: self.capturing[rank]
+        self.library = FakeNccl()
+        self.streams = [FakeStream(self.library, rank, lazy=lazy) for rank in range(size)]
         self.checked_calls = CHECKED_CALLS
-        self.leave_s = 20.0
-        self.environ: dict[str, str] = {}
-        self.device_type = "cpu"
         self.start = True
         """Whether a case finds NCCL started."""
 
     def run(self, case: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
-        held: list[Any] = []
+        store = dist.HashStore()
+        held: dict[int, Any] = {}
 
         def body(rank: int) -> Any:
-            control = ControlStore(self.store, rank, self.size, timeout_s)
-
-            def end(error: CommError) -> None:
-                self.ended.append((rank, str(error)))
-                self.library.killed.set()
-
-            watchdog = Watchdog(control, end, tick_s=0.02, leave_s=self.leave_s)
-            comm = NcclCommunicator(
-                control,
-                self.library,
-                watchdog,
-                device_type=self.device_type,
-                capturing=lambda: self.is_capturing(rank),
-                checked_calls=self.checked_calls,
-                environ=self.environ,
-            )
-            hold_buffers(comm, held)
+            control = ControlStore(dist.PrefixStore("control", store), rank, self.size, timeout_s)
+            host = gloo_group(dist.PrefixStore("host", store), rank, self.size)
+            comm = DistributedCommunicator(host, control, self.checked_calls, self.library.of(store, rank, self.size))
+            held[rank] = comm  # until all ranks are done: a group that goes takes its connections along
             try:
                 if self.start:
                     comm.use_stream(self.streams[rank])
@@ -116,31 +81,16 @@ class Nccl:
             except BaseException as error:
                 comm.abort(f"rank {rank}: {error}")
                 raise
-            finally:
-                watchdog.stop()
 
         try:
             return in_threads(self.size, body)
         finally:
+            self.library.killed.set()
             for stream in self.streams:
                 stream.stop()
-            held.clear()
-
-
-def hold_buffers(comm: Any, held: list[Any]) -> None:
-    """Keep what `comm` moves: the fake library's streams copy by address, also after a case has ended without waiting."""
-    original = comm._start
-
-    def start(call: Any, after: Any, buffers: Any, *rest: Any) -> Any:
-        try:
-            event = original(call, after, buffers, *rest)
-        except BaseException:
-            held.append(buffers)
-            raise
-        held.append(event)  # it has the buffers until it was waited for
-        return event
-
-    comm._start = start
+            # gloo joins its threads, and the last rank is the one for which the others may still wait in vain.
+            for _, comm in sorted(held.items(), reverse=True):
+                vars(comm).clear()  # tracebacks may hold it
 
 
 def in_threads(size: int, body: Callable[[int], Any]) -> list[Any]:

@@ -168,8 +168,7 @@ class CaptureDevice:
             else:
                 function()
 
-        lock = getattr(self._comm_stream, "capturing", threading.Lock())
-        return Captured(work, self, lock, agree, self.refusals)  # type: ignore[arg-type]
+        return Captured(work, self, agree, self.refusals)  # type: ignore[arg-type]
 
 
 class _Skipped:

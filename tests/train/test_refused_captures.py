@@ -119,7 +119,8 @@ def test_ranks_give_up_together(
             )
             for rank, comm_stream in enumerate(world.streams)
         ]
-        world.is_capturing = lambda rank: devices[rank].phase != ""
+        for device, stream in zip(devices, world.streams, strict=True):
+            stream.is_capturing = lambda device=device: device.phase != ""
         world.library.recording = lambda rank: devices[rank].phase == "recording"
         config = resolve(config_of(2, strategy), graph := small())
 

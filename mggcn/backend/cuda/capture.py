@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,13 +58,11 @@ class Captured:
         self,
         function: Callable[[], None],
         stream: torch.cuda.Stream,
-        lock: threading.Lock,
         agree: Agree = alone,
         refusals: Refusals = PROCESS,
     ) -> None:
         self._function = function
         self._stream = stream
-        self._lock = lock
         self._agree = agree
         self._refusals = refusals
         self._calls = 0
@@ -104,14 +101,13 @@ class Captured:
 
     def _record(self) -> tuple[torch.cuda.CUDAGraph | None, str]:
         """Return the graph, or why there is none; nothing of the work has run. Raises: CommError."""
-        # thread_local: other threads, such as the watchdog of a transport, may still query CUDA events.
+        # thread_local: other threads, such as torch's watchdog of NCCL, may still query CUDA events.
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         reason = "interrupted"
         found: list[BaseException] = []
         try:
             with (
                 _uncollected(),
-                self._lock,
                 torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
             ):
                 self._noting(found)

@@ -6,7 +6,6 @@ behind the blocks of a long SpMM. torch is imported before CuPy: both load the C
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,20 +52,23 @@ class CudaTime:
 
 
 class CudaCommStream:
-    """The stream of messages; `compute` is the stream of kernels.
-
-    capturing: held while the rank's work is recorded as a graph: no other thread may touch its streams then.
-    """
+    """The stream of messages; `compute` is the stream of kernels."""
 
     def __init__(self, stream: torch.cuda.Stream, compute: torch.cuda.Stream) -> None:
         self._stream = stream
         self._compute = compute
-        self.capturing: threading.Lock = threading.Lock()
 
     @property
-    def handle(self) -> int:
-        """The stream's address, as NCCL takes it."""
-        return self._stream.cuda_stream
+    def device(self) -> str:
+        return str(self._stream.device)
+
+    @property
+    def host_waits(self) -> bool:
+        return False
+
+    @property
+    def recording(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
 
     @contextmanager
     def working(self, after: Event | None) -> Iterator[None]:
@@ -160,9 +162,7 @@ class CudaDevice:
         return CudaTime(self._compute)
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
-        return (
-            Captured(function, self._compute, self._comm_stream.capturing, agree) if self._capture else Eager(function)
-        )
+        return Captured(function, self._compute, agree) if self._capture else Eager(function)
 
     def synchronize(self) -> None:
         self._compute.synchronize()

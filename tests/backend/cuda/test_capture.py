@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -44,26 +43,25 @@ def collecting() -> Iterator[None]:
 
 def captured(device: CaptureDevice, work: Callable[[], None]) -> Captured:
     device.function = work
-    return Captured(work, device, threading.Lock(), refusals=device.refusals)  # type: ignore[arg-type]
+    return Captured(work, device, refusals=device.refusals)  # type: ignore[arg-type]
 
 
 def test_warm_calls_then_a_recording_then_replays(allocator: Allocator) -> None:
     """Fails if a call does no work or does it twice, or another thread's garbage may end up in a recording."""
-    done: list[tuple[str, bool, bool]] = []
-    device, lock = CaptureDevice(), threading.Lock()
+    done: list[tuple[str, bool]] = []
+    device = CaptureDevice()
     run = Captured(
-        lambda: done.append((device.phase, lock.locked(), gc.isenabled())),
+        lambda: done.append((device.phase, gc.isenabled())),
         device,  # type: ignore[arg-type]
-        lock,
         refusals=device.refusals,
     )
-    device.function = lambda: done.append(("replaying", lock.locked(), gc.isenabled()))
+    device.function = lambda: done.append(("replaying", gc.isenabled()))
     states = []
     for _ in range(5):
         run()
         states.append(run.state)
-    warm, replay = ("", False, True), ("replaying", False, True)
-    assert done == [warm, warm, ("recording", True, False), replay, replay, replay]
+    warm, replay = ("", True), ("replaying", True)
+    assert done == [warm, warm, ("recording", False), replay, replay, replay]
     assert states == ["eager", "eager", "captured", "captured", "captured"]
     assert gc.isenabled()
 
@@ -148,7 +146,6 @@ def test_ranks_capture_together_or_not_at_all(allocator: Allocator) -> None:
     run = Captured(
         lambda: None,
         device,  # type: ignore[arg-type]
-        threading.Lock(),
         lambda reason: (reason or "rank 1: no memory", False),
         refusals := Refusals(),
     )
