@@ -167,7 +167,8 @@ def described() -> list[Setting]:
             part = DEBUG[key] if table == "debug" else table
             hint, bounds = fields_of(PARTS[part])[key]
             values = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
-            words = type_name(key, hint) + ("" if bounds is None else f", {bounds}")
+            each = "each " * (typing.get_origin(hint) is tuple)
+            words = type_name(key, hint) + ("" if bounds is None else f", {each}{bounds}")
             found.append(
                 Setting(
                     name=f"{table}.{key}",

@@ -468,6 +468,7 @@ def test_every_setting_is_described() -> None:
     assert found["run.memory_limit"].type.startswith("bytes")
     assert found["model.dropout"].type == "a finite number, in [0, 1)"
     assert found["run.ranks"].type == "an integer, in 1 .. 4096"
+    assert found["model.hidden"].type.endswith("64,64, each 1 or more")
     assert found["debug.prune"].values == ("auto", "off")
 
 
