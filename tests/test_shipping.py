@@ -184,6 +184,10 @@ def test_the_version_is_the_same_everywhere() -> None:
     """Fails if a release would build one version and cite, or report, another."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
     assert {cited, mggcn.__version__} == {PROJECT["version"]}
+    _, unreleased, latest, *_ = (ROOT / "CHANGELOG.md").read_text().split("\n## ")
+    assert unreleased.startswith("Unreleased\n")
+    assert latest.startswith(f"{PROJECT['version']} - ")
+    assert unreleased.count("\n") < 150, "cut a release; or a merge brought back what the last one has summed up"
 
 
 def test_a_person_publishes_and_nothing_else_may() -> None:

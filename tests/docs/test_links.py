@@ -58,8 +58,9 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize("note", sorted((DOCS / "notes").glob("*.md")), ids=lambda note: note.stem)
 def test_a_note_says_whether_it_holds(note: Path) -> None:
-    """Fails on a decision without its number or its status, and on files that it names and that are gone."""
+    """Fails on a decision without its status or a number of its own, and on files that it names and that are gone."""
     text = note.read_text()
+    assert len([*note.parent.glob(f"{note.name[:4]}*")]) == 1
     assert text.startswith(f"# {note.name[:4]} ")
     assert "\n**Status.** " in text
     assert [name for name in NAMES.findall(text) if not (ROOT / name).exists()] == []
