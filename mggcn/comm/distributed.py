@@ -118,7 +118,7 @@ class DistributedCommunicator:
             self._await(lambda seconds: bool(wait([opening], seconds).done), control.number, " to start NCCL")
             try:
                 self._device_group = opening.result()
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:
                 control.fail(f"rank {self.rank} could not start NCCL: {one_line(str(error))}")
         self._lanes[device.type] = _Lane(self._device_group, stream)
 

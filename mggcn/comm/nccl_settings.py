@@ -30,7 +30,7 @@ SETTINGS: Final = MappingProxyType(
 """Variables that mggcn sets unless the user did."""
 TORCH_SETTINGS: Final = MappingProxyType(
     {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+        "TORCH_FR_BUFFER_SIZE": "0",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000",
     }

@@ -16,17 +16,22 @@ import torch.distributed as dist
 RECORD = Path(__file__).with_suffix(".json")
 
 
+def settings() -> list[str]:
+    """Return the environment variables that this torch reads, as its headers name them."""
+    headers = (Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d").glob("*.hpp")
+    return sorted({name for header in headers for name in re.findall(r'"(TORCH_(?:NCCL|FR)_\w+)"', header.read_text())})
+
+
 def found() -> dict[str, Any]:
     """Return the attributes of ProcessGroupNCCL and its Options, and the environment variables that it reads."""
     classes = {"ProcessGroupNCCL": dist.ProcessGroupNCCL, "Options": dist.ProcessGroupNCCL.Options}
-    header = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
     return {
         "torch": torch.__version__,
         "attributes": {
             name: sorted(each for each in dir(kind) if not each.startswith("__") and "pybind11" not in each)
             for name, kind in classes.items()
         },
-        "settings": sorted(set(re.findall(r'"(TORCH_NCCL_\w+)"', header.read_text()))),
+        "settings": settings(),
     }
 
 
