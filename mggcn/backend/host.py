@@ -13,17 +13,9 @@ from mggcn.backend.events import DONE, Done, Event
 class HostStream:
     """Data moves in the calling thread, or on threads of the transport for which it waits."""
 
-    @property
-    def device(self) -> str:
-        return "cpu"
-
-    @property
-    def host_waits(self) -> bool:
-        return True
-
-    @property
-    def recording(self) -> bool:
-        return False
+    device: str = "cpu"
+    host_waits: bool = True
+    recording: bool = False
 
     @contextmanager
     def working(self, after: Event | None) -> Iterator[None]:

@@ -24,6 +24,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Final, Protocol, TypeVar, cast, final
 
 import torch
@@ -124,29 +125,18 @@ class DistributedCommunicator:
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         call = broadcast_call(buf, root, self.size)
-        return self._start(
-            call,
-            (buf,),
-            after,
-            lambda group, waits: dist.broadcast(buf, group=group, group_src=root, async_op=waits),
-        )
+        return self._start(call, (buf,), after, partial(dist.broadcast, buf, group_src=root))
 
     def all_reduce(self, buf: Tensor, after: Event | None = None) -> Event:
-        call = all_reduce_call(buf)
-        return self._start(call, (buf,), after, lambda group, waits: dist.all_reduce(buf, group=group, async_op=waits))
+        return self._start(all_reduce_call(buf), (buf,), after, partial(dist.all_reduce, buf))
 
     def all_to_all(
         self, out: Tensor, buf: Tensor, out_rows: Sequence[int], buf_rows: Sequence[int], after: Event | None = None
     ) -> Event:
         # Only the length of a row is common: a rank with no rows at all must still take part.
         call = all_to_all_call(out, buf, out_rows, buf_rows, self.size)
-        receives, sends = list(out_rows), list(buf_rows)
-        return self._start(
-            call,
-            (out, buf),
-            after,
-            lambda group, waits: dist.all_to_all_single(out, buf, receives, sends, group=group, async_op=waits),
-        )
+        send = partial(dist.all_to_all_single, out, buf, list(out_rows), list(buf_rows))
+        return self._start(call, (out, buf), after, send)
 
     def barrier(self) -> None:
         """Meet over gloo; the device may still be at work."""
@@ -238,7 +228,7 @@ class DistributedCommunicator:
         call: Call,
         buffers: tuple[Tensor, ...],
         after: Event | None,
-        send: Callable[[dist.ProcessGroup, bool], dist.Work | None],
+        send: Callable[..., dist.Work | None],
     ) -> Event:
         """Start a message after the event `after`, once all ranks are known to make the same call.
 
@@ -250,22 +240,16 @@ class DistributedCommunicator:
         stream, work = lane.stream, None
         compared = self._begin(call, recorded=stream.recording)
         with stream.working(after):
-            if call.count:
-                with self._measured(call.op, stream) if compared else nullcontext():
-                    work = self._sent(lambda: send(lane.group, stream.host_waits), call, stream)
+            with self._measured(call.op, stream) if compared else nullcontext():
+                try:
+                    work = send(group=lane.group, async_op=stream.host_waits) if call.count else None
+                except RuntimeError as error:
+                    # A recording is abandoned, and the next call reports the error.
+                    if stream.recording or out_of_memory(error):
+                        raise
+                    where, text = f"in call {control.number} ({call})", one_line(str(error))
+                    control.fail(f"rank {self.rank}: the transport failed {where}: {text}")
             return _Message(self, control, work, stream.record(), call, buffers)
-
-    def _sent(self, send: Callable[[], dist.Work | None], call: Call, stream: MessageStream) -> dist.Work | None:
-        try:
-            return send()
-        except RuntimeError as error:
-            # A recording is abandoned, and the next call reports the error.
-            if stream.recording or out_of_memory(error):
-                raise
-            text = one_line(str(error))
-            self._control.fail(
-                f"rank {self.rank}: the transport failed in call {self._control.number} ({call}): {text}"
-            )
 
     @contextmanager
     def _measured(self, what: str, stream: MessageStream) -> Iterator[None]:

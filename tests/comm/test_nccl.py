@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 import time
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mggcn.backend.host import HostStream
-from mggcn.comm import distributed, nccl
+from mggcn.comm import distributed
 from mggcn.comm.base import Communicator
 from mggcn.comm.nccl import Nccl as RealNccl
 from mggcn.comm.nccl_settings import SETTINGS, TORCH_SETTINGS
@@ -431,15 +430,3 @@ def test_this_torch_has_what_the_record_says() -> None:
     for name in TORCH_SETTINGS:
         assert name in record["settings"]
         assert name in settings(), f"{name} is not in the headers of torch {torch.__version__}"
-
-
-def test_settings_are_made_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if NCCL's settings do not reach the environment that it reads."""
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setenv("HOME", "/nowhere")
-    wanted = {**SETTINGS, **TORCH_SETTINGS}
-    for name in wanted:
-        monkeypatch.setenv(name, "")  # what is set below is removed at the end
-        monkeypatch.delenv(name)
-    nccl.Nccl()
-    assert {name: os.environ[name] for name in wanted} == wanted

@@ -57,14 +57,8 @@ class CudaCommStream:
     def __init__(self, stream: torch.cuda.Stream, compute: torch.cuda.Stream) -> None:
         self._stream = stream
         self._compute = compute
-
-    @property
-    def device(self) -> str:
-        return str(self._stream.device)
-
-    @property
-    def host_waits(self) -> bool:
-        return False
+        self.device: str = str(stream.device)
+        self.host_waits: bool = False
 
     @property
     def recording(self) -> bool:
